@@ -1,0 +1,235 @@
+"""Checkpoints: a folder with safetensors and JSON, written whole or not at all.
+
+    step-002000/
+        checkpoint.json         what it is: configurations, step, data, and the SHA-256 of every other file
+        model.safetensors       the parameters by name
+        tokenizer.json
+        optimizer.safetensors   AdamW's moments; absent where training is not meant to go on
+
+A folder is written under another name and renamed when complete, so a half-written one is never taken for a
+checkpoint. No pickle anywhere: opening a file cannot run code.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.tokenizer import Tokenizer
+
+FORMAT = "nanoeuler-checkpoint-1"
+PRETRAINED = Path(__file__).parent / "pretrained"
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint folder holds. `optimizer` and `train` are None where they were not saved."""
+
+    path: Path
+    model: GPT
+    tokenizer: Tokenizer
+    step: int
+    train: TrainConfig | None
+    optimizer: AdamW | None
+    info: dict  # data fingerprint, validation result and the like
+
+
+def save(
+    path: Path,
+    model: GPT,
+    tokenizer: Tokenizer,
+    step: int,
+    train: TrainConfig | None = None,
+    optimizer: AdamW | None = None,
+    info: dict | None = None,
+) -> None:
+    """Write a checkpoint folder. An existing one of the same name is replaced only when the new one is complete.
+
+    Raises NanoEulerError when the disk is full or the folder cannot be written; what was there stays.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(dict(model.params), partial / "model.safetensors")
+        tokenizer.save(partial / "tokenizer.json")
+        if optimizer is not None:
+            moments = {
+                f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).items()
+            }
+            save_file(moments, partial / "optimizer.safetensors")
+        head = {
+            "format": FORMAT,
+            "model": model.config.to_dict(),
+            "train": train.to_dict() if train else None,
+            "step": step,
+            "info": info or {},
+            "sha256": {file.name: _digest(file) for file in sorted(partial.iterdir())},
+        }
+        head["digest"] = _digest_head(head)
+        (partial / "checkpoint.json").write_text(
+            json.dumps(head, indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
+        for file in partial.iterdir():
+            _sync(file)
+        if path.exists():
+            remove(path)
+        os.replace(partial, path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(
+            f"{path}: cannot write the checkpoint ({reason}); earlier ones are intact"
+        ) from None
+
+
+def load(path: str | Path, training: bool = False) -> Checkpoint:
+    """Read a checkpoint: the folder itself, or a run folder, whose latest one is taken.
+
+    training: also read what is needed to go on training. Parameters come back as float32.
+    Raises NanoEulerError when something is missing, truncated, edited or does not fit together.
+    """
+    path = find(path)
+    head = _read_head(path)
+    for name, digest in head["sha256"].items():
+        if not (path / name).is_file():
+            raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
+        if (found := _digest(path / name)) != digest:
+            raise NanoEulerError(
+                f"{path / name}: SHA-256 is {found[:12]}..., expected {digest[:12]}...: truncated or edited"
+            )
+    config = ModelConfig.from_dict(head["model"])
+    params = Parameters(config)
+    _fill(path / "model.safetensors", {name: params[name] for name in params})
+    tokenizer = Tokenizer.load(path / "tokenizer.json")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise NanoEulerError(
+            f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
+        )
+    train = TrainConfig.from_dict(head["train"]) if head["train"] else None
+    optimizer = None
+    if training:
+        if train is None or not (path / "optimizer.safetensors").is_file():
+            raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
+        optimizer = AdamW(config, train)
+        optimizer.step = head["step"]
+        _fill(
+            path / "optimizer.safetensors",
+            {f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).items()},
+        )
+    return Checkpoint(path, GPT(config, params), tokenizer, head["step"], train, optimizer, head["info"])
+
+
+def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
+    """The model and tokenizer that come with the package, trained on the embedded world.
+
+    Raises NanoEulerError on an unknown name.
+    """
+    if not (PRETRAINED / name / "checkpoint.json").is_file():
+        known = ", ".join(sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))) or "none"
+        raise NanoEulerError(f"no pretrained model {name!r}, expected one of: {known}")
+    found = load(PRETRAINED / name)
+    return found.model, found.tokenizer
+
+
+def find(path: str | Path) -> Path:
+    """The checkpoint folder that `path` means: itself, or the one of a run with the highest step."""
+    path = Path(path)
+    if (path / "checkpoint.json").is_file():
+        return path
+    steps = sorted(file.parent for file in (path / "checkpoints").glob("step-*/checkpoint.json"))
+    if steps:
+        return steps[-1]
+    what = "holds no checkpoint" if path.exists() else "no such folder"
+    raise NanoEulerError(f"{path}: {what}, expected a checkpoint or a run folder")
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint folder; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    doomed = path.with_name(f".{path.name}.removed")
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def export(checkpoint: Checkpoint, path: Path) -> None:
+    """Write only what generating needs, parameters in float16: a small file to share."""
+    params = Parameters(checkpoint.model.config, np.float16)
+    params.flat[...] = checkpoint.model.params.flat
+    save(
+        path,
+        GPT(checkpoint.model.config, params),
+        checkpoint.tokenizer,
+        checkpoint.step,
+        info=checkpoint.info,
+    )
+
+
+def _read_head(path):
+    file = path / "checkpoint.json"
+    try:
+        head = json.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise NanoEulerError(f"{file}: not readable as JSON ({error}): truncated or edited") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        found = head.get("format") if isinstance(head, dict) else type(head).__name__
+        raise NanoEulerError(f"{file}: format is {found!r}, expected {FORMAT!r}")
+    kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
+    for key, kind in kinds.items():
+        if not isinstance(head.get(key), kind):
+            raise NanoEulerError(f"{file}: {key} is {head.get(key)!r}: truncated or edited")
+    if head.pop("digest", None) != _digest_head(head):
+        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
+    allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
+    names = set(head["sha256"])
+    if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
+        raise NanoEulerError(f"{file}: lists files {sorted(names)}, expected {sorted(allowed)}")
+    return head
+
+
+def _fill(file, views):
+    """Copy the tensors of a safetensors file into arrays of the same names and shapes."""
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise NanoEulerError(f"{file}: not readable as safetensors ({error})") from None
+    if set(tensors) != set(views):
+        raise NanoEulerError(f"{file}: missing or unknown tensors {sorted(set(tensors) ^ set(views))[:4]}")
+    for name, view in views.items():
+        tensor = tensors[name]
+        if tensor.shape != view.shape or tensor.dtype not in (np.float16, np.float32):
+            expected = f"float16 or float32 {list(view.shape)}"
+            raise NanoEulerError(
+                f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {expected}"
+            )
+        if not np.isfinite(tensor).all():
+            raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
+        view[...] = tensor
+
+
+def _digest(file):
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _digest_head(head):
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path):
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

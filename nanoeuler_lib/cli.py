@@ -1,0 +1,395 @@
+"""The `nanoeuler` command: each subcommand is one function below."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.config import PRESETS, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError
+
+EXAMPLES = """examples:
+  nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
+  nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
+  nanoeuler train --data world.txt --run runs/world
+  nanoeuler train --resume runs/world --data world.txt
+  nanoeuler generate "Käthe had" --run runs/world
+  nanoeuler check                                   every gradient against difference quotients
+
+Bad input ends with one line on standard error and exit code 2."""
+
+
+def tokenizer_train(args):
+    from nanoeuler_lib.data import SEPARATOR, read_text
+    from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+    _refuse_existing(args.out)
+    text = read_text(args.data)
+    special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
+    tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
+    tokenizer.save(args.out)
+    found = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
+    _print(args, found, f"{args.out}: {found['vocab_size']} tokens, {found['merges']} of them merges")
+
+
+def tokenizer_encode(args):
+    tokenizer = _tokenizer(args)
+    text = _argument_or_stdin(args.text)
+    ids = [int(i) for i in tokenizer.encode(text, allowed_special="all" if args.special else frozenset())]
+    pieces = [tokenizer.token_bytes[i].decode("utf-8", "backslashreplace") for i in ids]
+    _print(args, {"ids": ids, "tokens": pieces, "bytes": len(text.encode())}, " ".join(map(str, ids)))
+
+
+def tokenizer_decode(args):
+    tokenizer = _tokenizer(args)
+    ids = args.ids or _argument_or_stdin(None).split()
+    try:
+        ids = [int(i) for i in ids]
+    except ValueError as error:
+        raise NanoEulerError(f"token ids: {error}, expected whole numbers") from None
+    for i in ids:
+        if not 0 <= i < tokenizer.vocab_size:
+            raise NanoEulerError(f"token id is {i}, expected 0 to {tokenizer.vocab_size - 1}")
+    text = tokenizer.decode(ids)
+    _print(args, {"text": text}, text)
+
+
+def corpus_konigsberg(args):
+    from nanoeuler_lib import world
+
+    if args.bytes < 1:
+        raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
+    text = world.corpus(args.bytes, args.seed)
+    if args.out is None:
+        sys.stdout.write(text)
+        return
+    _refuse_existing(args.out)
+    _write(args.out, text)
+    bits = world.floor(text)
+    found = {
+        "out": str(args.out),
+        "bytes": len(text.encode()),
+        "seed": args.seed,
+        "floor_bits_per_byte": bits,
+    }
+    _print(
+        args,
+        found,
+        f"{args.out}: {found['bytes']} bytes; no model can need less than {bits:.4f} bits per byte",
+    )
+
+
+def train(args):
+    from nanoeuler_lib import data
+    from nanoeuler_lib import train as training
+    from nanoeuler_lib.tokenizer import Tokenizer
+
+    text = data.read_text(args.data)
+    valid = data.read_text(args.valid) if args.valid else None
+    if args.resume:
+        given = [
+            name
+            for name in TRAIN_OPTIONS + MODEL_OPTIONS + ["preset", "tokenizer", "run"]
+            if getattr(args, name)
+        ]
+        if given:
+            raise NanoEulerError(
+                f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
+            )
+        training.resume(args.resume, text, valid, quiet=args.quiet)
+        print(f"{args.resume}: done")
+        return
+    if args.run is None:
+        raise NanoEulerError("--run is missing, expected a folder for the run (or --resume with one)")
+    tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
+    changes = {name: getattr(args, name) for name in MODEL_OPTIONS if getattr(args, name) is not None}
+    if tokenizer and "vocab_size" not in changes:
+        changes["vocab_size"] = tokenizer.vocab_size
+    model_config = preset(args.preset or "small", **changes)
+    settings = {name: getattr(args, name) for name in TRAIN_OPTIONS if getattr(args, name) is not None}
+    config = TrainConfig(**settings)
+    training.train(args.run, text, model_config, config, tokenizer, str(args.data), valid, quiet=args.quiet)
+    print(f"{args.run}: done; continue a prompt with: nanoeuler generate PROMPT --run {args.run}")
+
+
+def generate(args):
+    from nanoeuler_lib.generate import stream
+
+    model, tokenizer = _model(args)
+    pieces = []
+    if not args.json:
+        print(args.prompt, end="", flush=True)
+    for piece in stream(model, tokenizer, args.prompt, args.tokens, **_sampling(args)):
+        pieces.append(piece)
+        if not args.json:
+            print(piece, end="", flush=True)
+    _print(args, {"prompt": args.prompt, "continuation": "".join(pieces)}, "")
+
+
+def chat(args):
+    from nanoeuler_lib.generate import stream
+
+    model, tokenizer = _model(args)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print("The model continues what you type. An empty line or Ctrl-D ends.")
+    turn = 0
+    while True:
+        try:
+            prompt = input("> " if interactive else "")
+        except EOFError:
+            break
+        if not prompt:
+            break
+        options = _sampling(args) | {"seed": args.seed + turn}
+        try:
+            for piece in stream(model, tokenizer, prompt, args.tokens, **options):
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:  # ends the reply, not the program
+            pass
+        print()
+        turn += 1
+
+
+def check(args):
+    from nanoeuler_lib import gradcheck, ops
+
+    tables, good = {}, True
+    with ops.use(args.ops):
+        for std in (0.3, 0.02):
+            rows = gradcheck.check_model(std=std, seed=args.seed)
+            tables[std] = rows
+            passed = all(row.ok for row in rows) if std == 0.3 else all(row.norm_rel <= 1e-6 for row in rows)
+            good = good and passed
+            if not args.json:
+                print(
+                    f"weights N(0, {std}); {gradcheck.DEFINITION if std == 0.3 else gradcheck.DEFINITION_NORM}"
+                )
+                print(gradcheck.table(rows, by_norm=std != 0.3))
+                print(
+                    f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n"
+                )
+    if args.json:
+        found = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
+        print(
+            json.dumps(
+                {"definition": gradcheck.DEFINITION, "passed": good, "weights_std": found}, default=str
+            )
+        )
+    return 0 if good else 1
+
+
+def info(args):
+    import numpy as np
+
+    from nanoeuler_lib.model import parameter_shapes
+    from nanoeuler_lib.plan import shapes
+
+    if args.run:
+        from nanoeuler_lib import checkpoint
+
+        found = checkpoint.load(args.run)
+        config = found.model.config
+        facts = {"checkpoint": str(found.path), "step": found.step, **found.info}
+        facts |= {"train": found.train.to_dict()} if found.train else {}
+    else:
+        config = preset(args.preset)
+        facts = {"preset": args.preset}
+    tensors = {name: list(shape) for name, shape in parameter_shapes(config).items()}
+    size = sum(int(np.prod(shape)) for shape in tensors.values())
+    layer, step, scratch = shapes(config, 1, config.context)
+    buffers = config.layers * _count(layer) + _count(step) + _count(scratch)
+    facts |= {
+        "model": config.to_dict(),
+        "parameters": size,
+        "float32_bytes": 4 * size,
+        "plan_bytes_one_row": 4 * buffers,
+    }
+    lines = [f"{key}: {value}" for key, value in facts.items()]
+    lines += [f"  {name:<20} {'x'.join(map(str, shape))}" for name, shape in tensors.items()]
+    _print(args, facts | {"tensors": tensors}, "\n".join(lines))
+
+
+def _count(shapes):
+    import math
+
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+MODEL_OPTIONS = ["dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict"]
+TRAIN_OPTIONS = ["steps", "batch", "accumulate", "rate", "warmup", "decay", "clip", "later_heads", "seed"]
+TRAIN_OPTIONS += ["valid_fraction", "valid_every", "sample_every", "save_every"]
+
+
+def _model(args):
+    from nanoeuler_lib import checkpoint
+
+    if args.run is None:
+        return checkpoint.load_pretrained()
+    found = checkpoint.load(args.run)
+    return found.model, found.tokenizer
+
+
+def _tokenizer(args):
+    from nanoeuler_lib.checkpoint import load_pretrained
+    from nanoeuler_lib.tokenizer import Tokenizer
+
+    return Tokenizer.load(args.tokenizer) if args.tokenizer else load_pretrained()[1]
+
+
+def _sampling(args):
+    return {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+
+
+def _argument_or_stdin(text):
+    if text is not None:
+        return text
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise NanoEulerError(
+            f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text"
+        ) from None
+
+
+def _refuse_existing(path):
+    if Path(path).exists():
+        raise NanoEulerError(f"{path}: exists already, expected a new file name")
+
+
+def _write(path, text):
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _print(args, facts, text):
+    print(json.dumps(facts, ensure_ascii=False) if args.json else text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser of the `nanoeuler` command."""
+    top = argparse.ArgumentParser(
+        "nanoeuler", description="Build, train and run a small language model made by hand.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    top.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(group, name, function, text, as_json=True):
+        new = group.add_parser(name, help=text, description=text)
+        new.set_defaults(function=function)
+        if as_json:
+            new.add_argument("--json", action="store_true", help="print one JSON object for a script to read")
+        return new
+
+    group = commands.add_parser("tokenizer", help="train and use a byte-level BPE tokenizer")
+    group = group.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    new = command(group, "train", tokenizer_train, "learn merges from a UTF-8 text file")
+    new.add_argument("--data", required=True, type=Path, help="UTF-8 text file")
+    new.add_argument(
+        "--vocab", type=int, default=512, help="vocabulary size, special tokens included (default 512)"
+    )
+    new.add_argument("--out", required=True, type=Path, help="JSON file to write; must not exist")
+    new.add_argument(
+        "--end-of-text", action="store_true", help="reserve <|endoftext|> even if the text has no such line"
+    )
+    new = command(group, "encode", tokenizer_encode, "text to token ids")
+    new.add_argument("text", nargs="?", help="text (default: standard input)")
+    new.add_argument(
+        "--tokenizer", type=Path, help="tokenizer file (default: the one that comes with the package)"
+    )
+    new.add_argument(
+        "--special", action="store_true", help="read <|endoftext|> in the text as the special token"
+    )
+    new = command(group, "decode", tokenizer_decode, "token ids to text")
+    new.add_argument("ids", nargs="*", help="token ids (default: standard input)")
+    new.add_argument(
+        "--tokenizer", type=Path, help="tokenizer file (default: the one that comes with the package)"
+    )
+
+    group = commands.add_parser("corpus", help="make or fetch text to train on")
+    group = group.add_subparsers(title="corpora", required=True, metavar="CORPUS")
+    new = command(
+        group, "konigsberg", corpus_konigsberg, "stories from the embedded world, any amount, from a seed"
+    )
+    new.add_argument("--bytes", type=int, default=4_000_000, help="about how many bytes (default 4000000)")
+    new.add_argument(
+        "--seed", type=int, default=0, help="seed (default 0); validation text wants another one"
+    )
+    new.add_argument("--out", type=Path, help="file to write; must not exist (default: standard output)")
+
+    new = command(commands, "train", train, "train a model on a UTF-8 text file", as_json=False)
+    new.add_argument("--data", required=True, type=Path, help="UTF-8 text file")
+    new.add_argument("--valid", type=Path, help="validation text (default: the last part of --data)")
+    new.add_argument("--run", type=Path, help="new folder for log and checkpoints")
+    new.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
+    )
+    new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
+    new.add_argument("--tokenizer", type=Path, help="tokenizer file (default: trained on the training part)")
+    new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
+    shape = new.add_argument_group("model shape (default: the preset's)")
+    for name in MODEL_OPTIONS:
+        shape.add_argument(f"--{name.replace('_', '-')}", type=int)
+    how = new.add_argument_group("training")
+    defaults = TrainConfig().to_dict()
+    for name in TRAIN_OPTIONS:
+        kind = type(defaults[name])
+        how.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default {defaults[name]:g}")
+
+    for name, function, text in (
+        ("generate", generate, "continue a prompt"),
+        ("chat", chat, "continue what you type, line by line"),
+    ):
+        new = command(commands, name, function, text, as_json=name == "generate")
+        if name == "generate":
+            new.add_argument(
+                "prompt", nargs="?", default="", help="text to continue (default: start a new one)"
+            )
+        new.add_argument(
+            "--run", type=Path, help="run or checkpoint folder (default: the model in the package)"
+        )
+        new.add_argument("--tokens", type=int, default=200, help="at most this many tokens (default 200)")
+        new.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
+        new.add_argument(
+            "--top-k", type=int, default=0, help="only the k most likely tokens (default 0: all)"
+        )
+        new.add_argument(
+            "--top-p", type=float, default=1.0, help="only tokens that together reach p (default 1)"
+        )
+        new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
+
+    new = command(commands, "check", check, "compare every gradient with difference quotients")
+    new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
+    new.add_argument("--seed", type=int, default=0, help="seed of weights and data (default 0)")
+    new = command(commands, "info", info, "shapes, sizes and memory of a preset or a checkpoint")
+    new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
+    new.add_argument("--run", type=Path, help="run or checkpoint folder")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped by Ctrl-C)."""
+    args = parser().parse_args(arguments)
+    try:
+        return args.function(args) or 0
+    except NanoEulerError as error:
+        print(f"nanoeuler: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `nanoeuler corpus ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

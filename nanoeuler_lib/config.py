@@ -1,0 +1,135 @@
+"""What a model and a training run are made of: two dataclasses, the presets, and their validation."""
+
+from dataclasses import asdict, dataclass, fields
+
+from nanoeuler_lib.errors import NanoEulerError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a model. Letters are those of the book's notation page.
+
+    Raises NanoEulerError when the numbers do not fit together.
+    """
+
+    dim: int  # D, width of the residual stream
+    heads: int  # H, query heads
+    kv_heads: int  # G, key/value heads; each serves H/G query heads
+    layers: int  # L
+    context: int  # the longest sequence, in tokens
+    vocab_size: int  # V
+    predict: int = 4  # K, prediction heads: head k predicts token t+1+k
+    ffn: int = 0  # F; 0 means 8D/3 rounded up to a multiple of 8
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self):
+        if self.ffn == 0:
+            object.__setattr__(self, "ffn", -(-8 * self.dim // 24) * 8)
+        for name in ("dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict", "ffn"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+                raise NanoEulerError(f"{name} is {value!r}, expected a whole number from 1 to {2**24}")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise NanoEulerError(f"{name} is {value!r}, expected a positive number")
+        if self.dim % self.heads:
+            raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
+        if self.head_dim % 2:
+            raise NanoEulerError(
+                f"head width dim/heads is {self.head_dim}, expected an even number (RoPE turns pairs)"
+            )
+        if self.heads % self.kv_heads:
+            raise NanoEulerError(f"heads is {self.heads}, expected a multiple of kv_heads ({self.kv_heads})")
+
+    @property
+    def head_dim(self) -> int:
+        """C, the width of a head."""
+        return self.dim // self.heads
+
+    @property
+    def qkv_dim(self) -> int:
+        """Columns of the packed query, key and value projection: (H + 2G) C."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelConfig":
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
+        return _from_dict(cls, values)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained. Raises NanoEulerError on values that make no sense."""
+
+    steps: int = 2000
+    batch: int = 16  # sequences per step
+    accumulate: int = 1  # a step's gradient is the mean over this many batches
+    rate: float = 3e-3  # peak learning rate
+    rate_end: float = 0.1  # the cosine ends at this fraction of the peak
+    warmup: int = 100  # steps of linear warm-up
+    beta1: float = 0.9
+    beta2: float = 0.95
+    adam_eps: float = 1e-8
+    decay: float = 0.1  # weight decay, matrices only
+    clip: float = 1.0  # largest global norm of the gradient; 0 means no clipping
+    later_heads: float = 0.25  # loss weight of prediction heads 1..K-1; head 0 has weight 1
+    seed: int = 0
+    valid_fraction: float = 0.1  # the last part of the text, held out
+    valid_every: int = 100  # steps between validations
+    sample_every: int = 500  # steps between samples; 0 means none
+    save_every: int = 500  # steps between checkpoints
+
+    def __post_init__(self):
+        at_least = dict(
+            steps=1, batch=1, accumulate=1, warmup=0, seed=0, valid_every=1, sample_every=0, save_every=1
+        )
+        for name, low in at_least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise NanoEulerError(f"{name} is {value!r}, expected a whole number of at least {low}")
+        ranges = dict(
+            rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10)
+        )
+        ranges |= dict(clip=(0, 1e9), later_heads=(0, 100), valid_fraction=(0, 0.9))
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise NanoEulerError(f"{name} is {value!r}, expected a number from {low} to {high}")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "TrainConfig":
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
+        return _from_dict(cls, values)
+
+
+def _from_dict(cls, values):
+    names = {field.name for field in fields(cls)}
+    if not isinstance(values, dict) or set(values) != names:
+        found = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
+        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {found}")
+    return cls(**values)
+
+
+PRESETS = {
+    "small": dict(dim=128, heads=4, kv_heads=2, layers=4, context=128, vocab_size=512, predict=4),
+    "big": dict(dim=384, heads=6, kv_heads=2, layers=6, context=256, vocab_size=1024, predict=4),
+    "base": dict(dim=768, heads=12, kv_heads=4, layers=16, context=512, vocab_size=4096, predict=4),
+}
+
+
+def preset(name: str, **changes) -> ModelConfig:
+    """The named model shape with some of its numbers changed. Raises NanoEulerError on an unknown name."""
+    if name not in PRESETS:
+        raise NanoEulerError(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
+    return ModelConfig(**{**PRESETS[name], **changes})

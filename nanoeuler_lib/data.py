@@ -1,0 +1,129 @@
+"""From a text file to batches of token ids.
+
+A corpus is UTF-8 text. Documents in it (stories, books, articles) are separated by the line `<|endoftext|>`; a file
+without that line is one document. The token stream has the end-of-text id before each document and after the last:
+rows can then start with it, and the model learns where a document begins and ends.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+SEPARATOR = f"\n{END_OF_TEXT}\n"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file. Raises NanoEulerError if it is missing, empty, or not text."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
+    except OSError as error:
+        raise NanoEulerError(
+            f"{path}: cannot be read ({error.strerror}), expected a UTF-8 text file"
+        ) from None
+    if not data.strip():
+        raise NanoEulerError(f"{path}: holds {len(data)} bytes and no text, expected UTF-8 text")
+    if b"\0" in data:
+        raise NanoEulerError(f"{path}: byte {data.index(0)} is NUL, expected UTF-8 text, not a binary file")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = data[error.start]
+        raise NanoEulerError(f"{path}: byte {error.start} is 0x{found:02x}, expected UTF-8 text") from None
+
+
+def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
+    """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
+    cut = round(len(text) * (1 - valid_fraction))
+    boundary = text.find(SEPARATOR, cut)
+    if boundary >= 0:
+        return text[:boundary], text[boundary + len(SEPARATOR) :]
+    boundary = text.rfind(SEPARATOR, 0, cut)  # the last document began before the cut: hold it out whole
+    if boundary >= 0 and valid_fraction > 0:
+        return text[:boundary], text[boundary + len(SEPARATOR) :]
+    return text[:cut], text[cut:]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised text.
+
+    ids: [n] token ids; starts: positions in `ids` of the end-of-text tokens that stand before a document, or None
+    for text without documents; lengths: [V] bytes of each token, 0 for special ones.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray | None
+    lengths: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        return int(self.lengths[self.ids].sum(dtype=np.int64))
+
+
+def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
+    """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
+    lengths = np.asarray(tokenizer.token_lengths)
+    documents = [document for document in text.split(SEPARATOR) if document]
+    if len(documents) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
+        return Tokens(np.asarray(tokenizer.encode(text)), None, lengths)
+    end = np.array([tokenizer.special_tokens[END_OF_TEXT]])
+    pieces = [np.asarray(tokenizer.encode(document)) for document in documents]
+    starts = np.concatenate([[0], np.cumsum([1 + len(piece) for piece in pieces])[:-1]])
+    ids = np.concatenate([part for piece in pieces for part in (end, piece)] + [end])
+    return Tokens(ids.astype(pieces[0].dtype), starts, lengths)
+
+
+def batch(
+    tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
+
+    Rows of a text with documents that are, by the median, no longer than a row start where a document starts;
+    other rows start anywhere.
+    """
+    last = len(tokens.ids) - time - predict  # the last position where a whole row fits
+    if last < 0:
+        raise NanoEulerError(
+            f"text has {len(tokens.ids)} tokens, expected at least {time + predict}: "
+            f"a row of {time} and {predict} to predict"
+        )
+    if starts_at_documents(tokens, time):
+        allowed = tokens.starts[: np.searchsorted(tokens.starts, last, side="right")]
+        at = allowed[rng.integers(0, len(allowed), rows)]
+    else:
+        at = rng.integers(0, last + 1, rows)
+    windows = tokens.ids[at[:, None] + np.arange(time + predict)].astype(np.int64)  # [B, T + K]
+    targets = np.stack([windows[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
+    return windows[:, :time], targets
+
+
+def starts_at_documents(tokens: Tokens, time: int) -> bool:
+    """Whether rows begin at documents: there are some, and at least half of them fit into a row."""
+    return tokens.starts is not None and float(np.median(np.diff(tokens.starts))) <= time
+
+
+def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and head-0 targets [R, T] that score every token of a text exactly once.
+
+    Documents that fit have a row of their own (and what exceeds a row is left out); other text is cut into
+    consecutive windows. Targets after the end are -1.
+    """
+    if starts_at_documents(tokens, time):
+        ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # of each document: its closing end-of-text
+        spans = [(start, min(end + 1, start + time + 1)) for start, end in zip(tokens.starts, ends)]
+    else:
+        spans = [
+            (start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)
+        ]
+    inputs, targets = np.zeros((len(spans), time), np.int64), np.full((len(spans), time), -1, np.int64)
+    for row, (start, end) in enumerate(spans):
+        inputs[row, : end - 1 - start] = tokens.ids[start : end - 1]
+        targets[row, : end - 1 - start] = tokens.ids[start + 1 : end]
+    return inputs, targets

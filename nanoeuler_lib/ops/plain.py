@@ -1,0 +1,115 @@
+"""The composites of a training step, each written with the pure functions of `ops/reference.py`.
+
+Slow and plain: the same arguments as `ops/cpu.py`, the mathematics of the reference. It is what the fast operations
+are compared with, and what carries a reader's own function into the real model (`ops.use`). Nothing is kept between
+forward and backward: the pure functions make it cheap to think about, so `_back` runs the forward again.
+"""
+
+import numpy as np
+
+
+class Plain:
+    """Composites made from a table of pure functions: {"rmsnorm_forward": function, ...}."""
+
+    def __init__(self, functions: dict):
+        self.f = functions
+
+    def embed(self, x, tokens, table):
+        x[...] = self.f["embed_forward"](tokens, table)[0]
+
+    def embed_back(self, dtable, dx, tokens, work, accumulate):
+        _, saved = self.f["embed_forward"](tokens, dtable)
+        _store(dtable, self.f["embed_backward"](dx, saved), accumulate)
+
+    def linear(self, y, x, w):
+        y[...] = self.f["linear_forward"](x, w)[0]
+
+    def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
+        _, saved = self.f["linear_forward"](x, w)
+        new_dx, new_dw = self.f["linear_backward"](dy, saved)
+        if dx is not None:
+            dx[...] = new_dx
+        _store(dw, new_dw, accumulate)
+
+    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
+        if delta is not None:
+            x[...] = before + delta
+        rstd[...] = 1 / np.sqrt(
+            np.mean(x * x, axis=-1, keepdims=True) + eps
+        )  # `ops/cpu.py`'s backward reads it
+        y[...] = self.f["rmsnorm_forward"](x, gain, eps)[0]
+
+    def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
+        _, saved = self.f["rmsnorm_forward"](x, gain, eps)
+        new_dx, new_dgain = self.f["rmsnorm_backward"](dy, saved)
+        dx += new_dx
+        _store(dgain, new_dgain, accumulate)
+
+    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+        q, k, v = _split(self.f["linear_forward"](y, w)[0], len(rope.cos), config)
+        q, k = (self.f["rope_forward"](x, rope.cos, rope.sin)[0] for x in (q, k))
+        _pack(qkv, q / np.sqrt(config.head_dim), k, v)
+
+    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+        packed, saved = self.f["linear_forward"](y, w)
+        turned = [
+            self.f["rope_forward"](x, rope.cos, rope.sin)[1]
+            for x in _split(packed, len(rope.cos), config)[:2]
+        ]
+        dq, dk, dv = _split(dqkv, len(rope.cos), config)
+        dq = self.f["rope_backward"](dq / np.sqrt(config.head_dim), turned[0])
+        dk = self.f["rope_backward"](dk, turned[1])
+        _pack(packed, dq, dk, dv)
+        dy[...], new_dw = self.f["linear_backward"](packed, saved)
+        _store(dw, new_dw, accumulate)
+
+    def attention(self, y, probs, inv_sum, qkv, config):
+        q, k, v = _split(qkv, probs.shape[-1], config)
+        _pack(y, self.f["attention_forward"](q * np.sqrt(config.head_dim), k, v)[0])
+
+    def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
+        root = np.sqrt(config.head_dim)
+        q, k, v = _split(qkv, probs.shape[-1], config)
+        _, saved = self.f["attention_forward"](q * root, k, v)
+        B, H, T, C = q.shape
+        dq, dk, dv = self.f["attention_backward"](dy.reshape(B, T, H, C).swapaxes(1, 2), saved)
+        _pack(dqkv, dq * root, dk, dv)
+
+    def swiglu(self, hidden, sigmoid, gate_up):
+        hidden[...] = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))[0]
+
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+        _, saved = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))
+        dgate_up[...] = np.concatenate(self.f["swiglu_backward"](dhidden, saved), axis=1)
+
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+        N, K = losses.shape
+        logits, saved_linear = self.f["linear_forward"](y, w)
+        losses[...], saved = self.f["cross_entropy_forward"](logits.reshape(N, K, -1), targets)
+        if dw is None:
+            return
+        dlogits = self.f["cross_entropy_backward"](np.broadcast_to(scale, (N, K)).astype(y.dtype), saved)
+        dy[...], new_dw = self.f["linear_backward"](dlogits.reshape(N, -1), saved_linear)
+        _store(dw, new_dw, accumulate)
+
+    def adamw(self, p, g, m, v, step, rate, beta1, beta2, eps, decay):
+        p[...], m[...], v[...] = self.f["adamw_step"](p, g, m, v, step, rate, beta1, beta2, eps, decay)
+
+
+def _store(out, value, accumulate):
+    if accumulate:
+        out += value
+    else:
+        out[...] = value
+
+
+def _split(qkv, time, config):
+    """Packed [N, (H+2G)C] to q [B, H, T, C], k and v [B, G, T, C]."""
+    H, G, C = config.heads, config.kv_heads, config.head_dim
+    packed = qkv.reshape(-1, time, H + 2 * G, C).swapaxes(1, 2)  # [B, H+2G, T, C]
+    return packed[:, :H], packed[:, H : H + G], packed[:, H + G :]
+
+
+def _pack(out, *heads):
+    """Heads [B, *, T, C] side by side into out [N, ...]."""
+    out[...] = np.concatenate(heads, axis=1).swapaxes(1, 2).reshape(out.shape)

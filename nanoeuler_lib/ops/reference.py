@@ -1,0 +1,242 @@
+"""The truth: each layer of the model as a pure pair of functions, in NumPy, in any float dtype.
+
+Every layer is a pair
+
+    y, saved = f_forward(x, ...)        # saved: what the backward pass needs, and nothing else
+    grads    = f_backward(dy, saved)    # dy: gradient of the loss with respect to y
+
+and nothing here changes its arguments, keeps state or is tuned for speed. The chapters derive these functions one
+by one and show the same text; `ops/cpu.py` and the kernels are checked against them.
+
+Shapes: B batch, T time, D model width, H query heads, G key/value heads, C head width, F feed-forward width,
+V vocabulary. A leading `...` stands for any number of axes.
+"""
+
+import numpy as np
+
+# --------------------------------------------------------------------------------------------------------------
+# embedding
+
+
+def embed_forward(tokens, table):
+    """Look up one row of `table` for each token.
+
+    tokens: integers [B, T] in [0, V); table: [V, D]. Returns x [B, T, D].
+    """
+    x = table[tokens]  # [B, T] -> [B, T, D]
+    return x, (tokens, table.shape)
+
+
+def embed_backward(dx, saved):
+    """Add each position's gradient to the row that it came from.
+
+    dx: [B, T, D]. Returns dtable [V, D]. A token that occurs n times receives n gradients.
+    """
+    tokens, shape = saved
+    dtable = np.zeros(shape, dx.dtype)
+    np.add.at(dtable, tokens, dx)  # unlike dtable[tokens] += dx, repeated tokens all count
+    return dtable
+
+
+# --------------------------------------------------------------------------------------------------------------
+# linear
+
+
+def linear_forward(x, w):
+    """Multiply by a weight matrix, without a bias.
+
+    x: [..., I]; w: [I, O]. Returns y [..., O].
+    """
+    return x @ w, (x, w)  # [..., I] @ [I, O] -> [..., O]
+
+
+def linear_backward(dy, saved):
+    """Gradients of `linear_forward`.
+
+    dy: [..., O]. Returns dx [..., I] and dw [I, O].
+    """
+    x, w = saved
+    dx = dy @ w.T  # [..., O] @ [O, I] -> [..., I]
+    rows_x = x.reshape(-1, x.shape[-1])  # [N, I], N the product of the leading axes
+    rows_dy = dy.reshape(-1, dy.shape[-1])  # [N, O]
+    dw = rows_x.T @ rows_dy  # [I, N] @ [N, O] -> [I, O]
+    return dx, dw
+
+
+# --------------------------------------------------------------------------------------------------------------
+# RMSNorm
+
+
+def rmsnorm_forward(x, gain, eps=1e-5):
+    """Divide each vector by its root mean square, then scale each coordinate.
+
+    x: [..., D]; gain: [D]; eps: added to the mean square. Returns y [..., D].
+    Zhang and Sennrich 2019, equation 4. Chapter 08.
+    """
+    rstd = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)  # [..., 1]
+    normed = x * rstd  # [..., D], mean square 1
+    return normed * gain, (normed, rstd, gain)
+
+
+def rmsnorm_backward(dy, saved):
+    """Gradients of `rmsnorm_forward`.
+
+    dy: [..., D]. Returns dx [..., D] and dgain [D]. The subtracted term removes the part of the gradient that points
+    along x, because scaling x leaves y unchanged (but for eps).
+    """
+    normed, rstd, gain = saved
+    dgain = (dy * normed).reshape(-1, gain.size).sum(axis=0)  # [..., D] -> [D]
+    dnormed = dy * gain
+    along = np.mean(dnormed * normed, axis=-1, keepdims=True)  # [..., 1]
+    dx = rstd * (dnormed - normed * along)
+    return dx, dgain
+
+
+# --------------------------------------------------------------------------------------------------------------
+# rotary position embedding (RoPE), half-split convention
+
+
+def rope_tables(time, width, theta=10000.0, dtype=np.float64):
+    """Cosines and sines of the angles by which RoPE turns each pair of coordinates.
+
+    time: T positions 0..T-1; width: C, even; theta: the base. Returns cos, sin, both [T, C/2]; pair j at position t
+    turns by the angle t * theta**(-2j/C), in radians. Su et al. 2021, equation 15.
+    """
+    frequency = theta ** (-np.arange(0, width, 2) / width)  # [C/2]
+    angle = np.outer(np.arange(time), frequency)  # [T, C/2]
+    return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+
+
+def rope_forward(x, cos, sin):
+    """Turn the pair (x[j], x[j + C/2]) of each vector by the angle of its position.
+
+    x: [..., T, C]; cos, sin: [T, C/2]. Returns y [..., T, C].
+    """
+    x1, x2 = np.split(x, 2, axis=-1)  # [..., T, C/2] each
+    y = np.concatenate([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1)
+    return y, (cos, sin)
+
+
+def rope_backward(dy, saved):
+    """Turn the gradient back: the transpose of a rotation is the rotation by the opposite angle.
+
+    dy: [..., T, C]. Returns dx [..., T, C].
+    """
+    cos, sin = saved
+    return rope_forward(dy, cos, -sin)[0]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# causal grouped-query attention
+
+
+def attention_forward(q, k, v):
+    """Let every position average the values at itself and before it, weighted by how well query and key agree.
+
+    q: [B, H, T, C]; k, v: [B, G, T, C] with H a multiple of G: each key/value head serves H/G query heads.
+    Returns y [B, H, T, C]. Vaswani et al. 2017, equation 1; Ainslie et al. 2023 for the groups. Chapter 06.
+    """
+    B, H, T, C = q.shape
+    G = k.shape[1]
+    qg = q.reshape(B, G, H // G, T, C)  # query heads that share a key/value head stand together
+    kg, vg = k[:, :, None], v[:, :, None]  # [B, G, 1, T, C]
+    scores = qg @ kg.swapaxes(-1, -2) / np.sqrt(C)  # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
+    future = np.triu(np.ones((T, T), bool), 1)  # column (key) after row (query)
+    scores = np.where(future, -np.inf, scores)
+    probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probs /= probs.sum(axis=-1, keepdims=True)
+    y = probs @ vg  # [B, G, H/G, T, T] @ [B, G, 1, T, C] -> [B, G, H/G, T, C]
+    return y.reshape(B, H, T, C), (qg, kg, vg, probs)
+
+
+def attention_backward(dy, saved):
+    """Gradients of `attention_forward`.
+
+    dy: [B, H, T, C]. Returns dq [B, H, T, C], dk and dv [B, G, T, C]; the gradients of the query heads that share a
+    key/value head add up.
+    """
+    qg, kg, vg, probs = saved
+    B, G, R, T, C = qg.shape
+    dyg = dy.reshape(B, G, R, T, C)
+    dvg = probs.swapaxes(-1, -2) @ dyg  # [.., T, T]^T @ [.., T, C] -> [B, G, R, T, C]
+    dprobs = dyg @ vg.swapaxes(-1, -2)  # [B, G, R, T, T]
+    dscores = probs * (
+        dprobs - (dprobs * probs).sum(axis=-1, keepdims=True)
+    )  # 0 where probs is 0: no mask needed
+    dscores /= np.sqrt(C)
+    dqg = dscores @ kg  # [B, G, R, T, C]
+    dkg = dscores.swapaxes(-1, -2) @ qg  # [B, G, R, T, C]
+    return dqg.reshape(B, G * R, T, C), dkg.sum(axis=2), dvg.sum(axis=2)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# SwiGLU
+
+
+def swiglu_forward(gate, up):
+    """Multiply `up` by the SiLU of `gate`, coordinate by coordinate.
+
+    gate, up: [..., F]. Returns y = gate * sigmoid(gate) * up, [..., F]. Shazeer 2020, equation 5.
+    """
+    with np.errstate(over="ignore"):  # exp(-gate) may reach infinity; the sigmoid is then 0, as it should be
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
+    return gate * sigmoid * up, (gate, up, sigmoid)
+
+
+def swiglu_backward(dy, saved):
+    """Gradients of `swiglu_forward`.
+
+    dy: [..., F]. Returns dgate and dup [..., F]. d/dg [g s(g)] = s + g s (1 - s).
+    """
+    gate, up, sigmoid = saved
+    silu = gate * sigmoid
+    dgate = dy * up * (sigmoid + silu * (1.0 - sigmoid))
+    dup = dy * silu
+    return dgate, dup
+
+
+# --------------------------------------------------------------------------------------------------------------
+# softmax cross-entropy
+
+
+def cross_entropy_forward(logits, targets):
+    """Surprise at each target, in nats; a target of -1 costs nothing.
+
+    logits: [..., V]; targets: integers [...] in [-1, V). Returns losses [...]: log sum exp(logits) - logits[target].
+    """
+    valid = targets >= 0
+    column = np.where(valid, targets, 0)[..., None]  # any column will do where the target is -1
+    shifted = logits - logits.max(axis=-1, keepdims=True)  # exp cannot overflow
+    log_sum = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # [..., 1]
+    losses = (log_sum - np.take_along_axis(shifted, column, axis=-1))[..., 0]  # [...]
+    return np.where(valid, losses, 0.0), (np.exp(shifted - log_sum), column, valid)
+
+
+def cross_entropy_backward(dlosses, saved):
+    """Gradient of `cross_entropy_forward`: softmax minus one-hot, times the incoming gradient.
+
+    dlosses: [...]. Returns dlogits [..., V], zero where the target is -1.
+    """
+    probs, column, valid = saved
+    dlogits = probs.copy()
+    at_target = np.take_along_axis(probs, column, axis=-1) - 1.0
+    np.put_along_axis(dlogits, column, at_target, axis=-1)
+    return dlogits * np.where(valid, dlosses, 0.0)[..., None]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# AdamW
+
+
+def adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
+    """One step of AdamW for one tensor.
+
+    p, g, m, v: parameter, gradient, first and second moment, of one shape; step: 1 for the first; rate, beta1,
+    beta2, eps, decay: numbers. Returns the new p, m, v. Loshchilov and Hutter 2019, algorithm 2.
+    """
+    m = m + (1 - beta1) * (g - m)
+    v = v + (1 - beta2) * (g * g - v)
+    m_hat = m / (1 - beta1**step)
+    v_hat = v / (1 - beta2**step)
+    p = p - rate * decay * p - rate * m_hat / (np.sqrt(v_hat) + eps)
+    return p, m, v

@@ -1,0 +1,119 @@
+"""Every buffer of a training step, named and allocated once.
+
+Nothing is allocated while the model runs: each composite operation writes into a buffer of the plan. `shapes` is the
+whole memory plan on one page; `Plan.nbytes` says what it costs before a run starts.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.ops import reference
+
+LOGIT_ROWS = (
+    256  # positions whose logits exist at one time; 256 x K V float32 is 2 MB for `small` and stays in cache
+)
+
+
+def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict]:
+    """Shapes of the buffers: those of each layer, those of the whole step, and scratch space without a meaning.
+
+    N = B T positions. Names ending in 1 belong to the attention half of a block, in 2 to the feed-forward half.
+    """
+    B, T, N = batch, time, batch * time
+    D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
+    H, G, C = config.heads, config.kv_heads, config.head_dim
+    layer = dict(
+        x1=(N, D),  # residual stream that enters the block
+        rstd1=(N, 1),  # 1 / root mean square of x1
+        y1=(N, D),  # rmsnorm(x1)
+        qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
+        probs=(B, G, H // G, T, T),  # exp(scores - max), not yet divided by the row sums
+        inv_sum=(B, G, H // G, T, 1),  # 1 / row sums
+        attended=(N, H * C),  # attention's output, heads side by side
+        x2=(N, D),  # residual stream between the halves
+        rstd2=(N, 1),
+        y2=(N, D),
+        gate_up=(N, 2 * F),  # packed: gate, up
+        sigmoid=(N, F),  # sigmoid(gate)
+        hidden=(N, F),  # silu(gate) * up
+    )
+    step = dict(
+        delta=(N, D),  # what the last half-block adds to the residual stream
+        x_final=(N, D),
+        rstd_final=(N, 1),
+        y_final=(N, D),
+        losses=(N, K),  # nats, 0 where the target is -1
+        dx=(N, D),  # gradient with respect to the residual stream, where the backward pass is
+        dy=(N, D),
+        dqkv=(N, (H + 2 * G) * C),
+        dattended=(N, H * C),
+        dgate_up=(N, 2 * F),
+        dhidden=(N, F),
+    )
+    scratch = dict(
+        work=(N, max(D, F)),
+        work_heads=(B, G, H // G, T, C),
+        work_probs=(B, G, H // G, T, T),
+        work_logits=(min(N, LOGIT_ROWS), K * V),
+        work_weight=(max(D * (H + 2 * G) * C, H * C * D, 2 * D * F, D * K * V, V * D),),
+        work_qkv_weight=(D, (H + 2 * G) * C),
+    )
+    return layer, step, scratch
+
+
+class Plan:
+    """The buffers for a batch of B sequences of T tokens.
+
+    Attributes are arrays: `plan.dx`, `plan.layers[3].qkv`, ... and the tables of RoPE, `plan.rope`. `buffers` maps
+    every name ("layers.3.qkv") to its array.
+    Raises NanoEulerError when `time` is not in 1..config.context.
+    """
+
+    def __init__(self, config: ModelConfig, batch: int, time: int, dtype=np.float32):
+        if not 1 <= time <= config.context:
+            raise NanoEulerError(
+                f"context is {config.context}, got {time} tokens: expected 1 to {config.context}"
+            )
+        self.config, self.batch, self.time, self.dtype = config, batch, time, np.dtype(dtype)
+        layer, step, scratch = shapes(config, batch, time)
+        self.buffers = {}
+        self.layers = [SimpleNamespace() for _ in range(config.layers)]
+        for index, names in enumerate(self.layers):
+            for name, shape in layer.items():
+                array = np.empty(shape, dtype)
+                setattr(names, name, array)
+                self.buffers[f"layers.{index}.{name}"] = array
+        for name, shape in (step | scratch).items():
+            self.buffers[name] = np.empty(shape, dtype)
+            setattr(self, name, self.buffers[name])
+        self.rope = Rope(config, time, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(array.nbytes for array in self.buffers.values())
+
+
+class Rope:
+    """The tables of RoPE for T positions, in two forms.
+
+    cos, sin: [T, C/2], half-split convention (`reference.rope_forward`).
+    turn: complex [T, (H+G) C/2], for packed q and k whose pairs stand next to each other, so that one complex
+    product turns them all; q's part is divided by sqrt(C), which attention would otherwise do to every score.
+    order: [(H+2G) C], the column of the half-split layout that stands at each place of the paired layout.
+    """
+
+    def __init__(self, config: ModelConfig, time: int, dtype: np.dtype):
+        H, G, C = config.heads, config.kv_heads, config.head_dim
+        cos, sin = reference.rope_tables(time, C, config.rope_theta)
+        self.cos, self.sin = cos.astype(dtype), sin.astype(dtype)
+        turn = cos + 1j * sin  # [T, C/2]
+        turn = np.concatenate([np.tile(turn / np.sqrt(C), (1, H)), np.tile(turn, (1, G))], axis=1)
+        self.turn = turn.astype(np.result_type(dtype, np.complex64))
+        self.turn_back = self.turn.conj()
+        paired = np.arange(C).reshape(2, C // 2).T.reshape(-1)  # 0, C/2, 1, C/2 + 1, ...
+        heads = np.arange(H + G)[:, None] * C + paired  # [H+G, C]
+        self.order = np.concatenate([heads.reshape(-1), np.arange((H + G) * C, (H + 2 * G) * C)])
