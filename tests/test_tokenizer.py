@@ -1,0 +1,621 @@
+"""The tokenizer against plain byte-pair encoding written here, `regex`, and GPT-2's own ids."""
+
+import json
+import lzma
+import os
+import random
+import sys
+import time
+import unicodedata
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import tokenizer as module
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer, count_words, find_merges, split_words
+
+GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+DATA = Path(os.environ.get("NANOEULER_DATA", "/nowhere"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="NANOEULER_DATA is not set")
+
+# Text that visits every branch of the pattern: all kinds of space, letters, numbers, marks, contractions.
+SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"
+TRICKY = SPACES + "   \n\n''stmdlrve_aAbß漢字é0٣²½Ⅳ.,!—\x00\x1c\x1d\x1e\x1f\u200b\u0301🙂𝐀𐄇\udc80\udcff"
+tricky_text = st.text(st.sampled_from(TRICKY), max_size=40) | st.text(max_size=40)
+small_text = st.text(st.sampled_from("aaab  b\ncß."), max_size=60)
+
+
+# Plain byte-pair encoding, as chapter 01 writes it: the oracle
+
+
+def plain_merge(ids, pair, new):
+    merged, i = [], 0
+    while i < len(ids):
+        if tuple(ids[i : i + 2]) == pair:
+            merged.append(new)
+            i += 2
+        else:
+            merged.append(ids[i])
+            i += 1
+    return merged
+
+
+def plain_encode(words, merges):
+    ids = []
+    for word in words:
+        part = list(word.encode("utf-8", "surrogateescape"))
+        while present := [merges.index(pair) for pair in pairwise(part) if pair in merges]:
+            part = plain_merge(part, merges[min(present)], 256 + min(present))
+        ids += part
+    return ids
+
+
+def plain_train(words, number):
+    words = [list(word.encode("utf-8", "surrogateescape")) for word in words]
+    token, merges = [bytes([byte]) for byte in range(256)], []
+    while len(merges) < number:
+        counts = Counter(pair for word in words for pair in pairwise(word))
+        if not counts:
+            break
+        a, b = max(counts, key=lambda pair: (counts[pair], (token[pair[0]], token[pair[1]])))
+        words = [plain_merge(word, (a, b), 256 + len(merges)) for word in words]
+        token.append(token[a] + token[b])
+        merges.append((a, b))
+    return merges
+
+
+# Pretokenization
+
+
+def encodable(text):
+    """Without the halves of surrogate pairs that UTF-8 cannot write (those of surrogateescape it can)."""
+    return "".join(c for c in text if not "\ud800" <= c <= "\udfff" or "\udc80" <= c <= "\udcff")
+
+
+def known(text):
+    """Without the code points that this Python's Unicode tables do not have yet."""
+    return "".join(c for c in encodable(text) if unicodedata.category(c) != "Cn")
+
+
+@settings(max_examples=2000, deadline=None)
+@given(tricky_text)
+@example("I're you've he'll don't 'm's'd x'RE 'lve  're")
+def test_words_are_those_of_the_pattern(text):
+    regex = pytest.importorskip("regex")
+    text = known(text)
+    assert split_words(text) == regex.findall(GPT2_PATTERN, text)
+    assert "".join(split_words(text)) == text
+
+
+def test_every_code_point_is_in_its_class():
+    """Code points are letters, numbers, spaces or neither as they are for `regex`, which has newer Unicode tables:
+    the two differ in some of the code points that Python's do not have yet, and in no other."""
+    regex = pytest.importorskip("regex")
+    points = [chr(point) for point in range(sys.maxunicode + 1)]
+    assigned = [c for c in points if unicodedata.category(c) not in ("Cn", "Cs")]
+    text = "\n".join(f"ä{c}5{c}!{c}  {c}" for c in assigned)
+    assert split_words(text) == regex.findall(GPT2_PATTERN, text)
+    newer = regex.findall(r"[\p{L}\p{N}\s]", "".join(c for c in points if unicodedata.category(c) == "Cn"))
+    print(f"Unicode {unicodedata.unidata_version}: {len(newer)} letters and numbers of `regex` are later")
+    assert not any(c.isalnum() or c.isspace() for c in newer)
+
+
+def test_ascii_text_has_the_same_words_with_either_pattern():
+    rng = random.Random(0)
+    for _ in range(3000):
+        text = "".join(rng.choices([chr(i) for i in range(128)] + list("  '\n"), k=20))
+        assert split_words(text) == module._UNICODE_WORDS.findall(text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(tricky_text)
+def test_counting_by_pieces_counts_words(text):
+    text = encodable(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", 3)
+        assert count_words(text) == Counter(split_words(text))
+    joined = f"{text}<|x|>{text}"
+    assert count_words(joined, ["<|x|>"]) == Counter(split_words(text)) + Counter(split_words(text))
+
+
+# Training
+
+
+@settings(max_examples=300, deadline=None)
+@given(small_text | tricky_text, st.integers(0, 40))
+def test_training_is_plain_training(text, number):
+    text = encodable(text)
+    assert find_merges(count_words(text), number) == plain_train(split_words(text), number)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 40, "abab" * 9 + " abab", "aab" * 12, "aaa aaaa aaaaa", "ab" + "c" * 9 + "ab"]
+)
+def test_training_on_runs_is_plain_training(text):
+    assert find_merges(count_words(text), 30) == plain_train(split_words(text), 30)
+
+
+def test_ties_go_to_the_greater_bytes():
+    assert find_merges({"az": 1, "b": 7, "ba": 1, "baa": 1}, 1) == [(98, 97)]  # twice; all others once
+    assert find_merges({"ab": 2, "ba": 2}, 1) == [(98, 97)]
+    # ("a", "z") is less than ("ab", "a"): "a" is the beginning of "ab"
+    merges = find_merges({"ab": 5, "aba": 2, "az": 2}, 2)
+    assert merges == [(97, 98), (256, 97)]
+
+
+@needs_data
+def test_training_finds_the_reference_merges():
+    alphabet = gpt2_alphabet()
+    lines = (DATA / "tokenizer_fixtures/train-bpe-reference-merges.txt").read_text("utf-8").split("\n")
+    reference = [tuple(line.split(" ")) for line in lines if line]
+    tokenizer = Tokenizer.train(DATA / "tokenizer_fixtures/corpus.en", vocab_size=500)
+    written = ["".join(alphabet[byte] for byte in token) for token in tokenizer.token_bytes]
+    assert len(reference) == 243
+    assert [(written[a], written[b]) for a, b in tokenizer.merges] == reference
+    assert tokenizer.vocab_size == 500
+
+
+def test_training_gives_at_most_the_merges_that_the_text_has():
+    tokenizer = Tokenizer.train("ab ab", 300)
+    assert tokenizer.token_bytes[256:] == [b"ab", b" ab", END_OF_TEXT.encode()]
+    assert Tokenizer.train("", 300).vocab_size == 257
+
+
+def test_nothing_is_learnt_from_special_tokens():
+    text = f"ab{END_OF_TEXT}ab<|x|>" * 20
+    tokenizer = Tokenizer.train(text, 400, [END_OF_TEXT, "<|x|>"])
+    assert tokenizer.token_bytes[256:] == [b"ab", END_OF_TEXT.encode(), b"<|x|>"]
+
+
+def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
+    rng = random.Random(1)
+    words = ["the", "then", " there", "süß", "12", "\n\n", f"\n{END_OF_TEXT}\n", "  ", "don't"]
+    texts = [" ".join(rng.choices(words, k=2000)) for _ in range(2)]
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    expected = Tokenizer.train(texts, 280)
+    assert expected.vocab_size == 280
+    monkeypatch.setattr(module, "_TASK", 1000)
+    for processes in (1, 2, 3):
+        assert Tokenizer.train(paths, 280, processes=processes).merges == expected.merges
+    assert Tokenizer.train([paths[0], texts[1]], 280, processes=2, progress=True).merges == expected.merges
+
+
+# Encoding
+
+
+@settings(max_examples=300, deadline=None)
+@given(small_text | tricky_text, small_text | tricky_text, st.integers(0, 30))
+def test_encoding_is_plain_encoding(learnt, text, number):
+    learnt, text = encodable(learnt), encodable(text)
+    tokenizer = Tokenizer.train(learnt, 257 + number)
+    expected = plain_encode(split_words(text), tokenizer.merges)
+    assert tokenizer.encode(text).tolist() == expected
+    with pytest.MonkeyPatch.context() as patch:  # again where blocks, caches and the sweep are met
+        for name, value in {"_BLOCK": 3, "_CACHED": 2, "_LONG": 4}.items():
+            patch.setattr(module, name, value)
+        assert Tokenizer(tokenizer.merges).encode(text).tolist() == expected
+        assert tokenizer.encode(text).tolist() == expected
+
+
+ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join)
+)
+def test_every_byte_string_round_trips(data):
+    ids = ROUND_TRIP.encode_bytes(data)
+    assert ROUND_TRIP.decode_bytes(ids) == data
+    assert ROUND_TRIP.token_lengths[ids].sum() == len(data)
+
+
+def test_random_byte_strings_round_trip():
+    """A short version of `python benchmarks/tokenizer.py --only fuzz`, which tries a million."""
+    rng = random.Random(2)
+    for _ in range(20_000):
+        data = rng.randbytes(rng.randrange(30))
+        assert ROUND_TRIP.decode_bytes(ROUND_TRIP.encode_bytes(data)) == data
+
+
+def test_text_round_trips_and_broken_text_is_marked():
+    tokenizer = Tokenizer.train("süß", 260)
+    text = "süß 漢字 🙂\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode("ß").tolist()[:1]) in ("ß", "�")
+    assert Tokenizer([]).decode([0xC3]) == "�"
+    assert tokenizer.decode([]) == "" and tokenizer.encode("").tolist() == []
+
+
+def test_ids_are_a_new_writable_array_of_the_least_type():
+    small = Tokenizer([], [])
+    ids = small.encode("ab")
+    assert ids.dtype == small.dtype == np.uint16
+    ids[0] = 99
+    assert small.encode("ab").tolist() == [97, 98]
+    pairs = [(a, b) for a in range(256) for b in range(256)]
+    large = Tokenizer(pairs[:65279])
+    assert large.vocab_size == 65536 and large.dtype == np.uint16
+    large = Tokenizer(pairs)
+    assert large.vocab_size == 65793 and large.dtype == np.uint32
+    assert large.encode_bytes(b"\xff" * 4).tolist() == [65791, 65791]
+    assert large.decode_bytes(large.encode_bytes(b"\xff" * 4)) == b"\xff" * 4
+    assert large.encode(END_OF_TEXT, "all").tolist() == [65792]
+
+
+def test_tokens_beyond_the_surrogates_are_found_in_long_words(monkeypatch):
+    """The sweep writes tokens as characters, also where the ids are those of half surrogate pairs."""
+    monkeypatch.setattr(module, "_LONG", 3)
+    tokenizer = Tokenizer([(a, b) for a in range(256) for b in range(256)])
+    word = bytes([0xDC, 0xFF] * 3)  # the pair has the id 0xDDFF
+    assert tokenizer.encode_bytes(word).tolist() == [256 + 0xDC * 256 + 0xFF] * 3
+
+
+@pytest.mark.parametrize("character", ["a", "_", "\n", " ", "ß", "漢", "7", "—"])
+def test_time_is_linear_in_the_length_of_a_run(character):
+    text = ("x" + character * 300_000) * 2
+    start = time.perf_counter()
+    tokenizer = Tokenizer.train(text + " " + text[:1000], 270)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert time.perf_counter() - start < 20  # a quadratic step would take hours
+
+
+# Special tokens
+
+
+def test_special_text_is_ordinary_unless_allowed():
+    tokenizer = Tokenizer.train(f"a{END_OF_TEXT}b" * 5, 300, [END_OF_TEXT, "<|x|>", "<|x|>y"])
+    end, x, xy = (tokenizer.special_tokens[name] for name in (END_OF_TEXT, "<|x|>", "<|x|>y"))
+    assert [end, x, xy] == list(range(tokenizer.vocab_size - 3, tokenizer.vocab_size))
+    text = f"a{END_OF_TEXT}b<|x|>y"
+    for allowed in (frozenset(), [], ()):
+        ids = tokenizer.encode(text, allowed)
+        assert ids.max() < end and tokenizer.decode(ids) == text
+    assert tokenizer.encode(text, "all").tolist() == [97, end, 98, xy]
+    assert tokenizer.encode(text, {END_OF_TEXT}).tolist() == [97, end, *tokenizer.encode("b<|x|>y")]
+    assert tokenizer.encode(text, ["<|x|>"]).tolist() == [*tokenizer.encode(f"a{END_OF_TEXT}b"), x, 121]
+    assert tokenizer.encode(END_OF_TEXT * 2, "all").tolist() == [end, end]
+    assert tokenizer.decode(tokenizer.encode(text, "all")) == text
+    assert tokenizer.token_bytes[end] == END_OF_TEXT.encode()
+    assert tokenizer.token_lengths[[97, end, x, xy]].tolist() == [1, 0, 0, 0]
+
+
+def test_text_beside_a_special_token_is_encoded_as_alone():
+    tokenizer = Tokenizer.train("aa  aa \n\n", 262)
+    end = tokenizer.special_tokens[END_OF_TEXT]
+    for left, right in [("a  ", "  a"), ("\n \n", " a"), ("", "  "), ("a", "a")]:
+        expected = [*tokenizer.encode(left), end, *tokenizer.encode(right)]
+        assert tokenizer.encode(left + END_OF_TEXT + right, "all").tolist() == expected
+
+
+# Files and processes
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["a", " b", "  ", " <|x|>", "<|x|>", " <|y z|>", "\n", " abc", "ß", "\udcff"]),
+        max_size=30,
+    ),
+    st.integers(1, 4),
+)
+def test_parts_of_a_file_are_encoded_as_the_whole(parts, processes):
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(module, "_BLOCK", 8)
+        patch.setattr(module, "_TASK", 5)
+        patch.setattr(module, "_run", lambda function, tasks, _: map(function, map(module._text, tasks)))
+        tokenizer = Tokenizer([(32, 98), (97, 98), (257, 99)], ["<|x|>", "<|y z|>"])
+        data = "".join(parts).encode("utf-8", "surrogateescape")
+        path = Path(folder) / "text"
+        path.write_bytes(data)
+        for allowed in ("all", ["<|y z|>"], ()):
+            found = tokenizer.encode_file(path, allowed, processes)
+            assert found.tolist() == tokenizer.encode_bytes(data, allowed).tolist()
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])  # fork where there is fork; spawn
+def test_processes_encode_the_same(platform, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(module, "_TASK", 5000)
+    text = f"the thing  and 3 others {END_OF_TEXT} süß\n" * 500
+    path = tmp_path / "text"
+    path.write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer.train(text, 280)
+    assert len(module._file_tasks([path], tokenizer.special_tokens, 2)) > 3
+    ids = tokenizer.encode_file(path, "all", processes=2)
+    assert ids.dtype == tokenizer.dtype
+    assert ids.tolist() == tokenizer.encode(text, "all").tolist()
+
+
+def test_an_empty_file_has_no_ids(tmp_path):
+    (tmp_path / "empty").touch()
+    ids = Tokenizer([]).encode_file(tmp_path / "empty", processes=2)
+    assert ids.size == 0 and ids.dtype == np.uint16
+
+
+# Saving and loading
+
+
+def test_a_saved_tokenizer_is_the_same(tmp_path):
+    tokenizer = Tokenizer.train("süß süß aa\n" * 3, 265, [END_OF_TEXT, "<|ü|>"])
+    tokenizer.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.token_bytes == tokenizer.token_bytes
+    assert loaded.merges == tokenizer.merges and loaded.special_tokens == tokenizer.special_tokens
+    assert loaded.token_lengths.tolist() == tokenizer.token_lengths.tolist()
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2  # nothing temporary stays
+
+
+def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    Tokenizer.train("aa", 258).save(path)
+    before = path.read_bytes()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(NanoEulerError, match="No space left"):
+        Tokenizer.train("bb", 258).save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def edited(**changes):
+    content = {
+        "format": "nanoeuler-bpe",
+        "version": 1,
+        "vocab_size": 259,
+        "special_tokens": [END_OF_TEXT],
+        "byte_order": list(range(256)),
+        "merges": [[97, 98], [256, 99]],
+    }
+    content |= changes
+    return {key: value for key, value in content.items() if value is not ...}
+
+
+BAD_FILES = {
+    "not json": (b"{", "not JSON"),
+    "not UTF-8": (b"\xff\xfe{}", "not UTF-8"),
+    "deep": (b"[" * 200_000, "not JSON"),
+    "a list": (b"[]", "no tokenizer"),
+    "other format": (edited(format="other"), "no tokenizer"),
+    "no version": (edited(version=...), "version is None, expected 1"),
+    "later version": (edited(version=2), "version is 2, expected 1"),
+    "no merges": (edited(merges=...), "expected lists of merges"),
+    "merges are text": (edited(merges="ab"), "expected lists of merges"),
+    "a merge of three": (edited(merges=[[97, 98, 99]]), "merge 0 is [97, 98, 99], expected two token ids"),
+    "a merge of floats": (edited(merges=[[97.0, 98]]), "merge 0 is [97.0, 98], expected two token ids"),
+    "a merge of truth": (edited(merges=[[True, 98]]), "merge 0 is [True, 98], expected two token ids"),
+    "a merge of itself": (
+        edited(merges=[[97, 256]]),
+        "merge 0 is (97, 256): expected ids made before it, 0 to 255",
+    ),
+    "a later id": (
+        edited(merges=[[97, 98], [300, 99]]),
+        "merge 1 is (300, 99): expected ids made before it, 0 to 256",
+    ),
+    "a negative id": (edited(merges=[[-1, 98]]), "merge 0 is (-1, 98)"),
+    "a repeated merge": (edited(merges=[[97, 98], [97, 98]]), "merge 1 is (97, 98), as merge 0 was"),
+    "a repeated token": (edited(merges=[[97, 98], [256, 99], [98, 99], [97, 258]]), "leave side by side"),
+    "a merge never made": (
+        edited(merges=[[97, 98], [98, 99], [97, 257]]),
+        "merge 2 is (97, 257): expected a pair",
+    ),
+    "a huge token": (edited(merges=[[97, 97]] + [[256 + i, 256 + i] for i in range(60)]), "bytes in all"),
+    "vocab too large": (
+        edited(vocab_size=300),
+        "vocab_size is 300, expected 256 + 2 merges + 1 special tokens = 259",
+    ),
+    "vocab missing": (edited(vocab_size=...), "vocab_size is None, expected 256 + 2"),
+    "a byte twice": (edited(byte_order=[0, *range(255)]), "each of the integers 0 to 255 once"),
+    "a byte too many": (edited(byte_order=list(range(257))), "each of the integers 0 to 255 once"),
+    "bytes as text": (edited(byte_order=["a"] * 256), "each of the integers 0 to 255 once"),
+    "a special twice": (edited(special_tokens=["<a>", "<a>"]), "special token '<a>'"),
+    "an empty special": (edited(special_tokens=[""]), "special token ''"),
+    "a special number": (edited(special_tokens=[3]), "special token 3"),
+    "half a surrogate": (edited(special_tokens=["\ud800"]), "special token '\\ud800'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_told_in_one_line(name, tmp_path):
+    content, expected = BAD_FILES[name]
+    path = tmp_path / "bad.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(NanoEulerError) as caught:
+        Tokenizer.load(path)
+    message = str(caught.value)
+    assert expected in message and message.startswith(str(path)) and "\n" not in message
+
+
+def test_a_good_file_of_the_same_making_loads(tmp_path):
+    (tmp_path / "good.json").write_text(json.dumps(edited()))
+    assert Tokenizer.load(tmp_path / "good.json").token_bytes[256:] == [b"ab", b"abc", END_OF_TEXT.encode()]
+
+
+def test_missing_and_oversized_files_are_told(tmp_path, monkeypatch):
+    with pytest.raises(NanoEulerError, match=r"missing.json: cannot be read .No such file"):
+        Tokenizer.load(tmp_path / "missing.json")
+    with pytest.raises(NanoEulerError, match=r"cannot be read .Is a directory"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(NanoEulerError, match=r"cannot be written .No such file"):
+        Tokenizer([]).save(tmp_path / "no" / "where.json")
+    with open(tmp_path / "large.json", "wb") as file:
+        file.truncate(1 << 27)
+    with pytest.raises(NanoEulerError, match="at most 67108864 bytes"):
+        Tokenizer.load(tmp_path / "large.json")
+    monkeypatch.setattr(module, "MAX_VOCAB_SIZE", 258)
+    with pytest.raises(NanoEulerError, match="has 259 tokens: expected at most 258"):
+        Tokenizer([(97, 98), (98, 99)])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8))
+def test_only_merges_that_encoding_can_make_are_taken(draws):
+    """Every merge of an accepted vocabulary encodes its own text to itself; every refused one would not."""
+    ids = [97, 98, *range(256, 264)]
+    merges, token = [], {byte: [byte] for byte in range(256)}
+    for a, b in ((ids[i], ids[j]) for i, j in draws):
+        if max(a, b) >= 256 + len(merges):
+            continue
+        word = bytes(token[a] + token[b]).decode()
+        reachable = plain_encode([word], merges) == [a, b]
+        try:
+            Tokenizer([*merges, (a, b)])
+            accepted = True
+        except NanoEulerError:
+            accepted = False
+        assert accepted == reachable, (merges, (a, b))
+        if accepted:
+            token[256 + len(merges)] = token[a] + token[b]
+            merges.append((a, b))
+
+
+# Bad arguments
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lambda: Tokenizer.train("ab", 256),
+            "vocab_size is 256: expected 257 (256 bytes and 1 special tokens) to",
+        ),
+        (lambda: Tokenizer.train("ab", 10**9), "vocab_size is 1000000000: expected 257"),
+        (lambda: Tokenizer.train(Path("/no/file"), 300), "/no/file: cannot be read (No such file"),
+        (lambda: Tokenizer.train(Path(__file__), 300, processes=0), "processes is 0: expected 1 or more"),
+        (lambda: Tokenizer.train("ab", 300, ["<a>", "<a>"]), "special token '<a>'"),
+        (
+            lambda: Tokenizer([]).encode("a", ["<b>"]),
+            "allowed_special is ['<b>']: expected \"all\" or some of",
+        ),
+        (lambda: Tokenizer([]).encode("a", END_OF_TEXT), "allowed_special is '<|endoftext|>'"),
+        (lambda: Tokenizer([]).encode("a\ud800"), "text holds '\\ud800', half a surrogate pair"),
+        (lambda: Tokenizer([]).encode_file("/no/file"), "/no/file: cannot be read (No such file"),
+        (lambda: Tokenizer([]).decode([257]), "token id is 257: expected 0 to 256"),
+        (lambda: Tokenizer([]).decode([-1]), "token id is -1: expected 0 to 256"),
+        (lambda: Tokenizer([]).decode([1.5]), "ids are float64 of shape (1,)"),
+        (lambda: Tokenizer([]).decode(np.zeros((2, 2), int)), "ids are int64 of shape (2, 2)"),
+    ],
+)
+def test_bad_arguments_are_told_in_one_line(call, expected):
+    with pytest.raises(NanoEulerError) as caught:
+        call()
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+# GPT-2
+
+
+def gpt2_alphabet():
+    """How GPT-2's files write each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        alphabet.setdefault(byte, chr(256 + len(alphabet) - len(printable)))
+    return alphabet
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return Tokenizer.from_gpt2(DATA / "gpt2/encoder.json", DATA / "gpt2/vocab.bpe")
+
+
+@needs_data
+def test_gpt2_ids_are_the_reference_ids(gpt2):
+    cases = json.loads((DATA / "gpt2/test_vectors.json").read_text("utf-8"))["cases"]
+    assert len(cases) >= 20
+    for case in cases:
+        assert gpt2.encode(case["text"]).tolist() == case["ids"]
+        assert gpt2.decode(case["ids"]) == case["text"]
+    assert gpt2.vocab_size == 50257 and gpt2.special_tokens == {END_OF_TEXT: 50256}
+
+
+@needs_data
+def test_gpt2_vocabulary_survives_saving(gpt2, tmp_path):
+    gpt2.save(tmp_path / "gpt2.json")
+    loaded = Tokenizer.load(tmp_path / "gpt2.json")
+    assert loaded.token_bytes == gpt2.token_bytes
+    assert (
+        loaded.encode("Königsberg's seven bridges").tolist()
+        == gpt2.encode("Königsberg's seven bridges").tolist()
+    )
+
+
+def sample_texts():
+    """About 3 MB of every kind of text there is."""
+    names = ["corpus.en", "german.txt", "address.txt", "tinystories_sample.txt"]
+    yield from ((DATA / "tokenizer_fixtures" / name).read_text("utf-8") for name in names)
+    yield (DATA / "tinyshakespeare.txt").read_text("utf-8")
+    for name in ("books/books_core_train.txt.xz", "web/web_featured_train.txt.xz"):
+        with lzma.open(DATA / name) as file:
+            yield file.read(1_000_000).decode("utf-8", "ignore")
+    rng = random.Random(3)
+    yield "".join(rng.choices(TRICKY.encode("utf-8", "ignore").decode(), k=200_000))
+
+
+@needs_data
+def test_gpt2_ids_are_those_of_tokenizers(gpt2):
+    """0 mismatches; `python benchmarks/tokenizer.py --only exact` compares all 224 MB."""
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.ByteLevelBPETokenizer(str(DATA / "gpt2/encoder.json"), str(DATA / "gpt2/vocab.bpe"))
+    for text in sample_texts():
+        assert np.array_equal(gpt2.encode(text), theirs.encode(text).ids)
+
+
+@needs_data
+def test_gpt2_ids_are_those_of_tiktoken(gpt2):
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {token: id for id, token in enumerate(gpt2.token_bytes[:-1])}
+    theirs = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    for text in sample_texts():
+        assert np.array_equal(gpt2.encode(text), theirs.encode_ordinary(text))
+
+
+def write_gpt2(folder, id_of, lines):
+    (folder / "encoder.json").write_text(json.dumps(id_of))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
+def test_small_gpt2_files_are_read(tmp_path):
+    alphabet = gpt2_alphabet()
+    id_of = {alphabet[byte]: 255 - byte for byte in range(256)} | {"Ġa": 256, "Ġab": 257, END_OF_TEXT: 258}
+    tokenizer = Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, ["Ġ a", "Ġa b"]))
+    assert tokenizer.encode(" ab b").tolist() == [257, 255 - 32, 255 - 98]
+    assert tokenizer.special_tokens == {END_OF_TEXT: 258}
+
+
+@pytest.mark.parametrize("change", ["order", "gap", "bytes", "unknown", "list", "words"])
+def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
+    alphabet = gpt2_alphabet()
+    id_of = {alphabet[byte]: byte for byte in range(256)} | {"ab": 256, "abc": 257, "bc": 258}
+    lines = ["a b", "ab c"]
+    if change == "order":
+        lines = ["ab c", "a b"]
+    elif change == "gap":
+        id_of["bc"] = 300
+    elif change == "bytes":
+        id_of["z"], id_of["bc"] = 258, 122
+    elif change == "unknown":
+        id_of["xyz"] = 258
+        del id_of["bc"]
+        lines = ["a b", "ab c", "x yz"]
+    elif change == "list":
+        id_of = list(id_of)
+    elif change == "words":
+        id_of["ab"] = "256"
+    with pytest.raises(NanoEulerError) as caught:
+        Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, lines))
+    assert "\n" not in str(caught.value)
