@@ -1,0 +1,49 @@
+"""Königsberg: short stories from a seed, with the truth behind every sentence and the exact cost of every byte.
+
+    >>> story = sample(seed=7, kind="errand")
+    >>> print(story.text)               # the story; its last line is a question with its answer, or `Ende.`
+    >>> story.questions                 # all that may be asked, each with its answer and wrong ones
+    >>> parse(story.text) == story      # the text gives the whole derivation back
+    >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
+
+`grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
+above, `tasks` what is built from them for chapters 20 to 22: preferences, routes and their rewards.
+"""
+
+from nanoeuler_lib.world.stories import KINDS
+from nanoeuler_lib.world.story import (
+    FACT,
+    FREE,
+    GRAMMAR,
+    SEPARATOR,
+    Question,
+    Story,
+    TokenTruth,
+    byte_costs,
+    code_length,
+    corpus,
+    floor,
+    parse,
+    sample,
+    stories,
+    token_truth,
+)
+
+__all__ = [
+    "FACT",
+    "FREE",
+    "GRAMMAR",
+    "KINDS",
+    "SEPARATOR",
+    "Question",
+    "Story",
+    "TokenTruth",
+    "byte_costs",
+    "code_length",
+    "corpus",
+    "floor",
+    "parse",
+    "sample",
+    "stories",
+    "token_truth",
+]
