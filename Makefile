@@ -1,0 +1,77 @@
+# Every target does the set-up it needs: make book, make test, make lab ... on a fresh machine with Python >= 3.11.
+#   PYTHON=python3.12   another interpreter for the virtual environment
+#   JOBS=4              processes that `make test` uses
+
+PYTHON ?=
+JOBS   ?= 2
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+NB     ?= $(wildcard notebooks/*.ipynb)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup book test lab execute notebook text mirror results assignment terms lint format lock oracle clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## the virtual environment .venv and everything in it (the other targets call it)
+
+$(READY): requirements.txt pyproject.toml tools/setup.sh
+	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
+	@touch $@
+
+book: $(READY)  ## the rendered book: _build/html/index.html (warnings are errors, the pages are checked)
+	@rm -rf _build/html _build/.doctrees
+	@$(BIN)/jupyter-book build . --path-output . -W -n --keep-going --quiet
+	@$(BIN)/python -m tools.check_site _build/html
+	@echo "open _build/html/index.html"
+
+test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
+	    --nbval-sanitize-with=tools/nbval_sanitize.cfg tests $(wildcard notebooks/*.ipynb) $(ARGS)
+
+lab: $(READY)  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir=. notebooks
+
+execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
+	@$(BIN)/python -m tools.notebook execute $(NB)
+
+text: $(READY)  ## a notebook as MyST text, for an editor: _build/text/*.md (NB=...)
+	@$(BIN)/python -m tools.notebook text $(NB)
+
+notebook: $(READY)  ## MyST text back into its notebook, executed (MD=_build/text/06_attention.md)
+	@$(BIN)/python -m tools.notebook from-text $(MD)
+
+mirror: $(READY)  ## copy the library's text into the notebooks' mirror cells
+	@$(BIN)/python -m tools.mirror --write
+
+results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.json (CH=15)
+	@PYTHONPATH=. $(BIN)/python benchmarks/results/ch$(CH).py
+
+assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
+	@$(BIN)/python -m tools.assignment $(CH)
+
+terms: $(READY)  ## glossary terms and symbols used before they are introduced
+	@$(BIN)/python -m tools.terms
+
+lint: $(READY)  ## ruff, codespell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+format: $(READY)  ## let ruff fix and format code and notebooks
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lock:  ## write requirements.txt anew from pyproject.toml (needs uv)
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
+	    --extra book --extra dev --extra instructor --upgrade --output-file requirements.txt pyproject.toml
+
+oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that otherwise say they skipped them
+	@# PyTorch alone first: where a CPU build is on offer it is taken, and the others do not ask for another.
+	$(BIN)/python -m pip install --quiet $$(grep -o 'torch==[0-9.]*' pyproject.toml)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle]"
+
+clean:  ## remove what was built, the virtual environment too
+	rm -rf _build $(VENV) build dist *.egg-info

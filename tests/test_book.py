@@ -1,0 +1,413 @@
+"""The book: its notebooks are clean and equal to the library where they say so; the tools that check it can fail."""
+
+import json
+import re
+import shutil
+import tomllib
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+from tools import assignment, check_site, mirror, results, terms  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEMPLATE = ROOT / "tools" / "chapter_template.md"
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def tags(cell) -> set[str]:
+    return set(cell.metadata.get("tags", ()))
+
+
+# ---- Every notebook
+
+
+@each_notebook
+def test_mirror_cells_equal_the_library(path):
+    assert mirror.check_notebook(path) == []
+
+
+@each_notebook
+def test_notebook_was_run_in_order_and_normalised(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        f"make execute NB=notebooks/{path.name}"
+    )
+    assert "version" not in notebook.metadata.language_info
+    assert not [cell for cell in code if "execution" in cell.metadata]
+    for cell in code:
+        for output in cell.outputs:
+            assert output.get("name") != "stderr", f"stored on stderr: {output.text}"
+            assert output.output_type != "error" or "raises-exception" in tags(cell), output.get("evalue")
+
+
+@each_notebook
+def test_every_figure_has_alt_text_and_no_number_is_an_address(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", ()):
+            if any(kind.startswith("image/") for kind in output.get("data", ())):
+                alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+                assert len(alt.split()) >= 4, (
+                    f"figure without alt text in the cell metadata (mystnb.image.alt):\n{cell.source}"
+                )
+            assert not re.search(r"0x[0-9a-f]{8,}", str(output.get("text", ""))), output.text
+
+
+@each_notebook
+def test_hidden_cells_say_what_they_hide(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if tags(cell) & {"hide-input", "hide-cell"}:
+            assert "code_prompt_show" in cell.metadata.get("mystnb", {}), cell.source
+            assert cell.metadata.get("jupyter", {}).get("source_hidden"), (
+                f"open in JupyterLab:\n{cell.source}"
+            )
+
+
+@each_notebook
+def test_every_gap_runs_untouched_and_is_checked(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for number, cell in enumerate(cells):
+        if "gap" in tags(cell):
+            assert "your code here" in cell.source
+            assert "check" in tags(cells[number + 1]), f"no check cell after\n{cell.source}"
+        if "check" in tags(cell):
+            printed = "".join(output.get("text", "") for output in cell.outputs)
+            assert "not written yet" in printed, f"an untouched gap must print so:\n{cell.source}"
+
+
+@each_notebook
+def test_every_exercise_has_a_solution(path):
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    exercises = re.findall(r"\{exercise(?:-start)?\}[^\n]*\n:label: *(\S+)", text)
+    assert sorted(exercises) == sorted(re.findall(r"\{solution(?:-start)?\} *(\S+)", text))
+    for cell in cells:
+        if "{solution}" in cell.source:
+            assert "solution" in tags(cell), f"the students' version would keep it:\n{cell.source}"
+
+
+def test_grade_ids_are_unique():
+    marks = [
+        cell.metadata.nbgrader
+        for path in NOTEBOOKS
+        for cell in nbformat.read(path, as_version=4).cells
+        if "nbgrader" in cell.metadata
+    ]
+    assert [name for name, count in Counter(mark.grade_id for mark in marks).items() if count > 1] == []
+    assert all(mark.schema_version == 3 for mark in marks)
+
+
+def test_every_notebook_is_in_the_table_of_contents():
+    listed = set(re.findall(r"notebooks/(\S+)", (ROOT / "_toc.yml").read_text()))
+    assert listed == {path.stem for path in NOTEBOOKS}
+
+
+def test_terms_and_symbols_are_introduced_before_they_are_used():
+    assert terms.check() == []
+
+
+# ---- The mirror
+
+LIBRARY = '''
+LIMIT = 3
+
+
+def double(x):
+    """Twice x.
+
+    x: a number. Returns a number.
+    """
+    # addition is exact
+    return x + x
+
+
+class Counter:
+    """Counts."""
+
+    def __init__(self):
+        self.n = 0
+
+    def add(self, k):
+        """Add k.
+
+        k: an integer.
+        """
+        self.n += k
+'''
+BRIEF = 'def double(x):\n    """Twice x."""\n    # addition is exact\n    return x + x'
+FULL = LIBRARY.split("\n\n\n")[1]
+METHOD = 'class Counter:\n    def add(self, k):\n        """Add k."""\n        self.n += k'
+
+
+def mirror_notebook(
+    folder: Path, source: str, tag: str = "mirror", module: str | None = "nanoeuler_lib.thing"
+) -> Path:
+    (folder / "nanoeuler_lib").mkdir(exist_ok=True)
+    (folder / "nanoeuler_lib" / "thing.py").write_text(LIBRARY)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, metadata={"tags": [tag]})])
+    if module:
+        notebook.metadata["nanoeuler"] = {"module": module}
+    path = folder / "chapter.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+@pytest.mark.parametrize("source", [BRIEF, FULL, "LIMIT = 3", BRIEF + "\n\n\nprint(double(2))"])
+def test_mirror_accepts_the_library_text(tmp_path, source):
+    assert mirror.check_notebook(mirror_notebook(tmp_path, source), root=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        BRIEF.replace("x + x", "x * 2"),
+        BRIEF.replace("exact", "exakt"),  # a comment counts
+        BRIEF.replace("return x + x", "return  x + x"),  # so does a blank
+        BRIEF.replace("Twice x.", "Twice y."),
+        FULL.replace("a number. R", "a string. R"),
+        "LIMIT = 4",
+        "def triple(x):\n    return 3 * x",
+        "print(1)",
+        "%time print(1)",
+    ],
+)
+def test_mirror_rejects_a_change(tmp_path, source):
+    assert len(mirror.check_notebook(mirror_notebook(tmp_path, source), root=tmp_path)) == 1
+
+
+def test_mirror_rejects_every_change_of_one_character(tmp_path):
+    body = BRIEF.index("# addition")
+    for at in range(body, len(BRIEF)):
+        changed = BRIEF[:at] + ("?" if BRIEF[at] != "?" else "!") + BRIEF[at + 1 :]
+        assert mirror.check_notebook(mirror_notebook(tmp_path, changed), root=tmp_path), changed
+
+
+def test_mirror_part_shows_some_methods(tmp_path):
+    assert mirror.check_notebook(mirror_notebook(tmp_path, METHOD, "mirror-part"), root=tmp_path) == []
+    assert mirror.check_notebook(mirror_notebook(tmp_path, METHOD, "mirror"), root=tmp_path)
+    wrong = METHOD.replace("+=", "-=")
+    assert mirror.check_notebook(mirror_notebook(tmp_path, wrong, "mirror-part"), root=tmp_path)
+
+
+def test_mirror_needs_a_module(tmp_path):
+    assert (
+        "names a module"
+        in mirror.check_notebook(mirror_notebook(tmp_path, BRIEF, module=None), root=tmp_path)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("stale", "tag", "fresh"),
+    [
+        (BRIEF.replace("x + x", "x * 2"), "mirror", BRIEF),
+        (FULL.replace("x + x", "x * 2"), "mirror", FULL),
+        (METHOD.replace("+=", "-="), "mirror-part", METHOD),
+        ("LIMIT = 4\n\n\n" + BRIEF.replace("exact", "fine"), "mirror", "LIMIT = 3\n\n\n" + BRIEF),
+    ],
+)
+def test_mirror_write_copies_the_library(tmp_path, stale, tag, fresh):
+    path = mirror_notebook(tmp_path, stale, tag)
+    assert mirror.check_notebook(path, write=True, root=tmp_path) == []
+    assert nbformat.read(path, as_version=4).cells[0].source == fresh
+    assert mirror.check_notebook(path, root=tmp_path) == []
+
+
+# ---- The built pages
+
+GOOD_PAGE = (
+    '<html lang="en"><head><title>t</title></head><body><h1 id="top">t</h1>'
+    '<a href="b.html#here">b</a><a href="https://example.org">e</a><img src="p.png" alt="A rising line"></body></html>'
+)
+OTHER_PAGE = '<html lang="en"><head><title>b</title></head><body><p id="here"></p></body></html>'
+
+
+def site(folder: Path, page: str, css: str = "") -> list[str]:
+    (folder / "a.html").write_text(page)
+    (folder / "b.html").write_text(OTHER_PAGE)
+    (folder / "p.png").write_bytes(b"")
+    (folder / "s.css").write_text(css)
+    return check_site.check(folder)[0]
+
+
+def test_check_site_accepts_a_good_page(tmp_path):
+    assert site(tmp_path, GOOD_PAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("b.html#here", "c.html"),
+        ("b.html#here", "b.html#there"),
+        ("b.html#here", "#nowhere"),
+        (' alt="A rising line"', ""),
+        ("A rising line", "p.png"),
+        ("A rising line", ""),
+        ("<body>", '<body><i id="top"></i>'),
+        ("<body>", '<body><script src="https://cdn.example.org/x.js"></script>'),
+        ("<body>", '<body><iframe src="//example.org"></iframe>'),
+        ("<body>", '<body style="background: url(https://example.org/x.png)">'),
+        ("</title>", '</title><link rel="stylesheet" href="https://example.org/x.css">'),
+        ("<title>t</title>", ""),
+        (' lang="en"', ""),
+    ],
+)
+def test_check_site_finds_a_planted_fault(tmp_path, old, new):
+    assert old in GOOD_PAGE
+    assert len(site(tmp_path, GOOD_PAGE.replace(old, new))) == 1
+
+
+def test_check_site_reads_style_sheets(tmp_path):
+    assert (
+        len(
+            site(
+                tmp_path,
+                GOOD_PAGE,
+                '@import "https://example.org/x.css"; a { background: url(//example.org/y) }',
+            )
+        )
+        == 2
+    )
+
+
+# ---- The order of terms and symbols
+
+
+def small_book(folder: Path, first: str, second: str) -> list[str]:
+    (folder / "book").mkdir(exist_ok=True)
+    (folder / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/intro\nparts:\n  - chapters:\n      - file: 00_a\n      - file: 01_b\n"
+    )
+    (folder / "book" / "glossary.md").write_text(
+        "```{glossary}\ntoken\n  A unit.\n\nbyte pair\n  Two tokens.\n```\n"
+    )
+    (folder / "book" / "notation.md").write_text(
+        "| symbol | meaning | from |\n|--|--|--|\n| $T$ | time | {ref}`ch-b` |\n"
+    )
+    for name, text in (("00_a", first), ("01_b", second)):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+    return terms.check(folder)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "faults"),
+    [
+        ("(ch-a)=\n# A\nA {term}`token` is a token.", "(ch-b)=\n# B\nTokens, $T$.", 0),
+        ("(ch-a)=\n# A\nWords.", "(ch-b)=\n# B\nA {term}`tokens <token>`, then tokens.", 0),
+        ("(ch-a)=\n# A\nA token.", "(ch-b)=\n# B\nA {term}`token`.", 1),
+        ("(ch-a)=\n# A\nTokens, then a {term}`token`.", "(ch-b)=\n# B", 1),
+        ("(ch-a)=\n# A\nA byte pair.", "(ch-b)=\n# B", 1),
+        ("(ch-a)=\n# A\nThe code `token` and $token$ are no prose.", "(ch-b)=\n# B", 0),
+        ("(ch-a)=\n# A\nShape $B \\times T$.", "(ch-b)=\n# B", 1),
+        ("(ch-a)=\n# A\n$\\text{T}$ and $\\Theta$, $dT$.", "(ch-b)=\n# B\n$T$", 0),
+        ("(ch-a)=\n# A", "(ch-c)=\n# C", 1),  # notation.md names a chapter that is not there
+    ],
+)
+def test_terms_finds_what_comes_too_early(tmp_path, first, second, faults):
+    assert len(small_book(tmp_path, first, second)) == faults
+
+
+# ---- The template, assignments, results
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    """The chapter template as an executed notebook."""
+    jupytext = pytest.importorskip("jupytext")
+    from tools import notebook
+
+    path = tmp_path_factory.mktemp("notebooks") / "99_template.ipynb"
+    chapter = jupytext.read(TEMPLATE)
+    notebook.run(chapter, ROOT)
+    nbformat.write(chapter, path)
+    return path
+
+
+def test_template_follows_its_own_rules(template):
+    test_mirror_cells_equal_the_library(template)
+    test_notebook_was_run_in_order_and_normalised(template)
+    test_every_figure_has_alt_text_and_no_number_is_an_address(template)
+    test_hidden_cells_say_what_they_hide(template)
+    test_every_gap_runs_untouched_and_is_checked(template)
+    test_every_exercise_has_a_solution(template)
+
+
+def test_running_again_changes_nothing(template):
+    from tools import notebook
+
+    before = template.read_text()
+    notebook.execute(template)
+    assert template.read_text() == before
+
+
+def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch):
+    from tools import notebook
+
+    monkeypatch.setattr(notebook, "TEXT", tmp_path / "text")
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(template, tmp_path / "notebooks")
+    notebook.to_text(template)
+    monkeypatch.setattr(notebook, "run", lambda *_: None)
+    notebook.from_text(tmp_path / "text" / "99_template.md")
+    old, new = (
+        nbformat.read(path, as_version=4) for path in (template, tmp_path / "notebooks" / template.name)
+    )
+    assert [(c.id, c.source, c.metadata) for c in new.cells] == [
+        (c.id, c.source, c.metadata) for c in old.cells
+    ]
+    assert new.metadata.nanoeuler == old.metadata.nanoeuler
+
+
+def test_assignment_has_no_solutions_and_strict_checks(template, tmp_path):
+    pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e .[instructor]")
+    released = assignment.make("99", template.parent, tmp_path)
+    cells = nbformat.read(released, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells)
+    assert not [cell for cell in cells if "solution" in tags(cell)]
+    assert "def layernorm" not in text
+    assert "def my_layernorm" in text
+    graded = [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("points")]
+    assert [cell.metadata.nbgrader.points for cell in graded] == [2, 4]
+    assert 'raise NotImplementedError("not written yet")' in graded[0].source
+    assert not [cell for cell in cells if cell.get("outputs")]
+
+
+def test_results_say_where_they_come_from(tmp_path):
+    path = results.save("ch99", {"steps": 2}, [{"seed": 0, "loss": 1.5}], folder=tmp_path)
+    stored = json.loads(path.read_text())
+    assert stored["rows"] == [{"seed": 0, "loss": 1.5}]
+    assert stored["config"] == {"steps": 2}
+    assert {"commit", "date", "machine"} <= stored.keys()
+    assert {"cpu", "cores", "gpu", "python", "numpy"} <= stored["machine"].keys()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        results.save("ch99", {}, [{"loss": float("nan")}], folder=tmp_path)
+    assert json.loads(path.read_text()) == stored
+
+
+def test_inventories_are_fresh():
+    from tools import make_inventories as inventories
+
+    for project, (version, links) in inventories.LINKS.items():
+        stored = (inventories.FOLDER / f"{project}.inv").read_bytes()
+        fresh = inventories.inventory(project, version, links)
+        rows = [zlib.decompress(data.split(b"\n", 4)[4]) for data in (stored, fresh)]
+        assert rows[0] == rows[1], "python tools/make_inventories.py"
+
+
+def test_lock_holds_what_pyproject_asks_for_and_names_no_server():
+    lock = (ROOT / "requirements.txt").read_text()
+    assert not re.search(r"^--|://|file:", lock, re.M)
+    names = {line.split("==")[0] for line in lock.splitlines() if "==" in line and not line.startswith(" ")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + extras["book"] + extras["dev"] + extras["instructor"]
+    assert {re.match(r"[\w-]+", line)[0] for line in wanted} <= names
+    assert "torch" not in names

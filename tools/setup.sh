@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# setup.sh VENV: a virtual environment with the locked requirements and this project, editable; CuPy where there is a GPU.
+# PYTHON names the interpreter; without it the first of python3, python3.13, python3.12, python3.11 that is new enough.
+set -euo pipefail
+
+venv=$1
+python=$venv/bin/python
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+interpreter=${PYTHON:-}
+if [ -z "$interpreter" ]; then
+    for name in python3 python3.13 python3.12 python3.11; do
+        if new_enough "$name"; then interpreter=$name; break; fi
+    done
+elif ! new_enough "$interpreter"; then
+    echo "PYTHON=$interpreter is not a Python >= 3.11: $("$interpreter" --version 2>&1 | head -n 1)" >&2
+    exit 1
+fi
+if [ -z "$interpreter" ] && ! command -v uv >/dev/null; then
+    echo "no Python >= 3.11 found: install one, or name it with make PYTHON=/path/to/python3.12" >&2
+    exit 1
+fi
+
+if command -v uv >/dev/null; then
+    echo "set-up: uv into $venv"
+    uv venv --quiet --allow-existing --seed --python "${interpreter:-3.12}" "$venv"
+    install() { uv pip install --quiet --python "$python" "$@"; }
+else
+    echo "set-up: pip into $venv (about a minute; uv, where installed, takes seconds)"
+    "$interpreter" -m venv "$venv"
+    install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
+fi
+install --require-hashes -r requirements.txt
+install --no-deps --no-build-isolation --editable .
+
+# JupyterLab without nbgrader's buttons (instructors use `make assignment`) and without asking to fetch news.
+settings=$venv/share/jupyter/lab/settings
+mkdir -p "$settings" "$venv/etc/jupyter/labconfig"
+echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' >"$settings/overrides.json"
+echo '{"disabledExtensions": {"@jupyter/nbgrader": true}}' >"$venv/etc/jupyter/labconfig/page_config.json"
+
+# A reader with a GPU must not get the CPU without a word: CuPy is installed and tried, and a failure stops here.
+cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true)
+case "$cuda" in
+    "") echo "set-up: no NVIDIA driver found (nvidia-smi), so no CuPy: everything runs on the CPU" ;;
+    12 | 13)
+        try='import cupy; x = cupy.ones((2, 2), cupy.float32); assert float((x @ x + 1).sum()) == 12'
+        echo "set-up: an NVIDIA driver with CUDA $cuda, so CuPy for CUDA $cuda"
+        install --editable ".[cuda$cuda]"
+        if ! "$python" -c "$try" 2>/dev/null; then
+            echo "set-up: no CUDA toolkit on this machine, so its libraries as well (more than 1 GB)"
+            install "cupy-cuda${cuda}x[ctk]"
+            "$python" -c "$try"
+        fi
+        ;;
+    *)
+        echo "set-up: the NVIDIA driver speaks CUDA $cuda; this project needs 12 or 13: update the driver" >&2
+        exit 1
+        ;;
+esac
