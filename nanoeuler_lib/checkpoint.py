@@ -110,7 +110,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
             raise NanoEulerError(
                 f"{path / name}: SHA-256 is {found[:12]}..., expected {digest[:12]}...: truncated or edited"
             )
-    config = ModelConfig.from_dict(head["model"])
+    config = _settings(ModelConfig, head["model"], path)
     params = Parameters(config)
     _fill(path / "model.safetensors", {name: params[name] for name in params})
     tokenizer = Tokenizer.load(path / "tokenizer.json")
@@ -118,7 +118,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
         raise NanoEulerError(
             f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
         )
-    train = TrainConfig.from_dict(head["train"]) if head["train"] else None
+    train = _settings(TrainConfig, head["train"], path) if head["train"] else None
     optimizer = None
     if training:
         if train is None or not (path / "optimizer.safetensors").is_file():
@@ -149,11 +149,16 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     if (path / "checkpoint.json").is_file():
         return path
-    steps = sorted(file.parent for file in (path / "checkpoints").glob("step-*/checkpoint.json"))
+    steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
     if steps:
         return steps[-1]
     what = "holds no checkpoint" if path.exists() else "no such folder"
     raise NanoEulerError(f"{path}: {what}, expected a checkpoint or a run folder")
+
+
+def folders(run: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, by step; numbers of more than six digits come after the shorter ones."""
+    return sorted((Path(run) / "checkpoints").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
 
 
 def remove(path: Path) -> None:
@@ -196,6 +201,13 @@ def _read_head(path):
     if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
         raise NanoEulerError(f"{file}: lists files {sorted(names)}, expected {sorted(allowed)}")
     return head
+
+
+def _settings(kind, values, path):
+    try:
+        return kind.from_dict(values)
+    except NanoEulerError as error:
+        raise NanoEulerError(f"{path / 'checkpoint.json'}: {error}") from None
 
 
 def _fill(file, views):

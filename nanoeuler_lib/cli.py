@@ -92,7 +92,7 @@ def train(args):
         given = [
             name
             for name in TRAIN_OPTIONS + MODEL_OPTIONS + ["preset", "tokenizer", "run"]
-            if getattr(args, name)
+            if getattr(args, name) is not None
         ]
         if given:
             raise NanoEulerError(
@@ -337,8 +337,12 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--tokenizer", type=Path, help="tokenizer file (default: trained on the training part)")
     new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
     shape = new.add_argument_group("model shape (default: the preset's)")
+    meaning = dict(
+        dim="width of the residual stream", heads="query heads", kv_heads="key/value heads", layers="blocks",
+        context="longest sequence, in tokens", vocab_size="tokens of the vocabulary", predict="prediction heads",
+    )  # fmt: skip
     for name in MODEL_OPTIONS:
-        shape.add_argument(f"--{name.replace('_', '-')}", type=int)
+        shape.add_argument(f"--{name.replace('_', '-')}", type=int, help=meaning[name])
     how = new.add_argument_group("training")
     defaults = TrainConfig().to_dict()
     for name in TRAIN_OPTIONS:

@@ -55,7 +55,8 @@ class Step:
         self.weights = head_weights(model.config, config.later_heads)
         self.plans = [Plan(model.config, self.micro, time, model.dtype) for _ in range(self.workers)]
         self.grads = [Parameters(model.config, model.dtype) for _ in range(self.workers)]
-        self.pool = ThreadPoolExecutor(self.workers)
+        # A step that overflows shows in its loss or norm, which are looked at; NumPy's warnings would only add noise.
+        self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -218,18 +219,19 @@ def _train(run, found, tokens, valid, quiet):
         nonlocal saved
         path = run / "checkpoints" / f"step-{step:06d}"
         checkpoint.save(path, model, found.tokenizer, step, config, optimizer, info)
-        for old in sorted((run / "checkpoints").glob("step-*"))[:-KEEP]:
+        for old in checkpoint.folders(run)[:-KEEP]:
             checkpoint.remove(old)
         saved = step
 
-    with one_blas_thread(), open(run / "log.jsonl", "a", encoding="utf-8") as log:
+    quiet_numpy = np.errstate(all="ignore")  # as in the workers
+    with one_blas_thread(), quiet_numpy, open(run / "log.jsonl", "a", encoding="utf-8") as log:
         bar = tqdm(
             total=config.steps * rows * context,
             initial=found.step * rows * context,
             unit="tok",
             unit_scale=True,
+            disable=quiet or None,  # None: shown on a terminal only
         )
-        bar.disable = bar.disable or quiet
 
         def note(**entry):
             log.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -302,10 +304,14 @@ def _entries(file) -> Iterator[dict]:
         raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            entry = json.loads(line)
         except json.JSONDecodeError:
             if number < len(lines):  # the last line may be cut off by a crash
                 raise NanoEulerError(f"{file}: line {number} is not JSON: edited") from None
+            return
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            raise NanoEulerError(f"{file}: line {number} is not an entry with a step: edited")
+        yield entry
 
 
 def _trim_log(file, step):

@@ -1,0 +1,664 @@
+"""Checks that several test modules share: each raises AssertionError when the library is wrong.
+
+`test_mutations.py` plants bugs and asks that these very functions catch them. Their oracles are difference quotients,
+formulas written out here in float64, and brute force; never the function that is checked.
+"""
+
+import math
+from contextlib import contextmanager
+from inspect import signature
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+
+from nanoeuler_lib import checkpoint, data, ops, optim, train
+from nanoeuler_lib import plan as plan_module
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generate import Decoder, sample
+from nanoeuler_lib.gradcheck import check_batch, check_layer, numeric_gradient
+from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, init, loss_scale
+from nanoeuler_lib.ops import cpu, reference
+from nanoeuler_lib.plan import Plan
+from nanoeuler_lib.tokenizer import Tokenizer
+
+# Every size differs from every other where the shapes allow it, so that a swapped axis cannot go unseen.
+FLOOR = 1e-15  # differences below it are rounding, whatever they are compared with
+TINY = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=9, vocab_size=7, predict=3, ffn=10)
+
+
+def random_parameters(config: ModelConfig, seed: int = 0, std: float = 0.3, dtype=np.float64) -> Parameters:
+    """Parameters without symmetries: noise on the gains as well, which `init` makes equal."""
+    params = init(config, seed, std, np.float64)
+    rng = np.random.default_rng([seed, 1])
+    for p in params.values():
+        if p.ndim == 1:
+            p += std * rng.standard_normal(p.shape)
+    return _as(params, config, dtype)
+
+
+def _as(params, config, dtype):
+    result = Parameters(config, dtype)
+    result.flat[...] = params.flat
+    return result
+
+
+def close(found, expected, rtol: float, name: str = "") -> None:
+    """Assert that two arrays differ by at most rtol times the largest expected number."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape, f"{name}: {found.shape} instead of {expected.shape}"
+    apart = np.abs(found - expected).max(initial=0)  # NaN fails the comparison below
+    size = np.abs(expected).max(initial=0)
+    assert apart <= rtol * size + FLOOR, f"{name}: {apart:.2e} apart at size {size:.2e}"
+
+
+def poison(plan: Plan) -> Plan:
+    """Fill every buffer with NaN: what is read before it is written shows."""
+    for buffer in plan.buffers.values():
+        buffer[...] = np.nan
+    return plan
+
+
+# --------------------------------------------------------------------------------------------------------------
+# forward: the model written out position by position
+
+
+def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np.ndarray:
+    """Nats [B, T, K] at each position and head, 0 where the target is -1: the notation page, one number at a time."""
+    H, G, C, V = config.heads, config.kv_heads, config.dim // config.heads, config.vocab_size
+    losses = np.zeros(targets.shape)
+
+    def norm(x, gain):
+        return np.array([row * gain / math.sqrt((row @ row) / len(row) + config.norm_eps) for row in x])
+
+    def turned(x):
+        rows = []
+        for t, row in enumerate(x):
+            z = row[: C // 2] + 1j * row[C // 2 :]
+            z = [pair * np.exp(1j * t / config.rope_theta ** (2 * j / C)) for j, pair in enumerate(z)]
+            rows.append(np.concatenate([np.real(z), np.imag(z)]))
+        return np.array(rows)
+
+    for b, sequence in enumerate(tokens):
+        x = np.array([params["embed"][token] for token in sequence])
+        for layer in range(config.layers):
+            w = {name: params[f"layers.{layer}.{name}"] for name in ("norm1", "qkv", "out")}
+            columns = np.split(norm(x, w["norm1"]) @ w["qkv"], H + 2 * G, axis=1)
+            heads = []
+            for h in range(H):
+                g = h // (H // G)
+                q, k, v = turned(columns[h]), turned(columns[H + g]), columns[H + G + g]
+                rows = []
+                for t in range(len(sequence)):
+                    e = np.exp([q[t] @ k[s] / math.sqrt(C) for s in range(t + 1)])
+                    rows.append(sum(p * v[s] for s, p in enumerate(e / e.sum())))
+                heads.append(rows)
+            x = x + np.concatenate(heads, axis=1) @ w["out"]
+            w = {name: params[f"layers.{layer}.{name}"] for name in ("norm2", "gate_up", "down")}
+            gate, up = np.split(norm(x, w["norm2"]) @ w["gate_up"], 2, axis=1)
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
+        y = norm(x, params["norm_final"])
+        for t, k in np.ndindex(targets.shape[1:]):
+            if targets[b, t, k] >= 0:
+                logits = y[t] @ params["heads"][:, k * V : (k + 1) * V]
+                losses[b, t, k] = math.log(np.exp(logits).sum()) - logits[targets[b, t, k]]
+    return losses
+
+
+def check_forward(version: str = "cpu", config: ModelConfig = TINY, batch: int = 2, time: int = 5, seed=0):
+    """The losses and their weighted sum are those of the formulas."""
+    model = GPT(config, random_parameters(config, seed))
+    tokens, targets = check_batch(config, batch, time, seed)
+    expected = naive_losses(model.params, config, tokens, targets)
+    with ops.use(version), patch.object(plan_module, "LOGIT_ROWS", 4):
+        poison(model.plan(batch, time))
+        loss, _ = model.loss_and_gradients(tokens, targets)
+        losses = model.plan(batch, time).losses.reshape(targets.shape)
+        close(losses, expected, 1e-11, "losses")
+        close(model.losses(tokens, targets[..., 0]), expected[..., 0], 1e-11, "GPT.losses")
+    total = 0.0
+    for k in range(config.predict):
+        valid = (targets[..., k] >= 0).sum()
+        total += (1.0 if k == 0 else 0.25) * (expected[..., k].sum() / valid if valid else 0.0)
+    close(loss, total, 1e-11, "loss")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# backward: difference quotients
+
+
+def check_gradients(
+    version: str = "cpu",
+    config: ModelConfig = TINY,
+    batch: int = 2,
+    time: int = 5,
+    seed: int = 0,
+    targets: np.ndarray | None = None,
+    elements: int = 6,
+) -> None:
+    """Every tensor's gradient along random directions, and element by element where a tensor has few.
+
+    Along a random unit direction the error of a gradient g shows as |error| / sqrt(n), whichever elements are wrong;
+    a millionth of ||g|| / sqrt(n) is the limit. Quotients of fourth order; h is a quarter of `gradcheck.STEP`, because
+    a random model may have an embedding so short that 1e-3 is a long way (`test_gradients.test_truncation`).
+    """
+    rng = np.random.default_rng([seed, 2])
+    model = GPT(config, random_parameters(config, seed))
+    tokens, random_targets = check_batch(config, batch, time, seed)
+    targets = random_targets if targets is None else targets
+    weights = np.array([1.0] + [0.25] * (config.predict - 1))
+    with ops.use(version), patch.object(plan_module, "LOGIT_ROWS", 4):
+        plan = poison(model.plan(batch, time))
+        _, grads = model.loss_and_gradients(tokens, targets)
+        grads = {name: g.copy() for name, g in grads.items()}
+        valid = (targets >= 0).reshape(-1, config.predict).sum(axis=0)
+
+        def loss():
+            forward(model.params, plan, tokens)
+            ops.active().heads_loss(
+                plan.losses, None, None, plan.y_final, model.params["heads"],
+                targets.reshape(-1, config.predict), np.ones(config.predict), plan.work_logits, None, False,
+            )  # fmt: skip
+            return float(plan.losses.sum(axis=0) @ (weights / np.maximum(valid, 1)))
+
+        def slope(p, direction):
+            along = np.zeros(1)
+            kept = p.copy()
+
+            def moved():
+                p[...] = kept + along[0] * direction
+                return loss()
+
+            result = numeric_gradient(moved, along, h=2.5e-4)[0]
+            p[...] = kept
+            return result
+
+        for name, p in model.params.items():
+            g = grads[name]
+            assert np.isfinite(g).all(), f"{name}: not finite"
+            limit = 1e-6 * np.linalg.norm(g) / math.sqrt(g.size) + 1e-11
+            for _ in range(3):
+                direction = rng.standard_normal(p.shape)
+                direction /= np.linalg.norm(direction)
+                apart = abs(slope(p, direction) - float((g * direction).sum()))
+                assert apart <= limit, f"{name}: {apart:.2e} apart along a direction, limit {limit:.2e}"
+            chosen = rng.permutation(p.size)[: p.size if p.ndim == 1 else elements]
+            for i in chosen:
+                unit = np.zeros(p.size)
+                unit[i] = 1
+                n = slope(p, unit.reshape(p.shape))
+                apart, size = abs(n - g.flat[i]), max(abs(n), abs(g.flat[i]))
+                assert apart <= 1e-6 * size + 1e-11, f"{name}, element {i}: {g.flat[i]:.8g}, quotient {n:.8g}"
+
+
+def layer_pairs(seed: int = 0) -> dict[str, tuple]:
+    """The pure pairs with float64 inputs of odd sizes: name -> (forward, backward, inputs)."""
+    rng = np.random.default_rng(seed)
+    x = lambda *shape: rng.standard_normal(shape)
+    cos, sin = reference.rope_tables(5, 6)
+    f = reference
+    masked = rng.integers(-1, 7, (3, 5))
+    masked[0, :2] = -1, 3
+    return {
+        "embed": (f.embed_forward, f.embed_backward, {"tokens": rng.integers(0, 4, (3, 5)), "table": x(7, 3)}),
+        "linear": (f.linear_forward, f.linear_backward, {"x": x(2, 3, 5), "w": x(5, 7)}),
+        "rmsnorm": (f.rmsnorm_forward, f.rmsnorm_backward, {"x": x(2, 3, 5), "gain": x(5)}),
+        "rope": (lambda x: f.rope_forward(x, cos, sin), f.rope_backward, {"x": x(2, 3, 5, 6)}),
+        "attention": (
+            f.attention_forward,
+            f.attention_backward,
+            {"q": x(2, 6, 5, 3), "k": x(2, 2, 5, 3), "v": x(2, 2, 5, 3)},
+        ),
+        "attention, T=1": (
+            f.attention_forward,
+            f.attention_backward,
+            {"q": x(1, 3, 1, 5), "k": x(1, 1, 1, 5), "v": x(1, 1, 1, 5)},
+        ),
+        "swiglu": (f.swiglu_forward, f.swiglu_backward, {"gate": x(3, 5), "up": x(3, 5)}),
+        "cross_entropy": (
+            f.cross_entropy_forward,
+            f.cross_entropy_backward,
+            {"logits": x(3, 5, 7), "targets": masked},
+        ),
+    }
+
+
+def check_layers(seed: int = 0) -> None:
+    """Every pure pair against difference quotients, element by element."""
+    for name, (forward_, backward_, inputs) in layer_pairs(seed).items():
+        for row in check_layer(forward_, backward_, inputs, seed):
+            assert row.ok, f"{name}: {row}"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# operations: what each call of a composite writes, fast against plain
+
+WRITES = {
+    "embed": ("x",),
+    "embed_back": ("dtable",),
+    "linear": ("y",),
+    "linear_back": ("dx", "dw"),
+    "add_rmsnorm": ("x", "y", "rstd"),
+    "add_rmsnorm_back": ("dx", "dgain"),
+    "qkv_rope": ("qkv",),
+    "qkv_rope_back": ("dy", "dw"),
+    "attention": ("y",),
+    "attention_back": ("dqkv",),
+    "swiglu": ("hidden",),
+    "swiglu_back": ("dgate_up",),
+    "heads_loss": ("losses", "dy", "dw"),
+    "adamw": ("p", "m", "v"),
+}
+
+
+@contextmanager
+def recording(version: str):
+    """Run on `version` and list (composite, argument, its value after the call) for all that composites write.
+
+    The moment matters: a later composite may overwrite a gradient that it has used up.
+    """
+    calls = []
+
+    def recorded(name, function):
+        parameters = signature(function).parameters
+
+        def call(*arguments):
+            function(*arguments)
+            named = dict(zip(parameters, arguments))
+            calls.extend((name, key, named[key].copy()) for key in WRITES[name] if named[key] is not None)
+
+        return call
+
+    with ops.use(version):
+        active = {name: recorded(name, function) for name, function in vars(ops.active()).items()}
+        assert set(active) == set(WRITES)
+        with patch.object(ops, "active", lambda: SimpleNamespace(**active)):
+            yield calls
+
+
+def run_recorded(
+    version, config, params, tokens, targets, accumulate, dtype=np.float64, rows=4, passes=1
+) -> tuple[list, Plan, Parameters]:
+    """Forward and backward into poisoned buffers: the record, the plan, the gradients."""
+    batch, time = tokens.shape
+    scale = loss_scale(targets, head_weights(config))
+    with patch.object(plan_module, "LOGIT_ROWS", rows):
+        plan = poison(Plan(config, batch, time, dtype))
+    grads = Parameters(config, dtype)
+    grads.flat[...] = np.random.default_rng(7).standard_normal(grads.flat.size) if accumulate else np.nan
+    with recording(version) as calls:
+        for _ in range(passes):
+            forward(params, plan, tokens)
+            backward(params, grads, plan, tokens, targets, scale, accumulate)
+    return calls, plan, grads
+
+
+def check_equality(
+    config: ModelConfig = TINY,
+    batch: int = 2,
+    time: int = 5,
+    seed: int = 0,
+    accumulate: bool = False,
+    std: float = 0.3,
+    dtype=np.float64,
+    rtol: float = 1e-12,
+) -> None:
+    """`ops/cpu` writes what `ops/plain` writes, call by call; buffers that only it has meet the formula."""
+    params = random_parameters(config, seed, std, dtype)
+    tokens, targets = check_batch(config, batch, time, seed)
+    fast, plan, fast_grads = run_recorded("cpu", config, params, tokens, targets, accumulate, dtype)
+    plain, plain_plan, plain_grads = run_recorded("plain", config, params, tokens, targets, accumulate, dtype)
+    assert [call[:2] for call in fast] == [call[:2] for call in plain]
+    for (name, key, found), (_, _, expected) in zip(fast, plain):
+        if key in ("qkv", "dqkv"):  # the fast one keeps the pairs of RoPE side by side
+            expected = expected[:, plan.rope.order]
+        close(found, expected, rtol, f"{name}, {key}")
+    for name in params:
+        close(fast_grads[name], plain_grads[name], rtol, f"gradient of {name}")
+    for a, b in zip(plan.layers, plain_plan.layers):
+        gate, up = np.split(b.gate_up, 2, axis=1)
+        close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
+        q, k, v = _heads(b.qkv, config, batch, time)
+        probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
+        close(a.probs * a.inv_sum, probs, rtol, "probs * inv_sum")
+
+
+def _heads(qkv, config, batch, time):
+    H, G = config.heads, config.kv_heads
+    heads = qkv.reshape(batch, time, H + 2 * G, config.head_dim).swapaxes(1, 2)
+    return heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+
+
+def check_accumulate() -> None:
+    """Gradients are added where asked, in both versions: twice the same pass on top of g gives g + 2 dL."""
+    params = random_parameters(TINY)
+    tokens, targets = check_batch(TINY, 2, 5, 0)
+    for version in ("cpu", "plain"):
+        _, _, once = run_recorded(version, TINY, params, tokens, targets, False)
+        _, _, twice = run_recorded(version, TINY, params, tokens, targets, True, passes=2)
+        start = np.random.default_rng(7).standard_normal(once.flat.size)
+        close(twice.flat, start + 2 * once.flat, 1e-12, f"{version}: accumulated gradients")
+    check_equality(accumulate=True)
+
+
+def check_extremes(version: str = "cpu") -> None:
+    """Scores and logits 300 times as large give finite losses and gradients, and no overflow on the way."""
+    params = random_parameters(TINY, std=0.5)
+    for name in params:
+        if name.endswith((".qkv", ".gate_up", "heads")):
+            params[name][...] *= 300
+    tokens, targets = check_batch(TINY, 2, 9, 0)
+    targets[0] = -1
+    model = GPT(TINY, params)
+    with ops.use(version), np.errstate(all="raise", under="ignore"):
+        poison(model.plan(2, 9))
+        try:
+            loss, grads = model.loss_and_gradients(tokens, targets)
+        except FloatingPointError as error:
+            raise AssertionError(error) from None
+    assert math.isfinite(loss) and np.isfinite(grads.flat).all()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# optimiser and training step
+
+
+def expected_rate(step: int, c: TrainConfig) -> float:
+    """Rate of step 0, 1, ...: a line to the peak, a half cosine from the peak to its last value."""
+    if step < c.warmup:
+        return c.rate / c.warmup * (step + 1)
+    x = (step - c.warmup) / (c.steps - c.warmup)
+    low = c.rate * c.rate_end
+    return low + (c.rate - low) * math.cos(math.pi * x / 2) ** 2
+
+
+def check_schedule() -> None:
+    """The learning rate is the formula's, rises to the peak, falls to the last value, and is never 0."""
+    c = TrainConfig(steps=50, warmup=8, rate=0.02, rate_end=0.1)
+    rates = [optim.learning_rate(step, c) for step in range(51)]
+    close(rates, [expected_rate(step, c) for step in range(51)], 1e-12, "rates")
+    assert np.argmax(rates) in (7, 8) and math.isclose(rates[8], 0.02) and math.isclose(rates[50], 0.002)
+    assert all(rate > 0 for rate in rates)
+    assert optim.learning_rate(0, TrainConfig(warmup=0)) == TrainConfig().rate
+
+
+def check_adamw(version: str = "cpu") -> None:
+    """Five steps of AdamW are those of the paper, with decay on matrices alone and the rate of each step."""
+    c = TrainConfig(steps=6, warmup=2, rate=0.05, decay=0.3, adam_eps=1e-3, clip=0)
+    params, rng = random_parameters(TINY, 3), np.random.default_rng(4)
+    expected = {name: p.copy() for name, p in params.items()}
+    m = {name: np.zeros(p.shape) for name, p in params.items()}
+    v = {name: np.zeros(p.shape) for name, p in params.items()}
+    optimizer = optim.AdamW(TINY, c, np.float64)
+    with ops.use(version):
+        for step in range(1, 6):
+            grads, factor = Parameters(TINY, np.float64), 0.5
+            grads.flat[...] = rng.standard_normal(grads.flat.size)
+            for name, p in expected.items():
+                g = grads[name] * factor
+                m[name] = c.beta1 * m[name] + (1 - c.beta1) * g
+                v[name] = c.beta2 * v[name] + (1 - c.beta2) * g**2
+                move = (m[name] / (1 - c.beta1**step)) / (np.sqrt(v[name] / (1 - c.beta2**step)) + c.adam_eps)
+                decay = 0.0 if "norm" in name else c.decay
+                expected[name] = p - expected_rate(step - 1, c) * (move + decay * p)
+            optimizer.step += 1
+            optimizer.update(params, grads, list(params), factor)
+    for name in params:
+        close(params[name], expected[name], 1e-12, name)
+
+
+def check_step(workers: int = 2, accumulate: int = 1) -> None:
+    """Three whole steps, in micro-batches on several threads, are those of the whole batch with clipping by hand."""
+    c = TrainConfig(steps=6, batch=6, accumulate=accumulate, warmup=2, rate=0.05, clip=0.7, later_heads=0.3)
+    weights = np.array([1.0, 0.3, 0.3])
+    rows = c.batch * accumulate
+    model = GPT(TINY, random_parameters(TINY))
+    twin = GPT(TINY, random_parameters(TINY))
+    optimizer, own = optim.AdamW(TINY, c, np.float64), optim.AdamW(TINY, c, np.float64)
+    clipped = 0
+    with ops.use(), patch.object(train, "MICRO_TOKENS", 2 * TINY.context), train.one_blas_thread():
+        step_of = train.Step(model, optimizer, c, rows, workers)
+        assert step_of.micro == 2 and step_of.workers == workers
+        for plan, grads in zip(step_of.plans, step_of.grads):
+            poison(plan)
+            grads.flat[...] = np.nan
+        for step in range(1, 4):
+            tokens, targets = check_batch(TINY, rows, TINY.context, step)
+            targets[: rows // 2, :, 1] = -1  # micro-batches differ in their numbers of valid targets
+            losses, norm = step_of(tokens, targets)
+            naive = naive_losses(twin.params, TINY, tokens, targets)
+            valid = (targets >= 0).reshape(-1, TINY.predict).sum(axis=0)
+            close(losses, naive.reshape(-1, TINY.predict).sum(axis=0) / valid, 1e-10, "mean losses")
+            grads = Parameters(TINY, np.float64)
+            forward(twin.params, plan := twin.plan(rows, TINY.context), tokens)
+            backward(twin.params, grads, plan, tokens, targets, weights / valid)
+            expected_norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+            close(norm, expected_norm, 1e-10, "norm")
+            if expected_norm > c.clip:
+                grads.flat[...] *= c.clip / expected_norm
+                clipped += 1
+            own.step = step
+            own.update(twin.params, grads, list(twin.params), 1.0)
+            close(model.params.flat, twin.params.flat, 1e-10, f"parameters after step {step}")
+        step_of.pool.shutdown()
+    assert clipped, "no step was clipped: the check has lost its power"
+
+
+def check_init() -> None:
+    """Standard deviations of fresh parameters, and gains of 1."""
+    config = ModelConfig(dim=96, heads=4, kv_heads=2, layers=8, context=8, vocab_size=300)
+    for name, p in init(config, 0).items():
+        if p.ndim == 1:
+            assert (p == 1).all(), name
+        else:
+            std = 0.02 / math.sqrt(2 * 8) if name.endswith(("out", "down")) else 0.02
+            assert abs(p.std() / std - 1) < 0.03 and abs(p.mean()) < std / 20, f"{name}: {p.std():.5f}"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# data
+
+
+def numbered(count: int, starts=None, vocab: int = 10_000) -> data.Tokens:
+    """A text whose tokens are 0, 1, 2, ..., each of one byte: a target tells where it came from."""
+    starts = None if starts is None else np.asarray(starts)
+    return data.Tokens(np.arange(count), starts, np.ones(vocab, np.int32))
+
+
+def check_targets() -> None:
+    """Target k of position t is token t+1+k; rows lie inside the text, and every place can be drawn."""
+    T, K = 5, 3
+    tokens = numbered(12)
+    inputs, targets = data.batch(tokens, np.random.default_rng(0), 400, T, K)
+    assert inputs.shape == (400, T) and targets.shape == (400, T, K)
+    assert (np.diff(inputs, axis=1) == 1).all()
+    for k in range(K):
+        assert (targets[:, :, k] == inputs + 1 + k).all(), f"head {k}"
+    assert set(inputs[:, 0]) == set(range(12 - T - K + 1)), "first tokens of rows"
+    starts = [0, 4, 7, 11, 14]  # short documents: rows start where they do, as long as a whole row fits
+    inputs, targets = data.batch(numbered(20, starts), np.random.default_rng(0), 200, T, K)
+    assert set(inputs[:, 0]) == {0, 4, 7, 11}
+    inputs, _ = data.batch(numbered(40, [0, 20]), np.random.default_rng(0), 600, T, K)  # long: anywhere
+    assert set(inputs[:, 0]) == set(range(40 - T - K + 1))
+
+
+def check_validation_rows() -> None:
+    """Every token but the first is a target exactly once, with the tokens before it as its context."""
+    for count in (2, 5, 6, 7, 11, 12, 13):
+        tokens = numbered(count)
+        inputs, targets = data.validation_rows(tokens, 5)
+        valid = targets >= 0
+        assert sorted(targets[valid]) == list(range(1, count)), f"{count} tokens"
+        assert (targets[valid] == inputs[valid] + 1).all()
+    starts, end = [0, 4, 9, 12], 14  # documents of 3, 4, 2 and 1 tokens, each after an end-of-text token
+    inputs, targets = data.validation_rows(numbered(end + 1, starts), 5)
+    valid = targets >= 0
+    assert sorted(targets[valid]) == list(range(1, end + 1))
+    assert (targets[valid] == inputs[valid] + 1).all()
+    assert list(inputs[:, 0]) == starts
+
+
+def check_split() -> None:
+    """Both parts hold whole documents, nothing is lost or shared, about the asked fraction is held out."""
+    documents = [f"story {i}: " + "abc " * (i % 7) for i in range(40)]
+    text = data.SEPARATOR.join(documents)
+    part, valid = data.split_text(text, 0.25)
+    assert part.split(data.SEPARATOR) + valid.split(data.SEPARATOR) == documents
+    assert 0.15 < len(valid) / len(text) < 0.3
+    plain = "".join(chr(97 + i % 26) for i in range(1000))
+    part, valid = data.split_text(plain, 0.1)
+    assert part + valid == plain and len(valid) == 100
+
+
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer([(97, 98), (99, 100), (256, 257)], ())  # "ab", "cd", "abcd"
+
+
+def check_bits_per_byte() -> None:
+    """Nats of head 0 over all windows, in bits, over the bytes of the tokens that were scored."""
+    tokenizer = tiny_tokenizer()
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=260, predict=2)
+    model = GPT(config, random_parameters(config, 1))
+    text = "xabcdab, cdabcd! aöbcdcdabxyzab" * 3
+    tokens = data.tokenize(text, tokenizer)
+    ids, bits, size = [int(i) for i in tokens.ids], 0.0, 0
+    for start in range(0, len(ids) - 1, 6):
+        window, following = ids[start : start + 6], ids[start + 1 : start + 7]
+        window = window[: len(following)]
+        nats = naive_losses(model.params, config, np.array([window]), np.array(following)[None, :, None])
+        bits += float(nats.sum()) / math.log(2)
+        size += sum(len(tokenizer.decode_bytes([i])) for i in following)
+    assert size == len(text.encode()) - 1
+    close(train.bits_per_byte(model, tokens, rows=3), bits / size, 1e-10, "bits per byte")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# generation
+
+
+def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
+    """Tokens fed in pieces of any size give the logits of one pass over all of them."""
+    rng = np.random.default_rng(seed)
+    model = GPT(config, random_parameters(config, seed))
+    tokens = rng.integers(0, config.vocab_size, config.context)
+    full = model.logits(tokens[None])[0]
+    cuts = sorted(set(rng.integers(1, config.context, 3)) | {config.context}) if config.context > 1 else [1]
+    for ends in (range(1, config.context + 1), cuts, [config.context]):
+        decoder, start = Decoder(model), 0
+        for end in ends:
+            close(decoder.feed(tokens[start:end]), full[end - 1], 1e-12, f"logits after {end} tokens")
+            start = end
+
+
+def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+    """Probabilities that `sample` is to draw from: most likely tokens first, until k or p is reached."""
+    p = np.array([math.exp(x / temperature) for x in logits])
+    p /= p.sum()
+    kept, mass = np.zeros(len(p), bool), 0.0
+    order = sorted(range(len(p)), key=lambda i: -p[i])[: top_k or len(p)]
+    total = sum(p[i] for i in order)
+    for i in order:
+        kept[i] = True
+        mass += p[i] / total
+        if mass >= top_p:
+            break
+    p = np.where(kept, p, 0)
+    return p / p.sum()
+
+
+def check_sampling(draws: int = 4000) -> None:
+    """Frequencies fit the distribution (chi-square at one in a million), and nothing outside it is drawn."""
+    logits = np.array([1.5, -0.3, 0.9, 0.0, 2.0, -1.2])
+    cases = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 2}, {"top_p": 0.6}, {"top_k": 4, "top_p": 0.8}]
+    for case in cases:
+        rng = np.random.default_rng(1)
+        drawn = np.bincount([sample(logits, rng, **case) for _ in range(draws)], minlength=6)
+        p = expected_distribution(logits, **case)
+        assert (drawn[p == 0] == 0).all(), f"{case}: drew a token of probability 0"
+        expected = draws * p[p > 0]
+        chi_square = float(((drawn[p > 0] - expected) ** 2 / expected).sum())
+        freedom = len(expected) - 1
+        assert chi_square < freedom + 7 * math.sqrt(2 * freedom) + 10, f"{case}: chi-square {chi_square:.0f}"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# runs
+
+RUN_MODEL = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=12, vocab_size=258, predict=2)
+RUN_CONFIG = TrainConfig(
+    steps=6, batch=4, warmup=2, valid_every=3, sample_every=0, save_every=2, valid_fraction=0.2, clip=0.5
+)
+
+
+def run_text() -> str:
+    rng = np.random.default_rng(0)
+    words = "the cat on a mat sat and ran to her red hat".split()
+    return " ".join(words[i] for i in rng.integers(0, len(words), 700)) + "."
+
+
+class Crash(Exception):
+    """The end of a process, at a place that the test chooses."""
+
+
+def stopped_at(step: int, error: type = Crash):
+    """Raise `error` when the batch of this step (0, 1, ...) is drawn."""
+    original, count = data.batch, [0]
+
+    def batch(*arguments):
+        count[0] += 1
+        if count[0] == step + 1:
+            raise error
+        return original(*arguments)
+
+    return patch.object(data, "batch", batch)
+
+
+def check_resume(folder) -> None:
+    """A run that crashes in step 6, after a checkpoint at 4, ends with the bits and the log of one that did not."""
+    text = run_text()
+    with ops.use():
+        train.train(folder / "whole", text, RUN_MODEL, RUN_CONFIG, quiet=True)
+        try:
+            with stopped_at(5):
+                train.train(folder / "parts", text, RUN_MODEL, RUN_CONFIG, quiet=True)
+        except Crash:
+            pass
+        try:
+            train.resume(folder / "parts", text, quiet=True)
+        except NanoEulerError as error:
+            raise AssertionError(f"resume: {error}") from None
+    assert_same_run(folder / "whole", folder / "parts")
+
+
+def assert_same_run(a, b) -> None:
+    """The last checkpoints hold the same bits, and the logs the same numbers (times apart)."""
+    a_end, b_end = (checkpoint.load(run, training=True) for run in (a, b))
+    assert a_end.step == b_end.step and a_end.optimizer.step == b_end.optimizer.step
+    assert np.array_equal(a_end.model.params.flat, b_end.model.params.flat), "parameters"
+    assert np.array_equal(a_end.optimizer.m.flat, b_end.optimizer.m.flat), "first moments"
+    assert np.array_equal(a_end.optimizer.v.flat, b_end.optimizer.v.flat), "second moments"
+    logs = []
+    for run in (a, b):
+        logs.append(train.read_log(run))
+        for entry in logs[-1]:
+            entry.pop("seconds", None)
+            entry.pop("tokens_per_second", None)
+    assert logs[0] == logs[1], "logs"
+
+
+def check_batches_differ(folder) -> None:
+    """No two steps of a run see the same batch, and another seed sees others."""
+    seen = []
+    original = data.batch
+
+    def batch(*arguments):
+        inputs, targets = original(*arguments)
+        seen.append(inputs.tobytes())
+        return inputs, targets
+
+    for seed in (0, 1):
+        config = TrainConfig(**RUN_CONFIG.to_dict() | {"seed": seed})
+        with patch.object(data, "batch", batch), ops.use():
+            train.train(folder / str(seed), run_text(), RUN_MODEL, config, quiet=True)
+    assert len(set(seen)) == len(seen) == 2 * RUN_CONFIG.steps

@@ -1,0 +1,219 @@
+"""Generation: the cache changes nothing, sampling draws what it should, text comes in whole characters and goes on."""
+
+import checks
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generate import Decoder, generate, sample, stream
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=16, vocab_size=260, predict=2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return GPT(CONFIG, checks.random_parameters(CONFIG, 0))
+
+
+def last_is_end():
+    return Tokenizer([(97, 98)], (END_OF_TEXT,))
+
+
+def favouring(model, probabilities: dict) -> GPT:
+    """A model whose next token has these probabilities, whatever came before."""
+    config = ModelConfig(dim=2, heads=1, kv_heads=1, layers=1, context=8, vocab_size=260, predict=1)
+    flat = GPT(config, dtype=np.float64)
+    flat.params["embed"][...] = 1
+    for name in ("layers.0.out", "layers.0.down"):
+        flat.params[name][...] = 0
+    logits = np.full(260, -1e3)
+    for token, p in probabilities.items():
+        logits[token] = np.log(p)
+    flat.params["heads"][...] = np.stack([logits, np.zeros(260)]) / np.sqrt(1 / (1 + config.norm_eps))
+    return flat
+
+
+# The cache.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cache_equals_no_cache(seed):
+    checks.check_decoder(seed=seed)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 12), st.integers(0, 99))
+def test_cache_equals_no_cache_at_any_size(groups, repeat, width, context, seed):
+    heads = groups * repeat
+    checks.check_decoder(ModelConfig(heads * width, heads, groups, 2, context, 11, 2, ffn=5), seed)
+
+
+def test_cache_in_float32(model):
+    single = GPT(CONFIG, checks.random_parameters(CONFIG, 0, std=0.1, dtype=np.float32))
+    tokens = np.arange(16) * 7 % 260
+    logits = Decoder(single).feed(tokens)
+    assert logits.dtype == np.float32
+    checks.close(logits, single.logits(tokens[None])[0, -1], 1e-4)
+
+
+def test_decoder_refuses(model):
+    decoder = Decoder(model)
+    with pytest.raises(NanoEulerError, match="context is 16, 0 used: got 17 tokens, expected 1 to 16"):
+        decoder.feed(np.zeros(17, int))
+    with pytest.raises(NanoEulerError, match="got 0 tokens"):
+        decoder.feed(np.zeros(0, int))
+    decoder.feed(np.zeros(16, int))
+    with pytest.raises(NanoEulerError, match="16 used: got 1 tokens, expected 1 to 0"):
+        decoder.feed(np.zeros(1, int))
+
+
+# Sampling.
+
+
+def test_distribution():
+    checks.check_sampling(draws=20_000)
+
+
+def test_greedy():
+    logits = np.array([0.1, 2.0, -1.0, 1.99])
+    assert {sample(logits, np.random.default_rng(i), temperature=0) for i in range(20)} == {1}
+    assert {sample(logits, np.random.default_rng(i), top_k=1) for i in range(20)} == {1}
+    assert {sample(logits, np.random.default_rng(i), top_p=1e-9) for i in range(20)} == {1}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.integers(0, 9), st.floats(0.01, 1.0),
+    st.floats(0.2, 5.0), st.integers(0, 99),
+)  # fmt: skip
+def test_draws_only_what_is_allowed(logits, top_k, top_p, temperature, seed):
+    token = sample(np.array(logits), np.random.default_rng(seed), temperature, top_k, top_p)
+    p = checks.expected_distribution(logits, temperature, top_k, top_p * (1 + 1e-9))
+    ties = np.isclose(logits, logits[token])  # among equal logits either may be the one that is kept
+    assert p[ties].any()
+
+
+def test_extreme_logits():
+    rng = np.random.default_rng(0)
+    with np.errstate(all="raise", under="ignore"):
+        assert sample(np.array([1e4, -1e4, 0.0]), rng, temperature=0.01) == 0
+        assert sample(np.array([-np.inf, 0.0, -np.inf], np.float32), rng) == 1
+        counts = np.bincount([sample(np.zeros(4, np.float32), rng, 100) for _ in range(2000)], minlength=4)
+    assert counts.min() > 400
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"temperature": -1}, "temperature is -1, expected 0 to 100"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1, expected 0"),
+        ({"top_p": 0}, "top_p is 0, expected more than 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+    ],
+)
+def test_sample_refuses(options, expected):
+    with pytest.raises(NanoEulerError, match=expected):
+        sample(np.zeros(3), np.random.default_rng(0), **options)
+
+
+# Text.
+
+
+def test_greedy_text_is_the_most_likely_token_each_time(model):
+    """Without the cache, one whole forward pass a token."""
+    tokenizer = Tokenizer([], ())
+    ids = [int(i) for i in tokenizer.encode("Kant")]
+    for _ in range(12):  # up to the end of the context
+        ids.append(int(model.logits(np.array([ids]))[0, -1][:256].argmax()))
+    expected = bytes(ids[4:]).decode("utf-8", "replace")
+    assert generate(model, tokenizer, "Kant", 12, temperature=0) == expected
+
+
+def test_goes_on_when_the_context_is_full(model):
+    """Then the later half of the context is read again: the same as a whole forward pass over that half."""
+    tokenizer = Tokenizer([], ())
+    ids = [int(i) for i in tokenizer.encode("Seven bridges")]
+    seen, prompt = list(ids), len(ids)
+    for _ in range(60):
+        if len(seen) > 16:
+            seen = ids[-9:]
+        token = int(model.logits(np.array([seen]))[0, -1][:256].argmax())
+        ids.append(token)
+        seen.append(token)
+    text = generate(model, tokenizer, "Seven bridges", 60, temperature=0)
+    assert text == bytes(ids[prompt:]).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 40])
+def test_prompt_longer_than_the_context(model, length):
+    """Its end is what the model reads."""
+    tokenizer = Tokenizer([], ())
+    prompt = "abcdefghijklmnopqrstuvwxyz" * 2
+    found = generate(model, tokenizer, prompt[:length], 1, temperature=0)
+    ids = np.array([tokenizer.encode(prompt[:length])[-16:]]).astype(int)
+    assert found == bytes([int(model.logits(ids)[0, -1][:256].argmax())]).decode("utf-8", "replace")
+
+
+def test_context_of_one_token():
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=1, vocab_size=256, predict=1)
+    assert len(generate(GPT(config), Tokenizer([], ()), "ab", 5, temperature=0)) >= 1
+
+
+def test_same_seed_same_text(model):
+    tokenizer = Tokenizer([], ())
+    one, two, other = (generate(model, tokenizer, "Murr", 30, seed=s, temperature=2.0) for s in (3, 3, 4))
+    assert one == two != other
+
+
+def test_pieces_are_whole_characters(model):
+    """Bytes of a character are held back until it is complete; what never becomes one is U+FFFD."""
+    tokenizer = Tokenizer([], ())
+    pieces = list(stream(favouring(model, {0xC3: 0.4, 0xA4: 0.4, 0x41: 0.2}), tokenizer, "K", 300, temperature=1))
+    text = "".join(pieces)
+    assert "ä" in text and "A" in text and "\ufffd" in text
+    assert all(pieces) and "ä" in {c for piece in pieces for c in piece}
+    assert text == generate(favouring(model, {0xC3: 0.4, 0xA4: 0.4, 0x41: 0.2}), tokenizer, "K", 300, temperature=1)
+    assert list(stream(favouring(model, {0xC3: 1.0}), tokenizer, "K", 1)) == ["\ufffd"]  # cut off at the end
+
+
+def test_stops_at_the_end_of_text(model):
+    tokenizer = last_is_end()
+    assert generate(favouring(model, {257: 1.0}), tokenizer, "a", 50) == ""
+    text = generate(favouring(model, {257: 0.2, 97: 0.8}), tokenizer, "a", 500, temperature=1)
+    assert set(text) == {"a"} and len(text) < 100
+
+
+def test_starts_where_documents_start(model):
+    """The end-of-text token stands before the prompt, and an empty prompt is allowed."""
+    tokenizer = last_is_end()
+    ids = [257, *(int(i) for i in tokenizer.encode("Kä"))]
+    token = int(model.logits(np.array([ids]))[0, -1][:258].argmax())
+    expected = "" if token == 257 else tokenizer.token_bytes[token].decode("utf-8", "replace")
+    assert generate(model, tokenizer, "Kä", 1, temperature=0) == expected
+    assert isinstance(generate(model, tokenizer, "", 3), str)
+    assert len(generate(model, Tokenizer([], ()), "", 3, temperature=0)) >= 1
+
+
+def test_never_draws_an_id_without_a_token(model):
+    """A model may have more ids than its tokenizer: those beyond have no bytes."""
+    tokenizer = Tokenizer([], ())
+    assert generate(favouring(model, {259: 0.9, 65: 0.1}), tokenizer, "a", 20, temperature=1) == "A" * 20
+
+
+def test_no_tokens_asked(model):
+    assert generate(model, Tokenizer([], ()), "a", 0) == ""
+
+
+def test_distribution_of_generated_tokens(model):
+    """Text drawn token by token has the model's probabilities."""
+    p = {65: 0.5, 66: 0.3, 67: 0.2}
+    text = generate(favouring(model, p), Tokenizer([], ()), "a", 3000, temperature=1, seed=2)
+    for token, probability in p.items():
+        assert text.count(chr(token)) == pytest.approx(3000 * probability, abs=5 * (3000 * 0.25) ** 0.5)

@@ -1,0 +1,424 @@
+"""Planted bugs: each line of BUGS changes the library's text in one place, and a named check must catch it.
+
+To add a bug, add a `Bug`: what a person could get wrong, the function, the text to replace there and its
+replacement, and the checks of `checks.py`, each of which must fail. An edit whose text no longer occurs exactly once
+in the function fails as well, so the list cannot fall behind the library. A last test shows that the checks
+pass on the library as it is.
+"""
+
+import inspect
+import sys
+import textwrap
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple
+
+import checks
+import numpy as np
+import pytest
+
+from nanoeuler_lib import ops
+from nanoeuler_lib.ops import cpu
+
+CHECKS = {
+    "forward cpu": partial(checks.check_forward, "cpu"),
+    "forward plain": partial(checks.check_forward, "plain"),
+    "gradients cpu": partial(checks.check_gradients, "cpu"),
+    "gradients plain": partial(checks.check_gradients, "plain"),
+    "layers": checks.check_layers,
+    "equality": checks.check_equality,
+    "accumulate": checks.check_accumulate,
+    "extremes cpu": partial(checks.check_extremes, "cpu"),
+    "extremes plain": partial(checks.check_extremes, "plain"),
+    "schedule": checks.check_schedule,
+    "adamw cpu": partial(checks.check_adamw, "cpu"),
+    "adamw plain": partial(checks.check_adamw, "plain"),
+    "step": checks.check_step,
+    "init": checks.check_init,
+    "targets": checks.check_targets,
+    "validation rows": checks.check_validation_rows,
+    "split": checks.check_split,
+    "bits per byte": checks.check_bits_per_byte,
+    "decoder": checks.check_decoder,
+    "sampling": checks.check_sampling,
+    "resume": checks.check_resume,
+    "batches differ": checks.check_batches_differ,
+}
+NEED_FOLDER = {"resume", "batches differ"}
+
+
+class Bug(NamedTuple):
+    what: str
+    where: str  # module and function below nanoeuler_lib
+    edits: tuple[str, ...]  # old, new, old, new, ...
+    caught_by: tuple[str, ...]
+
+
+def bug(what, where, *edits, by):
+    return Bug(what, where, edits, (by,) if isinstance(by, str) else by)
+
+
+GRADIENTS = ("layers", "gradients plain")
+
+BUGS = [
+    # The reference pairs: backward passes.
+    bug("repeated tokens: the last gradient wins", "ops.reference.embed_backward",
+        "np.add.at(dtable, tokens, dx)", "dtable[tokens] = dx", by=GRADIENTS),
+    bug("repeated tokens: added once", "ops.reference.embed_backward",
+        "np.add.at(dtable, tokens, dx)", "dtable[tokens] += dx", by=GRADIENTS),
+    bug("weight gradient averaged over positions", "ops.reference.linear_backward",
+        "rows_x.T @ rows_dy", "rows_x.T @ rows_dy / len(rows_x)", by=GRADIENTS),
+    bug("weight gradient of the first sequence only", "ops.reference.linear_backward",
+        "rows_x.T @ rows_dy", "rows_x[: x.shape[-2]].T @ rows_dy[: x.shape[-2]]", by="layers"),
+    bug("RMSNorm: missing term", "ops.reference.rmsnorm_backward",
+        "dnormed - normed * along", "dnormed", by=GRADIENTS),
+    bug("RMSNorm: wrong sign", "ops.reference.rmsnorm_backward",
+        "dnormed - normed * along", "dnormed + normed * along", by=GRADIENTS),
+    bug("RMSNorm: gain missing in the mean", "ops.reference.rmsnorm_backward",
+        "np.mean(dnormed * normed", "np.mean(dy * normed", by=GRADIENTS),
+    bug("RMSNorm: mean over the wrong axis", "ops.reference.rmsnorm_backward",
+        "dnormed * normed, axis=-1", "dnormed * normed, axis=0", by=GRADIENTS),
+    bug("RMSNorm: sum in place of mean", "ops.reference.rmsnorm_backward",
+        "np.mean(", "np.sum(", by=GRADIENTS),
+    bug("RMSNorm: gain's gradient from x, not from x / rms", "ops.reference.rmsnorm_backward",
+        "(dy * normed).reshape", "(dy * normed / rstd).reshape", by=GRADIENTS),
+    bug("RoPE: gradient turned the wrong way", "ops.reference.rope_backward",
+        "cos, -sin", "cos, sin", by=GRADIENTS),
+    bug("attention: missing 1/sqrt(C) in the backward", "ops.reference.attention_backward",
+        "dscores /= np.sqrt(C)", "dscores /= 1", by=GRADIENTS),
+    bug("attention: softmax without its second term", "ops.reference.attention_backward",
+        "dprobs - (dprobs * probs).sum(axis=-1, keepdims=True)", "dprobs", by=GRADIENTS),
+    bug("attention: softmax sum over queries, not keys", "ops.reference.attention_backward",
+        "(dprobs * probs).sum(axis=-1", "(dprobs * probs).sum(axis=-2", by=GRADIENTS),
+    bug("attention: dk without the transpose", "ops.reference.attention_backward",
+        "dscores.swapaxes(-1, -2) @ qg", "dscores @ qg", by=GRADIENTS),
+    bug("attention: dv from untransposed probabilities", "ops.reference.attention_backward",
+        "probs.swapaxes(-1, -2) @ dyg", "probs @ dyg", by=GRADIENTS),
+    bug("GQA: dk is the mean over query heads", "ops.reference.attention_backward",
+        "dkg.sum(axis=2)", "dkg.mean(axis=2)", by=GRADIENTS),
+    bug("GQA: dv from the first query head only", "ops.reference.attention_backward",
+        "dvg.sum(axis=2)", "dvg[:, :, 0]", by=GRADIENTS),
+    bug("SwiGLU: derivative of the sigmoid only", "ops.reference.swiglu_backward",
+        "(sigmoid + silu * (1.0 - sigmoid))", "sigmoid * (1.0 - sigmoid)", by=GRADIENTS),
+    bug("SwiGLU: derivative without its second term", "ops.reference.swiglu_backward",
+        "(sigmoid + silu * (1.0 - sigmoid))", "sigmoid", by=GRADIENTS),
+    bug("SwiGLU: gate's gradient without up", "ops.reference.swiglu_backward",
+        "dy * up *", "dy *", by=GRADIENTS),
+    bug("SwiGLU: gradients of gate and up swapped", "ops.reference.swiglu_backward",
+        "return dgate, dup", "return dup, dgate", by=GRADIENTS),
+    bug("cross-entropy: softmax without minus one-hot", "ops.reference.cross_entropy_backward",
+        "axis=-1) - 1.0", "axis=-1)", by=GRADIENTS),
+    bug("cross-entropy: masked targets leak gradient", "ops.reference.cross_entropy_backward",
+        "np.where(valid, dlosses, 0.0)", "dlosses", by=GRADIENTS),
+    # The reference pairs: forward passes, which a difference quotient of the same forward pass cannot see.
+    bug("RMSNorm: eps outside the root", "ops.reference.rmsnorm_forward",
+        "np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)",
+        "(np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + eps)", by=("forward plain", "equality")),
+    bug("RoPE: turned the wrong way, backward too", "ops.reference.rope_forward",
+        "x1 * cos - x2 * sin, x1 * sin + x2 * cos", "x1 * cos + x2 * sin, x2 * cos - x1 * sin",
+        by=("forward plain", "equality", "decoder")),
+    bug("RoPE: neighbours paired, not halves", "ops.reference.rope_forward",
+        "np.split(x, 2, axis=-1)", "(x[..., ::2], x[..., 1::2])", by=("forward plain", "decoder")),
+    bug("RoPE: frequencies of half the exponent", "ops.reference.rope_tables",
+        "np.arange(0, width, 2)", "np.arange(width // 2)", by=("forward plain", "forward cpu")),
+    bug("RoPE: positions counted from 1 for keys' tables", "ops.reference.rope_tables",
+        "theta ** (-", "theta ** (", by=("forward plain", "forward cpu")),
+    bug("attention: mask off by one, sees the next token", "ops.reference.attention_forward",
+        "bool), 1)", "bool), 2)", by=("forward plain", "equality")),
+    bug("attention: missing 1/sqrt(C)", "ops.reference.attention_forward",
+        " / np.sqrt(C)", "", by=("forward plain", "layers")),
+    bug("attention: softmax over queries", "ops.reference.attention_forward",
+        "probs.sum(axis=-1", "probs.sum(axis=-2", by=("forward plain", "layers")),
+    bug("GQA: query heads dealt round, not in groups", "ops.reference.attention_forward",
+        "q.reshape(B, G, H // G, T, C)", "q.reshape(B, H // G, G, T, C).swapaxes(1, 2)",
+        by=("forward plain", "equality")),
+    bug("SwiGLU: up goes through the sigmoid, gate does not", "ops.reference.swiglu_forward",
+        "np.exp(-gate)", "np.exp(-up)", by=("forward plain", "layers")),
+    bug("cross-entropy: exponential without subtracting the largest", "ops.reference.cross_entropy_forward",
+        "logits - logits.max(axis=-1, keepdims=True)", "logits", by="extremes plain"),
+    bug("cross-entropy: masked targets count", "ops.reference.cross_entropy_forward",
+        "np.where(valid, losses, 0.0)", "losses", by=("forward plain", "layers")),
+    # The fast composites.
+    bug("embedding's gradient: accumulate overwrites", "ops.cpu.embed_back",
+        "] += np.add.reduceat", "] = np.add.reduceat", by="accumulate"),
+    bug("embedding's gradient: rows not put in the order of their tokens", "ops.cpu.embed_back",
+        "np.take(dx, order,", "np.take(dx, np.sort(order),", by=("gradients cpu", "equality")),
+    bug("embedding's gradient: not cleared", "ops.cpu.embed_back",
+        "dtable[...] = 0", "pass", by=("equality", "step")),
+    bug("weight gradient: accumulate overwrites", "ops.cpu._weight_gradient",
+        "dw += product", "dw[...] = product", by=("accumulate", "step")),
+    bug("residual add forgotten", "ops.cpu.add_rmsnorm",
+        "np.add(before, delta, out=x)", "x[...] = delta", by=("forward cpu", "equality")),
+    bug("residual gradient dropped at a norm", "ops.cpu.add_rmsnorm_back",
+        "dx += dy", "dx[...] = dy", by=("gradients cpu", "equality")),
+    bug("RMSNorm, fast: missing 1/D in the mean", "ops.cpu.add_rmsnorm_back",
+        "along *= 1.0 / x.shape[1]", "along *= 1.0", by=("gradients cpu", "equality")),
+    bug("RMSNorm, fast: 1/N in place of 1/D", "ops.cpu.add_rmsnorm_back",
+        "along *= 1.0 / x.shape[1]", "along *= 1.0 / x.shape[0]", by=("gradients cpu", "equality")),
+    bug("RMSNorm, fast: gain missing in the mean", "ops.cpu.add_rmsnorm_back",
+        'np.einsum("nd,nd->n", dy, normed)', 'np.einsum("nd,nd->n", dy / gain, normed)',
+        by=("gradients cpu", "equality")),
+    bug("RMSNorm, fast: missing 1/rms", "ops.cpu.add_rmsnorm_back",
+        "dy *= rstd", "pass", by=("gradients cpu", "equality")),
+    bug("RMSNorm, fast: gain's gradient overwritten", "ops.cpu.add_rmsnorm_back",
+        "dgain += ", "dgain[...] = ", by=("accumulate", "step")),
+    bug("RMSNorm, fast: eps misplaced", "ops.cpu.add_rmsnorm",
+        "rstd += eps\n    np.sqrt(rstd, out=rstd)", "np.sqrt(rstd, out=rstd)\n    rstd += eps",
+        by=("forward cpu", "equality")),
+    bug("RoPE, fast: turned the wrong way", "ops.cpu.qkv_rope",
+        "rope.turn)", "rope.turn_back)", by=("forward cpu", "equality")),
+    bug("RoPE, fast: gradient turned the wrong way", "ops.cpu.qkv_rope_back",
+        "rope.turn_back)", "rope.turn)", by=("gradients cpu", "equality")),
+    bug("RoPE, fast: weight gradient left in the paired order", "ops.cpu.qkv_rope_back",
+        "dw[:, rope.order] = product", "dw[...] = product", by=("gradients cpu", "equality")),
+    bug("RoPE, fast: accumulated gradient left in the paired order", "ops.cpu.qkv_rope_back",
+        "dw[:, rope.order] += product", "dw += product", by=("accumulate", "step")),
+    bug("RoPE, fast: 1/sqrt(C) missing in the queries", "plan.Rope.__init__",
+        "turn / np.sqrt(C)", "turn", by=("forward cpu", "equality")),
+    bug("RoPE, fast: 1/sqrt(C) missing in the queries' gradient", "plan.Rope.__init__",
+        "self.turn.conj()", "self.turn.conj() / np.abs(self.turn)", by=("gradients cpu", "equality")),
+    bug("RoPE, fast: keys scaled as well", "plan.Rope.__init__",
+        "np.tile(turn, (1, G))", "np.tile(turn / np.sqrt(C), (1, G))", by=("forward cpu", "equality")),
+    bug("attention, fast: mask off by one, sees the next token", "ops.cpu._mask",
+        "dtype), 1)", "dtype), 2)", by=("forward cpu", "equality")),
+    bug("attention, fast: mask off by one, blind to itself", "ops.cpu._mask",
+        "dtype), 1)", "dtype), 0)", by=("forward cpu", "equality")),
+    bug("attention, fast: output not divided by the sums", "ops.cpu.attention",
+        "out *= inv_sum", "pass", by=("forward cpu", "equality")),
+    bug("attention, fast: exponential without subtracting the largest", "ops.cpu.attention",
+        "probs -= probs.max(axis=-1, keepdims=True)", "pass", by="extremes cpu"),
+    bug("attention, fast: inv_sum missing in the backward", "ops.cpu.attention_back",
+        "dout *= inv_sum", "pass", by=("gradients cpu", "equality")),
+    bug("attention, fast: inv_sum missing in dv", "ops.cpu.attention_back",
+        "np.sum(work_heads, axis=2, out=dv[:, :, 0])", "np.sum(work_heads / inv_sum, axis=2, out=dv[:, :, 0])",
+        by=("gradients cpu", "equality")),
+    bug("attention, fast: softmax without its second term", "ops.cpu.attention_back",
+        "work_probs -= along", "pass", by=("gradients cpu", "equality")),
+    bug("GQA, fast: dk is the mean over query heads", "ops.cpu.attention_back",
+        "np.sum(work_heads, axis=2, out=dk", "np.mean(work_heads, axis=2, out=dk",
+        by=("gradients cpu", "equality")),
+    bug("GQA, fast: dv from the first query head only", "ops.cpu.attention_back",
+        "np.sum(work_heads, axis=2, out=dv[:, :, 0])", "dv[:, :, 0] = work_heads[:, :, 0]",
+        by=("gradients cpu", "equality")),
+    bug("packed heads: k and v swapped", "ops.cpu._heads",
+        "k, v = (", "v, k = (", by=("forward cpu", "equality")),
+    bug("SwiGLU, fast: gate and up swapped", "ops.cpu.swiglu",
+        "gate, up =", "up, gate =", by=("forward cpu", "equality")),
+    bug("SwiGLU, fast: gradients of gate and up swapped", "ops.cpu.swiglu_back",
+        "dgate, dup =", "dup, dgate =", by=("gradients cpu", "equality")),
+    bug("SwiGLU, fast: missing term", "ops.cpu.swiglu_back",
+        "dgate += sigmoid", "pass", by=("gradients cpu", "equality")),
+    bug("heads, fast: one-hot not scaled", "ops.cpu.heads_loss",
+        "z[pick] -= weight", "z[pick] -= 1.0", by=("gradients cpu", "equality")),
+    bug("heads, fast: masked targets leak gradient", "ops.cpu.heads_loss",
+        "weight = np.where(target >= 0,", "weight = np.where(True,", by=("gradients cpu", "equality")),
+    bug("heads, fast: masked targets leak loss", "ops.cpu.heads_loss",
+        "losses[part] = np.where(target >= 0,", "losses[part] = np.where(True,",
+        by=("forward cpu", "equality")),
+    bug("heads, fast: weight gradient of the last rows only", "ops.cpu.heads_loss",
+        "accumulate or start > 0", "accumulate", by=("gradients cpu", "equality")),
+    bug("heads, fast: exponential without subtracting the largest", "ops.cpu.heads_loss",
+        "z -= z.max(axis=1, keepdims=True)", "pass", by="extremes cpu"),
+    bug("AdamW, fast: second moment of g, not of its square", "ops.cpu.adamw",
+        "np.multiply(gg, gg, out=aa)", "np.multiply(gg, 1, out=aa)", by="adamw cpu"),
+    bug("AdamW, fast: eps inside the root", "ops.cpu.adamw",
+        "np.sqrt(aa, out=aa)\n        aa += eps", "aa += eps\n        np.sqrt(aa, out=aa)", by="adamw cpu"),
+    bug("AdamW, fast: decay without the rate", "ops.cpu.adamw",
+        "rate * decay", "decay", by="adamw cpu"),
+    bug("AdamW, fast: first moment not corrected", "ops.cpu.adamw",
+        "rate / correct1", "rate", by="adamw cpu"),
+    bug("AdamW: bias correction with the next step", "ops.reference.adamw_step",
+        "(1 - beta1**step)", "(1 - beta1 ** (step + 1))", by="adamw plain"),
+    bug("AdamW: decay inside the gradient (L2)", "ops.reference.adamw_step",
+        "m = m +", "g = g + decay * p\n    m = m +", "rate * decay * p - ", "", by="adamw plain"),
+    # The model.
+    bug("loss divided by all positions, not by the valid ones", "model.loss_scale",
+        "np.maximum(valid, 1)", "(targets.size // targets.shape[-1])", by=("forward cpu", "step")),
+    bug("weights of the heads misapplied", "model.head_weights",
+        "[1.0] + [later_heads] * (config.predict - 1)", "[later_heads] * (config.predict - 1) + [1.0]",
+        by=("forward cpu", "step")),
+    bug("feed-forward half reads the stream before attention", "model.forward",
+        "before, delta = a.x2", "before, delta = a.x1", by=("forward cpu", "forward plain", "gradients cpu")),
+    bug("residual gradient not cleared", "model.backward",
+        "dx[...] = 0", "pass", by=("gradients cpu", "gradients plain", "step")),
+    bug("backward uses the gain of the other norm", "model.backward",
+        'a.rstd2, w["norm2"]', 'a.rstd2, w["norm1"]', by=("gradients cpu", "gradients plain")),
+    bug("backward goes through the layers from the first", "model.backward",
+        "reversed(list(enumerate(plan.layers)))", "enumerate(plan.layers)",
+        by=("gradients cpu", "gradients plain")),
+    bug("embedding's gradient never accumulates", "model.backward",
+        "tokens.reshape(-1), plan.work, add)", "tokens.reshape(-1), plan.work, False)",
+        by=("accumulate", "step")),
+    bug("residual projections start as large as the others", "model.init",
+        "std / np.sqrt(2 * config.layers)", "std", by="init"),
+    bug("residual projections divided by L, not by 2L", "model.init",
+        "np.sqrt(2 * config.layers)", "np.sqrt(config.layers)", by="init"),
+    # The optimiser and the step.
+    bug("decay on norms", "optim.AdamW.update",
+        "if params[name].ndim == 2 else 0.0", "", by=("adamw cpu", "adamw plain")),
+    bug("no decay on the embedding", "optim.AdamW.update",
+        "params[name].ndim == 2", 'params[name].ndim == 2 and name != "embed"', by="adamw cpu"),
+    bug("bias correction with the wrong step", "optim.AdamW.update",
+        "m, v, self.step,", "m, v, self.step + 1,", by="adamw cpu"),
+    bug("rate of the next step", "optim.AdamW.update",
+        "self.step - 1", "self.step", by="adamw cpu"),
+    bug("clipping after the update", "optim.AdamW.update",
+        "if factor != 1.0:", "if False:", "c.adam_eps, decay)", "c.adam_eps, decay); g *= factor",
+        by=("adamw cpu", "step")),
+    bug("clipping never happens", "optim.clip_factor",
+        "limit / norm if", "1.0 if", by="step"),
+    bug("warm-up starts at a rate of 0", "optim.learning_rate",
+        "(step + 1) / config.warmup", "step / config.warmup", by=("schedule", "adamw cpu")),
+    bug("cosine goes down and up again", "optim.learning_rate",
+        "math.cos(math.pi *", "math.cos(2 * math.pi *", by="schedule"),
+    bug("cosine counts the warm-up twice", "optim.learning_rate",
+        "(step - config.warmup) / max", "step / max", by="schedule"),
+    bug("norm of the gradient is its square", "train.Step.apply",
+        "math.sqrt(sum(", "(sum(", by="step"),
+    bug("norm of one worker's gradient", "train.Step.apply",
+        "squares += float(np.vdot(total, total))", "squares += float(np.vdot(other[name], other[name]))",
+        by="step"),
+    bug("second worker's gradient dropped", "train.Step.apply",
+        "self.grads[1:]", "self.grads[2:]", by="step"),
+    bug("only the last micro-batch counts", "train.Step.gradient",
+        "accumulate=count > 0", "accumulate=False", by="step"),
+    bug("gradients of the step before are kept", "train.Step.gradient",
+        "accumulate=count > 0", "accumulate=True", by="step"),
+    bug("mean of the micro-batches' means", "train.Step.gradient",
+        "part = slice(start, start + self.micro)",
+        "part = slice(start, start + self.micro)\n"
+        "            scale = loss_scale(targets[part], self.weights) / len(starts)", by="step"),
+    # Data, validation, generation, runs.
+    bug("head shift off by one", "data.batch",
+        "1 + k : 1 + k + time", "k : k + time", by="targets"),
+    bug("all heads predict the next token", "data.batch",
+        "1 + k : 1 + k + time", "1 : 1 + time", by="targets"),
+    bug("the last row of the text is never drawn", "data.batch",
+        "rng.integers(0, last + 1, rows)", "rng.integers(0, last, rows)", by="targets"),
+    bug("rows ignore where documents start", "data.batch",
+        "if starts_at_documents(tokens, time):", "if False:", by="targets"),
+    bug("validation skips a token at each window's end", "data.validation_rows",
+        "len(tokens.ids) - 1, time)", "len(tokens.ids) - 1, time + 1)", by=("validation rows", "bits per byte")),
+    bug("validation windows overlap", "data.validation_rows",
+        "len(tokens.ids) - 1, time)", "len(tokens.ids) - 1, time - 1)", by=("validation rows", "bits per byte")),
+    bug("validation of documents misses their ends", "data.validation_rows",
+        "min(end + 1, start + time + 1)", "min(end, start + time + 1)", by="validation rows"),
+    bug("validation text starts with the separator", "data.split_text",
+        "if boundary >= 0:\n        return text[:boundary], text[boundary + len(SEPARATOR) :]",
+        "if boundary >= 0:\n        return text[:boundary], text[boundary:]", by="split"),
+    bug("validation text is the training text's end", "data.split_text",
+        "return text[:cut], text[cut:]", "return text, text[cut:]", by="split"),
+    bug("nats called bits", "train.bits_per_byte",
+        "nats / math.log(2)", "nats", by="bits per byte"),
+    bug("bits per token", "train.bits_per_byte",
+        "tokens.lengths[np.where(targets >= 0, targets, 0)] *", "1 *", by="bits per byte"),
+    bug("cache: positions start again with each piece", "generate.Decoder.feed",
+        "self.cos[start : start + T], self.sin[start : start + T]", "self.cos[:T], self.sin[:T]", by="decoder"),
+    bug("cache: mask forgets what was there before", "generate.Decoder.feed",
+        "np.arange(start, start + T)[:, None]", "np.arange(T)[:, None]", by="decoder"),
+    bug("cache: first piece's values only", "generate.Decoder.feed",
+        "self.length += T", "self.length = T", by="decoder"),
+    bug("top-k keeps one more", "generate.sample",
+        "top_k or None", "top_k + 1 if top_k else None", by="sampling"),
+    bug("top-p drops the token that reaches p", "generate.sample",
+        "top_p)) + 1", "top_p))", by="sampling"),
+    bug("temperature upside down", "generate.sample",
+        "/ temperature", "* temperature", by="sampling"),
+    bug("every step draws the same batch", "train._train",
+        "[config.seed, step]", "[config.seed, 0]", by="batches differ"),
+    bug("the seed is forgotten", "train._train",
+        "[config.seed, step]", "[0, step]", by="batches differ"),
+    bug("resume: one step is done twice", "train._train",
+        "range(found.step, config.steps)", "range(max(0, found.step - 1), config.steps)", by="resume"),
+    bug("resume: the optimiser's step starts again", "checkpoint.load",
+        'optimizer.step = head["step"]', "optimizer.step = 0", by="resume"),
+    bug("resume: moments swapped", "checkpoint.load",
+        """f"{kind}.{name}": x""", """f"{'vm'['mv'.index(kind)]}.{name}": x""", by="resume"),
+    bug("resume: the log keeps what was done after the checkpoint", "train._trim_log",
+        'if entry["step"] <= step', "", by="resume"),
+]  # fmt: skip
+
+
+@contextmanager
+def planted(where: str, edits: tuple[str, ...]):
+    """Change the source of a function and put the result in its place, everywhere in the library."""
+    module, owner, name = _find(where)
+    original = vars(owner)[name]
+    source = textwrap.dedent(inspect.getsource(original))
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {where}, expected once"
+        source = source.replace(old, new)
+    made = {}
+    exec(compile(source, f"<{where}, with a bug>", "exec"), vars(module), made)
+    places = [(owner, name)]
+    for other in [m for key, m in sys.modules.items() if key.startswith("nanoeuler_lib")] + [checks]:
+        places += [(other, key) for key, value in vars(other).items() if value is original]
+    listed = ops.FUNCTIONS.get(name) is original
+    try:
+        cpu._masks.clear()
+        for place, key in places:
+            setattr(place, key, made[name])
+        if listed:
+            ops.FUNCTIONS[name] = made[name]
+        with ops.use():  # composites are looked up when a version is chosen
+            yield
+    finally:
+        cpu._masks.clear()
+        for place, key in places:
+            setattr(place, key, original)
+        if listed:
+            ops.FUNCTIONS[name] = original
+
+
+def _find(where):
+    *path, name = where.split(".")
+    if path[-1][0].isupper():
+        module = import_module(".".join(["nanoeuler_lib", *path[:-1]]))
+        return module, getattr(module, path[-1]), name
+    module = import_module(".".join(["nanoeuler_lib", *path]))
+    return module, module, name
+
+
+def run_check(name, folder):
+    with np.errstate(all="ignore"):
+        CHECKS[name](folder) if name in NEED_FOLDER else CHECKS[name]()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well overflow
+@pytest.mark.parametrize("bug", BUGS, ids=[f"{b.where}: {b.what}" for b in BUGS])
+def test_bug_is_caught(bug, tmp_path):
+    assert bug.caught_by, "no check is named"
+    with planted(bug.where, bug.edits):
+        for name in bug.caught_by:
+            folder = tmp_path / name
+            folder.mkdir()
+            with pytest.raises(AssertionError):
+                run_check(name, folder)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_library_passes(name, tmp_path):
+    run_check(name, tmp_path)
+
+
+def test_list_of_bugs():
+    assert len(BUGS) >= 25
+    assert len({(b.where, b.edits) for b in BUGS}) == len(BUGS)
+    assert {name for b in BUGS for name in b.caught_by} == set(CHECKS), "a check that catches nothing"
+
+
+def test_planting_leaves_no_trace():
+    from nanoeuler_lib.ops import reference
+
+    before = reference.rmsnorm_backward, cpu.attention_back, ops.active().attention_back
+    for where, edits in (
+        ("ops.reference.rmsnorm_backward", ("np.mean(", "np.sum(")),
+        ("ops.cpu.attention_back", ("dout *= inv_sum", "pass")),
+    ):
+        with pytest.raises(ZeroDivisionError), planted(where, edits):
+            raise ZeroDivisionError
+    assert before == (reference.rmsnorm_backward, cpu.attention_back, ops.active().attention_back)
+    assert ops.FUNCTIONS["rmsnorm_backward"] is reference.rmsnorm_backward
+    with pytest.raises(AssertionError, match="stands 0 times"), planted("ops.cpu.linear", ("no such text", "")):
+        pass

@@ -1,0 +1,299 @@
+"""The fast operations write what the plain ones write; `ops.use` switches between them; a step allocates nothing."""
+
+import tracemalloc
+
+import checks
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import ops, train
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.gradcheck import check_batch
+from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
+from nanoeuler_lib.ops import cpu, plain, reference
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.plan import Plan, Rope
+
+# Equality, in every buffer that both have.
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_in_float64(seed, accumulate):
+    checks.check_equality(seed=seed, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_close_in_float32(seed):
+    checks.check_equality(seed=seed, dtype=np.float32, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, rtol", [(np.float64, 1e-12), (np.float32, 1e-4)])
+def test_equal_at_the_size_of_small(dtype, rtol):
+    checks.check_equality(preset("small", layers=2), 3, 127, std=0.02, dtype=dtype, rtol=rtol)
+
+
+@st.composite
+def cases(draw):
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
+    config = ModelConfig(
+        dim=heads * draw(st.sampled_from([2, 4, 6, 8])),
+        heads=heads,
+        kv_heads=kv_heads,
+        layers=draw(st.integers(1, 3)),
+        context=9,
+        vocab_size=draw(st.integers(1, 12)),
+        predict=draw(st.integers(1, 4)),
+        ffn=draw(st.integers(1, 11)),
+    )
+    return config, draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]))
+def test_equal_at_any_size(case, accumulate, std):
+    checks.check_equality(*case, accumulate=accumulate, std=std)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(cases())
+def test_forward_is_the_formula_at_any_size(case):
+    for version in ("cpu", "plain"):
+        checks.check_forward(version, *case)
+
+
+def test_every_shared_buffer_is_compared():
+    """What the recorded calls write, and what is private to one version, are all the buffers of a plan."""
+    params = checks.random_parameters(checks.TINY)
+    tokens, targets = check_batch(checks.TINY, 2, 5, 0)
+    plan = checks.poison(Plan(checks.TINY, 2, 5, np.float64))
+    names = {id(buffer): name for name, buffer in plan.buffers.items()}
+    written = set()
+
+    def watched(name, function):
+        arguments = function.__code__.co_varnames
+
+        def call(*values):
+            written.update(
+                names.get(id(value)) for key, value in zip(arguments, values) if key in checks.WRITES[name]
+            )
+            function(*values)
+
+        return call
+
+    grads = Parameters(checks.TINY, np.float64)
+    with ops.use(), pytest.MonkeyPatch.context() as patch:
+        for name in checks.WRITES:
+            patch.setattr(ops.active(), name, watched(name, getattr(cpu, name)))
+        forward(params, plan, tokens)
+        backward(params, grads, plan, tokens, targets, loss_scale(targets, np.ones(3)))
+    private = {f"layers.{i}.{name}" for i in range(2) for name in ("probs", "inv_sum", "sigmoid")}
+    scratch = {name for name in plan.buffers if name.startswith("work")}
+    assert set(plan.buffers) - private - scratch <= written
+
+
+def test_accumulate():
+    checks.check_accumulate()
+
+
+@pytest.mark.parametrize("version", ["cpu", "plain"])
+def test_large_scores_and_masked_rows(version):
+    checks.check_extremes(version)
+
+
+@pytest.mark.parametrize("version", ["cpu", "plain"])
+def test_heads_loss_without_gradients(version):
+    """Only losses are wanted: the same losses, and nothing else is touched."""
+    rng = np.random.default_rng(0)
+    y, w, targets = rng.standard_normal((7, 5)), rng.standard_normal((5, 12)), rng.integers(-1, 4, (7, 3))
+    losses, again, dy, dw = np.empty((7, 3)), np.empty((7, 3)), np.empty((7, 5)), np.empty((5, 12))
+    scale, work, work_weight = rng.random(3), np.empty((4, 12)), np.empty(60)
+    with ops.use(version):
+        f = ops.active().heads_loss
+        f(losses, dy, dw, y, w, targets, scale, work, work_weight, False)
+        f(again, None, None, y, w, targets, scale, work, None, False)
+    assert np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
+
+
+@pytest.mark.parametrize("version", ["cpu", "plain"])
+def test_adamw_is_the_paper(version):
+    checks.check_adamw(version)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 1000), st.integers(0, 99))
+def test_adamw_in_blocks(size, block, step, seed):
+    rng = np.random.default_rng(seed)
+    p, g, m = rng.standard_normal((3, size))
+    v = rng.random(size)
+    expected = reference.adamw_step(p, g, m, v, step, 0.1, 0.9, 0.95, 1e-8, 0.2)
+    kept = g.copy()
+    cpu.adamw(p, g, m, v, step, 0.1, 0.9, 0.95, 1e-8, 0.2, block=block)
+    for found, wanted in zip((p, m, v), expected):
+        checks.close(found, wanted, 1e-12)
+    assert np.array_equal(g, kept)
+
+
+def test_embedding_gradient_is_the_same_bits_each_time():
+    rng = np.random.default_rng(0)
+    dx, tokens = rng.standard_normal((500, 8)).astype(np.float32), rng.integers(0, 5, 500)
+    results = []
+    for _ in range(3):
+        table, work = np.empty((7, 8), np.float32), np.empty((500, 9), np.float32)
+        cpu.embed_back(table, dx, tokens, work, False)
+        results.append(table.tobytes())
+    assert len(set(results)) == 1
+
+
+# The layout of queries and keys.
+
+
+def test_order_pairs_the_halves():
+    config = ModelConfig(dim=24, heads=4, kv_heads=2, layers=1, context=5, vocab_size=3)
+    order = Rope(config, 5, np.dtype(np.float64)).order
+    assert sorted(order) == list(range(8 * 6))
+    assert list(order[:6]) == [0, 3, 1, 4, 2, 5]  # the first query head: j beside j + C/2
+    assert list(order[24:30]) == [24, 27, 25, 28, 26, 29]  # the first key head
+    assert list(order[36:]) == list(range(36, 48))  # values stay
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rope_keeps_its_precision(dtype):
+    rope = Rope(preset("small"), 128, np.dtype(dtype))
+    assert rope.cos.dtype == dtype and rope.turn.dtype == np.result_type(dtype, np.complex64)
+    assert rope.turn.real[127, 0] * np.sqrt(32) == pytest.approx(np.cos(127), rel=1e-4, abs=1e-6)
+
+
+# The switch.
+
+
+def test_use_switches_and_restores():
+    assert ops.active().attention is cpu.attention
+    with ops.use("plain"):
+        assert isinstance(ops.active().attention.__self__, plain.Plain)
+        with ops.use("cpu"):
+            assert ops.active().attention is cpu.attention
+        assert isinstance(ops.active().attention.__self__, plain.Plain)
+    assert ops.active().attention is cpu.attention
+    with pytest.raises(ZeroDivisionError), ops.use("plain"):
+        raise ZeroDivisionError
+    assert ops.active().attention is cpu.attention
+
+
+@pytest.mark.parametrize("name", sorted(ops.FUNCTIONS))
+def test_use_switches_whole_layers(name):
+    """A reader's function carries its layer, forward and backward; all others stay fast."""
+    function = ops.FUNCTIONS[name]
+    with ops.use(**{name: lambda *arguments: function(*arguments)}):
+        active = vars(ops.active())
+        for composites, needs in ops.LAYERS.items():
+            for composite in composites:
+                assert (active[composite] is getattr(cpu, composite)) == (name not in needs)
+
+
+@pytest.mark.parametrize("name", sorted(set(ops.FUNCTIONS) - {"adamw_step"}))
+def test_readers_function_runs_in_the_model(name):
+    function, calls = ops.FUNCTIONS[name], []
+
+    def mine(*arguments):
+        calls.append(1)
+        return function(*arguments)
+
+    params = checks.random_parameters(checks.TINY)
+    tokens, targets = check_batch(checks.TINY, 2, 5, 0)
+    expected_loss, expected = GPT(checks.TINY, params).loss_and_gradients(tokens, targets)
+    with ops.use(**{name: mine}):
+        loss, grads = GPT(checks.TINY, params).loss_and_gradients(tokens, targets)
+    assert calls
+    checks.close(loss, expected_loss, 1e-12)
+    checks.close(grads.flat, expected.flat, 1e-12)
+
+
+def test_readers_step_runs_in_the_optimiser():
+    params, config = checks.random_parameters(checks.TINY), TrainConfig()
+    before, grads = params.flat.copy(), Parameters(checks.TINY, np.float64)
+    optimizer = AdamW(checks.TINY, config, np.float64)
+    with ops.use(adamw_step=lambda p, g, m, v, *settings: (p + 1, m + 2, v + 3)):
+        optimizer.update(params, grads, list(params), 1.0)
+    assert (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
+
+
+def test_use_refuses():
+    for version in ("gpu2", None, "CPU"):
+        with pytest.raises(NanoEulerError, match="expected 'cpu' or 'plain'"), ops.use(version):
+            pass
+    with pytest.raises(NanoEulerError, match="no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"):
+        with ops.use(rmsnorm=lambda x: x):
+            pass
+    with pytest.raises(NanoEulerError, match="rmsnorm_forward is None, expected a function"):
+        with ops.use(rmsnorm_forward=None):
+            pass
+    assert ops.active().attention is cpu.attention
+
+
+def test_plain_has_every_composite():
+    names = [name for group in ops.LAYERS for name in group]
+    assert sorted(names) == sorted(checks.WRITES)
+    for name in names:
+        code, own = getattr(cpu, name).__code__, getattr(plain.Plain, name).__code__
+        shared = [key for key in code.co_varnames[: code.co_argcount] if key != "block"]
+        assert shared == list(own.co_varnames[1 : own.co_argcount]), name
+
+
+# Memory.
+
+
+def test_a_step_allocates_nothing_that_grows_with_the_batch():
+    config = preset("small", layers=2)
+    params, grads = checks.random_parameters(config, std=0.02, dtype=np.float32), Parameters(config)
+    growth = []
+    for batch in (1, 8):
+        plan = Plan(config, batch, 128)
+        tokens, targets = check_batch(config, batch, 128, 0)
+        scale = loss_scale(targets, head_weights(config))
+        growth.append(
+            _peak_growth(
+                lambda plan=plan, tokens=tokens, targets=targets, scale=scale: (
+                    forward(params, plan, tokens),
+                    backward(params, grads, plan, tokens, targets, scale),
+                )
+            )
+        )
+    assert max(growth) < 1e6, growth
+    assert plan.nbytes > 1e7, "too small a plan for the test to mean anything"
+
+
+def test_a_whole_training_step_allocates_nothing():
+    config = preset("small", layers=2)
+    model, settings = GPT(config), TrainConfig(batch=8)
+    step = train.Step(model, AdamW(config, settings), settings, 8, workers=2)
+    batch = check_batch(config, 8, 128, 0)
+    with train.one_blas_thread():
+        assert _peak_growth(lambda: step(*batch)) < 1e6
+    step.pool.shutdown()
+
+
+def _peak_growth(function):
+    """Bytes by which memory peaks above its level while function runs, after a first run."""
+    function()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        function()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_plan_counts_its_bytes():
+    plan = Plan(checks.TINY, 2, 5, np.float64)
+    assert plan.nbytes == sum(buffer.nbytes for buffer in plan.buffers.values())
+    assert plan.buffers["layers.1.qkv"] is plan.layers[1].qkv and plan.buffers["dx"] is plan.dx
+    for time in (0, 10):
+        with pytest.raises(NanoEulerError, match=f"context is 9, got {time} tokens: expected 1 to 9"):
+            Plan(checks.TINY, 2, time)

@@ -1,0 +1,757 @@
+"""Training: it learns, its results are the same bits each time, it goes on as if it had never stopped, it loses nothing."""
+
+import json
+import math
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from unittest.mock import patch
+
+import checks
+import numpy as np
+import pytest
+from checks import RUN_CONFIG, RUN_MODEL, Crash, run_text, stopped_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from nanoeuler_lib import checkpoint, data, ops, train
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.gradcheck import check_batch
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+
+def changed(config, **values):
+    return type(config)(**config.to_dict() | values)
+
+
+def error_of(function, *arguments, **named) -> str:
+    """The message of the NanoEulerError that a call raises: one line."""
+    with pytest.raises(NanoEulerError) as caught:
+        function(*arguments, **named)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def contents(folder) -> dict:
+    """Every file below a folder and its bytes."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, to be copied before it is changed."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    return run
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+# Learning.
+
+
+def test_learns(tmp_path):
+    """After 150 small steps a text needs far fewer bits than its single tokens' frequencies would."""
+    text = "".join(f"the {a} cat sees the {a} dog and the {b} hen. " for a, b in zip("abcdefgh" * 40, "hgfedcba" * 40))
+    config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=32, vocab_size=280, predict=2)
+    settings = TrainConfig(steps=150, batch=8, warmup=10, valid_every=50, sample_every=0, rate=1e-2)
+    model = train.train(tmp_path / "run", text, config, settings, quiet=True)
+    tokenizer = checkpoint.load(tmp_path / "run").tokenizer
+    _, valid = data.split_text(text, settings.valid_fraction)
+    tokens = data.tokenize(valid, tokenizer)
+    counts = Counter(tokens.ids.tolist())
+    total = sum(counts.values())
+    unigram = -sum(n * math.log2(n / total) for n in counts.values()) / tokens.bytes
+    log = train.read_log(tmp_path / "run")
+    bits = [entry["valid_bits_per_byte"] for entry in log if "valid_bits_per_byte" in entry]
+    assert bits[-1] < 0.35 * unigram < bits[0]
+    assert bits[-1] == train.bits_per_byte(model, tokens)
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:5])
+    assert losses[0] == pytest.approx(math.log(280), rel=0.05)  # before learning, every token is as likely
+
+
+@pytest.mark.parametrize("layers, later", [(1, 0.0), (2, 0.25)])
+def test_learns_one_batch_by_heart(layers, later):
+    config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=layers, context=9, vocab_size=20, predict=2)
+    settings = TrainConfig(steps=120, batch=4, warmup=5, rate=1e-2, decay=0.0, later_heads=later)
+    model = GPT(config)
+    step = train.Step(model, AdamW(config, settings), settings, 4)
+    tokens, targets = check_batch(config, 4, 9, 0, masked=0.0)
+    tokens = np.arange(36).reshape(4, 9) % 20  # each first token tells the row
+    losses = [step(tokens, targets)[0] for _ in range(120)]
+    step.pool.shutdown()
+    assert losses[-1][0] < 0.05 < losses[0][0]
+    assert (losses[-1][1] < 0.2) == (later > 0), "a head of weight 0 must not learn"
+
+
+# The same results each time.
+
+
+def test_same_bits_each_time(finished, tmp_path):
+    train.train(tmp_path / "again", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    checks.assert_same_run(finished, tmp_path / "again")
+    train.train(tmp_path / "other", run_text(), RUN_MODEL, changed(RUN_CONFIG, seed=1), quiet=True)
+    with pytest.raises(AssertionError, match="parameters"):
+        checks.assert_same_run(finished, tmp_path / "other")
+
+
+def _three_steps(workers, rows=8, accumulate=1, dtype=np.float32):
+    settings = changed(RUN_CONFIG, batch=rows // accumulate, accumulate=accumulate)
+    model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL, 0, 0.1, dtype))
+    with patch.object(train, "MICRO_TOKENS", 2 * RUN_MODEL.context), train.one_blas_thread():
+        step = train.Step(model, AdamW(RUN_MODEL, settings, dtype), settings, rows, workers)
+        assert step.workers == workers
+        for number in range(3):
+            step(*check_batch(RUN_MODEL, rows, RUN_MODEL.context, number))
+        step.pool.shutdown()
+    return model.params.flat
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers(workers):
+    """The same number of workers gives the same bits; another number the same up to rounding."""
+    results = {_three_steps(workers).tobytes() for _ in range(3)}
+    assert len(results) == 1
+    checks.close(_three_steps(workers, dtype=np.float64), _three_steps(1, dtype=np.float64), 1e-12)
+
+
+def test_no_more_workers_than_micro_batches():
+    step = train.Step(GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4, workers=16)
+    assert step.workers * step.micro <= 4
+    step.pool.shutdown()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 8])
+def test_every_row_counts_once(rows):
+    """Whatever the number of rows and threads, the gradient is that of the whole batch."""
+    model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL))
+    tokens, targets = check_batch(RUN_MODEL, rows, RUN_MODEL.context, 0)
+    _, expected = model.loss_and_gradients(tokens, targets)
+    with patch.object(train, "MICRO_TOKENS", 3 * RUN_MODEL.context):
+        step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG, np.float64), RUN_CONFIG, rows, workers=2)
+        step.gradient(tokens, targets)
+        step.pool.shutdown()
+    checks.close(sum(grads.flat for grads in step.grads), expected.flat, 1e-12)
+
+
+def test_accumulation_is_a_larger_batch(tmp_path):
+    for name, batch, accumulate in (("large", 6, 1), ("small", 2, 3)):
+        settings = changed(RUN_CONFIG, batch=batch, accumulate=accumulate)
+        train.train(tmp_path / name, run_text(), RUN_MODEL, settings, quiet=True)
+    checks.assert_same_run(tmp_path / "large", tmp_path / "small")
+
+
+@pytest.mark.parametrize("workers, accumulate", [(1, 1), (2, 1), (3, 1), (3, 2)])
+def test_step_is_the_whole_batch(workers, accumulate):
+    checks.check_step(workers, accumulate)
+
+
+def test_schedule():
+    checks.check_schedule()
+
+
+def test_fresh_parameters():
+    checks.check_init()
+
+
+# Going on.
+
+
+def test_resume_after_a_crash(tmp_path):
+    checks.check_resume(tmp_path)
+
+
+def test_interrupt_saves(finished, tmp_path, capfd):
+    """Ctrl-C in the middle of a run saves the last whole step; the run goes on to the same end."""
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt), stopped_at(3, KeyboardInterrupt):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert checkpoint.load(run, training=True).step == 3  # save_every is 2
+    assert f"--resume {run}" in "".join(capfd.readouterr())
+    train.resume(run, run_text(), quiet=True)
+    checks.assert_same_run(finished, run)
+
+
+def test_interrupt_before_the_first_step_leaves_no_checkpoint(tmp_path):
+    with pytest.raises(KeyboardInterrupt), stopped_at(0, KeyboardInterrupt):
+        train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+@pytest.mark.xfail(strict=True, reason="the step that Ctrl-C interrupts is saved though only a part of it was done")
+def test_interrupt_during_an_update(finished, tmp_path):
+    """Ctrl-C while the parameters move must not save half a step."""
+    original, interrupted = AdamW.update, []
+
+    def update(self, *arguments):
+        if self.step == 4 and not interrupted:
+            interrupted.append(True)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # it waits for this thread
+            time.sleep(1)
+        original(self, *arguments)
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt), patch.object(AdamW, "update", update):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    train.resume(run, run_text(), quiet=True)
+    checks.assert_same_run(finished, run)
+
+
+def test_resume_of_a_finished_run_changes_nothing(run):
+    before = contents(run)
+    model = train.resume(run, run_text(), quiet=True)
+    assert contents(run) == before
+    assert np.array_equal(model.params.flat, checkpoint.load(run).model.params.flat)
+
+
+def test_resume_wants_the_same_text(run):
+    before = contents(run)
+    message = error_of(train.resume, run, run_text().replace("cat", "cot"), quiet=True)
+    assert "not the text the run began with" in message
+    assert contents(run) == before
+
+
+def test_log_cut_off_by_a_crash(finished, tmp_path):
+    """A last line that a crash cut short is dropped; the log ends up the same."""
+    run = tmp_path / "run"
+    with pytest.raises(Crash), stopped_at(5):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    with open(run / "log.jsonl", "a") as log:
+        log.write('{"step": 6, "lo')
+    train.resume(run, run_text(), quiet=True)
+    checks.assert_same_run(finished, run)
+
+
+def test_old_checkpoints_are_removed(finished):
+    assert [f.name for f in sorted((finished / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+
+
+def test_latest_checkpoint_past_a_million_steps(run):
+    """Steps are compared as numbers, not as text."""
+    for name in ("step-999999", "step-1000000"):
+        shutil.copytree(run / "checkpoints" / "step-000006", run / "checkpoints" / name)
+    assert checkpoint.find(run).name == "step-1000000"
+
+
+def test_half_written_checkpoint_is_not_taken(run):
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "step-000006", folder / ".step-000008.partial")
+    shutil.copytree(folder / "step-000006", folder / ".step-000002.removed")
+    assert checkpoint.find(run).name == "step-000006"
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_loss_that_is_not_finite(tmp_path, bad):
+    original = train.forward
+
+    def forward(params, plan, tokens):
+        original(params, plan, tokens)
+        if optimizer_step[0] == 4:
+            plan.y_final[0, 0] = bad
+
+    optimizer_step = [0]
+    step_call = train.Step.__call__
+
+    def call(self, *batch):
+        optimizer_step[0] = self.optimizer.step
+        return step_call(self, *batch)
+
+    run = tmp_path / "run"
+    with patch.object(train, "forward", forward), patch.object(train.Step, "__call__", call):
+        message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert message.startswith("step 5: loss is nan") and "lower the rate" in message
+    assert "the checkpoint of step 4 is intact" in message
+    found = checkpoint.load(run, training=True)
+    assert found.step == 4 and np.isfinite(found.model.params.flat).all()
+    train.resume(run, run_text(), quiet=True)
+    assert checkpoint.load(run).step == 6
+
+
+def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
+    settings = changed(RUN_CONFIG, rate=10.0, warmup=0, clip=0.0, steps=40, decay=10.0)
+    message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, settings, quiet=True)
+    assert message.startswith("step ") and "expected finite numbers" in message
+
+
+def test_refuses_a_folder_that_is_not_empty(run):
+    before = contents(run)
+    assert "is not an empty folder" in error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert contents(run) == before
+    file = run / "run.json"
+    assert "is not an empty folder" in error_of(train.train, file, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    "text, settings, expected",
+    [
+        ("ab cd " * 2, {}, "training text has 10 tokens, expected at least 14"),
+        ("", {}, "training text has 0 tokens"),
+        ("the cat sat. " * 20, {"valid_fraction": 0.0}, "validation text has 0 tokens, expected at least 2"),
+    ],
+)
+def test_text_too_short(tmp_path, text, settings, expected):
+    tokenizer = Tokenizer([], ())
+    message = error_of(
+        train.train, tmp_path / "run", text, RUN_MODEL, changed(RUN_CONFIG, **settings), tokenizer, quiet=True
+    )
+    assert expected in message and "expected at least" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_tokenizer_larger_than_the_model(tmp_path):
+    tokenizer = Tokenizer([(97, 98), (98, 99), (99, 100)], ())
+    message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, tokenizer, quiet=True)
+    assert "tokenizer has 259 tokens, expected at most vocab_size (258)" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("steps", 0), ("batch", 1.5), ("batch", True), ("rate", math.nan), ("rate", -1), ("beta1", 1), ("clip", -1),
+     ("decay", "x"), ("valid_fraction", 0.95), ("seed", -1), ("later_heads", math.inf), ("save_every", 0)],
+)  # fmt: skip
+def test_train_config_refuses(name, value):
+    assert error_of(TrainConfig, **{name: value}).startswith(f"{name} is {value!r}, expected") or value == 1
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"heads": 3}, "dim is 128, expected a multiple of heads (3)"),
+        ({"kv_heads": 3}, "heads is 4, expected a multiple of kv_heads (3)"),
+        ({"dim": 12}, "head width dim/heads is 3, expected an even number"),
+        ({"layers": 0}, "layers is 0, expected a whole number from 1"),
+        ({"context": 2.0}, "context is 2.0, expected a whole number"),
+        ({"predict": True}, "predict is True"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, expected a positive number"),
+        ({"norm_eps": 0}, "norm_eps is 0, expected a positive number"),
+    ],
+)
+def test_model_config_refuses(changes, expected):
+    assert expected in error_of(preset, "small", **changes)
+
+
+def test_presets():
+    assert GPT(preset("small")).size == 1_053_824
+    c = preset("small")
+    assert (c.dim, c.heads, c.kv_heads, c.head_dim, c.layers, c.ffn, c.context) == (128, 4, 2, 32, 4, 344, 128)
+    assert error_of(preset, "huge") == "preset is 'huge', expected one of small, big, base"
+    for name in ("small", "big", "base"):
+        assert ModelConfig.from_dict(json.loads(json.dumps(preset(name).to_dict()))) == preset(name)
+    assert "missing or unknown entries: ['depth']" in error_of(ModelConfig.from_dict, c.to_dict() | {"depth": 3})
+    assert "list" in error_of(TrainConfig.from_dict, [1])
+
+
+# Checkpoints.
+
+
+@pytest.fixture
+def saved(run):
+    """The latest checkpoint of a run that may be damaged."""
+    return run / "checkpoints" / "step-000006"
+
+
+def seal(folder, **changes):
+    """Make a changed checkpoint's own digests right again, so that only its content speaks against it."""
+    import hashlib
+
+    file = folder / "checkpoint.json"
+    head = json.loads(file.read_text())
+    head.pop("digest")
+    head |= changes
+    if "sha256" not in changes:
+        head["sha256"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]}
+    head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps(head))
+
+
+def test_seal_keeps_a_good_checkpoint_good(saved):
+    seal(saved)
+    assert checkpoint.load(saved, training=True).step == 6
+
+
+def test_round_trip(tmp_path):
+    model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL, dtype=np.float32))
+    optimizer = AdamW(RUN_MODEL, RUN_CONFIG)
+    optimizer.m.flat[...] = np.random.default_rng(0).standard_normal(model.size)
+    optimizer.v.flat[...] = np.random.default_rng(1).random(model.size)
+    tokenizer = Tokenizer([(97, 98)], (END_OF_TEXT,))
+    info = {"fingerprint": "1-a", "title": "Königsberg"}
+    checkpoint.save(tmp_path / "c", model, tokenizer, 3, RUN_CONFIG, optimizer, info)
+    found = checkpoint.load(tmp_path / "c", training=True)
+    assert found.model.config == RUN_MODEL and found.train == RUN_CONFIG and found.info == info
+    assert found.step == found.optimizer.step == 3
+    assert found.tokenizer.merges == [(97, 98)] and found.tokenizer.special_tokens == {END_OF_TEXT: 257}
+    for a, b in ((model.params, found.model.params), (optimizer.m, found.optimizer.m), (optimizer.v, found.optimizer.v)):
+        assert np.array_equal(a.flat, b.flat)
+    assert load_file(tmp_path / "c" / "model.safetensors").keys() == model.params.keys()
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["c"], "something half-written was left"
+
+
+def test_export_is_half_the_size_and_generates(saved, tmp_path):
+    found = checkpoint.load(saved)
+    checkpoint.export(found, tmp_path / "small")
+    small = checkpoint.load(tmp_path / "small")
+    np.testing.assert_allclose(small.model.params.flat, found.model.params.flat, rtol=1e-3, atol=1e-7)
+    assert small.model.dtype == np.float32 and small.optimizer is None
+    sizes = [(f / "model.safetensors").stat().st_size for f in (saved, tmp_path / "small")]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert "holds no optimizer state" in error_of(checkpoint.load, tmp_path / "small", training=True)
+
+
+def _truncate(file, size):
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def _edit(file, old, new):
+    content = file.read_bytes()
+    assert content.count(old) >= 1
+    file.write_bytes(content.replace(old, new, 1))
+
+
+def _flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _tensors(saved, change, name="model.safetensors"):
+    tensors = load_file(saved / name)
+    change(tensors)
+    save_file(tensors, saved / name)
+    seal(saved)
+
+
+def _set(tensors, name, value):
+    tensors[name] = value
+
+
+def _put(tensors, name, value):
+    tensors[name].flat[0] = value
+
+
+DAMAGE = {
+    "weights cut in half": (lambda c: _truncate(c / "model.safetensors", 500), "truncated or edited"),
+    "weights empty": (lambda c: _truncate(c / "model.safetensors", 0), "truncated or edited"),
+    "one bit of the weights": (lambda c: _flip(c / "model.safetensors"), "truncated or edited"),
+    "one bit of the moments": (lambda c: _flip(c / "optimizer.safetensors"), "truncated or edited"),
+    "weights missing": (lambda c: (c / "model.safetensors").unlink(), "no such file"),
+    "tokenizer missing": (lambda c: (c / "tokenizer.json").unlink(), "no such file"),
+    "tokenizer edited": (lambda c: _edit(c / "tokenizer.json", b"[", b"[ "), "truncated or edited"),
+    "tokenizer emptied": (lambda c: ((c / "tokenizer.json").write_text("{}"), seal(c)), 'expected a JSON object with "format"'),
+    "JSON cut": (lambda c: _truncate(c / "checkpoint.json", 300), "not readable as JSON"),
+    "JSON empty": (lambda c: _truncate(c / "checkpoint.json", 0), "not readable as JSON"),
+    "JSON not UTF-8": (lambda c: (c / "checkpoint.json").write_bytes(b"\xff\xfe{}"), "not readable as JSON"),
+    "JSON a list": (lambda c: (c / "checkpoint.json").write_text("[1]"), "format is 'list'"),
+    "JSON of another kind": (lambda c: (c / "checkpoint.json").write_text('{"format": "x"}'), "format is 'x'"),
+    "JSON: step edited": (lambda c: _edit(c / "checkpoint.json", b'"step": 6', b'"step": 7'), "edited"),
+    "JSON: width edited": (lambda c: _edit(c / "checkpoint.json", b'"dim": 16', b'"dim": 32'), "edited"),
+    "JSON: step gone": (lambda c: _edit(c / "checkpoint.json", b'"step"', b'"stop"'), "step is None"),
+    "JSON: width of another model": (
+        lambda c: seal(c, model=changed(RUN_MODEL, dim=32).to_dict()), "embed is float32 [258, 16], expected"),
+    "JSON: impossible model": (lambda c: seal(c, model=RUN_MODEL.to_dict() | {"heads": 3}), "expected a multiple"),
+    "JSON: model without layers": (
+        lambda c: seal(c, model={k: v for k, v in RUN_MODEL.to_dict().items() if k != "layers"}), "['layers']"),
+    "JSON: settings of a wrong kind": (
+        lambda c: seal(c, train=RUN_CONFIG.to_dict() | {"rate": "fast"}), "rate is 'fast'"),
+    "JSON: file outside the folder": (
+        lambda c: seal(c, sha256={"../../run.json": "0", "model.safetensors": "0"}), "lists files"),
+    "JSON: file unlisted": (lambda c: seal(c, sha256={"model.safetensors": "0"}), "lists files"),
+    "tensor missing": (lambda c: _tensors(c, lambda t: t.pop("embed")), "missing or unknown tensors ['embed']"),
+    "tensor too many": (
+        lambda c: _tensors(c, lambda t: _set(t, "bias", np.zeros(3, np.float32))), "unknown tensors ['bias']"),
+    "tensor transposed": (
+        lambda c: _tensors(c, lambda t: _set(t, "embed", np.ascontiguousarray(t["embed"].T))),
+        "embed is float32 [16, 258], expected float16 or float32 [258, 16]"),
+    "tensor float64": (
+        lambda c: _tensors(c, lambda t: _set(t, "embed", t["embed"].astype(np.float64))), "embed is float64"),
+    "tensor of integers": (
+        lambda c: _tensors(c, lambda t: _set(t, "embed", t["embed"].astype(np.int32))), "embed is int32"),
+    "NaN in a weight": (lambda c: _tensors(c, lambda t: _put(t, "norm_final", np.nan)), "norm_final holds NaN"),
+    "infinity in a weight": (lambda c: _tensors(c, lambda t: _put(t, "heads", -np.inf)), "heads holds NaN or inf"),
+    "NaN in a moment": (
+        lambda c: _tensors(c, lambda t: _put(t, "v.embed", np.nan), "optimizer.safetensors"), "v.embed holds NaN"),
+    "moments of another model": (
+        lambda c: (shutil.copy(c / "model.safetensors", c / "optimizer.safetensors"), seal(c)),
+        "missing or unknown tensors"),
+    "weights not safetensors": (
+        lambda c: ((c / "model.safetensors").write_bytes(b"\x80\x04pickle"), seal(c)), "not readable as safetensors"),
+    "header of 2^60 bytes": (
+        lambda c: ((c / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}"), seal(c)),
+        "not readable as safetensors"),
+    "bfloat16": (lambda c: (_edit(c / "model.safetensors", b'"F32"', b'"BF16"'), seal(c)), "model.safetensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoint(saved, damage):
+    spoil, expected = DAMAGE[damage]
+    spoil(saved)
+    before = contents(saved.parent)
+    message = error_of(checkpoint.load, saved.parent.parent, training=True)
+    assert expected in message, message
+    assert "step-000006" in message, "which file is it?"
+    assert error_of(train.resume, saved.parent.parent, run_text(), quiet=True) == message
+    assert contents(saved.parent) == before
+
+
+def test_stray_file_is_ignored(saved):
+    (saved / "notes.txt").write_text("mine")
+    assert checkpoint.load(saved).step == 6
+
+
+def test_no_checkpoint(tmp_path):
+    assert "no such folder" in error_of(checkpoint.load, tmp_path / "none")
+    assert "holds no checkpoint" in error_of(checkpoint.load, tmp_path)
+    assert "no pretrained model 'x', expected one of" in error_of(checkpoint.load_pretrained, "x")
+
+
+def test_disk_full_keeps_what_was_there(saved):
+    """Whatever fails while a checkpoint is written, the one of the same name stays and nothing half-done is left."""
+    found = checkpoint.load(saved, training=True)
+    before = contents(saved.parent)
+    full = OSError(28, "No space left on device")
+    for place in ("nanoeuler_lib.checkpoint.save_file", "nanoeuler_lib.checkpoint._sync"):
+        with patch(place, side_effect=full):
+            message = error_of(
+                checkpoint.save, saved, found.model, found.tokenizer, 7, found.train, found.optimizer, {}
+            )
+        assert "cannot write the checkpoint (No space left on device)" in message
+        assert contents(saved.parent) == before
+
+
+def test_folder_that_cannot_be_written(tmp_path, saved):
+    found = checkpoint.load(saved)
+    (tmp_path / "file").write_text("")
+    message = error_of(checkpoint.save, tmp_path / "file" / "c", found.model, found.tokenizer, 1)
+    assert "cannot write the checkpoint (Not a directory)" in message
+
+
+# The log.
+
+
+def test_log_reads(tmp_path):
+    settings = changed(RUN_CONFIG, sample_every=3)
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, settings, source="cats", quiet=True)
+    log = train.read_log(tmp_path / "run")
+    steps = [entry for entry in log if "loss" in entry]
+    assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
+    for number, entry in enumerate(steps):
+        assert set(entry) == {"step", "loss", "later", "rate", "norm", "seconds", "tokens_per_second"}
+        assert entry["rate"] == pytest.approx(checks.expected_rate(number, settings))
+        assert len(entry["later"]) == 1 and entry["seconds"] > 0 and entry["norm"] > 0
+    assert [entry["step"] for entry in log if "valid_bits_per_byte" in entry] == [0, 3, 6]
+    samples = [entry for entry in log if "sample" in entry]
+    assert [entry["step"] for entry in samples] == [3, 6] and all(entry["sample"] for entry in samples)
+    head = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert head["model"] == RUN_MODEL.to_dict() and head["train"] == settings.to_dict()
+    assert head["data"]["source"] == "cats" and head["data"]["train_tokens"] > head["data"]["valid_tokens"] > 0
+
+
+def test_log_that_is_not_one(run):
+    _edit(run / "log.jsonl", b'{"step": 2', b'{"step" 2')
+    assert "is not JSON: edited" in error_of(train.read_log, run)
+    assert "cannot be read (No such file or directory), expected a run's log" in error_of(train.read_log, run / "x")
+
+
+@pytest.mark.parametrize("line", ["[1]", "7", '{"loss": 1}', '{"step": "x"}'])
+def test_log_with_a_strange_line(tmp_path, line):
+    """A line that is JSON and no entry: one clear line as well, and no traceback."""
+    run = tmp_path / "run"
+    with pytest.raises(Crash), stopped_at(5):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    file = run / "log.jsonl"
+    file.write_text(line + "\n" + file.read_text())
+    assert "log.jsonl" in error_of(train.resume, run, run_text(), quiet=True)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_quiet(tmp_path, capfd, quiet):
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=quiet)
+    printed = "".join(capfd.readouterr())
+    if quiet:
+        assert printed == ""
+    else:
+        assert "step 6: validation" in printed and "bits per byte" in printed
+
+
+# Data.
+
+
+def test_targets():
+    checks.check_targets()
+
+
+def test_validation_scores_every_token_once():
+    checks.check_validation_rows()
+
+
+def test_bits_per_byte():
+    checks.check_bits_per_byte()
+
+
+def test_uniform_model_needs_log2_v_bits_a_token():
+    """Heads of zeros make every token as likely: log2(V) bits each."""
+    tokenizer = checks.tiny_tokenizer()
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=259, predict=1)
+    model = GPT(config)
+    model.params["heads"][...] = 0
+    tokens = data.tokenize("xabcd abcd äb", tokenizer)  # x, abcd, space, abcd, space, two bytes of ä, b
+    assert len(tokens.ids) == 8
+    expected = 7 * math.log2(259) / (len("xabcd abcd äb".encode()) - 1)
+    assert train.bits_per_byte(model, tokens) == pytest.approx(expected, rel=1e-6)
+
+
+def test_end_of_text_has_no_bytes_but_costs_bits():
+    """Documents: the bits of the end-of-text tokens count, over the bytes of the text alone."""
+    tokenizer = Tokenizer([], (END_OF_TEXT,))
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=9, vocab_size=257, predict=1)
+    model = GPT(config)
+    model.params["heads"][...] = 0
+    tokens = data.tokenize(data.SEPARATOR.join(["abc", "de", "fghi"]), tokenizer)
+    assert train.bits_per_byte(model, tokens) == pytest.approx((9 + 3) * math.log2(257) / 9, rel=1e-6)
+
+
+def test_documents():
+    tokenizer = Tokenizer([], (END_OF_TEXT,))
+    tokens = data.tokenize(data.SEPARATOR.join(["abc", "de", "f"]), tokenizer)
+    assert tokens.ids.tolist() == [256, 97, 98, 99, 256, 100, 101, 256, 102, 256]
+    assert tokens.starts.tolist() == [0, 4, 7] and tokens.bytes == 6
+    assert data.starts_at_documents(tokens, 4) and not data.starts_at_documents(tokens, 2)
+    one = data.tokenize("abc", tokenizer)
+    assert one.ids.tolist() == [97, 98, 99] and one.starts is None
+    plain = data.tokenize(f"ab{data.SEPARATOR}c", Tokenizer([], ()))  # no such token: ordinary text
+    assert plain.starts is None and plain.bytes == len(f"ab{data.SEPARATOR}c")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=12), st.integers(1, 12), st.integers(1, 3), st.integers(0, 9))
+def test_rows_of_documents(lengths, time, predict, seed):
+    """Rows begin where documents do, if at least half of these fit; validation scores each token once."""
+    starts = np.concatenate([[0], np.cumsum([1 + n for n in lengths])])
+    tokens = checks.numbered(int(starts[-1]) + 1, starts[:-1])
+    if len(tokens.ids) < time + predict:
+        with pytest.raises(NanoEulerError, match="expected at least"):
+            data.batch(tokens, np.random.default_rng(seed), 5, time, predict)
+    else:
+        inputs, targets = data.batch(tokens, np.random.default_rng(seed), 5, time, predict)
+        if data.starts_at_documents(tokens, time):
+            assert set(inputs[:, 0]) <= set(starts[:-1])
+        assert (targets == inputs[..., None] + 1 + np.arange(predict)).all()
+    inputs, targets = data.validation_rows(tokens, time)
+    scored = targets[targets >= 0]
+    assert len(set(scored)) == len(scored) and (scored == inputs[targets >= 0] + 1).all()
+    if not data.starts_at_documents(tokens, time):
+        assert sorted(scored) == list(range(1, len(tokens.ids)))
+
+
+def test_split():
+    checks.check_split()
+    text = data.SEPARATOR.join(["first " * 5, "second " * 40])
+    part, valid = data.split_text(text, 0.1)
+    assert part == "first " * 5 and valid == "second " * 40  # the last document began before the cut
+    assert data.split_text(text, 0.0) == (text, "")
+    assert data.split_text("", 0.1) == ("", "")
+
+
+def test_training_sees_no_validation_text(tmp_path):
+    """Neither tokenizer nor batches know the held-out part."""
+    text = run_text() + "\n" + "ZQZQ ZQZQ " * 30
+    seen = set()
+    original = data.batch
+
+    def batch(*arguments):
+        inputs, targets = original(*arguments)
+        seen.update(inputs.ravel().tolist(), targets.ravel().tolist())
+        return inputs, targets
+
+    with patch.object(data, "batch", batch):
+        train.train(tmp_path / "run", text, RUN_MODEL, changed(RUN_CONFIG, valid_fraction=0.2), quiet=True)
+    tokenizer = checkpoint.load(tmp_path / "run").tokenizer
+    assert not any(b"Z" in tokenizer.token_bytes[i] for i in seen)
+    assert not any(b"Z" in token for token in tokenizer.token_bytes[256:])
+
+
+def test_validation_text_of_its_own(tmp_path):
+    text, valid = run_text(), "a red cat ran to the mat. " * 8
+    model = train.train(tmp_path / "run", text, RUN_MODEL, RUN_CONFIG, valid_text=valid, quiet=True)
+    found = checkpoint.load(tmp_path / "run")
+    bits = train.bits_per_byte(model, data.tokenize(valid, found.tokenizer))
+    assert found.info["valid_bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+
+
+def test_documents_train_a_tokenizer_with_end_of_text(tmp_path):
+    text = data.SEPARATOR.join(["the cat sat", "a hat", "the red mat"] * 40)
+    train.train(tmp_path / "run", text, changed(RUN_MODEL, vocab_size=262), RUN_CONFIG, quiet=True)
+    tokenizer = checkpoint.load(tmp_path / "run").tokenizer
+    assert tokenizer.special_tokens == {END_OF_TEXT: 261}
+    assert not any(b"endoftext" in token for token in tokenizer.token_bytes[256:261])
+
+
+READ = {
+    "missing": (None, "no such file, expected a UTF-8 text file"),
+    "empty": (b"", "holds 0 bytes and no text"),
+    "blank": (b" \n\t\n", "holds 4 bytes and no text"),
+    "NUL": (b"abc\0def", "byte 3 is NUL, expected UTF-8 text, not a binary file"),
+    "Latin-1": ("Käthe".encode("latin-1"), "byte 1 is 0xe4, expected UTF-8 text"),
+    "UTF-16": ("abc".encode("utf-16-le"), "byte 1 is NUL"),
+    "cut character": ("Käthe, ä".encode()[:-1], "byte 8 is 0xc3, expected UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_text_files_refused(tmp_path, name):
+    content, expected = READ[name]
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+    message = error_of(data.read_text, tmp_path / "text.txt")
+    assert expected in message and "text.txt" in message
+
+
+def test_text_files(tmp_path):
+    (tmp_path / "text.txt").write_bytes("Käthe\r\nrast\n".encode())
+    assert data.read_text(tmp_path / "text.txt") == "Käthe\r\nrast\n"
+    assert "cannot be read (Is a directory)" in error_of(data.read_text, tmp_path)
+
+
+# The model's door.
+
+
+def test_model_refuses_tokens():
+    model = GPT(RUN_MODEL)
+    assert "tokens lie in 0..258, expected 0..257" in error_of(model.hidden, np.array([[0, 258]]))
+    assert "tokens lie in -1..3" in error_of(model.logits, np.array([[3, -1]]))
+    assert "tokens are float64 [1, 2], expected integers [B, T]" in error_of(model.hidden, np.zeros((1, 2)))
+    assert "tokens are int64 [2], expected integers [B, T]" in error_of(model.hidden, np.zeros(2, int))
+    too_long = np.zeros((1, 13), int)
+    assert "context is 12, got 13 tokens: expected 1 to 12" in error_of(model.hidden, too_long)
+    assert "context is 12, got 13" in error_of(model.losses, too_long, too_long)
+
+
+def test_no_position_sees_the_future():
+    """Changing token t changes no output before t, and every output from t on."""
+    model = GPT(checks.TINY, checks.random_parameters(checks.TINY))
+    tokens = np.random.default_rng(0).integers(0, 7, (1, 9))
+    for version in ("cpu", "plain"):
+        with ops.use(version):
+            before = model.hidden(tokens)
+            for t in range(9):
+                other = tokens.copy()
+                other[0, t] = (tokens[0, t] + 1) % 7
+                same = (model.hidden(other) == before).all(axis=-1)[0]
+                assert same[:t].all() and not same[t:].any()
