@@ -47,7 +47,7 @@ case "$cuda" in
     12 | 13)
         try='import cupy; x = cupy.ones((2, 2), cupy.float32); assert float((x @ x + 1).sum()) == 12'
         echo "set-up: an NVIDIA driver with CUDA $cuda, so CuPy for CUDA $cuda"
-        install --editable ".[cuda$cuda]"
+        install --no-build-isolation --editable ".[cuda$cuda]"
         if ! "$python" -c "$try" 2>/dev/null; then
             echo "set-up: no CUDA toolkit on this machine, so its libraries as well (more than 1 GB)"
             install "cupy-cuda${cuda}x[ctk]"
