@@ -3,8 +3,8 @@
     NANOEULER_DATA=... python -m benchmarks.shakespeare --seeds 0 1 2
 
 Byte-pair encoding of 512 tokens trained on the first nine tenths, 2,000 steps of 16 x 128 tokens. Writes
-data/results/tinyshakespeare.json: per seed the final figure, the validation curve and the training curve. A seed takes
-about three minutes on two idle cores with AVX-512.
+data/results/tinyshakespeare.json: per seed the final figure, the validation curve and the training curve. A seed
+takes a few minutes on two idle cores.
 """
 
 import argparse
@@ -33,7 +33,13 @@ SETTINGS = dict(
 def run(text: str, seed: int) -> dict:
     """Train once and return what the run's log says."""
     with tempfile.TemporaryDirectory() as folder:
-        train(Path(folder) / "run", text, MODEL, TrainConfig(seed=seed, **SETTINGS), source="tinyshakespeare.txt")
+        train(
+            Path(folder) / "run",
+            text,
+            MODEL,
+            TrainConfig(seed=seed, **SETTINGS),
+            source="tinyshakespeare.txt",
+        )
         log = read_log(Path(folder) / "run")
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
     steps = [entry for entry in log if "loss" in entry]
@@ -58,7 +64,9 @@ def main() -> int:
         sys.exit("NANOEULER_DATA is not set, expected the folder that holds tinyshakespeare.txt")
     text = read_text(Path(os.environ["NANOEULER_DATA"]) / "tinyshakespeare.txt")
     for blas in threadpool_info():
-        print(f"BLAS: {blas.get('internal_api')} {blas.get('version')}, kernels for {blas.get('architecture')}")
+        print(
+            f"BLAS: {blas.get('internal_api')} {blas.get('version')}, kernels for {blas.get('architecture')}"
+        )
     print(f"OPENBLAS_CORETYPE: {os.environ.get('OPENBLAS_CORETYPE', 'not set')}", flush=True)
     rows = []
     for seed in seeds:
@@ -69,11 +77,15 @@ def main() -> int:
             f"{row['tokens_per_second']} tokens/s, {row['seconds']:.0f} s",
             flush=True,
         )
-        save("tinyshakespeare", {"model": MODEL.to_dict(), "train": SETTINGS, "goal": GOAL, "twin": TWIN}, rows)
+        save(
+            "tinyshakespeare", {"model": MODEL.to_dict(), "train": SETTINGS, "goal": GOAL, "twin": TWIN}, rows
+        )
     bits = [row["bits_per_byte"] for row in rows]
     spread = f" +- {stdev(bits):.4f}" if len(bits) > 1 else ""
     verdict = "met" if mean(bits) <= GOAL else "MISSED"
-    print(f"mean of {len(bits)} seeds: {mean(bits):.4f}{spread} bits per byte; goal {GOAL}: {verdict}; twin {TWIN}")
+    print(
+        f"mean of {len(bits)} seeds: {mean(bits):.4f}{spread} bits per byte; goal {GOAL}: {verdict}; twin {TWIN}"
+    )
     return 0 if mean(bits) <= GOAL else 1
 
 

@@ -158,7 +158,9 @@ def find(path: str | Path) -> Path:
 
 def folders(run: str | Path) -> list[Path]:
     """The checkpoint folders of a run, by step; numbers of more than six digits come after the shorter ones."""
-    return sorted((Path(run) / "checkpoints").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
+    return sorted(
+        (Path(run) / "checkpoints").glob("step-*"), key=lambda folder: (len(folder.name), folder.name)
+    )
 
 
 def remove(path: Path) -> None:

@@ -59,6 +59,7 @@ def tokenizer_decode(args):
 def corpus_konigsberg(args):
     from nanoeuler_lib import world
 
+    _not_negative(args, "seed")
     if args.bytes < 1:
         raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
     text = world.corpus(args.bytes, args.seed)
@@ -119,12 +120,12 @@ def generate(args):
 
     model, tokenizer = _model(args)
     pieces = []
-    if not args.json:
-        print(args.prompt, end="", flush=True)
-    for piece in stream(model, tokenizer, args.prompt, args.tokens, **_sampling(args)):
-        pieces.append(piece)
+    for piece in stream(model, tokenizer, _utf8(args.prompt), args.tokens, **_sampling(args)):
         if not args.json:
-            print(piece, end="", flush=True)
+            print(piece if pieces else args.prompt + piece, end="", flush=True)
+        pieces.append(piece)
+    if not (pieces or args.json):
+        print(args.prompt, end="")
     _print(args, {"prompt": args.prompt, "continuation": "".join(pieces)}, "")
 
 
@@ -132,6 +133,7 @@ def chat(args):
     from nanoeuler_lib.generate import stream
 
     model, tokenizer = _model(args)
+    _sampling(args)  # bad options end the command before a reply does
     interactive = sys.stdin.isatty()
     if interactive:
         print("The model continues what you type. An empty line or Ctrl-D ends.")
@@ -156,6 +158,7 @@ def chat(args):
 def check(args):
     from nanoeuler_lib import gradcheck, ops
 
+    _not_negative(args, "seed")
     tables, good = {}, True
     with ops.use(args.ops):
         for std in (0.3, 0.02):
@@ -240,18 +243,34 @@ def _tokenizer(args):
 
 
 def _sampling(args):
+    _not_negative(args, "tokens", "seed")
     return {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+
+
+def _not_negative(args, *names):
+    for name in names:
+        if getattr(args, name) < 0:
+            raise NanoEulerError(f"--{name} is {getattr(args, name)}, expected 0 or more")
 
 
 def _argument_or_stdin(text):
     if text is not None:
-        return text
+        return _utf8(text)
     try:
-        return sys.stdin.read()
+        return _utf8(sys.stdin.read())
     except UnicodeDecodeError as error:
         raise NanoEulerError(
             f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text"
         ) from None
+
+
+def _utf8(text):
+    """The text; refused if it holds bytes that were not UTF-8, which Python carries as half surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NanoEulerError(f"text: character {error.start} is not UTF-8, expected UTF-8 text") from None
+    return text
 
 
 def _refuse_existing(path):
@@ -387,6 +406,9 @@ def main(arguments: list[str] | None = None) -> int:
         return args.function(args) or 0
     except NanoEulerError as error:
         print(f"nanoeuler: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"nanoeuler: {error or 'not enough memory'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -191,8 +191,7 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
             total = occurrences(indices)
             totals[old] -= total
             totals[made] += total
-            holders[made] += indices
-        del totals[pair]
+            holders[made] = indices
         for made in {made for _, made, _ in changes}:
             if totals[made]:
                 heappush(heap, (-totals[made], order[made[0]] + order[made[1]], made))

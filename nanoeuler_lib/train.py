@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -163,10 +163,15 @@ def train(
         run, model, tokenizer, 0, config, AdamW(model_config, config), {"source": source}
     )
     tokens, valid_tokens = _tokens(part, valid, found)
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
+        ) from None
     head = {
         "version": __version__,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
         "model": model_config.to_dict(),
         "train": config.to_dict(),

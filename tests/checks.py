@@ -19,7 +19,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generate import Decoder, sample
 from nanoeuler_lib.gradcheck import check_batch, check_layer, numeric_gradient
 from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, init, loss_scale
-from nanoeuler_lib.ops import cpu, reference
+from nanoeuler_lib.ops import reference
 from nanoeuler_lib.plan import Plan
 from nanoeuler_lib.tokenizer import Tokenizer
 
@@ -201,7 +201,11 @@ def layer_pairs(seed: int = 0) -> dict[str, tuple]:
     masked = rng.integers(-1, 7, (3, 5))
     masked[0, :2] = -1, 3
     return {
-        "embed": (f.embed_forward, f.embed_backward, {"tokens": rng.integers(0, 4, (3, 5)), "table": x(7, 3)}),
+        "embed": (
+            f.embed_forward,
+            f.embed_backward,
+            {"tokens": rng.integers(0, 4, (3, 5)), "table": x(7, 3)},
+        ),
         "linear": (f.linear_forward, f.linear_backward, {"x": x(2, 3, 5), "w": x(5, 7)}),
         "rmsnorm": (f.rmsnorm_forward, f.rmsnorm_backward, {"x": x(2, 3, 5), "gain": x(5)}),
         "rope": (lambda x: f.rope_forward(x, cos, sin), f.rope_backward, {"x": x(2, 3, 5, 6)}),
@@ -570,7 +574,14 @@ def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.nda
 def check_sampling(draws: int = 4000) -> None:
     """Frequencies fit the distribution (chi-square at one in a million), and nothing outside it is drawn."""
     logits = np.array([1.5, -0.3, 0.9, 0.0, 2.0, -1.2])
-    cases = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 2}, {"top_p": 0.6}, {"top_k": 4, "top_p": 0.8}]
+    cases = [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 2},
+        {"top_p": 0.6},
+        {"top_k": 4, "top_p": 0.8},
+    ]
     for case in cases:
         rng = np.random.default_rng(1)
         drawn = np.bincount([sample(logits, rng, **case) for _ in range(draws)], minlength=6)

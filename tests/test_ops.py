@@ -116,7 +116,9 @@ def test_heads_loss_without_gradients(version):
         f = ops.active().heads_loss
         f(losses, dy, dw, y, w, targets, scale, work, work_weight, False)
         f(again, None, None, y, w, targets, scale, work, None, False)
-    assert np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
+    assert (
+        np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
+    )
 
 
 @pytest.mark.parametrize("version", ["cpu", "plain"])
@@ -219,14 +221,18 @@ def test_readers_step_runs_in_the_optimiser():
     optimizer = AdamW(checks.TINY, config, np.float64)
     with ops.use(adamw_step=lambda p, g, m, v, *settings: (p + 1, m + 2, v + 3)):
         optimizer.update(params, grads, list(params), 1.0)
-    assert (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
+    assert (
+        (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
+    )
 
 
 def test_use_refuses():
     for version in ("gpu2", None, "CPU"):
         with pytest.raises(NanoEulerError, match="expected 'cpu' or 'plain'"), ops.use(version):
             pass
-    with pytest.raises(NanoEulerError, match="no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"):
+    with pytest.raises(
+        NanoEulerError, match=r"no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"
+    ):
         with ops.use(rmsnorm=lambda x: x):
             pass
     with pytest.raises(NanoEulerError, match="rmsnorm_forward is None, expected a function"):

@@ -195,15 +195,26 @@ def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
 @settings(max_examples=300, deadline=None)
 @given(small_text | tricky_text, small_text | tricky_text, st.integers(0, 30))
 def test_encoding_is_plain_encoding(learnt, text, number):
+    """Also with merges that were learnt across the borders of words, which encoding must not cross."""
     learnt, text = encodable(learnt), encodable(text)
-    tokenizer = Tokenizer.train(learnt, 257 + number)
-    expected = plain_encode(split_words(text), tokenizer.merges)
-    assert tokenizer.encode(text).tolist() == expected
-    with pytest.MonkeyPatch.context() as patch:  # again where blocks, caches and the sweep are met
-        for name, value in {"_BLOCK": 3, "_CACHED": 2, "_LONG": 4}.items():
-            patch.setattr(module, name, value)
-        assert Tokenizer(tokenizer.merges).encode(text).tolist() == expected
+    for merges in (find_merges(count_words(learnt), number), plain_train([learnt], number)):
+        expected = plain_encode(split_words(text), merges)
+        tokenizer = Tokenizer(merges)
         assert tokenizer.encode(text).tolist() == expected
+        with pytest.MonkeyPatch.context() as patch:  # again where blocks, caches and the sweep are met
+            for name, value in {"_BLOCK": 3, "_CACHED": 2, "_LONG": 4}.items():
+                patch.setattr(module, name, value)
+            assert Tokenizer(merges).encode(text).tolist() == expected
+            assert tokenizer.encode(text).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["x ab1", "x 12a", "x ab.", "x ..a", "x ab\n", "x ab's", "x ab_", "x aß1", "x ßa—"]
+)
+def test_merges_do_not_cross_the_borders_of_words(text):
+    every_pair = Tokenizer([(a, b) for a in range(256) for b in range(256)])
+    expected = [id for word in split_words(text) for id in every_pair.encode(word).tolist()]
+    assert every_pair.encode(text).tolist() == expected
 
 
 ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290)

@@ -1,4 +1,4 @@
-"""Training: it learns, its results are the same bits each time, it goes on as if it had never stopped, it loses nothing."""
+"""Training: it learns, gives the same bits each time, goes on as if it had never stopped, and loses nothing."""
 
 import json
 import math
@@ -62,7 +62,9 @@ def run(finished, tmp_path):
 
 def test_learns(tmp_path):
     """After 150 small steps a text needs far fewer bits than its single tokens' frequencies would."""
-    text = "".join(f"the {a} cat sees the {a} dog and the {b} hen. " for a, b in zip("abcdefgh" * 40, "hgfedcba" * 40))
+    text = "".join(
+        f"the {a} cat sees the {a} dog and the {b} hen. " for a, b in zip("abcdefgh" * 40, "hgfedcba" * 40)
+    )
     config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=32, vocab_size=280, predict=2)
     settings = TrainConfig(steps=150, batch=8, warmup=10, valid_every=50, sample_every=0, rate=1e-2)
     model = train.train(tmp_path / "run", text, config, settings, quiet=True)
@@ -189,7 +191,9 @@ def test_interrupt_before_the_first_step_leaves_no_checkpoint(tmp_path):
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-@pytest.mark.xfail(strict=True, reason="the step that Ctrl-C interrupts is saved though only a part of it was done")
+@pytest.mark.xfail(
+    strict=True, reason="the step that Ctrl-C interrupts is saved though only a part of it was done"
+)
 def test_interrupt_during_an_update(finished, tmp_path):
     """Ctrl-C while the parameters move must not save half a step."""
     original, interrupted = AdamW.update, []
@@ -281,6 +285,31 @@ def test_loss_that_is_not_finite(tmp_path, bad):
     assert checkpoint.load(run).step == 6
 
 
+def test_gradient_that_is_not_finite(tmp_path):
+    """The loss may still be a number when the gradient is none: the step is not taken."""
+    original, steps = train.backward, []
+
+    def backward(params, grads, *rest, **named):
+        original(params, grads, *rest, **named)
+        steps.append(params.flat.copy())
+        if len(steps) == 4:
+            grads["heads"][0, 0] = np.inf
+
+    with patch.object(train, "backward", backward):
+        message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert message.startswith("step 4: loss is 5.") and "the gradient's norm inf" in message
+    assert "the checkpoint of step 2 is intact" in message
+    model = GPT(RUN_MODEL)
+    step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4)
+    before = model.params.flat.copy()
+    with patch.object(train, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
+        for plan in step.plans:
+            plan.losses[...] = 1
+        _, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))
+    step.pool.shutdown()
+    assert math.isnan(norm) and np.array_equal(model.params.flat, before) and step.optimizer.step == 0
+
+
 def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
     settings = changed(RUN_CONFIG, rate=10.0, warmup=0, clip=0.0, steps=40, decay=10.0)
     message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, settings, quiet=True)
@@ -289,10 +318,14 @@ def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
 
 def test_refuses_a_folder_that_is_not_empty(run):
     before = contents(run)
-    assert "is not an empty folder" in error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert "is not an empty folder" in error_of(
+        train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True
+    )
     assert contents(run) == before
     file = run / "run.json"
-    assert "is not an empty folder" in error_of(train.train, file, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert "is not an empty folder" in error_of(
+        train.train, file, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True
+    )
     assert contents(run) == before
 
 
@@ -315,7 +348,9 @@ def test_text_too_short(tmp_path, text, settings, expected):
 
 def test_tokenizer_larger_than_the_model(tmp_path):
     tokenizer = Tokenizer([(97, 98), (98, 99), (99, 100)], ())
-    message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, tokenizer, quiet=True)
+    message = error_of(
+        train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, tokenizer, quiet=True
+    )
     assert "tokenizer has 259 tokens, expected at most vocab_size (258)" in message
     assert not (tmp_path / "run").exists()
 
@@ -349,11 +384,21 @@ def test_model_config_refuses(changes, expected):
 def test_presets():
     assert GPT(preset("small")).size == 1_053_824
     c = preset("small")
-    assert (c.dim, c.heads, c.kv_heads, c.head_dim, c.layers, c.ffn, c.context) == (128, 4, 2, 32, 4, 344, 128)
+    assert (c.dim, c.heads, c.kv_heads, c.head_dim, c.layers, c.ffn, c.context) == (
+        128,
+        4,
+        2,
+        32,
+        4,
+        344,
+        128,
+    )
     assert error_of(preset, "huge") == "preset is 'huge', expected one of small, big, base"
     for name in ("small", "big", "base"):
         assert ModelConfig.from_dict(json.loads(json.dumps(preset(name).to_dict()))) == preset(name)
-    assert "missing or unknown entries: ['depth']" in error_of(ModelConfig.from_dict, c.to_dict() | {"depth": 3})
+    assert "missing or unknown entries: ['depth']" in error_of(
+        ModelConfig.from_dict, c.to_dict() | {"depth": 3}
+    )
     assert "list" in error_of(TrainConfig.from_dict, [1])
 
 
@@ -375,7 +420,9 @@ def seal(folder, **changes):
     head.pop("digest")
     head |= changes
     if "sha256" not in changes:
-        head["sha256"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]}
+        head["sha256"] = {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]
+        }
     head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
     file.write_text(json.dumps(head))
 
@@ -397,7 +444,11 @@ def test_round_trip(tmp_path):
     assert found.model.config == RUN_MODEL and found.train == RUN_CONFIG and found.info == info
     assert found.step == found.optimizer.step == 3
     assert found.tokenizer.merges == [(97, 98)] and found.tokenizer.special_tokens == {END_OF_TEXT: 257}
-    for a, b in ((model.params, found.model.params), (optimizer.m, found.optimizer.m), (optimizer.v, found.optimizer.v)):
+    for a, b in (
+        (model.params, found.model.params),
+        (optimizer.m, found.optimizer.m),
+        (optimizer.v, found.optimizer.v),
+    ):
         assert np.array_equal(a.flat, b.flat)
     assert load_file(tmp_path / "c" / "model.safetensors").keys() == model.params.keys()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["c"], "something half-written was left"
@@ -453,7 +504,8 @@ DAMAGE = {
     "weights missing": (lambda c: (c / "model.safetensors").unlink(), "no such file"),
     "tokenizer missing": (lambda c: (c / "tokenizer.json").unlink(), "no such file"),
     "tokenizer edited": (lambda c: _edit(c / "tokenizer.json", b"[", b"[ "), "truncated or edited"),
-    "tokenizer emptied": (lambda c: ((c / "tokenizer.json").write_text("{}"), seal(c)), 'expected a JSON object with "format"'),
+    "tokenizer emptied": (
+        lambda c: ((c / "tokenizer.json").write_text("{}"), seal(c)), 'expected a JSON object with "format"'),
     "JSON cut": (lambda c: _truncate(c / "checkpoint.json", 300), "not readable as JSON"),
     "JSON empty": (lambda c: _truncate(c / "checkpoint.json", 0), "not readable as JSON"),
     "JSON not UTF-8": (lambda c: (c / "checkpoint.json").write_bytes(b"\xff\xfe{}"), "not readable as JSON"),
@@ -560,13 +612,17 @@ def test_log_reads(tmp_path):
     assert [entry["step"] for entry in samples] == [3, 6] and all(entry["sample"] for entry in samples)
     head = json.loads((tmp_path / "run" / "run.json").read_text())
     assert head["model"] == RUN_MODEL.to_dict() and head["train"] == settings.to_dict()
-    assert head["data"]["source"] == "cats" and head["data"]["train_tokens"] > head["data"]["valid_tokens"] > 0
+    assert (
+        head["data"]["source"] == "cats" and head["data"]["train_tokens"] > head["data"]["valid_tokens"] > 0
+    )
 
 
 def test_log_that_is_not_one(run):
     _edit(run / "log.jsonl", b'{"step": 2', b'{"step" 2')
     assert "is not JSON: edited" in error_of(train.read_log, run)
-    assert "cannot be read (No such file or directory), expected a run's log" in error_of(train.read_log, run / "x")
+    assert "cannot be read (No such file or directory), expected a run's log" in error_of(
+        train.read_log, run / "x"
+    )
 
 
 @pytest.mark.parametrize("line", ["[1]", "7", '{"loss": 1}', '{"step": "x"}'])
@@ -640,7 +696,12 @@ def test_documents():
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=12), st.integers(1, 12), st.integers(1, 3), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 9), min_size=2, max_size=12),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.integers(0, 9),
+)
 def test_rows_of_documents(lengths, time, predict, seed):
     """Rows begin where documents do, if at least half of these fit; validation scores each token once."""
     starts = np.concatenate([[0], np.cumsum([1 + n for n in lengths])])
@@ -671,7 +732,7 @@ def test_split():
 
 def test_training_sees_no_validation_text(tmp_path):
     """Neither tokenizer nor batches know the held-out part."""
-    text = run_text() + "\n" + "ZQZQ ZQZQ " * 30
+    text = run_text() + "ZQ" * len(run_text())  # what is held out would rule the merges if it were seen
     seen = set()
     original = data.batch
 
@@ -681,7 +742,7 @@ def test_training_sees_no_validation_text(tmp_path):
         return inputs, targets
 
     with patch.object(data, "batch", batch):
-        train.train(tmp_path / "run", text, RUN_MODEL, changed(RUN_CONFIG, valid_fraction=0.2), quiet=True)
+        train.train(tmp_path / "run", text, RUN_MODEL, changed(RUN_CONFIG, valid_fraction=0.7), quiet=True)
     tokenizer = checkpoint.load(tmp_path / "run").tokenizer
     assert not any(b"Z" in tokenizer.token_bytes[i] for i in seen)
     assert not any(b"Z" in token for token in tokenizer.token_bytes[256:])

@@ -1,0 +1,508 @@
+"""The `nanoeuler` command: every subcommand, what it says about bad input, and that it then leaves everything alone."""
+
+import argparse
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import checks
+import numpy as np
+import pytest
+from checks import run_text
+
+from nanoeuler_lib import __version__, checkpoint, cli, data, gradcheck, train
+from nanoeuler_lib.config import ModelConfig, preset
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+SMALL = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
+SHORT = "--steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A text, a run on it, a tokenizer: to be copied before they are changed."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text(run_text(), "utf-8")
+    command = [
+        "train",
+        "--data",
+        str(folder / "text.txt"),
+        "--run",
+        str(folder / "run"),
+        "--quiet",
+        *SMALL,
+        *SHORT,
+    ]
+    assert cli.main(command) == 0
+    Tokenizer.train(run_text(), 260).save(folder / "bpe.json")
+    return folder
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch):
+    """A working directory that holds copies of them."""
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def nanoeuler(capsys):
+    """Run the command in this process: its exit code, standard output and standard error."""
+
+    def run(*arguments, stdin=None):
+        with patch("sys.stdin", io.StringIO(stdin or "")):
+            try:
+                code = cli.main([str(argument) for argument in arguments])
+            except SystemExit as end:  # argparse's
+                code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def contents() -> dict:
+    return {str(f): f.read_bytes() for f in Path.cwd().rglob("*") if f.is_file()}
+
+
+# Each subcommand does its work.
+
+
+def test_tokenizer(here, nanoeuler):
+    code, out, err = nanoeuler(
+        "tokenizer", "train", "--data", "text.txt", "--vocab", 262, "--out", "new.json", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"vocab_size": 262, "merges": 6, "out": "new.json"}
+    tokenizer = Tokenizer.load("new.json")
+    assert tokenizer.merges == Tokenizer.train(run_text(), 262, ()).merges
+    text = "the cat, Käthe\n"
+    code, out, _ = nanoeuler("tokenizer", "encode", text, "--tokenizer", "new.json")
+    ids = [int(i) for i in out.split()]
+    assert code == 0 and ids == tokenizer.encode(text).tolist() and max(ids) >= 256
+    code, out, _ = nanoeuler("tokenizer", "encode", "--tokenizer", "new.json", "--json", stdin=text)
+    found = json.loads(out)
+    assert found["ids"] == ids and found["bytes"] == len(text.encode()) and len(found["tokens"]) == len(ids)
+    assert nanoeuler("tokenizer", "decode", *ids, "--tokenizer", "new.json") == (0, text + "\n", "")
+    code, out, _ = nanoeuler(
+        "tokenizer", "decode", "--tokenizer", "new.json", "--json", stdin=" ".join(map(str, ids))
+    )
+    assert json.loads(out) == {"text": text}
+
+
+def test_tokenizer_with_end_of_text(here, nanoeuler):
+    command = (
+        "tokenizer",
+        "train",
+        "--data",
+        "text.txt",
+        "--vocab",
+        262,
+        "--out",
+        "new.json",
+        "--end-of-text",
+    )
+    assert nanoeuler(*command)[0] == 0
+    assert Tokenizer.load("new.json").special_tokens == {END_OF_TEXT: 261}
+    as_text = nanoeuler("tokenizer", "encode", END_OF_TEXT, "--tokenizer", "new.json")[1].split()
+    assert "261" not in as_text and len(as_text) > 1
+    assert nanoeuler("tokenizer", "encode", END_OF_TEXT, "--special", "--tokenizer", "new.json")[1] == "261\n"
+
+
+def test_train_and_resume(here, nanoeuler):
+    code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT)
+    assert code == 0 and "new: done" in out and "step 4: validation" in out and err == ""
+    head = json.loads(Path("new/run.json").read_text())
+    assert head["model"]["dim"] == 16 and head["train"]["steps"] == 4 and head["data"]["source"] == "text.txt"
+    shutil.rmtree("new/checkpoints/step-000004")
+    before = checkpoint.load("run").model.params.flat
+    code, out, err = nanoeuler("train", "--resume", "new", "--data", "text.txt", "--quiet")
+    assert (code, out, err) == (0, "new: done\n", "")
+    assert np.array_equal(checkpoint.load("new").model.params.flat, before)
+
+
+def test_train_with_tokenizer_and_validation_text(here, nanoeuler):
+    Path("valid.txt").write_text("the cat ran. " * 20)
+    texts = ["--data", "text.txt", "--valid", "valid.txt", "--tokenizer", "bpe.json"]
+    code, _, err = nanoeuler("train", *texts, "--run", "new", *SMALL[2:], *SHORT, "--quiet")
+    assert (code, err) == (0, "")
+    found = checkpoint.load("new")
+    assert found.model.config.vocab_size == found.tokenizer.vocab_size == 260
+    head = json.loads(Path("new/run.json").read_text())
+    assert head["data"]["train_tokens"] == len(found.tokenizer.encode(run_text()))
+
+
+def test_default_shape_is_small():
+    args = cli.parser().parse_args(["train", "--data", "x", "--run", "y"])
+    with patch.object(data, "read_text", lambda path: "text"), patch.object(train, "train") as call:
+        args.function(args)
+    assert call.call_args.args[2] == preset("small")
+    assert call.call_args.args[3] == train.TrainConfig()
+
+
+def test_generate(here, nanoeuler):
+    code, out, err = nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20)
+    assert (code, err) == (0, "") and out.startswith("the cat") and len(out) > 10
+    code, as_json, _ = nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20, "--json")
+    found = json.loads(as_json)
+    assert code == 0 and found["prompt"] == "the cat" and "the cat" + found["continuation"] + "\n" == out
+    assert nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20, "--seed", 1)[1] != out
+    greedy = [
+        nanoeuler("generate", "--run", "run", "--temperature", 0, "--tokens", 9, "--seed", s)[1]
+        for s in (1, 2)
+    ]
+    assert greedy[0] == greedy[1]
+    assert nanoeuler("generate", "Kä", "--run", "run", "--tokens", 0) == (0, "Kä\n", "")
+    long = "the cat sat on a mat and ran " * 20  # more than a context: its end is read
+    assert nanoeuler("generate", long, "--run", "run/checkpoints/step-000004", "--tokens", 20)[0] == 0
+
+
+def test_chat(here, nanoeuler):
+    """One reply a line, each from the line alone; an empty line ends."""
+    code, out, err = nanoeuler(
+        "chat", "--run", "run", "--tokens", 12, "--temperature", 0, stdin="the\na cat\n\nthe\n"
+    )
+    assert (code, err) == (0, "")
+    single = [
+        nanoeuler("generate", prompt, "--run", "run", "--tokens", 12, "--temperature", 0)[1]
+        for prompt in ("the", "a cat")
+    ]
+    assert out == single[0].removeprefix("the") + single[1].removeprefix("a cat")
+    assert nanoeuler("chat", "--run", "run", stdin="") == (0, "", "")
+    replies = [nanoeuler("chat", "--run", "run", stdin="the\n" * n)[1] for n in (1, 2)]
+    assert replies[1].startswith(replies[0]) and replies[1] != 2 * replies[0]  # asked again, another reply
+
+
+@pytest.fixture
+def quick_check(monkeypatch):
+    """The command on a model of a few hundred numbers, not of thousands."""
+    config = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=2, ffn=5)
+    monkeypatch.setattr(gradcheck, "check_model", partial(gradcheck.check_model, config, time=3))
+
+
+def test_check(quick_check, nanoeuler):
+    code, out, err = nanoeuler("check", "--seed", 2)
+    assert (code, err) == (0, "")
+    assert gradcheck.DEFINITION in out and gradcheck.DEFINITION_NORM in out
+    assert out.count("passed") == 2 and out.count("layers.0.qkv") == 2 and "WRONG" not in out
+    code, out, _ = nanoeuler("check", "--seed", 2, "--ops", "plain", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["passed"] is True and set(found["weights_std"]) == {"0.3", "0.02"}
+    assert {row["name"] for row in found["weights_std"]["0.3"]} >= {"embed", "layers.0.norm1", "heads"}
+
+
+def test_check_fails_on_a_wrong_gradient(quick_check, nanoeuler):
+    from test_mutations import planted
+
+    with planted("ops.cpu.swiglu_back", ("dgate += sigmoid", "pass")):
+        code, out, _ = nanoeuler("check", "--seed", 2)
+        assert code == 1 and "FAILED" in out and "WRONG" in out
+        code, out, _ = nanoeuler("check", "--seed", 2, "--json")
+        assert code == 1 and json.loads(out)["passed"] is False
+        assert nanoeuler("check", "--seed", 2, "--ops", "plain")[0] == 0
+
+
+def test_info(here, nanoeuler):
+    code, out, err = nanoeuler("info")
+    assert (
+        (code, err) == (0, "") and "parameters: 1053824" in out and "layers.3.qkv" in out and "128x256" in out
+    )
+    found = json.loads(nanoeuler("info", "--preset", "base", "--json")[1])
+    assert found["parameters"] == 116_417_280 and found["model"]["layers"] == 16
+    assert sum(int(np.prod(shape)) for shape in found["tensors"].values()) == found["parameters"]
+    found = json.loads(nanoeuler("info", "--run", "run", "--json")[1])
+    assert found["step"] == 4 and found["model"]["dim"] == 16 and found["valid_bits_per_byte"] > 0
+    config = ModelConfig.from_dict(found["model"])
+    from nanoeuler_lib.plan import Plan
+
+    plan = Plan(config, 1, config.context)
+    assert (
+        found["plan_bytes_one_row"] == plan.nbytes
+        and found["parameters"] == checkpoint.load("run").model.size
+    )
+
+
+def test_corpus(tmp_path, monkeypatch, nanoeuler):
+    pytest.importorskip("nanoeuler_lib.world")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = nanoeuler(
+        "corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "w.txt", "--json"
+    )
+    found = json.loads(out)
+    text = Path("w.txt").read_text("utf-8")
+    assert (
+        (code, err) == (0, "")
+        and found["bytes"] == len(text.encode())
+        and 0 < found["floor_bits_per_byte"] < 3
+    )
+    code, out, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3)
+    assert code == 0 and out == text
+    assert nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 4)[1] != text
+
+
+def test_version(nanoeuler):
+    assert nanoeuler("--version") == (0, f"nanoeuler {__version__}\n", "")
+
+
+# Help.
+
+
+def commands(parser, name="nanoeuler"):
+    """Every command's name and parser."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for key, sub in action.choices.items():
+                yield from commands(sub, f"{name} {key}")
+
+
+@pytest.mark.parametrize(
+    "name, parser", list(commands(cli.parser())), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_help_is_complete(name, parser, nanoeuler):
+    assert parser.description or name.count(" ") == 1, "a command says what it does"
+    for action in parser._actions:
+        assert action.help or isinstance(action, argparse._SubParsersAction), (
+            f"{name} {action.dest} has no help"
+        )
+        if isinstance(action, argparse._SubParsersAction):
+            assert all(choice.help for choice in action._choices_actions)
+    code, out, err = nanoeuler(*name.split()[1:], "--help")
+    assert (code, err) == (0, "") and out.startswith(f"usage: {name}")
+    for action in parser._actions:
+        for option in action.option_strings:
+            assert option in out
+
+
+def test_help_names_true_defaults():
+    """A default that a help text states is the default."""
+    for name, parser in commands(cli.parser()):
+        for action in parser._actions:
+            said = re.search(r"default ([\w.-]+)", action.help or "")
+            value = (
+                train.TrainConfig().to_dict().get(action.dest) if action.default is None else action.default
+            )
+            if said and value is not None:
+                assert type(value)(said[1]) == value, f"{name} {action.dest}"
+
+
+def test_every_documented_command_parses():
+    """The examples below `nanoeuler --help`, taken apart as a shell would."""
+    import shlex
+
+    for line in cli.EXAMPLES.splitlines():
+        if line.strip().startswith("nanoeuler"):
+            words = shlex.split(line.split("   ")[0] if "   " in line.strip() else line)
+            assert cli.parser().parse_args([w for w in words[1:]]).function
+
+
+# Bad input: one line on standard error, exit code 2, nothing changed.
+
+
+def _texts():
+    Path("empty.txt").write_bytes(b"")
+    Path("blank.txt").write_bytes(b" \n\n")
+    Path("nul.txt").write_bytes(b"some text\0and more" * 100)
+    Path("latin.txt").write_bytes("Käthe und Jürgen ".encode("latin-1") * 300)
+    Path("binary.txt").write_bytes(bytes(range(1, 256)) * 40)
+    Path("short.txt").write_text("hello")
+    Path("one.txt").write_text("Q")
+    Path("folder").mkdir()
+    Path("folder/keep.txt").write_text("mine")
+    Path("list.json").write_text("[1, 2]")
+    Path("cut.json").write_text(Path("bpe.json").read_text()[:200])
+
+
+TRAIN = ("train", "--run", "new", *SMALL, *SHORT, "--data")
+BAD = {
+    "text missing": ((*TRAIN, "nothing.txt"), "nothing.txt: no such file"),
+    "text empty": ((*TRAIN, "empty.txt"), "empty.txt: holds 0 bytes"),
+    "text blank": ((*TRAIN, "blank.txt"), "blank.txt: holds 3 bytes and no text"),
+    "text with NUL": ((*TRAIN, "nul.txt"), "nul.txt: byte 9 is NUL"),
+    "text in Latin-1": ((*TRAIN, "latin.txt"), "latin.txt: byte 1 is 0xe4, expected UTF-8"),
+    "text binary": ((*TRAIN, "binary.txt"), "binary.txt: byte 127 is 0x80"),
+    "text a folder": ((*TRAIN, "folder"), "folder: cannot be read (Is a directory)"),
+    "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
+    "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
+    "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation text has 1 tokens"),
+    "no validation text": (
+        (*TRAIN, "text.txt", "--valid-fraction", 0), "validation text has 0 tokens, expected at least 2"),
+    "preset unknown": ((*TRAIN, "text.txt", "--preset", "tiny"), "preset is 'tiny', expected one of small, big, base"),
+    "context too long": ((*TRAIN, "text.txt", "--context", 100_000), "tokens, expected at least 100002"),
+    "context 0": ((*TRAIN, "text.txt", "--context", 0), "context is 0, expected a whole number from 1"),
+    "heads do not divide": ((*TRAIN, "text.txt", "--heads", 3), "dim is 16, expected a multiple of heads (3)"),
+    "more memory than there is": (
+        (*TRAIN, "text.txt", "--dim", 2**22, "--heads", 2**12, "--kv-heads", 2**12), "Unable to allocate"),
+    "rate NaN": ((*TRAIN, "text.txt", "--rate", "nan"), "rate is nan, expected a number from 0 to 10"),
+    "steps 0": ((*TRAIN, "text.txt", "--steps", 0), "steps is 0, expected a whole number of at least 1"),
+    "seed negative": ((*TRAIN, "text.txt", "--seed", -1), "seed is -1, expected"),
+    "no run": (("train", "--data", "text.txt"), "--run is missing"),
+    "run exists": (("train", "--data", "text.txt", "--run", "run"), "run: exists and is not an empty folder"),
+    "run is a file": (
+        ("train", "--data", "text.txt", "--run", "text.txt"), "text.txt: exists and is not an empty folder"),
+    "run below a file": (
+        ("train", *SMALL, *SHORT, "--data", "text.txt", "--run", "text.txt/new"), "text.txt/new: cannot be made"),
+    "tokenizer missing": ((*TRAIN, "text.txt", "--tokenizer", "none.json"), "none.json"),
+    "tokenizer too large": (
+        (*TRAIN, "text.txt", "--tokenizer", "bpe.json"), "tokenizer has 260 tokens, expected at most"),
+    "tokenizer cut off": ((*TRAIN, "text.txt", "--tokenizer", "cut.json"), "cut.json"),
+    "tokenizer another JSON": ((*TRAIN, "text.txt", "--tokenizer", "list.json"), "list.json"),
+    "resume nothing": (("train", "--resume", "none", "--data", "text.txt"), "none: no such folder"),
+    "resume no run": (("train", "--resume", "folder", "--data", "text.txt"), "folder: holds no checkpoint"),
+    "resume another text": (("train", "--resume", "run", "--data", "other.txt"), "not the text the run began with"),
+    "resume with settings": (
+        ("train", "--resume", "run", "--data", "text.txt", "--steps", 9),
+        "--resume takes its settings from the run, got also --steps"),
+    "resume with a zero": (("train", "--resume", "run", "--data", "text.txt", "--warmup", 0), "got also --warmup"),
+    "generate from nothing": (("generate", "a", "--run", "none"), "none: no such folder"),
+    "generate from a folder": (("generate", "a", "--run", "folder"), "folder: holds no checkpoint"),
+    "temperature negative": (
+        ("generate", "a", "--run", "run", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
+    "top-p 0": (("generate", "a", "--run", "run", "--top-p", 0), "top_p is 0.0, expected more than 0"),
+    "top-k negative": (("generate", "a", "--run", "run", "--top-k", -3), "top_k is -3, expected"),
+    "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
+    "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
+    "chat seed negative": (("chat", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
+    "prompt not UTF-8": (("generate", "a\udcff", "--run", "run"), "character 1 is not UTF-8"),
+    "encode not UTF-8": (("tokenizer", "encode", "a\udcff", "--tokenizer", "bpe.json"), "character 1 is not UTF-8"),
+    "decode words": (("tokenizer", "decode", "hi", "--tokenizer", "bpe.json"), "expected whole numbers"),
+    "decode unknown id": (
+        ("tokenizer", "decode", 260, "--tokenizer", "bpe.json"), "token id is 260, expected 0 to 259"),
+    "decode negative id": (("tokenizer", "decode", -1, "--tokenizer", "bpe.json"), "token id is -1, expected 0 to 259"),
+    "tokenizer file exists": (
+        ("tokenizer", "train", "--data", "text.txt", "--out", "bpe.json"), "bpe.json: exists already"),
+    "tokenizer too small": (
+        ("tokenizer", "train", "--data", "text.txt", "--vocab", 9, "--out", "new.json"), "vocab_size is 9"),
+    "tokenizer into no folder": (
+        ("tokenizer", "train", "--data", "text.txt", "--vocab", 260, "--out", "none/new.json"), "none/new.json"),
+    "info unknown preset": (("info", "--preset", "huge"), "preset is 'huge', expected one of small, big, base"),
+    "info of nothing": (("info", "--run", "none"), "none: no such folder"),
+    "check seed negative": (("check", "--seed", -1), "--seed is -1, expected 0 or more"),
+    "corpus of nothing": (("corpus", "konigsberg", "--bytes", 0), "--bytes is 0, expected at least 1"),
+    "corpus over a file": (("corpus", "konigsberg", "--out", "text.txt", "--bytes", 99), "text.txt: exists already"),
+    "corpus seed negative": (("corpus", "konigsberg", "--seed", -1), "--seed is -1, expected 0 or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case, here, nanoeuler):
+    arguments, expected = BAD[case]
+    _texts()
+    Path("other.txt").write_text(run_text().replace("cat", "dog"))
+    before = contents()
+    code, out, err = nanoeuler(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("nanoeuler: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert expected in err
+    assert contents() == before
+    assert not Path("new").exists() and not Path("new.json").exists()
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "tokenizer.json", "optimizer.safetensors", "checkpoint.json"]
+)
+@pytest.mark.parametrize("damage", ["truncated", "edited", "missing"])
+@pytest.mark.parametrize("command", ["generate", "chat", "info", "train"])
+def test_damaged_checkpoint(file, damage, command, here, nanoeuler):
+    path = Path("run/checkpoints/step-000004") / file
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+        if file == "checkpoint.json":  # then the folder is no checkpoint; the one before it is
+            shutil.rmtree("run/checkpoints/step-000002")
+    else:
+        path.write_bytes(
+            content[: len(content) // 2] if damage == "truncated" else content.replace(b"1", b"2")
+        )
+    before = contents()
+    more = {"train": ["--resume", "run", "--data", "text.txt"]}.get(command, ["--run", "run"])
+    code, out, err = nanoeuler(command, *more, stdin="the\n")
+    assert (code, out) == (2, "") and err.startswith("nanoeuler: run") and err.count("\n") == 1, err
+    assert contents() == before
+
+
+def test_loss_that_is_not_finite(here, nanoeuler):
+    """A rate far too high: one line, and the checkpoints from before are whole."""
+    high = ["--rate", 10, "--warmup", 0, "--clip", 0, "--decay", 10, "--steps", 200, "--save-every", 1]
+    code, _, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT, *high, "--quiet")
+    assert code == 2 and err.count("\n") == 1 and err.startswith("nanoeuler: step ")
+    assert "expected finite numbers: lower the rate (10)" in err and "the checkpoint of step" in err
+    found = checkpoint.load("new", training=True)
+    assert (
+        np.isfinite(found.model.params.flat).all() and f"the checkpoint of step {found.step} is intact" in err
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("trian",), ("train",), ("check", "--ops", "gpu"), ("generate", "a", "b")]
+)
+def test_usage_errors(arguments, nanoeuler):
+    code, out, err = nanoeuler(*arguments)
+    assert (code, out) == (2, "") and err.startswith("usage: nanoeuler") and "error: " in err.splitlines()[-1]
+
+
+def test_interrupt(here, nanoeuler):
+    with checks.stopped_at(3, KeyboardInterrupt):
+        code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT, "--quiet")
+    assert code == 130 and "Traceback" not in err
+    assert "the checkpoint of step 3 is saved: --resume new goes on" in out + err
+    assert nanoeuler("train", "--resume", "new", "--data", "text.txt", "--quiet")[0] == 0
+    assert np.array_equal(checkpoint.load("new").model.params.flat, checkpoint.load("run").model.params.flat)
+
+
+# As a process of its own.
+
+
+def process(*arguments, **options):
+    root = str(Path(cli.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "PYTHONUTF8": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "nanoeuler_lib.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, env=environment, **options)
+
+
+def test_process(here):
+    """From nothing to a trained model in one process each, as a user does it."""
+    done = process("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT)
+    assert done.returncode == 0 and done.stderr == b"" and b"new: done" in done.stdout
+    done = process("generate", "the cät", "--run", "new", "--tokens", 8)
+    assert done.returncode == 0 and done.stdout.decode().startswith("the cät") and done.stderr == b""
+    done = process("train", "--data", "none.txt", "--run", "other")
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr == b"nanoeuler: none.txt: no such file, expected a UTF-8 text file\n"
+    high = ["--rate", 10, "--warmup", 0, "--clip", 0, "--decay", 10, "--steps", 200]
+    done = process("train", "--data", "text.txt", "--run", "wild", *SMALL, *SHORT, *high)
+    assert (
+        done.returncode == 2 and done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"nanoeuler: step")
+    )
+
+
+def test_process_with_bytes_that_are_not_text(here):
+    done = process("tokenizer", "encode", "--tokenizer", "bpe.json", input=b"abc\xff")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"UTF-8" in done.stderr
+
+
+def test_the_reader_of_a_pipe_may_leave(here):
+    """`nanoeuler info | head -1` ends without a complaint."""
+    root = str(Path(cli.__file__).parent.parent)
+    command = f"{sys.executable} -m nanoeuler_lib.cli info --run run | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert done.stdout.count(b"\n") == 1 and done.stderr == b""
+
+
+def test_the_command_starts_fast():
+    """`--help` does not wait for NumPy: the command imports what it needs when it needs it."""
+    code = "import sys, nanoeuler_lib.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
+    root = str(Path(cli.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert done.stdout == b"False\n", done.stderr
