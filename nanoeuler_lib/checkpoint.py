@@ -83,9 +83,11 @@ def save(
         )
         for file in partial.iterdir():
             _sync(file)
+        replaced = path.with_name(f".{path.name}.replaced")
         if path.exists():
-            remove(path)
+            os.replace(path, replaced)
         os.replace(partial, path)
+        shutil.rmtree(replaced, ignore_errors=True)
         _sync(path.parent)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
@@ -138,8 +140,8 @@ def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
     Raises NanoEulerError on an unknown name.
     """
     if not (PRETRAINED / name / "checkpoint.json").is_file():
-        known = ", ".join(sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))) or "none"
-        raise NanoEulerError(f"no pretrained model {name!r}, expected one of: {known}")
+        known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
+        raise NanoEulerError(f"no pretrained model {name!r}, the package has {', '.join(known) or 'none'}")
     found = load(PRETRAINED / name)
     return found.model, found.tokenizer
 

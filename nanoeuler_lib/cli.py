@@ -1,6 +1,7 @@
 """The `nanoeuler` command: each subcommand is one function below."""
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ EXAMPLES = """examples:
   nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
   nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
   nanoeuler train --data world.txt --run runs/world
-  nanoeuler train --resume runs/world --data world.txt
+  nanoeuler train --resume runs/world
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler check                                   every gradient against difference quotients
 
@@ -31,7 +32,8 @@ def tokenizer_train(args):
     tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
     tokenizer.save(args.out)
     found = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
-    _print(args, found, f"{args.out}: {found['vocab_size']} tokens, {found['merges']} of them merges")
+    fewer = ": the text has no more pairs to merge" if tokenizer.vocab_size < args.vocab else ""
+    _print(args, found, f"{args.out}: {found['vocab_size']} tokens, {found['merges']} of them merges{fewer}")
 
 
 def tokenizer_encode(args):
@@ -83,11 +85,10 @@ def corpus_konigsberg(args):
 
 
 def train(args):
-    from nanoeuler_lib import data
+    from nanoeuler_lib import checkpoint, data
     from nanoeuler_lib import train as training
     from nanoeuler_lib.tokenizer import Tokenizer
 
-    text = data.read_text(args.data)
     valid = data.read_text(args.valid) if args.valid else None
     if args.resume:
         given = [
@@ -99,11 +100,16 @@ def train(args):
             raise NanoEulerError(
                 f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
             )
-        training.resume(args.resume, text, valid, quiet=args.quiet)
+        source = args.data or checkpoint.load(args.resume).info.get("source", "")
+        training.resume(args.resume, data.read_text(source), valid, quiet=args.quiet)
         print(f"{args.resume}: done")
         return
-    if args.run is None:
-        raise NanoEulerError("--run is missing, expected a folder for the run (or --resume with one)")
+    for option in ("data", "run"):
+        if getattr(args, option) is None:
+            raise NanoEulerError(
+                f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
+            )
+    text = data.read_text(args.data)
     tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
     changes = {name: getattr(args, name) for name in MODEL_OPTIONS if getattr(args, name) is not None}
     if tokenizer and "vocab_size" not in changes:
@@ -158,11 +164,10 @@ def chat(args):
 def check(args):
     from nanoeuler_lib import gradcheck, ops
 
-    _not_negative(args, "seed")
     tables, good = {}, True
     with ops.use(args.ops):
         for std in (0.3, 0.02):
-            rows = gradcheck.check_model(std=std, seed=args.seed)
+            rows = gradcheck.check_model(std=std)
             tables[std] = rows
             passed = all(row.ok for row in rows) if std == 0.3 else all(row.norm_rel <= 1e-6 for row in rows)
             good = good and passed
@@ -346,7 +351,9 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--out", type=Path, help="file to write; must not exist (default: standard output)")
 
     new = command(commands, "train", train, "train a model on a UTF-8 text file", as_json=False)
-    new.add_argument("--data", required=True, type=Path, help="UTF-8 text file")
+    new.add_argument(
+        "--data", type=Path, help="UTF-8 text file (--resume: default the one the run began with)"
+    )
     new.add_argument("--valid", type=Path, help="validation text (default: the last part of --data)")
     new.add_argument("--run", type=Path, help="new folder for log and checkpoints")
     new.add_argument(
@@ -392,7 +399,6 @@ def parser() -> argparse.ArgumentParser:
 
     new = command(commands, "check", check, "compare every gradient with difference quotients")
     new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
-    new.add_argument("--seed", type=int, default=0, help="seed of weights and data (default 0)")
     new = command(commands, "info", info, "shapes, sizes and memory of a preset or a checkpoint")
     new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
     new.add_argument("--run", type=Path, help="run or checkpoint folder")
@@ -402,6 +408,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped by Ctrl-C)."""
     args = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it
+        sys.stdout.reconfigure(errors="replace")
     try:
         return args.function(args) or 0
     except NanoEulerError as error:

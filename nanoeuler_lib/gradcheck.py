@@ -16,7 +16,7 @@ import numpy as np
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT, head_weights, init, loss_scale, forward
+from nanoeuler_lib.model import GPT, forward, head_weights, init, loss_scale
 
 STEP = 1e-3
 DEFINITION = (

@@ -212,7 +212,10 @@ class GPT:
         return self.hidden(tokens) @ self.params["heads"][:, head * V : (head + 1) * V]
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Nats of head 0 at each position, without gradients. tokens, targets: [B, T]. Returns [B, T], 0 at target -1."""
+        """Nats of head 0 at each position, without gradients.
+
+        tokens, targets: [B, T]. Returns [B, T], 0 where the target is -1.
+        """
         tokens = self._check(tokens)
         plan = self.plan(*tokens.shape)
         forward(self.params, plan, tokens)

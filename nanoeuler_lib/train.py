@@ -13,9 +13,12 @@ import json
 import math
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -205,7 +208,10 @@ def _tokens(part, valid, found):
     tokens, valid_tokens = data.tokenize(part, found.tokenizer), data.tokenize(valid, found.tokenizer)
     for name, have, need in (("training", tokens, context + predict), ("validation", valid_tokens, 2)):
         if len(have.ids) < need:
-            raise NanoEulerError(f"{name} text has {len(have.ids)} tokens, expected at least {need}")
+            source = found.info["source"]
+            raise NanoEulerError(
+                f"{source}: {name} part has {len(have.ids)} tokens, expected at least {need}"
+            )
     return tokens, valid_tokens
 
 
@@ -217,7 +223,7 @@ def _train(run, found, tokens, valid, quiet):
     model, optimizer, config = found.model, found.optimizer, found.train
     info = found.info | {"fingerprint": _fingerprint(tokens)}
     rows, context = config.batch * config.accumulate, model.config.context
-    step_of = Step(model, optimizer, config, rows)
+    take_step = Step(model, optimizer, config, rows)
     saved = found.step
 
     def save(step):
@@ -228,73 +234,90 @@ def _train(run, found, tokens, valid, quiet):
             checkpoint.remove(old)
         saved = step
 
-    quiet_numpy = np.errstate(all="ignore")  # as in the workers
-    with one_blas_thread(), quiet_numpy, open(run / "log.jsonl", "a", encoding="utf-8") as log:
-        bar = tqdm(
-            total=config.steps * rows * context,
-            initial=found.step * rows * context,
-            unit="tok",
-            unit_scale=True,
-            disable=quiet or None,  # None: shown on a terminal only
-        )
+    def intact():
+        return f"the checkpoint of step {saved} is intact" if saved else "no checkpoint was written yet"
+
+    bar = tqdm(
+        total=config.steps * rows * context, initial=found.step * rows * context, unit="tok", unit_scale=True,
+        disable=quiet or None,  # None: shown on a terminal only
+    )  # fmt: skip
+
+    def say(text):
+        if not quiet:
+            bar.write(text)
+
+    with (
+        one_blas_thread(),
+        np.errstate(all="ignore"),  # as in the workers
+        _stop_between_steps() as stop,
+        bar,
+        take_step.pool,
+        open(run / "log.jsonl", "a", encoding="utf-8") as log,
+    ):
 
         def note(**entry):
-            log.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            log.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
             log.flush()
 
-        try:
-            for step in range(found.step, config.steps):
-                if step == 0:
-                    info["valid_bits_per_byte"] = bits_per_byte(model, valid)
-                    note(step=0, valid_bits_per_byte=info["valid_bits_per_byte"])
-                began = time.perf_counter()
-                rng = np.random.default_rng([config.seed, step])
-                losses, norm = step_of(*data.batch(tokens, rng, rows, context, model.config.predict))
-                if not math.isfinite(norm):
-                    raise NanoEulerError(
-                        f"step {step + 1}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
-                        f"numbers: lower the rate ({config.rate:g}) or the clip ({config.clip:g}); "
-                        + (
-                            f"the checkpoint of step {saved} is intact"
-                            if saved
-                            else "no checkpoint was written yet"
-                        )
-                    )
-                seconds = time.perf_counter() - began
-                done = step + 1
-                note(
-                    step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
-                    rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
-                    tokens_per_second=round(rows * context / seconds),
-                )  # fmt: skip
-                bar.update(rows * context)
-                bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
-                if done % config.valid_every == 0 or done == config.steps:
-                    info["valid_bits_per_byte"] = bits_per_byte(model, valid)
-                    note(step=done, valid_bits_per_byte=info["valid_bits_per_byte"])
-                    _say(
-                        bar, f"step {done}: validation {info['valid_bits_per_byte']:.4f} bits per byte", quiet
-                    )
-                if config.sample_every and done % config.sample_every == 0:
-                    sample = generate(model, found.tokenizer, "", 100, seed=config.seed + done)
-                    note(step=done, sample=sample)
-                    _say(bar, f"step {done}: {sample!r}", quiet)
-                if done % config.save_every == 0 or done == config.steps:
-                    save(done)
-        except KeyboardInterrupt:
-            if optimizer.step > saved:
-                save(optimizer.step)
-            _say(bar, f"stopped; the checkpoint of step {saved} is saved: --resume {run} goes on", False)
-            raise
-        finally:
-            bar.close()
-            step_of.pool.shutdown()
+        def validate(step):
+            bits = info["valid_bits_per_byte"] = bits_per_byte(model, valid)
+            if not math.isfinite(bits):
+                raise NanoEulerError(f"step {step}: validation gives {bits} bits per byte; {intact()}")
+            note(step=step, valid_bits_per_byte=bits)
+            say(f"step {step}: validation {bits:.4f} bits per byte")
+
+        if found.step == 0:
+            validate(0)
+        for step in range(found.step, config.steps):
+            began = time.perf_counter()
+            rng = np.random.default_rng([config.seed, step])
+            losses, norm = take_step(*data.batch(tokens, rng, rows, context, model.config.predict))
+            if not math.isfinite(norm):
+                raise NanoEulerError(
+                    f"step {step + 1}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
+                    f"numbers: lower the rate ({config.rate:g}) or the clip ({config.clip:g}); {intact()}"
+                )
+            seconds, done = time.perf_counter() - began, step + 1
+            note(
+                step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
+                rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
+                tokens_per_second=round(rows * context / seconds),
+            )  # fmt: skip
+            bar.update(rows * context)
+            bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
+            if done % config.valid_every == 0 or done == config.steps:
+                validate(done)
+            if config.sample_every and done % config.sample_every == 0:
+                sample = generate(model, found.tokenizer, "", 100, seed=config.seed + done)
+                note(step=done, sample=sample)
+                say(f"step {done}: {sample!r}")
+            if done % config.save_every == 0 or done == config.steps or stop:
+                save(done)
+            if stop and done < config.steps:
+                bar.write(f"stopped; the checkpoint of step {saved} is saved: --resume {run} goes on")
+                raise KeyboardInterrupt
     return model
 
 
-def _say(bar, text, quiet):
-    if not quiet:
-        bar.write(text)
+@contextmanager
+def _stop_between_steps():
+    """Ctrl-C and SIGTERM fill the list given, which the loop looks at after a whole step; a second one interrupts."""
+    stop = []
+
+    def remember(number, frame):
+        if stop:
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield stop
+        return
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def read_log(run: str | Path) -> list[dict]:

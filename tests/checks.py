@@ -612,14 +612,14 @@ class Crash(Exception):
     """The end of a process, at a place that the test chooses."""
 
 
-def stopped_at(step: int, error: type = Crash):
-    """Raise `error` when the batch of this step (0, 1, ...) is drawn."""
+def stopped_at(step: int):
+    """Raise Crash when the batch of this step (0, 1, ...) is drawn."""
     original, count = data.batch, [0]
 
     def batch(*arguments):
         count[0] += 1
         if count[0] == step + 1:
-            raise error
+            raise Crash
         return original(*arguments)
 
     return patch.object(data, "batch", batch)

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-import checks
 import numpy as np
 import pytest
 from checks import run_text
@@ -188,11 +188,11 @@ def quick_check(monkeypatch):
 
 
 def test_check(quick_check, nanoeuler):
-    code, out, err = nanoeuler("check", "--seed", 2)
+    code, out, err = nanoeuler("check")
     assert (code, err) == (0, "")
     assert gradcheck.DEFINITION in out and gradcheck.DEFINITION_NORM in out
     assert out.count("passed") == 2 and out.count("layers.0.qkv") == 2 and "WRONG" not in out
-    code, out, _ = nanoeuler("check", "--seed", 2, "--ops", "plain", "--json")
+    code, out, _ = nanoeuler("check", "--ops", "plain", "--json")
     found = json.loads(out)
     assert code == 0 and found["passed"] is True and set(found["weights_std"]) == {"0.3", "0.02"}
     assert {row["name"] for row in found["weights_std"]["0.3"]} >= {"embed", "layers.0.norm1", "heads"}
@@ -202,11 +202,11 @@ def test_check_fails_on_a_wrong_gradient(quick_check, nanoeuler):
     from test_mutations import planted
 
     with planted("ops.cpu.swiglu_back", ("dgate += sigmoid", "pass")):
-        code, out, _ = nanoeuler("check", "--seed", 2)
+        code, out, _ = nanoeuler("check")
         assert code == 1 and "FAILED" in out and "WRONG" in out
-        code, out, _ = nanoeuler("check", "--seed", 2, "--json")
+        code, out, _ = nanoeuler("check", "--json")
         assert code == 1 and json.loads(out)["passed"] is False
-        assert nanoeuler("check", "--seed", 2, "--ops", "plain")[0] == 0
+        assert nanoeuler("check", "--ops", "plain")[0] == 0
 
 
 def test_info(here, nanoeuler):
@@ -331,9 +331,9 @@ BAD = {
     "text a folder": ((*TRAIN, "folder"), "folder: cannot be read (Is a directory)"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
     "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
-    "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation text has 1 tokens"),
+    "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation part has 1 tokens"),
     "no validation text": (
-        (*TRAIN, "text.txt", "--valid-fraction", 0), "validation text has 0 tokens, expected at least 2"),
+        (*TRAIN, "text.txt", "--valid-fraction", 0), "validation part has 0 tokens, expected at least 2"),
     "preset unknown": ((*TRAIN, "text.txt", "--preset", "tiny"), "preset is 'tiny', expected one of small, big, base"),
     "context too long": ((*TRAIN, "text.txt", "--context", 100_000), "tokens, expected at least 100002"),
     "context 0": ((*TRAIN, "text.txt", "--context", 0), "context is 0, expected a whole number from 1"),
@@ -384,7 +384,6 @@ BAD = {
         ("tokenizer", "train", "--data", "text.txt", "--vocab", 260, "--out", "none/new.json"), "none/new.json"),
     "info unknown preset": (("info", "--preset", "huge"), "preset is 'huge', expected one of small, big, base"),
     "info of nothing": (("info", "--run", "none"), "none: no such folder"),
-    "check seed negative": (("check", "--seed", -1), "--seed is -1, expected 0 or more"),
     "corpus of nothing": (("corpus", "konigsberg", "--bytes", 0), "--bytes is 0, expected at least 1"),
     "corpus over a file": (("corpus", "konigsberg", "--out", "text.txt", "--bytes", 99), "text.txt: exists already"),
     "corpus seed negative": (("corpus", "konigsberg", "--seed", -1), "--seed is -1, expected 0 or more"),
@@ -441,19 +440,34 @@ def test_loss_that_is_not_finite(here, nanoeuler):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("trian",), ("train",), ("check", "--ops", "gpu"), ("generate", "a", "b")]
+    "arguments", [(), ("trian",), ("check", "--ops", "gpu"), ("generate", "a", "b")]
 )
 def test_usage_errors(arguments, nanoeuler):
     code, out, err = nanoeuler(*arguments)
     assert (code, out) == (2, "") and err.startswith("usage: nanoeuler") and "error: " in err.splitlines()[-1]
 
 
+def test_train_needs_data_and_run(nanoeuler):
+    for given in ((), ("--data", "text.txt"), ("--run", "new")):
+        code, out, err = nanoeuler("train", *given)
+        assert (code, out) == (2, "") and "expected --data FILE --run FOLDER, or --resume FOLDER" in err
+
+
 def test_interrupt(here, nanoeuler):
-    with checks.stopped_at(3, KeyboardInterrupt):
+    """Ctrl-C as the third step begins: it is finished and saved; --resume finds the text by itself."""
+    original, calls = data.batch, []
+
+    def batch(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments)
+
+    with patch.object(data, "batch", batch):
         code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT, "--quiet")
     assert code == 130 and "Traceback" not in err
     assert "the checkpoint of step 3 is saved: --resume new goes on" in out + err
-    assert nanoeuler("train", "--resume", "new", "--data", "text.txt", "--quiet")[0] == 0
+    assert nanoeuler("train", "--resume", "new", "--quiet")[0] == 0
     assert np.array_equal(checkpoint.load("new").model.params.flat, checkpoint.load("run").model.params.flat)
 
 

@@ -227,7 +227,7 @@ def test_readers_step_runs_in_the_optimiser():
 
 
 def test_use_refuses():
-    for version in ("gpu2", None, "CPU"):
+    for version in ("gpu2", "CPU"):
         with pytest.raises(NanoEulerError, match="expected 'cpu' or 'plain'"), ops.use(version):
             pass
     with pytest.raises(
@@ -239,6 +239,16 @@ def test_use_refuses():
         with ops.use(rmsnorm_forward=None):
             pass
     assert ops.active().attention is cpu.attention
+
+
+def test_use_nested():
+    """An inner `use` keeps the version and the functions of the outer one."""
+    with ops.use("plain"), ops.use(swiglu_forward=lambda gate, up: (gate * 0 + 7, None)):
+        assert ops.active().attention.__self__.__class__ is plain.Plain
+        with ops.use("cpu"):
+            hidden = np.empty((2, 3))
+            ops.active().swiglu(hidden, None, np.ones((2, 6)))
+            assert (hidden == 7).all() and ops.active().attention is cpu.attention
 
 
 def test_plain_has_every_composite():

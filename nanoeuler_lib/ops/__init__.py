@@ -41,21 +41,24 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
     return SimpleNamespace(**chosen)
 
 
-_active = [_composites("cpu", {})]
+_active = [("cpu", {}, _composites("cpu", {}))]
 
 
 def active() -> SimpleNamespace:
     """The composites now in use, by name: what the model calls."""
-    return _active[-1]
+    return _active[-1][2]
 
 
 @contextmanager
-def use(version: str = "cpu", **own):
+def use(version: str | None = None, **own):
     """Inside the `with` block the model runs on `version` ("cpu" or "plain") and on the given pure functions.
 
-    own: functions by the names of `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast.
+    version: None keeps the one in use, as functions of an outer `use` are kept; own: functions by the names of
+    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast.
     Raises NanoEulerError on an unknown version or name, and on a value that cannot be called.
     """
+    outer_version, outer_own, _ = _active[-1]
+    version, all_own = version or outer_version, outer_own | own
     if version not in ("cpu", "plain"):
         raise NanoEulerError(f"version is {version!r}, expected 'cpu' or 'plain'")
     for name, function in own.items():
@@ -65,7 +68,7 @@ def use(version: str = "cpu", **own):
             )
         if not callable(function):
             raise NanoEulerError(f"{name} is {function!r}, expected a function")
-    _active.append(_composites(version, own))
+    _active.append((version, all_own, _composites(version, all_own)))
     try:
         yield
     finally:
