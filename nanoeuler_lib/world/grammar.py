@@ -28,11 +28,13 @@ Options = Sequence[str] | Mapping[str, Sequence[str]]  # templates, under labels
 class Word:
     """Something the town speaks of, in every form that a sentence may need; `forms[""]` is its plain name.
 
-    `once` says that one story never draws it for two roles (people, things), while numbers may come back.
+    `once` says that one story never draws it for two roles (people, things), while numbers may come back. Words are
+    drawn in proportion to their `weight`.
     """
 
     forms: Mapping[str, str | tuple[str, ...]]
     once: bool = True
+    weight: float = 1.0
 
     def __str__(self) -> str:
         return self.forms[""]
@@ -72,7 +74,7 @@ class Mark:
     text: bytes
     rivals: frozenset[bytes]
     fact: Fact
-    step: int  # where the fact was last said when this was
+    names: bool  # whether the text tells the value; "she" does not
     at: int = 0
 
 
@@ -98,7 +100,8 @@ def parts_of(template: str) -> tuple[bytes | Slot, ...]:
 @lru_cache(maxsize=None)
 def rivals_of(domain: tuple[Word, ...], slot: Slot) -> frozenset[bytes]:
     """Return the texts that the words of a domain would put into a slot."""
-    return frozenset(slot.fill(word).encode() for word in domain)
+    fills = [slot.fill(word) for word in domain]
+    return frozenset(text.encode() for fill in fills for text in ((fill,) if isinstance(fill, str) else fill))
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,8 @@ class Tale:
         roots = [Branch(1 / len(templates), parts_of(lead + capitalised(text))) for _, text in templates]
         path = self.source.choose(roots, lambda slot, drawn: self.branches(slot, drawn, free))
         for mark in path.marks:
-            if len(mark.rivals) == len(mark.fact.domain):  # the value said again, not a mere "she"
-                mark.fact.step = len(self.ends)
+            if mark.names:
+                mark.fact.step = len(self.ends)  # told again: remembered from here
         self.facts.update(path.drawn)
         self.choices += path.choices
         self.ends.append(path.at)
@@ -167,8 +170,8 @@ class Tale:
         return "".join(part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts)
 
     def answers(self, template: str) -> tuple[str, tuple[str, ...], int]:
-        """Return an answer, those that other values of its first fact would give, and the step that decides it."""
-        name = next(part.name for part in parts_of(template) if isinstance(part, Slot))
+        """Return an answer, those that other values of its last fact would give, and the step that decides it."""
+        name = [part.name for part in parts_of(template) if isinstance(part, Slot)][-1]
         fact = self.facts[name]
         answer = self.tell(template)
         others = dict.fromkeys(self.tell(template, **{name: word}) for word in fact.domain)
@@ -182,15 +185,18 @@ class Tale:
             if not isinstance(words, Among):
                 taken = {id(other.value) for other in (*self.facts.values(), *drawn.values())}
                 words = [word for word in words if not (word.once and id(word) in taken)]
-            domain, step = tuple(free[slot.name]), len(self.ends)
+            domain, step, total = tuple(free[slot.name]), len(self.ends), sum(word.weight for word in words)
             return [
-                Branch(1 / len(words), (slot.fill(word).encode(),), Fact(word, domain, step)) for word in words
+                Branch(word.weight / total, (slot.fill(word).encode(),), Fact(word, domain, step)) for word in words
             ]
         fact = fact or self.facts.get(slot.name)
-        texts = slot.fill(fact.value) if fact else self.phrases[slot.name]
-        if isinstance(texts, str):
-            return [Branch(1.0, (Mark(texts.encode(), rivals_of(fact.domain, slot), fact, fact.step),))]
-        return [Branch(1 / len(texts), parts_of(capitalised(t) if slot.capital else t)) for t in texts]
+        if fact is None:
+            texts = self.phrases[slot.name]
+            return [Branch(1 / len(texts), parts_of(capitalised(t) if slot.capital else t)) for t in texts]
+        fill, rivals = slot.fill(fact.value), rivals_of(fact.domain, slot)
+        names = isinstance(fill, str) and len(rivals) == len(fact.domain)
+        texts = (fill,) if isinstance(fill, str) else fill
+        return [Branch(1 / len(texts), (Mark(text.encode(), rivals, fact, names),)) for text in texts]
 
 
 class Writer:
@@ -204,8 +210,13 @@ class Writer:
         choices, drawn, marks = [], {}, []
 
         def draw(ways: list[Branch]) -> Branch:
-            choices.append(int(self.random.random() * len(ways)) if len(ways) > 1 else 0)
-            return ways[choices[-1]]
+            left = self.random.random() if len(ways) > 1 else 0.0
+            choice = 0
+            while choice < len(ways) - 1 and left >= ways[choice].share:
+                left -= ways[choice].share
+                choice += 1
+            choices.append(choice)
+            return ways[choice]
 
         stack = list(reversed(draw(roots).parts))
         while stack:
@@ -230,8 +241,8 @@ class Reader:
     -1 where no fact does: a forced slot decides a byte where another value of the same slot, equal so far, differs.
     """
 
-    def __init__(self, text: bytes, at: int = 0):
-        self.text, self.at = text, at
+    def __init__(self, text: bytes):
+        self.text, self.at, self.step = text, 0, 0
         self.bits: list[float] = []
         self.since: list[int] = []
 
@@ -274,10 +285,13 @@ class Reader:
             share += left[at]
         self.bits += bits
         self.since += [-1] * len(bits)
+        told = set()  # facts that this step has told already
         for mark in path.marks:
             for i in deciding_bytes(mark.text, mark.rivals):
-                self.since[mark.at + i] = mark.step
-        self.at = path.at
+                self.since[mark.at + i] = self.step if id(mark.fact) in told else mark.fact.step
+            if mark.names:
+                told.add(id(mark.fact))
+        self.at, self.step = path.at, self.step + 1
         return path
 
 

@@ -15,7 +15,7 @@ from nanoeuler_lib.world.town import (
 
 
 class Ask(NamedTuple):
-    """A question that a story can answer: both are templates over its facts, the fact asked for first."""
+    """A question that a story can answer: both are templates over its facts, the fact asked for last."""
 
     kind: str
     question: str
@@ -97,7 +97,7 @@ PHRASES = {
     ),
     "somehow": (
         "in small coins", "out of a sock", "in tears", "and sighed", "with a bow", "through the window", "in eels",
-        "and felt rich", "by way of Murr", "too proudly", "in buttons", "at midnight",
+        "and felt rich", "by way of Murr", "too proudly", "in buttons", "in plums",
     ),
     "purpose": (
         "to sell eels", "to think", "to avoid a cousin", "to visit a goose", "to hear the organ", "to buy a hat",
@@ -145,7 +145,7 @@ ERRAND_CHASE = (
     "when {b} came, {a} pointed at {giver}, and {giver} pointed at {taker}.",
     "{a} blamed {giver}, {giver} blamed {taker}, and {taker} {taker.did}.",
     "{b} traced {thing} from {a} to {giver} and on to {taker}.",
-    "{b} came. {a} knew nothing, {giver} knew less, and {taker} {taker.did}.",
+    "{b} came. {a} knew nothing, {giver} less, and {taker} {taker.did}.",
 )
 
 
@@ -199,7 +199,7 @@ BELIEF_WITNESS = {
 BELIEF_FALSE = (
     "{out} came back, and in {place} there was {dust}.",
     '{out} opened {place} in vain. "{out.says}" {out.he} said.',
-    "back home, {out} felt about in {place} and found {dust}.",
+    "back home, {out} found {dust} in {place}.",
     "{out} searched {place} and blamed Murr, wrongly.",
     "{out} looked in {place} in vain, and {mover} {mover.did}.",
     "in {place} {out} found {dust}, and {out.did}.",
@@ -235,6 +235,8 @@ DEBT = (
     "it was {owed.coins} that {a} owed {b} for {debt}.",
     "for {debt} {a} owed {b} {owed.coins}.",
     "{a}, {a.who}, owed {b} {owed.coins}.",
+    "{a} lost {owed.coins} to {b} at {game}.",
+    "{b} kept a list: {a}, {owed.coins}, for {debt}.",
     "{a} had {debt} from {b} for {owed.coins}, unpaid.",
 )
 DEBT_STEP = {
@@ -244,7 +246,7 @@ DEBT_STEP = {
         "{a} paid {paid} {somehow}.",
         "{b} took {trifle} for {paid} of them.",
         "{b} forgave {a.him} {paid}.",
-        "{when} {a} had saved {paid} and paid them.",
+        "{a} paid {paid} {when}.",
     ),
     "borrows": (
         "{when} {a} borrowed {more} more {treat}.",
@@ -264,7 +266,7 @@ DEBT_TOTAL = (
     "{owed}, then, and {b} {b.did}.",
 )
 DEBT_END = (
-    "{a} still owes {b} {owed.coins}, and {a.did}.",
+    "{a} still owes {b} {owed}, and {a.did}.",
     '"{owed}," {cried} {b}, and {a} {a.did}.',
     '{b} waits for {owed}. "{a.says}" said {a}.',
     "{b} dreams of {owed.coins} from {a}.",
@@ -276,15 +278,14 @@ DEBT_QUITS = (
     "{a} and {b} were quits. {b} {b.did}.",
     '"Nothing," {cried} {b}, and {a} {a.did}.',
 )
-MOST = 12  # Groschen that anyone may owe
+MOST = 10  # Groschen that anyone may owe
 
 
 def change_debt(tale: Tale) -> None:
     """Let some of the debt be paid, or more be borrowed, and settle what is owed now."""
     owed = NUMBERS.index(tale["owed"])
-    paid, more = NUMBERS[1 : owed + 1], NUMBERS[1 : min(MOST - owed, 5) + 1]
-    if len(tale.ends) == 1:
-        paid = paid[:-1]  # not all of it at once: the story goes on
+    payable = owed - 1 if len(tale.ends) == 1 else owed  # not all of it at once: the story goes on
+    paid, more = NUMBERS[1 : min(payable, 3) + 1], NUMBERS[1 : min(MOST - owed, 3) + 1]
     possible = {"pays": paid, "borrows": more}
     step = tale.say({label: DEBT_STEP[label] for label in possible if possible[label]}, paid=paid, more=more)
     change = NUMBERS.index(tale["paid" if step == "pays" else "more"])
@@ -300,8 +301,8 @@ def debt(tale: Tale) -> list[Ask]:
     change_debt(tale)
     tale.say(DEBT_END if tale["owed"] is not NUMBERS[0] else DEBT_QUITS)
     return [
-        Ask("owes", "How much does {a} owe now?", "{owed.coins}."),
-        Ask("start", "How much was it at first?", "{start.coins}."),
+        Ask("owes", "How much does {a} owe now?", "It is {owed.coins}."),
+        Ask("start", "How much was it at first?", "It was {start.coins}."),
         Ask("creditor", "Who lent {a} the money?", "{b}."),
         Ask("debtor", "Who borrowed from {b}?", "{a}."),
     ]
@@ -316,12 +317,12 @@ MARKET = (
     "{count} {ware} at {price} Groschen each tempted {a}.",
 )
 MARKET_MORE = (
-    "that was {cost}. Then {a.he} saw {extra} for {more}.",
-    "they came to {cost}, and {extra} cost {more}.",
+    "the {ware} were {cost}. Then {a.he} saw {extra} for {more}.",
+    "the {ware} came to {cost}, and {extra} cost {more}.",
     '"{cost}," {cried} {b}, "and {more} for {extra}."',
     "that made {cost}, and {extra} was {more} on top.",
     "{b} asked {cost}, and {more} for {extra}.",
-    "{cost} in all; but {b} had {extra} for {more}.",
+    "{cost} for {ware}; but {b} had {extra} for {more}.",
 )
 MARKET_SUM = (
     "{friend} made it {wrong}, but it was {total}.",
@@ -352,19 +353,21 @@ def market(tale: Tale) -> list[Ask]:
     tale.know("change", NUMBERS[20 - total], NUMBERS, "total")
     tale.say(MARKET_PAYS)
     return [
-        Ask("cost", "What did the {ware} cost?", "{cost.coins}."),
-        Ask("total", "What did {a} spend?", "{total.coins}."),
-        Ask("change", "What was left of the twenty?", "{change.coins}."),
-        Ask("extra", "What cost {more}?", "{extra}."),
+        Ask("cost", "What did the {ware} cost?", "They cost {cost}."),
+        Ask("total", "What did {a} spend?", "It was {total}."),
+        Ask("change", "What was left of twenty?", "There were {change}."),
+        Ask("extra", "What came on top?", "{extra}."),
     ]
 
 
 LETTER = (
     '{a} wrote to {b} on {sent}: "Bring {thing} to {spot}."',
     'on {sent} {a} wrote to {b}: "Come to {spot} with {thing}."',
-    'on {sent} {a} sent {b} a note: "{thing}! {spot}!"',
+    'on {sent} {a} wrote to {b}: "{thing}! {spot}!"',
     '{a} to {b}, {sent}: "Bring {thing} to {spot}."',
     '"To {spot} with {thing}!" wrote {a} to {b} on {sent}.',
+    '{b} was sent a note on {sent}: "Bring {thing} to {spot}. {a}"',
+    '"Dear {b}, bring {thing} to {spot}," wrote {a} on {sent}.',
 )
 LETTER_WAITS = (
     "{carrier} {kept} until {opened}.",
@@ -379,16 +382,17 @@ LETTER_READ = (
     "so {b} went to {spot} with {thing}, {oddly}.",
     "{b} took {thing} to {spot}, {oddly}.",
     "{late} late, {b} came to {spot} with {thing}.",
-    "{b} obeyed, and brought {thing} to {spot}.",
+    "{b} brought {thing} to {spot}.",
     "with {thing} {b} hurried to {spot}, {oddly}.",
 )
 LETTER_END = (
     "only {other} was there, {other.who}.",
-    "{a} had waited since {sent}, and {a.did}.",
+    "{a} was there still, and {a.did}.",
     '"{late} late," {cried} {a}.',
-    "{a} had gone home on {sent}. {b} blamed {carrier}.",
+    "{a} had gone home. {b} blamed {carrier}.",
     "{other} was there, but not {a}.",
-    '"I wrote on {sent}," said {a}, and {carrier} {carrier.did}.',
+    '"{thing}?" said {a}. "{b.says}" said {b}.',
+    "there {a} {a.did}, and {carrier} {carrier.did}.",
 )
 
 
@@ -403,8 +407,7 @@ def letter(tale: Tale) -> list[Ask]:
     return [
         Ask("brings", "What was {b} to bring?", "{thing}."),
         Ask("meets", "Where was {b} to come?", "To {spot}."),
-        Ask("opened", "When was it opened?", "On {opened}."),
-        Ask("late", "How late was it?", "{late}."),
+        Ask("late", "How late was it?", "It was {late}."),
         Ask("carrier", "Who brought the letter?", "{carrier}."),
         Ask("writer", "Who wrote the letter?", "{a}."),
     ]
@@ -416,6 +419,7 @@ WALK = (
     "{a} lives in {shore}, and went out with {thing}.",
     "from {shore} {a} set off {purpose}, with {thing}.",
     "{a} took {thing} for a walk from {shore}.",
+    "{a}, {a.who}, left {shore} with {thing}.",
 )
 WALK_OUT = (
     "{a.he} took {out} to {out.to} and forgot it there.",
@@ -432,7 +436,7 @@ WALK_ON = (
 )
 WALK_END = {
     "back": (
-        "there {a.he} missed {thing}, and went back over {on} to {out.to}.",
+        "there {a.he} missed {thing}, and went back to {out.to}.",
         'it rained in {on.to}. "{a.says}" said {a}, and ran back to {out.to}.',
         "{b} asked for {thing}, so {a} went back to {out.to}.",
         "so much for {on.to}: {a} went back to {out.to} for {thing}.",
@@ -468,19 +472,21 @@ BRIDGE = (
     "{bridge} was closed, for {cause.sat} on it.",
     "on {day} {cause.sat} on {bridge} and closed it.",
     "nobody crossed {bridge}: {cause.sat} on it.",
+    "as {cause.sat} on it, {bridge} was closed.",
+    "{cause.sat} on {bridge}. Nobody could pass.",
 )
 BRIDGE_WORKED = (
     "{a} walked the other six once each, from {tour.from} to {tour.to}.",
     "{a} crossed the other six, none twice, from {tour.from} to {tour.to}.",
     '"Now it works," {cried} {a}, and went from {tour.from} over all six to {tour.to}.',
-    "{a} won a bet with {b}: all six, once each, from {tour.from} to {tour.to}.",
+    "{a} won a bet: all six, once each, from {tour.from} to {tour.to}.",
     "from {tour.from} {a} took the other six, none twice, to {tour.to}.",
 )
 BRIDGE_CHANGE = {
     "opens": (
-        "then {cause.gone}, and {bridge} opened.",
-        "when {cause.gone}, {bridge} opened.",
-        "{when} {cause.gone}, which opened {bridge}.",
+        "then {cause.gone}, and it opened again.",
+        "when {cause.gone}, it was opened.",
+        "{when} {cause.gone}, and all were open.",
     ),
     "closes": (
         "then {trouble.sat} on {second} too.",
@@ -496,7 +502,7 @@ BRIDGE_CHANGE = {
 BRIDGE_END = (
     "with {open} bridges {euler.so}.",
     '"With {open}, {euler.so}," {cried} {a}.',
-    '"{open} too many," said the ferryman, but {euler.so}.',
+    '"{open} too many," said Hinrich, but {euler.so}.',
     "so there are {open}, and {euler.so}.",
 )
 
@@ -505,7 +511,7 @@ def bridges(tale: Tale) -> list[Ask]:
     """A bridge is closed, so that a walk over the others exists; then it may open again, or another one close."""
     closed = [tale["bridge"]]
     one, other = odd_shores(tuple(bridge for bridge in BRIDGES if bridge not in closed))
-    tale.say(BRIDGE_WORKED, a=PEOPLE, b=PEOPLE, tour=[Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}) for x, y in ((one, other), (other, one))])
+    tale.say(BRIDGE_WORKED, a=PEOPLE, tour=[Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}) for x, y in ((one, other), (other, one))])
     change = tale.say(BRIDGE_CHANGE, second=BRIDGES, trouble=CAUSES, friend=PEOPLE)
     closed = {"opens": [], "closes": [*closed, tale["second"] if change == "closes" else None], "stays": closed}[change]
     left = tuple(bridge for bridge in BRIDGES if bridge not in closed)
@@ -514,9 +520,9 @@ def bridges(tale: Tale) -> list[Ask]:
     tale.know("euler", euler_walk(left), tuple(WALKS.values()), *because)
     tale.say(BRIDGE_END)
     return [
-        Ask("walk", "Can all be crossed just once?", "{euler}."),
-        Ask("open", "How many bridges are open?", "{open}."),
-        Ask("closed", "Which bridge was closed first?", "{bridge}."),
+        Ask("walk", "Is there a walk now?", "{euler}."),
+        Ask("open", "How many bridges are open?", "There are {open}."),
+        Ask("closed", "Which bridge closed first?", "{bridge}."),
         Ask("ended", "Where did {a} end?", "In {tour.to}."),
         Ask("walker", "Who crossed six bridges first?", "{a}."),
     ]
@@ -528,6 +534,8 @@ CULPRIT = (
     "on {day} somebody had {crime}: {a}, {b} or {c}.",
     "it was {a}, {b} or {c} who had {crime}.",
     "either {a}, {b} or {c} had {crime}.",
+    "{a}, {b} or {c} had {crime}, that was clear.",
+    "had {a} {crime}, or {b}, or {c}?",
 )
 CULPRIT_FIRST = (
     "{x} had been {alibi}, as {witness} swore.",
@@ -537,11 +545,12 @@ CULPRIT_FIRST = (
     "{witness} came upon {x} {alibi}.",
 )
 CULPRIT_SECOND = (
-    "{y} had been {alone}.",
-    "{y} could not have done it, being {alone}.",
-    "nor was it {y}, who was {alone}.",
-    "and {y}? {Alone}, as ever.",
-    "{y} was {alone}, and looked it.",
+    "{y} had been at {game} with {friend}.",
+    "and {y} was with {friend}, as ever.",
+    "{y} was playing {game} with {friend}.",
+    "{y}, luckily, was with {friend}.",
+    "{friend} was with {y} and saw nothing.",
+    "{friend} was losing to {y} at {game}.",
 )
 CULPRIT_LEFT = (
     "that left {culprit}, who {culprit.did}.",
@@ -550,7 +559,10 @@ CULPRIT_LEFT = (
     "so it was {culprit}, and {x} forgave {culprit.him}, but {y} did not.",
     "so {culprit} owes {x} and {y} an eel pie.",
     "{culprit} it was, and for once not Murr.",
-    "{culprit} swept the church for it, while {x} {x.did}.",
+    "{culprit} did it, while {x} was {alibi}.",
+    "{culprit} did it, while {y} was with {friend}.",
+    "that left {culprit}, and {friend} {friend.did}.",
+    "it was {culprit}. {witness} still laughs at {x} {alibi}.",
 )
 
 
@@ -559,14 +571,14 @@ def culprit(tale: Tale) -> list[Ask]:
     suspects = {tale[role]: role for role in "abc"}
     tale.say(CULPRIT_FIRST, x=Among(suspects), alibi=ALIBIS, witness=PEOPLE)
     del suspects[tale["x"]]
-    tale.say(CULPRIT_SECOND, y=Among(suspects), alone=ALIBIS)
+    tale.say(CULPRIT_SECOND, y=Among(suspects), friend=PEOPLE)
     del suspects[tale["y"]]
     tale.alias("culprit", *suspects.values())
     tale.say(CULPRIT_LEFT)
     return [
         Ask("culprit", "Who {crime.did}?", "{culprit}."),
         Ask("alibi", "Where was {x}?", "{alibi}."),
-        Ask("alone", "Where was {y}?", "{alone}."),
+        Ask("friend", "Who was with {y}?", "{friend}."),
         Ask("witness", "Who spoke for {x}?", "{witness}."),
     ]
 

@@ -58,15 +58,15 @@ IMMANUEL = person(
     ("took his walk", "looked at the clock", "went home on time", "thought about duty"),
     ("One ought to,", "What if all did that?", "It is past three,", "Is that a maxim?"),
 )
-FERRYMAN = person(
-    "the ferryman",
+HINRICH = person(
+    "Hinrich",
     "he",
-    ("who dislikes bridges", "who charges extra"),
+    ("who rows the ferry", "who dislikes bridges"),
     ("spat in the river", "cursed all bridges", "asked for a tip", "rowed home"),
     ("Boats float,", "Blame the bridges,", "That costs extra,", "Bridges!"),
 )
-APOTHECARY = person(
-    "the apothecary",
+KUEHN = person(
+    "Doktor Kühn",
     "he",
     ("who weighs his soup", "who sells powders"),
     ("weighed his words", "took ten drops", "sold a powder", "felt a pulse"),
@@ -80,8 +80,8 @@ ULRIKE = person(
     ("I say nothing,", "The walls told me,", "You never asked me,", "Guess what I heard,"),
 )
 MOELLER = person(
-    "Frau Möller",
-    "she",
+    "Kantor Möller",
+    "he",
     ("who plays the organ", "who hums fugues"),
     ("hummed a fugue", "played a chord", "sang in G minor", "lost the beat"),
     ("From the top,", "That was flat,", "In G minor,", "One hears it,"),
@@ -101,7 +101,7 @@ MURR = person(
     ("Miau,", "Prrr,"),
 )
 PEOPLE = (
-    KAETHE, JUERGEN, JOHANNA, GOLDBACH, BERNOULLI, LEONHARD, IMMANUEL, FERRYMAN, APOTHECARY, ULRIKE, MOELLER, GRETE,
+    KAETHE, JUERGEN, JOHANNA, GOLDBACH, BERNOULLI, LEONHARD, IMMANUEL, HINRICH, KUEHN, ULRIKE, MOELLER, GRETE,
 )  # fmt: skip
 CAST = (*PEOPLE, MURR)
 
@@ -118,13 +118,13 @@ SMALL = (
     thing("compass", "It pointed to soup.", "It doubted the north."),
     thing("map", "Lomse was missing.", "It was upside down."),
     thing("ring", "It turned fingers green.", "It was too small."),
-    thing("almanac", "It promised snow in June.", "It had been right once."),
+    thing("bell", "It knew one note.", "It rang by itself."),
     thing("spoon", "It was said to be silver.", "It bent by itself."),
     thing("whistle", "Only dogs heard it.", "It was full of crumbs."),
     thing("wig", "It looked like a cat.", "Something lived in it."),
 )
 LARGE = (
-    thing("umbrella", "It had never met rain.", "It leaked."),
+    thing("hen", "It laid an egg.", "It disliked bridges."),
     thing("lantern", "It burned even at noon.", "It mostly smoked."),
     thing("globe", "Prussia had worn off.", "It squeaked."),
     thing("cheese", "Dogs followed it.", "It had begun to lean."),
@@ -137,7 +137,7 @@ PLACES = tuple(
     Word({"": f"the {name}"})
     for name in (
         "drawer", "teapot", "flour", "oven", "boot", "soup", "piano", "cradle", "hat", "bucket", "stove", "barrel",
-        "chimney", "bath", "laundry", "butter",
+        "chimney", "bath", "attic", "butter",
     )
 )  # fmt: skip
 SPOTS = tuple(
@@ -166,10 +166,10 @@ EXTRAS = tuple(
     for name in ("cabbage", "broom", "jug", "whistle", "lute", "hat", "drum", "mousetrap", "goose", "pie")
 )
 ALIBIS = tuple(
-    Word({"": where})
-    for where in (
-        "on the ferry", "at the barber's", "in bed with a cold", "at choir", "up a tree", "in Danzig", "in the bath",
-        "under the piano", "asleep in church", "at a christening", "on the roof", "stuck in a boot",
+    Word({"": f"in the {name}"})
+    for name in (
+        "bath", "boat", "pond", "well", "tower", "brewery", "school", "castle", "mill", "bakery", "harbour", "barrel",
+        "chimney",
     )
 )  # fmt: skip
 CRIMES = tuple(
@@ -228,14 +228,16 @@ def across(bridge: Word, shore: Word) -> Word:
     return other if shore is one else one
 
 
-CROSSINGS = {  # from each shore: the bridge, and the shore it leads "to"
-    shore: tuple(
-        Word({"": str(bridge), "to": str(across(bridge, shore))}, once=False)
-        for bridge in BRIDGES
-        if shore in shores_of(bridge)
+def crossings(shore: Word) -> tuple[Word, ...]:
+    """Return the ways over a bridge from a shore, each with the shore it leads `to`; every such shore is as likely."""
+    over = [(bridge, across(bridge, shore)) for bridge in BRIDGES if shore in shores_of(bridge)]
+    ends = [end for _, end in over]
+    return tuple(
+        Word({"": str(bridge), "to": str(end)}, once=False, weight=1 / ends.count(end)) for bridge, end in over
     )
-    for shore in SHORES
-}
+
+
+CROSSINGS = {shore: crossings(shore) for shore in SHORES}
 
 
 def odd_shores(bridges: tuple[Word, ...]) -> tuple[Word, ...]:
