@@ -3,6 +3,7 @@
 import json
 import lzma
 import os
+import pickle
 import random
 import sys
 import time
@@ -280,6 +281,16 @@ def test_time_is_linear_in_the_length_of_a_run(character):
     assert time.perf_counter() - start < 20  # a quadratic step would take hours
 
 
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_CACHED", 50)
+    monkeypatch.setattr(module, "_BLOCK", 100)
+    tokenizer = Tokenizer.train("abc", 258)
+    for text in (" ".join(map(str, range(2000))), " ".join("abc." * 300 + str(i) for i in range(20))):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert len(tokenizer._pieces) <= 150 and len(tokenizer._words) <= 150
+    assert max(map(len, tokenizer._pieces)) <= module._LONG
+
+
 # Special tokens
 
 
@@ -345,6 +356,13 @@ def test_processes_encode_the_same(platform, tmp_path, monkeypatch):
     ids = tokenizer.encode_file(path, "all", processes=2)
     assert ids.dtype == tokenizer.dtype
     assert ids.tolist() == tokenizer.encode(text, "all").tolist()
+
+
+def test_a_tokenizer_sent_to_a_process_is_the_same():
+    tokenizer = Tokenizer([(255, 254)], ["<|x|>", "<|y|>"], range(255, -1, -1))
+    sent = pickle.loads(pickle.dumps(tokenizer))
+    assert sent.token_bytes == tokenizer.token_bytes and sent.special_tokens == tokenizer.special_tokens
+    assert sent.encode("\0\1<|y|>", "all").tolist() == [256, 258]
 
 
 def test_an_empty_file_has_no_ids(tmp_path):
@@ -608,12 +626,15 @@ def test_small_gpt2_files_are_read(tmp_path):
     assert tokenizer.special_tokens == {END_OF_TEXT: 258}
 
 
-@pytest.mark.parametrize("change", ["order", "gap", "bytes", "unknown", "list", "words"])
+@pytest.mark.parametrize("change", ["order", "later", "gap", "bytes", "unknown", "list", "words"])
 def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
     alphabet = gpt2_alphabet()
     id_of = {alphabet[byte]: byte for byte in range(256)} | {"ab": 256, "abc": 257, "bc": 258}
     lines = ["a b", "ab c"]
     if change == "order":
+        del id_of["abc"], id_of["bc"]
+        id_of["cd"], lines = 257, ["c d", "a b"]
+    elif change == "later":
         lines = ["ab c", "a b"]
     elif change == "gap":
         id_of["bc"] = 300
