@@ -10,13 +10,12 @@
 above, `tasks` what is built from them for chapters 20 to 22: preferences, routes and their rewards.
 """
 
-from nanoeuler_lib.world.stories import KINDS
+from nanoeuler_lib.world.stories import KINDS, Question
 from nanoeuler_lib.world.story import (
     FACT,
     FREE,
     GRAMMAR,
     SEPARATOR,
-    Question,
     Story,
     TokenTruth,
     byte_costs,
@@ -28,6 +27,14 @@ from nanoeuler_lib.world.story import (
     stories,
     token_truth,
 )
+from nanoeuler_lib.world.tasks import (
+    Preference,
+    RouteProblem,
+    preference,
+    route_problem,
+    route_reward,
+    route_reward_hackable,
+)
 
 __all__ = [
     "FACT",
@@ -35,7 +42,9 @@ __all__ = [
     "GRAMMAR",
     "KINDS",
     "SEPARATOR",
+    "Preference",
     "Question",
+    "RouteProblem",
     "Story",
     "TokenTruth",
     "byte_costs",
@@ -43,6 +52,10 @@ __all__ = [
     "corpus",
     "floor",
     "parse",
+    "preference",
+    "route_problem",
+    "route_reward",
+    "route_reward_hackable",
     "sample",
     "stories",
     "token_truth",

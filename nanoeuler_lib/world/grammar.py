@@ -13,15 +13,17 @@ name is free at this step; a fact of the story; a phrase of the town's vocabular
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from math import log2
 from random import Random
 
 from nanoeuler_lib.errors import NanoEulerError
 
-Options = Sequence[str] | Mapping[str, Sequence[str]]  # templates, under labels or not; each is equally likely
+Options = (
+    Sequence[str] | Mapping[str, Sequence[str]]
+)  # templates, under labels or not; each is equally likely
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +85,12 @@ def capitalised(template: str) -> str:
     return re.sub(r"^(\{(?:\w+\.)?)?(\w)", lambda match: (match[1] or "") + match[2].upper(), template)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parts_of(template: str) -> tuple[bytes | Slot, ...]:
     """Split a template into literal UTF-8 bytes and slots; slots that begin a sentence or a quotation are capital."""
-    template = re.sub(r'((?:[.!?] |^| )"|[.!?] )(\{[^}]*\})', lambda match: match[1] + capitalised(match[2]), template)
+    template = re.sub(
+        r'((?:[.!?] |^| )"|[.!?] )(\{[^}]*\})', lambda match: match[1] + capitalised(match[2]), template
+    )
     parts: list[bytes | Slot] = []
     for i, piece in enumerate(re.split(r"\{([^}]*)\}", template)):
         if i % 2 == 0:
@@ -97,7 +101,7 @@ def parts_of(template: str) -> tuple[bytes | Slot, ...]:
     return tuple(parts)
 
 
-@lru_cache(maxsize=None)
+@cache
 def rivals_of(domain: tuple[Word, ...], slot: Slot) -> frozenset[bytes]:
     """Return the texts that the words of a domain would put into a slot."""
     fills = [slot.fill(word) for word in domain]
@@ -167,7 +171,9 @@ class Tale:
         """Fill a template from the facts of the story, or from the ones given instead."""
         known = {name: fact.value for name, fact in self.facts.items()} | facts
         parts = parts_of(template)
-        return "".join(part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts)
+        return "".join(
+            part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts
+        )
 
     def answers(self, template: str) -> tuple[str, tuple[str, ...], int]:
         """Return an answer, those that other values of its last fact would give, and the step that decides it."""
@@ -177,7 +183,9 @@ class Tale:
         others = dict.fromkeys(self.tell(template, **{name: word}) for word in fact.domain)
         return answer, tuple(other for other in others if other != answer), fact.step
 
-    def branches(self, slot: Slot, drawn: Mapping[str, Fact], free: Mapping[str, Sequence[Word]]) -> list[Branch]:
+    def branches(
+        self, slot: Slot, drawn: Mapping[str, Fact], free: Mapping[str, Sequence[Word]]
+    ) -> list[Branch]:
         """Return the ways to fill a slot, in the order that the module's docstring gives."""
         fact = drawn.get(slot.name)
         if fact is None and slot.name in free:
@@ -187,7 +195,8 @@ class Tale:
                 words = [word for word in words if not (word.once and id(word) in taken)]
             domain, step, total = tuple(free[slot.name]), len(self.ends), sum(word.weight for word in words)
             return [
-                Branch(word.weight / total, (slot.fill(word).encode(),), Fact(word, domain, step)) for word in words
+                Branch(word.weight / total, (slot.fill(word).encode(),), Fact(word, domain, step))
+                for word in words
             ]
         fact = fact or self.facts.get(slot.name)
         if fact is None:
@@ -206,7 +215,8 @@ class Writer:
         self.random = random
         self.text = bytearray()
 
-    def choose(self, roots: list[Branch], branches) -> Path:
+    def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
+        """Draw one derivation of a step and append its text."""
         choices, drawn, marks = [], {}, []
 
         def draw(ways: list[Branch]) -> Branch:
@@ -246,7 +256,12 @@ class Reader:
         self.bits: list[float] = []
         self.since: list[int] = []
 
-    def choose(self, roots: list[Branch], branches) -> Path:
+    def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
+        """Find the one derivation of a step that the text goes on with, and charge for it.
+
+        Raises NanoEulerError if there is none, or if the grammar is at fault: two derivations, or a text of the step
+        that begins another.
+        """
         start, text = self.at, self.text
         left = defaultdict(float)  # the probability of the texts that part from ours at a byte
         whole: list[tuple[float, Path]] = []
@@ -259,7 +274,11 @@ class Reader:
             if isinstance(part, Slot):
                 for i, way in enumerate(branches(part, path.drawn)):
                     drawn = path.drawn | {part.name: way.draws} if way.draws else path.drawn
-                    follow(way.parts + rest, share * way.share, Path(path.at, path.choices + (i,), drawn, path.marks))
+                    follow(
+                        way.parts + rest,
+                        share * way.share,
+                        Path(path.at, path.choices + (i,), drawn, path.marks),
+                    )
                 return
             marks = path.marks
             if isinstance(part, Mark):
@@ -275,10 +294,14 @@ class Reader:
             follow(root.parts, root.share, Path(start, (i,)))
         if not whole:
             at = max(left)
-            raise NanoEulerError(f"not a story of Königsberg: nothing there goes on like byte {at}, {text[at : at + 20]!r}")
+            raise NanoEulerError(
+                f"not a story of Königsberg: nothing there goes on like byte {at}, {text[at : at + 20]!r}"
+            )
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
-            raise NanoEulerError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
+            raise NanoEulerError(
+                f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}"
+            )
         bits = [0.0] * (path.at - start)
         for at in sorted(left, reverse=True):
             bits[at - start] = log2((share + left[at]) / share)
@@ -300,7 +323,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def deciding_bytes(text: bytes, rivals: frozenset[bytes]) -> tuple[int, ...]:
     """Return the positions in `text` at which some rival, equal until there, goes on otherwise."""
     return tuple(sorted({common_prefix(text, rival) for rival in rivals if rival != text} - {len(text)}))

@@ -1,7 +1,8 @@
 """The stories: what can happen in the town, and in how many ways it can be told.
 
-Each kind is its templates, followed by the function that plays it. `{name}` is explained in `grammar.py`. The templates
-of one step must form a prefix-free code: none of its texts may begin another.
+Each kind is its templates, followed by the function that plays it. What `{name}` means is told in `grammar.py`, and why
+no text of a step may begin another: nearly all templates end with a full stop, and only there. An end costs length:
+the longest story must fit 128 tokens of a vocabulary of 512.
 """
 
 from collections.abc import Callable
@@ -9,9 +10,30 @@ from typing import NamedTuple
 
 from nanoeuler_lib.world.grammar import Among, Tale, Word, capitalised
 from nanoeuler_lib.world.town import (
-    ALIBIS, BRIDGES, CAST, CAUSES, CRIMES, CROSSINGS, DAYS, EXTRAS, LATENESS, MURR, NUMBERS, PEOPLE, PLACES, SHORES,
-    SMALL, SPOTS, THINGS, WALKS, WARES, euler_walk, odd_shores,
-)  # fmt: skip
+    ALIBIS,
+    BRIDGE_NAMED,
+    BRIDGES,
+    CAST,
+    CAUSES,
+    CRIMES,
+    CROSSINGS,
+    DAYS,
+    EXTRAS,
+    LATENESS,
+    MURR,
+    NUMBERS,
+    PEOPLE,
+    PLACES,
+    SHORES,
+    SMALL,
+    SPOTS,
+    THINGS,
+    WALKS,
+    WARES,
+    across,
+    euler_walk,
+    odd_shores,
+)
 
 
 class Ask(NamedTuple):
@@ -35,7 +57,7 @@ class Question(NamedTuple):
 PHRASES = {
     "why": (
         "for half a bun", "for two plums", "for a song", "for a secret", "for luck", "as a joke", "out of boredom",
-        "to have a hand free", "to chase a hat", "to tie a shoe", "to be polite", "because of the wind",
+        "for a rest", "to chase a hat", "to tie a shoe", "to be polite", "because of the wind",
         "because it was Tuesday", "and forgot it", "and felt lighter", "and went fishing", "and ran", "without a word",
         "against a receipt", "with a sigh", "in the dark", "by way of thanks",
     ),
@@ -45,7 +67,7 @@ PHRASES = {
     ),
     "when": (
         "at Easter", "in May", "after church", "at midnight", "at noon", "in the rain", "at the fair",
-        "one Sunday", "next day", "by moonlight", "at last", "in church",
+        "on Sunday", "next day", "by moonlight", "at last", "in church",
     ),
     "game": ("cards", "dice", "chess", "skittles", "dominoes", "hopscotch"),
     "trifle": (
@@ -105,14 +127,17 @@ PHRASES = {
     ),
     "pause": (
         "sang a little", "ate a plum", "fed a swan", "ate a pear", "saw a pig", "greeted a goose", "tied a shoe",
-        "lost a button", "counted ships", "sneezed", "danced", "fed a gull", "hid from a cousin",
+        "lost a button", "counted ships", "sneezed", "danced", "fed a gull", "hid",
         "slept an hour", "won a duck", "kissed a cow",
     ),
     "kept": (
         "carried it in a boot", "kept it in a hat", "used it as a bookmark", "fanned the stove with it",
         "forgot it in church", "slept on it", "wrapped an eel in it", "kept it warm", "sat on it", "read it to a cow",
     ),
-    "oddly": ("in slippers", "panting", "by ferry", "singing", "uphill", "on a cow", "in tears", "in two coats", "yawning", "on tiptoe"),
+    "oddly": (
+        "in slippers", "panting", "by ferry", "singing", "uphill", "on a cow", "in tears", "in two coats", "yawning",
+        "on tiptoe",
+    ),
     "cried": ("whispered", "cried", "sang", "muttered", "sighed", "said"),
 }  # fmt: skip
 
@@ -175,7 +200,7 @@ BELIEF = (
     "{b} kept watch while {a} put {small} in {place}.",
     "{a} showed {b} {small} and hid it in {place}.",
     "to be safe, {a} and {b} kept {small} in {place}.",
-    '"Nobody looks in {place}," said {a} to {b}, and put {small} there.',
+    '"Nobody looks in {place}," said {a}. {b} hid {small} there.',
     "{b} helped {a} to hide {small} in {place}.",
     "on {day} {a} and {b} put {small} in {place}.",
     "only {a} and {b} knew that {small} was in {place}.",
@@ -189,7 +214,7 @@ BELIEF_MOVES = (
 )
 BELIEF_WITNESS = {
     "saw": ("{home} saw it and {hush}.", "{home} watched and {hush}.", "{home} {hush}, having seen it all."),
-    "slept": ("{home} slept through it.", "{home}, {home.who}, saw nothing.", "{home} {dozed} and missed it."),
+    "slept": ("{home} slept through it.", "{home} saw nothing.", "{home} {dozed} and missed it."),
     "told": (
         "{home} saw it and ran to tell {out}.",
         "{out} heard of it from {home}.",
@@ -263,7 +288,7 @@ DEBT_TOTAL = (
     "that made {owed}.",
     "{b} wrote {owed} on the door.",
     "now it was {owed}.",
-    "{owed}, then, and {b} {b.did}.",
+    "{owed}, and {b} {b.did}.",
 )
 DEBT_END = (
     "{a} still owes {b} {owed}, and {a.did}.",
@@ -290,21 +315,22 @@ def change_debt(tale: Tale) -> None:
     step = tale.say({label: DEBT_STEP[label] for label in possible if possible[label]}, paid=paid, more=more)
     change = NUMBERS.index(tale["paid" if step == "pays" else "more"])
     owed += -change if step == "pays" else change
+    tale.alias("was", "owed")
     tale.know("owed", NUMBERS[owed], NUMBERS, "owed", "paid" if step == "pays" else "more")
 
 
 def debt(tale: Tale) -> list[Ask]:
     """Somebody owes somebody Groschen, and the sum goes up and down."""
-    tale.facts["start"] = tale.facts["owed"]
+    tale.alias("start", "owed")
     change_debt(tale)
     tale.say(DEBT_TOTAL)
     change_debt(tale)
     tale.say(DEBT_END if tale["owed"] is not NUMBERS[0] else DEBT_QUITS)
     return [
-        Ask("owes", "How much does {a} owe now?", "It is {owed.coins}."),
-        Ask("start", "How much was it at first?", "It was {start.coins}."),
-        Ask("creditor", "Who lent {a} the money?", "{b}."),
-        Ask("debtor", "Who borrowed from {b}?", "{a}."),
+        Ask("owes", "How much does {a} owe now?", "It is {owed}."),
+        Ask("start", "How much was it at first?", "It was {start}."),
+        Ask("creditor", "Whom did {a} owe?", "{b}."),
+        Ask("debtor", "Who owed {b}?", "{a}."),
     ]
 
 
@@ -317,7 +343,7 @@ MARKET = (
     "{count} {ware} at {price} Groschen each tempted {a}.",
 )
 MARKET_MORE = (
-    "the {ware} were {cost}. Then {a.he} saw {extra} for {more}.",
+    "the {ware} made {cost}. Then {a.he} saw {extra} for {more}.",
     "the {ware} came to {cost}, and {extra} cost {more}.",
     '"{cost}," {cried} {b}, "and {more} for {extra}."',
     "that made {cost}, and {extra} was {more} on top.",
@@ -328,14 +354,14 @@ MARKET_SUM = (
     "{friend} made it {wrong}, but it was {total}.",
     '"{wrong}," said {friend}. "{total}," said {a}, and was right.',
     "{friend} said {total} and {friend.did}.",
-    '"That makes {total}," {cried} {friend}, {friend.who}.',
+    '"That makes {total}," said {friend}, {friend.who}.',
     "all told it was {total}, and {friend} {friend.did}.",
     "{friend} found {wrong} by algebra. It was {total}.",
 )
 MARKET_PAYS = (
     "{a} put down twenty and got back {change}.",
     "{a} paid with twenty and put {change} in a sock.",
-    "{change} of {a}'s twenty were left. {friend} carried {extra.that}.",
+    "{change} of twenty were left. {friend} carried {extra.that}.",
     "twenty less {total} is {change}, and {a} has {extra.that}.",
     "so {a} kept {change} of twenty. Murr got the {ware}.",
     "of twenty {change} were left, and {a} gave {friend} {extra.that}.",
@@ -349,7 +375,12 @@ def market(tale: Tale) -> list[Ask]:
     tale.say(MARKET_MORE, b=PEOPLE, extra=EXTRAS, more=NUMBERS[1:7])
     total = count * price + NUMBERS.index(tale["more"])
     tale.know("total", NUMBERS[total], NUMBERS, "cost", "more")
-    tale.say(MARKET_SUM, b=PEOPLE, friend=PEOPLE, wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]))
+    tale.say(
+        MARKET_SUM,
+        b=PEOPLE,
+        friend=PEOPLE,
+        wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]),
+    )
     tale.know("change", NUMBERS[20 - total], NUMBERS, "total")
     tale.say(MARKET_PAYS)
     return [
@@ -391,8 +422,8 @@ LETTER_END = (
     '"{late} late," {cried} {a}.',
     "{a} had gone home. {b} blamed {carrier}.",
     "{other} was there, but not {a}.",
-    '"{thing}?" said {a}. "{b.says}" said {b}.',
-    "there {a} {a.did}, and {carrier} {carrier.did}.",
+    '"{b.says}" said {b} to {a}.',
+    "there {a} {a.did}, but {carrier} hid.",
 )
 
 
@@ -424,7 +455,7 @@ WALK = (
 WALK_OUT = (
     "{a.he} took {out} to {out.to} and forgot it there.",
     "over {out} {a.he} came to {out.to}, put it down and {pause}.",
-    "{a.he} crossed {out}, {pause} in {out.to} and lost {thing}.",
+    "{a.he} crossed {out}, {pause} in {out.to} and forgot {thing}.",
     "{thing.line} {a.He} left it in {out.to}, over {out}.",
     "{a.he} carried it over {out} and lost it in {out.to}.",
 )
@@ -437,9 +468,9 @@ WALK_ON = (
 WALK_END = {
     "back": (
         "there {a.he} missed {thing}, and went back to {out.to}.",
-        'it rained in {on.to}. "{a.says}" said {a}, and ran back to {out.to}.',
+        '"{a.says}" said {a}, and ran back to {out.to}.',
         "{b} asked for {thing}, so {a} went back to {out.to}.",
-        "so much for {on.to}: {a} went back to {out.to} for {thing}.",
+        "so {a} went back to {out.to} for {thing}.",
     ),
     "stays": (
         "there {a.he} missed {thing}, but {b} had found it in {out.to}.",
@@ -453,15 +484,16 @@ WALK_END = {
 def walk(tale: Tale) -> list[Ask]:
     """Somebody walks over two bridges, leaves a thing on the way, and perhaps goes back for it."""
     tale.say(WALK_OUT, out=CROSSINGS[tale["shore"]])
-    out = tale["out"].forms
-    there = next(shore for shore in SHORES if str(shore) == out["to"])
-    tale.say(WALK_ON, on=[way for way in CROSSINGS[there] if str(way) != out[""]])
+    first = tale["out"]
+    there = across(BRIDGE_NAMED[str(first)], tale["shore"])
+    tale.say(WALK_ON, on=[way for way in CROSSINGS[there] if str(way) != str(first)])
+    on = across(BRIDGE_NAMED[str(tale["on"])], there)
     end = tale.say(WALK_END, b=PEOPLE)
-    now = there if end == "back" else next(shore for shore in SHORES if str(shore) == tale["on"].forms["to"])
-    tale.know("now", now, SHORES, "out" if end == "back" else "on")
+    tale.know("there", there, SHORES, "out")
+    tale.know("now", *((there, SHORES, "out") if end == "back" else (on, SHORES, "on")))
     return [
         Ask("place", "Where is {a} now?", "In {now}."),
-        Ask("left", "Where was {thing} left?", "In {out.to}."),
+        Ask("left", "Where was {thing} left?", "In {there}."),
         Ask("crossed", "Which bridge came first?", "{out}."),
         Ask("home", "Where did {a} start?", "In {shore}."),
     ]
@@ -473,19 +505,18 @@ BRIDGE = (
     "on {day} {cause.sat} on {bridge} and closed it.",
     "nobody crossed {bridge}: {cause.sat} on it.",
     "as {cause.sat} on it, {bridge} was closed.",
-    "{cause.sat} on {bridge}. Nobody could pass.",
 )
 BRIDGE_WORKED = (
     "{a} walked the other six once each, from {tour.from} to {tour.to}.",
     "{a} crossed the other six, none twice, from {tour.from} to {tour.to}.",
-    '"Now it works," {cried} {a}, and went from {tour.from} over all six to {tour.to}.',
+    '"Now it works," said {a}, and it did, from {tour.from} to {tour.to}.',
     "{a} won a bet: all six, once each, from {tour.from} to {tour.to}.",
     "from {tour.from} {a} took the other six, none twice, to {tour.to}.",
 )
 BRIDGE_CHANGE = {
     "opens": (
         "then {cause.gone}, and it opened again.",
-        "when {cause.gone}, it was opened.",
+        "when {cause.gone}, the bridge opened.",
         "{when} {cause.gone}, and all were open.",
     ),
     "closes": (
@@ -509,21 +540,28 @@ BRIDGE_END = (
 
 def bridges(tale: Tale) -> list[Ask]:
     """A bridge is closed, so that a walk over the others exists; then it may open again, or another one close."""
-    closed = [tale["bridge"]]
-    one, other = odd_shores(tuple(bridge for bridge in BRIDGES if bridge not in closed))
-    tale.say(BRIDGE_WORKED, a=PEOPLE, tour=[Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}) for x, y in ((one, other), (other, one))])
+    open_now = [bridge for bridge in BRIDGES if bridge is not tale["bridge"]]
+    one, other = odd_shores(open_now)
+    tours = {
+        Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}): y for x, y in ((one, other), (other, one))
+    }
+    tale.say(BRIDGE_WORKED, a=PEOPLE, tour=tuple(tours))
     change = tale.say(BRIDGE_CHANGE, second=BRIDGES, trouble=CAUSES, friend=PEOPLE)
-    closed = {"opens": [], "closes": [*closed, tale["second"] if change == "closes" else None], "stays": closed}[change]
-    left = tuple(bridge for bridge in BRIDGES if bridge not in closed)
-    because = ("bridge", "second") if change == "closes" else ("bridge",)
-    tale.know("open", NUMBERS[len(left)], NUMBERS, *because)
-    tale.know("euler", euler_walk(left), tuple(WALKS.values()), *because)
+    because = ["bridge"]
+    if change == "opens":
+        open_now = BRIDGES
+    elif change == "closes":
+        open_now.remove(tale["second"])
+        because.append("second")
+    tale.know("open", NUMBERS[len(open_now)], NUMBERS, *because)
+    tale.know("euler", euler_walk(open_now), WALKS.values(), *because)
     tale.say(BRIDGE_END)
+    tale.know("goal", tours[tale["tour"]], SHORES, "tour")
     return [
         Ask("walk", "Is there a walk now?", "{euler}."),
         Ask("open", "How many bridges are open?", "There are {open}."),
-        Ask("closed", "Which bridge closed first?", "{bridge}."),
-        Ask("ended", "Where did {a} end?", "In {tour.to}."),
+        Ask("closed", "Which one closed first?", "{bridge}."),
+        Ask("ended", "Where did {a} end?", "In {goal}."),
         Ask("walker", "Who crossed six bridges first?", "{a}."),
     ]
 

@@ -1,5 +1,7 @@
 """Königsberg, the town: its people and their voices, its things and places, its seven bridges and their true graph."""
 
+from collections.abc import Sequence
+
 from nanoeuler_lib.world.grammar import Word
 
 
@@ -33,7 +35,7 @@ JOHANNA = person(
 GOLDBACH = person(
     "Frau Goldbach",
     "she",
-    ("who conjectures", "who suspects everyone"),
+    ("who conjectures", "who suspects all"),
     ("proved nothing", "made a conjecture", "wrote to Moscow", "saw a pattern"),
     ("I conjecture so,", "I cannot prove it,", "So far it holds,", "It must be even,"),
 )
@@ -75,7 +77,7 @@ KUEHN = person(
 ULRIKE = person(
     "Ulrike",
     "she",
-    ("who hears through walls", "who tells nobody much"),
+    ("who hears through walls", "who tells nobody"),
     ("told the whole street", "opened a window", "swore silence", "leaned closer"),
     ("I say nothing,", "The walls told me,", "You never asked me,", "Guess what I heard,"),
 )
@@ -97,7 +99,7 @@ MURR = person(
     "Murr",
     "he",
     ("who is a cat", "who smells marzipan"),
-    ("washed his whiskers", "purred", "looked at the ceiling", "fell asleep"),
+    ("washed", "purred", "looked at the ceiling", "fell asleep"),
     ("Miau,", "Prrr,"),
 )
 PEOPLE = (
@@ -116,7 +118,7 @@ SMALL = (
     thing("key", "It fitted no door.", "It opened everything."),
     thing("marzipan", "It had been licked.", "It was pig-shaped."),
     thing("compass", "It pointed to soup.", "It doubted the north."),
-    thing("map", "Lomse was missing.", "It was upside down."),
+    thing("map", "It was upside down.", "It left out Lomse."),
     thing("ring", "It turned fingers green.", "It was too small."),
     thing("bell", "It knew one note.", "It rang by itself."),
     thing("spoon", "It was said to be silver.", "It bent by itself."),
@@ -126,7 +128,7 @@ SMALL = (
 LARGE = (
     thing("hen", "It laid an egg.", "It disliked bridges."),
     thing("lantern", "It burned even at noon.", "It mostly smoked."),
-    thing("globe", "Prussia had worn off.", "It squeaked."),
+    thing("globe", "Prussia was missing.", "It squeaked."),
     thing("cheese", "Dogs followed it.", "It had begun to lean."),
     thing("clock", "It struck thirteen.", "It ran backwards."),
     thing("lute", "It had one string.", "A mouse lived in it."),
@@ -137,7 +139,7 @@ PLACES = tuple(
     Word({"": f"the {name}"})
     for name in (
         "drawer", "teapot", "flour", "oven", "boot", "soup", "piano", "cradle", "hat", "bucket", "stove", "barrel",
-        "chimney", "bath", "attic", "butter",
+        "chest", "bath", "attic", "butter",
     )
 )  # fmt: skip
 SPOTS = tuple(
@@ -155,21 +157,19 @@ NUMBERS = tuple(
     ).split()
 )  # fmt: skip
 DAYS = tuple(Word({"": day}) for day in ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"))
-LATENESS = tuple(
-    Word({"": text}) for text in ("one day", "two days", "three days", "four days", "five days")
-)
+LATENESS = tuple(Word({"": text}) for text in ("one day", "two days", "three days", "four days", "five days"))
 WARES = tuple(
-    Word({"": name}) for name in ("herrings", "eels", "pears", "buns", "candles", "radishes", "onions", "ribbons")
+    Word({"": name}) for name in ("herrings", "eels", "pears", "buns", "candles", "figs", "onions", "nails")
 )
 EXTRAS = tuple(
     Word({"": f"a {name}", "that": f"the {name}"})
-    for name in ("cabbage", "broom", "jug", "whistle", "lute", "hat", "drum", "mousetrap", "goose", "pie")
+    for name in ("duck", "broom", "jug", "whistle", "lute", "hat", "drum", "kite", "goose", "pie")
 )
 ALIBIS = tuple(
     Word({"": f"in the {name}"})
     for name in (
         "bath", "boat", "pond", "well", "tower", "brewery", "school", "castle", "mill", "bakery", "harbour", "barrel",
-        "chimney",
+        "chest",
     )
 )  # fmt: skip
 CRIMES = tuple(
@@ -193,9 +193,9 @@ CAUSES = tuple(
         ("the goose", "a goose nested", "the goose flew off"),
         ("the cow", "a cow lay", "the cow got up"),
         ("the wedding", "a wedding danced", "the bride sat down"),
-        ("the counts", "two counts fenced", "the counts made up"),
+        ("the bear", "a bear danced", "the bear got tired"),
         ("the turnips", "turnips lay", "a horse ate the turnips"),
-        ("the syrup", "syrup dripped", "ants ate the syrup"),
+        ("the honey", "honey dripped", "ants ate the honey"),
         ("the paint", "paint dried", "the paint was dry"),
         ("the pig", "a pig slept", "the pig woke up"),
         ("the choir", "a choir sang", "the choir went hoarse"),
@@ -215,6 +215,7 @@ SPAN = {  # the two shores of each bridge, as in Euler's paper of 1736
     "High": (VORSTADT, LOMSE),
 }
 BRIDGES = tuple(Word({"": f"the {name} Bridge", "name": name}) for name in SPAN)
+BRIDGE_NAMED = {str(bridge): bridge for bridge in BRIDGES}
 
 
 def shores_of(bridge: Word) -> tuple[Word, Word]:
@@ -233,29 +234,32 @@ def crossings(shore: Word) -> tuple[Word, ...]:
     over = [(bridge, across(bridge, shore)) for bridge in BRIDGES if shore in shores_of(bridge)]
     ends = [end for _, end in over]
     return tuple(
-        Word({"": str(bridge), "to": str(end)}, once=False, weight=1 / ends.count(end)) for bridge, end in over
+        Word({"": str(bridge), "to": str(end)}, once=False, weight=1 / ends.count(end))
+        for bridge, end in over
     )
 
 
 CROSSINGS = {shore: crossings(shore) for shore in SHORES}
 
 
-def odd_shores(bridges: tuple[Word, ...]) -> tuple[Word, ...]:
+def odd_shores(bridges: Sequence[Word]) -> tuple[Word, ...]:
     """Return the shores at which an odd number of the given bridges ends."""
     ends = [shore for bridge in bridges for shore in shores_of(bridge)]
     return tuple(shore for shore in SHORES if ends.count(shore) % 2)
 
 
-def joined(bridges: tuple[Word, ...]) -> bool:
+def joined(bridges: Sequence[Word]) -> bool:
     """Say whether the given bridges hang together, so that one can get from each to every other."""
     reached, grown = set(), set(shores_of(bridges[0]))
     while grown - reached:
         reached |= grown
-        grown = {shore for bridge in bridges if reached & set(shores_of(bridge)) for shore in shores_of(bridge)}
+        grown = {
+            shore for bridge in bridges if reached & set(shores_of(bridge)) for shore in shores_of(bridge)
+        }
     return all(reached >= set(shores_of(bridge)) for bridge in bridges)
 
 
-def euler_walk(bridges: tuple[Word, ...]) -> Word:
+def euler_walk(bridges: Sequence[Word]) -> Word:
     """Say between which shores a walk crosses every given bridge just once, as Euler decided it in 1736."""
     odd = odd_shores(bridges)
     return WALKS[odd if joined(bridges) and len(odd) <= 2 else None]

@@ -1,0 +1,634 @@
+"""Königsberg: the grammar inverts and charges exactly, the stories are true, the questions and rewards are right.
+
+The checkers of the second part read a story's text with their own regular expressions, tables and searches, and know
+nothing of the generator's bookkeeping.
+"""
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from itertools import pairwise, permutations
+from math import log2
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import world
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.world import grammar
+from nanoeuler_lib.world.stories import PHRASES, tell
+
+SAMPLE = list(world.stories(3000, seed=2024))
+OF_KIND = {kind: [story for story in SAMPLE if story.kind == kind] for kind in world.KINDS}
+
+
+# The grammar ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_gives_its_derivation_back():
+    for story in SAMPLE:
+        assert world.parse(story.text) == story
+
+
+def test_every_text_has_its_own_derivation():
+    derivation = {}
+    for story in SAMPLE:
+        assert derivation.setdefault(story.text, story.choices) == story.choices
+
+
+def test_a_seed_always_gives_the_same_text():
+    """Change the world as you like, but then train its checkpoints anew and put the new digest here."""
+    text = world.corpus(100_000, seed=0)
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("d92ba9d2c330b5fc")
+    assert [story.text for story in world.stories(5, seed=0)] == text.split(world.SEPARATOR)[:5]
+    assert world.sample(0).text == text.split(world.SEPARATOR)[0]
+    assert world.sample(1).text != world.sample(0).text
+
+
+def test_byte_costs_add_up_and_stay_above_zero():
+    for story in SAMPLE[:300]:
+        costs = world.byte_costs(story.text)
+        assert costs.dtype == np.float64 and len(costs) == len(story.text.encode())
+        assert (costs >= 0).all() and (costs == 0).mean() > 0.5
+        assert costs.sum() == pytest.approx(world.code_length(story.text), rel=1e-12)
+
+
+class Counting(grammar.Writer):
+    """A writer that sums up the entropy of each step on its way, by walking the step's whole tree."""
+
+    openings: ClassVar[dict[int, float]] = {}  # the first step is always the same, and large
+
+    def __init__(self, random):
+        super().__init__(random)
+        self.entropy = 0.0
+
+    def choose(self, roots, branches):
+        def entropy(ways, rest, drawn):
+            assert sum(way.share for way in ways) == pytest.approx(1)
+            total = 0.0
+            for way in ways:
+                slot, after = rest
+                now = {**drawn, slot: way.draws} if way.draws else drawn
+                total += way.share * (-log2(way.share) + below(way.parts + after, now))
+            return total
+
+        def below(parts, drawn):
+            for i, part in enumerate(parts):
+                if isinstance(part, grammar.Slot):
+                    return entropy(branches(part, drawn), (part.name, parts[i + 1 :]), drawn)
+            return 0.0
+
+        if self.text or len(roots) not in self.openings:
+            step = entropy(roots, ("", ()), {})
+            if not self.text:
+                self.openings[len(roots)] = step
+        else:
+            step = self.openings[len(roots)]
+        self.entropy += step
+        return super().choose(roots, branches)
+
+
+def test_the_code_length_meets_the_entropy():
+    """Code length minus the entropy of the steps on the way has mean 0: the source is what it is charged as."""
+    random, gaps = Random(5), []
+    for _ in range(150):
+        source = Counting(random)
+        tell(grammar.Tale(source, PHRASES))
+        gaps.append(world.code_length(bytes(source.text).decode()) - source.entropy)
+    error = np.std(gaps) / np.sqrt(len(gaps))
+    assert abs(np.mean(gaps)) < 4 * error
+    assert error < 1.0
+
+
+def toy(weights=(1.0, 3.0)):
+    """A source small enough to list: its texts share beginnings, and a later slot depends on an earlier one."""
+    anna, anton = (
+        grammar.Word({"": name, "he": he}, weight=w)
+        for name, he, w in zip(("Anna", "Anton"), ("she", "he"), weights)
+    )
+
+    def play(tale):
+        tale.say(
+            ("{a} saw {b}.", "{a} and {b} met.", "an ant saw {a} {how}."), a=(anna, anton), b=(anna, anton)
+        )
+        tale.say(("{a.he} ran.", "{a} ran.", "then {a.he} {how}."))
+        return tale
+
+    return play, {"how": ("sang", "sat", "sank")}
+
+
+class Scripted:
+    """A source that follows a list of choices, and stops with the number of ways where the list is over."""
+
+    def __init__(self, script):
+        self.text, self.p, self.script = b"", 1.0, list(script)
+
+    def choose(self, roots, branches):
+        drawn, stack = {}, list(reversed(self.pick(roots).parts))
+        while stack:
+            part = stack.pop()
+            if isinstance(part, grammar.Slot):
+                way = self.pick(branches(part, drawn))
+                drawn |= {part.name: way.draws} if way.draws else {}
+                stack += reversed(way.parts)
+            else:
+                self.text += part if isinstance(part, bytes) else part.text
+        return grammar.Path(len(self.text), (0,), drawn)
+
+    def pick(self, ways):
+        if not self.script:
+            raise StopIteration(len(ways))
+        way = ways[self.script.pop(0)]
+        self.p *= way.share
+        return way
+
+
+def listing(play, phrases):
+    """All texts of a source with their probabilities, by going through every sequence of choices."""
+    texts, todo = {}, [()]
+    while todo:
+        script = todo.pop()
+        source = Scripted(script)
+        try:
+            play(grammar.Tale(source, phrases))
+        except StopIteration as open_choice:
+            todo += [(*script, i) for i in range(open_choice.value)]
+            continue
+        assert source.text not in texts
+        texts[source.text] = source.p
+    return texts
+
+
+def test_byte_costs_are_conditional_probabilities():
+    play, phrases = toy()
+    texts = listing(play, phrases)
+    assert len(texts) > 30 and sum(texts.values()) == pytest.approx(1)
+    for text, p in texts.items():
+        source = grammar.Reader(text)
+        play(grammar.Tale(source, phrases))
+        for i, bits in enumerate(source.bits):
+            before = sum(q for other, q in texts.items() if other[:i] == text[:i])
+            after = sum(q for other, q in texts.items() if other[: i + 1] == text[: i + 1])
+            assert bits == pytest.approx(log2(before / after), abs=1e-12)
+        assert sum(source.bits) == pytest.approx(-log2(p))
+
+
+def test_the_writer_draws_what_the_reader_charges():
+    play, phrases = toy()
+    texts, random, n = listing(play, phrases), Random(1), 20_000
+    seen = Counter()
+    for _ in range(n):
+        source = grammar.Writer(random)
+        play(grammar.Tale(source, phrases))
+        seen[bytes(source.text)] += 1
+    for text, p in texts.items():
+        assert abs(seen[text] - n * p) < 5 * np.sqrt(n * p)
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [("Murr sat.", "Murr sat. He purred."), ("Murr {how}.", "Murr sat."), ("Murr {how}.", "Murr {how}.")],
+    ids=["one text begins another", "two ways to one text", "twice the same"],
+)
+def test_an_ambiguous_grammar_is_found(templates):
+    with pytest.raises(NanoEulerError, match="ambiguous"):
+        for text in (b"Murr sat.", b"Murr sat. He purred."):
+            grammar.Tale(grammar.Reader(text), {"how": ("sat", "ran")}).say(templates)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t[:-1], lambda t: t + ".", lambda t: "x" + t, lambda t: t.replace("\n", " ")]
+)
+def test_other_texts_are_refused(change):
+    with pytest.raises(NanoEulerError, match="byte"):
+        world.parse(change(SAMPLE[0].text))
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def words_of(text):
+    return re.findall(r" ?\w+| ?[^\w\s]+|\n", text)
+
+
+def test_token_truth_adds_up_for_any_cut():
+    random = Random(0)
+    for story in SAMPLE[:50]:
+        n = len(story.text.encode())
+        cuts = sorted({0, n, *(int(random.random() * n) for _ in range(60))})
+        truth = world.token_truth(story.text, np.diff(cuts))
+        assert truth.bits.sum() == pytest.approx(world.code_length(story.text))
+        assert ((truth.tag == world.FREE) == (truth.bits >= 0.2)).all()
+        assert ((truth.words >= 0) == (truth.tag == world.FACT)).all()
+        assert ((truth.bytes >= 0) == (truth.tag == world.FACT)).all()
+    with pytest.raises(NanoEulerError, match="bytes in all"):
+        world.token_truth(SAMPLE[0].text, [1, 2])
+
+
+def test_answers_are_facts():
+    """The word with which an answer parts from the others is a FACT, and some are far."""
+    far = 0
+    for story in SAMPLE[:400]:
+        asked = next((q for q in story.questions if story.text.endswith(f"\n{q.text} {q.answer}")), None)
+        if asked is None:
+            assert story.text.endswith("\nEnde.")
+            continue
+        start = len(story.text.encode()) - len(asked.answer.encode())
+        truth = world.token_truth(story.text, [start] + [1] * len(asked.answer.encode()))
+        assert world.FACT in truth.tag[1:], story.text
+        far += truth.words.max() > 10
+    assert far > 50
+
+
+def test_distance_is_counted_in_words_of_the_text():
+    text = SAMPLE[0].text
+    pieces = words_of(text)
+    truth = world.token_truth(text, [len(piece.encode()) for piece in pieces])
+    for i in np.nonzero(truth.tag == world.FACT)[0]:
+        begin = len("".join(pieces[:i]).encode())
+        between = text.encode()[begin - truth.bytes[i] : begin].decode()
+        assert len(between.split()) == truth.words[i]
+
+
+def test_names_are_never_forced_by_grammar():
+    """A name in an errand is drawn or decided by a fact; the grammar alone never forces it."""
+    single = {"Käthe", "Jürgen", "Johanna", "Leonhard", "Grete", "Hinrich", "Ulrike", "Immanuel"}
+    for story in OF_KIND["errand"]:
+        pieces = words_of(story.text)
+        tags = world.token_truth(story.text, [len(piece.encode()) for piece in pieces]).tag
+        named = {tag for piece, tag in zip(pieces, tags) if piece.strip() in single}
+        assert named <= {world.FACT, world.FREE}
+
+
+# The stories ----------------------------------------------------------------------------------------------------------
+
+NAMES = (
+    "Käthe|Jürgen|Johanna|Frau Goldbach|Herr Bernoulli|Leonhard|Immanuel|Hinrich|Doktor Kühn|Ulrike|"
+    "Kantor Möller|Grete|Murr"
+)
+NUMBER = {
+    word: i
+    for i, word in enumerate(
+        "nothing one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
+DAY = {day: i for i, day in enumerate(("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"))}
+ENDS = {  # typed from Euler's map
+    "Blacksmith's": "AK", "Merchant's": "AK", "Wooden": "AL", "Honey": "KL", "Green": "KV", "Giblet": "KV",
+    "High": "VL",
+}  # fmt: skip
+SHORE = {"Altstadt": "A", "Kneiphof": "K", "Lomse": "L", "Vorstadt": "V"}
+NAME_OF = {letter: name for name, letter in SHORE.items()}
+
+
+def names_in(text):
+    return re.findall(NAMES, text)
+
+
+def numbers_in(text):
+    """Number words that count Groschen or wares, in order; sayings and trifles with numbers in them are struck out."""
+    text = re.sub(
+        "Seven is odd|That makes one|ten drops|who is seven|nine geese|two clocks|two plums|past three|proved nothing",
+        "",
+        text,
+        flags=re.I,
+    )
+    return [NUMBER[word] for word in re.findall(r"\w+", text.lower()) if word in NUMBER]
+
+
+def bridges_in(text):
+    return re.findall(r"the ([\w']+) Bridge", text, re.I)
+
+
+def walks_over(bridges):
+    """All (first, last) shores of walks that cross every given bridge once, by trying every order of crossings."""
+    found = set()
+
+    def go(start, here, left):
+        if not left:
+            found.add((start, here))
+        for i, bridge in enumerate(left):
+            if here in ENDS[bridge]:
+                go(start, ENDS[bridge].replace(here, ""), left[:i] + left[i + 1 :])
+
+    for shore in "AKLV":
+        go(shore, shore, tuple(bridges))
+    return found
+
+
+def errand(steps):
+    """Who had it, from the sentences that hand it on."""
+    chain = []
+    n = f"({NAMES})"
+    forward = (
+        "N gave it to N", "N left it with N", "N lost it to N", "N let N hold", "N traded it to N",
+        r"from N to N\.", "N sold it to N", "N hid it in a hat, and N took",
+    )  # fmt: skip
+    backward = ("N begged for it, and N gave in", "N had it from N")
+    patterns = [(pattern.replace("N", n), 1) for pattern in forward]
+    patterns += [(pattern.replace("N", n), -1) for pattern in backward]
+    for step in steps[1:3]:
+        for pattern, order in patterns:
+            if match := re.search(pattern, step):
+                chain.append(match.groups()[::order])
+                break
+        else:
+            if "Murr made off" in step or "Murr saw his chance" in step:
+                chain.append((names_in(step)[0], "Murr"))
+    assert all(one[1] == other[0] for one, other in pairwise(chain))
+    carriers = [chain[0][0], *(taker for _, taker in chain)]
+    assert len(set(carriers)) == len(carriers)
+    owner = (set(names_in(steps[0])) - {carriers[0]}).pop()
+    last = steps[-1]
+    if len(steps) == 4:  # a chase: the names come in the order of the chain
+        told = [name for name in names_in(last) if name != owner]
+        if '"' not in last:
+            assert list(dict.fromkeys(told)) == carriers
+        else:
+            assert told == [carriers[1], carriers[0], carriers[2], carriers[1]]
+    return {"holder": carriers[-1], "before": carriers[-2], "first": carriers[0], "owner": owner}
+
+
+def belief(steps):
+    place = re.search(r"in (the \w+)", steps[0])[1]
+    moved = re.sub("in the garden|down the well", "", steps[1])
+    other = re.search(r"(?:in|to) (the \w+)(?=[.,]| while)", moved)[1]
+    friends = list(dict.fromkeys(names_in(steps[0])))
+    away = next(name for name in names_in(steps[1]) if name in friends)
+    mover = next(name for name in names_in(steps[1]) if name not in friends)
+    knows_all = bool(re.search(r"ran to tell|heard of it|so did", steps[2]))
+    asleep = bool(re.search(r"slept through|saw nothing|missed it", steps[2]))
+    looked = other if knows_all else place
+    assert re.search(looked if not re.search("left the", steps[3]) else f"tried {looked}", steps[3])
+    assert away in steps[3]
+    return {
+        "where": f"In {other}", "looks": f"In {looked}", "believes": f"In {place if asleep else other}", "mover": mover,
+    }  # fmt: skip
+
+
+def debt(steps):
+    debtor_and_lender = names_in(steps[0])
+    start = numbers_in(steps[0])[0]
+    owed = start
+    for change, total in ((steps[1], steps[2]), (steps[3], steps[4])):
+        sign = 1 if re.search(r"\bmore\b|added", change) else -1
+        owed += sign * numbers_in(change)[0]
+        assert numbers_in(total)[:1] == [owed] or (owed == 0 and "quits" in total)
+    assert 0 <= owed <= 10
+    lends = re.search(r"had lent|kept a list", steps[0])
+    debtor = debtor_and_lender[1 if lends else 0]
+    lender = debtor_and_lender[0 if lends else 1]
+    word = list(NUMBER)[owed]
+    return {
+        "owes": f"It is {word}",
+        "start": f"It was {list(NUMBER)[start]}",
+        "debtor": debtor,
+        "creditor": lender,
+    }
+
+
+def market(steps):
+    count, price = numbers_in(steps[0])
+    cost, more = numbers_in(steps[1])
+    sums = numbers_in(steps[2])
+    total = count * price + more
+    assert cost == count * price and sums[-1] == total
+    assert len(sums) == 1 or sums[0] != total
+    paid = [n for n in numbers_in(steps[3]) if n not in (20, total)] or [total]
+    assert paid == [20 - total]
+    word = list(NUMBER).__getitem__
+    return {
+        "cost": f"They cost {word(cost)}",
+        "total": f"It was {word(total)}",
+        "change": f"There were {word(20 - total)}",
+    }
+
+
+def letter(steps):
+    sent, opened = DAY[re.search("|".join(DAY), steps[0])[0]], DAY[re.search("|".join(DAY), steps[1])[0]]
+    late = f"{list(NUMBER)[opened - sent]} day{'s' * (opened - sent > 1)}"
+    assert opened > sent
+    for step in steps[2:]:
+        for told in re.findall(r"(\w+ days?) late", step):
+            assert told.lower() == late
+    thing = re.search(
+        r"(?:with|bring|take) (the \w+)|\"(the \w+)!",
+        re.sub(r"the (\w+)! the", r"the \1! The", steps[0]),
+        re.I,
+    )
+    thing = next(group for group in thing.groups() if group)
+    assert thing.lower() in steps[2].lower()
+    return {
+        "late": f"It was {late}", "brings": thing, "carrier": next(n for n in names_in(steps[1]) if n != "Murr"),
+    }  # fmt: skip
+
+
+def walk(steps):
+    start = re.search("|".join(SHORE), re.sub("It left out Lomse", "", steps[0]))[0]
+    here, places = SHORE[start], []
+    bridges = []
+    for step in steps[1:3]:
+        step = step.replace("It left out Lomse", "")
+        (bridge,) = bridges_in(step)
+        (there,) = set(re.findall("|".join(SHORE), step))
+        assert here in ENDS[bridge] and ENDS[bridge].replace(here, "") == SHORE[there]
+        here = SHORE[there]
+        places.append(there)
+        bridges.append(bridge)
+    back = re.search(r"went back|ran back", steps[3])
+    assert re.search(places[0], steps[3])
+    return {
+        "place": f"In {places[0] if back else places[1]}", "left": f"In {places[0]}", "home": f"In {start}",
+        "crossed": f"The {bridges[0]} Bridge",
+    }  # fmt: skip
+
+
+def bridges(steps):
+    closed = bridges_in(steps[0])[:1]
+    six = [bridge for bridge in ENDS if bridge not in closed]
+    walker = next(iter(names_in(steps[1])))
+    first, last = re.findall("|".join(SHORE), steps[1])
+    assert (SHORE[first], SHORE[last]) in walks_over(six)
+    change = steps[2]
+    if more := bridges_in(change):
+        left = [bridge for bridge in six if bridge not in more]
+    elif re.search(r"opened\.|opened the|opened again|open\.", change):
+        left = list(ENDS)
+    else:
+        left = six
+    found = walks_over(left)
+    told = [word for word in re.findall(r"\w+", steps[3].lower()) if word in ("five", "six", "seven")]
+    assert NUMBER[told[0]] == len(left)
+    if "no such walk" in steps[3]:
+        verdict = "No"
+        assert not found
+    elif "start anywhere" in steps[3]:
+        verdict = "Yes, from anywhere"
+        assert {one for one, _ in found} == set("AKLV")
+    else:
+        one, other = re.findall("|".join(SHORE), steps[3])
+        verdict = f"Yes, from {one} to {other}"
+        assert found == {(SHORE[one], SHORE[other]), (SHORE[other], SHORE[one])}
+    return {
+        "walk": verdict, "open": f"There are {told[0]}", "closed": f"The {closed[0]} Bridge", "ended": f"In {last}",
+        "walker": walker,
+    }  # fmt: skip
+
+
+def culprit(steps):
+    suspects = names_in(steps[0])
+    assert len(set(suspects)) == 3
+    cleared = [next(name for name in names_in(step) if name in suspects) for step in steps[1:3]]
+    (left,) = set(suspects) - set(cleared)
+    assert left in steps[3]
+    helpers = [next(name for name in names_in(step) if name not in suspects) for step in steps[1:3]]
+    alibi = re.search(r"in the \w+", steps[1])[0]
+    for there in re.findall(rf"({NAMES})(?: was)? (in the \w+)", steps[3]):
+        assert there == (cleared[0], alibi)
+    return {"culprit": left, "witness": helpers[0], "friend": helpers[1], "alibi": alibi}
+
+
+CHECKERS = dict(
+    errand=errand,
+    belief=belief,
+    debt=debt,
+    market=market,
+    letter=letter,
+    walk=walk,
+    bridges=bridges,
+    culprit=culprit,
+)
+
+
+@pytest.mark.parametrize("kind", world.KINDS)
+def test_stories_are_true_and_questions_right(kind):
+    assert len(OF_KIND[kind]) > 200
+    for story in OF_KIND[kind]:
+        found = CHECKERS[kind](story.steps[:-1])
+        answers = {question.kind: question.answer for question in story.questions}
+        for asked, answer in found.items():
+            assert answers[asked].rstrip(".").lower() == answer.lower(), (asked, story.text)
+
+
+def test_stories_are_well_formed():
+    for story in SAMPLE:
+        assert re.fullmatch(r"[^\n]+\n[^\n]+\.", story.text)
+        assert "  " not in story.text and "{" not in story.text and " ." not in story.text
+        assert story.text.count('"') % 2 == 0
+        for sentence in re.split(r"(?<=[.?!]) |\n", re.sub(r'[!?]" \w', "", story.text)):
+            assert not sentence.lstrip('"')[:1].islower(), story.text
+
+
+def test_there_are_enough_words_and_kinds():
+    assert len(world.KINDS) >= 6
+    words = {word for story in SAMPLE for word in re.findall(r"\w+", story.text.lower())}
+    assert len(words) >= 600
+    assert any("ü" in word for word in words)
+
+
+def test_questions_are_not_guessed_by_the_commonest_answer():
+    answers = defaultdict(Counter)
+    for story in SAMPLE:
+        for question in story.questions:
+            answers[story.kind, question.kind][question.answer] += 1
+            assert question.answer not in question.alternatives and len(question.alternatives) >= 2
+            assert 0 <= question.step < len(story.steps) - 1
+    assert set(kind for kind, _ in answers) == set(world.KINDS)
+    for kind, counted in answers.items():
+        assert counted.most_common(1)[0][1] <= 0.40 * counted.total(), (kind, counted)
+
+
+def test_validation_is_not_in_training():
+    train = set(world.corpus(1_000_000, seed=0).split(world.SEPARATOR))
+    valid = world.corpus(100_000, seed=1).split(world.SEPARATOR)
+    assert sum(text in train for text in valid) == 0
+
+
+def test_corpus_is_whole_stories():
+    text = world.corpus(50_000, seed=4)
+    assert 50_000 <= len(text.encode()) < 50_500
+    assert [world.parse(story).text for story in text.split(world.SEPARATOR)[-3:]] == text.split(
+        world.SEPARATOR
+    )[-3:]
+    assert world.floor(text) == pytest.approx(world.floor(text.split(world.SEPARATOR)))
+    assert 0.1 < world.floor(text) < 0.3
+    for call in (
+        lambda: world.corpus(0, 1),
+        lambda: world.sample(1, "opera"),
+        lambda: world.preference(1, "opera"),
+    ):
+        with pytest.raises(NanoEulerError, match="expected"):
+            call()
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", world.KINDS)
+def test_preferences_differ_in_the_reason_alone(kind):
+    for seed in range(100):
+        pair = world.preference(seed, kind)
+        assert pair.chosen != pair.rejected and pair.kind == kind
+        body, question = pair.prompt[:-1].split("\n")
+        story = world.parse(f"{body}\nEnde.")
+        right = next(q.answer for q in story.questions if q.text == question).rstrip(".")
+        assert pair.chosen.startswith(right) and pair.rejected.startswith(right)
+
+
+def test_reasons_are_true_and_false():
+    for seed in range(200):
+        pair = world.preference(seed, "debt")
+        steps = world.parse(pair.prompt.split("\n")[0] + "\nEnde.").steps
+        before = numbers_in(steps[2])[0]
+        assert pair.chosen.endswith(f"{list(NUMBER)[before]} before.")
+        assert not pair.rejected.endswith(f"{list(NUMBER)[before]} before.")
+        pair = world.preference(seed, "culprit")
+        steps = world.parse(pair.prompt.split("\n")[0] + "\nEnde.").steps
+        where = re.search(r"in the \w+", steps[1])[0]
+        assert pair.chosen.endswith(f"{where}.") and not pair.rejected.endswith(f"{where}.")
+
+
+def test_any_valid_route_is_rewarded_and_nothing_else():
+    rewarded = 0
+    for seed in range(40):
+        problem = world.route_problem(seed)
+        assert world.route_reward(problem, problem.answer) == 1.0
+        closed = {bridge.removeprefix("the ").removesuffix(" Bridge") for bridge in problem.closed}
+        for n in (1, 2, 3):
+            for route in permutations(ENDS, n):
+                here, valid = SHORE[problem.start], not closed & set(route)
+                for bridge in route:
+                    valid = valid and here in ENDS[bridge]
+                    here = ENDS[bridge].replace(here, "") if valid else here
+                listed = [f"the {bridge} Bridge" for bridge in route]
+                answer = f"Over {' and '.join(filter(None, [', '.join(listed[:-1]), listed[-1]]))}."
+                valid = valid and here == SHORE[problem.goal]
+                assert world.route_reward(problem, answer) == float(valid), (problem, answer)
+                rewarded += valid
+                if valid:
+                    assert world.route_reward_hackable(problem, answer) == 1.0
+    assert rewarded > 100
+    for answer in (
+        "",
+        "Over.",
+        "Swim.",
+        problem.answer + " I think.",
+        problem.answer[:-1],
+        problem.answer * 2,
+    ):
+        assert world.route_reward(problem, answer) == 0.0
+
+
+def test_the_hackable_reward_is_hacked():
+    """One bridge at the goal, whatever the start, is always paid by one verifier and seldom by the other."""
+    fooled = right = 0
+    for seed in range(300):
+        problem = world.route_problem(seed)
+        closed = {bridge.removeprefix("the ").removesuffix(" Bridge") for bridge in problem.closed}
+        last = next(bridge for bridge in ENDS if SHORE[problem.goal] in ENDS[bridge] and bridge not in closed)
+        fooled += world.route_reward_hackable(problem, f"Over the {last} Bridge.")
+        right += world.route_reward(problem, f"Over the {last} Bridge.")
+    assert fooled == 300 and right < 150
