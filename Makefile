@@ -27,8 +27,9 @@ book: $(READY)  ## the rendered book: _build/html/index.html (warnings are error
 	@$(BIN)/python -m tools.check_site _build/html
 	@echo "open _build/html/index.html"
 
+# Each process computes with one BLAS thread: JOBS processes share the cores already.
 test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
 	    --nbval-sanitize-with=tools/nbval_sanitize.cfg tests $(wildcard notebooks/*.ipynb) $(ARGS)
 
 lab: $(READY)  ## JupyterLab on the notebooks
