@@ -1,0 +1,40 @@
+"""Copy figures of the chapters to where the landing page and README.md show them.
+
+python -m tools.pictures    # after a chapter was executed
+"""
+
+import base64
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# file in book/_static: (notebook, name of the figure)
+PICTURES = {"story.png": ("00_start_here.ipynb", "fig-start-surprise")}
+
+
+def picture(notebook: str, figure: str) -> bytes:
+    """The PNG of a notebook's figure. Raises LookupError if there is none of that name."""
+    for cell in nbformat.read(ROOT / "notebooks" / notebook, as_version=4).cells:
+        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == figure:
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    return base64.b64decode(output.data["image/png"])
+    raise LookupError(f"{notebook} has no figure {figure}")
+
+
+def stale() -> list[str]:
+    """The files in book/_static that are not the notebooks' figures."""
+    folder = ROOT / "book" / "_static"
+    return [
+        name
+        for name, source in PICTURES.items()
+        if not (folder / name).exists() or (folder / name).read_bytes() != picture(*source)
+    ]
+
+
+if __name__ == "__main__":
+    for name in stale():
+        (ROOT / "book" / "_static" / name).write_bytes(picture(*PICTURES[name]))
+        print(f"book/_static/{name}")
