@@ -175,6 +175,32 @@ def test_byte_costs_are_conditional_probabilities():
         assert sum(source.bits) == pytest.approx(-log2(p))
 
 
+def test_words_are_drawn_in_proportion_to_their_weight():
+    texts = listing(*toy())
+    first = {
+        name: sum(p for text, p in texts.items() if text.startswith(name)) for name in (b"Anna", b"Anton")
+    }
+    assert first[b"Anna"] == pytest.approx(2 / 3 * 1 / 4) and first[b"Anton"] == pytest.approx(2 / 3 * 3 / 4)
+
+
+def test_a_fact_is_as_old_as_its_last_telling():
+    people = [
+        grammar.Word({"": name, "he": he}) for name, he in (("Anna", "she"), ("Bert", "he"), ("Cora", "she"))
+    ]
+    source = grammar.Reader(b"Anna came. It rained. Anna sat. She sat. She and Anna sat. Anna and Anna sat.")
+    tale = grammar.Tale(source, {})
+    tale.say(("{a} came.",), a=people)
+    for template in ("it rained.", "{a} sat.", "{a.he} sat.", "{a.he} and {a} sat.", "{a} and {a} sat."):
+        tale.say((template,))
+    told = {at: step for at, step in enumerate(source.since) if step >= 0}
+    text = source.text.decode()
+    names = [match.start() for match in re.finditer("Anna", text)]
+    pronouns = [match.start() for match in re.finditer("She", text)]
+    assert [told.pop(at) for at in names[1:]] == [0, 2, 4, 5]  # the last one: told within the same step
+    assert [told.pop(at) for at in pronouns] == [2, 2]  # "she" needs to know who, and does not tell
+    assert not told
+
+
 def test_the_writer_draws_what_the_reader_charges():
     play, phrases = toy()
     texts, random, n = listing(play, phrases), Random(1), 20_000

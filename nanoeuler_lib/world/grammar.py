@@ -80,6 +80,7 @@ class Mark:
     at: int = 0
 
 
+@cache
 def capitalised(template: str) -> str:
     """Return the template with its first letter, or that of its first slot's text, as a capital."""
     return re.sub(r"^(\{(?:\w+\.)?)?(\w)", lambda match: (match[1] or "") + match[2].upper(), template)
