@@ -70,7 +70,11 @@ def main() -> None:
         [losses[i + 49]["step"], round(sum(e["loss"] for e in losses[i : i + 50]) / 50, 5)]
         for i in range(0, len(losses) - 49, 50)
     ]
-    config = {"model": found.model.config.to_dict(), "train": found.train.to_dict(), "data": found.info["source"]}
+    config = {
+        "model": found.model.config.to_dict(),
+        "train": found.train.to_dict(),
+        "data": found.info["source"],
+    }
     valid_floor = round(world.floor(valid), 5)
     save("konigsberg-small", config | {"valid_floor": valid_floor}, [result | {"valid": curve, "loss": loss}])
 

@@ -439,9 +439,7 @@ def test_loss_that_is_not_finite(here, nanoeuler):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("trian",), ("check", "--ops", "gpu"), ("generate", "a", "b")]
-)
+@pytest.mark.parametrize("arguments", [(), ("trian",), ("check", "--ops", "gpu"), ("generate", "a", "b")])
 def test_usage_errors(arguments, nanoeuler):
     code, out, err = nanoeuler(*arguments)
     assert (code, out) == (2, "") and err.startswith("usage: nanoeuler") and "error: " in err.splitlines()[-1]

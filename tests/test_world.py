@@ -7,7 +7,7 @@ nothing of the generator's bookkeeping.
 import hashlib
 import re
 from collections import Counter, defaultdict
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from math import log2
 from random import Random
 from typing import ClassVar
@@ -17,7 +17,7 @@ import pytest
 
 from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.world import grammar
+from nanoeuler_lib.world import grammar, town
 from nanoeuler_lib.world.stories import PHRASES, tell
 
 SAMPLE = list(world.stories(3000, seed=2024))
@@ -269,13 +269,15 @@ def test_answers_are_facts():
 
 
 def test_distance_is_counted_in_words_of_the_text():
-    text = SAMPLE[0].text
-    pieces = words_of(text)
-    truth = world.token_truth(text, [len(piece.encode()) for piece in pieces])
-    for i in np.nonzero(truth.tag == world.FACT)[0]:
-        begin = len("".join(pieces[:i]).encode())
-        between = text.encode()[begin - truth.bytes[i] : begin].decode()
-        assert len(between.split()) == truth.words[i]
+    for story in SAMPLE[:20]:
+        pieces = words_of(story.text)
+        truth = world.token_truth(story.text, [len(piece.encode()) for piece in pieces])
+        ends = np.cumsum([len(step.encode()) for step in story.steps])
+        for i in np.nonzero(truth.tag == world.FACT)[0]:
+            begin = len("".join(pieces[:i]).encode())
+            told = begin - truth.bytes[i]
+            assert told == begin or told in ends
+            assert len(story.text.encode()[told:begin].decode().split()) == truth.words[i]
 
 
 def test_names_are_never_forced_by_grammar():
@@ -548,6 +550,29 @@ def test_stories_are_well_formed():
             assert not sentence.lstrip('"')[:1].islower(), story.text
 
 
+def test_euler_decides_every_set_of_bridges_as_a_search_does():
+    for n in range(1, 8):
+        for names in combinations(ENDS, n):
+            found = walks_over(names)
+            verdict = str(town.euler_walk([town.BRIDGE_NAMED[f"the {name} Bridge"] for name in names]))
+            if not found:
+                assert verdict == "No"
+            elif all(first == last for first, last in found):
+                assert verdict == "Yes, from anywhere"
+            else:
+                one, other = re.findall("|".join(SHORE), verdict)
+                assert found == {(SHORE[one], SHORE[other]), (SHORE[other], SHORE[one])}
+
+
+def test_every_neighbouring_shore_is_as_likely():
+    for shore, ways in town.CROSSINGS.items():
+        weight = Counter()
+        for way in ways:
+            weight[way.forms["to"]] += way.weight
+        assert len(weight) == len(set("".join(e for e in ENDS.values() if SHORE[str(shore)] in e))) - 1
+        assert all(w == pytest.approx(1) for w in weight.values())
+
+
 def test_there_are_enough_words_and_kinds():
     assert len(world.KINDS) >= 6
     words = {word for story in SAMPLE for word in re.findall(r"\w+", story.text.lower())}
@@ -636,6 +661,8 @@ def test_any_valid_route_is_rewarded_and_nothing_else():
                 rewarded += valid
                 if valid:
                     assert world.route_reward_hackable(problem, answer) == 1.0
+            for bridge in closed:
+                assert world.route_reward_hackable(problem, f"Over the {bridge} Bridge.") == 0.0
     assert rewarded > 100
     for answer in (
         "",

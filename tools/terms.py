@@ -21,7 +21,8 @@ MATH = re.compile(
     r"\$\$.+?\$\$|\$[^$]+\$|\\begin\{(align\*?|equation\*?)\}.+?\\end\{\1\}|```\{math\}.+?```", re.DOTALL
 )
 NOT_PROSE = re.compile(
-    r"```\{math\}.+?```|\$\$.+?\$\$|\$[^$]+\$|`[^`\n]+`|^```.*$|^:::.*$|^:.*$|\]\([^)]*\)|<[^>]+>",
+    r"^:::\{admonition\} You are here.+?^:::$|^```\{list-table\}.+?^```$|```\{math\}.+?```|\$\$.+?\$\$|\$[^$]+\$"
+    r"|`[^`\n]+`|^#[^\n]*$|^\(ch-[^\n]*$|^(?:```|:)[^\n]*$|\]\([^)]*\)|<[^>]+>",
     re.DOTALL | re.M,
 )
 
@@ -107,7 +108,9 @@ def symbol_problems(symbols: list[tuple[str, str]], book: list[Chapter]) -> list
         problems += [
             f"{chapter.name}: ${symbol}$ is used before {label}, which introduces it"
             for chapter in book[:at]
-            if pattern.search(re.sub(r"\\(?:text|mathrm|operatorname)\{[^}]*\}", " ", chapter.mathematics))
+            if pattern.search(
+                re.sub(r"\\(?:text|mathrm|mathcal|operatorname)\{[^}]*\}", " ", chapter.mathematics)
+            )
         ]
     return problems
 
