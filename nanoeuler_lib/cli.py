@@ -80,7 +80,7 @@ def corpus_konigsberg(args):
     _print(
         args,
         found,
-        f"{args.out}: {found['bytes']} bytes; no model can need less than {bits:.4f} bits per byte",
+        f"{args.out}: {found['bytes']} bytes; the source itself needs {bits:.4f} bits per byte, and no model less on average",
     )
 
 
