@@ -80,7 +80,7 @@ def corpus_konigsberg(args):
     _print(
         args,
         found,
-        f"{args.out}: {found['bytes']} bytes; the source itself needs {bits:.4f} bits per byte, and no model less on average",
+        f"{args.out}: {found['bytes']} bytes; the source itself needs {bits:.4f} bits per byte, on average the fewest",
     )
 
 

@@ -1,6 +1,7 @@
 """Continuing a text: a key/value cache, sampling, and a loop that yields text as it comes."""
 
 import codecs
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -50,7 +51,7 @@ class Decoder:
                 self.keys[i, :, None, : start + T],
                 self.values[i, :, None, : start + T],
             )  # [G, 1, start + T, C]
-            scores = np.where(future, -np.inf, q @ k.swapaxes(-1, -2) / np.sqrt(C).astype(x.dtype))
+            scores = np.where(future, -np.inf, q @ k.swapaxes(-1, -2) / math.sqrt(C))
             probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
             probs /= probs.sum(axis=-1, keepdims=True)
             attended = (probs @ v).reshape(H, T, C).swapaxes(0, 1).reshape(T, H * C)

@@ -313,3 +313,27 @@ def test_plan_counts_its_bytes():
     for time in (0, 10):
         with pytest.raises(NanoEulerError, match=f"context is 9, got {time} tokens: expected 1 to 9"):
             Plan(checks.TINY, 2, time)
+
+
+def test_reference_keeps_the_dtype():
+    """float32 in, float32 out: no step of a pure pair computes in double precision on the way."""
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(size=shape).astype(np.float32) for name, shape in dict(
+        q=(1, 4, 3, 2), k=(1, 2, 3, 2), v=(1, 2, 3, 2), x=(3, 4), gain=(4,), w=(4, 5), logits=(3, 4),
+    ).items()}  # fmt: skip
+    cos, sin = reference.rope_tables(3, 2, dtype=np.float32)
+    targets = np.array([1, -1, 0])
+    calls = {
+        "linear": (x["x"], x["w"]),
+        "rmsnorm": (x["x"], x["gain"]),
+        "rope": (x["q"], cos, sin),
+        "attention": (x["q"], x["k"], x["v"]),
+        "swiglu": (x["x"], x["x"]),
+        "cross_entropy": (x["logits"], targets),
+        "embed": (np.array([[0, 1, 0]]), x["w"]),
+    }
+    for name, arguments in calls.items():
+        y, saved = getattr(reference, f"{name}_forward")(*arguments)
+        grads = getattr(reference, f"{name}_backward")(y, saved)
+        for array in (y, *(grads if isinstance(grads, tuple) else (grads,))):
+            assert array.dtype == np.float32, f"{name}: {array.dtype}"

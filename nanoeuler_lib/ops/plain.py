@@ -5,6 +5,8 @@ are compared with, and what carries a reader's own function into the real model 
 forward and backward: the pure functions make it cheap to think about, so `_back` runs the forward again.
 """
 
+import math
+
 import numpy as np
 
 
@@ -48,7 +50,7 @@ class Plain:
     def qkv_rope(self, qkv, y, w, rope, config, work_weight):
         q, k, v = _split(self.f["linear_forward"](y, w)[0], len(rope.cos), config)
         q, k = (self.f["rope_forward"](x, rope.cos, rope.sin)[0] for x in (q, k))
-        _pack(qkv, q / np.sqrt(config.head_dim), k, v)
+        _pack(qkv, q / math.sqrt(config.head_dim), k, v)
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
         packed, saved = self.f["linear_forward"](y, w)
@@ -57,7 +59,7 @@ class Plain:
             for x in _split(packed, len(rope.cos), config)[:2]
         ]
         dq, dk, dv = _split(dqkv, len(rope.cos), config)
-        dq = self.f["rope_backward"](dq / np.sqrt(config.head_dim), turned[0])
+        dq = self.f["rope_backward"](dq / math.sqrt(config.head_dim), turned[0])
         dk = self.f["rope_backward"](dk, turned[1])
         _pack(packed, dq, dk, dv)
         dy[...], new_dw = self.f["linear_backward"](packed, saved)
@@ -65,10 +67,10 @@ class Plain:
 
     def attention(self, y, probs, inv_sum, qkv, config):
         q, k, v = _split(qkv, probs.shape[-1], config)
-        _pack(y, self.f["attention_forward"](q * np.sqrt(config.head_dim), k, v)[0])
+        _pack(y, self.f["attention_forward"](q * math.sqrt(config.head_dim), k, v)[0])
 
     def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
-        root = np.sqrt(config.head_dim)
+        root = math.sqrt(config.head_dim)
         q, k, v = _split(qkv, probs.shape[-1], config)
         _, saved = self.f["attention_forward"](q * root, k, v)
         B, H, T, C = q.shape

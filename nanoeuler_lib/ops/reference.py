@@ -12,6 +12,8 @@ Shapes: B batch, T time, D model width, H query heads, G key/value heads, C head
 V vocabulary. A leading `...` stands for any number of axes.
 """
 
+import math
+
 import numpy as np
 
 # --------------------------------------------------------------------------------------------------------------
@@ -140,7 +142,9 @@ def attention_forward(q, k, v):
     G = k.shape[1]
     qg = q.reshape(B, G, H // G, T, C)  # query heads that share a key/value head stand together
     kg, vg = k[:, :, None], v[:, :, None]  # [B, G, 1, T, C]
-    scores = qg @ kg.swapaxes(-1, -2) / np.sqrt(C)  # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
+    scores = (
+        qg @ kg.swapaxes(-1, -2) / math.sqrt(C)
+    )  # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
     future = np.triu(np.ones((T, T), bool), 1)  # column (key) after row (query)
     scores = np.where(future, -np.inf, scores)
     probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -163,7 +167,7 @@ def attention_backward(dy, saved):
     dscores = probs * (
         dprobs - (dprobs * probs).sum(axis=-1, keepdims=True)
     )  # 0 where probs is 0: no mask needed
-    dscores /= np.sqrt(C)
+    dscores /= math.sqrt(C)
     dqg = dscores @ kg  # [B, G, R, T, C]
     dkg = dscores.swapaxes(-1, -2) @ qg  # [B, G, R, T, C]
     return dqg.reshape(B, G * R, T, C), dkg.sum(axis=2), dvg.sum(axis=2)
