@@ -1,9 +1,8 @@
 """Byte-level byte-pair encoding (BPE) with GPT-2's pretokenization, exact and fast, in plain Python.
 
 Text becomes token ids in three steps: GPT-2's pattern cuts it into words; each word becomes its UTF-8 bytes;
-and neighbouring bytes are merged, pair by pair, in the order in which training found the pairs. Chapter 01
-writes that down plainly. This module computes the same ids faster, with three ideas that chapter 02 takes one
-by one:
+and neighbouring bytes are merged, pair by pair, in the order in which training found the pairs. This module
+computes the same ids faster than by that plain rule, with three ideas:
 
 1. A space before a non-space always starts a word. Cutting there with `str.split` gives coarse *pieces* at
    the speed of C; text repeats itself, so the pattern and the merges see each distinct piece and word once
@@ -79,7 +78,7 @@ _OTHER_SPACE = re.compile(f" (?![^{_SPACE}])")
 
 
 def split_words(text: str) -> list[str]:
-    """Cut text into words by GPT-2's pattern; joined again they are the text (chapter 01)."""
+    """Cut text into words by GPT-2's pattern; joined again they are the text."""
     return (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
 
 
@@ -110,7 +109,7 @@ def _split_special(text: str, special_tokens: Collection[str]) -> list[str]:
 
 
 def count_words(text: str, special_tokens: Collection[str] = ()) -> Counter[str]:
-    """Count the words of text between special tokens: Counter(split_words(text)), faster (chapter 02)."""
+    """Count the words of text between special tokens: Counter(split_words(text)), faster."""
     words: Counter[str] = Counter()
     pieces: Counter[str] = Counter()
     for part in _split_special(text, special_tokens)[::2]:
@@ -136,7 +135,7 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
 
     words: how often each distinct word occurs. Gives pairs of ids: 0..255 are bytes, 256 + i is what merge i
     makes. Each merge takes the most frequent pair; of equally frequent ones the greatest as (bytes, bytes).
-    Source: Sennrich et al. (2016), algorithm 1; the bookkeeping is derived in chapter 02.
+    Source: Sennrich et al. (2016), algorithm 1; the bookkeeping is described at the top of this module.
     """
     counts = list(words.values())
     tokens = [word.encode("utf-8", "surrogateescape").decode("latin-1") for word in words]  # a character each
@@ -256,7 +255,7 @@ class _Pieces(dict):
 
 
 class Tokenizer:
-    """A byte-level BPE vocabulary with its encoder and decoder (chapters 01 and 02).
+    """A byte-level BPE vocabulary with its encoder and decoder.
 
     Ids 0..255 are bytes; then come the tokens that merges make, in the order of training; then special tokens.
 

@@ -7,7 +7,7 @@
     >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
 
 `grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
-above, `tasks` what is built from them for chapters 20 to 22: preferences, routes and their rewards.
+above, `tasks` what is built from them: preferences, routes and their rewards.
 """
 
 from nanoeuler_lib.world.stories import KINDS, Question

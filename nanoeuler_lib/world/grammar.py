@@ -4,7 +4,7 @@ A story is told in steps. At each step the state of the town offers a list of te
 everything random is drawn there and shown at once: which template, and who fills each free slot. The texts that one
 step can give form a prefix-free code (none begins another), so a reader who knows the state always knows which one it
 sees and where it ends: no backtracking, one derivation a text. And the probability of a prefix is the share of the
-texts that still agree with it, so the cost of every single byte is exact (chapter 03).
+texts that still agree with it, so the cost of every single byte is exact.
 
 A slot `{name.form}` is filled, in this order, by: what this step already drew for the name; a value drawn now, if the
 name is free at this step; a fact of the story; a phrase of the town's vocabulary, drawn anew each time. A capital

@@ -1,4 +1,4 @@
-"""Tasks made from the town: preferences between reasons (chapter 21), routes with a reward (chapter 22)."""
+"""Tasks made from the town: preferences between reasons, routes with a reward."""
 
 import re
 from collections import deque
