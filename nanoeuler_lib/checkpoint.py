@@ -13,21 +13,23 @@ checkpoint. No pickle anywhere: opening a file cannot run code.
 import hashlib
 import json
 import os
+import reprlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.tokenizer import Tokenizer
 
 FORMAT = "nanoeuler-checkpoint-1"
+HEAD_BYTES = 1_000_000  # a longer checkpoint.json is none
 PRETRAINED = Path(__file__).parent / "pretrained"
 
 
@@ -113,24 +115,24 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
                 f"{path / name}: SHA-256 is {found[:12]}..., expected {digest[:12]}...: truncated or edited"
             )
     config = _settings(ModelConfig, head["model"], path)
-    params = Parameters(config)
-    _fill(path / "model.safetensors", {name: params[name] for name in params})
+    shapes = parameter_shapes(config)
+    tensors = _read_tensors(path / "model.safetensors", shapes)
     tokenizer = Tokenizer.load(path / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
         raise NanoEulerError(
             f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
         )
     train = _settings(TrainConfig, head["train"], path) if head["train"] else None
-    optimizer = None
+    params, optimizer = _filled(config, tensors), None
     if training:
         if train is None or not (path / "optimizer.safetensors").is_file():
             raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
+        moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
+        tensors = _read_tensors(path / "optimizer.safetensors", moments)
         optimizer = AdamW(config, train)
         optimizer.step = head["step"]
-        _fill(
-            path / "optimizer.safetensors",
-            {f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).items()},
-        )
+        for kind in "mv":
+            setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))
     return Checkpoint(path, GPT(config, params), tokenizer, head["step"], train, optimizer, head["info"])
 
 
@@ -188,16 +190,24 @@ def export(checkpoint: Checkpoint, path: Path) -> None:
 def _read_head(path):
     file = path / "checkpoint.json"
     try:
+        if (size := file.stat().st_size) > HEAD_BYTES:
+            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {HEAD_BYTES}")
         head = json.loads(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except NanoEulerError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not UTF-8, not JSON, a number of 5,000 digits
         raise NanoEulerError(f"{file}: not readable as JSON ({error}): truncated or edited") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else type(head).__name__
         raise NanoEulerError(f"{file}: format is {found!r}, expected {FORMAT!r}")
     kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
     for key, kind in kinds.items():
-        if not isinstance(head.get(key), kind):
-            raise NanoEulerError(f"{file}: {key} is {head.get(key)!r}: truncated or edited")
+        if key not in head or not isinstance(head[key], kind) or (key == "step" and not 0 <= head["step"] < 2**53):
+            raise NanoEulerError(f"{file}: {key} is {reprlib.repr(head.get(key))}: truncated or edited")
     if head.pop("digest", None) != _digest_head(head):
         raise NanoEulerError(f"{file}: its digest does not match its content: edited")
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
@@ -214,24 +224,41 @@ def _settings(kind, values, path):
         raise NanoEulerError(f"{path / 'checkpoint.json'}: {error}") from None
 
 
-def _fill(file, views):
-    """Copy the tensors of a safetensors file into arrays of the same names and shapes."""
+def _read_tensors(file, shapes):
+    """The tensors of a safetensors file, once their names and shapes are seen to be these: no memory before that."""
     try:
+        with safe_open(file, framework="numpy") as opened:
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+        if set(found) != set(shapes):
+            odd = sorted(set(found) ^ set(shapes))[:4]
+            raise NanoEulerError(f"{file}: missing or unknown tensors {reprlib.repr(odd)}")
+        for name, shape in shapes.items():
+            if found[name] != shape:
+                raise NanoEulerError(f"{file}: {name} is {list(found[name])}, expected {list(shape)}")
         tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except NanoEulerError:
+        raise
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as error:  # whatever a strange header gives
         raise NanoEulerError(f"{file}: not readable as safetensors ({error})") from None
-    if set(tensors) != set(views):
-        raise NanoEulerError(f"{file}: missing or unknown tensors {sorted(set(tensors) ^ set(views))[:4]}")
-    for name, view in views.items():
-        tensor = tensors[name]
-        if tensor.shape != view.shape or tensor.dtype not in (np.float16, np.float32):
-            expected = f"float16 or float32 {list(view.shape)}"
-            raise NanoEulerError(
-                f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {expected}"
-            )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (np.float16, np.float32):
+            raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected float16 or float32")
         if not np.isfinite(tensor).all():
             raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
-        view[...] = tensor
+    return tensors
+
+
+def _filled(config, tensors, prefix=""):
+    params = Parameters(config)
+    for name, view in params.items():
+        view[...] = tensors[prefix + name]
+    return params
 
 
 def _digest(file):

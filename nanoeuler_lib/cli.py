@@ -10,12 +10,14 @@ from pathlib import Path
 from nanoeuler_lib import __version__
 from nanoeuler_lib.config import PRESETS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import write_text
 
 EXAMPLES = """examples:
   nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
   nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
   nanoeuler train --data world.txt --run runs/world
   nanoeuler train --resume runs/world
+  nanoeuler report runs/world                       curves and a page about the run: runs/world/report
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler check                                   every gradient against difference quotients
 
@@ -69,7 +71,7 @@ def corpus_konigsberg(args):
         sys.stdout.write(text)
         return
     _refuse_existing(args.out)
-    _write(args.out, text)
+    write_text(args.out, text)
     bits = world.floor(text)
     found = {
         "out": str(args.out),
@@ -93,7 +95,7 @@ def train(args):
     if args.resume:
         given = [
             name
-            for name in TRAIN_OPTIONS + MODEL_OPTIONS + ["preset", "tokenizer", "run"]
+            for name in TRAIN_OPTIONS + MODEL_OPTIONS + ["preset", "tokenizer", "run", "workers"]
             if getattr(args, name) is not None
         ]
         if given:
@@ -117,8 +119,19 @@ def train(args):
     model_config = preset(args.preset or "small", **changes)
     settings = {name: getattr(args, name) for name in TRAIN_OPTIONS if getattr(args, name) is not None}
     config = TrainConfig(**settings)
-    training.train(args.run, text, model_config, config, tokenizer, str(args.data), valid, quiet=args.quiet)
+    if args.workers is not None and not 1 <= args.workers <= 4096:
+        raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
+    training.train(
+        args.run, text, model_config, config, tokenizer, str(args.data), valid, args.quiet, args.workers
+    )
     print(f"{args.run}: done; continue a prompt with: nanoeuler generate PROMPT --run {args.run}")
+
+
+def report(args):
+    from nanoeuler_lib.report import report
+
+    page = report(args.run, args.out)
+    _print(args, {"page": str(page)}, f"{page}: written, with loss.png and layers.png beside it")
 
 
 def generate(args):
@@ -283,17 +296,6 @@ def _refuse_existing(path):
         raise NanoEulerError(f"{path}: exists already, expected a new file name")
 
 
-def _write(path, text):
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, "utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None
-
-
 def _print(args, facts, text):
     print(json.dumps(facts, ensure_ascii=False) if args.json else text)
 
@@ -361,6 +363,7 @@ def parser() -> argparse.ArgumentParser:
     )
     new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
     new.add_argument("--tokenizer", type=Path, help="tokenizer file (default: trained on the training part)")
+    new.add_argument("--workers", type=int, help="threads (default: one for each core)")
     new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
     shape = new.add_argument_group("model shape (default: the preset's)")
     meaning = dict(
@@ -374,6 +377,10 @@ def parser() -> argparse.ArgumentParser:
     for name in TRAIN_OPTIONS:
         kind = type(defaults[name])
         how.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default {defaults[name]:g}")
+
+    new = command(commands, "report", report, "curves, throughput, samples and warnings of a run, as a page")
+    new.add_argument("run", type=Path, help="run folder, finished or not")
+    new.add_argument("--out", type=Path, help="folder to write to (default: RUN/report)")
 
     for name, function, text in (
         ("generate", generate, "continue a prompt"),

@@ -1,5 +1,6 @@
 """What a model and a training run are made of: two dataclasses, the presets, and their validation."""
 
+import reprlib
 from dataclasses import asdict, dataclass, fields
 
 from nanoeuler_lib.errors import NanoEulerError
@@ -26,14 +27,15 @@ class ModelConfig:
     def __post_init__(self):
         if self.ffn == 0:
             object.__setattr__(self, "ffn", -(-8 * self.dim // 24) * 8)
-        for name in ("dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict", "ffn"):
+        most = dict(dim=2**20, heads=2**12, kv_heads=2**12, layers=2**12, context=2**20, vocab_size=2**24)
+        for name, high in (most | dict(predict=2**8, ffn=2**24)).items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-                raise NanoEulerError(f"{name} is {value!r}, expected a whole number from 1 to {2**24}")
-        for name in ("rope_theta", "norm_eps"):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+                raise NanoEulerError(f"{name} is {_short(value)}, expected a whole number from 1 to {high}")
+        for name, (low, high) in dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1)).items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise NanoEulerError(f"{name} is {value!r}, expected a positive number")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise NanoEulerError(f"{name} is {_short(value)}, expected a number from {low:g} to {high:g}")
         if self.dim % self.heads:
             raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
         if self.head_dim % 2:
@@ -90,8 +92,8 @@ class TrainConfig:
         )
         for name, low in at_least.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise NanoEulerError(f"{name} is {value!r}, expected a whole number of at least {low}")
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**53:
+                raise NanoEulerError(f"{name} is {_short(value)}, expected a whole number of at least {low}")
         ranges = dict(
             rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10)
         )
@@ -99,7 +101,7 @@ class TrainConfig:
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {value!r}, expected a number from {low} to {high}")
+                raise NanoEulerError(f"{name} is {_short(value)}, expected a number from {low} to {high}")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
@@ -117,8 +119,12 @@ def _from_dict(cls, values):
     names = {field.name for field in fields(cls)}
     if not isinstance(values, dict) or set(values) != names:
         found = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
-        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {found}")
+        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {_short(found)}")
     return cls(**values)
+
+
+def _short(value):
+    return reprlib.repr(value) if not isinstance(value, int) or abs(value) < 2**60 else "an integer past 2^60"
 
 
 PRESETS = {

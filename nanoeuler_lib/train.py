@@ -2,11 +2,14 @@
 
     run/
         run.json            configurations, data, machine: written once
-        log.jsonl           a line for each step, validation and sample
+        log.jsonl           a line for each step, validation, sample and warning
         checkpoints/step-000500/ ...
+        lock                held while a process writes here
 
-A run is a function of its configuration. The batch of step s is drawn from a generator seeded with (seed, s), so
-going on from a checkpoint needs no random state: it continues with the same batches as if it had never stopped.
+A run is a function of its configuration and its number of workers. The batch of step s is drawn from a generator
+seeded with (seed, s), so going on from a checkpoint needs no random state: it continues with the same batches as if
+it had never stopped. A run folder appears whole, with a checkpoint of step 0, so that there is always one to go on
+from, whenever the process is killed.
 """
 
 import json
@@ -16,106 +19,31 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from nanoeuler_lib import __version__, checkpoint, data
+from nanoeuler_lib import __version__, checkpoint, data, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import write_text
 from nanoeuler_lib.generate import generate
-from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
-from nanoeuler_lib.optim import AdamW, clip_factor, learning_rate
-from nanoeuler_lib.plan import Plan
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.optim import AdamW, learning_rate
+from nanoeuler_lib.step import Step, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
-MICRO_TOKENS = 512  # a worker runs this many positions at a time, so that a layer's buffers stay in its cache
+try:
+    import fcntl
+except ImportError:  # Windows: there two runs into one folder are not refused
+    fcntl = None
+
 KEEP = 2  # checkpoints kept; older ones are removed
-
-
-class Step:
-    """One optimisation step on a batch, computed by several threads.
-
-    Each worker has its own plan and gradient and takes every n-th micro-batch; gradients are then added in the order
-    of the workers, so results are the same bits for the same number of workers. BLAS and NumPy release Python's
-    lock while they compute, and each worker uses one BLAS thread (call inside `one_blas_thread()`).
-    """
-
-    def __init__(
-        self, model: GPT, optimizer: AdamW, config: TrainConfig, rows: int, workers: int | None = None
-    ):
-        self.model, self.optimizer, self.config = model, optimizer, config
-        time = model.config.context
-        limit = max(1, MICRO_TOKENS // time)
-        self.micro = max(m for m in range(1, min(limit, rows) + 1) if rows % m == 0)
-        self.workers = min(workers or os.cpu_count() or 1, rows // self.micro)
-        self.weights = head_weights(model.config, config.later_heads)
-        self.plans = [Plan(model.config, self.micro, time, model.dtype) for _ in range(self.workers)]
-        self.grads = [Parameters(model.config, model.dtype) for _ in range(self.workers)]
-        # A step that overflows shows in its loss or norm, which are looked at; NumPy's warnings would only add noise.
-        self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
-        self.names = list(model.params)
-
-    def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
-        scale = loss_scale(targets, self.weights)
-        starts = range(0, len(tokens), self.micro)
-
-        def work(worker):
-            plan, grads, total = self.plans[worker], self.grads[worker], 0.0
-            for count, start in enumerate(starts[worker :: self.workers]):
-                part = slice(start, start + self.micro)
-                forward(self.model.params, plan, tokens[part])
-                backward(
-                    self.model.params, grads, plan, tokens[part], targets[part], scale, accumulate=count > 0
-                )
-                total = total + plan.losses.sum(axis=0, dtype=np.float64)
-            return total
-
-        sums = sum(self.pool.map(work, range(self.workers)))
-        return sums / np.maximum((targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0), 1)
-
-    def apply(self) -> float:
-        """Add the workers' gradients, clip, move the parameters. Returns the gradient's norm before clipping."""
-
-        def add(worker):
-            squares = 0.0
-            for name in self.names[worker :: self.workers]:
-                total = self.grads[0][name]
-                for other in self.grads[1:]:
-                    total += other[name]
-                squares += float(np.vdot(total, total))
-            return squares
-
-        norm = math.sqrt(sum(self.pool.map(add, range(self.workers))))
-        if not math.isfinite(norm):
-            return norm  # the caller stops the run; the parameters are still those of the last good step
-        factor = clip_factor(norm, self.config.clip)
-        self.optimizer.step += 1
-
-        def move(worker):
-            self.optimizer.update(
-                self.model.params, self.grads[0], self.names[worker :: self.workers], factor
-            )
-
-        list(self.pool.map(move, range(self.workers)))
-        return norm
-
-    def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
-        """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
-        losses = self.gradient(tokens, targets)
-        return losses, self.apply() if np.isfinite(losses).all() else math.nan
-
-
-def one_blas_thread():
-    """Context manager: every BLAS call inside uses one thread."""
-    return threadpool_limits(1, user_api="blas")
 
 
 def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
@@ -138,22 +66,20 @@ def train(
     source: str = "text",
     valid_text: str | None = None,
     quiet: bool = False,
+    workers: int | None = None,
+    on_entry: Callable[[dict], None] | None = None,
 ) -> GPT:
     """Train a model on a text and leave a run folder.
 
     run: a folder that does not hold a run yet; tokenizer: by default one of `model_config.vocab_size` tokens is
     trained on the training part; source: what to call the text in run.json; valid_text: by default the last
-    `config.valid_fraction` of the text. Returns the trained model.
+    `config.valid_fraction` of the text; workers: threads, by default one for each core (another number gives other
+    rounding); on_entry: called with each entry of the log (`report.Live` draws them). Returns the trained model.
     Raises NanoEulerError when the folder holds a run, the text is too short, or the loss is not finite.
     """
     run = Path(run)
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise NanoEulerError(
-            f"{run}: exists and is not an empty folder, expected a new one (or --resume {run})"
-        )
-    part, valid = (
-        (text, valid_text) if valid_text is not None else data.split_text(text, config.valid_fraction)
-    )
+    _expect_new(run)
+    part, valid = _split(text, valid_text, config)
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
         tokenizer = Tokenizer.train(part, model_config.vocab_size, special_tokens=special)
@@ -162,45 +88,101 @@ def train(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most vocab_size ({model_config.vocab_size})"
         )
     model = GPT(model_config, seed=config.seed)
-    found = checkpoint.Checkpoint(
-        run, model, tokenizer, 0, config, AdamW(model_config, config), {"source": source}
-    )
+    info = {"source": source, "workers": workers or os.cpu_count() or 1, "floor_bits_per_byte": _floor(valid)}
+    found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
     tokens, valid_tokens = _tokens(part, valid, found)
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
-        ) from None
+    info["fingerprint"] = _fingerprint(tokens)
     head = {
         "version": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
         "model": model_config.to_dict(),
         "train": config.to_dict(),
-        "data": {"source": source, "train_tokens": len(tokens.ids), "valid_tokens": len(valid_tokens.ids)},
+        "data": {"train_tokens": len(tokens.ids), "valid_tokens": len(valid_tokens.ids), **info},
     }
-    (run / "run.json").write_text(json.dumps(head, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return _train(run, found, tokens, valid_tokens, quiet)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
+        ) from None
+    with _sole_writer(run):
+        _expect_new(run)
+        write_text(run / "run.json", json.dumps(head, indent=1, ensure_ascii=False) + "\n")
+        _save(run, found, 0)
+        return _train(
+            run, found, tokens, valid_tokens, text_warnings(part, valid, data.SEPARATOR), quiet, on_entry
+        )
 
 
-def resume(run: str | Path, text: str, valid_text: str | None = None, quiet: bool = False) -> GPT:
+def resume(
+    run: str | Path,
+    text: str,
+    valid_text: str | None = None,
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
-    text, valid_text: as given to `train`. Raises NanoEulerError when the text is another one.
+    text, valid_text: as given to `train`. Raises NanoEulerError when the text is another one, and when another
+    process is training into the folder.
     """
     run = Path(run)
-    found = checkpoint.load(run, training=True)
-    part, valid = (
-        (text, valid_text) if valid_text is not None else data.split_text(text, found.train.valid_fraction)
-    )
-    tokens, valid_tokens = _tokens(part, valid, found)
-    if (now := _fingerprint(tokens)) != (then := found.info["fingerprint"]):
-        raise NanoEulerError(
-            f"{run}: text has fingerprint {now}, expected {then}: not the text the run began with"
+    checkpoint.find(run)  # a folder without a checkpoint is left alone
+    with _sole_writer(run):
+        found = checkpoint.load(run, training=True)
+        part, valid = _split(text, valid_text, found.train)
+        tokens, valid_tokens = _tokens(part, valid, found)
+        if (now := _fingerprint(tokens)) != (then := found.info.get("fingerprint")):
+            raise NanoEulerError(
+                f"{run}: text has fingerprint {now}, expected {then}: not the text the run began with"
+            )
+        if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
+            raise NanoEulerError(f"{found.path}: workers is {workers!r}, expected 1 to 4096: edited")
+        _trim_log(run / "log.jsonl", found.step or -1)
+        return _train(
+            run, found, tokens, valid_tokens, text_warnings(part, valid, data.SEPARATOR), quiet, on_entry
         )
-    _trim_log(run / "log.jsonl", found.step)
-    return _train(run, found, tokens, valid_tokens, quiet)
+
+
+def _expect_new(run):
+    """Refuse a folder that holds anything but what a run leaves that was killed before its first checkpoint."""
+    try:
+        leftovers = {"lock", "run.json", "checkpoints"}
+        new = not run.exists() or (run.is_dir() and {file.name for file in run.iterdir()} <= leftovers)
+        new = new and not checkpoint.folders(run)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
+        ) from None
+    if not new:
+        raise NanoEulerError(
+            f"{run}: exists and is not an empty folder, expected a new one (or --resume {run})"
+        )
+
+
+@contextmanager
+def _sole_writer(run):
+    """Hold the run's lock. The system lets go of it when the process ends, however it ends."""
+    try:
+        file = open(run / "lock", "a")
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be written to ({error.strerror}), expected a folder to write to"
+        ) from None
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise NanoEulerError(
+                    f"{run}: another process is training into this folder, expected one at a time"
+                ) from None
+        yield
+
+
+def _split(text, valid_text, config):
+    return (text, valid_text) if valid_text is not None else data.split_text(text, config.valid_fraction)
 
 
 def _tokens(part, valid, found):
@@ -208,7 +190,7 @@ def _tokens(part, valid, found):
     tokens, valid_tokens = data.tokenize(part, found.tokenizer), data.tokenize(valid, found.tokenizer)
     for name, have, need in (("training", tokens, context + predict), ("validation", valid_tokens, 2)):
         if len(have.ids) < need:
-            source = found.info["source"]
+            source = found.info.get("source", "text")
             raise NanoEulerError(
                 f"{source}: {name} part has {len(have.ids)} tokens, expected at least {need}"
             )
@@ -219,24 +201,27 @@ def _fingerprint(tokens):
     return f"{len(tokens.ids)}-{int(np.bitwise_xor.reduce(tokens.ids * (np.arange(len(tokens.ids)) | 1))):x}"
 
 
-def _train(run, found, tokens, valid, quiet):
-    model, optimizer, config = found.model, found.optimizer, found.train
-    info = found.info | {"fingerprint": _fingerprint(tokens)}
+def _floor(valid):
+    """Bits per byte that the source of the text needs: known for stories from Königsberg, None for other text."""
+    try:
+        return round(world.floor(valid), 6) if data.SEPARATOR in valid else None
+    except NanoEulerError:
+        return None
+
+
+def _save(run, found, step):
+    path = run / "checkpoints" / f"step-{step:06d}"
+    checkpoint.save(path, found.model, found.tokenizer, step, found.train, found.optimizer, found.info)
+    for old in checkpoint.folders(run)[:-KEEP]:
+        checkpoint.remove(old)
+
+
+def _train(run, found, tokens, valid, warnings, quiet, on_entry):
+    model, config = found.model, found.train
     rows, context = config.batch * config.accumulate, model.config.context
-    take_step = Step(model, optimizer, config, rows)
+    take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
+    watch = Watch(config, rows * context, len(tokens.ids))
     saved = found.step
-
-    def save(step):
-        nonlocal saved
-        path = run / "checkpoints" / f"step-{step:06d}"
-        checkpoint.save(path, model, found.tokenizer, step, config, optimizer, info)
-        for old in checkpoint.folders(run)[:-KEEP]:
-            checkpoint.remove(old)
-        saved = step
-
-    def intact():
-        return f"the checkpoint of step {saved} is intact" if saved else "no checkpoint was written yet"
-
     bar = tqdm(
         total=config.steps * rows * context, initial=found.step * rows * context, unit="tok", unit_scale=True,
         disable=quiet or None,  # None: shown on a terminal only
@@ -252,32 +237,49 @@ def _train(run, found, tokens, valid, quiet):
         _stop_between_steps() as stop,
         bar,
         take_step.pool,
-        open(run / "log.jsonl", "a", encoding="utf-8") as log,
+        _appending(run / "log.jsonl", lambda: saved) as append,
     ):
 
         def note(**entry):
-            log.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
-            log.flush()
+            append(entry)
+            if on_entry is not None:
+                on_entry(entry)
+            for warning in watch.see(entry):
+                warn(entry["step"], warning)
+
+        def warn(step, warning):
+            note(step=step, warning=warning)
+            say(f"warning: {warning}")
 
         def validate(step):
-            bits = info["valid_bits_per_byte"] = bits_per_byte(model, valid)
+            bits = found.info["valid_bits_per_byte"] = bits_per_byte(model, valid)
             if not math.isfinite(bits):
-                raise NanoEulerError(f"step {step}: validation gives {bits} bits per byte; {intact()}")
+                raise NanoEulerError(
+                    f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {saved} is intact"
+                )
             note(step=step, valid_bits_per_byte=bits)
             say(f"step {step}: validation {bits:.4f} bits per byte")
 
         if found.step == 0:
+            for warning in warnings:
+                warn(0, warning)
             validate(0)
+        else:
+            for entry in _entries(run / "log.jsonl"):
+                watch.see(entry)  # it was said before
         for step in range(found.step, config.steps):
-            began = time.perf_counter()
+            began, done = time.perf_counter(), step + 1
             rng = np.random.default_rng([config.seed, step])
+            validates = done % config.valid_every == 0 or done == config.steps
+            before = model.params.flat.copy() if validates or done == 1 else None
             losses, norm = take_step(*data.batch(tokens, rng, rows, context, model.config.predict))
             if not math.isfinite(norm):
                 raise NanoEulerError(
-                    f"step {step + 1}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
-                    f"numbers: lower the rate ({config.rate:g}) or the clip ({config.clip:g}); {intact()}"
+                    f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
+                    f"numbers: lower the rate ({config.rate:g}) or the clip ({config.clip:g}); the checkpoint of "
+                    f"step {saved} is intact"
                 )
-            seconds, done = time.perf_counter() - began, step + 1
+            seconds = time.perf_counter() - began
             note(
                 step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
                 rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
@@ -285,14 +287,21 @@ def _train(run, found, tokens, valid, quiet):
             )  # fmt: skip
             bar.update(rows * context)
             bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
-            if done % config.valid_every == 0 or done == config.steps:
+            if before is not None:
+                signs = vitals(before, model.params, take_step.grads[0], norm)
+                note(
+                    step=done,
+                    groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()},
+                )
+            if validates:
                 validate(done)
             if config.sample_every and done % config.sample_every == 0:
                 sample = generate(model, found.tokenizer, "", 100, seed=config.seed + done)
                 note(step=done, sample=sample)
                 say(f"step {done}: {sample!r}")
             if done % config.save_every == 0 or done == config.steps or stop:
-                save(done)
+                _save(run, found, done)
+                saved = done
             if stop and done < config.steps:
                 bar.write(f"stopped; the checkpoint of step {saved} is saved: --resume {run} goes on")
                 raise KeyboardInterrupt
@@ -320,6 +329,31 @@ def _stop_between_steps():
             signal.signal(number, handler)
 
 
+@contextmanager
+def _appending(file, saved):
+    """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process."""
+    try:
+        log = open(file, "ab", buffering=0)
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be written ({error.strerror})") from None
+
+    def append(entry):
+        line = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        try:
+            written = log.write(line)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        else:
+            reason = "No space left on device"
+        if written < len(line):
+            raise NanoEulerError(
+                f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
+            )
+
+    with log:
+        yield append
+
+
 def read_log(run: str | Path) -> list[dict]:
     """The entries of a run's log, in order. Raises NanoEulerError when there is none or a line is not JSON."""
     return list(_entries(Path(run) / "log.jsonl"))
@@ -327,24 +361,43 @@ def read_log(run: str | Path) -> list[dict]:
 
 def _entries(file) -> Iterator[dict]:
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8", errors="replace").splitlines()
     except OSError as error:
         raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number < len(lines):  # the last line may be cut off by a crash
                 raise NanoEulerError(f"{file}: line {number} is not JSON: edited") from None
             return
-        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        if not _is_entry(entry):
             raise NanoEulerError(f"{file}: line {number} is not an entry with a step: edited")
         yield entry
+
+
+def _is_entry(entry):
+    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte")
+    groups = entry.get("groups", {}) if isinstance(entry, dict) else None
+    return (
+        isinstance(groups, dict)
+        and type(entry.get("step")) is int
+        and 0 <= entry["step"] < 2**53
+        and all(_is_number(entry[name]) for name in numbers if name in entry)
+        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning"))
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+            for pair in groups.values()
+        )
+        and (("loss" in entry) <= ("rate" in entry and "norm" in entry and "tokens_per_second" in entry))
+    )
+
+
+def _is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
 
 
 def _trim_log(file, step):
     """Drop what was logged after the checkpoint that a run goes on from."""
     kept = [entry for entry in _entries(file) if entry["step"] <= step] if file.exists() else []
-    partial = file.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept), "utf-8")
-    os.replace(partial, file)
+    write_text(file, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept))

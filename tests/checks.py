@@ -14,6 +14,7 @@ import numpy as np
 
 from nanoeuler_lib import checkpoint, data, ops, optim, train
 from nanoeuler_lib import plan as plan_module
+from nanoeuler_lib import step as step_module
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generate import Decoder, sample
@@ -421,7 +422,7 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
     twin = GPT(TINY, random_parameters(TINY))
     optimizer, own = optim.AdamW(TINY, c, np.float64), optim.AdamW(TINY, c, np.float64)
     clipped = 0
-    with ops.use(), patch.object(train, "MICRO_TOKENS", 2 * TINY.context), train.one_blas_thread():
+    with ops.use(), patch.object(step_module, "MICRO_TOKENS", 2 * TINY.context), train.one_blas_thread():
         step_of = train.Step(model, optimizer, c, rows, workers)
         assert step_of.micro == 2 and step_of.workers == workers
         for plan, grads in zip(step_of.plans, step_of.grads):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib import checkpoint, data, ops, train
+from nanoeuler_lib import step as step_module
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import check_batch
@@ -111,7 +112,7 @@ def test_same_bits_each_time(finished, tmp_path):
 def _three_steps(workers, rows=8, accumulate=1, dtype=np.float32):
     settings = changed(RUN_CONFIG, batch=rows // accumulate, accumulate=accumulate)
     model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL, 0, 0.1, dtype))
-    with patch.object(train, "MICRO_TOKENS", 2 * RUN_MODEL.context), train.one_blas_thread():
+    with patch.object(step_module, "MICRO_TOKENS", 2 * RUN_MODEL.context), train.one_blas_thread():
         step = train.Step(model, AdamW(RUN_MODEL, settings, dtype), settings, rows, workers)
         assert step.workers == workers
         for number in range(3):
@@ -140,7 +141,7 @@ def test_every_row_counts_once(rows):
     model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL))
     tokens, targets = check_batch(RUN_MODEL, rows, RUN_MODEL.context, 0)
     _, expected = model.loss_and_gradients(tokens, targets)
-    with patch.object(train, "MICRO_TOKENS", 3 * RUN_MODEL.context):
+    with patch.object(step_module, "MICRO_TOKENS", 3 * RUN_MODEL.context):
         step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG, np.float64), RUN_CONFIG, rows, workers=2)
         step.gradient(tokens, targets)
         step.pool.shutdown()
@@ -244,7 +245,7 @@ def test_half_written_checkpoint_is_not_taken(run):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_loss_that_is_not_finite(tmp_path, bad):
-    original = train.forward
+    original = step_module.forward
 
     def forward(params, plan, tokens):
         original(params, plan, tokens)
@@ -259,7 +260,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
         return step_call(self, *batch)
 
     run = tmp_path / "run"
-    with patch.object(train, "forward", forward), patch.object(train.Step, "__call__", call):
+    with patch.object(step_module, "forward", forward), patch.object(train.Step, "__call__", call):
         message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert message.startswith("step 5: loss is nan") and "lower the rate" in message
     assert "the checkpoint of step 4 is intact" in message
@@ -271,7 +272,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
 
 def test_gradient_that_is_not_finite(tmp_path):
     """The loss may still be a number when the gradient is none: the step is not taken."""
-    original, steps = train.backward, []
+    original, steps = step_module.backward, []
 
     def backward(params, grads, *rest, **named):
         original(params, grads, *rest, **named)
@@ -279,14 +280,14 @@ def test_gradient_that_is_not_finite(tmp_path):
         if len(steps) == 4:
             grads["heads"][0, 0] = np.inf
 
-    with patch.object(train, "backward", backward):
+    with patch.object(step_module, "backward", backward):
         message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert message.startswith("step 4: loss is 5.") and "the gradient's norm inf" in message
     assert "the checkpoint of step 2 is intact" in message
     model = GPT(RUN_MODEL)
     step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4)
     before = model.params.flat.copy()
-    with patch.object(train, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
+    with patch.object(step_module, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
         for plan in step.plans:
             plan.losses[...] = 1
         _, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))
@@ -357,8 +358,8 @@ def test_train_config_refuses(name, value):
         ({"layers": 0}, "layers is 0, expected a whole number from 1"),
         ({"context": 2.0}, "context is 2.0, expected a whole number"),
         ({"predict": True}, "predict is True"),
-        ({"rope_theta": math.nan}, "rope_theta is nan, expected a positive number"),
-        ({"norm_eps": 0}, "norm_eps is 0, expected a positive number"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, expected a number from 1 to 1e+09"),
+        ({"norm_eps": 0}, "norm_eps is 0, expected a number from 1e-12 to 1"),
     ],
 )
 def test_model_config_refuses(changes, expected):
@@ -499,7 +500,7 @@ DAMAGE = {
     "JSON: width edited": (lambda c: _edit(c / "checkpoint.json", b'"dim": 16', b'"dim": 32'), "edited"),
     "JSON: step gone": (lambda c: _edit(c / "checkpoint.json", b'"step"', b'"stop"'), "step is None"),
     "JSON: width of another model": (
-        lambda c: seal(c, model=changed(RUN_MODEL, dim=32).to_dict()), "embed is float32 [258, 16], expected"),
+        lambda c: seal(c, model=changed(RUN_MODEL, dim=32).to_dict()), "embed is [258, 16], expected [258, 32]"),
     "JSON: impossible model": (lambda c: seal(c, model=RUN_MODEL.to_dict() | {"heads": 3}), "expected a multiple"),
     "JSON: model without layers": (
         lambda c: seal(c, model={k: v for k, v in RUN_MODEL.to_dict().items() if k != "layers"}), "['layers']"),
@@ -513,7 +514,7 @@ DAMAGE = {
         lambda c: _tensors(c, lambda t: _set(t, "bias", np.zeros(3, np.float32))), "unknown tensors ['bias']"),
     "tensor transposed": (
         lambda c: _tensors(c, lambda t: _set(t, "embed", np.ascontiguousarray(t["embed"].T))),
-        "embed is float32 [16, 258], expected float16 or float32 [258, 16]"),
+        "embed is [16, 258], expected [258, 16]"),
     "tensor float64": (
         lambda c: _tensors(c, lambda t: _set(t, "embed", t["embed"].astype(np.float64))), "embed is float64"),
     "tensor of integers": (

@@ -1,0 +1,18 @@
+"""Writing a text file whole or not at all."""
+
+import os
+from pathlib import Path
+
+from nanoeuler_lib.errors import NanoEulerError
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text under another name and rename it. Raises NanoEulerError if that fails; what was there stays."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None

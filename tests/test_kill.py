@@ -1,0 +1,283 @@
+"""A run that is killed, stopped, or shut out from its disk: it goes on, and ends with the same bits."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checks import RUN_CONFIG, RUN_MODEL, assert_same_run, run_text
+
+from nanoeuler_lib import checkpoint, train
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+
+HERE = Path(__file__).parent
+LONG = TrainConfig(
+    **RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "valid_every": 7, "sample_every": 10}
+)
+
+# One process imports the library once, then forks a child for each kill: most of a run's time would go into imports.
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_kill as t
+from nanoeuler_lib import checkpoint, train
+
+def go(run):
+    if checkpoint.folders(run):
+        train.resume(run, t.run_text(), quiet=True)
+    else:
+        train.train(run, t.run_text(), t.RUN_MODEL, t.LONG, quiet=True)
+
+def forked(run, lines=None):
+    # the exit status of a child; it is killed when its log has so many lines, or a moment later
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            go(run)
+            code = 0
+        finally:
+            os._exit(code)
+    while lines is not None and (not lines or log_lines(run) < lines):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        if not lines:
+            break
+        time.sleep(0.0005)
+    if lines is not None:
+        time.sleep(rng.uniform(0, 0.03 if not lines else 0.008))  # a step takes about 2 ms, a checkpoint 5
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+def log_lines(run):
+    try:
+        return (run / "log.jsonl").read_bytes().count(10)
+    except FileNotFoundError:
+        return 0
+
+folder, rng, killed = Path(sys.argv[2]), random.Random(0), 0
+assert forked(folder / "whole") == 0
+total = log_lines(folder / "whole")
+for moment in range(20):
+    run = folder / f"killed-{moment}"
+    for lines in sorted(rng.randrange(total - 10) for _ in range(1 + moment % 2)) if moment else [0]:
+        killed += os.WIFSIGNALED(status := forked(run, lines))
+        assert status in (0, signal.SIGKILL), status
+    assert forked(run) == 0
+print(killed)
+"""
+
+
+def run_python(code, *arguments, **options):
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_killed_at_random_moments(tmp_path):
+    """kill -9, whatever the run is at: what follows ends with the weights of the run that was never stopped."""
+    done = run_python(KILLER, HERE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 20, "too few runs were killed before their end"
+    for moment in range(20):
+        assert_same_run(tmp_path / "whole", tmp_path / f"killed-{moment}")
+        assert checkpoint.load(tmp_path / f"killed-{moment}", training=True).step == LONG.steps
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_saves_before_it_ends(tmp_path, number):
+    """The command, stopped from outside: exit code 130, a checkpoint of the last whole step, one line that says so."""
+    (tmp_path / "text.txt").write_text(run_text())
+    shape = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
+    command = [
+        sys.executable,
+        "-m",
+        "nanoeuler_lib.cli",
+        "train",
+        "--data",
+        "text.txt",
+        "--run",
+        "run",
+        *shape,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--steps", "1000000", "--batch", "4", "--save-every", "1000000", "--valid-every", "1000000"],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    log = tmp_path / "run" / "log.jsonl"
+    until = time.monotonic() + 60
+    while not (log.exists() and log.read_text().count('"loss"') > 5):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    step = checkpoint.load(tmp_path / "run", training=True).step
+    assert step == max(json.loads(line)["step"] for line in log.read_text().splitlines())
+    assert output.count("stopped") == 1 and "--resume run goes on" in output and "Traceback" not in output
+
+
+def test_two_runs_into_one_folder(tmp_path):
+    """The second is refused in one line, whether it starts or resumes; the first one's files stay as they are."""
+    run, messages = tmp_path / "run", []
+
+    def intrude(entry):
+        if entry["step"] == 3 and "loss" in entry:
+            for start in (
+                lambda: train.resume(run, run_text(), quiet=True),
+                lambda: train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True),
+            ):
+                with pytest.raises(NanoEulerError) as caught:
+                    start()
+                messages.append(str(caught.value))
+
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, on_entry=intrude)
+    assert messages == [
+        f"{run}: another process is training into this folder, expected one at a time",
+        f"{run}: exists and is not an empty folder, expected a new one (or --resume {run})",
+    ]
+    train.train(tmp_path / "alone", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert_same_run(tmp_path / "alone", run)
+    train.resume(run, run_text(), quiet=True)  # the lock is free again
+
+
+def test_a_second_process_is_refused_at_the_very_start(tmp_path):
+    """Before the first checkpoint is written, the lock alone tells that the folder is in use."""
+    code = (
+        "import sys, test_kill as t\nfrom nanoeuler_lib import train\n"
+        "with train._sole_writer(t.Path(sys.argv[1])):\n print('held', flush=True)\n sys.stdin.read()\n"
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(NanoEulerError, match="another process is training into this folder"):
+            train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+        holder.kill()
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert checkpoint.load(run).step == RUN_CONFIG.steps
+
+
+def test_killed_before_the_first_checkpoint(tmp_path):
+    """What such a run leaves is no run yet: it may be started again, and a resume says what is missing."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / ".step-000000.partial").mkdir(parents=True)
+    (run / "lock").touch()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(NanoEulerError, match="holds no checkpoint"):
+        train.resume(run, run_text(), quiet=True)
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert checkpoint.load(run).step == RUN_CONFIG.steps
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_log_on_a_full_disk(tmp_path):
+    """Writing the log fails: one line, and the checkpoint that was written last is whole."""
+    run = tmp_path / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    shutil.rmtree(run / "checkpoints" / "step-000006")
+    log = (run / "log.jsonl").read_text()
+    original = train._trim_log
+
+    def on_a_full_disk(file, step):
+        original(file, step)
+        file.unlink()
+        file.symlink_to("/dev/full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "_trim_log", on_a_full_disk)
+        patch.setattr(train, "_entries", lambda file: iter(()))  # /dev/full never ends
+        with pytest.raises(NanoEulerError) as caught:
+            train.resume(run, run_text(), quiet=True)
+    assert str(caught.value) == (
+        f"{run / 'log.jsonl'}: cannot be written (No space left on device); the checkpoint of step 4 is intact"
+    )
+    (run / "log.jsonl").unlink()
+    (run / "log.jsonl").write_text(log)
+    train.resume(run, run_text(), quiet=True)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    assert_same_run(tmp_path / "whole", run)
+
+
+FULL = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+import test_kill as t
+from nanoeuler_lib import train
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+def fill(entry):
+    if entry["step"] == 10:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+try:
+    train.train(sys.argv[2], t.run_text(), t.RUN_MODEL, t.LONG, quiet=True, on_entry=fill)
+except train.NanoEulerError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on file sizes")
+def test_checkpoint_on_a_full_disk(tmp_path):
+    """From step 10 no file may grow past 20 kB: step 12 cannot be saved, step 9 stays, and the run goes on from it."""
+    done = run_python(FULL, HERE, tmp_path / "run")
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
+    assert "step-000012: cannot write the checkpoint (" in done.stdout and "File too large" in done.stdout
+    assert done.stdout.endswith("earlier ones are intact\n")
+    assert [f.name for f in checkpoint.folders(tmp_path / "run")] == ["step-000006", "step-000009"]
+    train.resume(tmp_path / "run", run_text(), quiet=True)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, LONG, quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+READ_ONLY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import test_kill as t
+from nanoeuler_lib import cli, train
+if os.geteuid() == 0:  # the rights of a folder do not bind root
+    os.setuid(65534)
+for start in (
+    lambda: train.train("new", t.run_text(), t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
+    lambda: train.resume("run", t.run_text(), quiet=True),
+    lambda: train.train("closed/run", t.run_text(), t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
+):
+    try:
+        start()
+    except train.NanoEulerError as error:
+        print(error)
+"""
+
+
+def test_folder_without_rights(tmp_path):
+    """Nothing may be written there, or not even looked at: one line each, and nothing changes."""
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, LONG, quiet=True)
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "run" / "lock").chmod(0o400)
+    (tmp_path / "closed").chmod(0o000)
+    tmp_path.chmod(0o555)
+    try:
+        done = run_python(READ_ONLY, HERE, cwd=tmp_path)
+    finally:
+        tmp_path.chmod(0o700)
+        (tmp_path / "closed").chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "new: cannot be made (Permission denied), expected a folder to write to",
+        "run: cannot be written to (Permission denied), expected a folder to write to",
+        "closed/run: cannot be looked at (Permission denied), expected a new folder",
+    ]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["closed", "run"]
