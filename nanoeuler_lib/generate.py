@@ -78,6 +78,8 @@ def sample(
         raise NanoEulerError(f"top_k is {top_k}, expected 0 (all) or more")
     if not 0 < top_p <= 1:
         raise NanoEulerError(f"top_p is {top_p}, expected more than 0 and at most 1")
+    if not math.isfinite(best := logits.max()):  # NaN if there is one; -inf says "never this token"
+        raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
     if temperature == 0:
         return int(logits.argmax())
     order = np.argsort(-logits, kind="stable")[: top_k or None]  # most likely first

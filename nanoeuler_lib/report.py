@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
+from matplotlib import ticker
 
 from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
@@ -141,7 +142,8 @@ def draw_loss(log: list[dict], floor: float | None = None):
     steps = [entry for entry in log if "loss" in entry]
     x, y = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
     left.plot(x, y, color="0.6", linewidth=0.6, label="each step")
-    smooth = [sum(y[max(0, i - WINDOW + 1) : i + 1]) / min(WINDOW, i + 1) for i in range(len(y))]
+    around = [y[max(0, i - WINDOW // 2) : i + WINDOW // 2 + 1] for i in range(len(y))]
+    smooth = [sum(near) / len(near) for near in around]
     left.plot(x, smooth, label=f"mean of {WINDOW} steps")
     left.set(xlabel="step", ylabel="training loss, nats a token")
     left.legend()
@@ -152,7 +154,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
         right.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
     right.set(xlabel="step", ylabel="validation, bits per byte")
     if valid and min(bits for _, bits in valid) > 0:
-        right.set_yscale("log")
+        _log_scale(right)
     if valid or floor is not None:
         right.legend()
     return figure
@@ -172,10 +174,19 @@ def draw_layers(log: list[dict]):
     for axes, label in ((left, "gradient norm"), (right, "size of the update / size of the weights")):
         axes.set(xlabel="step", ylabel=label)
         if names:
-            axes.set_yscale("log")
+            _log_scale(axes)
     if names:
         right.legend(fontsize="x-small", ncols=2)
     return figure
+
+
+def _log_scale(axes):
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 30 * low:  # within one decade or so: 0.2, 0.3, ... instead of 2 x 10^-1
+        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(ticker.FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 3, 5)))
 
 
 def _two_panels():

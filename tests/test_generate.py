@@ -107,6 +107,10 @@ def test_extreme_logits():
         assert sample(np.array([-np.inf, 0.0, -np.inf], np.float32), rng) == 1
         counts = np.bincount([sample(np.zeros(4, np.float32), rng, 100) for _ in range(2000)], minlength=4)
     assert counts.min() > 400
+    for bad in ([np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]):
+        for temperature in (0, 1):
+            with pytest.raises(NanoEulerError, match="the largest logit is .*, expected a finite number"):
+                sample(np.array(bad), rng, temperature)
 
 
 @pytest.mark.parametrize(
