@@ -42,7 +42,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--run", type=Path, default=Path("runs/konigsberg"))
     arguments.add_argument("--steps", type=int, default=12_500)
-    arguments.add_argument("--rate", type=float, default=4e-3)
+    arguments.add_argument("--rate", type=float, default=2e-3)
     arguments.add_argument("--later-heads", type=float, default=0.25)
     arguments.add_argument("--export", type=Path, default=PRETRAINED / "konigsberg-small")
     args = arguments.parse_args()
