@@ -1,0 +1,225 @@
+"""Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
+
+import contextlib
+import io
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import tokenizer
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "01_bytes_and_pairs.ipynb"
+
+
+def run(*kinds: str) -> dict:
+    """The names that the notebook's cells with one of these tags define, run in order, without a model or a plot."""
+    names = {"__name__": "chapter"}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code" and set(kinds) & set(cell.metadata.get("tags", ())):
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(cell.source, NOTEBOOK.name, "exec"), names)
+    return names
+
+
+CHAPTER = run("setup", "gap", "check")
+count_pairs, merge_pair = CHAPTER["count_pairs"], CHAPTER["merge_pair"]
+train_bpe, encode_word = CHAPTER["train_bpe"], CHAPTER["encode_word"]
+
+
+def without_overlaps(words):
+    counts = Counter()
+    for word in words:
+        for pair in set(pairwise(word)):
+            text = "".join(map(chr, word))
+            counts[pair] += text.count(chr(pair[0]) + chr(pair[1]))
+    return counts
+
+
+def right_to_left(ids, pair, new):
+    return merge_pair(ids[::-1], pair[::-1], new)[::-1]
+
+
+def overlapping_merges(ids, pair, new):
+    places = [i for i, found in enumerate(pairwise(ids)) if found == pair]
+    return [new if i in places else id for i, id in enumerate(ids) if i - 1 not in places]
+
+
+def in_place(ids, pair, new):
+    ids[:] = merge_pair(ids, pair, new)
+    return ids
+
+
+def by_rule(n, pair, tokens):
+    return n, tokens[pair[0]], tokens[pair[1]]
+
+
+def train(words, number, *, greatest=by_rule, count=count_pairs, merge=merge_pair):
+    """The trainer with one part exchanged."""
+    words, merges = [list(word) for word in words], []
+    tokens = [bytes([byte]) for byte in range(256)]
+    for new in range(256, 256 + number):
+        counts = count(words)
+        if not counts:
+            break
+        pair = max(counts.items(), key=lambda item: greatest(item[1], item[0], tokens))[0]
+        words = [merge(word, pair, new) for word in words]
+        merges.append(pair)
+        tokens.append(tokens[pair[0]] + tokens[pair[1]])
+    return merges
+
+
+def complement(token):
+    return [-byte for byte in token]
+
+
+def encode(word, merges, choose):
+    number, ids = {pair: i for i, pair in enumerate(merges)}, list(word)
+    while found := [pair for pair in pairwise(ids) if pair in number]:
+        pair = choose(found, number)
+        ids = merge_pair(ids, pair, 256 + number[pair])
+    return ids
+
+
+# check: (the right answer, {name of the mistake: wrong answer})
+GAPS = {
+    "check_count_pairs": (
+        count_pairs,
+        {
+            "overlaps counted once": without_overlaps,
+            "across words": lambda words: count_pairs([[id for word in words for id in word]]),
+            "words, not places": lambda words: Counter(p for word in words for p in set(pairwise(word))),
+            "every second place": lambda words: Counter(p for w in words for p in zip(w[::2], w[1::2])),
+            "pairs without order": lambda words: Counter(
+                tuple(sorted(p)) for word in words for p in pairwise(word)
+            ),
+        },
+    ),
+    "check_merge_pair": (
+        merge_pair,
+        {
+            "from right to left": right_to_left,
+            "the first place only": lambda ids, pair, new: next(
+                (ids[:i] + [new] + ids[i + 2 :] for i, found in enumerate(pairwise(ids)) if found == pair),
+                list(ids),
+            ),
+            "overlapping places too": overlapping_merges,
+            "the last id lost": lambda ids, pair, new: merge_pair(ids, pair, new)[: max(len(ids) - 1, 0)],
+            "in place": in_place,
+        },
+    ),
+    "check_train_bpe": (
+        train_bpe,
+        {
+            "ties to the smaller pair": lambda words, number: train(
+                words,
+                number,
+                greatest=lambda n, pair, tokens: (
+                    n,
+                    complement(tokens[pair[0]]),
+                    complement(tokens[pair[1]]),
+                ),
+            ),
+            "ties by id": lambda words, number: train(words, number, greatest=lambda n, pair, _: (n, pair)),
+            "ties by the joined bytes": lambda words, number: train(
+                words, number, greatest=lambda n, pair, tokens: (n, tokens[pair[0]] + tokens[pair[1]])
+            ),
+            "ties to the pair met first": lambda words, number: train(
+                words, number, greatest=lambda n, pair, _: n
+            ),
+            "overlaps counted once": lambda words, number: train(words, number, count=without_overlaps),
+            "merged across words": lambda words, number: train_bpe([b"".join(words)], number),
+            "merged from right to left": lambda words, number: train(words, number, merge=right_to_left),
+            "one merge too few": lambda words, number: train_bpe(words, number)[:-1],
+            "only the first count": lambda words, number: (
+                [pair for pair, _ in count_pairs([list(word) for word in words]).most_common(number)]
+            ),
+        },
+    ),
+    "check_encode_word": (
+        encode_word,
+        {
+            "the longest token first": CHAPTER["suspect_a"],
+            "the leftmost pair first": CHAPTER["suspect_b"],
+            "the latest merge first": lambda word, merges: encode(
+                word, merges, lambda found, number: max(found, key=number.get)
+            ),
+            "the most frequent pair first": lambda word, merges: encode(
+                word, merges, lambda found, number: Counter(found).most_common(1)[0][0]
+            ),
+            "bytes only": lambda word, merges: list(word),
+            "each merge once": lambda word, merges: encode_once(word, merges),
+        },
+    ),
+}
+
+
+def encode_once(word, merges):
+    ids = list(word)
+    for new, pair in enumerate(merges, 256):
+        at = next((i for i, found in enumerate(pairwise(ids)) if found == pair), None)
+        if at is not None:
+            ids[at : at + 2] = [new]
+    return ids
+
+
+def exercise_answers() -> dict:
+    """For each exercise check, the right answer and the wrong ones of its solution cell."""
+    answers, names = {}, CHAPTER
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        tags = set(cell.metadata.get("tags", ()))
+        if "check" in tags:
+            check = cell.source.split("print(")[-1].split()[1].split("(")[0]
+        elif cell.cell_type == "code" and "solution" in tags and "wrong_answers" in cell.source:
+            source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
+            exec(compile(source, NOTEBOOK.name, "exec"), names)
+            answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
+    return answers
+
+
+ANSWERS = GAPS | exercise_answers()
+
+
+def test_all_checks_are_tried():
+    assert set(ANSWERS) == {name for name in CHAPTER if name.startswith("check_")}
+    assert len(ANSWERS) == 8
+    assert all(len(wrong) >= 3 for _, wrong in ANSWERS.values())
+
+
+@pytest.mark.parametrize("check", ANSWERS)
+def test_right_answer_passes(check):
+    assert CHAPTER[check](ANSWERS[check][0]) == "right"
+
+
+@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in ANSWERS.items() for m in wrong])
+def test_wrong_answer_is_rejected_with_a_sentence(check, mistake):
+    with pytest.raises(AssertionError) as error:
+        CHAPTER[check](ANSWERS[check][1][mistake])
+    assert len(str(error.value).split()) >= 5
+
+
+def test_untouched_gap_says_so():
+    for name in list(CHAPTER):
+        if name.startswith("my_"):
+            assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=30), max_size=5), st.sampled_from(["ab", "abc", "abü"]))
+def test_plain_trainer_and_encoder_equal_the_library(words, letters):
+    words = ["".join(letters[byte % 3 % len(letters)] for byte in word) for word in words]
+    merges = train_bpe([word.encode() for word in words], 20)
+    tokens = CHAPTER["bytes_of_tokens"](merges)
+    if len(set(tokens)) < len(tokens):  # two ids for the same bytes: the tie rule does not tell them apart
+        return
+    assert merges == tokenizer.find_merges(Counter(words), 20)
+    library = tokenizer.Tokenizer(merges, [])
+    for word in words:  # letters alone, so that GPT-2's pattern takes it as one word
+        ids = encode_word(word.encode(), merges)
+        assert b"".join(tokens[id] for id in ids).decode() == word
+        assert ids == library.encode(word).tolist()
