@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 NB     ?= $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test lab execute notebook text mirror results assignment terms lint format lock oracle clean
+.PHONY: help setup book test lab execute notebook text mirror maps results assignment terms lint format lock oracle clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.js
 
 assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
 	@$(BIN)/python -m tools.assignment $(CH)
+
+maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
+	@$(BIN)/python -m tools.maps --write
 
 terms: $(READY)  ## glossary terms and symbols used before they are introduced
 	@$(BIN)/python -m tools.terms

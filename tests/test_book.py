@@ -12,7 +12,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import assignment, check_site, mirror, results, terms  # noqa: E402
+from tools import assignment, check_site, maps, mirror, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -46,6 +46,14 @@ def test_notebook_was_run_in_order_and_normalised(path):
         for output in cell.outputs:
             assert output.get("name") != "stderr", f"stored on stderr: {output.text}"
             assert output.output_type != "error" or "raises-exception" in tags(cell), output.get("evalue")
+
+
+def test_maps_and_readme_list_the_chapters():
+    """Each chapter's map of the book and the README's table follow the table of contents: `make maps`."""
+    assert not maps.outdated()
+    titles = [maps.title(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
+    table = re.findall(r"^\| (\d\d .+?) \| .+ \|$", (ROOT / "README.md").read_text(), re.M)
+    assert table == titles
 
 
 @each_notebook
