@@ -47,8 +47,8 @@ notebook: $(READY)  ## MyST text back into its notebook, executed (MD=_build/tex
 mirror: $(READY)  ## copy the library's text into the notebooks' mirror cells
 	@$(BIN)/python -m tools.mirror --write
 
-results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.json (CH=15)
-	@PYTHONPATH=. $(BIN)/python benchmarks/results/ch$(CH).py
+results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.json (CH=15; CH=ladder for the ladder)
+	@$(BIN)/python -m benchmarks.results.$(if $(wildcard benchmarks/results/$(CH).py),$(CH),ch$(CH))
 
 assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
 	@$(BIN)/python -m tools.assignment $(CH)

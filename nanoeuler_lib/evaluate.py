@@ -1,13 +1,16 @@
 """How well a model does on Königsberg, where the truth behind each token is known."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.world import Story, token_truth
+from nanoeuler_lib.world import GRAMMAR, Story, token_truth
 
 
 @dataclass(frozen=True)
@@ -41,26 +44,37 @@ class Measured:
         return float(self.right[chosen].mean()) if chosen.any() else float("nan")
 
 
-def measure(model: GPT, tokenizer: Tokenizer, stories: Iterable[Story], rows: int = 16) -> Measured:
+def measure(
+    model: GPT | Callable[[np.ndarray], np.ndarray],
+    tokenizer: Tokenizer,
+    stories: Iterable[Story],
+    rows: int = 16,
+) -> Measured:
     """Run a model over stories, each in a row of its own behind an end-of-text token.
 
-    Stories longer than the model's context are left out. The end of a story is scored as well (0 bits at the source).
+    model: a GPT, or any function from tokens [B, T] to log-probabilities [B, T, V] of the token that comes next, in
+    nats. Stories longer than a GPT's context are left out. The end of a story is scored as well (0 bits at the
+    source). Raises NanoEulerError if no story is left. Chapter 03.
     """
-    end, context = tokenizer.special_tokens[END_OF_TEXT], model.config.context
+    end, longest = tokenizer.special_tokens[END_OF_TEXT], math.inf
+    if isinstance(model, GPT):
+        longest, model = model.config.context, partial(_log_probabilities, model)
     pairs = [(story, np.asarray(tokenizer.encode(story.text)).astype(np.int64)) for story in stories]
-    pairs = [(story, ids) for story, ids in pairs if len(ids) < context]
+    pairs = [(story, ids) for story, ids in pairs if len(ids) < longest]
+    if not pairs:
+        raise NanoEulerError(f"there are no stories of fewer than {longest} tokens, expected at least one")
+    time = 1 + max(len(ids) for _, ids in pairs)
     nats, right, truths = [], [], []
     for start in range(0, len(pairs), rows):
         group = pairs[start : start + rows]
-        inputs = np.full((len(group), context), end, np.int64)
-        targets = np.full((len(group), context), -1, np.int64)
+        inputs = np.full((len(group), time), end, np.int64)
+        targets = np.full((len(group), time), -1, np.int64)
         for row, (_, ids) in enumerate(group):
             inputs[row, 1 : len(ids) + 1] = ids
             targets[row, : len(ids) + 1] = np.append(ids, end)
-        losses, best = model.losses(inputs, targets), model.logits(inputs).argmax(axis=-1)
-        scored = targets >= 0
-        nats.append(losses[scored])
-        right.append((best == targets)[scored])
+        log_p, scored = model(inputs), targets >= 0
+        nats.append(-log_p[scored, targets[scored]])
+        right.append((log_p.argmax(axis=-1) == targets)[scored])
         truths += [token_truth(story.text, tokenizer.token_lengths[ids]) for story, ids in group]
 
     def joined(values, at_end):
@@ -70,7 +84,14 @@ def measure(model: GPT, tokenizer: Tokenizer, stories: Iterable[Story], rows: in
         nats=np.concatenate(nats).astype(np.float64),
         right=np.concatenate(right),
         bits=joined([truth.bits for truth in truths], 0.0),
-        tag=joined([truth.tag for truth in truths], 1),
+        tag=joined([truth.tag for truth in truths], GRAMMAR),
         words=joined([truth.words for truth in truths], -1),
         bytes=sum(len(story.text.encode()) for story, _ in pairs),
     )
+
+
+def _log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
+    """Head 0's log-probabilities, [B, T] -> [B, T, V]."""
+    logits = model.logits(tokens)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

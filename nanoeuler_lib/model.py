@@ -212,28 +212,27 @@ class GPT:
         return self.hidden(tokens) @ self.params["heads"][:, head * V : (head + 1) * V]
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Nats of head 0 at each position, without gradients.
+        """Nats at each position, without gradients.
 
-        tokens, targets: [B, T]. Returns [B, T], 0 where the target is -1.
+        tokens: [B, T]; targets: [B, T] for head 0, or [B, T, K] for the first K heads. Returns an array like targets,
+        0 where the target is -1.
         """
         tokens = self._check(tokens)
         plan = self.plan(*tokens.shape)
         forward(self.params, plan, tokens)
-        losses = np.empty((tokens.size, 1), self.dtype)
-        w = self.params["heads"][:, : self.config.vocab_size]
+        heads = (*targets.shape, 1)[2]  # 1 for [B, T]
+        losses = np.empty((tokens.size, heads), self.dtype)
         ops.active().heads_loss(
-            losses,
-            None,
-            None,
-            plan.y_final,
-            w,
-            targets.reshape(-1, 1),
-            np.ones(1),
-            plan.work_logits,
-            None,
-            False,
-        )
-        return losses.reshape(tokens.shape)
+            losses, None, None, plan.y_final, self.params["heads"][:, : heads * self.config.vocab_size],
+            targets.reshape(-1, heads), np.ones(heads), plan.work_logits, None, False,
+        )  # fmt: skip
+        return losses.reshape(targets.shape)
+
+    def loss(self, tokens: np.ndarray, targets: np.ndarray, weights=None) -> float:
+        """The loss alone, the number that `loss_and_gradients` gives with the same arguments."""
+        weights = head_weights(self.config) if weights is None else weights
+        scale = loss_scale(targets, weights)
+        return float((self.losses(tokens, targets) * scale).sum(dtype=np.float64))
 
     def loss_and_gradients(
         self, tokens: np.ndarray, targets: np.ndarray, weights=None

@@ -1,6 +1,13 @@
 """The look of the book's figures, and the figures that more than one chapter draws."""
 
+import re
+from collections.abc import Sequence
 from importlib.resources import files
+
+import numpy as np
+
+HEAT = ("#fdfcf8", "#f6c9a6", "#e8814f")  # from paper to orange; black text stays legible on all of it
+MARK = "#1a5fa8"
 
 
 def use_style() -> None:
@@ -8,3 +15,80 @@ def use_style() -> None:
     import matplotlib.pyplot as plt
 
     plt.style.use(files("nanoeuler_lib") / "nanoeuler.mplstyle")
+
+
+def surprise_text(
+    ax, text: str, lengths: Sequence[int], values: np.ndarray, underlined: np.ndarray, columns: int = 44
+) -> None:
+    """Draw a text token by token, each on a background that darkens with its value and is full at 6.
+
+    lengths: bytes of each token; values: [tokens], in bits, further ones (an end of text) are left out; one that rounds
+    to 1 or more stands above its token; underlined: [tokens] booleans; columns: characters in a line. Chapter 03.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    heat = LinearSegmentedColormap.from_list("heat", HEAT)
+    at = _wrap(text, columns)
+    character = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])  # of each byte
+    end = 0
+    for length, value, line in zip(lengths, values, underlined):
+        start, end = end, end + int(length)
+        (row, left), (_, right) = at[character[start]], at[character[end - 1]]
+        ax.barh(row, right + 1 - left, 0.97, left, align="edge", color=heat(min(value / 6, 1.0)))
+        if value >= 0.95:
+            ax.text(
+                right + 0.95, row + 0.03, f"{value:.0f}", fontsize=6, ha="right", va="top", color="#4a4f57"
+            )
+        if line:
+            left += text[character[start]] == " "
+            ax.hlines(row + 0.93, left, right + 1, color=MARK, linewidth=2)
+    style = dict(family="monospace", fontsize=11, ha="center", va="center", clip_on=True)
+    for letter, (row, column) in zip(text, at):
+        ax.text(column + 0.5, row + 0.6, letter, **style)
+    ax.set(xlim=(0, columns), ylim=(at[-1][0] + 1, 0), xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+
+
+def _wrap(text: str, columns: int) -> list[tuple[int, int]]:
+    """Row and column of each character when lines break before words; the blank before a break is column -1."""
+    row, column, at = 0, 0, []
+    for word in re.findall(r"\s?\S+", text):
+        if word[0] == "\n" or column + len(word) > columns:
+            row, column = row + 1, -1
+        at += [(row, column + i) for i in range(len(word))]
+        column += len(word)
+    return at
+
+
+def ladder(rows: Sequence[dict], floor: float):
+    """The running ladder: bits per byte of each model against the floor, and the facts that it gets right.
+
+    rows: from the lowest rung up, each with name, bits_per_byte, fact_accuracy, fact_accuracy_beyond_10_words (both 0
+    to 1) and, for what the book builds, "goal": True. Returns the figure. data/results/ladder.json holds such rows.
+    """
+    import matplotlib.pyplot as plt
+
+    fig, (left, right) = plt.subplots(
+        1, 2, figsize=(6.6, 0.7 + 0.36 * len(rows)), sharey=True, width_ratios=(3, 2)
+    )
+    at, bits = np.arange(len(rows)), [row["bits_per_byte"] for row in rows]
+    goal = [bool(row.get("goal")) for row in rows]
+    bars = left.barh(at, bits, 0.62, color=["C1" if mark else "C0" for mark in goal])
+    left.bar_label(bars, fmt="%.2f", padding=4)
+    left.axvspan(0, floor, color="C5", alpha=0.3, linewidth=0)
+    left.axvline(floor, color="#4a4f57", linestyle="--", linewidth=1)
+    left.set(xlabel=f"bits per byte (floor {floor:.2f})", xlim=(0, 1.2 * max(bits)))
+    left.set_yticks(at, [f"{row['name']} ★" if mark else row["name"] for row, mark in zip(rows, goal)])
+    for key, label, style in (
+        ("fact_accuracy", "all", "o"),
+        ("fact_accuracy_beyond_10_words", "> 10 words away", "D"),
+    ):
+        shown = dict(fillstyle="none", markersize=8) if style == "o" else dict(markersize=4)
+        right.plot([100 * row[key] for row in rows], at, style, label=label, **shown)
+    right.set(xlabel="facts right, %", xlim=(-5, 105))
+    right.legend(loc="upper right")
+    right.invert_yaxis()
+    for ax in (left, right):
+        ax.grid(False, axis="y")
+    return fig

@@ -1,0 +1,147 @@
+"""Measuring: n-gram models against counting by hand, `measure` against its definition, the figures that are shared."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import matplotlib
+import numpy as np
+import pytest
+
+from nanoeuler_lib import data, evaluate, plots, world
+from nanoeuler_lib.checkpoint import load_pretrained
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch
+from nanoeuler_lib.model import GPT, head_weights, init
+from nanoeuler_lib.ngram import Ngrams
+from nanoeuler_lib.train import bits_per_byte
+
+matplotlib.use("agg")
+
+
+def by_definition(text: list[int], context: tuple, token: int, V: int, strength: Fraction) -> Fraction:
+    """Equation of chapter 03, by scanning the text for the context, in exact fractions."""
+    shorter = by_definition(text, context[1:], token, V, strength) if context else Fraction(1, V)
+    k = len(context)
+    after = [text[i] for i in range(k, len(text)) if tuple(text[i - k : i]) == context]
+    rest = strength * len(set(after))
+    return (after.count(token) + rest * shorter) / (len(after) + rest) if after else shorter
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("strength", [Fraction(1), Fraction(1, 7)])
+def test_ngrams_are_the_definition(order, strength):
+    V, rng = 5, np.random.default_rng(order)
+    text = rng.integers(0, V - 1, 40)  # the last token of the vocabulary is never seen
+    model = Ngrams(text, V, order, float(strength))
+    tokens, targets = rng.integers(0, V, (3, 7)), rng.integers(0, V, (3, 7))
+    p, chosen = model.probabilities(tokens), model.probability(tokens, targets)
+    assert np.allclose(p.sum(axis=-1), 1, atol=1e-12)
+    assert np.allclose(chosen, np.take_along_axis(p, targets[..., None], -1)[..., 0], atol=1e-15)
+    for b, t, w in np.ndindex(p.shape):
+        context = tuple(tokens[b, max(0, t + 2 - order) : t + 1].tolist()) if order > 1 else ()
+        exact = by_definition(text.tolist(), context, w, V, strength)
+        assert p[b, t, w] == pytest.approx(float(exact), rel=1e-12)
+
+
+def test_a_lower_order_of_a_model_is_the_model_of_that_order():
+    rng = np.random.default_rng(0)
+    text, tokens = rng.integers(0, 6, 200), rng.integers(0, 6, (2, 9))
+    for order in (1, 2, 3):
+        assert np.array_equal(
+            Ngrams(text, 6, 4).probabilities(tokens, order), Ngrams(text, 6, order).probabilities(tokens)
+        )
+
+
+def test_without_any_order_all_tokens_are_alike():
+    tokens = np.array([[0, 1, 2]])
+    assert np.allclose(Ngrams(np.array([0, 1]), 3, 1).probabilities(tokens, order=0), 1 / 3)
+
+
+def test_measure_counts_a_gpt_as_bits_per_byte_does():
+    model, tokenizer = load_pretrained()
+    stories = list(world.stories(5, seed=77))
+    found = evaluate.measure(model, tokenizer, stories, rows=2)
+    tokens = data.tokenize(data.SEPARATOR.join(story.text for story in stories), tokenizer)
+    assert found.bits_per_byte == pytest.approx(bits_per_byte(model, tokens), rel=1e-4)
+    assert found.floor == pytest.approx(world.floor(story.text for story in stories))
+
+
+def test_measure_takes_any_function_of_tokens():
+    """A predictor that knows nothing pays log V nats each; one that is told the text pays nothing."""
+    _, tokenizer = load_pretrained()
+    stories, V = list(world.stories(3, seed=5)), tokenizer.vocab_size
+    uniform = evaluate.measure(lambda tokens: np.full((*tokens.shape, V), -np.log(V)), tokenizer, stories)
+    assert np.allclose(uniform.nats, np.log(V))
+
+    def told(tokens):
+        following = np.roll(
+            tokens, -1, axis=1
+        )  # behind a row's end the filling is end-of-text, as is its last target
+        return np.where(np.arange(V) == following[..., None], 0.0, -np.inf)
+
+    known = evaluate.measure(told, tokenizer, stories)
+    assert known.bits_per_byte == 0 and known.right.all() and known.accuracy(world.FACT) == 1
+    assert len(known.nats) == sum(len(tokenizer.encode(story.text)) + 1 for story in stories)
+
+
+def test_measure_leaves_out_what_does_not_fit_and_says_when_nothing_does():
+    _, tokenizer = load_pretrained()
+    story = world.sample(1)
+    model = GPT(replace(CHECK_CONFIG, context=7, vocab_size=tokenizer.vocab_size))
+    with pytest.raises(NanoEulerError, match="fewer than 7 tokens"):
+        evaluate.measure(model, tokenizer, [story])
+
+
+def test_loss_is_that_of_the_gradients():
+    model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
+    tokens, targets = check_batch(CHECK_CONFIG, 2, 7, 1)
+    assert model.loss(tokens, targets) == pytest.approx(
+        model.loss_and_gradients(tokens, targets)[0], rel=1e-13
+    )
+    weights = np.arange(1.0, CHECK_CONFIG.predict + 1)
+    losses, valid = model.losses(tokens, targets), targets >= 0
+    assert losses.shape == targets.shape
+    means = [losses[..., k][valid[..., k]].mean() for k in range(CHECK_CONFIG.predict)]
+    assert model.loss(tokens, targets, weights) == pytest.approx(weights @ means, rel=1e-12)
+    assert model.loss(tokens, targets) == pytest.approx(head_weights(CHECK_CONFIG) @ means, rel=1e-12)
+    assert np.allclose(model.losses(tokens, targets[..., 0]), losses[..., 0], rtol=1e-13)
+
+
+def test_surprise_text_marks_tokens():
+    import matplotlib.pyplot as plt
+
+    text, lengths = "Käthe ran. She won.", [6, 4, 1, 4, 5]
+    values, underlined = np.array([0.2, 3.4, 0.0, 12.0, 0.94, 9.9]), np.array([0, 1, 0, 0, 1, 1], bool)
+    fig, ax = plt.subplots()
+    plots.surprise_text(ax, text, lengths, values, underlined, columns=11)
+    letters = [t for t in ax.texts if t.get_family() == ["monospace"]]
+    assert "".join(t.get_text() for t in letters) == text
+    assert [t.get_text() for t in ax.texts if t not in letters] == ["3", "12"]
+    assert len(ax.collections) == 2  # underlines: one for each marked token that is drawn
+    shades = [sum(bar.get_facecolor()[:3]) for bar in ax.patches]
+    assert np.argsort(shades).tolist()[:2] == [
+        3,
+        1,
+    ]  # 12 bits is darkest: beyond the scale's end is not its beginning
+    plt.close(fig)
+
+
+def test_ladder_draws_every_row():
+    import matplotlib.pyplot as plt
+
+    rows = [
+        {
+            "name": name,
+            "bits_per_byte": bits,
+            "fact_accuracy": right,
+            "fact_accuracy_beyond_10_words": right / 2,
+        }
+        for name, bits, right in (("low", 3.0, 0.1), ("high", 1.0, 0.9))
+    ]
+    rows[-1]["goal"] = True
+    fig = plots.ladder(rows, 0.5)
+    left, right = fig.axes
+    assert [bar.get_width() for bar in left.patches[:2]] == [3.0, 1.0]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["low", "high ★"]
+    assert np.allclose(right.lines[1].get_xdata(), [5, 45])
+    plt.close(fig)
