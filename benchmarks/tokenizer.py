@@ -1,9 +1,10 @@
 """The tokenizer beside Hugging Face tokenizers, tiktoken and rustbpe: the same ids, and how fast.
 
-    NANOEULER_DATA=... python benchmarks/tokenizer.py [SECTION ...] [--rounds N]
+    NANOEULER_DATA=... python -m benchmarks.tokenizer [SECTION ...] [--rounds N]
 
 Sections (all by default): reference fuzz exact train encode short. Peers that are not installed are left out. Times
-are medians over rounds in which the contenders take turns, so that a busy machine slows all of them.
+are medians over rounds in which the contenders take turns, so that a busy machine slows all of them. What a section
+prints it also returns, as rows for a table (benchmarks/results/ch02.py stores those of chapter 02).
 """
 
 import argparse
@@ -96,7 +97,7 @@ def verdict(what: str, value: float, aim: float, at_least: bool) -> None:
 # The same results
 
 
-def reference(data: Path) -> None:
+def reference(data: Path) -> list[dict]:
     """The 243 reference merges and the reference ids of GPT-2."""
     tokenizer = Tokenizer.train(data / "tokenizer_fixtures/corpus.en", 500)
     tokens = as_gpt2_writes(tokenizer)
@@ -106,17 +107,21 @@ def reference(data: Path) -> None:
         .strip("\n")
         .split("\n")
     )
-    equal = sum(
+    merges = sum(
         f"{tokens[a]} {tokens[b]}" == line for (a, b), line in zip(tokenizer.merges, lines, strict=True)
     )
-    print(f"merges equal to the reference: {equal} of {len(lines)}")
+    print(f"merges equal to the reference: {merges} of {len(lines)}")
     gpt2 = Tokenizer.from_gpt2(data / "gpt2/encoder.json", data / "gpt2/vocab.bpe")
     cases = json.loads((data / "gpt2/test_vectors.json").read_text("utf-8"))["cases"]
     equal = sum(gpt2.encode(case["text"]).tolist() == case["ids"] for case in cases)
     print(f"texts with GPT-2's reference ids: {equal} of {len(cases)}")
+    return [
+        {"what": "reference merges", "equal": merges, "of": len(lines)},
+        {"what": "reference texts", "equal": equal, "of": len(cases)},
+    ]
 
 
-def fuzz(data: Path, count: int = 1_000_000) -> None:
+def fuzz(data: Path, count: int = 1_000_000) -> list[dict]:
     """Byte strings at random, half of them bytes and half fragments of text, encoded and decoded."""
     rng = random.Random(0)
     tokenizer = Tokenizer.train(data / "tokenizer_fixtures/corpus.en", 500)
@@ -142,12 +147,15 @@ def fuzz(data: Path, count: int = 1_000_000) -> None:
             text = text[:cut] + rng.randbytes(rng.randrange(2)) + text[cut:]
         failures += tokenizer.decode_bytes(tokenizer.encode_bytes(text)) != text
     print(f"byte strings that did not round-trip: {failures} of {count:,}")
+    return [{"what": "byte strings that round-trip", "equal": count - failures, "of": count}]
 
 
-def exact(data: Path) -> None:
+def exact(data: Path) -> list[dict]:
     """GPT-2's ids of whole corpora, beside Hugging Face tokenizers."""
     if not tokenizers:
-        return print("tokenizers is not installed")
+        print("tokenizers is not installed")
+        return []
+    rows = []
     files = data / "gpt2/encoder.json", data / "gpt2/vocab.bpe"
     ours, theirs = Tokenizer.from_gpt2(*files), tokenizers.ByteLevelBPETokenizer(*map(str, files))
     for corpus in CORPORA:
@@ -162,13 +170,16 @@ def exact(data: Path) -> None:
                     pairs = itertools.zip_longest(found.tolist(), expected.tolist())
                     mismatches += sum(a != b for a, b in pairs)
         print(f"{corpus}: {size / MB:.1f} MB, {ids:,} ids, {mismatches} mismatches in {differing} documents")
+        rows.append({"what": corpus, "bytes": size, "equal": ids - mismatches, "of": ids})
+    return rows
 
 
 # Speed
 
 
-def train(data: Path, rounds: int) -> None:
+def train(data: Path, rounds: int) -> list[dict]:
     """Seconds to learn a vocabulary from 1 MB and from 77 MB of books."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder, lzma.open(data / CORPORA[0]) as corpus:
         text = corpus.read(77 * MB)
         for size, processes, aim in ((MB, 1, 1.0), (77 * MB, 2, 0.5)):
@@ -191,10 +202,14 @@ def train(data: Path, rounds: int) -> None:
             )
             for name, cost in costs.items():
                 print(f"  {name:24s} {cost.clock:7.3f} {cost.processors:7.3f}")
+                rows.append(
+                    {"who": name, "bytes": size, "seconds": cost.clock, "processors": cost.processors}
+                )
             if tokenizers:
                 peer = costs["Hugging Face (Rust)"]
                 print(f"  processor time / Hugging Face's {ours.processors / peer.processors:.2f}")
                 verdict("time / Hugging Face's", ours.clock / peer.clock, aim, at_least=False)
+    return rows
 
 
 def hugging_face_train(path: Path) -> None:
@@ -207,7 +222,7 @@ def rustbpe_train(path: Path) -> None:
     rustbpe.Tokenizer().train_from_iterator(iter(texts), VOCAB_SIZE - 1, pattern=PATTERN)
 
 
-def encode(data: Path, rounds: int) -> None:
+def encode(data: Path, rounds: int) -> list[dict]:
     """Megabytes a second of 77 MB of books, with a vocabulary learnt from them."""
     with tempfile.TemporaryDirectory() as folder, lzma.open(data / CORPORA[0]) as corpus:
         path = Path(folder) / "books.txt"
@@ -247,6 +262,10 @@ def encode(data: Path, rounds: int) -> None:
     print(f"bytes per token: {size / len(ids):.3f} on these books")
     rate = len(held_out) / len(warm.encode_bytes(held_out))
     verdict("bytes per token on held-out books", rate, 3.4, at_least=True)
+    return [
+        {"who": name, "bytes": sizes[name], "seconds": cost.clock, "processors": cost.processors}
+        for name, cost in costs.items()
+    ]
 
 
 def hugging_face(tokenizer: Tokenizer, folder: Path) -> "tokenizers.ByteLevelBPETokenizer":

@@ -200,6 +200,36 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
 # Encoding and decoding
 
 
+def merge_by_rank(ids: list[int], made: Mapping[tuple[int, int], int]) -> list[int]:
+    """Merge neighbours until no pair is known, each time the pair that training merged first.
+
+    ids: the bytes of one word, changed in place; made: pair -> the id that it makes. Gives the word's tokens.
+    """
+    find, none = made.get, MAX_VOCAB_SIZE
+    new_ids = list(map(find, pairwise(ids), repeat(none)))  # what each neighbouring pair would become
+    while new_ids:
+        new = min(new_ids)
+        if new == none:
+            break
+        i = new_ids.index(new)
+        ids[i] = new
+        del ids[i + 1], new_ids[i]
+        if i:
+            new_ids[i - 1] = find((ids[i - 1], new), none)
+        if i < len(new_ids):
+            new_ids[i] = find((new, ids[i + 1]), none)
+    return ids
+
+
+def merge_by_sweep(ids: bytes, made: Mapping[tuple[int, int], int]) -> list[int]:
+    """The same for a long word, whose least entry is slow to find: since a merge is made of earlier ones, one
+    sweep over all merges in their order meets each at its turn."""
+    tokens = ids.decode("latin-1")
+    for (a, b), new in made.items():
+        tokens = tokens.replace(chr(a) + chr(b), chr(new))
+    return list(map(ord, tokens))
+
+
 class _Words(dict):
     """The ids of each word, as the bytes of an array; the first `words[word]` computes them."""
 
@@ -210,34 +240,9 @@ class _Words(dict):
     def __missing__(self, word: str) -> bytes:
         ids = word.encode("utf-8", "surrogateescape").translate(self.id_of_byte)
         if len(ids) > _LONG:
-            return array(self.typecode, self._sweep(ids)).tobytes()
-        self[word] = result = array(self.typecode, self._merge(list(ids))).tobytes()
+            return array(self.typecode, merge_by_sweep(ids, self.made)).tobytes()
+        self[word] = result = array(self.typecode, merge_by_rank(list(ids), self.made)).tobytes()
         return result
-
-    def _merge(self, ids: list[int]) -> list[int]:
-        """Merge neighbours until no pair is known, each time the pair that training merged first."""
-        made, none = self.made.get, MAX_VOCAB_SIZE
-        new_ids = list(map(made, pairwise(ids), repeat(none)))  # what each neighbouring pair would become
-        while new_ids:
-            new = min(new_ids)
-            if new == none:
-                break
-            i = new_ids.index(new)
-            ids[i] = new
-            del ids[i + 1], new_ids[i]
-            if i:
-                new_ids[i - 1] = made((ids[i - 1], new), none)
-            if i < len(new_ids):
-                new_ids[i] = made((new, ids[i + 1]), none)
-        return ids
-
-    def _sweep(self, ids: bytes) -> Iterable[int]:
-        """The same for a long word, whose least entry is slow to find: since a merge is made of earlier ones,
-        one sweep over all merges in their order meets each at its turn."""
-        tokens = ids.decode("latin-1")
-        for (a, b), new in self.made.items():
-            tokens = tokens.replace(chr(a) + chr(b), chr(new))
-        return map(ord, tokens)
 
 
 class _Pieces(dict):
@@ -459,9 +464,10 @@ def _read_text(path: PathLike) -> str:
 
 
 def _read_json(path: PathLike) -> object:
+    text = _read_text(path)
     try:
-        return json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
         raise NanoEulerError(f"{path}: not JSON ({error})") from None
 
 

@@ -232,7 +232,7 @@ def test_every_byte_string_round_trips(data):
 
 
 def test_random_byte_strings_round_trip():
-    """A short version of `python benchmarks/tokenizer.py --only fuzz`, which tries a million."""
+    """A short version of `python -m benchmarks.tokenizer fuzz`, which tries a million."""
     rng = random.Random(2)
     for _ in range(20_000):
         data = rng.randbytes(rng.randrange(30))
@@ -596,7 +596,7 @@ def sample_texts():
 
 @needs_data
 def test_gpt2_ids_are_those_of_tokenizers(gpt2):
-    """0 mismatches; `python benchmarks/tokenizer.py --only exact` compares all 224 MB."""
+    """0 mismatches; `python -m benchmarks.tokenizer exact` compares all 224 MB."""
     tokenizers = pytest.importorskip("tokenizers")
     theirs = tokenizers.ByteLevelBPETokenizer(str(DATA / "gpt2/encoder.json"), str(DATA / "gpt2/vocab.bpe"))
     for text in sample_texts():

@@ -1,0 +1,203 @@
+"""Chapter 02: its trainers agree, its checks accept what is right and reject wrong answers, each of them named."""
+
+import ast
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "02_fast_tokenizer.ipynb"
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """The imports, functions and classes of all cells, and the tables of wrong answers; no experiment is run."""
+    names = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        for node in ast.parse(cell.source).body if cell.cell_type == "code" else ():
+            name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+            if name.startswith(("_", "wrong_")) or isinstance(
+                node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+            ):
+                exec(compile(ast.Module([node], []), str(NOTEBOOK), "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def rejected(check, *answer) -> bool:
+    try:
+        return check(*answer) not in ("right", "not written yet")
+    except AssertionError:
+        return True
+
+
+# ---- The ladder
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_trainer_finds_the_plain_trainer_s_merges(chapter, seed):
+    c, draw = chapter, random.Random(seed)
+    text = "".join(draw.choices("ab cü\n.", [6, 4, 3, 1, 1, 1, 1], k=draw.randrange(60)))
+    expected = c.train_bpe(c.split_words(text), 25)
+    words = c.count_plainly(text)
+    assert c.train_distinct(words, 25, c.pair_counts) == expected
+    assert c.train_indexed(words, 25, c.merge_word) == expected
+    assert c.train_heap(words, 25, c.merge_word) == expected
+    assert c.find_merges(c.count_words(text), 25) == expected
+
+
+def test_a_heap_that_trusts_its_entries_finds_other_merges(chapter):
+    words = chapter.count_plainly("abd abd bd ab ab bd " * 3)
+    expected = chapter.train_heap(words, 9, chapter.merge_word)
+    assert chapter.train_heap(words, 9, chapter.merge_word, pop=chapter.pop_trusting) != expected
+
+
+# ---- The gaps
+
+
+GAPS = {
+    "pair counts": lambda c: (c.check_pair_counts, c.my_pair_counts, c.pair_counts),
+    "merge word": lambda c: (c.check_merge_word, c.my_merge_word, c.merge_word),
+    "merge by rank": lambda c: (c.check_merge_by_rank, c.my_merge_by_rank, c.merge_by_rank),
+}
+
+
+@pytest.mark.parametrize("parts", GAPS.values(), ids=GAPS)
+def test_gap(chapter, parts):
+    check, stub, book = parts(chapter)
+    assert check(stub) == "not written yet"
+    assert check(book) == "right"
+
+
+def by_places(word, pair, new):
+    """Another right way: old word and new word walked side by side."""
+    merged, lost, gained, i = [], [], [], 0
+    while i < len(word):
+        here = new if tuple(word[i : i + 2]) == pair else word[i]
+        if merged and new in (merged[-1], here):
+            lost.append((word[i - 1], word[i]))
+            gained.append((merged[-1], here))
+        merged.append(here)
+        i += 2 if here == new else 1
+    return merged, lost, gained
+
+
+def test_another_way_to_merge_a_word_is_right_too(chapter):
+    assert chapter.check_merge_word(by_places) == "right"
+
+
+def counted(words, weigh=True, overlap=True, glue=False):
+    """Pair counts with one thing wrong, if asked."""
+    counts = Counter()
+    sequences = [(sum(words, ()), 1)] if glue else words.items()
+    for word, times in sequences:
+        last = None
+        for i, pair in enumerate(pairwise(word)):
+            if overlap or pair[0] != pair[1] or last != i - 1:
+                counts[pair] += times if weigh else 1
+                last = i
+    return counts
+
+
+WRONG_COUNTS = {
+    "every distinct word once": dict(weigh=False),
+    "places that overlap counted once": dict(overlap=False),
+    "pairs across words": dict(glue=True),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
+def test_wrong_pair_counts_are_rejected(chapter, wrong):
+    assert chapter.check_pair_counts(counted) == "right"
+    assert rejected(chapter.check_pair_counts, lambda words: counted(words, **wrong))
+
+
+def recount(word, pair, new):
+    merged = by_places(word, pair, new)[0]
+    return merged, list(pairwise(word)), list(pairwise(merged))
+
+
+def from_right(word, pair, new):
+    merged = by_places(word[::-1], pair[::-1], new)[0][::-1]
+    borders = [border for border in pairwise(merged) if new in border]
+    return merged, [(pair[1] if a == new else a, pair[0] if b == new else b) for a, b in borders], borders
+
+
+WRONG_MERGES = {
+    "new neighbours taken for old ones": lambda c: c.merge_beside,
+    "all pairs of the word listed": lambda c: recount,
+    "merged from the right": lambda c: from_right,
+    "lost pairs forgotten": lambda c: lambda *a: (by_places(*a)[0], [], by_places(*a)[2]),
+    "gained pairs forgotten": lambda c: lambda *a: (*by_places(*a)[:2], []),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_MERGES.values(), ids=WRONG_MERGES)
+def test_wrong_merge_word_is_rejected(chapter, wrong):
+    assert rejected(chapter.check_merge_word, wrong(chapter))
+
+
+def by_position(ids, made):
+    """Merge the leftmost known pair, whatever its rank."""
+    while known := [i for i, pair in enumerate(pairwise(ids)) if pair in made]:
+        ids[known[0] : known[0] + 2] = [made[ids[known[0]], ids[known[0] + 1]]]
+    return ids
+
+
+def longest_first(ids, made):
+    """Cut off the longest token that fits, from the left."""
+    text = {i: (i,) for i in range(256)}
+    for (a, b), new in made.items():
+        text[new] = text[a] + text[b]
+    found = []
+    while ids:
+        best = max((i for i in text if tuple(ids[: len(text[i])]) == text[i]), key=lambda i: len(text[i]))
+        found.append(best)
+        ids = ids[len(text[best]) :]
+    return found
+
+
+def latest_first(ids, made):
+    """Merge the pair that training found last."""
+    while known := [(made[pair], -i) for i, pair in enumerate(pairwise(ids)) if pair in made]:
+        new, minus_i = max(known)
+        ids[-minus_i : 2 - minus_i] = [new]
+    return ids
+
+
+def rightmost_first(ids, made):
+    """The least rank, but of equal pairs the last one."""
+    while known := [(made[pair], -i) for i, pair in enumerate(pairwise(ids)) if pair in made]:
+        new, minus_i = min(known)
+        ids[-minus_i : 2 - minus_i] = [new]
+    return ids
+
+
+@pytest.mark.parametrize("wrong", [by_position, longest_first, latest_first, rightmost_first])
+def test_wrong_merge_by_rank_is_rejected(chapter, wrong):
+    assert rejected(chapter.check_merge_by_rank, wrong)
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+
+EXERCISES = {
+    "predict": lambda c: (c.check_changes, c.my_changes, c.changes, c.wrong_changes),
+    "borders": lambda c: (c.check_most_changes, c.my_most_changes, c.most_changes, c.wrong_bounds),
+    "diagnose": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
+    "cache": lambda c: (c.check_hit_rate, c.my_hit_rate, c.hit_rate, c.wrong_rates),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    check, stub, solution, wrong_answers = parts(chapter)
+    assert check(stub) == "not written yet"
+    assert check(solution) == "right"
+    assert len(wrong_answers) >= 3
+    for name, wrong in wrong_answers.items():
+        assert rejected(check, wrong), f"accepted: {name}"
