@@ -3,12 +3,14 @@
 import codecs
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
+from nanoeuler_lib.plan import Rope
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
 
@@ -16,52 +18,115 @@ class Decoder:
     """The model one piece of text after another, for a single sequence.
 
     Keys and values of the tokens seen so far are kept, so feeding one more token costs one position, not all of them.
-    `Decoder(model).feed(tokens)` gives the same logits as `model.logits(tokens[None])[0, -1]`.
+    `Decoder(model).feed(tokens)` gives the same logits as `model.logits(tokens[None])[0, -1]`. `length` is the number
+    of tokens seen; setting it back to n forgets all but the first n.
+
+    A step for one token does so little arithmetic that NumPy's calls and allocations would cost as much: every buffer
+    and every view of it is made here, once, and the gains of RMSNorm are multiplied into the weights behind them. When
+    the model's weights change, make a new decoder.
     """
 
     def __init__(self, model: GPT):
-        self.model = model
-        c = self.config = model.config
-        self.cos, self.sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta, model.dtype)
-        self.keys = np.empty((c.layers, c.kv_heads, c.context, c.head_dim), model.dtype)
-        self.values = np.empty_like(self.keys)
-        self.length = 0  # tokens seen
+        c, p, dtype = model.config, model.params, model.dtype
+        H, G, C = c.heads, c.kv_heads, c.head_dim
+        rope = Rope(c, c.context, dtype)  # q and k are paired and q divided by sqrt(C), as in `ops/cpu.py`
+        self.config, self.turn, self.embed = c, rope.turn, p["embed"]
+        self.layers = [
+            SimpleNamespace(
+                qkv=p[f"layers.{i}.norm1"][:, None] * p[f"layers.{i}.qkv"][:, rope.order],
+                cache=np.empty((2 * G, c.context, C), dtype),  # keys, then values
+                out=p[f"layers.{i}.out"],
+                gate_up=p[f"layers.{i}.norm2"][:, None] * p[f"layers.{i}.gate_up"],
+                down=p[f"layers.{i}.down"],
+            )
+            for i in range(c.layers)
+        ]
+        self.heads = p["norm_final"][:, None] * p["heads"][:, : c.vocab_size]
+        self.length = 0
+        self.x, self.y, self.delta = np.empty((3, c.dim), dtype)
+        self.qkv, self.gate_up = np.empty(c.qkv_dim, dtype), np.empty(2 * c.ffn, dtype)
+        self.gate, self.up, self.hidden = *self.gate_up.reshape(2, c.ffn), np.empty(c.ffn, dtype)
+        self.pairs = self.qkv[: (H + G) * C].view(rope.turn.dtype)
+        self.q, self.kv = self.qkv[: H * C].reshape(G, H // G, C), self.qkv[H * C :].reshape(2 * G, C)
+        self.attended = np.empty((G, H // G, C), dtype)
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [V] of head 0 for the token that comes next.
 
         Raises NanoEulerError when there is nothing to feed or the context is full.
         """
-        c, p, start, T = self.config, self.model.params, self.length, len(tokens)
-        if T == 0 or start + T > c.context:
+        self._check(tokens)
+        return (self._one(tokens[0]) if len(tokens) == 1 else self._many(tokens)[-1]) @ self.heads
+
+    def feed_all(self, tokens: np.ndarray) -> np.ndarray:
+        """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
+        self._check(tokens)
+        return self._many(tokens) @ self.heads
+
+    def _check(self, tokens):
+        context, start, T = self.config.context, self.length, len(tokens)
+        if T == 0 or start + T > context:
             raise NanoEulerError(
-                f"context is {c.context}, {start} used: got {T} tokens, expected 1 to {c.context - start}"
+                f"context is {context}, {start} used: got {T} tokens, expected 1 to {context - start}"
             )
-        H, G, C = c.heads, c.kv_heads, c.head_dim
-        turn = self.cos[start : start + T], self.sin[start : start + T]
-        future = np.arange(start + T) > np.arange(start, start + T)[:, None]  # [T, start + T]
-        x = p["embed"][tokens]  # [T, D]
-        for i in range(c.layers):
-            y = reference.rmsnorm_forward(x, p[f"layers.{i}.norm1"], c.norm_eps)[0]
-            qkv = (y @ p[f"layers.{i}.qkv"]).reshape(T, H + 2 * G, C).swapaxes(0, 1)  # [H+2G, T, C]
-            q = reference.rope_forward(qkv[:H], *turn)[0].reshape(G, H // G, T, C)
-            self.keys[i, :, start : start + T] = reference.rope_forward(qkv[H : H + G], *turn)[0]
-            self.values[i, :, start : start + T] = qkv[H + G :]
-            k, v = (
-                self.keys[i, :, None, : start + T],
-                self.values[i, :, None, : start + T],
-            )  # [G, 1, start + T, C]
-            scores = np.where(future, -np.inf, q @ k.swapaxes(-1, -2) / math.sqrt(C))
+
+    def _one(self, token):
+        """The residual stream behind one more token, normed: [D]."""
+        c, x, y, delta, hidden, attended = self.config, self.x, self.y, self.delta, self.hidden, self.attended
+        position, end = self.length, self.length + 1
+        x[...] = self.embed[token]
+        turn = self.turn[position]
+        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+            for a in self.layers:
+                np.multiply(x, 1 / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps), out=y)
+                np.dot(y, a.qkv, out=self.qkv)
+                np.multiply(self.pairs, turn, out=self.pairs)
+                a.cache[:, position] = self.kv
+                keys, values = a.cache[: c.kv_heads, :end], a.cache[c.kv_heads :, :end]
+                scores = np.matmul(self.q, keys.mT)  # [G, H/G, end]
+                scores -= np.maximum.reduce(scores, axis=-1, keepdims=True)
+                np.exp(scores, out=scores)
+                np.matmul(scores, values, out=attended)
+                attended /= np.add.reduce(scores, axis=-1, keepdims=True)
+                np.dot(attended.reshape(-1), a.out, out=delta)
+                x += delta
+                np.multiply(x, 1 / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps), out=y)
+                np.dot(y, a.gate_up, out=self.gate_up)
+                np.negative(self.gate, out=hidden)
+                np.exp(hidden, out=hidden)
+                hidden += 1
+                np.divide(self.gate, hidden, out=hidden)
+                hidden *= self.up
+                np.dot(hidden, a.down, out=delta)
+                x += delta
+        self.length = end
+        return x / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps)
+
+    def _many(self, tokens):
+        """The residual stream behind each of several more tokens, normed: [T, D]. What `_one` does, in matrices."""
+        c, start, T = self.config, self.length, len(tokens)
+        H, G, C, end = c.heads, c.kv_heads, c.head_dim, start + T
+        future = np.arange(end) > np.arange(start, end)[:, None]  # [T, end]
+        x = self.embed[tokens]  # [T, D]
+        for a in self.layers:
+            qkv = self._normed(x) @ a.qkv
+            qkv[:, : (H + G) * C].view(self.turn.dtype)[...] *= self.turn[start:end]
+            heads = qkv.reshape(T, H + 2 * G, C).swapaxes(0, 1)  # [H+2G, T, C]
+            a.cache[:, start:end] = heads[H:]
+            keys, values = a.cache[:G, None, :end], a.cache[G:, None, :end]  # [G, 1, end, C]
+            scores = np.where(future, -np.inf, heads[:H].reshape(G, H // G, T, C) @ keys.mT)
             probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
             probs /= probs.sum(axis=-1, keepdims=True)
-            attended = (probs @ v).reshape(H, T, C).swapaxes(0, 1).reshape(T, H * C)
-            x = x + attended @ p[f"layers.{i}.out"]
-            y = reference.rmsnorm_forward(x, p[f"layers.{i}.norm2"], c.norm_eps)[0]
-            gate, up = np.split(y @ p[f"layers.{i}.gate_up"], 2, axis=-1)
-            x = x + reference.swiglu_forward(gate, up)[0] @ p[f"layers.{i}.down"]
-        self.length += T
-        last = reference.rmsnorm_forward(x[-1], p["norm_final"], c.norm_eps)[0]
-        return last @ p["heads"][:, : c.vocab_size]
+            attended = (probs @ values).reshape(H, T, C).swapaxes(0, 1).reshape(T, H * C)
+            x += attended @ a.out
+            gate, up = np.split(self._normed(x) @ a.gate_up, 2, axis=-1)
+            x += reference.swiglu_forward(gate, up)[0] @ a.down
+        self.length = end
+        return self._normed(x)
+
+    def _normed(self, x):
+        """RMSNorm but for its gain, which is in the weights."""
+        return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
 
 
 def sample(

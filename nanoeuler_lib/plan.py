@@ -4,16 +4,18 @@ Nothing is allocated while the model runs: each composite operation writes into 
 whole memory plan on one page; `Plan.nbytes` says what it costs before a run starts.
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.ops import reference
+from nanoeuler_lib.ops import cpu, reference
 
-LOGIT_ROWS = (
-    256  # positions whose logits exist at one time; 256 x K V float32 is 2 MB for `small` and stays in cache
+LOGIT_ROWS = 256  # positions whose logits exist at one time: 256 x V float32 stay in cache
+ALIGN = (
+    64  # bytes of a cache line, and of the widest vector register: loads that straddle two lines cost double
 )
 
 
@@ -25,12 +27,15 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
     H, G, C = config.heads, config.kv_heads, config.head_dim
+    blocks = cpu.row_blocks(T)
     layer = dict(
         x1=(N, D),  # residual stream that enters the block
         rstd1=(N, 1),  # 1 / root mean square of x1
         y1=(N, D),  # rmsnorm(x1)
         qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
-        probs=(B, G, H // G, T, T),  # exp(scores - max), not yet divided by the row sums
+        probs=(
+            B * H * sum((b.stop - b.start) * b.stop for b in blocks),
+        ),  # exp(scores), not yet divided by row sums
         inv_sum=(B, G, H // G, T, 1),  # 1 / row sums
         attended=(N, H * C),  # attention's output, heads side by side
         x2=(N, D),  # residual stream between the halves
@@ -55,9 +60,9 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
     )
     scratch = dict(
         work=(N, max(D, F)),
-        work_heads=(B, G, H // G, T, C),
-        work_probs=(B, G, H // G, T, T),
-        work_logits=(min(N, LOGIT_ROWS), K * V),
+        work_heads=(B * H * blocks[0].stop * C + B * G * T * C,),
+        work_probs=(B * H * max((b.stop - b.start) * b.stop for b in blocks),),
+        work_logits=(min(N, LOGIT_ROWS), V + D),
         work_weight=(max(D * (H + 2 * G) * C, H * C * D, 2 * D * F, D * K * V, V * D),),
         work_qkv_weight=(D, (H + 2 * G) * C),
     )
@@ -83,11 +88,11 @@ class Plan:
         self.layers = [SimpleNamespace() for _ in range(config.layers)]
         for index, names in enumerate(self.layers):
             for name, shape in layer.items():
-                array = np.empty(shape, dtype)
+                array = _empty(shape, self.dtype)
                 setattr(names, name, array)
                 self.buffers[f"layers.{index}.{name}"] = array
         for name, shape in (step | scratch).items():
-            self.buffers[name] = np.empty(shape, dtype)
+            self.buffers[name] = _empty(shape, self.dtype)
             setattr(self, name, self.buffers[name])
         self.rope = Rope(config, time, self.dtype)
 
@@ -97,6 +102,14 @@ class Plan:
         return sum(array.nbytes for array in self.buffers.values())
 
 
+def _empty(shape, dtype):
+    """np.empty, but starting at a multiple of ALIGN bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGN, np.uint8)
+    start = -memory.ctypes.data % ALIGN
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 class Rope:
     """The tables of RoPE for T positions, in two forms.
 
@@ -104,6 +117,7 @@ class Rope:
     turn: complex [T, (H+G) C/2], for packed q and k whose pairs stand next to each other, so that one complex
     product turns them all; q's part is divided by sqrt(C), which attention would otherwise do to every score.
     order: [(H+2G) C], the column of the half-split layout that stands at each place of the paired layout.
+    place: [(H+2G) C], the place of each column, the inverse of `order`.
     """
 
     def __init__(self, config: ModelConfig, time: int, dtype: np.dtype):
@@ -117,3 +131,4 @@ class Rope:
         paired = np.arange(C).reshape(2, C // 2).T.reshape(-1)  # 0, C/2, 1, C/2 + 1, ...
         heads = np.arange(H + G)[:, None] * C + paired  # [H+G, C]
         self.order = np.concatenate([heads.reshape(-1), np.arange((H + G) * C, (H + 2 * G) * C)])
+        self.place = np.argsort(self.order)

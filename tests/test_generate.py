@@ -1,12 +1,14 @@
 """Generation: the cache changes nothing, sampling draws what it should, text comes in whole characters and goes on."""
 
+import tracemalloc
+
 import checks
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generate import Decoder, generate, sample, stream
 from nanoeuler_lib.model import GPT
@@ -53,6 +55,65 @@ def test_cache_equals_no_cache(seed):
 def test_cache_equals_no_cache_at_any_size(groups, repeat, width, context, seed):
     heads = groups * repeat
     checks.check_decoder(ModelConfig(heads * width, heads, groups, 2, context, 11, 2, ffn=5), seed)
+
+
+def test_feed_all_gives_the_logits_behind_each_token(model):
+    tokens = np.random.default_rng(1).integers(0, 260, 16)
+    full = model.logits(tokens[None])[0]
+    for cuts in ([16], [1, 16], [5, 6, 16], [15, 16]):
+        decoder, start = Decoder(model), 0
+        for end in cuts:
+            found = decoder.feed_all(tokens[start:end])
+            assert found.shape == (end - start, 260)
+            checks.close(found, full[start:end], 1e-12, f"logits {start} to {end}")
+            start = end
+    with pytest.raises(NanoEulerError, match="16 used: got 1 tokens, expected 1 to 0"):
+        decoder.feed_all(tokens[:1])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8), st.integers(0, 99))
+def test_forgetting(moves, seed):
+    """Whatever was fed and forgotten before, the logits are those of the tokens that are left."""
+    rng = np.random.default_rng(seed)
+    fresh = GPT(CONFIG, checks.random_parameters(CONFIG, seed))
+    decoder, kept = Decoder(fresh), []
+    for count, forget in moves:
+        more = rng.integers(0, 260, min(count, 16 - len(kept)))
+        if len(more) == 0:
+            break
+        kept += [int(token) for token in more]
+        found = decoder.feed(more)
+        checks.close(found, fresh.logits(np.array([kept]))[0, -1], 1e-12)
+        kept = kept[: max(0, len(kept) - forget)]
+        decoder.length = len(kept)
+
+
+def test_results_are_not_overwritten(model):
+    """Logits handed out stay as they are when the decoder goes on."""
+    decoder = Decoder(model)
+    first = decoder.feed(np.array([3]))
+    kept = first.copy()
+    decoder.feed(np.array([4]))
+    assert np.array_equal(first, kept)
+
+
+def test_a_token_allocates_little():
+    """Next to the logits, not much more than the scores of one position: no buffer of the model's size."""
+    config = preset("small")
+    decoder, token = Decoder(GPT(config)), np.array([7])
+    for _ in range(100):
+        decoder.feed(token)
+    tracemalloc.start()
+    try:
+        decoder.feed(token)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        decoder.feed(token)
+        growth = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert growth < 4 * config.vocab_size + 3 * 4 * config.heads * config.context + 4000, growth
 
 
 def test_cache_in_float32():
@@ -109,7 +170,7 @@ def test_extreme_logits():
     assert counts.min() > 400
     for bad in ([np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]):
         for temperature in (0, 1):
-            with pytest.raises(NanoEulerError, match="the largest logit is .*, expected a finite number"):
+            with pytest.raises(NanoEulerError, match=r"the largest logit is .*, expected a finite number"):
                 sample(np.array(bad), rng, temperature)
 
 

@@ -5,13 +5,33 @@ with the batch. Forward and backward stand side by side in the order of the mode
 the residual stream and, where `accumulate` is true, to weight gradients. `ops/plain.py` does the same with the pure
 functions of `ops/reference.py`; the tests hold the two equal in every buffer.
 
-What makes it fast: products write into place (`out=`); RoPE is one complex
-product, because q and k leave their projection with pairs side by side; softmax is never normalised over its T x T
-entries, only the T x C result is; heads are strided views, never copies; logits exist for 256 positions at a time.
+What makes it fast: products write into place (`out=`); RoPE is one complex product, because q and k leave their
+projection with pairs side by side; attention computes blocks of rows, and of the future only what lies in a block;
+softmax is never normalised over its T x T entries, only the T x C result is, and no largest score is subtracted where
+`exp` does not need it; the sums of rows are products with a vector; heads are strided views; logits exist for one
+head and 256 positions at a time; what takes many passes over wide rows takes them block by block, in cache.
 Arguments named `work...` are scratch space.
 """
 
+import math
+
 import numpy as np
+
+BLOCK = 64  # rows that attention computes at a time
+ROWS = 128  # rows that SwiGLU computes at a time
+SAFE = 40.0  # for |x| up to here exp(x) neither overflows nor vanishes, in float32, nor do its sums and quotients
+
+
+def _cut(work, start, *shape):
+    """An array of this shape in scratch space, from its element `start` on."""
+    flat = work.reshape(-1)
+    return flat[start : start + math.prod(shape)].reshape(shape)
+
+
+def _far_from_zero(z):
+    """Whether a softmax of z needs its largest number subtracted: two passes to know it, where the rest takes four."""
+    return max(z.max(), -z.min()) > SAFE
+
 
 # --------------------------------------------------------------------------------------------------------------
 # embedding
@@ -47,15 +67,16 @@ def linear_back(dx, dw, dy, x, w, work_weight, accumulate):
     """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
     if dx is not None:
         np.matmul(dy, w.T, out=dx)
-    _weight_gradient(dw, x, dy, work_weight, accumulate)
+    _product(dw, x, dy, work_weight, accumulate)
 
 
-def _weight_gradient(dw, x, dy, work_weight, accumulate):
+def _product(dw, x, dy, work, accumulate):
+    """dw (+)= x^T dy, over the last two axes."""
     if not accumulate:
-        np.matmul(x.T, dy, out=dw)
+        np.matmul(x.mT, dy, out=dw)
         return
-    product = work_weight[: dw.size].reshape(dw.shape)
-    np.matmul(x.T, dy, out=product)
+    product = _cut(work, 0, *dw.shape)
+    np.matmul(x.mT, dy, out=product)
     dw += product
 
 
@@ -67,7 +88,7 @@ def add_rmsnorm(x, y, rstd, before, delta, gain, eps):
     """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N, 1]; delta None adds nothing (x is before)."""
     if delta is not None:
         np.add(before, delta, out=x)
-    np.einsum("nd,nd->n", x, x, out=rstd[:, 0])
+    np.vecdot(x, x, out=rstd[:, 0])
     rstd *= 1.0 / x.shape[1]
     rstd += eps
     np.sqrt(rstd, out=rstd)
@@ -81,18 +102,18 @@ def add_rmsnorm_back(dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
 
     The sum x = before + delta hands dx to both of its terms unchanged, so there is nothing more to do.
     """
-    normed = work[:, : x.shape[1]]
-    np.multiply(x, rstd, out=normed)
+    product = _cut(work, 0, *x.shape)
+    np.multiply(dy, x, out=product)
+    along = (product @ gain)[:, None]  # dnormed . x
+    along *= rstd**3 / x.shape[1]
     if accumulate:
-        dgain += np.einsum("nd,nd->d", dy, normed)
+        dgain += rstd[:, 0] @ product
     else:
-        np.einsum("nd,nd->d", dy, normed, out=dgain)
+        np.matmul(rstd[:, 0], product, out=dgain)
     dy *= gain
-    along = np.einsum("nd,nd->n", dy, normed)[:, None]
-    along *= 1.0 / x.shape[1]
-    normed *= along
-    dy -= normed
     dy *= rstd
+    np.multiply(x, along, out=product)
+    dy -= product
     dx += dy
 
 
@@ -115,12 +136,13 @@ def qkv_rope_back(dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accum
     _turn(dqkv, rope.turn_back)
     np.take(w, rope.order, axis=1, out=work_weight, mode="clip")
     np.matmul(dqkv, work_weight.T, out=dy)
-    product = work_sum[: dw.size].reshape(dw.shape)
+    product = _cut(work_sum, 0, *dw.shape)
     np.matmul(y.T, dqkv, out=product)
+    np.take(product, rope.place, axis=1, out=work_weight, mode="clip")
     if accumulate:
-        dw[:, rope.order] += product
+        dw += work_weight
     else:
-        dw[:, rope.order] = product
+        dw[...] = work_weight
 
 
 def _turn(qkv, turn):
@@ -135,56 +157,65 @@ def _turn(qkv, turn):
 
 def attention(y, probs, inv_sum, qkv, config):
     """y = softmax(q k^T + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; probs, inv_sum: see `plan.shapes`."""
-    q, k, v = _heads(qkv, config, probs.shape)
-    np.matmul(q, k.swapaxes(-1, -2), out=probs)
-    probs += _mask(probs.shape[-1], probs.dtype)
-    probs -= probs.max(axis=-1, keepdims=True)
-    np.exp(probs, out=probs)
-    np.sum(probs, axis=-1, keepdims=True, out=inv_sum)
+    q, k, v = _heads(qkv, config, inv_sum.shape)
+    out = _query_heads(y, config, inv_sum.shape)
+    for rows, end, scores in score_blocks(probs, inv_sum.shape):
+        np.matmul(q[:, :, :, rows], k[:, :, None, :end].mT, out=scores)
+        _exp_scores(scores)
+        inv_sum[:, :, :, rows, 0] = scores @ np.ones(end, scores.dtype)
+        np.matmul(scores, v[:, :, None, :end], out=out[:, :, :, rows])
     np.reciprocal(inv_sum, out=inv_sum)
-    out = _query_heads(y, config, probs.shape)
-    np.matmul(probs, v, out=out)
     out *= inv_sum
 
 
 def attention_back(dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
-    """dqkv of `attention`. Overwrites dy."""
-    q, k, v = _heads(qkv, config, probs.shape)
-    dq, dk, dv = _heads(dqkv, config, probs.shape)
-    out, dout = _query_heads(y, config, probs.shape), _query_heads(dy, config, probs.shape)
+    """dqkv of `attention`. Overwrites dy.
+
+    The rows of the query heads that share a key stand below each other (`group_...`), so that one product adds up what
+    all of them send back to it.
+    """
+    q, k, v = _heads(qkv, config, inv_sum.shape)
+    dq, dk, dv = _heads(dqkv, config, inv_sum.shape)
+    out, dout = _query_heads(y, config, inv_sum.shape), _query_heads(dy, config, inv_sum.shape)
     dout *= inv_sum  # probs lack this factor, so dout carries it
-    along = np.einsum("bgrtc,bgrtc->bgrt", dout, out)[..., None]  # sum_j dP_ij P_ij equals dout_i . out_i
-    np.matmul(probs.swapaxes(-1, -2), dout, out=work_heads)
-    np.sum(work_heads, axis=2, out=dv[:, :, 0])
-    np.matmul(dout, v.swapaxes(-1, -2), out=work_probs)
-    work_probs -= along
-    work_probs *= probs
-    np.matmul(work_probs, k, out=dq)
-    np.matmul(work_probs.swapaxes(-1, -2), q, out=work_heads)
-    np.sum(work_heads, axis=2, out=dk[:, :, 0])
+    along = np.vecdot(dout, out)[..., None]  # sum_j dP_ij P_ij equals dout_i . out_i
+    for rows, end, p in reversed(score_blocks(probs, inv_sum.shape)):  # first the one that reaches every key
+        B, G, R, t, _ = p.shape
+        dp, block = _cut(work_probs, 0, *p.shape), _cut(work_heads, 0, B, G, R, t, config.head_dim)
+        group_p, group_dp, group = (x.reshape(B, G, R * t, -1) for x in (p, dp, block))
+        work, accumulate = work_heads[block.size :], end < inv_sum.shape[3]
+        block[...] = dout[:, :, :, rows]
+        _product(dv[:, :, :end], group_p, group, work, accumulate)
+        np.matmul(group, v[:, :, :end].mT, out=group_dp)
+        dp -= along[:, :, :, rows]
+        dp *= p
+        block[...] = q[:, :, :, rows]
+        _product(dk[:, :, :end], group_dp, group, work, accumulate)
+        np.matmul(dp, k[:, :, None, :end], out=dq[:, :, :, rows])
 
 
-def _heads(qkv, config, shape):
-    """Views of packed qkv: q [B, G, H/G, T, C], k and v [B, G, 1, T, C]."""
-    B, G, R, T, _ = shape
-    C = config.head_dim
-    packed = qkv.reshape(B, T, -1)
-    q = packed[:, :, : G * R * C].reshape(B, T, G, R, C).transpose(0, 2, 3, 1, 4)
-    k, v = (
-        packed[:, :, s : s + G * C].reshape(B, T, G, 1, C).transpose(0, 2, 3, 1, 4)
-        for s in _kv_columns(config)
-    )
-    return q, k, v
+def row_blocks(time):
+    """Slices of the rows of scores that attention computes together; no row of a slice sees a key from its end on."""
+    return [slice(start, min(start + BLOCK, time)) for start in range(0, time, BLOCK)]
 
 
-def _kv_columns(config):
-    C = config.head_dim
-    return config.heads * C, (config.heads + config.kv_heads) * C
+def score_blocks(probs, shape):
+    """(rows, end, scores) of each block: scores [B, G, R, rows, end], a part of `probs`, where block follows block."""
+    blocks, start = [], 0
+    for rows in row_blocks(shape[3]):
+        scores = _cut(probs, start, *shape[:3], rows.stop - rows.start, rows.stop)
+        blocks.append((rows, rows.stop, scores))
+        start += scores.size
+    return blocks
 
 
-def _query_heads(y, config, shape):
-    B, G, R, T, _ = shape
-    return y.reshape(B, T, G, R, config.head_dim).transpose(0, 2, 3, 1, 4)
+def _exp_scores(scores):
+    """exp in place, 0 for keys in the future: above the diagonal of the last columns, which are the rows' own."""
+    own, far = scores[..., -scores.shape[-2] :], _far_from_zero(scores)
+    own += _mask(own.shape[-1], scores.dtype)
+    if far:
+        scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
 
 
 _masks = {}
@@ -197,34 +228,60 @@ def _mask(time, dtype):
     return _masks[time, dtype]
 
 
+def _heads(qkv, config, shape):
+    """Views of packed qkv: q [B, G, H/G, T, C], k and v [B, G, T, C]."""
+    B, G, R, T, _ = shape
+    C = config.head_dim
+    heads = qkv.reshape(B, T, -1, C).swapaxes(1, 2)  # [B, H+2G, T, C]
+    q = heads[:, : G * R].reshape(B, G, R, T, C)
+    return q, heads[:, G * R : G * R + G], heads[:, G * R + G :]
+
+
+def _query_heads(y, config, shape):
+    B, G, R, T, _ = shape
+    return y.reshape(B, T, G, R, config.head_dim).transpose(0, 2, 3, 1, 4)
+
+
 # --------------------------------------------------------------------------------------------------------------
 # SwiGLU
 
 
 def swiglu(hidden, sigmoid, gate_up):
     """hidden = gate * sigmoid(gate) * up. gate_up: [N, 2F]; hidden, sigmoid: [N, F]."""
-    gate, up = np.split(gate_up, 2, axis=1)
-    np.negative(gate, out=sigmoid)
-    with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
-        np.exp(sigmoid, out=sigmoid)
-    sigmoid += 1.0
-    np.reciprocal(sigmoid, out=sigmoid)
-    np.multiply(gate, sigmoid, out=hidden)
-    hidden *= up
+    for h, s, gu in _row_blocks(hidden, sigmoid, gate_up):
+        gate, up = _halves(gu)
+        np.negative(gate, out=s)
+        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+            np.exp(s, out=s)
+        s += 1.0
+        np.reciprocal(s, out=s)
+        np.multiply(gate, s, out=h)
+        h *= up
 
 
 def swiglu_back(dgate_up, dhidden, sigmoid, gate_up, work):
     """dgate_up of `swiglu`. Overwrites dhidden."""
-    gate, up = np.split(gate_up, 2, axis=1)
-    dgate, dup = np.split(dgate_up, 2, axis=1)
-    silu = work[:, : gate.shape[1]]
-    np.multiply(gate, sigmoid, out=silu)
-    np.multiply(dhidden, silu, out=dup)
-    dhidden *= up
-    np.subtract(1.0, sigmoid, out=dgate)
-    dgate *= silu
-    dgate += sigmoid  # d silu / d gate = s + silu (1 - s)
-    dgate *= dhidden
+    for dgu, dh, s, gu in _row_blocks(dgate_up, dhidden, sigmoid, gate_up):
+        (gate, up), (dgate, dup) = _halves(gu), _halves(dgu)
+        silu = _cut(work, 0, *s.shape)
+        np.multiply(gate, s, out=silu)
+        np.multiply(dh, silu, out=dup)
+        dh *= up
+        dh *= s
+        slope = np.subtract(gate, silu, out=silu)
+        slope += 1.0  # d silu / d gate = s (1 + gate - silu)
+        np.multiply(dh, slope, out=dgate)
+
+
+def _halves(gate_up):
+    F = gate_up.shape[1] // 2
+    return gate_up[:, :F], gate_up[:, F:]
+
+
+def _row_blocks(*arrays):
+    """The same rows of all arrays, some at a time: what is read and written in many passes stays in cache."""
+    for start in range(0, len(arrays[0]), ROWS):
+        yield [array[start : start + ROWS] for array in arrays]
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -238,30 +295,33 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, work_logits, work_weight, a
     one position in the loss, so that the loss is (losses * scale).sum(). dy: [N, D]; dw: [D, K V]. With dy and dw
     None only the losses are computed.
     """
-    N, K = losses.shape
-    rows = len(work_logits)
+    (N, D), K = y.shape, losses.shape[1]
     V = w.shape[1] // K
-    for start in range(0, N, rows):
-        part = slice(start, min(start + rows, N))
-        logits = work_logits[: part.stop - start, : K * V]
-        np.matmul(y[part], w, out=logits)
-        z = logits.reshape(-1, V)  # a row for each position and head
-        target = targets[part].reshape(-1)
-        weight = np.where(target >= 0, np.broadcast_to(scale, (part.stop - start, K)).reshape(-1), 0).astype(
-            y.dtype
-        )
-        pick = (np.arange(len(z)), target)  # -1 picks the last column, whose weight is then 0
-        z -= z.max(axis=1, keepdims=True)
-        at_target = z[pick]
-        np.exp(z, out=z)
-        total = z.sum(axis=1, keepdims=True)
-        losses[part] = np.where(target >= 0, np.log(total[:, 0]) - at_target, 0).reshape(-1, K)
-        if dw is None:
-            continue
-        z *= weight[:, None] / total
-        z[pick] -= weight
-        np.matmul(logits, w.T, out=dy[part])
-        _weight_gradient(dw, y[part], logits, work_weight, accumulate or start > 0)
+    for start in range(0, N, len(work_logits)):
+        rows = slice(start, min(start + len(work_logits), N))
+        for head in range(K):
+            columns, target = slice(head * V, (head + 1) * V), targets[rows, head]
+            z = _cut(work_logits, 0, len(target), V)
+            np.matmul(y[rows], w[:, columns], out=z)
+            if _far_from_zero(z):
+                z -= z.max(axis=1, keepdims=True)
+            pick = (np.arange(len(z)), target)  # -1 picks the last column, whose weight is then 0
+            at_target = z[pick]
+            np.exp(z, out=z)
+            total = z @ np.ones(V, z.dtype)
+            losses[rows, head] = np.where(target >= 0, np.log(total) - at_target, 0)
+            if dw is None:
+                continue
+            weight = np.where(target >= 0, scale[head], 0).astype(z.dtype)
+            z *= (weight / total)[:, None]
+            z[pick] -= weight
+            _product(dw[:, columns], y[rows], z, work_weight, accumulate or start > 0)
+            if head == 0:
+                np.matmul(z, w[:, columns].T, out=dy[rows])
+            else:
+                part = _cut(work_logits, z.size, len(target), D)
+                np.matmul(z, w[:, columns].T, out=part)
+                dy[rows] += part
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -66,12 +66,12 @@ class Plain:
         _store(dw, new_dw, accumulate)
 
     def attention(self, y, probs, inv_sum, qkv, config):
-        q, k, v = _split(qkv, probs.shape[-1], config)
+        q, k, v = _split(qkv, inv_sum.shape[3], config)
         _pack(y, self.f["attention_forward"](q * math.sqrt(config.head_dim), k, v)[0])
 
     def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
         root = math.sqrt(config.head_dim)
-        q, k, v = _split(qkv, probs.shape[-1], config)
+        q, k, v = _split(qkv, inv_sum.shape[3], config)
         _, saved = self.f["attention_forward"](q * root, k, v)
         B, H, T, C = q.shape
         dq, dk, dv = self.f["attention_backward"](dy.reshape(B, T, H, C).swapaxes(1, 2), saved)

@@ -1,0 +1,132 @@
+"""The same model in PyTorch, as a competent user writes it: what the benchmarks time NanoEuler beside.
+
+One Linear each for q k v, for gate and up, and for all prediction heads; RMSNorm modules; scaled_dot_product_attention
+with grouped queries; AdamW in its fused version; a key/value cache of fixed size for decoding.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.model import Parameters, head_weights
+
+
+class Block(nn.Module):
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.config = c
+        self.norm1, self.norm2 = nn.RMSNorm(c.dim, c.norm_eps), nn.RMSNorm(c.dim, c.norm_eps)
+        self.qkv = nn.Linear(c.dim, c.qkv_dim, bias=False)
+        self.out = nn.Linear(c.heads * c.head_dim, c.dim, bias=False)
+        self.gate_up = nn.Linear(c.dim, 2 * c.ffn, bias=False)
+        self.down = nn.Linear(c.ffn, c.dim, bias=False)
+
+    def forward(self, x, cos, sin, cache=None, start=0):
+        """x: [B, T, D]; cos, sin: [T, C]; cache: keys and values [2, B, G, context, C], filled up to `start`."""
+        c, (B, T, _) = self.config, x.shape
+        qkv = self.qkv(self.norm1(x)).view(B, T, -1, c.head_dim).transpose(1, 2)  # [B, H+2G, T, C]
+        q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            cache[0, :, :, start : start + T], cache[1, :, :, start : start + T] = k, v
+            k, v = cache[0, :, :, : start + T], cache[1, :, :, : start + T]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, -1))
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def rotate(x, cos, sin):
+    """RoPE in the half-split convention. x: [B, heads, T, C]."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-x2, x1], dim=-1) * sin
+
+
+class Peer(nn.Module):
+    def __init__(self, c: ModelConfig, params: Parameters | None = None):
+        """With the weights of a NanoEuler model, or with its own."""
+        super().__init__()
+        self.config = c
+        self.embed = nn.Embedding(c.vocab_size, c.dim)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm_final = nn.RMSNorm(c.dim, c.norm_eps)
+        self.heads = nn.Linear(c.dim, c.predict * c.vocab_size, bias=False)
+        angle = np.outer(np.arange(c.context), c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim))
+        angle = torch.from_numpy(np.concatenate([angle, angle], axis=1))
+        self.register_buffer("cos", angle.cos().float())
+        self.register_buffer("sin", angle.sin().float())
+        if params is not None:
+            self.load(params)
+
+    @torch.no_grad()
+    def load(self, params: Parameters) -> None:
+        """Our matrices are [in, out], those of Linear [out, in]."""
+        mine = dict(self.named_parameters())
+        for name, p in params.items():
+            target = mine[name.replace("layers.", "blocks.") + ".weight"]
+            target.copy_(torch.from_numpy(p if name == "embed" or p.ndim == 1 else p.T))
+
+    def forward(self, tokens, caches=None, start=0):
+        """The normed residual stream [B, T, D]. With caches, for the positions from `start` on."""
+        x = self.embed(tokens)
+        time = tokens.shape[1]
+        cos, sin = self.cos[start : start + time], self.sin[start : start + time]
+        for i, block in enumerate(self.blocks):
+            x = block(x, cos, sin, None if caches is None else caches[i], start)
+        return self.norm_final(x)
+
+    def loss(self, tokens, targets, weights):
+        """Weighted sum over heads of their mean nats. tokens: [B, T]; targets: [B, T, K]; weights: [K]."""
+        logits = self.heads(self(tokens))
+        nats = F.cross_entropy(logits.view(-1, self.config.vocab_size), targets.view(-1), reduction="none")
+        return nats.view(-1, self.config.predict).mean(dim=0) @ weights
+
+
+class Trainer:
+    """Steps of AdamW with the settings of a TrainConfig; `compiled` hands forward and backward to torch.compile."""
+
+    def __init__(self, c: ModelConfig, params: Parameters, config: TrainConfig, compiled: bool):
+        self.model = Peer(c, params)
+        matrices = [p for p in self.model.parameters() if p.ndim == 2]
+        gains = [p for p in self.model.parameters() if p.ndim == 1]
+        groups = [{"params": matrices, "weight_decay": config.decay}, {"params": gains, "weight_decay": 0.0}]
+        betas = (config.beta1, config.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
+        self.clip = config.clip
+        self.weights = torch.tensor(head_weights(c, config.later_heads), dtype=torch.float32)
+        self.loss = torch.compile(self.model.loss) if compiled else self.model.loss
+
+    def step(self, tokens: np.ndarray, targets: np.ndarray, rate: float) -> float:
+        """One step; returns the loss before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        loss = self.loss(torch.from_numpy(tokens), torch.from_numpy(targets), self.weights)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.item()
+
+
+class CachedDecoder:
+    """One sequence, token by token."""
+
+    def __init__(self, c: ModelConfig, params: Parameters):
+        self.model = Peer(c, params).eval()
+        self.caches = torch.zeros(c.layers, 2, 1, c.kv_heads, c.context, c.head_dim)
+        self.first_head = self.model.heads.weight[: c.vocab_size]
+        self.length = 0
+
+    @torch.inference_mode()
+    def feed(self, token: int) -> torch.Tensor:
+        """Logits [V] behind one more token."""
+        y = self.model(torch.tensor([[token]]), self.caches, self.length)
+        self.length += 1
+        return F.linear(y[0, 0], self.first_head)
+
+
+def describe() -> str:
+    """The version, and which vector instructions PyTorch's own kernels use."""
+    return f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()} kernels"
