@@ -140,8 +140,13 @@ def test_layer_check_fails_on_wrong_gradients():
         dw[1, 2] *= 1 + 3e-6  # one element of twelve, in its sixth decimal
         return dw
 
+    def halves_in_place(dy, w):
+        dy *= 0.5  # and with it what the check would compare with, if dy were not its own
+        return right(dy, w)
+
     for wrong in (
         one_element,
+        halves_in_place,
         lambda dy, w: 2 * w**2 * dy,
         lambda dy, w: -right(dy, w),
         lambda dy, w: np.zeros_like(w),
