@@ -152,7 +152,7 @@ def test_whole_steps_in_threads():
     model = GPT(config, checks.random_parameters(config, 0))
     twin = twin_of(model.params)
     with pytest.MonkeyPatch.context() as patch, train.one_blas_thread():
-        patch.setattr(train, "MICRO_TOKENS", 32)
+        patch.setattr("nanoeuler_lib.step.MICRO_TOKENS", 32)
         step_of = train.Step(model, AdamW(config, c, np.float64), c, 6, workers=2)
         tokens, targets = check_batch(config, 6, 16, 0)
         losses, norm = step_of(tokens, targets)
