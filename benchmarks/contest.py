@@ -78,3 +78,14 @@ def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, list[
 def median_ratio(theirs: list[float], ours: list[float]) -> float:
     """Median over rounds of their time by ours: above 1, we are faster."""
     return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+
+
+def verdict(seconds: dict[str, list[float]], ratio: float, goal: float) -> str:
+    """Whether the goal is met; nothing is decided when other work on the machine has slowed anyone by a third.
+
+    Libraries suffer unequally: threads that spin while they wait for each other lose far more than threads that sleep.
+    """
+    for name, values in seconds.items():
+        if (slowed := statistics.median(values) / min(values)) > 4 / 3:
+            return f"not decided: other work disturbed {name}, whose median is {slowed:.2f} times its fastest round"
+    return f"{'met' if ratio >= goal else 'MISSED'}: {ratio:.2f} times eager, goal {goal}"

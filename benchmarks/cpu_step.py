@@ -31,7 +31,7 @@ from unittest.mock import patch  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, take_turns  # noqa: E402
+from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, take_turns, verdict  # noqa: E402
 from nanoeuler_lib import ops  # noqa: E402
 from nanoeuler_lib.config import TrainConfig, preset  # noqa: E402
 from nanoeuler_lib.model import GPT  # noqa: E402
@@ -160,7 +160,7 @@ def compare(rows: int, rounds: int, forced: dict[str, str]) -> list[dict]:
         )  # fmt: skip
     if EAGER in seconds:
         ratio = median_ratio(seconds[EAGER], seconds[US])
-        print(f"  {'met' if ratio >= ROWS[rows] else 'MISSED'}: {ratio:.2f} times eager, goal {ROWS[rows]}")
+        print(f"  {verdict(seconds, ratio, ROWS[rows])}")
     return result
 
 

@@ -21,7 +21,7 @@ from importlib.util import find_spec  # noqa: E402
 import numpy as np  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
-from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, take_turns  # noqa: E402
+from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, take_turns, verdict  # noqa: E402
 from nanoeuler_lib.config import ModelConfig, preset  # noqa: E402
 from nanoeuler_lib.generate import Decoder  # noqa: E402
 from nanoeuler_lib.model import GPT  # noqa: E402
@@ -105,7 +105,8 @@ def compare(shape: str, rounds: int) -> list[dict]:
         )  # fmt: skip
     if EAGER in best:
         ratio = median_ratio(seconds[EAGER, best[EAGER]], seconds[US, best[US]])
-        print(f"  {'met' if ratio >= goal else 'MISSED'}: {ratio:.2f} times eager, goal {goal}")
+        judged = {name: seconds[name, best[name]] for name in names}
+        print(f"  {verdict(judged, ratio, goal)}")
     return result
 
 

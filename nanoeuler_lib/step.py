@@ -35,7 +35,7 @@ class Step:
         time = model.config.context
         limit = max(1, MICRO_TOKENS // time)
         self.micro = max(m for m in range(1, min(limit, rows) + 1) if rows % m == 0)
-        self.workers = min(workers or os.cpu_count() or 1, rows // self.micro)
+        self.workers = min(workers or cores(), rows // self.micro)
         self.weights = head_weights(model.config, config.later_heads)
         self.plans = [Plan(model.config, self.micro, time, model.dtype) for _ in range(self.workers)]
         self.grads = [Parameters(model.config, model.dtype) for _ in range(self.workers)]
@@ -92,6 +92,11 @@ class Step:
         """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
         losses = self.gradient(tokens, targets)
         return losses, self.apply() if np.isfinite(losses).all() else math.nan
+
+
+def cores() -> int:
+    """Cores that this process may use: fewer than the machine has under `taskset` or in a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def one_blas_thread():

@@ -34,7 +34,7 @@ from nanoeuler_lib.files import write_text
 from nanoeuler_lib.generate import generate
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW, learning_rate
-from nanoeuler_lib.step import Step, one_blas_thread
+from nanoeuler_lib.step import Step, cores, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
@@ -88,7 +88,7 @@ def train(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most vocab_size ({model_config.vocab_size})"
         )
     model = GPT(model_config, seed=config.seed)
-    info = {"source": source, "workers": workers or os.cpu_count() or 1, "floor_bits_per_byte": _floor(valid)}
+    info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
     tokens, valid_tokens = _tokens(part, valid, found)
     info["fingerprint"] = _fingerprint(tokens)

@@ -3,13 +3,13 @@
 from docutils import nodes
 from sphinx.application import Sphinx
 
-REPEATED = {"exercise-content", "solution-content", "proof-content"}
+REPEATED = {"exercise-content", "solution-content", "proof-content", "proof"}
 
 
 def drop_repeated_ids(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """sphinx-exercise and sphinx-proof give the body of every box the same id; nothing refers to it."""
-    for section in doctree.findall(nodes.section):
-        section["ids"] = [name for name in section["ids"] if name not in REPEATED]
+    """sphinx-exercise and sphinx-proof give every box, and every proof, the same id; nothing refers to it."""
+    for box in [*doctree.findall(nodes.section), *doctree.findall(nodes.admonition)]:
+        box["ids"] = [name for name in box["ids"] if name not in REPEATED]
 
 
 def drop_thebe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
