@@ -202,6 +202,49 @@ def check(args):
     return 0 if good else 1
 
 
+def diagnose(args):
+    from nanoeuler_lib.diagnose import TOOLS
+    from nanoeuler_lib.diagnose import diagnose as examine
+
+    found = {}
+    for name, findings in examine(args.tool):
+        found[name] = findings
+        if not args.json:
+            lines = [f"FOUND   {name}: {finding}" for finding in findings]
+            print("\n".join(lines or [f"ok      {name}: {TOOLS[name][0].__doc__}"]), flush=True)
+    good = not any(found.values())
+    if args.json:
+        print(json.dumps({"sound": good, "findings": found}, ensure_ascii=False))
+    return 0 if good else 1
+
+
+def break_(args):
+    try:
+        from nanoeuler_lib import breaks
+    except ImportError:
+        raise NanoEulerError(
+            "this is a broken copy, expected the installed command: nanoeuler break"
+        ) from None
+    chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
+    if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
+        raise NanoEulerError(
+            "expected --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER or --seed N --reveal"
+        )
+    if args.hand_in:
+        right, text = breaks.hand_in(args.hand_in)
+        print(text)
+        return 0 if right else 1
+    if args.reveal:
+        seed, bug = (
+            (args.seed, breaks.bug_of(args.seed)) if args.reveal is True else breaks.found_in(args.reveal)
+        )
+        print(f"seed {seed}: {breaks.reveal(bug)}", end="")
+        return 0
+    out = breaks.plant(args.seed, args.out)
+    print(f"{out}: a copy of the package with one bug in it; begin with {out / 'README.md'}")
+    return 0
+
+
 def info(args):
     import numpy as np
 
@@ -406,6 +449,31 @@ def parser() -> argparse.ArgumentParser:
 
     new = command(commands, "check", check, "compare every gradient with difference quotients")
     new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
+    new = command(
+        commands, "diagnose", diagnose, "what is wrong with this package? the book's tools as a checklist"
+    )
+    new.add_argument(
+        "--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)"
+    )
+    new = command(
+        commands, "break", break_, "plant a bug in a copy of the package, to find it", as_json=False
+    )
+    new.add_argument("--seed", type=int, help="which bug: any whole number")
+    new.add_argument("--out", type=Path, help="folder to make; must not exist (default: broken-SEED)")
+    new.add_argument(
+        "--hand-in",
+        type=Path,
+        metavar="FOLDER",
+        help="run its test_found.py against the bug and against this package",
+    )
+    new.add_argument(
+        "--reveal",
+        nargs="?",
+        const=True,
+        type=Path,
+        metavar="FOLDER",
+        help="tell all about a folder's or a seed's bug",
+    )
     new = command(commands, "info", info, "shapes, sizes and memory of a preset or a checkpoint")
     new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
     new.add_argument("--run", type=Path, help="run or checkpoint folder")
