@@ -1,0 +1,157 @@
+"""Chapter 07: its checks accept what is right and reject wrong answers, each of them named."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "07_positions.ipynb"
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """The imports and functions of all cells, the suspects and the wrong answers; none of the experiments is run."""
+    names = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        for node in ast.parse(cell.source).body if cell.cell_type == "code" else ():
+            name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+            if name.startswith(("SUSPECTS", "wrong_")) or isinstance(
+                node, (ast.Import, ast.ImportFrom, ast.FunctionDef)
+            ):
+                exec(compile(ast.Module([node], []), str(NOTEBOOK), "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def rejected(check, *answer) -> bool:
+    try:
+        return check(*answer) not in ("right", "not written yet")
+    except AssertionError:
+        return True
+
+
+# ---- The gaps
+
+
+def test_untouched_gaps_say_so(chapter):
+    c = chapter
+    assert c.check_forward(c.my_rope_forward) == "not written yet"
+    assert c.check_backward(c.my_rope_backward, c.rope_forward) == "not written yet"
+
+
+def test_the_book_fills_its_gaps(chapter):
+    assert chapter.check_forward(chapter.rope_forward) == "right"
+    assert chapter.check_backward(chapter.rope_backward, chapter.rope_forward) == "right"
+
+
+def turn(x, cos, sin, layout="half", way=1, both=1, second=True, scale=1.0):
+    """The turn; the arguments after sin are the mistakes that one can make."""
+    half = x.shape[-1] // 2
+    if layout == "half":
+        x1, x2 = x[..., :half], x[..., half:]
+    elif layout == "mirrored":  # j with C - 1 - j
+        x1, x2 = x[..., :half], x[..., half:][..., ::-1]
+    else:
+        x1, x2 = x[..., 0::2], x[..., 1::2]
+    y1 = scale * (x1 * cos - way * x2 * sin)
+    y2 = scale * (both * way * x1 * sin + x2 * cos) if second else x2
+    if layout == "interleaved":
+        return np.stack([y1, y2], axis=-1).reshape(x.shape), (cos, sin)
+    return np.concatenate([y1, y2[..., ::-1] if layout == "mirrored" else y2], axis=-1), (cos, sin)
+
+
+def in_place(x, cos, sin):
+    """Overwrites the first half before the second half reads it."""
+    half = x.shape[-1] // 2
+    y = x.copy()
+    y[..., :half] = y[..., :half] * cos - y[..., half:] * sin
+    y[..., half:] = y[..., :half] * sin + y[..., half:] * cos
+    return y, (cos, sin)
+
+
+WRONG_FORWARD = {
+    "neighbours paired": lambda x, c, s: turn(x, c, s, layout="interleaved"),
+    "j paired with C - 1 - j": lambda x, c, s: turn(x, c, s, layout="mirrored"),
+    "turned the other way": lambda x, c, s: turn(x, c, s, way=-1),
+    "one sign wrong": lambda x, c, s: turn(x, c, s, both=-1),
+    "only the first of a pair turned": lambda x, c, s: turn(x, c, s, second=False),
+    "scaled as well": lambda x, c, s: turn(x, c, s, scale=0.5),
+    "one position too many": lambda x, c, s: turn(turn(x, c, s)[0], c[-1:], s[-1:]),
+    "second half from the new first half": in_place,
+    "sine and cosine exchanged": lambda x, c, s: turn(x, s, c),
+    "not turned": lambda x, c, s: (x, (c, s)),
+    "no pair returned": lambda x, c, s: turn(x, c, s)[0],
+}
+
+
+def test_a_forward_pass_of_ones_own_is_right_too(chapter):
+    assert chapter.check_forward(lambda x, c, s: (turn(x, c, s)[0], None)) == "right"
+
+
+@pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
+def test_wrong_forward_is_rejected(chapter, wrong):
+    assert rejected(chapter.check_forward, wrong)
+
+
+WRONG_BACKWARD = {
+    "the sign of the sine": lambda dy, saved: turn(dy, *saved)[0],
+    "passed through": lambda dy, saved: dy,
+    "neighbours paired": lambda dy, saved: turn(dy, *saved, layout="interleaved", way=-1)[0],
+    "only the first of a pair": lambda dy, saved: turn(dy, *saved, way=-1, second=False)[0],
+    "the sine forgotten": lambda dy, saved: dy * np.tile(saved[0], 2),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
+def test_wrong_backward_is_rejected(chapter, wrong):
+    assert rejected(chapter.check_backward, wrong, chapter.rope_forward)
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+
+EXERCISES = {
+    "return": lambda c: (c.check_return, c.my_return, c.back_at_start, c.wrong_returns),
+    "learned": lambda c: (
+        c.check_learned,
+        (c.my_learned_forward, c.my_learned_backward),
+        (c.learned_forward, c.learned_backward),
+        c.wrong_learned,
+    ),
+    "diagnose": lambda c: (c.check_verdicts, c.my_verdicts, c.verdicts, c.wrong_verdicts),
+    "displaced": lambda c: (c.check_displaced, c.my_displaced, c.displaced, c.wrong_displaced),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    check, stub, solution, wrong_answers = parts(chapter)
+    assert check(stub) == "not written yet"
+    assert check(solution) == "right"
+    assert len(wrong_answers) >= 3
+    for name, wrong in wrong_answers.items():
+        assert rejected(check, wrong), f"accepted: {name}"
+
+
+def test_learned_angles_with_only_the_forward_pass_are_not_written_yet(chapter):
+    c = chapter
+    assert c.check_learned((c.learned_forward, c.my_learned_backward)) == "not written yet"
+
+
+def test_a_displaced_head_must_leave_its_argument_alone(chapter):
+    def overwrites(y, cos, sin, head, by):
+        y[...] = chapter.displaced(y, cos, sin, head, by)
+        return y
+
+    assert rejected(chapter.check_displaced, overwrites)
+
+
+def test_the_penalty_of_the_open_exercise_has_the_right_backward_pass(chapter):
+    """Its gradient is attention's own: checked with difference quotients, grouped queries, odd sizes."""
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.normal(size=(2, heads, 5, 3)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    rows = chapter.gradcheck.check_layer(chapter.alibi_forward, chapter.attention_backward, inputs)
+    assert all(row.ok for row in rows)
