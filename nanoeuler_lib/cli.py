@@ -219,12 +219,10 @@ def diagnose(args):
 
 
 def break_(args):
-    try:
-        from nanoeuler_lib import breaks
-    except ImportError:
-        raise NanoEulerError(
-            "this is a broken copy, expected the installed command: nanoeuler break"
-        ) from None
+    if not (Path(__file__).parent / "breaks.toml").exists():
+        raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break")
+    from nanoeuler_lib import breaks
+
     chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
     if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
         raise NanoEulerError(
@@ -305,7 +303,7 @@ def _tokenizer(args):
 
 def _sampling(args):
     _not_negative(args, "tokens", "seed")
-    return {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    return {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
 
 
 def _not_negative(args, *names):
@@ -444,6 +442,12 @@ def parser() -> argparse.ArgumentParser:
         )
         new.add_argument(
             "--top-p", type=float, default=1.0, help="only tokens that together reach p (default 1)"
+        )
+        new.add_argument(
+            "--min-p",
+            type=float,
+            default=0.0,
+            help="only tokens this share as likely as the likeliest (default 0)",
         )
         new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
 

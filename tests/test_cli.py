@@ -201,7 +201,7 @@ def test_check(quick_check, nanoeuler):
 def test_check_fails_on_a_wrong_gradient(quick_check, nanoeuler):
     from test_mutations import planted
 
-    with planted("ops.cpu.swiglu_back", ("dgate += sigmoid", "pass")):
+    with planted("ops.cpu.swiglu_back", ("slope += 1.0", "pass")):
         code, out, _ = nanoeuler("check")
         assert code == 1 and "FAILED" in out and "WRONG" in out
         code, out, _ = nanoeuler("check", "--json")
@@ -366,6 +366,7 @@ BAD = {
     "temperature negative": (
         ("generate", "a", "--run", "run", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
     "top-p 0": (("generate", "a", "--run", "run", "--top-p", 0), "top_p is 0.0, expected more than 0"),
+    "min-p 2": (("generate", "a", "--run", "run", "--min-p", 2), "min_p is 2.0, expected 0 to 1"),
     "top-k negative": (("generate", "a", "--run", "run", "--top-k", -3), "top_k is -3, expected"),
     "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
     "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
