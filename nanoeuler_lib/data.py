@@ -86,7 +86,8 @@ def batch(
     """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
 
     Rows of a text with documents that are, by the median, no longer than a row start where a document starts;
-    other rows start anywhere.
+    other rows start anywhere. A row must fit whole: a last document shorter than a row is not drawn, nor is the end of
+    a text read by rows that start at documents.
     """
     last = len(tokens.ids) - time - predict  # the last position where a whole row fits
     if last < 0:

@@ -130,12 +130,19 @@ class Decoder:
 
 
 def sample(
-    logits: np.ndarray, rng: np.random.Generator, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    logits: np.ndarray,
+    rng: np.random.Generator,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> int:
     """Draw a token id from logits [V].
 
     temperature: 0 takes the most likely token; top_k: only the k most likely (0: all); top_p: only the most likely
-    whose probabilities together reach p. Raises NanoEulerError on values outside these ranges.
+    whose probabilities together reach p; min_p: only those at least min_p times as likely as the most likely.
+    top_p counts the probability that top_k has left as 1. Raises NanoEulerError on values outside these ranges.
+    Chapter 14.
     """
     if not 0 <= temperature <= 100:
         raise NanoEulerError(f"temperature is {temperature}, expected 0 to 100")
@@ -143,6 +150,8 @@ def sample(
         raise NanoEulerError(f"top_k is {top_k}, expected 0 (all) or more")
     if not 0 < top_p <= 1:
         raise NanoEulerError(f"top_p is {top_p}, expected more than 0 and at most 1")
+    if not 0 <= min_p <= 1:
+        raise NanoEulerError(f"min_p is {min_p}, expected 0 to 1")
     if not math.isfinite(best := logits.max()):  # NaN if there is one; -inf says "never this token"
         raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
     if temperature == 0:
@@ -150,9 +159,12 @@ def sample(
     order = np.argsort(-logits, kind="stable")[: top_k or None]  # most likely first
     probs = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
     probs /= probs.sum()
+    kept = len(order)
     if top_p < 1:
         kept = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
-        order, probs = order[:kept], probs[:kept] / probs[:kept].sum()
+    if min_p > 0:
+        kept = min(kept, int(np.count_nonzero(probs >= min_p * probs[0])))
+    order, probs = order[:kept], probs[:kept] / probs[:kept].sum()
     return int(order[min(int(np.searchsorted(np.cumsum(probs), rng.random(), side="right")), len(order) - 1)])
 
 
@@ -164,6 +176,7 @@ def stream(
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 0,
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
@@ -183,7 +196,7 @@ def stream(
             decoder.length = 0
             fresh = ids[-(model.config.context // 2 + 1) :]
         logits = decoder.feed(np.array(fresh))
-        token = sample(logits[: tokenizer.vocab_size], rng, temperature, top_k, top_p)
+        token = sample(logits[: tokenizer.vocab_size], rng, temperature, top_k, top_p, min_p)
         if token == end:
             break
         ids.append(token)

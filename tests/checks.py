@@ -559,14 +559,16 @@ def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
             start = end
 
 
-def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
-    """Probabilities that `sample` is to draw from: most likely tokens first, until k or p is reached."""
+def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """Probabilities that `sample` is to draw from: most likely tokens first, until k, p or the ratio is reached."""
     p = np.array([math.exp(x / temperature) for x in logits])
     p /= p.sum()
     kept, mass = np.zeros(len(p), bool), 0.0
     order = sorted(range(len(p)), key=lambda i: -p[i])[: top_k or len(p)]
     total = sum(p[i] for i in order)
     for i in order:
+        if p[i] < min_p * max(p):
+            break
         kept[i] = True
         mass += p[i] / total
         if mass >= top_p:
@@ -585,6 +587,9 @@ def check_sampling(draws: int = 4000) -> None:
         {"top_k": 2},
         {"top_p": 0.6},
         {"top_k": 4, "top_p": 0.8},
+        {"min_p": 0.2},
+        {"temperature": 2.0, "min_p": 0.5},
+        {"top_p": 0.9, "min_p": 0.3},
     ]
     for case in cases:
         rng = np.random.default_rng(1)

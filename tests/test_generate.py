@@ -147,16 +147,17 @@ def test_greedy():
     assert {sample(logits, np.random.default_rng(i), temperature=0) for i in range(20)} == {1}
     assert {sample(logits, np.random.default_rng(i), top_k=1) for i in range(20)} == {1}
     assert {sample(logits, np.random.default_rng(i), top_p=1e-9) for i in range(20)} == {1}
+    assert {sample(logits, np.random.default_rng(i), min_p=1) for i in range(20)} == {1}
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.integers(0, 9), st.floats(0.01, 1.0),
-    st.floats(0.2, 5.0), st.integers(0, 99),
+    st.floats(0.2, 5.0), st.floats(0, 1), st.integers(0, 99),
 )  # fmt: skip
-def test_draws_only_what_is_allowed(logits, top_k, top_p, temperature, seed):
-    token = sample(np.array(logits), np.random.default_rng(seed), temperature, top_k, top_p)
-    p = checks.expected_distribution(logits, temperature, top_k, top_p * (1 + 1e-9))
+def test_draws_only_what_is_allowed(logits, top_k, top_p, temperature, min_p, seed):
+    token = sample(np.array(logits), np.random.default_rng(seed), temperature, top_k, top_p, min_p)
+    p = checks.expected_distribution(logits, temperature, top_k, top_p * (1 + 1e-9), min_p * (1 - 1e-9))
     ties = np.isclose(logits, logits[token])  # among equal logits either may be the one that is kept
     assert p[ties].any()
 
@@ -183,6 +184,9 @@ def test_extreme_logits():
         ({"top_p": 0}, "top_p is 0, expected more than 0 and at most 1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_p": float("nan")}, "top_p is nan"),
+        ({"min_p": -0.1}, "min_p is -0.1, expected 0 to 1"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"min_p": float("nan")}, "min_p is nan"),
     ],
 )
 def test_sample_refuses(options, expected):
