@@ -206,7 +206,11 @@ def _read_head(path):
         raise NanoEulerError(f"{file}: format is {found!r}, expected {FORMAT!r}")
     kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
     for key, kind in kinds.items():
-        if key not in head or not isinstance(head[key], kind) or (key == "step" and not 0 <= head["step"] < 2**53):
+        if (
+            key not in head
+            or not isinstance(head[key], kind)
+            or (key == "step" and not 0 <= head["step"] < 2**53)
+        ):
             raise NanoEulerError(f"{file}: {key} is {reprlib.repr(head.get(key))}: truncated or edited")
     if head.pop("digest", None) != _digest_head(head):
         raise NanoEulerError(f"{file}: its digest does not match its content: edited")

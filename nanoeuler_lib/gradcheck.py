@@ -100,7 +100,7 @@ def check_layer(
     """
     y, saved = forward(*inputs.values())
     dy = np.random.default_rng(seed).standard_normal(y.shape)
-    analytic = backward(dy.copy(), saved)  # one that scales dy in place must not change what it is held against
+    analytic = backward(dy.copy(), saved)  # a pass that scales dy in place must not change the oracle's
     analytic = analytic if isinstance(analytic, tuple) else (analytic,)
     checked = {name: x for name, x in inputs.items() if x.dtype == np.float64}
     if len(analytic) != len(checked):
