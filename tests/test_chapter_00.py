@@ -1,29 +1,10 @@
 """Chapter 00: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
-import contextlib
-import io
-from pathlib import Path
-
 import numpy as np
 import pytest
+from chapters import code_cells, run_tagged
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "00_start_here.ipynb"
-
-
-def run(*kinds: str) -> dict:
-    """The names that the notebook's cells with one of these tags define, run in order, without a model or a plot."""
-    names = {"__name__": "chapter"}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code" and set(kinds) & set(cell.metadata.get("tags", ())):
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(cell.source, NOTEBOOK.name, "exec"), names)
-    return names
-
-
-CHAPTER = run("setup", "gap", "check")
+CHAPTER = run_tagged("00_start_here", "setup", "gap", "check")
 
 
 def lost_repeats(dx, saved):
@@ -96,13 +77,13 @@ GAPS = {
 def exercise_answers() -> dict:
     """For each exercise check, the right answer and the wrong ones of its solution cell."""
     answers, names = {}, dict(CHAPTER)
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+    for cell in code_cells("00_start_here"):
         tags = set(cell.metadata.get("tags", ()))
         if "check" in tags:
             check = cell.source.split("(")[0].removeprefix("def ")
-        elif cell.cell_type == "code" and "solution" in tags and "wrong_answers" in cell.source:
+        elif "solution" in tags and "wrong_answers" in cell.source:
             source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
-            exec(compile(source, NOTEBOOK.name, "exec"), names)
+            exec(compile(source, "solution", "exec"), names)
             answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
     return answers
 

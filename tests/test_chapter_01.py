@@ -1,33 +1,16 @@
 """Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
-import contextlib
-import io
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from chapters import code_cells, run_tagged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler_lib import tokenizer
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "01_bytes_and_pairs.ipynb"
-
-
-def run(*kinds: str) -> dict:
-    """The names that the notebook's cells with one of these tags define, run in order, without a model or a plot."""
-    names = {"__name__": "chapter"}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code" and set(kinds) & set(cell.metadata.get("tags", ())):
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(cell.source, NOTEBOOK.name, "exec"), names)
-    return names
-
-
-CHAPTER = run("setup", "gap", "check")
+CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")
 count_pairs, merge_pair = CHAPTER["count_pairs"], CHAPTER["merge_pair"]
 train_bpe, encode_word = CHAPTER["train_bpe"], CHAPTER["encode_word"]
 
@@ -171,13 +154,13 @@ def encode_once(word, merges):
 def exercise_answers() -> dict:
     """For each exercise check, the right answer and the wrong ones of its solution cell."""
     answers, names = {}, CHAPTER
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+    for cell in code_cells("01_bytes_and_pairs"):
         tags = set(cell.metadata.get("tags", ()))
         if "check" in tags:
             check = cell.source.split("print(")[-1].split()[1].split("(")[0]
-        elif cell.cell_type == "code" and "solution" in tags and "wrong_answers" in cell.source:
+        elif "solution" in tags and "wrong_answers" in cell.source:
             source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
-            exec(compile(source, NOTEBOOK.name, "exec"), names)
+            exec(compile(source, "solution", "exec"), names)
             answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
     return answers
 

@@ -1,35 +1,12 @@
 """Chapter 03: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
-import contextlib
-import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import ROOT, code_cells, run_tagged
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "03_measuring_prediction.ipynb"
-CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-
-
-def tags(cell) -> set[str]:
-    return set(cell.metadata.get("tags", ()))
-
-
-def chapter() -> dict:
-    """The names that the notebook's cells tagged `setup` define, run in order."""
-    names = {"__name__": "chapter"}
-    for cell in CELLS:
-        if "setup" in tags(cell):
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(cell.source, NOTEBOOK.name, "exec"), names)
-    return names
-
-
-CHAPTER = chapter()
+CHAPTER = run_tagged("03_measuring_prediction", "setup")
 cross_entropy, bits_per_byte = CHAPTER["book_cross_entropy"], CHAPTER["book_bits_per_byte"]
 
 
@@ -93,12 +70,13 @@ GAPS = {
 def exercise_answers() -> dict:
     """For each exercise check, the right answer and the wrong ones of its solution cell."""
     answers, names = {}, dict(CHAPTER)
-    for cell in CELLS:
-        if "check" in tags(cell):
+    for cell in code_cells("03_measuring_prediction"):
+        tags = set(cell.metadata.get("tags", ()))
+        if "check" in tags:
             check = cell.source.split("(")[0].removeprefix("def ")
-        elif "solution" in tags(cell) and "wrong_answers" in cell.source:
+        elif "solution" in tags and "wrong_answers" in cell.source:
             source = cell.source.split("\n\ndef try_answers")[0].split("\ntry_answers(")[0]
-            exec(compile(source, NOTEBOOK.name, "exec"), names)
+            exec(compile(source, "solution", "exec"), names)
             answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
     return answers
 

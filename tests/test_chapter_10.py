@@ -1,16 +1,12 @@
 """Chapter 10: its checks accept the right answer and reject wrong ones by name; its stored results are its own."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import ROOT, code_cells
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "10_whole_model.ipynb"
-CELLS = {cell.id: cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"}
+CELLS = {cell.id: cell for cell in code_cells("10_whole_model")}
 
 # Wrong answers to the two gaps; those to the exercises stand in the notebook's solution cells.
 WRONG_SCALE = {

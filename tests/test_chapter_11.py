@@ -2,16 +2,12 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import ROOT, code_cells
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "11_optimisers.ipynb"
-CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+CELLS = code_cells("11_optimisers")
 
 # Wrong answers to the gaps, as the book's version with one fragment replaced; those to the exercises stand in the
 # notebook's solution cells.

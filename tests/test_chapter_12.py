@@ -2,18 +2,14 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import ROOT, code_cells
 
 from nanoeuler_lib import breaks
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "12_pretraining.ipynb"
-CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+CELLS = code_cells("12_pretraining")
 
 GAPS = {  # name of the check: name of the right answer
     "step": "take_step", "first_loss": "first_loss", "exposure": "exposure", "plateau": "plateau",

@@ -4,16 +4,12 @@ import contextlib
 import io
 import json
 from concurrent.futures import as_completed
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import ROOT, code_cells
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
-
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "13_fast_on_a_cpu.ipynb"
-CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+CELLS = code_cells("13_fast_on_a_cpu")
 ANSWERS = {  # right answer to each check
     "swiglu": "swiglu", "running_lse": "running_lse", "ordered_sum": "ordered_sum",
     "views": "views", "rows": "rows_wanted", "test": "buffer_test",
