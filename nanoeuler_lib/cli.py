@@ -19,6 +19,8 @@ EXAMPLES = """examples:
   nanoeuler train --resume runs/world
   nanoeuler report runs/world                       curves and a page about the run: runs/world/report
   nanoeuler generate "Käthe had" --run runs/world
+  nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
+  nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
   nanoeuler check                                   every gradient against difference quotients
 
 Bad input ends with one line on standard error and exit code 2."""
@@ -93,15 +95,7 @@ def train(args):
 
     valid = data.read_text(args.valid) if args.valid else None
     if args.resume:
-        given = [
-            name
-            for name in TRAIN_OPTIONS + MODEL_OPTIONS + ["preset", "tokenizer", "run", "workers"]
-            if getattr(args, name) is not None
-        ]
-        if given:
-            raise NanoEulerError(
-                f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
-            )
+        _only_resume(args, [*TRAIN_OPTIONS, *MODEL_OPTIONS, "preset", "tokenizer", "run", "workers"])
         source = args.data or checkpoint.load(args.resume).info.get("source", "")
         training.resume(args.resume, data.read_text(source), valid, quiet=args.quiet)
         print(f"{args.resume}: done")
@@ -113,14 +107,12 @@ def train(args):
             )
     text = data.read_text(args.data)
     tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
-    changes = {name: getattr(args, name) for name in MODEL_OPTIONS if getattr(args, name) is not None}
+    changes = _given(args, MODEL_OPTIONS)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
     model_config = preset(args.preset or "small", **changes)
-    settings = {name: getattr(args, name) for name in TRAIN_OPTIONS if getattr(args, name) is not None}
-    config = TrainConfig(**settings)
-    if args.workers is not None and not 1 <= args.workers <= 4096:
-        raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
+    config = TrainConfig(**_given(args, TRAIN_OPTIONS))
+    _check_workers(args)
     training.train(
         args.run, text, model_config, config, tokenizer, str(args.data), valid, args.quiet, args.workers
     )
@@ -148,30 +140,63 @@ def generate(args):
     _print(args, {"prompt": args.prompt, "continuation": "".join(pieces)}, "")
 
 
-def chat(args):
-    from nanoeuler_lib.generate import stream
+def sft(args):
+    from nanoeuler_lib import checkpoint
+    from nanoeuler_lib import sft as tuning
 
-    model, tokenizer = _model(args)
-    _sampling(args)  # bad options end the command before a reply does
+    if args.resume:
+        _only_resume(args, [*TRAIN_OPTIONS, "data", "examples", "data_seed", "base", "run", "workers"])
+        found = checkpoint.load(args.resume)
+        if "template" not in found.info or found.train is None:
+            raise NanoEulerError(f"{args.resume}: was not begun by nanoeuler sft, expected one of its runs")
+        *examples, _ = tuning.examples_of(*found.info["examples"], found.train.valid_fraction)
+        tuning.resume(args.resume, *examples, quiet=args.quiet)
+        print(f"{args.resume}: done")
+        return
+    if args.run is None:
+        raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+    config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAIN_OPTIONS))
+    _check_workers(args)
+    _not_negative(args, "examples", "data_seed")
+    data_seed = SFT_DATA_SEED if args.data_seed is None else args.data_seed
+    source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
+    base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
+    info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
+    examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
+    tuning.fine_tune(
+        args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
+        args.workers,
+    )  # fmt: skip
+    print(f"{args.run}: done; talk with it: nanoeuler chat --run {args.run}")
+
+
+def chat(args):
+    from nanoeuler_lib import checkpoint
+    from nanoeuler_lib.chat import Chat, Loop
+
+    options = _sampling(args)
+    found = checkpoint.load(args.run or checkpoint.PRETRAINED / "konigsberg-chat")
+    template = found.info.get("template", "plain")
+    loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, **options)
     interactive = sys.stdin.isatty()
     if interactive:
-        print("The model continues what you type. An empty line or Ctrl-D ends.")
-    turn = 0
+        print("Ask, or /story for a story to ask about, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
     while True:
         try:
-            prompt = input("> " if interactive else "")
+            line = input("> " if interactive else "")
         except EOFError:
-            break
-        if not prompt:
-            break
-        options = _sampling(args) | {"seed": args.seed + turn}
-        try:
-            for piece in stream(model, tokenizer, prompt, args.tokens, **options):
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:  # ends the reply, not the program
-            pass
-        print()
-        turn += 1
+            return
+        except KeyboardInterrupt:
+            _say("\n")
+            if not interactive:
+                raise
+            continue
+        if not loop.line(_utf8(line)):
+            return
+
+
+def _say(text):
+    print(text, end="", flush=True)
 
 
 def check(args):
@@ -283,6 +308,25 @@ def _count(shapes):
 MODEL_OPTIONS = ["dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict"]
 TRAIN_OPTIONS = ["steps", "batch", "accumulate", "rate", "warmup", "decay", "clip", "later_heads", "seed"]
 TRAIN_OPTIONS += ["valid_fraction", "valid_every", "sample_every", "save_every"]
+SFT_DEFAULTS = {"steps": 2000, "rate": 1e-3, "warmup": 50}
+SFT_DATA_SEED = 201
+
+
+def _given(args, names):
+    """The options that stand on the command line."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _only_resume(args, names):
+    if given := list(_given(args, names)):
+        raise NanoEulerError(
+            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
+        )
+
+
+def _check_workers(args):
+    if args.workers is not None and not 1 <= args.workers <= 4096:
+        raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
 
 
 def _model(args):
@@ -308,8 +352,8 @@ def _sampling(args):
 
 def _not_negative(args, *names):
     for name in names:
-        if getattr(args, name) < 0:
-            raise NanoEulerError(f"--{name} is {getattr(args, name)}, expected 0 or more")
+        if (value := getattr(args, name)) is not None and value < 0:
+            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 or more")
 
 
 def _argument_or_stdin(text):
@@ -413,11 +457,30 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for name in MODEL_OPTIONS:
         shape.add_argument(f"--{name.replace('_', '-')}", type=int, help=meaning[name])
-    how = new.add_argument_group("training")
-    defaults = TrainConfig().to_dict()
-    for name in TRAIN_OPTIONS:
-        kind = type(defaults[name])
-        how.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default {defaults[name]:g}")
+    _add_training(new, {})
+
+    new = command(commands, "sft", sft, "teach a base model to answer", as_json=False)
+    new.add_argument(
+        "--data", help="konigsberg (the default), or a file: Alpaca's or Dolly's JSON, or messages; .xz too"
+    )
+    new.add_argument(
+        "--examples",
+        type=int,
+        help="how many stories (default 4000), or of the file's examples (default all)",
+    )
+    new.add_argument(
+        "--data-seed", type=int, help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})"
+    )
+    new.add_argument(
+        "--base", type=Path, help="run or checkpoint to begin with (default: the model in the package)"
+    )
+    new.add_argument("--run", type=Path, help="new folder for log and checkpoints")
+    new.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
+    )
+    new.add_argument("--workers", type=int, help="threads (default: one for each core)")
+    new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
+    _add_training(new, SFT_DEFAULTS)
 
     new = command(commands, "report", report, "curves, throughput, samples and warnings of a run, as a page")
     new.add_argument("run", type=Path, help="run folder, finished or not")
@@ -425,7 +488,7 @@ def parser() -> argparse.ArgumentParser:
 
     for name, function, text in (
         ("generate", generate, "continue a prompt"),
-        ("chat", chat, "continue what you type, line by line"),
+        ("chat", chat, "ask a model that was taught to answer"),
     ):
         new = command(commands, name, function, text, as_json=name == "generate")
         if name == "generate":
@@ -433,7 +496,7 @@ def parser() -> argparse.ArgumentParser:
                 "prompt", nargs="?", default="", help="text to continue (default: start a new one)"
             )
         new.add_argument(
-            "--run", type=Path, help="run or checkpoint folder (default: the model in the package)"
+            "--run", type=Path, help="run or checkpoint folder (default: the one in the package)"
         )
         new.add_argument("--tokens", type=int, default=200, help="at most this many tokens (default 200)")
         new.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
@@ -482,6 +545,13 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
     new.add_argument("--run", type=Path, help="run or checkpoint folder")
     return top
+
+
+def _add_training(command, defaults):
+    group, defaults = command.add_argument_group("training"), TrainConfig().to_dict() | defaults
+    for name in TRAIN_OPTIONS:
+        kind = type(defaults[name])
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default {defaults[name]:g}")
 
 
 def main(arguments: list[str] | None = None) -> int:

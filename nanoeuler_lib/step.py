@@ -37,14 +37,23 @@ class Step:
         self.micro = max(m for m in range(1, min(limit, rows) + 1) if rows % m == 0)
         self.workers = min(workers or cores(), rows // self.micro)
         self.weights = head_weights(model.config, config.later_heads)
-        self.plans = [Plan(model.config, self.micro, time, model.dtype) for _ in range(self.workers)]
+        self.lengths: dict[int, list[Plan]] = {}
+        self.fit(time)
         self.grads = [Parameters(model.config, model.dtype) for _ in range(self.workers)]
         # A step that overflows shows in its loss or norm, which are looked at; NumPy's warnings would only add noise.
         self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
 
+    def fit(self, time: int) -> None:
+        """Take the workers' plans for rows of this length; they are made when it comes for the first time."""
+        if time not in self.lengths:
+            config, dtype = self.model.config, self.model.dtype
+            self.lengths[time] = [Plan(config, self.micro, time, dtype) for _ in range(self.workers)]
+        self.plans = self.lengths[time]
+
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
+        self.fit(tokens.shape[1])
         scale = loss_scale(targets, self.weights)
         starts = range(0, len(tokens), self.micro)
 

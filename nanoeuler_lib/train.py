@@ -90,29 +90,7 @@ def train(
     model = GPT(model_config, seed=config.seed)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
-    tokens, valid_tokens = _tokens(part, valid, found)
-    info["fingerprint"] = _fingerprint(tokens)
-    head = {
-        "version": __version__,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
-        "model": model_config.to_dict(),
-        "train": config.to_dict(),
-        "data": {"train_tokens": len(tokens.ids), "valid_tokens": len(valid_tokens.ids), **info},
-    }
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
-        ) from None
-    with _sole_writer(run):
-        _expect_new(run)
-        write_text(run / "run.json", json.dumps(head, indent=1, ensure_ascii=False) + "\n")
-        _save(run, found, 0)
-        return _train(
-            run, found, tokens, valid_tokens, text_warnings(part, valid, data.SEPARATOR), quiet, on_entry
-        )
+    return start(run, found, Stream(part, valid, found), quiet, on_entry)
 
 
 def resume(
@@ -127,22 +105,98 @@ def resume(
     text, valid_text: as given to `train`. Raises NanoEulerError when the text is another one, and when another
     process is training into the folder.
     """
-    run = Path(run)
+
+    def again(found):
+        return Stream(*_split(text, valid_text, found.train), found)
+
+    return go_on(Path(run), again, quiet, on_entry)
+
+
+class Stream:
+    """What a run learns from and is measured on: here a text, tokenised, in rows of the model's context.
+
+    Fine-tuning has another one (`sft.Answers`) with the same members: `fingerprint` tells one training text from
+    another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `warnings` what to say first.
+    Raises NanoEulerError when a part is too short for a row.
+    """
+
+    def __init__(self, part: str, valid: str, found: checkpoint.Checkpoint):
+        self.model, self.train, self.tokenizer = found.model.config, found.train, found.tokenizer
+        self.part, self.valid = data.tokenize(part, found.tokenizer), data.tokenize(valid, found.tokenizer)
+        need = self.model.context + self.model.predict
+        for name, have, least in (("training", self.part, need), ("validation", self.valid, 2)):
+            if len(have.ids) < least:
+                source = found.info.get("source", "text")
+                raise NanoEulerError(
+                    f"{source}: {name} part has {len(have.ids)} tokens, expected at least {least}"
+                )
+        self.tokens = len(self.part.ids)
+        self.sizes = {"train_tokens": self.tokens, "valid_tokens": len(self.valid.ids)}
+        self.fingerprint = fingerprint(self.part.ids)
+        self.warnings = text_warnings(part, valid, data.SEPARATOR)
+
+    def batch(self, rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K] of a step."""
+        return data.batch(self.part, rng, rows, self.model.context, self.model.predict)
+
+    def bits_per_byte(self, model: GPT) -> float:
+        """Validation."""
+        return bits_per_byte(model, self.valid)
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """Something for the reader of the log."""
+        return generate(model, self.tokenizer, "", 100, seed=seed)
+
+
+def start(
+    run: Path,
+    found: checkpoint.Checkpoint,
+    stream: Stream,
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+) -> GPT:
+    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
+    found.info["fingerprint"] = stream.fingerprint
+    head = {
+        "version": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
+        "model": found.model.config.to_dict(),
+        "train": found.train.to_dict(),
+        "data": {**stream.sizes, **found.info},
+    }
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
+        ) from None
+    with _sole_writer(run):
+        _expect_new(run)
+        write_text(run / "run.json", json.dumps(head, indent=1, ensure_ascii=False) + "\n")
+        _save(run, found, 0)
+        return _train(run, found, stream, quiet, on_entry)
+
+
+def go_on(
+    run: Path,
+    stream_of: Callable[[checkpoint.Checkpoint], Stream],
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+) -> GPT:
+    """Go on with a run from its latest checkpoint; stream_of makes of it what the run began with."""
     checkpoint.find(run)  # a folder without a checkpoint is left alone
     with _sole_writer(run):
         found = checkpoint.load(run, training=True)
-        part, valid = _split(text, valid_text, found.train)
-        tokens, valid_tokens = _tokens(part, valid, found)
-        if (now := _fingerprint(tokens)) != (then := found.info.get("fingerprint")):
+        stream = stream_of(found)
+        if (now := stream.fingerprint) != (then := found.info.get("fingerprint")):
             raise NanoEulerError(
                 f"{run}: text has fingerprint {now}, expected {then}: not the text the run began with"
             )
         if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
             raise NanoEulerError(f"{found.path}: workers is {workers!r}, expected 1 to 4096: edited")
         _trim_log(run / "log.jsonl", found.step or -1)
-        return _train(
-            run, found, tokens, valid_tokens, text_warnings(part, valid, data.SEPARATOR), quiet, on_entry
-        )
+        return _train(run, found, stream, quiet, on_entry)
 
 
 def _expect_new(run):
@@ -185,20 +239,9 @@ def _split(text, valid_text, config):
     return (text, valid_text) if valid_text is not None else data.split_text(text, config.valid_fraction)
 
 
-def _tokens(part, valid, found):
-    context, predict = found.model.config.context, found.model.config.predict
-    tokens, valid_tokens = data.tokenize(part, found.tokenizer), data.tokenize(valid, found.tokenizer)
-    for name, have, need in (("training", tokens, context + predict), ("validation", valid_tokens, 2)):
-        if len(have.ids) < need:
-            source = found.info.get("source", "text")
-            raise NanoEulerError(
-                f"{source}: {name} part has {len(have.ids)} tokens, expected at least {need}"
-            )
-    return tokens, valid_tokens
-
-
-def _fingerprint(tokens):
-    return f"{len(tokens.ids)}-{int(np.bitwise_xor.reduce(tokens.ids * (np.arange(len(tokens.ids)) | 1))):x}"
+def fingerprint(ids: np.ndarray) -> str:
+    """A short string that tells one sequence of token ids from another."""
+    return f"{len(ids)}-{int(np.bitwise_xor.reduce(ids * (np.arange(len(ids)) | 1))):x}"
 
 
 def _floor(valid):
@@ -216,11 +259,11 @@ def _save(run, found, step):
         checkpoint.remove(old)
 
 
-def _train(run, found, tokens, valid, warnings, quiet, on_entry):
+def _train(run, found, stream, quiet, on_entry):
     model, config = found.model, found.train
     rows, context = config.batch * config.accumulate, model.config.context
     take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
-    watch = Watch(config, rows * context, len(tokens.ids))
+    watch = Watch(config, rows * context, stream.tokens)
     saved = found.step
     bar = tqdm(
         total=config.steps * rows * context, initial=found.step * rows * context, unit="tok", unit_scale=True,
@@ -252,7 +295,7 @@ def _train(run, found, tokens, valid, warnings, quiet, on_entry):
             say(f"warning: {warning}")
 
         def validate(step):
-            bits = found.info["valid_bits_per_byte"] = bits_per_byte(model, valid)
+            bits = found.info["valid_bits_per_byte"] = stream.bits_per_byte(model)
             if not math.isfinite(bits):
                 raise NanoEulerError(
                     f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {saved} is intact"
@@ -261,7 +304,7 @@ def _train(run, found, tokens, valid, warnings, quiet, on_entry):
             say(f"step {step}: validation {bits:.4f} bits per byte")
 
         if found.step == 0:
-            for warning in warnings:
+            for warning in stream.warnings:
                 warn(0, warning)
             validate(0)
         else:
@@ -272,7 +315,8 @@ def _train(run, found, tokens, valid, warnings, quiet, on_entry):
             rng = np.random.default_rng([config.seed, step])
             validates = done % config.valid_every == 0 or done == config.steps
             before = model.params.flat.copy() if validates or done == 1 else None
-            losses, norm = take_step(*data.batch(tokens, rng, rows, context, model.config.predict))
+            inputs, targets = stream.batch(rng, rows)
+            losses, norm = take_step(inputs, targets)
             if not math.isfinite(norm):
                 raise NanoEulerError(
                     f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
@@ -283,9 +327,9 @@ def _train(run, found, tokens, valid, warnings, quiet, on_entry):
             note(
                 step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
                 rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
-                tokens_per_second=round(rows * context / seconds),
+                tokens_per_second=round(inputs.size / seconds),
             )  # fmt: skip
-            bar.update(rows * context)
+            bar.update(inputs.size)
             bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
             if before is not None:
                 signs = vitals(before, model.params, take_step.grads[0], norm)
@@ -296,7 +340,7 @@ def _train(run, found, tokens, valid, warnings, quiet, on_entry):
             if validates:
                 validate(done)
             if config.sample_every and done % config.sample_every == 0:
-                sample = generate(model, found.tokenizer, "", 100, seed=config.seed + done)
+                sample = stream.sample(model, config.seed + done)
                 note(step=done, sample=sample)
                 say(f"step {done}: {sample!r}")
             if done % config.save_every == 0 or done == config.steps or stop:

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from checks import run_text
+from checks import assert_same_run, run_text
 
-from nanoeuler_lib import __version__, checkpoint, cli, data, gradcheck, train
+from nanoeuler_lib import __version__, checkpoint, cli, data, gradcheck, train, world
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -164,20 +164,53 @@ def test_generate(here, nanoeuler):
     assert nanoeuler("generate", long, "--run", "run/checkpoints/step-000004", "--tokens", 20)[0] == 0
 
 
-def test_chat(here, nanoeuler):
-    """One reply a line, each from the line alone; an empty line ends."""
+QUICK = "--examples 30 --steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    """A run that taught the model of the package a little: to be copied before it is changed."""
+    run = tmp_path_factory.mktemp("answering") / "run"
+    assert cli.main(["sft", "--run", str(run), "--quiet", *QUICK]) == 0
+    return run
+
+
+def test_sft_and_chat(here, answering, nanoeuler):
+    shutil.copytree(answering, "answers")
+    found = checkpoint.load("answers")
+    assert found.info["template"] == "plain" and found.info["examples"] == ["konigsberg", 30, 201]
     code, out, err = nanoeuler(
-        "chat", "--run", "run", "--tokens", 12, "--temperature", 0, stdin="the\na cat\n\nthe\n"
+        "chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n"
     )
-    assert (code, err) == (0, "")
-    single = [
-        nanoeuler("generate", prompt, "--run", "run", "--tokens", 12, "--temperature", 0)[1]
-        for prompt in ("the", "a cat")
+    assert (code, err) == (0, "") and "/x is no command" in out
+    story = world.sample(3).text.rpartition("\n")[0]
+    assert out.startswith(f"{story}\n") and len(out.splitlines()) >= 4
+    assert nanoeuler("chat", "--run", "answers", stdin="") == (0, "", "")
+    assert nanoeuler("chat", "--run", "answers", stdin="/quit\nWho?\n") == (0, "", "")
+
+
+def test_sft_goes_on(here, answering, nanoeuler):
+    shutil.copytree(answering, "whole")
+    shutil.copytree(answering, "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    assert nanoeuler("sft", "--resume", "parts", "--quiet") == (0, "parts: done\n", "")
+    assert_same_run("whole", "parts")
+
+
+def test_sft_from_a_run_and_a_file(here, nanoeuler):
+    lines = [{"instruction": c, "response": c.upper()} for c in "abcdefghij"]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    long = nanoeuler("sft", "--base", "run", "--data", "lines.jsonl", "--run", "new", "--quiet", *QUICK)
+    assert long[0] == 2 and "none of at most 13 tokens" in long[2] and not Path("new").exists()
+    talk = [
+        [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper()}] for c in "abcdefghij"
     ]
-    assert out == single[0].removeprefix("the") + single[1].removeprefix("a cat")
-    assert nanoeuler("chat", "--run", "run", stdin="") == (0, "", "")
-    replies = [nanoeuler("chat", "--run", "run", stdin="the\n" * n)[1] for n in (1, 2)]
-    assert replies[1].startswith(replies[0]) and replies[1] != 2 * replies[0]  # asked again, another reply
+    Path("talk.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in talk))
+    code, out, err = nanoeuler(
+        "sft", "--base", "run", "--data", "talk.jsonl", "--run", "new", "--quiet", *QUICK
+    )
+    assert (code, err) == (0, "") and "nanoeuler chat --run new" in out
+    assert checkpoint.load("new").tokenizer.vocab_size == checkpoint.load("run").tokenizer.vocab_size + 3
 
 
 @pytest.fixture
@@ -286,9 +319,9 @@ def test_help_names_true_defaults():
     for name, parser in commands(cli.parser()):
         for action in parser._actions:
             said = re.search(r"default ([\w.-]+)", action.help or "")
-            value = (
-                train.TrainConfig().to_dict().get(action.dest) if action.default is None else action.default
-            )
+            own = cli.SFT_DEFAULTS if name == "nanoeuler sft" else {}
+            defaults = train.TrainConfig().to_dict() | own
+            value = defaults.get(action.dest) if action.default is None else action.default
             if said and value is not None:
                 assert type(value)(said[1]) == value, f"{name} {action.dest}"
 
@@ -371,6 +404,16 @@ BAD = {
     "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
     "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
     "chat seed negative": (("chat", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
+    "chat with a base model": (("chat", "--run", "run"), "expected that of a model made to answer (nanoeuler sft)"),
+    "chat temperature": (("chat", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
+    "sft without a folder": (("sft",), "--run is missing"),
+    "sft of nothing": (("sft", "--data", "none.json", "--run", "new"), "none.json: cannot be read"),
+    "sft of text": (("sft", "--data", "text.txt", "--run", "new"), "text.txt: is not JSON"),
+    "sft over a run": (("sft", "--run", "run", "--examples", 9), "run: exists and is not an empty folder"),
+    "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 or more"),
+    "sft resumes pretraining": (("sft", "--resume", "run"), "was not begun by nanoeuler sft"),
+    "sft resume with settings": (("sft", "--resume", "run", "--examples", 3), "got also --examples"),
+    "train resumes sft": (("train", "--resume", "run", "--data", "bpe.json"), "fingerprint"),
     "prompt not UTF-8": (("generate", "a\udcff", "--run", "run"), "character 1 is not UTF-8"),
     "encode not UTF-8": (("tokenizer", "encode", "a\udcff", "--tokenizer", "bpe.json"), "character 1 is not UTF-8"),
     "decode words": (("tokenizer", "decode", "hi", "--tokenizer", "bpe.json"), "expected whole numbers"),
@@ -409,7 +452,7 @@ def test_bad_input(case, here, nanoeuler):
     "file", ["model.safetensors", "tokenizer.json", "optimizer.safetensors", "checkpoint.json"]
 )
 @pytest.mark.parametrize("damage", ["truncated", "edited", "missing"])
-@pytest.mark.parametrize("command", ["generate", "chat", "info", "train"])
+@pytest.mark.parametrize("command", ["generate", "chat", "info", "train", "sft"])
 def test_damaged_checkpoint(file, damage, command, here, nanoeuler):
     path = Path("run/checkpoints/step-000004") / file
     content = path.read_bytes()
@@ -422,7 +465,8 @@ def test_damaged_checkpoint(file, damage, command, here, nanoeuler):
             content[: len(content) // 2] if damage == "truncated" else content.replace(b"1", b"2")
         )
     before = contents()
-    more = {"train": ["--resume", "run", "--data", "text.txt"]}.get(command, ["--run", "run"])
+    more = {"train": ["--resume", "run", "--data", "text.txt"], "sft": ["--base", "run", "--run", "new"]}
+    more = more.get(command, ["--run", "run"])
     code, out, err = nanoeuler(command, *more, stdin="the\n")
     assert (code, out) == (2, "") and err.startswith("nanoeuler: run") and err.count("\n") == 1, err
     assert contents() == before

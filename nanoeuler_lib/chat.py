@@ -1,0 +1,222 @@
+"""Talking with a fine-tuned model: turns, markers, a reply that comes piece by piece, and the loop around it.
+
+A conversation is one sequence of tokens:
+
+    <|endoftext|> <|user|> what is asked <|assistant|> the reply <|endoftext|> <|user|> ...
+
+The markers are special tokens. What a person types is encoded as plain text, in which no special token ever stands, so
+typing a marker's name cannot end a turn or speak in the model's name. Chapter 20.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import world
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import write_text
+from nanoeuler_lib.generate import Decoder, sample
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+USER, ASSISTANT = "<|user|>", "<|assistant|>"
+
+
+def plain_prompt(text: str) -> str:
+    """What a user says, as it is: for stories whose questions need no introduction."""
+    return text
+
+
+def alpaca_prompt(text: str, context: str = "") -> str:
+    """An instruction, and what it is about if anything, in the words of Stanford Alpaca (Taori et al. 2023)."""
+    paired = ", paired with an input that provides further context" if context else ""
+    about = f"### Input:\n{context}\n\n" if context else ""
+    return (
+        f"Below is an instruction that describes a task{paired}. "
+        "Write a response that appropriately completes the request.\n\n"
+        f"### Instruction:\n{text}\n\n{about}### Response:\n"
+    )
+
+
+TEMPLATES = {"plain": plain_prompt, "alpaca": alpaca_prompt}
+
+
+def markers(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """The ids of the end, user and assistant markers. Raises NanoEulerError for a tokenizer without them."""
+    names = (END_OF_TEXT, USER, ASSISTANT)
+    if missing := [name for name in names if name not in tokenizer.special_tokens]:
+        raise NanoEulerError(
+            f"tokenizer has no {' '.join(missing)}, expected that of a model made to answer (nanoeuler sft)"
+        )
+    return tuple(tokenizer.special_tokens[name] for name in names)
+
+
+def encode_turn(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """A user's turn as token ids, up to where the model's reply begins. Special tokens in the prompt are plain text."""
+    _, user, assistant = markers(tokenizer)
+    return [user, *tokenizer.encode(prompt).tolist(), assistant]
+
+
+class Chat:
+    """A conversation with a model. `reply` answers; `turns` holds what was said, as pairs (text, reply).
+
+    template: a name in TEMPLATES, the one that the model was fine-tuned with. When the context is full, turns are
+    forgotten, the oldest first but for the very first, which often says what all is about; `forgotten` counts them.
+    Raises NanoEulerError if the model was not fine-tuned, or there is no such template.
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, template: str = "plain"):
+        if template not in TEMPLATES:
+            raise NanoEulerError(f"template is {template!r}, expected one of {', '.join(TEMPLATES)}")
+        self.model, self.tokenizer, self.prompt_of = model, tokenizer, TEMPLATES[template]
+        self.end, *others = markers(tokenizer)
+        self.never = np.array(others)  # a reply holds no marker but its end
+        self.decoder, self.fed = Decoder(model), []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that was said."""
+        self.turns: list[tuple[str, str]] = []
+        self.rows: list[list[int]] = []  # the tokens of each turn that is remembered
+        self.forgotten = 0
+
+    def reply(self, text: str, tokens: int = 200, seed: int = 0, **options: float) -> Iterator[str]:
+        """Yield the reply to a text piece by piece, whole characters only, until its end marker.
+
+        tokens: at most this many; options: those of `generate.sample`. A reply that is broken off (its iterator closed,
+        Ctrl-C) is remembered as far as it came. Raises NanoEulerError when the text alone fills the context.
+        """
+        context, prompt = self.model.config.context, encode_turn(self.tokenizer, self.prompt_of(text))
+        if len(prompt) > (most := context - 2):
+            raise NanoEulerError(f"text has {len(prompt)} tokens with its markers, expected at most {most}")
+        room = min(tokens, max(context // 16, 1))  # what a reply gets at least, before turns are forgotten
+        while self.rows and 1 + sum(map(len, self.rows)) + len(prompt) + room > context:
+            self.rows.pop(1 if len(self.rows) > 1 else 0)
+            self.forgotten += 1
+        rng, characters = np.random.default_rng(seed), codecs.getincrementaldecoder("utf-8")("replace")
+        fresh = self._not_yet_fed([self.end, *chain(*self.rows), *prompt])
+        said, pieces, ended = [], [], False
+        try:
+            while len(said) < tokens and self.decoder.length + len(fresh) <= context:
+                logits = self.decoder.feed(np.array(fresh))[: self.tokenizer.vocab_size]
+                logits[self.never] = -np.inf
+                token = sample(logits, rng, **options)
+                if ended := token == self.end:
+                    break
+                said.append(token)
+                self.fed.append(token)
+                fresh = [token]
+                if piece := characters.decode(self.tokenizer.token_bytes[token]):
+                    pieces.append(piece)
+                    yield piece
+            if piece := characters.decode(b"", final=True):
+                pieces.append(piece)
+                yield piece
+        finally:
+            if said or ended:
+                self.rows.append([*prompt, *said, self.end])
+                self.turns.append((text, "".join(pieces)))
+
+    def _not_yet_fed(self, wanted):
+        """Set the decoder back to where the tokens that it has seen part from those wanted. Returns the rest."""
+        seen, same = self.fed[: self.decoder.length], 0
+        while same < min(len(seen), len(wanted) - 1) and seen[same] == wanted[same]:
+            same += 1
+        self.decoder.length, self.fed = same, wanted
+        return wanted[same:]
+
+    def messages(self) -> list[dict[str, str]]:
+        """What was said, in the form that chat data usually has: role and content."""
+        roles = ("user", "assistant")
+        return [{"role": role, "content": said} for turn in self.turns for role, said in zip(roles, turn)]
+
+
+HELP = """/reset            forget what was said
+/temperature T    0 is greedy
+/story [SEED]     a new story from Königsberg, to ask about
+/save FILE        write what was said, as one line of JSON that `nanoeuler sft --data FILE` reads
+/quit             end; so does Ctrl-D. Ctrl-C stops a reply"""
+
+
+class Loop:
+    """The loop of `nanoeuler chat`: lines in, replies and what commands say out.
+
+    write: called with each piece of text; tokens, seed, options: those of `Chat.reply`; each turn takes the next seed.
+    Raises NanoEulerError on options that `generate.sample` refuses.
+    """
+
+    def __init__(self, chat: Chat, write: Callable[[str], None], tokens: int = 200, seed: int = 0, **options):
+        sample(
+            np.zeros(1), np.random.default_rng(0), **options
+        )  # bad options end here, not in the first reply
+        self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
+        self.story = ""
+
+    def line(self, text: str) -> bool:
+        """Answer a line, or do what it commands. Returns whether to go on."""
+        command, _, argument = text.strip().partition(" ")
+        if command == "/quit":
+            return False
+        try:
+            if command.startswith("/"):
+                self._command(command, argument.strip())
+            elif command:
+                self._answer(text.strip())
+        except NanoEulerError as error:
+            self.write(f"{error}\n")
+        return True
+
+    def _answer(self, text):
+        asked, self.story = f"{self.story} {text}".strip(), ""
+        forgotten = self.chat.forgotten
+        try:
+            for piece in self.chat.reply(asked, self.tokens, self._next_seed(), **self.options):
+                self.write(piece)
+        except KeyboardInterrupt:
+            self.write(" ...")
+        self.write("\n")
+        if self.chat.forgotten > forgotten:
+            self.write(
+                f"(the context is full: {self.chat.forgotten - forgotten} earlier turns are forgotten)\n"
+            )
+
+    def _next_seed(self):
+        self.seed += 1
+        return self.seed - 1
+
+    def _command(self, command, argument):
+        if command == "/reset":
+            self.chat.reset()
+            self.story = ""
+        elif command == "/temperature":
+            self.options["temperature"] = _number(argument, float, "temperature", 0, 100)
+        elif command == "/story":
+            seed = _number(argument, int, "seed", 0, 2**63) if argument else self._next_seed()
+            self.chat.reset()
+            self.story = world.sample(seed).text.rpartition("\n")[0]
+            self.write(f"{self.story}\n")
+        elif command == "/save":
+            if not argument or Path(argument).exists():
+                raise NanoEulerError(f"/save: got {argument!r}, expected the name of a new file")
+            write_text(
+                Path(argument), json.dumps({"messages": self.chat.messages()}, ensure_ascii=False) + "\n"
+            )
+            self.write(f"{argument}: {len(self.chat.turns)} turns\n")
+        elif command == "/help":
+            self.write(f"{HELP}\n")
+        else:
+            raise NanoEulerError(f"{command} is no command, expected one of these:\n{HELP}")
+
+
+def _number(text, kind, name, low, high):
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise NanoEulerError(f"{name} is {text!r}, expected a number from {low} to {high}")
+    return value

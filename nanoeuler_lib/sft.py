@@ -1,0 +1,350 @@
+"""Supervised fine-tuning: a base model learns to answer, from examples of what a user says and what to reply.
+
+The loss counts the tokens of replies and their end marker, nothing else: targets are -1 everywhere else. Each example
+has a row of its own, so none can see another; rows of a batch have about the same length, so that little of a row is
+empty. Everything else, steps, log, checkpoints and resume, is that of pretraining (`train`). Chapter 20.
+"""
+
+import json
+import lzma
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from nanoeuler_lib import checkpoint, train, world
+from nanoeuler_lib.chat import ASSISTANT, TEMPLATES, USER, Chat, alpaca_prompt, encode_turn, markers
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT, init
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.step import cores
+from nanoeuler_lib.tokenizer import Tokenizer
+
+BUCKET = 32  # rows are as long as the longest example of their batch, rounded up to a multiple of this
+
+Example = Sequence[tuple[str, str]]  # turns: what the user says, template and all; what to reply
+
+
+# ---- From examples to rows
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as tokens: ids [n], and for each whether the loss counts it (replies and their end markers)."""
+
+    ids: np.ndarray
+    counted: np.ndarray
+
+
+def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> Encoded:
+    """An example's tokens: the end marker, then its turns (see `chat`), as many as fit into `most` tokens."""
+    end = markers(tokenizer)[0]
+    ids, counted = [end], [False]
+    for prompt, reply in example:
+        asked = encode_turn(tokenizer, prompt)
+        said = [*tokenizer.encode(reply).tolist(), end]
+        if most is not None and len(ids) + len(asked) + len(said) > most:
+            break
+        ids += asked + said
+        counted += [False] * len(asked) + [True] * len(said)
+    return Encoded(np.array(ids), np.array(counted))
+
+
+def rows(examples: Sequence[Encoded], time: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [B, T] and targets [B, T, K]: example b in row b; target k of position t is token t+1+k if that counts.
+
+    Behind the end of an example stand zeros that no counted position sees: attention only looks back.
+    """
+    inputs = np.zeros((len(examples), time), np.int64)
+    targets = np.full((len(examples), time, predict), -1, np.int64)
+    for row, example in enumerate(examples):
+        n = len(example.ids) - 1
+        inputs[row, :n] = example.ids[:-1]
+        counted = np.where(example.counted, example.ids, -1)
+        for k in range(min(predict, n)):
+            targets[row, : n - k, k] = counted[1 + k :]
+    return inputs, targets
+
+
+def row_length(examples: Iterable[Encoded], context: int) -> int:
+    """How long a row must be for the longest of these examples: a multiple of BUCKET, at most the context."""
+    longest = max(len(example.ids) - 1 for example in examples)
+    return min(-(-longest // BUCKET) * BUCKET, context)
+
+
+class Answers:
+    """Examples to learn from and to be measured on, in the form in which `train` takes a text (`train.Stream`).
+
+    examples: to train on; held_out: to validate on. A first turn too long for the context leaves its example out, a
+    later one only itself; `sizes` counts. Raises NanoEulerError when a part has nothing left.
+    """
+
+    def __init__(
+        self, examples: Iterable[Example], held_out: Iterable[Example], found: checkpoint.Checkpoint
+    ):
+        self.model, self.tokenizer, self.template = (
+            found.model.config,
+            found.tokenizer,
+            found.info["template"],
+        )
+        self.part, self.valid = self._fitting(examples, "training"), self._fitting(held_out, "validation")
+        self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
+        self.tokens = sum(len(e.ids) for e in self.part)
+        self.sizes = {"train_examples": len(self.part), "valid_examples": len(self.valid)}
+        self.fingerprint = train.fingerprint(np.concatenate([e.ids for e in self.part]))
+        self.prompt = next(iter(held_out))[0][0]
+        self.warnings = []
+        if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
+            self.warnings = [f"{copies} of {len(self.part)} training examples stand there more than once"]
+
+    def _fitting(self, examples, name):
+        most = self.model.context + 1
+        given = [encode(example, self.tokenizer, most) for example in examples]
+        if not (kept := [e for e in given if e.counted.any()]):
+            raise NanoEulerError(
+                f"{name} part has {len(given)} examples, none of at most {most} tokens, expected one"
+            )
+        return kept
+
+    def batch(self, rng: np.random.Generator, rows_: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, so that T is little more than each.
+
+        Every example is drawn equally often: the run of neighbours begins anywhere, and goes on at the other end.
+        """
+        start = rng.integers(len(self.order))
+        chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
+        return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
+
+    def bits_per_byte(self, model: GPT) -> float:
+        """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""
+        nats, length, lengths = 0.0, 0, np.asarray(self.tokenizer.token_lengths)
+        for start in range(0, len(self.valid), 16):
+            some = self.valid[start : start + 16]
+            inputs, targets = rows(some, row_length(some, self.model.context), 1)
+            nats += float(model.losses(inputs, targets[..., 0]).sum(dtype=np.float64))
+            length += int(lengths[targets[targets >= 0]].sum())
+        return nats / np.log(2) / max(length, 1)
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """The reply to the first held-out prompt, which has its template on already."""
+        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
+
+
+# ---- From a base model to one that answers
+
+
+def extend(model: GPT, tokenizer: Tokenizer) -> tuple[GPT, Tokenizer]:
+    """The same model with markers for who speaks: rows of the embedding and columns of the heads are added.
+
+    Logits of the tokens there were do not change. Returned as they are if the tokenizer has the markers.
+    """
+    names = list(tokenizer.special_tokens)
+    names += [name for name in (train.END_OF_TEXT, USER, ASSISTANT) if name not in names]
+    if len(names) == len(tokenizer.special_tokens):
+        return model, tokenizer
+    tokenizer = Tokenizer(tokenizer.merges, names, tokenizer.byte_order)
+    old = model.config
+    config = ModelConfig.from_dict(old.to_dict() | {"vocab_size": max(old.vocab_size, tokenizer.vocab_size)})
+    params = init(config, dtype=model.dtype)
+    for name, p in model.params.items():
+        if name == "heads":  # [D, K V]: each head has its own V columns
+            wide = params[name].reshape(config.dim, config.predict, config.vocab_size)
+            wide[..., : old.vocab_size] = p.reshape(config.dim, config.predict, old.vocab_size)
+        else:
+            params[name][: len(p)] = p
+    return GPT(config, params), tokenizer
+
+
+def fine_tune(
+    run: str | Path,
+    base: tuple[GPT, Tokenizer],
+    examples: Iterable[Example],
+    held_out: Iterable[Example],
+    config: TrainConfig,
+    template: str = "plain",
+    info: dict | None = None,
+    quiet: bool = False,
+    workers: int | None = None,
+    on_entry: Callable[[dict], None] | None = None,
+) -> GPT:
+    """Fine-tune a base model on examples and leave a run folder; the model given is not changed.
+
+    template: what the examples' prompts are made with, stored so that a chat uses the same; info: what else to store;
+    the rest as for `train.train`. Raises NanoEulerError when the folder holds a run or no example fits the context.
+    """
+    if template not in TEMPLATES:
+        raise NanoEulerError(f"template is {template!r}, expected one of {', '.join(TEMPLATES)}")
+    model, tokenizer = extend(*base)
+    if model is base[0]:  # it had the markers: leave the caller's parameters alone
+        model = GPT(model.config, init(model.config, dtype=model.dtype))
+        model.params.flat[...] = base[0].params.flat
+    info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
+    optimizer = AdamW(model.config, config)
+    found = checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info)
+    return train.start(Path(run), found, Answers(list(examples), list(held_out), found), quiet, on_entry)
+
+
+def resume(
+    run: str | Path,
+    examples: Iterable[Example],
+    held_out: Iterable[Example],
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+) -> GPT:
+    """Go on with a run of `fine_tune` from its latest checkpoint; examples and held_out as they were given to it."""
+
+    def again(found):
+        if found.info.get("template") not in TEMPLATES:
+            raise NanoEulerError(f"{run}: was not begun by fine-tuning, expected a run of nanoeuler sft")
+        return Answers(list(examples), list(held_out), found)
+
+    return train.go_on(Path(run), again, quiet, on_entry)
+
+
+def right(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
+    """Whether the model's greedy reply to each example's last turn, after the turns before it, is the one given: [n].
+
+    Raises NanoEulerError when an example does not fit the context.
+    """
+    encoded = []
+    for example in examples:
+        found = encode(example, tokenizer)
+        last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
+        found.counted[:-last] = False
+        encoded.append(found)
+    return foreseen(model, encoded, never=markers(tokenizer)[1:])  # a chat says none of them either
+
+
+def foreseen(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
+    """Whether greedy decoding would give the tokens that count, all of them, after those before: [n].
+
+    Decided without decoding: it would if each of them has the largest logit but for the tokens in `never`. Raises
+    NanoEulerError when an example does not fit the context.
+    """
+    found, context = np.zeros(len(examples), bool), model.config.context
+    if (longest := max(len(example.ids) for example in examples)) > context + 1:
+        raise NanoEulerError(f"an example has {longest} tokens, expected at most {context + 1}")
+    for start in range(0, len(examples), 16):
+        some = examples[start : start + 16]
+        inputs, targets = rows(some, row_length(some, context), 1)
+        logits = model.logits(inputs)
+        logits[..., list(never)] = -np.inf
+        same = (logits.argmax(axis=-1) == targets[..., 0]) | (targets[..., 0] < 0)
+        found[start : start + 16] = same.all(axis=1)
+    return found
+
+
+# ---- Where examples come from
+
+
+def konigsberg_examples(count: int, seed: int) -> list[Example]:
+    """Stories with all their questions in an order of their own: the first turn holds the story, the others do not."""
+    random = Random(seed)
+    found = []
+    for story in world.stories(count, seed):
+        questions = random.sample(story.questions, len(story.questions))
+        body = story.text.rpartition("\n")[0]
+        asked = [f"{body} {questions[0].text}", *(question.text for question in questions[1:])]
+        found.append([(text, question.answer) for text, question in zip(asked, questions)])
+    return found
+
+
+KONIGSBERG = "konigsberg"  # the name of the source that needs no file
+STORIES, HELD_OUT = 4000, 200
+
+
+def examples_of(
+    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+) -> tuple[list[Example], list[Example], str]:
+    """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
+
+    source: "konigsberg" for `count` stories of this seed (0: 4,000), with stories of the next seed held out; or a
+    file (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
+    """
+    if source == KONIGSBERG:
+        return konigsberg_examples(count or STORIES, seed), konigsberg_examples(HELD_OUT, seed + 1), "plain"
+    examples, template = read_examples(source)
+    examples = examples[: count or None]
+    Random(seed).shuffle(examples)
+    cut = len(examples) - max(1, round(len(examples) * valid_fraction))
+    return examples[:cut], examples[cut:], template
+
+
+def read_examples(path: str | Path) -> tuple[list[Example], str]:
+    """The examples of a file, plain or compressed (.xz), and their template: a JSON array, or one object a line.
+
+    An object is Alpaca's (instruction, input, output), Dolly's (instruction, context, response), or a conversation:
+    {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}. The first two get
+    Alpaca's template, conversations none. Raises NanoEulerError, with the place, for anything else and for a mixture.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise NanoEulerError(
+            f"{path}: cannot be read ({error}), expected UTF-8 JSON, perhaps as .xz"
+        ) from None
+    examples, template = [], None
+    for place, value in _objects(path, text):
+        example, its_template = _conversation(value) or _instruction(value) or (None, None)
+        if example is None:
+            known = (
+                "instruction and output, instruction and response, or messages of user and assistant in turn"
+            )
+            raise NanoEulerError(f"{path}: {place} has {_keys(value)}, expected texts under {known}")
+        if its_template != (template := template or its_template):
+            raise NanoEulerError(
+                f"{path}: {place} is of another kind than those before, expected one kind a file"
+            )
+        examples.append(example)
+    if not examples:
+        raise NanoEulerError(f"{path}: holds no example, expected one or more")
+    return examples, template
+
+
+def _objects(path, text):
+    """The JSON values of a file, each with where it stands."""
+    try:
+        if text.lstrip().startswith("["):
+            yield from ((f"item {number}", value) for number, value in enumerate(json.loads(text), 1))
+            return
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"line {number}", json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NanoEulerError(
+            f"{path}: is not JSON ({error}), expected an array, or an object a line"
+        ) from None
+
+
+def _instruction(value):
+    """The example in Alpaca's or Dolly's form, with its template; None if it is not."""
+    if not isinstance(value, dict):
+        return None
+    for about, answer in (("input", "output"), ("context", "response")):
+        texts = [value.get("instruction"), value.get(about, ""), value.get(answer)]
+        if all(isinstance(text, str) for text in texts):
+            return [(alpaca_prompt(*texts[:2]), texts[2])], "alpaca"
+    return None
+
+
+def _conversation(value):
+    """The example in the form of messages, with its template; None if it is not."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not messages or len(messages) % 2:
+        return None
+    for message, role in zip(messages, ("user", "assistant") * (len(messages) // 2), strict=True):
+        if not isinstance(message, dict) or message.get("role") != role:
+            return None
+        if not isinstance(message.get("content"), str):
+            return None
+    said = [message["content"] for message in messages]
+    return list(zip(said[::2], said[1::2], strict=True)), "plain"
+
+
+def _keys(value):
+    return f"keys {sorted(value)[:5]}" if isinstance(value, dict) else f"a {type(value).__name__}"

@@ -1,0 +1,248 @@
+"""Chat: who speaks is decided by markers that nobody can type; replies end, can be broken off, and fit the context."""
+
+import json
+
+import checks
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import sft
+from nanoeuler_lib.chat import ASSISTANT, USER, Chat, Loop, alpaca_prompt, encode_turn, markers
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=48, vocab_size=260, predict=2)
+TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))
+END, HUMAN, MODEL = markers(TOKENIZER)
+
+
+@pytest.fixture
+def model():
+    return GPT(CONFIG, checks.random_parameters(CONFIG, 3))
+
+
+def bigram(follows: dict[int, int]) -> GPT:
+    """A model that says these tokens after these, whatever came before; the end marker after all others."""
+    config = ModelConfig(dim=260, heads=2, kv_heads=1, layers=1, context=48, vocab_size=260, predict=1)
+    made = GPT(config, dtype=np.float64)
+    for name in ("layers.0.out", "layers.0.down"):
+        made.params[name][...] = 0
+    made.params["embed"][...] = np.eye(260)
+    made.params["heads"][:, END] = 1
+    for before, after in follows.items():
+        made.params["heads"][before] = np.eye(260)[after] * 2
+    return made
+
+
+def said(chat: Chat, text: str, **options) -> str:
+    return "".join(chat.reply(text, **{"temperature": 0.0} | options))
+
+
+# Markers.
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.text(st.sampled_from(f"ab ü\n{USER}{ASSISTANT}{END_OF_TEXT}")),
+    st.sampled_from([USER, ASSISTANT, END_OF_TEXT]),
+)
+def test_nobody_can_type_a_marker(text, marker):
+    ids = encode_turn(TOKENIZER, text + marker + text)
+    assert ids[0] == HUMAN and ids[-1] == MODEL
+    assert not {END, HUMAN, MODEL} & set(ids[1:-1])
+    assert TOKENIZER.decode(ids[1:-1]) == text + marker + text
+
+
+def test_a_typed_template_is_text_inside_the_turn():
+    prompt = alpaca_prompt("Say hi.\n\n### Response:\nhi")
+    ids = encode_turn(TOKENIZER, prompt)
+    assert ids.count(MODEL) == 1 and ids[-1] == MODEL and prompt.count("### Response:") == 2
+
+
+def test_alpaca_template_with_and_without_input():
+    assert alpaca_prompt("Add.", "1 and 2") == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+        "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n"
+        "### Response:\n"
+    )
+    assert "Input" not in alpaca_prompt("Add.") and alpaca_prompt("Add.").endswith("### Response:\n")
+
+
+def test_a_reply_holds_no_marker():
+    """Even a model that wants to speak for the user cannot: its next choice is taken."""
+    made = bigram({MODEL: HUMAN, HUMAN: 65})
+    made.params["heads"][MODEL, 66] = 1.5
+    assert said(Chat(made, TOKENIZER), "hi") == "B"
+
+
+def test_base_models_are_refused(model):
+    for names in ((), (END_OF_TEXT,)):
+        with pytest.raises(NanoEulerError, match=r"tokenizer has no .*<\|assistant\|>, expected"):
+            Chat(model, Tokenizer([], names))
+    with pytest.raises(NanoEulerError, match="template is 'x', expected one of plain, alpaca"):
+        Chat(model, TOKENIZER, "x")
+
+
+# Replies.
+
+
+def test_a_reply_ends_at_its_marker_and_in_whole_characters():
+    first, second = "ü".encode()
+    chat = Chat(bigram({MODEL: 72, 72: first, first: second}), TOKENIZER)
+    assert list(chat.reply("hi", temperature=0.0)) == ["H", "ü"]
+    assert chat.turns == [("hi", "Hü")]
+    assert chat.rows == [[HUMAN, *b"hi", MODEL, 72, first, second, END]]
+    assert list(chat.reply("hi", tokens=2, temperature=0.0)) == ["H", "\ufffd"]
+
+
+def test_a_reply_is_what_the_model_says_after_all_that_was_said(model):
+    """Each token is the most likely one of the whole conversation so far, markers apart; computed without a cache."""
+    chat, before = Chat(model, TOKENIZER), [END]
+    for text in ("ab", "what?", "b"):
+        chat_text = said(chat, text, tokens=4)
+        before += [HUMAN, *TOKENIZER.encode(text).tolist(), MODEL]
+        expected = []
+        while len(expected) < 4:
+            logits = model.logits(np.array([before + expected]))[0, -1]
+            logits[[HUMAN, MODEL]] = -np.inf
+            if (token := int(logits.argmax())) == END:
+                break
+            expected.append(token)
+        assert chat.rows[-1][-1 - len(expected) : -1] == expected and chat.turns[-1] == (text, chat_text)
+        before += [*expected, END]
+
+
+def test_a_reply_broken_off_is_remembered_as_far_as_it_came(model):
+    chat = Chat(model, TOKENIZER)
+    whole = list(Chat(model, TOKENIZER).reply("ab", tokens=8, temperature=0.0))
+    for _ in (reply := chat.reply("ab", tokens=8, temperature=0.0)):
+        reply.close()
+        break
+    assert chat.turns == [("ab", whole[0])] and chat.rows[0][-1] == END and len(chat.rows[0]) < 3 + 8
+    again, fresh = Chat(model, TOKENIZER), Chat(model, TOKENIZER)
+    again.rows, fresh.rows = [list(chat.rows[0])], [list(chat.rows[0])]
+    assert said(chat, "b", tokens=5) == said(again, "b", tokens=5)  # nothing of the rest is left in the cache
+
+
+def test_reset(model):
+    chat = Chat(model, TOKENIZER)
+    first = said(chat, "ab", tokens=6)
+    said(chat, "b", tokens=6)
+    chat.reset()
+    assert chat.turns == [] and said(chat, "ab", tokens=6) == first
+
+
+def test_a_full_context_forgets_the_second_turn_first():
+    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
+    for letter in "abcdefghij":
+        assert said(chat, letter * 4) == "H"
+    assert chat.forgotten == 10 - len(chat.rows) > 0
+    assert TOKENIZER.decode(chat.rows[0][1:5]) == "aaaa"
+    assert TOKENIZER.decode(chat.rows[-1][1:5]) == "jjjj"
+    assert TOKENIZER.decode(chat.rows[1][1:5]) not in ("bbbb", "cccc")
+    assert 1 + sum(map(len, chat.rows)) <= CONFIG.context + 1
+
+
+def test_a_text_too_long_is_refused_and_nothing_is_lost(model):
+    chat = Chat(model, TOKENIZER)
+    said(chat, "ab", tokens=3)
+    before = (list(chat.turns), [list(row) for row in chat.rows])
+    with pytest.raises(NanoEulerError, match="text has 49 tokens with its markers, expected at most 46"):
+        said(chat, "x" * 47)
+    with pytest.raises(NanoEulerError, match="temperature is -1"):
+        said(chat, "ab", temperature=-1)
+    assert (chat.turns, chat.rows) == before
+    assert len(said(chat, "x" * 44, tokens=9)) <= 3  # what room there is, is used
+
+
+# The loop.
+
+
+@pytest.fixture
+def loop():
+    written = []
+    made = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
+    made.read = lambda: "".join([written.pop(0) for _ in list(written)])
+    return made
+
+
+def test_loop_answers_and_commands(loop, tmp_path):
+    assert loop.line("ab") and loop.read() == "H\n"
+    assert loop.line("   ") and loop.read() == ""
+    assert loop.line("/temperature 0.5") and loop.options["temperature"] == 0.5
+    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turns" in loop.read()
+    assert loop.line("/reset") and loop.chat.turns == []
+    assert loop.line("/help") and "/story" in loop.read()
+    assert not loop.line("/quit")
+    examples, template = sft.read_examples(tmp_path / "said.jsonl")
+    assert examples == [[("ab", "H")]] and template == "plain"
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [("/nothing", "/nothing is no command, expected"), ("/temperature", "temperature is '', expected a number"),
+     ("/temperature nan", "temperature is 'nan'"), ("/temperature -1", "from 0 to 100"), ("/story x", "seed is 'x'"),
+     ("/save", "/save: got ''"), ("x" * 99, "text has 101 tokens")],
+)  # fmt: skip
+def test_loop_says_what_is_wrong_and_goes_on(loop, line, expected):
+    assert loop.line("ab") and loop.line(line)
+    assert expected in loop.read() and len(loop.chat.turns) == 1 and loop.options == {"temperature": 0.0}
+
+
+def test_loop_saves_over_nothing(loop, tmp_path):
+    file = tmp_path / "kept"
+    file.write_text("mine")
+    assert loop.line(f"/save {file}") and "expected the name of a new file" in loop.read()
+    assert loop.line(f"/save {tmp_path / 'none' / 'x'}") and "cannot be written" in loop.read()
+    assert file.read_text() == "mine"
+
+
+def test_loop_tells_a_story_and_asks_about_it():
+    written, config = (
+        [],
+        ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1),
+    )
+    loop = Loop(Chat(GPT(config), TOKENIZER), written.append, tokens=3, temperature=0.0)
+    loop.line("/story 5")
+    story = "".join(written).strip()
+    assert "\n" not in story and story[-1] in '."'
+    loop.line("Who?")
+    loop.line("Where?")
+    assert [text for text, _ in loop.chat.turns] == [f"{story} Who?", "Where?"]
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_loop(loop, monkeypatch):
+    class Interrupted(Chat):
+        def reply(self, text, *arguments, **options):
+            yield "H"
+            raise KeyboardInterrupt
+
+    loop.chat = Interrupted(bigram({}), TOKENIZER)
+    assert loop.line("ab") and loop.read() == "H ...\n"
+
+
+def test_each_turn_takes_the_next_seed():
+    """Asked the same again, a model that draws among equals says something else; another chat says the same."""
+
+    def replies():
+        written = []
+        loop = Loop(Chat(GPT(CONFIG), TOKENIZER), written.append, tokens=4, seed=3, temperature=1.0)
+        for _ in range(3):
+            loop.chat.reset()
+            loop.line("ab")
+        return "".join(written).split("\n")[:3]
+
+    assert replies() == replies() and len(set(replies())) == 3
+
+
+def test_messages():
+    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
+    said(chat, "ab")
+    assert json.loads(json.dumps(chat.messages())) == [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "H"},
+    ]

@@ -1,0 +1,335 @@
+"""Fine-tuning: only replies count, no example sees another, the base survives, runs go on exactly, files are read."""
+
+import json
+import lzma
+import os
+from collections import Counter
+from pathlib import Path
+
+import checks
+import numpy as np
+import pytest
+from test_train import contents, error_of
+
+from nanoeuler_lib import checkpoint, sft, train, world
+from nanoeuler_lib.chat import ASSISTANT, USER, Chat, alpaca_prompt, markers
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT, head_weights
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=258, predict=2)
+BASE = Tokenizer([(97, 98)], (END_OF_TEXT,))
+TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))
+END, HUMAN, MODEL = markers(TOKENIZER)
+SETTINGS = TrainConfig(
+    steps=8, batch=4, warmup=2, rate=3e-3, valid_every=4, sample_every=4, save_every=2, later_heads=0.25
+)
+EXAMPLES = [[(f"{a} and {b}?", f"{b}{a}.")] for a in "abcdef" for b in "uvwxyz"]
+HELD_OUT = [[("g and h?", "hg.")], [("h and g?", "gh."), ("and again?", "gh.")]]
+
+
+def base(dtype=np.float32) -> tuple[GPT, Tokenizer]:
+    return GPT(CONFIG, checks.random_parameters(CONFIG, 0, 0.1, dtype)), BASE
+
+
+# Which tokens count.
+
+
+def test_encode():
+    found = sft.encode([("hi", "ab!"), ("b", "")], TOKENIZER)
+    assert found.ids.tolist() == [END, HUMAN, *b"hi", MODEL, 256, 33, END, HUMAN, 98, MODEL, END]
+    assert found.counted.nonzero()[0].tolist() == [5, 6, 7, 11]
+    assert sft.encode([("hi", "ab!"), ("b", "")], TOKENIZER, most=11).ids.tolist() == found.ids[:8].tolist()
+    assert not sft.encode([("hi", "ab!")], TOKENIZER, most=7).counted.any()
+
+
+def test_rows_by_hand():
+    examples = [sft.encode([("h", "ab")], TOKENIZER), sft.encode([("hi", "")], TOKENIZER)]
+    inputs, targets = sft.rows(examples, 6, 2)
+    assert inputs.tolist() == [[END, HUMAN, 104, MODEL, 256, 0], [END, HUMAN, 104, 105, MODEL, 0]]
+    assert targets[..., 0].tolist() == [[-1, -1, -1, 256, END, -1], [-1, -1, -1, -1, END, -1]]
+    assert targets[..., 1].tolist() == [[-1, -1, 256, END, -1, -1], [-1, -1, -1, END, -1, -1]]
+
+
+def test_gradient_flows_only_from_replies():
+    """The loss of a row is the sum over its reply's tokens alone, and so is the gradient: computed one by one."""
+    model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
+    example = sft.encode([("hi", "ab!")], TOKENIZER)
+    inputs, targets = sft.rows([example], 32, 2)
+    _, grads = model.loss_and_gradients(inputs, targets)
+    total, weights = 0, head_weights(model.config)
+    for k in range(2):
+        for at in np.flatnonzero(targets[0, :, k] >= 0):
+            one = np.full_like(targets, -1)
+            one[0, at, k] = example.ids[at + 1 + k]
+            assert example.counted[at + 1 + k]
+            alone = np.zeros(2)
+            alone[k] = weights[k] / 3  # three counted tokens
+            total = total + model.loss_and_gradients(inputs, one, alone)[1].flat
+    checks.close(grads.flat, total, 1e-12)
+
+
+def test_no_example_sees_its_neighbour():
+    """Changing one example of a batch changes neither loss nor gradient of another, bit for bit."""
+    model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
+    mine = sft.encode([("hi", "ab!")], TOKENIZER)
+    seen = []
+    for other in ([("ho", "no")], [("something else", "ab ab ab"), ("x", "y")]):
+        inputs, targets = sft.rows([sft.encode(other, TOKENIZER), mine], 48, 2)
+        losses = model.losses(inputs, targets)[1]
+        targets[0] = -1
+        seen.append((losses.tobytes(), model.loss_and_gradients(inputs, targets)[1]["heads"]))
+    assert seen[0][0] == seen[1][0]
+    checks.close(seen[0][1], seen[1][1], 1e-14)
+
+
+def test_what_stands_behind_an_example_is_not_seen():
+    model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
+    example = sft.encode([("hi", "ab!")], TOKENIZER)
+    inputs, targets = sft.rows([example], 32, 2)
+    changed = inputs.copy()
+    changed[0, len(example.ids) - 1 :] = 77
+    assert model.losses(inputs, targets).tobytes() == model.losses(changed, targets).tobytes()
+
+
+# Batches.
+
+
+def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> sft.Answers:
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+    found = checkpoint.Checkpoint(
+        None, GPT(config), TOKENIZER, 0, TrainConfig(**settings), None, {"template": "plain"}
+    )
+    return sft.Answers(examples, held_out, found)
+
+
+def test_every_example_is_drawn_and_rows_are_hardly_longer_than_they_must_be():
+    examples = [[("q" * (n % 40), f"{n}")] for n in range(60)]
+    made, drawn, empty, full = answers(examples), Counter(), 0, 0
+    for step in range(600):
+        inputs, targets = made.batch(np.random.default_rng(step), 4)
+        assert inputs.shape[1] in (32, 48) and targets.shape == (*inputs.shape, 2)
+        used = 1 + np.max(np.where(targets[..., 0] >= 0, np.arange(inputs.shape[1]), 0), axis=1)
+        assert inputs.shape[1] == 48 or used.max() <= 32
+        drawn.update(row[:n].tobytes() for row, n in zip(inputs, used))
+        empty, full = empty + (inputs.shape[1] - used).sum(), full + inputs.size
+    assert len(drawn) == 60
+    assert max(drawn.values()) < 2.2 * min(drawn.values()), drawn
+    assert empty < 0.5 * full
+
+
+def test_examples_that_do_not_fit_are_left_out():
+    long = [("x" * 60, "no")]
+    made = answers([*EXAMPLES, long, [("hi", "ho"), ("y" * 60, "no")]])
+    assert made.sizes["train_examples"] == len(EXAMPLES) + 1 and len(made.part[-1].ids) == 8
+    message = error_of(answers, [long])
+    assert message == "training part has 1 examples, none of at most 49 tokens, expected one"
+    assert "validation part has 0 examples" in error_of(answers, EXAMPLES, [])
+
+
+def test_copies_are_pointed_out():
+    assert answers().warnings == []
+    assert (
+        "1 of 37 training examples stand there more than once"
+        in answers([*EXAMPLES, EXAMPLES[0]]).warnings[0]
+    )
+
+
+def test_bits_per_byte_is_the_mean_over_replies():
+    made, config = answers(), ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+    model = GPT(config)
+    model.params["heads"][...] = 0  # every token is as likely: log2(260) bits each
+    assert made.bits_per_byte(model) == pytest.approx(12 * np.log2(260) / 9)  # 9 bytes and 3 end markers
+
+
+# From a base model.
+
+
+def test_extend_changes_no_logit():
+    model, tokenizer = base(np.float64)
+    wide, names = sft.extend(model, tokenizer)
+    assert list(names.special_tokens) == [END_OF_TEXT, USER, ASSISTANT] and wide.config.vocab_size == 260
+    tokens = np.arange(40).reshape(2, 20) * 6
+    for head in range(2):
+        assert np.array_equal(wide.logits(tokens, head)[..., :258], model.logits(tokens, head))
+    assert wide.params["embed"][258:].std() > 0
+    assert sft.extend(wide, names) == (wide, names)
+
+
+def test_extend_uses_room_that_the_model_has():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
+    wide, names = sft.extend(GPT(config), Tokenizer([(97, 98)], ()))
+    assert wide.config.vocab_size == 300 and names.vocab_size == 260
+
+
+def test_it_learns_and_leaves_the_base_alone(tmp_path):
+    """Swapping two letters: nearly all examples are answered in the end, and none before."""
+    model, tokenizer = base()
+    before = model.params.flat.copy()
+    settings = TrainConfig(
+        **SETTINGS.to_dict() | {"steps": 300, "batch": 12, "rate": 1e-2, "valid_every": 100}
+    )
+    tuned = sft.fine_tune(tmp_path / "run", (model, tokenizer), EXAMPLES, HELD_OUT, settings, quiet=True)
+    assert np.array_equal(model.params.flat, before)
+    found = checkpoint.load(tmp_path / "run")
+    assert found.info["template"] == "plain" and np.array_equal(found.model.params.flat, tuned.params.flat)
+    untaught = sft.extend(model, tokenizer)
+    assert not sft.right(*untaught, EXAMPLES).any()
+    assert sft.right(tuned, found.tokenizer, EXAMPLES).mean() > 0.9
+
+
+def test_right_is_what_a_greedy_chat_says(tmp_path):
+    model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
+    settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 40, "rate": 1e-2})
+    tuned = sft.fine_tune(tmp_path / "run", (model, TOKENIZER), EXAMPLES, HELD_OUT, settings, quiet=True)
+    found = sft.right(tuned, TOKENIZER, EXAMPLES)
+    greedy = ["".join(Chat(tuned, TOKENIZER).reply(e[0][0], temperature=0.0)) == e[0][1] for e in EXAMPLES]
+    assert found.tolist() == greedy
+    two = [[EXAMPLES[0][0], turn[0]] for turn in EXAMPLES[1:9]]
+    chats = []
+    for first, second in two:
+        chat = Chat(tuned, TOKENIZER)
+        chat.rows = [sft.encode([first], TOKENIZER).ids[1:].tolist()]
+        chats.append("".join(chat.reply(second[0], temperature=0.0)) == second[1])
+    assert sft.right(tuned, TOKENIZER, two).tolist() == chats
+    with pytest.raises(NanoEulerError, match="expected at most 49"):
+        sft.right(tuned, TOKENIZER, [[("x" * 60, "y")]])
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_resume_is_exact(tmp_path, step, monkeypatch):
+    arguments = (base(), EXAMPLES, HELD_OUT, SETTINGS)
+    sft.fine_tune(tmp_path / "whole", *arguments, quiet=True)
+    original, drawn = sft.Answers.batch, []
+
+    def batch(self, rng, rows):
+        drawn.append(1)
+        if len(drawn) == step + 1:
+            raise checks.Crash
+        return original(self, rng, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sft.Answers, "batch", batch)
+        with pytest.raises(checks.Crash):
+            sft.fine_tune(tmp_path / "parts", *arguments, quiet=True)
+    sft.resume(tmp_path / "parts", EXAMPLES, HELD_OUT, quiet=True)
+    checks.assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_runs_of_another_kind_and_other_examples_are_refused(tmp_path):
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    before = contents(tmp_path)
+    assert "fingerprint" in error_of(sft.resume, tmp_path / "run", EXAMPLES[1:], HELD_OUT, quiet=True)
+    assert "exists and is not an empty folder" in error_of(
+        sft.fine_tune, tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True
+    )
+    assert contents(tmp_path) == before
+    train.train(tmp_path / "text", checks.run_text(), checks.RUN_MODEL, checks.RUN_CONFIG, quiet=True)
+    assert "was not begun by fine-tuning" in error_of(sft.resume, tmp_path / "text", EXAMPLES, HELD_OUT)
+    assert "template is 'x'" in error_of(
+        sft.fine_tune, tmp_path / "new", base(), EXAMPLES, HELD_OUT, SETTINGS, template="x"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+# Where examples come from.
+
+
+def test_konigsberg_examples_are_its_questions():
+    examples = sft.konigsberg_examples(40, 7)
+    assert examples == sft.konigsberg_examples(40, 7) != sft.konigsberg_examples(40, 8)
+    kinds = Counter()
+    for example, story in zip(examples, world.stories(40, 7), strict=True):
+        asked = {question.text: question for question in story.questions}
+        body = story.text.rpartition("\n")[0]
+        first, *others = example
+        assert first[0].startswith(f"{body} ")
+        turns = [(first[0].removeprefix(f"{body} "), first[1]), *others]
+        assert {text: answer for text, answer in turns} == {q.text: q.answer for q in asked.values()}
+        kinds[list(asked).index(turns[0][0])] += 1
+    assert len(kinds) >= 4  # not always the same question first
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+ALPACA = [
+    {"instruction": "Add.", "input": "1, 2", "output": "3"},
+    {"instruction": "Sing ü.", "input": "", "output": "la"},
+]
+DOLLY = [
+    {"instruction": "Add.", "context": "1, 2", "response": "3"},
+    {"instruction": "Sing ü.", "response": "la"},
+]
+CHAT = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2}]
+
+
+def test_files_in_three_forms(tmp_path):
+    expected = [[(alpaca_prompt("Add.", "1, 2"), "3")], [(alpaca_prompt("Sing ü."), "la")]]
+    lines = "\n".join(json.dumps(value) for value in DOLLY)
+    assert sft.read_examples(write(tmp_path / "a.json", json.dumps(ALPACA))) == (expected, "alpaca")
+    assert sft.read_examples(write(tmp_path / "d.jsonl", f"\n{lines}\n\n")) == (expected, "alpaca")
+    (tmp_path / "d.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    assert sft.read_examples(tmp_path / "d.jsonl.xz") == (expected, "alpaca")
+    turns = [("a", "b"), ("a", "b")]
+    assert sft.read_examples(write(tmp_path / "c.jsonl", json.dumps(CHAT[0]))) == ([turns], "plain")
+
+
+BAD_FILES = {
+    "nothing": ("", "holds no example"),
+    "no JSON": ("hello", "is not JSON"),
+    "half a line": ('{"instruction": "a", "output": "b"}\n{"instr', "is not JSON"),
+    "a number": ("[1]", "item 1 has a int"),
+    "other keys": (
+        '{"prompt": "a", "completion": "b"}',
+        "line 1 has keys ['completion', 'prompt'], expected texts",
+    ),
+    "a number for a text": ('[{"instruction": "a", "output": 3}]', "item 1 has keys"),
+    "roles upside down": (
+        '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}',
+        "line 1",
+    ),
+    "half a conversation": (
+        '{"messages": [{"role": "user", "content": "a"}]}',
+        "line 1 has keys ['messages']",
+    ),
+    "a mixture": ("\n".join(map(json.dumps, DOLLY + CHAT)), "line 3 is of another kind than those before"),
+    "deep": ("[" * 100_000, "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_end_in_one_line(case, tmp_path):
+    text, expected = BAD_FILES[case]
+    message = error_of(sft.read_examples, write(tmp_path / "file", text))
+    assert expected in message and str(tmp_path / "file") in message
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "none.json")
+    (tmp_path / "broken.xz").write_bytes(b"not xz")
+    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "broken.xz")
+    (tmp_path / "latin.json").write_bytes('["ü"]'.encode("latin-1"))
+    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "latin.json")
+
+
+def test_examples_of_a_file_are_shuffled_and_held_out(tmp_path):
+    file = write(
+        tmp_path / "a.jsonl", "\n".join(json.dumps({"instruction": f"{n}", "output": "x"}) for n in range(50))
+    )
+    train_part, held_out, template = sft.examples_of(file, 40, 1, 0.1)
+    assert (len(train_part), len(held_out), template) == (36, 4, "alpaca")
+    assert sft.examples_of(file, 40, 1, 0.1)[0] == train_part != sft.examples_of(file, 40, 2, 0.1)[0]
+    assert len({example[0][0] for example in train_part + held_out}) == 40
+
+
+@pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")
+@pytest.mark.parametrize(
+    "name, count", [("alpaca_data.json.xz", 52_002), ("databricks-dolly-15k.nocategory.jsonl.xz", 15_015)]
+)
+def test_alpaca_and_dolly_are_read_whole(name, count):
+    examples, template = sft.read_examples(Path(os.environ["NANOEULER_DATA"]) / "sft" / name)
+    assert (len(examples), template) == (count, "alpaca")
