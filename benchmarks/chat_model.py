@@ -89,7 +89,9 @@ def main() -> None:
     checkpoint.export(found, args.export)
     shipped = checkpoint.load(args.export)  # what the reader gets: float16
 
-    asked = questions(TEST_STORIES, TEST_SEED)
+    asked, most = questions(TEST_STORIES, TEST_SEED), base.model.config.context + 1
+    fitting = [i for i, text in enumerate(as_text(asked, base.tokenizer)) if len(text.ids) <= most]
+    left_out, asked = len(asked) - len(fitting), [asked[i] for i in fitting]
     chats = as_chat(asked)
     right = {
         "majority": majority(asked),
@@ -107,7 +109,8 @@ def main() -> None:
         }
     log = training.read_log(args.run)
     rows = [
-        {"shares": shares(asked, right), "stories": forgetting, "floor": round(measured.floor, 4)},
+        {"shares": shares(asked, right), "too_long": left_out, "stories": forgetting,
+         "floor": round(measured.floor, 4)},
         {"seconds": round(sum(entry.get("seconds", 0) for entry in log)),
          "valid": [[e["step"], round(e["valid_bits_per_byte"], 5)] for e in log if "valid_bits_per_byte" in e]},
     ]  # fmt: skip

@@ -466,7 +466,7 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--examples",
         type=int,
-        help="how many stories (default 4000), or of the file's examples (default all)",
+        help="how many stories (default 10000), or of the file's examples (default all)",
     )
     new.add_argument(
         "--data-seed", type=int, help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})"

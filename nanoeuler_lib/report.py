@@ -62,9 +62,14 @@ def _page(run, head, log, steps, floor):
     tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
     planned, done = head["train"].get("steps"), steps[-1]["step"]
+    sizes = [
+        f"{head['data'][key]} {key.removeprefix('train_')}"
+        for key in head["data"]
+        if key.startswith("train_")
+    ]
     facts = [
         ("steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")),
-        ("data", f"{head['data'].get('source')}, {head['data'].get('train_tokens')} tokens to train on"),
+        ("data", f"{head['data'].get('source')}, {' and '.join(sizes)} to train on"),
         ("machine", head.get("machine")),
         (
             "throughput",

@@ -253,7 +253,7 @@ def konigsberg_examples(count: int, seed: int) -> list[Example]:
 
 
 KONIGSBERG = "konigsberg"  # the name of the source that needs no file
-STORIES, HELD_OUT = 4000, 200
+STORIES, HELD_OUT = 10_000, 200
 
 
 def examples_of(
@@ -261,7 +261,7 @@ def examples_of(
 ) -> tuple[list[Example], list[Example], str]:
     """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
 
-    source: "konigsberg" for `count` stories of this seed (0: 4,000), with stories of the next seed held out; or a
+    source: "konigsberg" for `count` stories of this seed (0: 10,000), with stories of the next seed held out; or a
     file (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
     """
     if source == KONIGSBERG:

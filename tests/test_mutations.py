@@ -266,7 +266,7 @@ BUGS = [
     bug("heads, fast: gradient of the last head only", "ops.cpu.heads_loss",
         "dy[rows] += part", "dy[rows] = part", by=("gradients cpu", "equality")),
     bug("heads, fast: every head weighted as head 0", "ops.cpu.heads_loss",
-        "scale[head]", "scale[0]", by=("gradients cpu", "equality")),
+        "target >= 0, scale[head]", "target >= 0, scale[0]", by=("gradients cpu", "equality")),
     bug("heads, fast: exponential without subtracting the largest", "ops.cpu.heads_loss",
         "z -= z.max(axis=1, keepdims=True)", "pass", by="extremes cpu"),
     bug("AdamW, fast: second moment of g, not of its square", "ops.cpu.adamw",

@@ -114,6 +114,21 @@ def test_softmax_far_from_zero(shift, dtype):
     checks.close(losses[:, 0], [total - 0.5, total + 0.5], 1e-4 if dtype == np.float32 else 1e-12)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_head_of_weight_zero_has_no_gradient(accumulate):
+    """Its losses are those of the plain version all the same, and what stood in its gradient is overwritten."""
+    rng = np.random.default_rng(0)
+    y, w, targets = rng.normal(size=(5, 3)), rng.normal(size=(3, 12)), rng.integers(-1, 4, (5, 3))
+    before, scale, found = rng.normal(size=(3, 12)), np.array([0.5, 0.0, 2.0]), []
+    for version in (cpu, plain.Plain(ops.FUNCTIONS)):
+        losses, dy, dw = np.empty((5, 3)), np.empty((5, 3)), before.copy()
+        work = np.empty((2, 7)), np.empty(36)  # two rows at a time
+        version.heads_loss(losses, dy, dw, y, w, targets, scale, *work, accumulate)
+        found.append(np.concatenate([losses.ravel(), dy.ravel(), dw.ravel()]))
+    checks.close(*found, 1e-12)
+    np.testing.assert_array_equal(dw[:, 4:8], before[:, 4:8] if accumulate else 0)
+
+
 def test_every_shared_buffer_is_compared():
     """What the recorded calls write, and what is private to one version, are all the buffers of a plan."""
     params = checks.random_parameters(checks.TINY)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_train import contents, error_of
 
-from nanoeuler_lib import checkpoint, sft, train, world
+from nanoeuler_lib import checkpoint, report, sft, train, world
 from nanoeuler_lib.chat import ASSISTANT, USER, Chat, alpaca_prompt, markers
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
@@ -231,6 +231,12 @@ def test_runs_of_another_kind_and_other_examples_are_refused(tmp_path):
         sft.fine_tune, tmp_path / "new", base(), EXAMPLES, HELD_OUT, SETTINGS, template="x"
     )
     assert not (tmp_path / "new").exists()
+
+
+def test_report_of_a_fine_tuning(tmp_path):
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    page = report.report(tmp_path / "run").read_text("utf-8")
+    assert "| data | examples, 36 examples to train on |" in page and "8 of 8" in page
 
 
 # Where examples come from.
