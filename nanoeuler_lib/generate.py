@@ -1,8 +1,9 @@
-"""Continuing a text: a key/value cache, sampling, and a loop that yields text as it comes."""
+"""Continuing a text: a key/value cache, sampling, several tokens a pass, and a loop that yields text as it comes."""
 
 import codecs
 import math
 from collections.abc import Iterator
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,6 +43,7 @@ class Decoder:
             for i in range(c.layers)
         ]
         self.heads = p["norm_final"][:, None] * p["heads"][:, : c.vocab_size]
+        self.gain, self.later = p["norm_final"], p["heads"][:, c.vocab_size :]
         self.length = 0
         self.x, self.y, self.delta = np.empty((3, c.dim), dtype)
         self.qkv, self.gate_up = np.empty(c.qkv_dim, dtype), np.empty(2 * c.ffn, dtype)
@@ -55,20 +57,27 @@ class Decoder:
 
         Raises NanoEulerError when there is nothing to feed or the context is full.
         """
-        self._check(tokens)
-        return (self._one(tokens[0]) if len(tokens) == 1 else self._many(tokens)[-1]) @ self.heads
+        return self.read(tokens)[-1] @ self.heads
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
-        self._check(tokens)
-        return self._many(tokens) @ self.heads
+        return self.read(tokens) @ self.heads
 
-    def _check(self, tokens):
+    def later_logits(self, y: np.ndarray) -> np.ndarray:
+        """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
+        return ((y * self.gain) @ self.later).reshape(self.config.predict - 1, -1)
+
+    def read(self, tokens: np.ndarray) -> np.ndarray:
+        """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].
+
+        Raises what `feed` does.
+        """
         context, start, T = self.config.context, self.length, len(tokens)
         if T == 0 or start + T > context:
             raise NanoEulerError(
                 f"context is {context}, {start} used: got {T} tokens, expected 1 to {context - start}"
             )
+        return self._one(tokens[0])[None] if T == 1 else self._many(tokens)
 
     def _one(self, token):
         """The residual stream behind one more token, normed: [D]."""
@@ -129,15 +138,10 @@ class Decoder:
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
 
 
-def sample(
-    logits: np.ndarray,
-    rng: np.random.Generator,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> int:
-    """Draw a token id from logits [V].
+def likely(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that logits [V] leave to be drawn, most likely first, and their probabilities; both [n].
 
     temperature: 0 takes the most likely token; top_k: only the k most likely (0: all); top_p: only the most likely
     whose probabilities together reach p; min_p: only those at least min_p times as likely as the most likely.
@@ -155,7 +159,7 @@ def sample(
     if not math.isfinite(best := logits.max()):  # NaN if there is one; -inf says "never this token"
         raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
     if temperature == 0:
-        return int(logits.argmax())
+        return logits.argmax(keepdims=True), np.ones(1)
     order = np.argsort(-logits, kind="stable")[: top_k or None]  # most likely first
     probs = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
     probs /= probs.sum()
@@ -164,8 +168,95 @@ def sample(
         kept = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
     if min_p > 0:
         kept = min(kept, int(np.count_nonzero(probs >= min_p * probs[0])))
-    order, probs = order[:kept], probs[:kept] / probs[:kept].sum()
-    return int(order[min(int(np.searchsorted(np.cumsum(probs), rng.random(), side="right")), len(order) - 1)])
+    return order[:kept], probs[:kept] / probs[:kept].sum()
+
+
+def pick(tokens: np.ndarray, probs: np.ndarray, rng: np.random.Generator) -> int:
+    """One of tokens [n], drawn with probabilities [n]. Chapter 14."""
+    at = int(np.searchsorted(np.cumsum(probs), rng.random(), side="right"))
+    return int(tokens[min(at, len(tokens) - 1)])
+
+
+def sample(
+    logits: np.ndarray,
+    rng: np.random.Generator,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> int:
+    """Draw a token id from logits [V]; options as for `likely`."""
+    return pick(*likely(logits, temperature, top_k, top_p, min_p), rng)
+
+
+def dense(tokens: np.ndarray, probs: np.ndarray, size: int) -> np.ndarray:
+    """Probabilities [size] of all ids, from those [n] of the tokens that `likely` left."""
+    p = np.zeros(size)
+    p[tokens] = probs
+    return p
+
+
+def accept_or_redraw(p: np.ndarray, q: np.ndarray, token: int, rng: np.random.Generator) -> int:
+    """The proposed token, or another in its place, so that what is returned is a draw from p.
+
+    p, q: probabilities [V]; token: a draw from q. It is accepted with probability min(1, p / q), otherwise a token is
+    drawn from the positive part of p - q. Leviathan et al. 2023, algorithm 1. Chapter 16.
+    """
+    missing = np.maximum(p - q, 0)  # where q proposes too rarely
+    if rng.random() * q[token] < p[token] or not missing.any():  # rounding may leave nothing to draw from
+        return token
+    tokens = np.flatnonzero(missing)
+    return pick(tokens, missing[tokens] / missing.sum(), rng)
+
+
+def rounds(
+    model: GPT,
+    ids: list[int],
+    rng: np.random.Generator,
+    propose: int = 0,
+    end: int | None = None,
+    size: int | None = None,
+    **options: float,
+) -> Iterator[list[int]]:
+    """Continue token ids without end, one forward pass a round; yield the 1 to propose + 1 tokens that it gave.
+
+    Behind the last token, head k proposes the token 1 + k places ahead. The next pass reads the proposals as well, and
+    head 0, which then has seen what stands before each, accepts or redraws them in turn, up to the first redrawn one;
+    if all are accepted it draws one more. So every token is a draw from head 0, as without proposals.
+
+    propose: 0 to K-1; end: no proposal stands behind this token; size: only ids below it are drawn; options: those of
+    `likely`. When the context is full, the later half of it is read again. Chapter 16.
+    """
+    context, most = model.config.context, model.config.predict - 1
+    if not 0 <= propose <= most:
+        raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
+    decoder, ids = Decoder(model), list(ids)
+    fresh, guesses, qs = ids[-context:], [], []
+    while True:
+        if decoder.length + len(fresh) > context:
+            decoder.length = 0
+            fresh = ids[-(context // 2 + 1) :]
+        del guesses[context - decoder.length - len(fresh) :]
+        ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
+        new = []
+        for y, guess, q in zip(ys, guesses, qs):
+            p = dense(*likely((y @ decoder.heads)[:size], **options), len(q))
+            new.append(accept_or_redraw(p, q, guess, rng))
+            if new[-1] != guess:
+                break
+        else:
+            y = ys[len(guesses)]
+            new.append(sample((y @ decoder.heads)[:size], rng, **options))
+        decoder.length -= len(guesses) - (len(new) - 1)  # forget the guesses that were not accepted
+        yield new
+        ids += new
+        fresh, guesses, qs = new[-1:], [], []
+        for logits in decoder.later_logits(y)[:propose] if propose else ():
+            tokens, probs = likely(logits[:size], **options)
+            guesses.append(pick(tokens, probs, rng))
+            qs.append(dense(tokens, probs, len(logits[:size])))
+            if guesses[-1] == end:
+                break
 
 
 def stream(
@@ -178,29 +269,26 @@ def stream(
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: int = 0,
+    propose: int = 0,
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
 
     A document's beginning is what the model saw first in training, so the end-of-text token stands before the prompt
     if the tokenizer has one. When the context is full, the later half of it is read again and generation goes on.
+    propose: tokens that the later heads propose for each forward pass (`rounds`), 0 to K-1: other draws from the same
+    distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over several
+    tokens adds in another order than one over a single token.
     """
     rng = np.random.default_rng(seed)
     end = tokenizer.special_tokens.get(END_OF_TEXT)
     ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
     ids = ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
-    decoder = Decoder(model)
+    options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    new = chain.from_iterable(rounds(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
-    fresh = ids[-model.config.context :]
-    for _ in range(tokens):
-        if decoder.length + len(fresh) > model.config.context:
-            decoder.length = 0
-            fresh = ids[-(model.config.context // 2 + 1) :]
-        logits = decoder.feed(np.array(fresh))
-        token = sample(logits[: tokenizer.vocab_size], rng, temperature, top_k, top_p, min_p)
+    for token in islice(new, tokens):
         if token == end:
             break
-        ids.append(token)
-        fresh = [token]
         if piece := characters.decode(tokenizer.token_bytes[token]):
             yield piece
     if piece := characters.decode(b"", final=True):
