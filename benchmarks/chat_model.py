@@ -99,7 +99,7 @@ def main() -> None:
         "base_in_a_chat": sft.right(*sft.extend(base.model, base.tokenizer), chats),
         "chat": sft.right(shipped.model, shipped.tokenizer, chats),
     }
-    stories = world.stories(TEST_STORIES, 3)
+    stories = list(world.stories(TEST_STORIES, 3))
     forgetting = {}
     for name, model in (("base", base), ("chat", shipped)):
         measured = evaluate.measure(model.model, model.tokenizer, stories)
