@@ -131,7 +131,8 @@ def generate(args):
 
     model, tokenizer = _model(args)
     pieces = []
-    for piece in stream(model, tokenizer, _utf8(args.prompt), args.tokens, **_sampling(args)):
+    options = _sampling(args) | {"propose": args.propose}
+    for piece in stream(model, tokenizer, _utf8(args.prompt), args.tokens, **options):
         if not args.json:
             print(piece if pieces else args.prompt + piece, end="", flush=True)
         pieces.append(piece)
@@ -494,6 +495,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "generate":
             new.add_argument(
                 "prompt", nargs="?", default="", help="text to continue (default: start a new one)"
+            )
+            new.add_argument(
+                "--propose", type=int, default=0, help="tokens that later heads propose a pass (default 0)"
             )
         new.add_argument(
             "--run", type=Path, help="run or checkpoint folder (default: the one in the package)"

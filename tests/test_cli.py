@@ -400,6 +400,7 @@ BAD = {
         ("generate", "a", "--run", "run", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
     "top-p 0": (("generate", "a", "--run", "run", "--top-p", 0), "top_p is 0.0, expected more than 0"),
     "min-p 2": (("generate", "a", "--run", "run", "--min-p", 2), "min_p is 2.0, expected 0 to 1"),
+    "too many proposals": (("generate", "a", "--run", "run", "--propose", 2), "propose is 2, expected 0 to 1"),
     "top-k negative": (("generate", "a", "--run", "run", "--top-k", -3), "top_k is -3, expected"),
     "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
     "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
