@@ -239,6 +239,32 @@ def test_report_of_a_fine_tuning(tmp_path):
     assert "| data | examples, 36 examples to train on |" in page and "8 of 8" in page
 
 
+def test_the_chat_model_of_the_package_answers():
+    """On stories that no model was trained on: all kinds of questions, each asked alone and in one conversation."""
+    model, tokenizer = checkpoint.load_pretrained("konigsberg-chat")
+    talks = sft.konigsberg_examples(40, 987)
+    alone = [
+        [(f"{story.text.rpartition(chr(10))[0]} {q.text}", q.answer)]
+        for story in world.stories(40, 987)
+        for q in story.questions
+    ]
+    assert sft.right(model, tokenizer, alone).mean() > 0.97
+    two = [talk[:2] for talk in talks if len(sft.encode(talk[:2], tokenizer).ids) <= 129]
+    assert len(two) > 20 and sft.right(model, tokenizer, two).mean() > 0.9
+    chat = Chat(model, tokenizer)
+    text, answer = alone[0][0]
+    assert "".join(chat.reply(text, temperature=0.0)) == answer
+
+
+def test_its_figures_are_stored_and_beat_the_baseline():
+    stored = json.loads(
+        (Path(__file__).parent.parent / "data" / "results" / "konigsberg-chat.json").read_text("utf-8")
+    )
+    of_all, *kinds = stored["rows"][0]["shares"]
+    assert of_all["chat"] >= 0.9 and of_all["chat"] > 2 * of_all["majority"] and len(kinds) >= 30
+    assert min(row["chat"] for row in kinds) >= 0.9
+
+
 # Where examples come from.
 
 
