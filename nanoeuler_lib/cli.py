@@ -5,12 +5,13 @@ import io
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.config import PRESETS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.files import printable, write_text
 
 EXAMPLES = """examples:
   nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
@@ -181,6 +182,8 @@ def chat(args):
     loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, **options)
     interactive = sys.stdin.isatty()
     if interactive:
+        with suppress(ImportError):  # not on Windows: there lines cannot be edited
+            import readline  # noqa: F401  input() uses it: arrow keys, earlier lines
         print("Ask, or /story for a story to ask about, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
     while True:
         try:
@@ -197,7 +200,7 @@ def chat(args):
 
 
 def _say(text):
-    print(text, end="", flush=True)
+    print(printable(text), end="", flush=True)
 
 
 def check(args):

@@ -1,4 +1,4 @@
-"""Writing a text file whole or not at all."""
+"""Text that is written to a file whole or not at all, and text that can be shown."""
 
 import os
 from pathlib import Path
@@ -16,3 +16,8 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for each control character but line breaks and tabs: a model at its beginning writes them."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -11,7 +11,7 @@ from matplotlib import ticker
 
 from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.files import printable, write_text
 from nanoeuler_lib.train import read_log
 from nanoeuler_lib.watch import WINDOW
 
@@ -120,7 +120,7 @@ def _page(run, head, log, steps, floor):
     lines += ["## Samples", ""] if samples else []
     for step, text in samples:
         fence = "`" * (3 + text.count("```"))
-        lines += [f"Step {step}:", "", f"{fence}text", _printable(text.strip("\n")), fence, ""]
+        lines += [f"Step {step}:", "", f"{fence}text", printable(text.strip("\n")), fence, ""]
     lines += [
         "## Settings",
         "",
@@ -133,12 +133,7 @@ def _page(run, head, log, steps, floor):
 
 
 def _cell(value):
-    return _printable(str(value)).replace("|", "\\|").replace("\n", " ")
-
-
-def _printable(text):
-    """A model at its beginning writes control characters too: shown as U+FFFD."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return printable(str(value)).replace("|", "\\|").replace("\n", " ")
 
 
 def draw_loss(log: list[dict], floor: float | None = None):
