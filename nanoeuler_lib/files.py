@@ -19,5 +19,5 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for each control character but line breaks and tabs: a model at its beginning writes them."""
+    """The text with U+FFFD for control characters, which models at their beginning write; line breaks and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
