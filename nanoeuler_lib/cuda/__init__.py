@@ -1,0 +1,32 @@
+"""CUDA C++ kernels on the GPU, or on the CPU when there is none: one text, one call, one answer.
+
+    source = '''
+    extern "C" __global__ void twice(const float* x, float* y, int n) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i < n) y[i] = 2 * x[i];
+    }
+    '''
+    kernels = cuda.module(source)
+    x = cuda.array_module().arange(1000, dtype="float32")
+    y = cuda.array_module().empty_like(x)
+    kernels["twice"]((4,), (256,), (x, y, x.size))
+
+On the GPU CuPy compiles and launches. On the CPU the host's C++ compiler does (g++, clang, or `pip install ziglang`),
+and `runtime.cpp` runs the blocks over NumPy arrays; there every load and store is checked, unless `checked=False`
+asks for speed, and a bug raises `KernelError`, whose `Finding` names the kernel, block, thread and line.
+"""
+
+from nanoeuler_lib.cuda.findings import Finding, KernelError
+from nanoeuler_lib.cuda.launch import KERNELS, Kernel, Launch, Module, array_module, device, module
+
+__all__ = [
+    "KERNELS",
+    "Finding",
+    "Kernel",
+    "KernelError",
+    "Launch",
+    "Module",
+    "array_module",
+    "device",
+    "module",
+]

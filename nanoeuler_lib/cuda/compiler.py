@@ -1,0 +1,195 @@
+"""Turning a kernel's text into a library, once: the host's C++ compiler and a cache by content."""
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from nanoeuler_lib.cuda.findings import compile_error
+from nanoeuler_lib.cuda.source import Text, unclosed_brace
+from nanoeuler_lib.errors import NanoEulerError
+
+HERE = Path(__file__).parent
+INCLUDE = HERE / "include"
+KERNELS = HERE.parent / "kernels"
+
+COMMON = [
+    "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w",
+    "-fno-threadsafe-statics", "-ffp-contract=fast",  # as NVRTC does: a * b + c is one rounding where the processor can
+]  # fmt: skip
+# Checked kernels are compiled as written (-O0), so that every access of the text is one access of the machine.
+CHECKED = [
+    "-O0", "-gdwarf-4", "-g1", "-DCHECKED", "-Werror=frame-larger-than=40000",
+    "-fno-sanitize=undefined", "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
+    "-fsanitize=bounds,alignment,signed-integer-overflow,integer-divide-by-zero,shift",
+]  # fmt: skip
+FAST = ["-O2", "-fno-math-errno"]
+RUNTIME = [
+    "-std=c++17",
+    "-O2",
+    "-w",
+    "-fPIC",
+    "-pthread",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fvisibility=hidden",
+]
+
+
+def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) -> Path:
+    """The library of a text; exports: the lines that hand its kernels to the launcher.
+
+    Raises KernelError with the compiler's first error, NanoEulerError without a compiler.
+    """
+    compiler = find_compiler()
+    flags = COMMON + (CHECKED if checked else FAST) + [f"-D{d}" for d in defines]
+    runtime_flags = RUNTIME + (["-DCHECKED"] if checked else [])
+    if not checked and not _is_zig(compiler):  # zig compiles for this processor anyway
+        flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
+    if _is_zig(compiler):  # its own checks would be on by default
+        runtime_flags.append("-fno-sanitize=undefined")
+    machine = (_identity(compiler), _processor(), headers())
+    runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
+    library = (
+        cache_folder()
+        / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, exports)}.so"
+    )
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+        paths = [Path(folder, file) for file in ("kernel.cpp", "kernel.o", "runtime.o", "library.so")]
+        kernel_cpp, kernel_o, runtime_o, made = map(str, paths)
+        paths[0].write_text(
+            f'#include "device.h"\n#line 1 "{text.name}"\n{text.prepared}\n{exports}\n', "utf-8"
+        )
+        include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
+        runtime_missing = not runtime.exists()
+        running = [_start([*compiler, *flags, *include, "-c", kernel_cpp, "-o", kernel_o])]
+        if runtime_missing:
+            running.append(
+                _start([*compiler, *runtime_flags, "-c", str(HERE / "runtime.cpp"), "-o", runtime_o])
+            )
+        logs = [process.communicate()[0] for process in running]
+        if running[0].returncode:
+            raise _first_error(text, logs[0])
+        if runtime_missing:
+            if running[1].returncode:
+                raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
+            os.replace(runtime_o, runtime)
+        link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", made])
+        log = link.communicate()[0]
+        if link.returncode:
+            raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
+        os.replace(made, library)  # whole or not at all, whoever else builds the same
+    return library
+
+
+@functools.cache
+def find_compiler() -> tuple[str, ...]:
+    """The C++ compiler's command: $NANOEULER_CXX, else g++, clang++, or the ziglang package.
+
+    Raises NanoEulerError if there is none.
+    """
+    if chosen := os.environ.get("NANOEULER_CXX"):
+        return tuple(chosen.split())
+    for name in ("g++", "clang++"):
+        if shutil.which(name):
+            return (name,)
+    if find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise NanoEulerError(
+        "running a kernel on the CPU takes a C++ compiler, found none: install g++ or clang, or `pip install ziglang`"
+    )
+
+
+def _is_zig(compiler: tuple[str, ...]) -> bool:
+    return "ziglang" in compiler or compiler[0].endswith("zig")
+
+
+def _linker(compiler: tuple[str, ...]) -> list[str]:
+    if _is_zig(compiler) and sys.platform == "linux":
+        # The bare linker: `zig c++` would build a C library first (20 s), and the process has one.
+        return [*compiler[:-1], "ld.lld", "-shared", "--eh-frame-hdr"]
+    return [*compiler, "-shared", "-pthread", "-lm"]
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+
+
+def _first_error(text: Text, log: str):
+    if line := unclosed_brace(text.source):
+        return compile_error(text, line, "this { is never closed")
+    match = re.search(rf"^{re.escape(text.name)}:(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", log, re.M)
+    return (
+        compile_error(text, int(match[1]), match[2]) if match else compile_error(text, 0, log.strip()[:2000])
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# the cache
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Where compiled kernels stay: $XDG_CACHE_HOME/nanoeuler, by default ~/.cache/nanoeuler."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root, "nanoeuler")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:  # a read-only home: what is compiled lasts as long as the process
+        return Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="nanoeuler-")
+
+
+@functools.cache
+def headers() -> str:
+    """A digest of every header that a kernel may include."""
+    files = sorted([*INCLUDE.rglob("*.h"), *INCLUDE.rglob("*.cuh"), *KERNELS.glob("*.cuh")])
+    return _digest(*(file.read_text("utf-8") for file in files))
+
+
+@functools.cache
+def _runtime_text() -> str:
+    return "".join((HERE / name).read_text("utf-8") for name in ("runtime.h", "runtime.cpp", "checker.cpp"))
+
+
+@functools.cache
+def _identity(compiler: tuple[str, ...]) -> tuple:
+    path = shutil.which(compiler[0])
+    if path is None:
+        raise NanoEulerError(f"NANOEULER_CXX is {' '.join(compiler)!r}, but there is no such command")
+    version = os.stat(path)
+    return (compiler, os.path.realpath(path), version.st_size, version.st_mtime_ns)
+
+
+@functools.cache
+def _processor() -> str:
+    """-march=native makes a library for this processor alone, and a home folder may serve several machines."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
+        return "".join(
+            line for line in text.splitlines(True) if line.startswith(("model name", "flags", "Features"))
+        )
+    except OSError:
+        return platform.processor()
+
+
+def _digest(*parts) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -1,0 +1,341 @@
+// device.h: lets the text of a CUDA C++ kernel compile with a host C++ compiler. It stands before every kernel.
+//
+// A warp function, a barrier and an atomic take one hidden last argument: the line they are called from, by which
+// the checker names them. A function here that touches memory for the kernel is RAW and says so to `check_access`.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include "thread.h"
+
+// ---- keywords ---------------------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __shared__ thread_local  // one operating system thread runs one block at a time
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+
+#define LINE int line = __builtin_LINE()  // as a default argument: the line of the call
+
+// ---- what the runtime offers ------------------------------------------------------------------------------
+
+RUNTIME_API void barrier(int line);
+RUNTIME_API int barrier_reduce(int predicate, int operation, int line);  // operation: 0 count, 1 and, 2 or
+RUNTIME_API void warp_function(unsigned mask, runtime::WarpFunction, void* argument, const char* name, int line);
+RUNTIME_API unsigned warp_alive();
+RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int columns, const char* name);
+RUNTIME_API void* dynamic_shared(size_t element, const char* name);
+RUNTIME_API void fence(int line);
+RUNTIME_API void let_others_run();
+RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);  // kind: see runtime.h
+RUNTIME_API void check_range(const void* start, size_t bytes, int kind, int line);
+RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int line);
+RUNTIME_API void async_commit();
+RUNTIME_API void async_wait(int groups_left);
+RUNTIME_API void fail(const char* message, int line);
+RUNTIME_API int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
+RUNTIME_API long long nanoseconds();
+RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config);
+
+// ---- vector types -----------------------------------------------------------------------------------------
+
+#define VECTORS(T, NAME, ALIGN2, ALIGN4)                                      \
+  struct NAME##1 { T x; };                                                    \
+  struct __align__(ALIGN2) NAME##2 { T x, y; };                               \
+  struct __align__(ALIGN4) NAME##4 { T x, y, z, w; };                         \
+  static inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }           \
+  static inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define VECTOR3(T, NAME)    \
+  struct NAME##3 { T x, y, z; };
+#define MAKE3(T, NAME) \
+  static inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }
+VECTORS(float, float, 8, 16) VECTOR3(float, float) MAKE3(float, float)
+VECTORS(double, double, 16, 16) VECTOR3(double, double) MAKE3(double, double)
+VECTORS(int, int, 8, 16) VECTOR3(int, int) MAKE3(int, int)
+VECTORS(unsigned, uint, 8, 16) MAKE3(unsigned, uint)
+VECTORS(short, short, 4, 8) VECTORS(unsigned short, ushort, 4, 8)
+VECTORS(signed char, char, 2, 4) VECTORS(unsigned char, uchar, 2, 4)
+VECTORS(long long, longlong, 16, 16) VECTORS(unsigned long long, ulonglong, 16, 16)
+
+// ---- threads and barriers ---------------------------------------------------------------------------------
+
+#define threadIdx (runtime::self()->threadIdx)
+#define blockIdx (runtime::self()->blockIdx)
+#define blockDim (runtime::self()->blockDim)
+#define gridDim (runtime::self()->gridDim)
+static constexpr int warpSize = 32;
+
+RAW static inline void __syncthreads(LINE) { barrier(line); }
+RAW static inline int __syncthreads_count(int predicate, LINE) { return barrier_reduce(predicate, 0, line); }
+RAW static inline int __syncthreads_and(int predicate, LINE) { return barrier_reduce(predicate, 1, line); }
+RAW static inline int __syncthreads_or(int predicate, LINE) { return barrier_reduce(predicate, 2, line); }
+RAW static inline void __threadfence(LINE) { fence(line); }
+RAW static inline void __threadfence_block() {}
+RAW static inline void __threadfence_system(LINE) { fence(line); }
+RAW static inline void __trap(LINE) { fail("__trap()", line); }
+RAW static inline long long clock64() { return nanoseconds(); }
+#define printf print
+#define assert(condition) ((condition) ? (void)0 : fail("assertion failed: " #condition, __LINE__))
+
+// ---- warp functions: each lane leaves a pointer to its arguments and waits; the last one to arrive runs the
+// function for all of them.
+
+namespace runtime {
+
+template <class T> struct ShuffleArgument { T in, out; int source; };
+
+template <class T> RAW void shuffle_lanes(void** argument, unsigned lanes) {
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    auto* mine = (ShuffleArgument<T>*)argument[__builtin_ctz(rest)];
+    bool there = lanes >> mine->source & 1;
+    mine->out = there ? ((ShuffleArgument<T>*)argument[mine->source])->in : T();
+    if (!there) mine->source = -1;
+  }
+}
+
+template <class T> RAW T shuffle(unsigned mask, T value, int source, const char* name, int line) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  ShuffleArgument<T> argument{value, value, source & 31};
+  warp_function(mask, shuffle_lanes<T>, &argument, name, line);
+  if (argument.source < 0) fail("a shuffle reads from a lane that takes no part in it", line);
+  return argument.out;
+}
+
+struct Vote { unsigned predicate, ballot, lanes; };
+
+RAW static inline void vote_lanes(void** argument, unsigned lanes) {
+  unsigned ballot = 0;
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    if (((Vote*)argument[lane])->predicate) ballot |= 1u << lane;
+  }
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    auto* mine = (Vote*)argument[__builtin_ctz(rest)];
+    mine->ballot = ballot;
+    mine->lanes = lanes;
+  }
+}
+
+RAW static inline Vote vote(unsigned mask, int predicate, const char* name, int line) {
+  Vote mine{predicate != 0, 0, 0};
+  warp_function(mask, vote_lanes, &mine, name, line);
+  return mine;
+}
+
+template <class T, class Operation> RAW void reduce_lanes(void** argument, unsigned lanes) {
+  T result = *(T*)argument[__builtin_ctz(lanes)];
+  for (unsigned rest = lanes & (lanes - 1); rest; rest &= rest - 1)
+    result = Operation::of(result, *(T*)argument[__builtin_ctz(rest)]);
+  for (unsigned rest = lanes; rest; rest &= rest - 1) *(T*)argument[__builtin_ctz(rest)] = result;
+}
+
+template <class Operation, class T> RAW T reduce(unsigned mask, T value, const char* name, int line) {
+  warp_function(mask, reduce_lanes<T, Operation>, &value, name, line);
+  return value;
+}
+
+RAW static inline void no_lanes(void**, unsigned) {}
+
+#define OPERATION(NAME, EXPRESSION) \
+  struct NAME { template <class T> RAW static T of(T a, T b) { return EXPRESSION; } };
+OPERATION(Add, a + b) OPERATION(Min, a < b ? a : b) OPERATION(Max, a > b ? a : b)
+OPERATION(And, a & b) OPERATION(Or, a | b) OPERATION(Xor, a ^ b)
+
+}  // namespace runtime
+
+RAW static inline void __syncwarp(unsigned mask = 0xffffffffu, LINE) {
+  warp_function(mask, runtime::no_lanes, nullptr, "__syncwarp", line);
+}
+RAW static inline unsigned __activemask() { return warp_alive(); }
+
+// `first`: the first lane of the segment of `width` lanes that this lane belongs to.
+#define SHUFFLE(NAME, SOURCE)                                                                       \
+  template <class T> RAW T NAME(unsigned mask, T value, int by, int width = 32, LINE) {             \
+    int lane = runtime::self()->lane, first = lane & ~(width - 1);                                  \
+    return runtime::shuffle(mask, value, SOURCE, #NAME, line);                                      \
+  }
+SHUFFLE(__shfl_sync, first + (by & (width - 1)))
+SHUFFLE(__shfl_up_sync, lane - by < first ? lane : lane - by)
+SHUFFLE(__shfl_down_sync, lane + by >= first + width ? lane : lane + by)
+SHUFFLE(__shfl_xor_sync, (lane ^ by) >= first + width ? lane : (lane ^ by))
+
+RAW static inline unsigned __ballot_sync(unsigned mask, int predicate, LINE) {
+  return runtime::vote(mask, predicate, "__ballot_sync", line).ballot;
+}
+RAW static inline int __any_sync(unsigned mask, int predicate, LINE) {
+  return runtime::vote(mask, predicate, "__any_sync", line).ballot != 0;
+}
+RAW static inline int __all_sync(unsigned mask, int predicate, LINE) {
+  runtime::Vote vote = runtime::vote(mask, predicate, "__all_sync", line);
+  return vote.ballot == vote.lanes;
+}
+
+#define REDUCE(NAME, OPERATION, T)                                          \
+  RAW static inline T NAME(unsigned mask, T value, LINE) {                  \
+    return runtime::reduce<runtime::OPERATION>(mask, value, #NAME, line);   \
+  }
+REDUCE(__reduce_add_sync, Add, int) REDUCE(__reduce_add_sync, Add, unsigned)
+REDUCE(__reduce_min_sync, Min, int) REDUCE(__reduce_min_sync, Min, unsigned)
+REDUCE(__reduce_max_sync, Max, int) REDUCE(__reduce_max_sync, Max, unsigned)
+REDUCE(__reduce_and_sync, And, unsigned) REDUCE(__reduce_or_sync, Or, unsigned)
+REDUCE(__reduce_xor_sync, Xor, unsigned)
+
+// ---- atomics: real ones, because blocks run in parallel; the checker takes them as one access -------------
+
+namespace runtime {
+
+enum { READ = 0, WRITE = 1, ATOMIC = 3 };  // as in runtime.h
+
+template <class T, class Change> RAW T atomic(T* address, Change change, int line) {
+  check_access(address, sizeof(T), ATOMIC, line);
+  T old;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  for (;;) {
+    T changed = change(old);
+    if (__atomic_compare_exchange(address, &old, &changed, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return old;
+  }
+}
+
+struct Shared {  // what `shared_array` wants to know of a declaration
+  template <class T> struct Of { enum { element = sizeof(T), columns = 0 }; };
+  template <class T, size_t N> struct Of<T[N]> { enum { element = Of<T>::element, columns = 0 }; };
+  template <class T, size_t N, size_t M> struct Of<T[N][M]> {
+    enum { element = Of<T>::element, columns = sizeof(T[M]) / Of<T>::element };
+  };
+};
+
+}  // namespace runtime
+
+#define SHARED_ARRAY(a)                                                              \
+  shared_array((void*)&(a), sizeof(a), runtime::Shared::Of<decltype(a)>::element,    \
+               runtime::Shared::Of<decltype(a)>::columns, #a)
+
+#define ATOMIC_FUNCTION(NAME, T, EXPRESSION)                                                     \
+  RAW static inline T NAME(T* address, T value, LINE) {                                          \
+    auto change = [value](T old) RAW -> T { return EXPRESSION; };                                \
+    return runtime::atomic(address, change, line);                                               \
+  }
+#define ATOMIC_FUNCTIONS(T)                                                                      \
+  ATOMIC_FUNCTION(atomicAdd, T, old + value) ATOMIC_FUNCTION(atomicSub, T, old - value)          \
+  ATOMIC_FUNCTION(atomicMin, T, value < old ? value : old)                                       \
+  ATOMIC_FUNCTION(atomicMax, T, old < value ? value : old)                                       \
+  ATOMIC_FUNCTION(atomicAnd, T, old & value) ATOMIC_FUNCTION(atomicOr, T, old | value)           \
+  ATOMIC_FUNCTION(atomicXor, T, old ^ value) ATOMIC_FUNCTION(atomicExch, T, ((void)old, value))  \
+  RAW static inline T atomicCAS(T* address, T expected, T value, LINE) {                         \
+    auto change = [expected, value](T old) RAW -> T { return old == expected ? value : old; };   \
+    T old = runtime::atomic(address, change, line);                                              \
+    if (old != expected) let_others_run(); /* a spinning thread must not keep the others out */  \
+    return old;                                                                                  \
+  }
+ATOMIC_FUNCTIONS(int) ATOMIC_FUNCTIONS(unsigned) ATOMIC_FUNCTIONS(unsigned long long)
+ATOMIC_FUNCTION(atomicAdd, float, old + value) ATOMIC_FUNCTION(atomicAdd, double, old + value)
+ATOMIC_FUNCTION(atomicExch, float, ((void)old, value))
+
+template <class T> RAW static inline T __ldg(const T* address, LINE) {
+  check_access(address, sizeof(T), runtime::READ, line);
+  return *address;
+}
+template <class T> RAW static inline T __ldcs(const T* address, LINE) { return __ldg(address, line); }
+template <class T> RAW static inline void __stcs(T* address, T value, LINE) {
+  check_access(address, sizeof(T), runtime::WRITE, line);
+  *address = value;
+}
+
+// The compiler does not tell the checker of these two.
+RAW static inline void* checked_memcpy(void* to, const void* from, size_t bytes, LINE) {
+  check_range(from, bytes, runtime::READ, line);
+  check_range(to, bytes, runtime::WRITE, line);
+  return memcpy(to, from, bytes);
+}
+RAW static inline void* checked_memset(void* to, int value, size_t bytes, LINE) {
+  check_range(to, bytes, runtime::WRITE, line);
+  return memset(to, value, bytes);
+}
+
+// ---- numbers ----------------------------------------------------------------------------------------------
+
+#define MIN_MAX(T)                                          \
+  RAW static inline T min(T a, T b) { return b < a ? b : a; } \
+  RAW static inline T max(T a, T b) { return a < b ? b : a; }
+MIN_MAX(int) MIN_MAX(unsigned) MIN_MAX(long) MIN_MAX(unsigned long) MIN_MAX(long long)
+MIN_MAX(unsigned long long) MIN_MAX(float) MIN_MAX(double)
+
+namespace runtime {
+template <class To, class From> RAW static inline To bits(From from) {
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+RAW static inline float reciprocal_root(float x) { return 1.0f / sqrtf(x); }
+}  // namespace runtime
+
+#define rsqrtf runtime::reciprocal_root  // a macro, because newer C libraries declare an rsqrtf of their own
+#define __expf expf
+#define __exp2f exp2f
+#define __logf logf
+#define __log2f log2f
+#define __powf powf
+#define __sinf sinf
+#define __cosf cosf
+#define __tanhf tanhf
+RAW static inline float __fdividef(float x, float y) { return x / y; }
+RAW static inline float __frcp_rn(float x) { return 1.0f / x; }
+RAW static inline float __fsqrt_rn(float x) { return sqrtf(x); }
+RAW static inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
+RAW static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+RAW static inline float __fadd_rn(float a, float b) { return a + b; }
+RAW static inline float __fmul_rn(float a, float b) { return a * b; }
+RAW static inline float __saturatef(float x) { return x < 0 ? 0.0f : x > 1 ? 1.0f : x; }
+RAW static inline int __float_as_int(float x) { return runtime::bits<int>(x); }
+RAW static inline unsigned __float_as_uint(float x) { return runtime::bits<unsigned>(x); }
+RAW static inline float __int_as_float(int x) { return runtime::bits<float>(x); }
+RAW static inline float __uint_as_float(unsigned x) { return runtime::bits<float>(x); }
+RAW static inline int __float2int_rn(float x) { return (int)rintf(x); }
+RAW static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+RAW static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+RAW static inline int __ffs(int x) { return __builtin_ffs(x); }
+RAW static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+
+// ---- handing a kernel to the launcher ---------------------------------------------------------------------
+
+namespace runtime {
+
+template <int... I> struct Sequence {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { typedef Sequence<I...> type; };
+
+template <class F> struct Signature;
+template <class... A> struct Signature<void (*)(A...)> {
+  template <int... I> RAW static void unpack(void (*kernel)(A...), void** arguments, Sequence<I...>) {
+    kernel(*(A*)arguments[I]...);
+  }
+  RAW static void call(void (*kernel)(), void** arguments) {
+    unpack((void (*)(A...))kernel, arguments, typename Count<sizeof...(A)>::type());
+  }
+};
+
+}  // namespace runtime
+
+#define EXPORT_KERNEL(NUMBER, ...)                                                               \
+  extern "C" __attribute__((visibility("default"))) RAW void run_kernel_##NUMBER(void** arguments, void* config) { \
+    launch(runtime::Signature<decltype(&__VA_ARGS__)>::call, (void (*)())&__VA_ARGS__, arguments, config);         \
+  }
+
+// NVRTC has no C or C++ library. This side is as strict, so that what compiles here compiles there.
+#define memcpy checked_memcpy
+#define memset checked_memset
+#undef INFINITY
+#undef NAN
+#undef HUGE_VALF
+#undef M_PI
+#undef LINE
+#pragma GCC poison INFINITY NAN HUGE_VALF M_PI FLT_MAX FLT_EPSILON INT_MAX std
+#pragma GCC poison uint8_t uint16_t uint32_t uint64_t int8_t int16_t int32_t int64_t
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#define CUDART_NAN_F __int_as_float(0x7fffffff)

@@ -1,0 +1,226 @@
+"""The one call for both sides: `module(source)[name](grid, block, args, shared_mem=...)`.
+
+Count, type and layout of the arguments are checked when a launch is bound, from the kernel's signature as it stands in
+the text, and so alike on GPU and CPU. CuPy by itself would pass a Python float as an 8-byte double where the kernel
+expects a float, without a word.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanoeuler_lib.cuda.compiler import INCLUDE, KERNELS, build, headers
+from nanoeuler_lib.cuda.cpu import CpuLaunch, Library
+from nanoeuler_lib.cuda.findings import compile_error
+from nanoeuler_lib.cuda.source import Parameter, Signature, Text, numpy_dtype, prepare, signatures
+from nanoeuler_lib.errors import NanoEulerError
+
+Launch = Callable[[], None]
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory that a block may have at most, on the largest GPUs
+SECONDS = 10.0  # that a checked launch may take
+
+
+@functools.cache
+def device() -> str:
+    """Where kernels run: "gpu" if CuPy finds a device, else "cpu"; the environment's NANOEULER_DEVICE overrides it.
+
+    Raises NanoEulerError for another value of that variable, or "gpu" where there is none.
+    """
+    wanted = os.environ.get("NANOEULER_DEVICE", "")
+    if wanted not in ("", "gpu", "cpu"):
+        raise NanoEulerError(f"NANOEULER_DEVICE is {wanted!r}, expected gpu or cpu")
+    if wanted == "cpu":
+        return "cpu"
+    try:
+        import cupy
+
+        usable = cupy.cuda.is_available()  # importing CuPy succeeds without a driver
+    except ImportError:
+        usable = False
+    if wanted == "gpu" and not usable:
+        raise NanoEulerError("NANOEULER_DEVICE is gpu, but CuPy finds no CUDA device")
+    return "gpu" if usable else "cpu"
+
+
+def array_module(where: str | None = None):
+    """NumPy or CuPy, whose arrays the kernels of that device take (default: `device()`)."""
+    if (where or device()) == "cpu":
+        return np
+    import cupy
+
+    return cupy
+
+
+def module(
+    source: str | Path,
+    *,
+    where: str | None = None,
+    checked: bool = True,
+    defines: dict[str, Any] | None = None,
+    instantiate: Sequence[str] = (),
+) -> "Module":
+    """Compile a CUDA C++ text.
+
+    source: the text, or the path of a .cu file; where: "gpu" or "cpu" (default `device()`); checked: on the CPU, look
+    at every access (about ten times slower, and 16 bytes of notes for each byte touched); defines: macros,
+    {"TILE": 32}; instantiate: the templates to compile, ("matmul<16>",). Raises KernelError with the compiler's first
+    error, NanoEulerError for a text without a kernel.
+    """
+    return Module(source, where or device(), checked, defines or {}, tuple(instantiate))
+
+
+class Module:
+    """A compiled text: `module["name"]` is a kernel, `list(module)` their names."""
+
+    def __init__(self, source, where: str, checked: bool, defines: dict, instantiate: tuple[str, ...]):
+        self.name = source.name if isinstance(source, Path) else "kernel.cu"
+        self.source = source.read_text("utf-8") if isinstance(source, Path) else source
+        self.where, self.checked = where, checked
+        self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines)}
+        macros = [f"{name}={value}" for name, value in defines.items()]
+        if where == "gpu":
+            self._functions = _compile_for_gpu(self, macros)
+        else:
+            text = prepare(self.name, self.source, KERNELS)
+            exports = "\n".join(f"EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures))
+            self.library = Library(build(text, exports, checked, macros), text, checked)
+
+    def __getitem__(self, name: str) -> "Kernel":
+        if name not in self.signatures:
+            raise NanoEulerError(f"{self.name} has no kernel {name!r}, only {', '.join(self.signatures)}")
+        return Kernel(self, self.signatures[name])
+
+    def __iter__(self):
+        return iter(self.signatures)
+
+
+class Kernel:
+    """One kernel: call it to launch it, `bind` it to launch it often."""
+
+    def __init__(self, owner: Module, signature: Signature):
+        self.module, self.signature, self.name = owner, signature, signature.name
+
+    def __call__(self, grid, block, args: Sequence, shared_mem: int = 0, *, seconds: float = SECONDS) -> None:
+        """Launch once, and on the CPU wait for the end; see `bind`."""
+        self.bind(grid, block, args, shared_mem, seconds=seconds)()
+
+    def bind(self, grid, block, args: Sequence, shared_mem: int = 0, *, seconds: float = SECONDS) -> Launch:
+        """Check the arguments and return a function without any that launches.
+
+        grid, block: one to three numbers; args: an array for each pointer (contiguous, of the pointer's type), a number
+        for each other parameter; shared_mem: bytes of `extern __shared__`; seconds: how long a checked launch may take.
+        Raises NanoEulerError for what the kernel cannot take. The launch raises KernelError on a bug.
+        """
+        grid, block = _shape("grid", grid), _shape("block", block)
+        self._check_shape(grid, block, shared_mem)
+        parameters = self.signature.parameters
+        if len(args) != len(parameters):
+            names = ", ".join(p.name for p in parameters)
+            raise NanoEulerError(f"{self.name} takes {len(parameters)} arguments ({names}), got {len(args)}")
+        xp = array_module(self.module.where)
+        values = [
+            _array(self.name, k, p, a, xp) if p.pointer else _number(self.name, k, p, a)
+            for k, (p, a) in enumerate(zip(parameters, args))
+        ]
+        if self.module.where == "cpu":
+            number = list(self.module.signatures).index(self.name)
+            return CpuLaunch(
+                self.module.library, number, self.signature, grid, block, values, shared_mem, seconds
+            )
+        function = self.module._functions[self.name]
+        if shared_mem > 48 * 1024:
+            function.max_dynamic_shared_size_bytes = shared_mem
+        return functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
+
+    def _check_shape(self, grid, block, shared_mem: int) -> None:
+        threads = block[0] * block[1] * block[2]
+        if threads > 1024 or block[2] > 64:
+            raise NanoEulerError(
+                f"{self.name}: a block has at most 1024 threads (64 along z), got {block}: {threads}"
+            )
+        if threads > self.signature.max_threads:
+            raise NanoEulerError(
+                f"{self.name}: __launch_bounds__ allows {self.signature.max_threads} threads a block, got {threads}"
+            )
+        if grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
+            raise NanoEulerError(f"{self.name}: a grid has at most 65535 blocks along y and z, got {grid}")
+        if not 0 <= shared_mem <= SHARED_LIMIT:
+            raise NanoEulerError(f"{self.name}: shared_mem is at most {SHARED_LIMIT} bytes, got {shared_mem}")
+
+    def profile(self, grid, block, args: Sequence, shared_mem: int = 0, *, block_index: int = 0):
+        """Launch on the CPU and count what one block asks of memory, line by line: a `profile.Profile`."""
+        from nanoeuler_lib.cuda.profile import profile
+
+        return profile(self, grid, block, args, shared_mem, block_index)
+
+
+def _shape(what: str, value) -> tuple[int, int, int]:
+    value = (value,) if isinstance(value, int | np.integer) else tuple(value)
+    if not 1 <= len(value) <= 3 or any(int(v) != v or v < 1 for v in value):
+        raise NanoEulerError(f"{what} is one to three numbers from 1 on, got {value}")
+    return (*map(int, value), *(1,) * (3 - len(value)))
+
+
+def _array(kernel: str, k: int, p: Parameter, value, xp):
+    where = f"{kernel}: argument {k} `{p.name}` is a {p.type}*"
+    if not isinstance(value, xp.ndarray):
+        raise NanoEulerError(f"{where}, which takes a {xp.__name__} array, got {_kind(value)}")
+    dtype = numpy_dtype(p.dtype)
+    bits16 = p.dtype == "bfloat16" and value.dtype == np.uint16  # its bytes, where NumPy lacks the type
+    if value.dtype != dtype and not bits16:
+        raise NanoEulerError(f"{where}, which takes an array of {dtype}, got {value.dtype}")
+    if not value.flags.c_contiguous:
+        raise NanoEulerError(
+            f"{where}, which sees plain memory, got a strided view: pass {xp.__name__}.ascontiguousarray(...)"
+        )
+    if value.size % p.width:
+        raise NanoEulerError(f"{where}: {p.width} numbers each, got an array of {value.size}")
+    if xp is np and not p.const and not value.flags.writeable:
+        raise NanoEulerError(f"{where} that is written to, got a read-only array")
+    return value
+
+
+def _number(kernel: str, k: int, p: Parameter, value) -> np.generic:
+    where = f"{kernel}: argument {k} `{p.name}` is a {p.type}"
+    dtype = numpy_dtype(p.dtype)
+    if isinstance(value, np.generic) and value.dtype == dtype:
+        return value
+    if isinstance(value, bool | np.bool_) and dtype.kind != "b":
+        raise NanoEulerError(f"{where}, got {value!r}")
+    if type(value) is int and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            raise NanoEulerError(f"{where}, which holds {limits.min} to {limits.max}, got {value}")
+        return dtype.type(value)
+    if (type(value) in (int, float) and dtype.kind not in "iub") or type(value) is bool:
+        return dtype.type(value)
+    raise NanoEulerError(f"{where} (NumPy {dtype}), got {_kind(value)}")
+
+
+def _kind(value) -> str:
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{name} {value!r}" if np.isscalar(value) else name
+
+
+def _compile_for_gpu(owner: Module, macros: list[str]) -> dict:
+    """CuPy's functions by name. The headers' digest stands in the options because CuPy caches by text and options."""
+    import cupy
+
+    options = ("-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}", f"-DNANOEULER_HEADERS=0x{headers()[:8]}")
+    mangled = [s.name for s in owner.signatures.values() if s.mangled]
+    options += tuple(f"-D{m}" for m in macros)
+    try:
+        raw = cupy.RawModule(code=owner.source, options=options, name_expressions=mangled or None)
+        return {name: raw.get_function(name) for name in owner.signatures}
+    except cupy.cuda.compiler.CompileException as error:
+        text = Text(owner.name, owner.source, owner.source, ())
+        match = re.search(r"(\S*)\((\d+)\): (?:catastrophic )?error: (.*)", str(error))
+        if match and not match[1].endswith((".cuh", ".h")):
+            raise compile_error(text, int(match[2]), match[3]) from None
+        raise compile_error(text, 0, str(error)[:2000]) from None

@@ -1,0 +1,63 @@
+"""`%%cuda`: a notebook cell of CUDA C++ whose kernels become names of the notebook.
+
+    %load_ext nanoeuler_lib.cuda.magic
+
+    %%cuda -D TILE=16
+    extern "C" __global__ void twice(...) { ... }
+
+compiles the cell for `cuda.device()` and binds `twice`; the next cell calls twice(grid, block, args). Options: --fast
+compiles without the checker, --cpu for the CPU though there is a GPU, -D NAME=VALUE defines a macro, -i 'k<4>' compiles
+a template under the name k_4.
+"""
+
+import argparse
+import re
+import sys
+
+from nanoeuler_lib.cuda.findings import KernelError
+from nanoeuler_lib.cuda.launch import module
+from nanoeuler_lib.errors import NanoEulerError
+
+
+def load_ipython_extension(shell) -> None:
+    """Register the magic, and show what the checker finds without a traceback through the library."""
+    shell.register_magic_function(_Magic(shell), "cell", "cuda")
+    shell.set_custom_exc((KernelError,), show_finding)
+
+
+def show_finding(shell, kind, error, traceback, tb_offset=None) -> None:
+    """Print a finding by itself: its text says where in the kernel it is."""
+    print(error, file=sys.stderr)
+
+
+class _Magic:
+    def __init__(self, shell):
+        self.shell = shell
+
+    def __call__(self, line: str, cell: str) -> None:
+        """Compile a cell of CUDA C++ and bind its kernels."""
+        options = _options(line)
+        made = module(
+            cell,
+            where="cpu" if options.cpu else None,
+            checked=not options.fast,
+            defines=dict(d.partition("=")[::2] for d in options.define),
+            instantiate=options.instantiate,
+        )
+        self.shell.push({re.sub(r"\W+", "_", name).strip("_"): made[name] for name in made})
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise NanoEulerError(f"%%cuda: {message}; it takes --fast, --cpu, -D NAME=VALUE, -i 'kernel<4>'")
+
+
+def _options(line: str) -> argparse.Namespace:
+    import shlex
+
+    parser = _Parser(prog="%%cuda", add_help=False)
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("-D", dest="define", action="append", default=[])
+    parser.add_argument("-i", dest="instantiate", action="append", default=[])
+    return parser.parse_args(shlex.split(line))

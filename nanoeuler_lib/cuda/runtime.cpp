@@ -1,0 +1,553 @@
+// runtime.cpp: runs a CUDA kernel on the CPU. It is linked into the library that a kernel's text becomes.
+//
+// From the top: a grid is a list of blocks, dealt out to a few operating system threads (workers). A worker runs one
+// block at a time, and each CUDA thread of that block as a fiber: a function on a stack of its own. A fiber runs
+// until it comes to a barrier or a warp function; there it hands the processor to the next fiber that can run, by
+// swapping the stack pointer. So a block needs no locks, and the order of its threads is the same in every run.
+//
+// Compiled with -DCHECKED it contains checker.cpp, which sees every load and store of the kernel.
+// Only the C library is used: no C++ library, so that any compiler links it quickly.
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime.h"
+
+using namespace runtime;
+
+static void report(Block*, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
+static void begin_finding(Finding*, Fiber*, const char* kind, const char* message);
+[[noreturn]] static void leave(Block*);
+static void check_begin(Launch*);
+static void check_end(Launch*);
+static void check_barrier(Block*);
+static void check_exit(Fiber*);
+
+// ---- launching --------------------------------------------------------------------------------------------
+
+static void* work(void* launch);
+
+RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
+  Config* c = (Config*)config;
+  Launch launch = {};
+  launch.config = c;
+  launch.call = call;
+  launch.kernel = kernel;
+  launch.arguments = arguments;
+  launch.threads = c->block[0] * c->block[1] * c->block[2];
+  launch.blocks = (uint64_t)c->grid[0] * c->grid[1] * c->grid[2];
+  int workers = c->workers < MAX_WORKERS ? c->workers : MAX_WORKERS;
+  if ((uint64_t)workers > launch.blocks) workers = (int)launch.blocks;
+  if (launch.blocks * launch.threads < 2048) workers = 1;  // a worker takes longer to start than this takes to run
+  check_begin(&launch);
+  pthread_t thread[MAX_WORKERS];
+  int started = 0;
+  while (started < workers - 1 && !pthread_create(&thread[started], nullptr, work, &launch)) started++;
+  work(&launch);
+  for (int i = 0; i < started; i++) pthread_join(thread[i], nullptr);
+  check_end(&launch);
+}
+
+static Block* take_block();
+static void give_back_block(Block*);
+static void run_block(Block*, uint64_t linear_index);
+static Block* checked_block;  // checked launches have one worker: this is its block
+
+static void* work(void* argument) {
+  Launch* launch = (Launch*)argument;
+  Block* block = take_block();
+  block->launch = launch;
+  checked_block = block;
+  size_t dynamic = launch->config->shared_bytes + 128;
+  if (block->dynamic_capacity < dynamic) {
+    free(block->dynamic);
+    block->dynamic = (char*)malloc(dynamic);
+    block->dynamic_capacity = dynamic;
+  }
+  while (!__atomic_load_n(&launch->stop, __ATOMIC_RELAXED)) {
+    uint64_t index = __atomic_fetch_add(&launch->next, 1, __ATOMIC_RELAXED);
+    if (index >= launch->blocks) break;
+    run_block(block, index);
+  }
+  checked_block = nullptr;
+  give_back_block(block);
+  return nullptr;
+}
+
+static Block* free_blocks;
+static int free_blocks_lock;
+static void lock(int* l) {
+  while (__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE)) {}
+}
+static void unlock(int* l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
+
+static Block* take_block() {
+  lock(&free_blocks_lock);
+  Block* block = free_blocks;
+  if (block) free_blocks = block->next_free;
+  unlock(&free_blocks_lock);
+  if (block) return block;
+  block = (Block*)calloc(1, sizeof(Block));
+  size_t bytes = (MAX_THREADS + 1) * STACK_BYTES;  // one more, to align the first; pages appear when they are touched
+  char* memory = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) abort();
+  block->stacks = (char*)(((uintptr_t)memory + STACK_BYTES - 1) & ~(STACK_BYTES - 1));
+  return block;
+}
+
+static void give_back_block(Block* block) {
+  for (int i = 0; i < block->shared_arrays; i++) free(block->shared[i].shadow);
+  block->shared_arrays = 0;
+  if (block->failed) {  // fibers that were left halfway start over
+    block->stacks_used = block->free_stacks = 0;
+    for (AsyncCopies& copies : block->copies) copies.length = copies.group = 0;
+  }
+  block->failed = false;
+  lock(&free_blocks_lock);
+  block->next_free = free_blocks;
+  free_blocks = block;
+  unlock(&free_blocks_lock);
+}
+
+static void switch_to(Block*, void** save, int thread);
+static unsigned serials;
+
+static void run_block(Block* block, uint64_t linear_index) {
+  const unsigned* grid = block->launch->config->grid;
+  unsigned threads = block->launch->threads;
+  block->traced = (int64_t)linear_index == block->launch->config->traced_block;
+  block->index = {(unsigned)(linear_index % grid[0]), (unsigned)(linear_index / grid[0] % grid[1]),
+                  (unsigned)(linear_index / grid[0] / grid[1])};
+  block->serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
+  block->alive = threads;
+  block->arrived = block->epoch = 0;
+  block->left_thread = -1;
+  block->unwritten = block->fenced = block->atomics = false;
+  block->warps_used = (threads + 31) / 32;
+  memset(block->started, 0, threads);
+  for (unsigned w = 0; w < block->warps_used; w++) {
+    unsigned lanes = threads - w * 32 < 32 ? (1u << (threads - w * 32)) - 1 : ~0u;
+    block->warp[w] = {lanes, lanes, 0, (int)(w * 32)};
+  }
+  switch_to(block, &block->worker_stack_pointer, 0);  // back when the last thread has returned, or after a finding
+}
+
+// ---- switching stacks: save the registers that a call must preserve, swap the stack pointer, restore ------
+
+#if defined(__APPLE__)
+#define SYMBOL "_switch_stack"
+#else
+#define SYMBOL "switch_stack"
+#endif
+extern "C" void switch_stack(void** save, void* load);
+#if defined(__x86_64__)
+asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
+    " pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+    " movq %rsp,(%rdi)\n movq %rsi,%rsp\n"
+    " popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+enum { FRAME_WORDS = 8, FRAME_ENTRY = 6 };  // a new stack's frame, and where in it the first instruction's address is
+#elif defined(__aarch64__)
+asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
+    " sub sp,sp,#160\n stp x19,x20,[sp]\n stp x21,x22,[sp,#16]\n stp x23,x24,[sp,#32]\n stp x25,x26,[sp,#48]\n"
+    " stp x27,x28,[sp,#64]\n stp x29,x30,[sp,#80]\n stp d8,d9,[sp,#96]\n stp d10,d11,[sp,#112]\n"
+    " stp d12,d13,[sp,#128]\n stp d14,d15,[sp,#144]\n mov x9,sp\n str x9,[x0]\n mov sp,x1\n"
+    " ldp x19,x20,[sp]\n ldp x21,x22,[sp,#16]\n ldp x23,x24,[sp,#32]\n ldp x25,x26,[sp,#48]\n"
+    " ldp x27,x28,[sp,#64]\n ldp x29,x30,[sp,#80]\n ldp d8,d9,[sp,#96]\n ldp d10,d11,[sp,#112]\n"
+    " ldp d12,d13,[sp,#128]\n ldp d14,d15,[sp,#144]\n add sp,sp,#160\n ret\n");
+enum { FRAME_WORDS = 20, FRAME_ENTRY = 11 };
+#else
+#error "no stack switch for this processor"
+#endif
+
+// ---- fibers: a thread gets a stack when it first runs and gives it back when it returns -------------------
+
+static void run_threads();
+
+static Fiber* new_stack(Block* block) {
+  if (block->free_stacks) return block->free_stack[--block->free_stacks];
+  unsigned number = block->stacks_used++;
+  char* base = block->stacks + number * STACK_BYTES;
+  char* top = base + STACK_BYTES - 64 - number * 13 % 64 * 64;  // staggered over the sets of the cache
+  void** frame = (void**)top - FRAME_WORDS;
+  memset(frame, 0, FRAME_WORDS * sizeof(void*));
+  frame[FRAME_ENTRY] = (void*)run_threads;
+  Fiber* fiber = record_of((uintptr_t)base);
+  fiber->stack_pointer = frame;
+  return fiber;
+}
+
+static void become_thread(Fiber* fiber, Block* block, int thread) {
+  const unsigned* size = block->launch->config->block;
+  const unsigned* grid = block->launch->config->grid;
+  unsigned t = (unsigned)thread;
+  fiber->threadIdx = {t % size[0], t / size[0] % size[1], t / (size[0] * size[1])};
+  fiber->blockIdx = block->index;
+  fiber->blockDim = dim3(size[0], size[1], size[2]);
+  fiber->gridDim = dim3(grid[0], grid[1], grid[2]);
+  fiber->thread = thread;
+  fiber->lane = thread % 32;
+  fiber->warp = &block->warp[thread / 32];
+  fiber->block = block;
+  fiber->waits_at = nullptr;
+  fiber->waits_function = nullptr;
+  block->fiber[thread] = fiber;
+  block->started[thread] = true;
+}
+
+// The next thread that can run: this warp's other lanes in order, then the next warps. -1: none. With `leave_warp`
+// the lanes below wait for their turn, so that every thread gets one.
+static int next_runnable(Block* block, int thread, bool leave_warp = false) {
+  unsigned w = (unsigned)thread / 32, lane = 1u << thread % 32, others = block->warp[w].runnable & ~lane;
+  unsigned above = others & ~(lane - 1);
+  if (above) return (int)(w * 32) + __builtin_ctz(above);
+  if (others && !leave_warp) return (int)(w * 32) + __builtin_ctz(others);
+  for (unsigned k = 1; k <= block->warps_used; k++) {
+    Warp& warp = block->warp[(w + k) % block->warps_used];
+    if (warp.runnable) return warp.first + __builtin_ctz(warp.runnable);
+  }
+  return -1;
+}
+
+static void switch_to(Block* block, void** save, int thread) {
+  if (!block->started[thread]) become_thread(new_stack(block), block, thread);
+  switch_stack(save, block->fiber[thread]->stack_pointer);
+}
+
+static bool stopped(Block* block) { return __atomic_load_n(&block->launch->stop, __ATOMIC_RELAXED); }
+
+[[noreturn]] static void leave(Block* block) {  // give up every fiber of the block and go back to the worker
+  void* forgotten;
+  block->failed = true;
+  switch_stack(&forgotten, block->worker_stack_pointer);
+  abort();
+}
+
+static void deadlock(Block*);
+
+static void run_another(Fiber* fiber, bool leave_warp = false) {
+  Block* block = fiber->block;
+  int thread = next_runnable(block, fiber->thread, leave_warp);
+  if (thread < 0) {
+    deadlock(block);
+    leave(block);
+  }
+  if (thread != fiber->thread) switch_to(block, &fiber->stack_pointer, thread);
+  if (stopped(block)) leave(block);
+}
+
+RUNTIME_API void let_others_run() { run_another(self(), true); }
+
+static void release_barrier(Block*);
+static bool all_wait(Block*, Warp*, unsigned lanes);
+static void meet(Fiber*, unsigned lanes);
+
+// The first function on every stack: runs one thread after another, as long as there are threads not yet started.
+static void run_threads() {
+  Fiber* fiber = self();
+  for (;;) {
+    Block* block = fiber->block;
+    block->launch->call(block->launch->kernel, block->launch->arguments);
+    if (stopped(block)) leave(block);
+    check_exit(fiber);
+    Warp* warp = fiber->warp;
+    unsigned lane = 1u << fiber->lane;
+    warp->alive &= ~lane;
+    warp->runnable &= ~lane;
+    block->copies[fiber->thread].length = block->copies[fiber->thread].group = 0;
+    block->left_thread = fiber->thread;
+    block->alive--;
+    if (block->arrived && block->arrived == block->alive) {  // a thread that has returned holds back no barrier
+      release_barrier(block);
+    } else {  // ... nor a warp function
+      for (unsigned rest = warp->alive & ~warp->runnable; rest; rest &= rest - 1) {
+        int waiting_thread = warp->first + __builtin_ctz(rest);
+        Fiber* waiting = block->fiber[waiting_thread];
+        if (!block->started[waiting_thread] || !waiting->waits_function) continue;
+        unsigned lanes = waiting->waits_mask & warp->alive;
+        if (!all_wait(block, warp, lanes)) continue;
+        meet(waiting, lanes);
+        break;
+      }
+    }
+    int next = next_runnable(block, fiber->thread);
+    if (next < 0 && block->alive) {
+      deadlock(block);
+      leave(block);
+    }
+    if (next < 0) check_barrier(block);
+    if (next >= 0 && !block->started[next]) {
+      become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
+      continue;
+    }
+    block->free_stack[block->free_stacks++] = fiber;
+    if (next >= 0) switch_to(block, &fiber->stack_pointer, next);
+    else switch_stack(&fiber->stack_pointer, block->worker_stack_pointer);
+  }
+}
+
+// ---- barriers ---------------------------------------------------------------------------------------------
+
+RUNTIME_API void barrier(int line) {
+  Fiber* fiber = self();
+  Block* block = fiber->block;
+  if (block->arrived == 0) block->barrier_line = line;
+#ifdef CHECKED
+  if (block->barrier_line != line) {
+    report(block, fiber, "divergent barrier",
+           "threads of one block wait at different __syncthreads(): line %d and line %d", block->barrier_line, line);
+    block->launch->config->finding.site = site_of_line(line);
+    block->launch->config->finding.other_site = site_of_line(block->barrier_line);
+    leave(block);
+  }
+#endif
+  fiber->waits_at = "__syncthreads()";
+  fiber->waits_at_line = line;
+  if (++block->arrived == block->alive) {
+    release_barrier(block);
+  } else {
+    fiber->warp->runnable &= ~(1u << fiber->lane);
+    run_another(fiber);
+  }
+  fiber->waits_at = nullptr;
+}
+
+static void release_barrier(Block* block) {
+  check_barrier(block);
+  block->epoch++;
+  block->arrived = 0;
+  for (unsigned w = 0; w < block->warps_used; w++) block->warp[w].runnable = block->warp[w].alive;
+}
+
+RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
+  Block* block = self()->block;
+  if (block->arrived == 0) block->votes = block->voters = 0;
+  block->votes += predicate != 0;
+  block->voters++;
+  barrier(line);
+  int votes = block->votes, voters = block->voters;
+  barrier(line);  // nobody starts the next count before everybody has read this one
+  return operation == 0 ? votes : operation == 1 ? votes == voters : votes != 0;
+}
+
+// ---- warp functions ---------------------------------------------------------------------------------------
+
+RUNTIME_API void warp_function(unsigned mask, WarpFunction function, void* argument, const char* name, int line) {
+  Fiber* fiber = self();
+  Block* block = fiber->block;
+  Warp* warp = fiber->warp;
+  if (!(mask >> fiber->lane & 1)) {
+    report(block, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%x", name, fiber->lane, mask);
+    block->launch->config->finding.site = site_of_line(line);
+    leave(block);
+  }
+  fiber->waits_at = name;
+  fiber->waits_at_line = line;
+  fiber->waits_mask = mask;
+  fiber->waits_function = function;
+  fiber->waits_argument = argument;
+  warp->runnable &= ~(1u << fiber->lane);
+  unsigned lanes = mask & warp->alive;
+  if (all_wait(block, warp, lanes)) meet(fiber, lanes);
+  else run_another(fiber);
+}
+
+static bool all_wait(Block* block, Warp* warp, unsigned lanes) {
+  if (warp->runnable & lanes) return false;
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    int thread = warp->first + __builtin_ctz(rest);
+    if (!block->started[thread] || !block->fiber[thread]->waits_function) return false;
+  }
+  return true;
+}
+
+static void meet(Fiber* fiber, unsigned lanes) {
+  Block* block = fiber->block;
+  Warp* warp = fiber->warp;
+  void* argument[32];
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    Fiber* other = block->fiber[warp->first + lane];
+    argument[lane] = other->waits_argument;
+    if (other->waits_function == fiber->waits_function && other->waits_mask == fiber->waits_mask) continue;
+    report(block, other, "warp function", "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%x) "
+           "and %s (line %d, mask 0x%x)", other->waits_at, other->waits_at_line, other->waits_mask,
+           fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
+    block->launch->config->finding.site = site_of_line(other->waits_at_line);
+    leave(block);
+  }
+  fiber->waits_function(argument, lanes);
+  if (strcmp(fiber->waits_at, "__syncwarp") == 0) warp->epoch++;  // the one warp function that orders memory
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    Fiber* other = block->fiber[warp->first + __builtin_ctz(rest)];
+    other->waits_function = nullptr;
+    other->waits_at = nullptr;
+  }
+  warp->runnable |= lanes;
+}
+
+RUNTIME_API unsigned warp_alive() { return self()->warp->alive; }
+
+// ---- shared memory ----------------------------------------------------------------------------------------
+
+// Called where a shared array is declared. The first thread of a block to come there fills it with 0xff bytes, which
+// are no number as a float: what a GPU leaves there is as little to be relied upon.
+RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int columns, const char* name) {
+  Block* block = self()->block;
+  Array* array = nullptr;
+  for (int i = 0; i < block->shared_arrays && !array; i++)
+    if (block->shared[i].start == (uintptr_t)start) array = &block->shared[i];
+  if (array && array->serial == block->serial) return;
+  if (!array) {
+    if (block->shared_arrays == MAX_SHARED_ARRAYS) return;
+    Config* c = block->launch->config;
+    if (c->traced_block >= 0 && block->shared_arrays < TRACED_SHARED)
+      snprintf(c->shared_name[block->shared_arrays], sizeof c->shared_name[0], "%s", name);
+    array = &block->shared[block->shared_arrays++];
+    int grain = grain_of((int64_t)element);
+    *array = {(uintptr_t)start, (uintptr_t)start + bytes, name, (int)element, columns, grain, 0, nullptr};
+    size_t total = 0;
+    for (int i = 0; i < block->shared_arrays; i++)
+      if (block->shared[i].start - (uintptr_t)block->dynamic >= block->dynamic_capacity)
+        total += block->shared[i].end - block->shared[i].start;
+    if (total > MAX_STATIC_SHARED) {
+      report(block, self(), "shared memory",
+             "the __shared__ arrays take %zu bytes with %s, and a kernel has %d: declare one of them extern and pass "
+             "its size as shared_mem", total, name, (int)MAX_STATIC_SHARED);
+      leave(block);
+    }
+  }
+  array->serial = block->serial;
+  memset(start, 0xff, bytes);
+}
+
+RUNTIME_API void* dynamic_shared(size_t element, const char* name) {
+  Block* block = self()->block;
+  void* start = (void*)(((uintptr_t)block->dynamic + 127) & ~(uintptr_t)127);
+  shared_array(start, block->launch->config->shared_bytes, element, 0, name);
+  return start;
+}
+
+// ---- asynchronous copies: nothing arrives before its wait -------------------------------------------------
+
+RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);
+
+RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int line) {
+  check_access(global, bytes, READ, line);
+  check_access(shared, bytes, ASYNC, line);
+  AsyncCopies& copies = self()->block->copies[self()->thread];
+  if (copies.length == copies.capacity) {
+    copies.capacity = copies.capacity ? 2 * copies.capacity : 16;
+    copies.copy = (AsyncCopy*)realloc(copies.copy, copies.capacity * sizeof(AsyncCopy));
+  }
+  copies.copy[copies.length++] = {shared, global, bytes, copies.group, line};
+}
+
+RUNTIME_API void async_commit() { self()->block->copies[self()->thread].group++; }
+
+RUNTIME_API void async_wait(int groups_left) {
+  AsyncCopies& copies = self()->block->copies[self()->thread];
+  int done = 0;
+  while (done < copies.length && copies.copy[done].group < copies.group - groups_left) {
+    AsyncCopy& copy = copies.copy[done++];
+    check_access(copy.to, copy.bytes, WRITE, copy.line);
+    memcpy(copy.to, copy.from, copy.bytes);
+  }
+  copies.length -= done;
+  memmove(copies.copy, copies.copy + done, copies.length * sizeof(AsyncCopy));
+}
+
+// ---- fences, printing, clock, failing ---------------------------------------------------------------------
+
+RUNTIME_API void fence(int) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  self()->block->fenced = true;
+}
+
+RUNTIME_API int print(const char* format, ...) {
+  Launch* launch = self()->block->launch;
+  Config* c = launch->config;
+  va_list values;
+  va_start(values, format);
+  lock(&launch->output_lock);
+  int room = c->output_capacity - c->output_length;
+  int length = vsnprintf(c->output + c->output_length, room, format, values);
+  c->output_length += length < room ? length : room - 1;
+  unlock(&launch->output_lock);
+  va_end(values);
+  return length;
+}
+
+static double seconds_now() {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
+
+RUNTIME_API void fail(const char* message, int line) {
+  Fiber* fiber = self();
+  report(fiber->block, fiber, "failure", "%s", message);
+  fiber->block->launch->config->finding.site = site_of_line(line);
+  leave(fiber->block);
+}
+
+// Write down the first finding of the launch and stop all workers.
+static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
+  static Finding spare;  // of a second worker that finds something at the same time
+  block->failed = true;
+  bool first = !__atomic_exchange_n(&block->launch->stop, 1, __ATOMIC_SEQ_CST);
+  Finding* finding = first ? &block->launch->config->finding : &spare;
+  char message[sizeof finding->message];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(message, sizeof message, format, values);
+  va_end(values);
+  begin_finding(finding, fiber, kind, message);
+}
+
+static void begin_finding(Finding* finding, Fiber* fiber, const char* kind, const char* message) {
+  *finding = {};
+  snprintf(finding->kind, sizeof finding->kind, "%s", kind);
+  snprintf(finding->message, sizeof finding->message, "%s", message);
+  finding->array = finding->other_thread = -1;
+  finding->has_thread = fiber != nullptr;
+  if (!fiber) return;
+  memcpy(finding->block, &fiber->blockIdx, sizeof finding->block);
+  memcpy(finding->thread, &fiber->threadIdx, sizeof finding->thread);
+}
+
+static void deadlock(Block* block) {
+  char list[400] = "";
+  int length = 0, line = 0;
+  Fiber* first = nullptr;
+  for (unsigned t = 0; t < block->launch->threads && length < 240; t++) {
+    Fiber* fiber = block->started[t] ? block->fiber[t] : nullptr;
+    if (!fiber || !(fiber->warp->alive >> fiber->lane & 1) || !fiber->waits_at) continue;
+    if (fiber->waits_at_line == line) continue;  // one thread for each line
+    if (!first) first = fiber;
+    line = fiber->waits_at_line;
+    length += snprintf(list + length, sizeof list - length, "%sthread (%u,%u,%u) waits at %s in line %d",
+                       length ? ", " : "", fiber->threadIdx.x, fiber->threadIdx.y, fiber->threadIdx.z,
+                       fiber->waits_at, line);
+  }
+  report(block, first, "deadlock", "no thread of the block can go on: %s", list);
+  if (first) block->launch->config->finding.site = site_of_line(first->waits_at_line);
+}
+
+#ifdef CHECKED
+#include "checker.cpp"
+#else
+static void check_begin(Launch*) {}
+static void check_end(Launch*) {}
+static void check_barrier(Block*) {}
+static void check_exit(Fiber*) {}
+RUNTIME_API void check_access(const void*, int, int, int) {}
+RUNTIME_API void check_range(const void*, size_t, int, int) {}
+#endif

@@ -1,0 +1,131 @@
+// runtime.h: the records that the runtime keeps, and the ones that Python fills in and reads (cpu.py mirrors those).
+#pragma once
+#include "include/cpu/thread.h"
+
+namespace runtime {
+
+enum { MAX_THREADS = 1024, MAX_SHARED_ARRAYS = 64, MAX_ARRAYS = 64, MAX_WORKERS = 64, TRACED_SHARED = 16 };
+enum { MAX_STATIC_SHARED = 48 * 1024 };  // bytes of __shared__ declarations that ptxas accepts
+
+enum { READ = 0, WRITE = 1, ATOMIC = 3, ASYNC = 5 };  // how memory is accessed; bit 0: it is written
+
+// Where in the kernel's text: a line, marked by the top bit, or an address relative to the library's start, which
+// Python turns into a line.
+typedef unsigned Site;
+static inline Site site_of_line(int line) { return 0x80000000u | (unsigned)line; }
+
+// An array that a kernel may use: an argument, or a shared array.
+struct Array {
+  uintptr_t start, end;
+  const char* name;
+  int element, columns;  // bytes of an element; of a two-dimensional shared array the row length, else 0
+  int grain;             // one cell of the shadow stands for 2^grain bytes: an element, at most 4
+  unsigned serial;       // shared arrays: the block that they were last cleared for
+  struct Cell* shadow;   // who accessed it last (checker.cpp)
+};
+
+static inline int grain_of(int64_t element) { return element == 1 ? 0 : element == 2 ? 1 : 2; }
+
+// ---- shared with Python: the same fields in the same order in cpu.py --------------------------------------
+
+struct Finding {
+  char kind[32], message[480];
+  unsigned block[3], thread[3];
+  int has_thread;
+  Site site, other_site;
+  int other_thread;  // -1: none
+  int array;         // number of the argument, -1: none, -2: a shared array, told in the next line
+  char name[64];
+  int element, columns;
+  int64_t offset;  // in bytes, from the array's start
+  uint64_t bytes;  // of the shared array
+};
+
+struct Access {  // one line of a trace
+  int64_t offset;
+  Site site;
+  int array;  // number of the argument; of a shared array -1, -2, ...
+  int thread, bytes, kind;
+};
+
+struct Argument {  // an array that is passed
+  uint64_t start, bytes;
+  const char* name;
+  int64_t element;
+};
+
+struct Config {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  int workers;
+  int arguments;
+  int traced_block;  // -1: none
+  const Argument* argument;
+  Access* trace;
+  uint64_t trace_capacity, trace_length;
+  char shared_name[TRACED_SHARED][32];  // of the shared arrays of a trace
+  char* output;  // what the kernel prints
+  int output_capacity, output_length;
+  double seconds;  // checked launches end after this time
+  Finding finding;
+};
+
+// ---- private ----------------------------------------------------------------------------------------------
+
+struct Launch {
+  Config* config;
+  void (*call)(void (*)(), void**);
+  void (*kernel)();
+  void** arguments;
+  unsigned threads;
+  uint64_t blocks, next;
+  int stop;  // set by the first finding
+  int output_lock;
+};
+
+struct Warp {
+  unsigned alive, runnable;  // a bit for each lane
+  unsigned epoch;            // how often the warp met at __syncwarp()
+  int first;                 // its first thread
+};
+
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  int bytes, group, line;
+};
+struct AsyncCopies {  // of one thread
+  AsyncCopy* copy;
+  int length, capacity, group;  // group: how many commits the thread has made
+};
+
+// What a worker needs to run one block after another. It is kept between launches, with its stacks.
+struct Block {
+  Block* next_free;
+  char* stacks;
+  unsigned stacks_used, free_stacks;
+  Fiber* free_stack[MAX_THREADS];
+  void* worker_stack_pointer;
+  Launch* launch;
+  uint3 index;
+  bool traced;
+  unsigned serial;  // no other block of this process has the same
+  unsigned warps_used, alive;
+  unsigned arrived, epoch;  // at the barrier; how many barriers have been passed
+  int barrier_line, left_thread;
+  int votes, voters;  // of __syncthreads_count() and its kin
+  bool failed;
+  Warp warp[MAX_THREADS / 32];
+  Fiber* fiber[MAX_THREADS];
+  bool started[MAX_THREADS];
+  AsyncCopies copies[MAX_THREADS];
+  Array shared[MAX_SHARED_ARRAYS];
+  int shared_arrays;
+  char* dynamic;
+  size_t dynamic_capacity;
+  bool unwritten;  // shared memory was read that nobody has written: told at the next barrier, if it is no race
+  Finding unwritten_finding;
+  bool fenced, atomics;  // this block has called __threadfence() and then an atomic; has called an atomic
+};
+
+}  // namespace runtime

@@ -1,0 +1,92 @@
+"""Every kernel's text compiles for every GPU architecture it is offered on; it takes no GPU.
+
+The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code and must fit the
+smallest of them.
+"""
+
+import ctypes as C
+import functools
+import importlib.util
+import struct
+from pathlib import Path
+
+import pytest
+
+from nanoeuler_lib.cuda import KERNELS
+from nanoeuler_lib.cuda.compiler import INCLUDE
+from nanoeuler_lib.cuda.source import signatures
+
+ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
+STATIC_SHARED = 48 * 1024  # bytes, on every architecture
+TEXTS = {file.name: file.read_text("utf-8") for file in sorted(KERNELS.glob("*.cu"))}
+TEXTS["nanoeuler.cuh"] = r"""
+#include <nanoeuler.cuh>
+extern "C" __global__ void copies(const float* x, float* y) {
+  __shared__ __align__(16) float s[128];
+  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x]);
+  copy_async_commit();
+  copy_async_wait<0>();
+  y[threadIdx.x] = s[4 * threadIdx.x + 1];
+}
+"""
+
+
+@functools.cache
+def nvrtc():
+    """The library of the wheel, None without it."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).glob("**/libnvrtc.so.*")):
+            if "alt" not in file.name:
+                return C.CDLL(str(file))
+    return None
+
+
+def cubin(source, architecture):
+    """Compiled code, or the compiler's log as an assertion."""
+    library, program, size = nvrtc(), C.c_void_p(), C.c_size_t()
+    library.nvrtcCreateProgram(C.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
+    failed = library.nvrtcCompileProgram(
+        program, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
+    )
+    if failed:
+        library.nvrtcGetProgramLogSize(program, C.byref(size))
+        log = C.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, log)
+        raise AssertionError(log.value.decode())
+    library.nvrtcGetCUBINSize(program, C.byref(size))
+    code = C.create_string_buffer(size.value)
+    library.nvrtcGetCUBIN(program, code)
+    library.nvrtcDestroyProgram(C.byref(program))
+    return code.raw
+
+
+def sections(elf):
+    """Name and size of every section of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    width, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * width) for i in range(count)]
+    start = headers[names][4]
+    return {elf[start + h[0] : elf.index(b"\0", start + h[0])].decode(): h[5] for h in headers}
+
+
+def static_shared(code, kernel):
+    return sections(code).get(f".nv.shared.{kernel}", 0)
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", TEXTS)
+def test_compiles_and_fits(name, architecture):
+    code = cubin(TEXTS[name], architecture)
+    for signature in signatures(TEXTS[name]):
+        assert f".text.{signature.name}" in sections(code)
+        assert static_shared(code, signature.name) <= STATIC_SHARED
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
+    code = cubin(TEXTS["transpose.cu"], "sm_75")
+    assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
+    assert static_shared(code, "transpose_plain") == 0
