@@ -4,7 +4,7 @@
 
 Writes nanoeuler_lib/pretrained/konigsberg-chat and data/results/konigsberg-chat.json: the share of held-out questions
 answered right by the most frequent answer of each kind, by the base model asked as its corpus asks, by the base model
-asked as a chat asks, and by the chat model; its wrong answers by kind and by distance to the fact; what it forgot.
+asked as a chat asks, and by the chat model, over all and by kind; what it forgot. Chapter 20 reads the wrong answers.
 """
 
 import argparse

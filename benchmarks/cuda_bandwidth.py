@@ -46,8 +46,9 @@ def contenders(cupy, block: int) -> dict:
     logits = rng.standard_normal((ROWS, V), dtype=np.float32)
     targets = rng.integers(0, V, ROWS).astype(np.int32)
     losses, dlosses = cupy.empty(ROWS, np.float32), cupy.full(ROWS, 1e-3, np.float32)
-    norm, entropy = cuda.module(cuda.KERNELS / "rmsnorm.cu"), cuda.module(cuda.KERNELS / "cross_entropy.cu")
-    blocks = 16 * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    norm = cuda.module(cuda.KERNELS / "rmsnorm.cu", defines={"KEEP": -(-D // block)})
+    entropy = cuda.module(cuda.KERNELS / "cross_entropy.cu")
+    blocks = 24 * cupy.cuda.Device().attributes["MultiProcessorCount"]
     share = cupy.empty((blocks, D), np.float32)
     eps = config.norm_eps
     return {

@@ -227,7 +227,7 @@ LAUNCHES = [
     (sums, "sum_shuffle", 4099, 2, 1024), (sum_backward, 1003, 3, 96),
     (column_sums, 1, 1, 32), (column_sums, 17, 129, 64),
     (rmsnorm, 1, 1, 32, 1), (rmsnorm, 5, 33, 32, 2), (rmsnorm, 7, 129, 128, 7), (rmsnorm, 3, 300, 96, 1),
-    (rmsnorm, 2, 1030, 1024, 2),
+    (rmsnorm, 2, 1030, 512, 2), (rmsnorm, 3, 768, 96, 2),
     (rope, 1, 1, 1, 2, 32), (rope, 2, 3, 5, 6, 64), (rope, 1, 2, 9, 64, 256),
     (swiglu, 1, 1, 32), (swiglu, 1003, 3, 96), (swiglu, 1003, 1, 1024),
     (cross_entropy, 1, 1, 32), (cross_entropy, 5, 7, 64), (cross_entropy, 6, 33, 32),
@@ -247,6 +247,13 @@ def name_of(launch):
 def test_equals_the_reference(kernels, launch):
     check, *sizes = launch
     check(kernels, *sizes)
+
+
+@pytest.mark.skipif(ON_GPU, reason="a trap there ends the process's use of the GPU")
+def test_a_row_wider_than_the_block_can_keep_stops_the_kernel():
+    module, row = cuda.module(cuda.KERNELS / "rmsnorm.cu", defines={"KEEP": 2}), np.ones((1, 65), np.float32)
+    with pytest.raises(cuda.KernelError, match="trap"):
+        module["rmsnorm_forward"](1, 32, (row, np.ones(65, np.float32), row.copy(), zeros(1), 65, 1e-5))
 
 
 def test_every_kernel_is_launched(kernels, monkeypatch):

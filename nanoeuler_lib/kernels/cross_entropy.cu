@@ -2,14 +2,29 @@
 // losses: [gridDim.x], in nats. ops/reference.py, chapter 24. One block a row, its size a multiple of 32.
 #include <reduce.cuh>
 
-// The largest logit of the row, and the sum of exp(logit - largest), which cannot overflow.
+#define AT_ONCE 4           // loads that a thread has on their way together: one at a time, it would mostly wait
+#define LOWEST (-3.4e38f)  // below every logit, and finite
+
+// The largest logit of the row, and the sum of exp(logit - largest), which cannot overflow; in one pass over memory:
+// whenever a larger logit comes, the sum so far is scaled to it.
 __device__ __forceinline__ void softmax_terms(const float* row, int V, float& largest, float& sum) {
-  float mine = row[threadIdx.x < V ? threadIdx.x : 0];
-  for (int i = threadIdx.x; i < V; i += blockDim.x) mine = fmaxf(mine, row[i]);
+  float mine = LOWEST, terms = 0;
+  for (int first = threadIdx.x; first < V; first += AT_ONCE * blockDim.x) {
+    float logit[AT_ONCE], larger = mine;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      int i = first + k * blockDim.x;
+      logit[k] = i < V ? row[i] : LOWEST;
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) larger = fmaxf(larger, logit[k]);
+    terms *= __expf(mine - larger);
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) terms += __expf(logit[k] - larger);
+    mine = larger;
+  }
   largest = block_max(mine);
-  float terms = 0;
-  for (int i = threadIdx.x; i < V; i += blockDim.x) terms += __expf(row[i] - largest);
-  sum = block_sum(terms);
+  sum = block_sum(terms * __expf(mine - largest));
 }
 
 extern "C" __global__ void cross_entropy_forward(const float* __restrict__ logits, const int* __restrict__ targets,
@@ -32,7 +47,18 @@ extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, co
   softmax_terms(row, V, largest, sum);
   if (threadIdx.x == 0) losses[blockIdx.x] = target < 0 ? 0.0f : logf(sum) + largest - row[target];
   __syncthreads();  // the target's logit has been read; now it is overwritten
-  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x];
-  for (int i = threadIdx.x; i < V; i += blockDim.x)
-    row[i] = scale * (__expf(row[i] - largest) / sum - (i == target ? 1.0f : 0.0f));
+  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x], share = scale / sum;  // divided once, not at each logit
+  for (int first = threadIdx.x; first < V; first += AT_ONCE * blockDim.x) {
+    float logit[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      int i = first + k * blockDim.x;
+      logit[k] = i < V ? row[i] : LOWEST;
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      int i = first + k * blockDim.x;
+      if (i < V) row[i] = __expf(logit[k] - largest) * share - (i == target ? scale : 0.0f);
+    }
+  }
 }
