@@ -16,8 +16,7 @@ import numpy as np
 from nanoeuler_lib import checkpoint, evaluate, sft, world
 from nanoeuler_lib import train as training
 from nanoeuler_lib.checkpoint import PRETRAINED
-from nanoeuler_lib.cli import SFT_DATA_SEED, SFT_DEFAULTS
-from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
 from nanoeuler_lib.tokenizer import END_OF_TEXT
 from tools.results import save
 
@@ -90,7 +89,9 @@ def main() -> None:
     shipped = checkpoint.load(args.export)  # what the reader gets: float16
 
     asked, most = questions(TEST_STORIES, TEST_SEED), base.model.config.context + 1
-    fitting = [i for i, text in enumerate(as_text(asked, base.tokenizer)) if len(text.ids) <= most]
+    both = zip(as_text(asked, base.tokenizer), as_chat(asked), strict=True)
+    lengths = [max(len(text.ids), len(sft.encode(chat, shipped.tokenizer).ids)) for text, chat in both]
+    fitting = [i for i, length in enumerate(lengths) if length <= most]
     left_out, asked = len(asked) - len(fitting), [asked[i] for i in fitting]
     chats = as_chat(asked)
     right = {

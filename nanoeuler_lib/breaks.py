@@ -191,5 +191,8 @@ def tool_output(bug: Bug | None, *tools: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         _copy(Path(folder), bug)
         command = [sys.executable, "-m", "nanoeuler_lib.cli", "diagnose", "--tool", *tools]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": folder, "PYTHONUTF8": "1"}
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, encoding="utf-8", env=environment
+        )
     return done.stdout + done.stderr

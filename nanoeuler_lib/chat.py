@@ -200,6 +200,8 @@ class Loop:
             self.story = world.sample(seed).text.rpartition("\n")[0]
             self.write(f"{self.story}\n")
         elif command == "/save":
+            if not self.chat.turns:
+                raise NanoEulerError("/save: nothing was said yet, expected a turn")
             if not argument or Path(argument).exists():
                 raise NanoEulerError(f"/save: got {argument!r}, expected the name of a new file")
             write_text(

@@ -60,7 +60,7 @@ def save(
     Raises NanoEulerError when the disk is full or the folder cannot be written; what was there stays.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
+    partial, replaced = (path.with_name(f".{path.name}.{what}") for what in ("partial", "replaced"))
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -85,7 +85,7 @@ def save(
         )
         for file in partial.iterdir():
             _sync(file)
-        replaced = path.with_name(f".{path.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
         if path.exists():
             os.replace(path, replaced)
         os.replace(partial, path)
@@ -93,6 +93,8 @@ def save(
         _sync(path.parent)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not path.exists():
+            os.replace(replaced, path)
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(
             f"{path}: cannot write the checkpoint ({reason}); earlier ones are intact"
@@ -275,6 +277,8 @@ def _digest_head(head):
 
 
 def _sync(path):
+    if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib import __version__
-from nanoeuler_lib.config import PRESETS, TrainConfig, preset
+from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import printable, write_text
 
@@ -135,7 +135,7 @@ def generate(args):
     options = _sampling(args) | {"propose": args.propose}
     for piece in stream(model, tokenizer, _utf8(args.prompt), args.tokens, **options):
         if not args.json:
-            print(piece if pieces else args.prompt + piece, end="", flush=True)
+            _say(piece if pieces else args.prompt + piece)
         pieces.append(piece)
     if not (pieces or args.json):
         print(args.prompt, end="")
@@ -149,7 +149,7 @@ def sft(args):
     if args.resume:
         _only_resume(args, [*TRAIN_OPTIONS, "data", "examples", "data_seed", "base", "run", "workers"])
         found = checkpoint.load(args.resume)
-        if "template" not in found.info or found.train is None:
+        if "examples" not in found.info or found.train is None:
             raise NanoEulerError(f"{args.resume}: was not begun by nanoeuler sft, expected one of its runs")
         *examples, _ = tuning.examples_of(*found.info["examples"], found.train.valid_fraction)
         tuning.resume(args.resume, *examples, quiet=args.quiet)
@@ -187,20 +187,24 @@ def chat(args):
         print("Ask, or /story for a story to ask about, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
     while True:
         try:
-            line = input("> " if interactive else "")
+            line = _utf8(input("> " if interactive else ""))
         except EOFError:
             return
+        except (NanoEulerError, UnicodeDecodeError) as error:  # a line that is not UTF-8 ends no conversation
+            _say(f"{error}\n")
+            continue
         except KeyboardInterrupt:
             _say("\n")
             if not interactive:
                 raise
             continue
-        if not loop.line(_utf8(line)):
+        if not loop.line(line):
             return
 
 
 def _say(text):
-    print(printable(text), end="", flush=True)
+    """Print a model's text: to a terminal without control codes, to a pipe as it is."""
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def check(args):
@@ -312,8 +316,6 @@ def _count(shapes):
 MODEL_OPTIONS = ["dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict"]
 TRAIN_OPTIONS = ["steps", "batch", "accumulate", "rate", "warmup", "decay", "clip", "later_heads", "seed"]
 TRAIN_OPTIONS += ["valid_fraction", "valid_every", "sample_every", "save_every"]
-SFT_DEFAULTS = {"steps": 2000, "rate": 1e-3, "warmup": 50}
-SFT_DATA_SEED = 201
 
 
 def _given(args, names):

@@ -133,6 +133,9 @@ PRESETS = {
     "base": dict(dim=768, heads=12, kv_heads=4, layers=16, context=512, vocab_size=4096, predict=4),
 }
 
+SFT_DEFAULTS = {"steps": 2000, "rate": 1e-3, "warmup": 50}  # where fine-tuning departs from TrainConfig
+SFT_DATA_SEED = 201  # of its stories: pretraining has 101 to 104
+
 
 def preset(name: str, **changes) -> ModelConfig:
     """The named model shape with some of its numbers changed. Raises NanoEulerError on an unknown name."""

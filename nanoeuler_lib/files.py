@@ -11,7 +11,7 @@ def write_text(path: str | Path, text: str) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, "utf-8")
+        partial.write_text(text, "utf-8", newline="\n")
         os.replace(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)

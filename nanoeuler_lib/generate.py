@@ -77,6 +77,10 @@ class Decoder:
             raise NanoEulerError(
                 f"context is {context}, {start} used: got {T} tokens, expected 1 to {context - start}"
             )
+        if not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise NanoEulerError(
+                f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{self.config.vocab_size - 1}"
+            )
         return self._one(tokens[0])[None] if T == 1 else self._many(tokens)
 
     def _one(self, token):

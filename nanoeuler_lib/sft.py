@@ -90,24 +90,32 @@ class Answers:
             found.tokenizer,
             found.info["template"],
         )
+        examples, held_out = list(examples), list(held_out)
         self.part, self.valid = self._fitting(examples, "training"), self._fitting(held_out, "validation")
         self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
         self.tokens = sum(len(e.ids) for e in self.part)
+        self.row_tokens = self.tokens / len(self.part)
         self.sizes = {"train_examples": len(self.part), "valid_examples": len(self.valid)}
-        self.fingerprint = train.fingerprint(np.concatenate([e.ids for e in self.part]))
-        self.prompt = next(iter(held_out))[0][0]
+        self.fingerprint, self.valid_fingerprint = (
+            train.fingerprint(np.concatenate([np.where(e.counted, ~e.ids, e.ids) for e in part]))
+            for part in (self.part, self.valid)
+        )
+        self.prompt = next(e[0][0] for e in held_out if self._encoded(e).counted.any())
         self.warnings = []
         if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
             self.warnings = [f"{copies} of {len(self.part)} training examples stand there more than once"]
 
     def _fitting(self, examples, name):
-        most = self.model.context + 1
-        given = [encode(example, self.tokenizer, most) for example in examples]
+        given = [self._encoded(example) for example in examples]
         if not (kept := [e for e in given if e.counted.any()]):
+            most = self.model.context + 1
             raise NanoEulerError(
                 f"{name} part has {len(given)} examples, none of at most {most} tokens, expected one"
             )
         return kept
+
+    def _encoded(self, example):
+        return encode(example, self.tokenizer, self.model.context + 1)
 
     def batch(self, rng: np.random.Generator, rows_: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, so that T is little more than each.

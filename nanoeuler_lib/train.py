@@ -19,6 +19,7 @@ import platform
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -115,8 +116,9 @@ def resume(
 class Stream:
     """What a run learns from and is measured on: here a text, tokenised, in rows of the model's context.
 
-    Fine-tuning has another one (`sft.Answers`) with the same members: `fingerprint` tells one training text from
-    another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `warnings` what to say first.
+    Fine-tuning has another one (`sft.Answers`) with the same members: the fingerprints tell one text from another,
+    `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has on
+    average, `warnings` what to say first.
     Raises NanoEulerError when a part is too short for a row.
     """
 
@@ -130,9 +132,9 @@ class Stream:
                 raise NanoEulerError(
                     f"{source}: {name} part has {len(have.ids)} tokens, expected at least {least}"
                 )
-        self.tokens = len(self.part.ids)
+        self.tokens, self.row_tokens = len(self.part.ids), self.model.context
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": len(self.valid.ids)}
-        self.fingerprint = fingerprint(self.part.ids)
+        self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
 
     def batch(self, rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +158,7 @@ def start(
     on_entry: Callable[[dict], None] | None = None,
 ) -> GPT:
     """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
-    found.info["fingerprint"] = stream.fingerprint
+    found.info |= {"fingerprint": stream.fingerprint, "valid_fingerprint": stream.valid_fingerprint}
     head = {
         "version": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -185,14 +187,17 @@ def go_on(
     on_entry: Callable[[dict], None] | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; stream_of makes of it what the run began with."""
-    checkpoint.find(run)  # a folder without a checkpoint is left alone
+    if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
+        raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
     with _sole_writer(run):
         found = checkpoint.load(run, training=True)
         stream = stream_of(found)
-        if (now := stream.fingerprint) != (then := found.info.get("fingerprint")):
-            raise NanoEulerError(
-                f"{run}: text has fingerprint {now}, expected {then}: not the text the run began with"
-            )
+        for what, now in (("text", stream.fingerprint), ("validation text", stream.valid_fingerprint)):
+            then = found.info.get("fingerprint" if what == "text" else "valid_fingerprint")
+            if now != then:
+                raise NanoEulerError(
+                    f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with"
+                )
         if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
             raise NanoEulerError(f"{found.path}: workers is {workers!r}, expected 1 to 4096: edited")
         _trim_log(run / "log.jsonl", found.step or -1)
@@ -241,7 +246,7 @@ def _split(text, valid_text, config):
 
 def fingerprint(ids: np.ndarray) -> str:
     """A short string that tells one sequence of token ids from another."""
-    return f"{len(ids)}-{int(np.bitwise_xor.reduce(ids * (np.arange(len(ids)) | 1))):x}"
+    return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
 def _floor(valid):
@@ -261,12 +266,13 @@ def _save(run, found, step):
 
 def _train(run, found, stream, quiet, on_entry):
     model, config = found.model, found.train
-    rows, context = config.batch * config.accumulate, model.config.context
+    rows = config.batch * config.accumulate
+    step_tokens = round(rows * stream.row_tokens)
     take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
-    watch = Watch(config, rows * context, stream.tokens)
+    watch = Watch(config, step_tokens, stream.tokens)
     saved = found.step
     bar = tqdm(
-        total=config.steps * rows * context, initial=found.step * rows * context, unit="tok", unit_scale=True,
+        total=config.steps * step_tokens, initial=found.step * step_tokens, unit="tok", unit_scale=True,
         disable=quiet or None,  # None: shown on a terminal only
     )  # fmt: skip
 
@@ -329,7 +335,7 @@ def _train(run, found, stream, quiet, on_entry):
                 rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
                 tokens_per_second=round(inputs.size / seconds),
             )  # fmt: skip
-            bar.update(inputs.size)
+            bar.update(step_tokens)
             bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
             if before is not None:
                 signs = vitals(before, model.params, take_step.grads[0], norm)

@@ -195,6 +195,8 @@ def test_loop_says_what_is_wrong_and_goes_on(loop, line, expected):
 
 def test_loop_saves_over_nothing(loop, tmp_path):
     file = tmp_path / "kept"
+    assert loop.line(f"/save {tmp_path / 'empty'}") and "nothing was said yet" in loop.read()
+    assert not (tmp_path / "empty").exists() and loop.line("ab")
     file.write_text("mine")
     assert loop.line(f"/save {file}") and "expected the name of a new file" in loop.read()
     assert loop.line(f"/save {tmp_path / 'none' / 'x'}") and "cannot be written" in loop.read()

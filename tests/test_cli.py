@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from checks import assert_same_run, run_text
 
-from nanoeuler_lib import __version__, checkpoint, cli, data, gradcheck, train, world
+from nanoeuler_lib import __version__, checkpoint, cli, config, data, gradcheck, train, world
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -319,7 +319,7 @@ def test_help_names_true_defaults():
     for name, parser in commands(cli.parser()):
         for action in parser._actions:
             said = re.search(r"default ([\w.-]+)", action.help or "")
-            own = cli.SFT_DEFAULTS if name == "nanoeuler sft" else {}
+            own = config.SFT_DEFAULTS if name == "nanoeuler sft" else {}
             defaults = train.TrainConfig().to_dict() | own
             value = defaults.get(action.dest) if action.default is None else action.default
             if said and value is not None:
@@ -414,6 +414,8 @@ BAD = {
     "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 or more"),
     "sft resumes pretraining": (("sft", "--resume", "run"), "was not begun by nanoeuler sft"),
     "sft resume with settings": (("sft", "--resume", "run", "--examples", 3), "got also --examples"),
+    "resume of a checkpoint": (
+        ("train", "--resume", "run/checkpoints/step-000004", "--data", "text.txt"), "is a checkpoint, expected its"),
     "train resumes sft": (("train", "--resume", "run", "--data", "bpe.json"), "fingerprint"),
     "prompt not UTF-8": (("generate", "a\udcff", "--run", "run"), "character 1 is not UTF-8"),
     "encode not UTF-8": (("tokenizer", "encode", "a\udcff", "--tokenizer", "bpe.json"), "character 1 is not UTF-8"),

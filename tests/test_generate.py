@@ -289,3 +289,9 @@ def test_distribution_of_generated_tokens():
     text = generate(favouring(p), Tokenizer([], ()), "a", 3000, temperature=1, seed=2)
     for token, probability in p.items():
         assert text.count(chr(token)) == pytest.approx(3000 * probability, abs=5 * (3000 * 0.25) ** 0.5)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [260], [3, 999]])
+def test_tokens_out_of_range_are_refused(model, tokens):
+    with pytest.raises(NanoEulerError, match=r"expected 0\.\.259"):
+        Decoder(model).feed(np.array(tokens))

@@ -256,13 +256,24 @@ def test_the_chat_model_of_the_package_answers():
     assert "".join(chat.reply(text, temperature=0.0)) == answer
 
 
-def test_its_figures_are_stored_and_beat_the_baseline():
-    stored = json.loads(
-        (Path(__file__).parent.parent / "data" / "results" / "konigsberg-chat.json").read_text("utf-8")
-    )
-    of_all, *kinds = stored["rows"][0]["shares"]
-    assert of_all["chat"] >= 0.9 and of_all["chat"] > 2 * of_all["majority"] and len(kinds) >= 30
-    assert min(row["chat"] for row in kinds) >= 0.9
+def test_other_held_out_examples_or_another_mask_are_refused(tmp_path):
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    assert "validation text has fingerprint" in error_of(sft.resume, tmp_path / "run", EXAMPLES, HELD_OUT[:1])
+    swapped = [EXAMPLES[1], EXAMPLES[0], *EXAMPLES[2:]]
+    assert "text has fingerprint" in error_of(sft.resume, tmp_path / "run", swapped, HELD_OUT)
+    ids = np.array([5, 9, 7])
+    assert len({train.fingerprint(a) for a in (ids, ids[[1, 0, 2]], ids[[0, 2, 1]], ids[:2])}) == 4
+
+
+def test_a_long_first_held_out_example_is_no_prompt(tmp_path):
+    held_out = iter([[("y" * 60, "no")], *HELD_OUT])
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, held_out, SETTINGS, quiet=True)
+    assert sum("sample" in entry for entry in train.read_log(tmp_path / "run")) == 2
+
+
+def test_repeats_are_counted_in_tokens_that_were_drawn():
+    made = answers([[("hi", "ho")]] * 3 + [[("q" * 30, "r")]])
+    assert made.row_tokens == (3 * 8 + 35) / 4 and made.tokens == 3 * 8 + 35
 
 
 # Where examples come from.
