@@ -75,7 +75,7 @@ def static_shared(code, kernel):
     return sections(code).get(f".nv.shared.{kernel}", 0)
 
 
-@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", TEXTS)
 def test_compiles_and_fits(name, architecture):
@@ -85,7 +85,7 @@ def test_compiles_and_fits(name, architecture):
         assert static_shared(code, signature.name) <= STATIC_SHARED
 
 
-@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
     code = cubin(TEXTS["transpose.cu"], "sm_75")
     assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
