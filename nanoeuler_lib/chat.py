@@ -171,14 +171,15 @@ class Loop:
         return True
 
     def _answer(self, text):
-        asked, self.story = f"{self.story} {text}".strip(), ""
-        forgotten = self.chat.forgotten
+        asked, turns, forgotten = f"{self.story} {text}".strip(), len(self.chat.turns), self.chat.forgotten
         try:
             for piece in self.chat.reply(asked, self.tokens, self._next_seed(), **self.options):
                 self.write(piece)
         except KeyboardInterrupt:
             self.write(" ...")
         self.write("\n")
+        if len(self.chat.turns) > turns:
+            self.story = ""  # it was heard
         if self.chat.forgotten > forgotten:
             self.write(
                 f"(the context is full: {self.chat.forgotten - forgotten} earlier turns are forgotten)\n"
@@ -202,7 +203,7 @@ class Loop:
         elif command == "/save":
             if not self.chat.turns:
                 raise NanoEulerError("/save: nothing was said yet, expected a turn")
-            if not argument or Path(argument).exists():
+            if not argument or _taken(argument):
                 raise NanoEulerError(f"/save: got {argument!r}, expected the name of a new file")
             write_text(
                 Path(argument), json.dumps({"messages": self.chat.messages()}, ensure_ascii=False) + "\n"
@@ -212,6 +213,13 @@ class Loop:
             self.write(f"{HELP}\n")
         else:
             raise NanoEulerError(f"{command} is no command, expected one of these:\n{HELP}")
+
+
+def _taken(name):
+    try:
+        return "\0" in name or Path(name).exists()
+    except OSError:  # too long: no file can have it
+        return True
 
 
 def _number(text, kind, name, low, high):

@@ -223,7 +223,11 @@ def right(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.n
         last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
         found.counted[:-last] = False
         encoded.append(found)
-    return foreseen(model, encoded, never=markers(tokenizer)[1:])  # a chat says none of them either
+    unsaid = [
+        *markers(tokenizer)[1:],
+        *range(tokenizer.vocab_size, model.config.vocab_size),
+    ]  # by a chat, too
+    return foreseen(model, encoded, unsaid)
 
 
 def foreseen(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
@@ -233,7 +237,7 @@ def foreseen(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ())
     NanoEulerError when an example does not fit the context.
     """
     found, context = np.zeros(len(examples), bool), model.config.context
-    if (longest := max(len(example.ids) for example in examples)) > context + 1:
+    if (longest := max((len(example.ids) for example in examples), default=0)) > context + 1:
         raise NanoEulerError(f"an example has {longest} tokens, expected at most {context + 1}")
     for start in range(0, len(examples), 16):
         some = examples[start : start + 16]
@@ -276,6 +280,8 @@ def examples_of(
         return konigsberg_examples(count or STORIES, seed), konigsberg_examples(HELD_OUT, seed + 1), "plain"
     examples, template = read_examples(source)
     examples = examples[: count or None]
+    if len(examples) < 2:
+        raise NanoEulerError(f"{source}: holds 1 example, expected two or more: some are held out")
     Random(seed).shuffle(examples)
     cut = len(examples) - max(1, round(len(examples) * valid_fraction))
     return examples[:cut], examples[cut:], template
@@ -316,16 +322,20 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
 
 def _objects(path, text):
     """The JSON values of a file, each with where it stands."""
+    if text.lstrip().startswith("["):
+        yield from ((f"item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"line {number}", _json(path, f"line {number}", line)
+
+
+def _json(path, place, text):
     try:
-        if text.lstrip().startswith("["):
-            yield from ((f"item {number}", value) for number, value in enumerate(json.loads(text), 1))
-            return
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield f"line {number}", json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NanoEulerError(
-            f"{path}: is not JSON ({error}), expected an array, or an object a line"
+            f"{path}: {place} is not JSON ({error}), expected an array, or an object a line"
         ) from None
 
 

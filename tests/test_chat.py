@@ -1,6 +1,7 @@
 """Chat: who speaks is decided by markers that nobody can type; replies end, can be broken off, and fit the context."""
 
 import json
+from itertools import chain
 
 import checks
 import numpy as np
@@ -12,6 +13,7 @@ from nanoeuler_lib import sft
 from nanoeuler_lib.chat import ASSISTANT, USER, Chat, Loop, alpaca_prompt, encode_turn, markers
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generate import Decoder
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -248,3 +250,128 @@ def test_messages():
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "H"},
     ]
+
+
+def test_every_reply_is_what_the_model_says_after_what_is_remembered(model):
+    """Through forgotten turns and a reset: tokens one by one from whole forward passes, without a cache."""
+    chat = Chat(model, TOKENIZER)
+    for number, text in enumerate("ab what c be abba why x yes no more ab".split()):
+        if number == 10:
+            assert chat.forgotten > 0
+            chat.reset()
+            assert chat.forgotten == 0
+        said(chat, text * 2, tokens=4)
+        prompt = [HUMAN, *TOKENIZER.encode(text * 2).tolist(), MODEL]
+        assert chat.rows[-1][: len(prompt)] == prompt
+        before, found = [END, *chain(*chat.rows[:-1]), *prompt], chat.rows[-1][len(prompt) : -1]
+        for token in [*found, END]:
+            if len(before) > 48 or (token == END and len(found) == 4):
+                break
+            logits = model.logits(np.array([before]))[0, -1]
+            logits[[HUMAN, MODEL]] = -np.inf
+            assert token == logits.argmax()
+            before.append(token)
+
+
+def test_a_turn_feeds_what_is_new(model, monkeypatch):
+    chat, fed, feed = Chat(model, TOKENIZER), [], Decoder.feed
+    monkeypatch.setattr(Decoder, "feed", lambda self, tokens: fed.append(len(tokens)) or feed(self, tokens))
+    said(chat, "ab", tokens=4)
+    fed.clear()
+    said(chat, "b", tokens=4)
+    assert fed[0] <= 1 + 1 + 3 and set(fed[1:]) <= {1}  # the last token said, its end marker, the turn
+
+
+@pytest.mark.parametrize("length", range(1, 24))
+def test_every_reply_has_room(length):
+    """At least a sixteenth of the context, 3 tokens, however full it is; and the context is used to its last token."""
+    chat = Chat(bigram({MODEL: 72, 72: 72}), TOKENIZER)
+    for _ in range(6):
+        assert 3 <= len(said(chat, "x" * length, tokens=5)) <= 5
+    assert len(said(Chat(bigram({MODEL: 72, 72: 72}), TOKENIZER), "x" * length, tokens=99)) == 48 - length - 2
+
+
+def test_of_two_turns_the_second_is_forgotten():
+    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
+    for text in ("a" * 15, "b" * 15, "c" * 5):
+        said(chat, text)
+    assert [row[1] for row in chat.rows] == [97, 99] and chat.forgotten == 1
+
+
+def test_a_chat_draws_no_id_without_a_token():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
+    tuned = GPT(config, dtype=np.float64)
+    logits = np.zeros(300)
+    logits[290], logits[65] = 2, 1
+    tuned.params["embed"][...] = 1
+    for name in ("layers.0.out", "layers.0.down"):
+        tuned.params[name][...] = 0
+    tuned.params["heads"][:, :300] = logits / config.dim
+    assert said(Chat(tuned, TOKENIZER), "hi", tokens=3) == "AAA"
+
+
+def test_the_template_is_put_on_and_kept_out_of_what_was_said():
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=400, vocab_size=260, predict=1)
+    chat = Chat(GPT(config), TOKENIZER, "alpaca")
+    said(chat, "Sing.", tokens=3)
+    prompt = [HUMAN, *TOKENIZER.encode(alpaca_prompt("Sing.")).tolist(), MODEL]
+    assert chat.rows[0][: len(prompt)] == prompt and chat.turns[0][0] == "Sing."
+
+
+def test_options_reach_the_sampler(model):
+    greedy = said(Chat(model, TOKENIZER), "ab", tokens=8)
+    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        assert said(Chat(model, TOKENIZER), "ab", tokens=8, temperature=50.0, **options) == greedy
+
+
+def test_an_empty_reply_and_half_a_character_are_remembered():
+    chat = Chat(bigram({}), TOKENIZER)
+    assert (
+        said(chat, "hi") == "" and chat.turns == [("hi", "")] and chat.rows == [[HUMAN, *b"hi", MODEL, END]]
+    )
+    chat = Chat(bigram({MODEL: 0xC3}), TOKENIZER)
+    assert said(chat, "hi") == "\ufffd" and chat.turns == [("hi", "\ufffd")]
+
+
+def test_a_story_begins_anew_and_reset_forgets_it():
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1)
+    loop = Loop(Chat(GPT(config), TOKENIZER), lambda text: None, tokens=3, temperature=0.0)
+    loop.line("hi")
+    loop.line("/story 5")
+    assert loop.chat.turns == []
+    loop.line("/reset")
+    loop.line("Who?")
+    assert [text for text, _ in loop.chat.turns] == ["Who?"]
+
+
+def test_loop_says_how_many_turns_it_forgot():
+    written = []
+    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
+    for text in ("a" * 15, "b" * 15, "c" * 5, "d" * 20, "e" * 20):
+        loop.line(text)
+    told = [piece for piece in written if "context is full" in piece]
+    assert [piece.split(": ")[1].split()[0] for piece in told] == ["1", "1", "1"]
+
+
+def test_saved_text_is_itself(tmp_path):
+    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), lambda text: None, tokens=5, temperature=0.0)
+    loop.line("Käthe?")
+    loop.line(f"/save {tmp_path / 'x'}")
+    assert "Käthe" in (tmp_path / "x").read_text("utf-8")
+
+
+def test_a_story_outlives_a_question_that_is_too_long():
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1)
+    loop = Loop(Chat(GPT(config), TOKENIZER), lambda text: None, tokens=3, temperature=0.0)
+    loop.line("/story 5")
+    loop.line("x" * 700)
+    loop.line("Who?")
+    assert len(loop.chat.turns[0][0]) > len("Who?")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_ends_no_chat(name):
+    written = []
+    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
+    loop.line("hi")
+    assert loop.line(f"/save {name}") and len(written[-1].splitlines()) == 1

@@ -18,6 +18,7 @@ import pytest
 from checks import assert_same_run, run_text
 
 from nanoeuler_lib import __version__, checkpoint, cli, config, data, gradcheck, train, world
+from nanoeuler_lib.chat import alpaca_prompt
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -211,6 +212,55 @@ def test_sft_from_a_run_and_a_file(here, nanoeuler):
     )
     assert (code, err) == (0, "") and "nanoeuler chat --run new" in out
     assert checkpoint.load("new").tokenizer.vocab_size == checkpoint.load("run").tokenizer.vocab_size + 3
+
+
+def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
+    """Options reach the run, a resume takes the same examples, and the chat puts the run's template on."""
+    lines = [{"instruction": f"{n}", "response": "x"} for n in range(20)]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = [
+        "--data-seed",
+        0,
+        "--valid-fraction",
+        0.3,
+        "--workers",
+        1,
+        "--steps",
+        4,
+        "--batch",
+        4,
+        "--warmup",
+        1,
+        "--save-every",
+        2,
+    ]
+    assert nanoeuler("sft", "--data", "lines.jsonl", "--run", "new", "--quiet", *options)[0] == 0
+    info = checkpoint.load("new").info
+    assert (info["template"], info["workers"], info["examples"][2]) == ("alpaca", 1, 0)
+    head = json.loads(Path("new/run.json").read_text())["data"]
+    assert (head["train_examples"], head["valid_examples"], head["base"]) == (14, 6, "konigsberg-small")
+    shutil.copytree("new", "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    assert nanoeuler("sft", "--resume", "parts", "--quiet")[0] == 0
+    assert_same_run("new", "parts")
+    assert (
+        nanoeuler("sft", "--base", "new", "--data", "lines.jsonl", "--run", "again", "--quiet", *options)[0]
+        == 0
+    )
+    assert checkpoint.load("again").info["base"] == "new"
+    seen = []
+    monkeypatch.setattr(
+        "nanoeuler_lib.chat.Chat.reply",
+        lambda self, text, tokens, seed, **options: (
+            seen.append((self.prompt_of("t"), tokens, seed, options["temperature"])) or iter(["a\x1b[2Jb"])
+        ),
+    )
+    _, out, _ = nanoeuler(
+        "chat", "--run", "new", "--tokens", 7, "--seed", 3, "--temperature", 0.5, stdin="hi\nho\n"
+    )
+    prompt = alpaca_prompt("t")
+    assert seen == [(prompt, 7, 3, 0.5), (prompt, 7, 4, 0.5)]
+    assert out == "a\x1b[2Jb\n" * 2  # a pipe gets the text as it is
 
 
 @pytest.fixture
@@ -409,7 +459,7 @@ BAD = {
     "chat temperature": (("chat", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
     "sft without a folder": (("sft",), "--run is missing"),
     "sft of nothing": (("sft", "--data", "none.json", "--run", "new"), "none.json: cannot be read"),
-    "sft of text": (("sft", "--data", "text.txt", "--run", "new"), "text.txt: is not JSON"),
+    "sft of text": (("sft", "--data", "text.txt", "--run", "new"), "text.txt: line 1 is not JSON"),
     "sft over a run": (("sft", "--run", "run", "--examples", 9), "run: exists and is not an empty folder"),
     "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 or more"),
     "sft resumes pretraining": (("sft", "--resume", "run"), "was not begun by nanoeuler sft"),

@@ -9,13 +9,17 @@ from pathlib import Path
 import checks
 import numpy as np
 import pytest
+from test_chat import bigram, said
 from test_train import contents, error_of
 
+from benchmarks import chat_model, pretrained
 from nanoeuler_lib import checkpoint, report, sft, train, world
 from nanoeuler_lib.chat import ASSISTANT, USER, Chat, alpaca_prompt, markers
-from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.config import SFT_DATA_SEED, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, head_weights
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.step import Step, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=258, predict=2)
@@ -274,6 +278,181 @@ def test_a_long_first_held_out_example_is_no_prompt(tmp_path):
 def test_repeats_are_counted_in_tokens_that_were_drawn():
     made = answers([[("hi", "ho")]] * 3 + [[("q" * 30, "r")]])
     assert made.row_tokens == (3 * 8 + 35) / 4 and made.tokens == 3 * 8 + 35
+
+
+def test_encode_takes_an_example_that_just_fits():
+    assert sft.encode([("hi", "ab!")], TOKENIZER, most=8).counted.sum() == 3
+    assert (
+        len(sft.encode([("h", "a"), ("hi" * 9, "ab!"), ("b", "")], TOKENIZER, most=14).ids) == 6
+    )  # nothing behind a gap
+
+
+def test_neighbours_have_about_the_same_length():
+    examples = [[("q" * (n * 17 % 40), f"{n}")] for n in range(60)]
+    made = answers(examples)
+    lengths = [len(made.part[i].ids) for i in made.order]
+    assert lengths == sorted(lengths)
+
+
+def test_another_last_example_is_another_text(tmp_path):
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    other = [*EXAMPLES[:-1], [("f and z?", "zz.")]]
+    assert "fingerprint" in error_of(sft.resume, tmp_path / "run", other, HELD_OUT, quiet=True)
+
+
+def many(count=40):
+    rng = np.random.default_rng(0)
+    return [[("q" * int(rng.integers(1, 40)), "r" * int(rng.integers(0, 5)))] for _ in range(count)]
+
+
+def test_bits_per_byte_counts_each_held_out_example_once():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+    tuned, nats = GPT(config, checks.random_parameters(config, 1, 0.5)), 0.0
+    for example in many():
+        e = sft.encode(example, TOKENIZER)
+        logits = tuned.logits(e.ids[None, :-1])[0]
+        log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        nats -= log_p[np.arange(len(e.ids) - 1), e.ids[1:]][e.counted[1:]].sum()
+    length = sum(len(reply) for ((_, reply),) in many())
+    assert answers(held_out=many()).bits_per_byte(tuned) == pytest.approx(nats / np.log(2) / length, rel=1e-9)
+
+
+def test_right_by_hand():
+    assert sft.right(bigram({MODEL: 72}), TOKENIZER, [[("a", "X"), ("b", "H")]]).tolist() == [
+        True
+    ]  # the last turn
+    assert sft.right(bigram({MODEL: 72, 72: 72}), TOKENIZER, [[("a", "H")]]).tolist() == [False]  # it goes on
+    made = bigram({MODEL: HUMAN})
+    made.params["heads"][MODEL, 66] = 1.5  # the best that a chat may say
+    assert sft.right(made, TOKENIZER, [[("hi", "B")]]).tolist() == [True]
+
+
+def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
+    held_out = [[(alpaca_prompt("g?"[:1]), "x")]]
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260, "context": 300})
+    tuned = GPT(config, checks.random_parameters(config, 1, 0.5))
+    found = checkpoint.Checkpoint(None, tuned, TOKENIZER, 0, SETTINGS, None, {"template": "alpaca"})
+    made = sft.Answers(EXAMPLES, held_out, found)
+    expected = "".join(Chat(tuned, TOKENIZER, "alpaca").reply("g", 60, temperature=0.0))
+    assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected
+
+
+def test_what_a_fine_tuning_stores(tmp_path):
+    sft.fine_tune(
+        tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, "alpaca", {"source": "mine"}, True, 1
+    )
+    info = checkpoint.load(tmp_path / "run").info
+    assert (info["template"], info["source"], info["workers"]) == ("alpaca", "mine", 1)
+
+
+def test_a_base_with_markers_is_left_alone(tmp_path):
+    wide, names = sft.extend(*base())
+    before = wide.params.flat.copy()
+    sft.fine_tune(tmp_path / "run", (wide, names), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    assert np.array_equal(wide.params.flat, before)
+
+
+def test_extend_keeps_the_order_of_bytes():
+    order = list(range(255, -1, -1))
+    _, names = sft.extend(base()[0], Tokenizer([(97, 98)], (END_OF_TEXT,), order))
+    assert names.byte_order == Tokenizer([(97, 98)], (END_OF_TEXT,), order).byte_order
+    assert names.encode("hi").tolist() == Tokenizer([(97, 98)], (END_OF_TEXT,), order).encode("hi").tolist()
+
+
+def test_held_out_stories_are_others():
+    learnt, held_out, template = sft.examples_of(sft.KONIGSBERG, 300, 7)
+    assert (len(learnt), len(held_out), template) == (300, sft.HELD_OUT, "plain")
+    assert not {e[0][0] for e in learnt} & {e[0][0] for e in held_out}
+    assert held_out == sft.konigsberg_examples(sft.HELD_OUT, 8)
+
+
+def test_a_run_uses_the_workers_it_stores(tmp_path, monkeypatch):
+    made = []
+
+    class Watched(Step):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(arguments[4])
+
+    monkeypatch.setattr(train, "Step", Watched)
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True, workers=3)
+    sft.resume(tmp_path / "run", EXAMPLES, HELD_OUT, quiet=True)
+    assert made == [3, 3]
+
+
+def test_warnings_and_speed_are_logged(tmp_path):
+    sft.fine_tune(tmp_path / "run", base(), [*EXAMPLES, EXAMPLES[0]], HELD_OUT, SETTINGS, quiet=True)
+    log = train.read_log(tmp_path / "run")
+    assert "stand there more than once" in next(e["warning"] for e in log if "warning" in e)
+    for entry in (e for e in log if "loss" in e):  # rows of 32 tokens, shorter than the context
+        assert entry["tokens_per_second"] * entry["seconds"] == pytest.approx(4 * 32, rel=0.02)
+
+
+def test_losses_are_means_over_counted_targets_at_any_length():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+    tuned = GPT(config, dtype=np.float64)
+    step = Step(tuned, AdamW(config, SETTINGS, np.float64), SETTINGS, 22, 2)
+    with one_blas_thread():
+        for time in (32, 48, 32):
+            inputs, targets = sft.rows([sft.encode(e, TOKENIZER) for e in EXAMPLES[:22]], time, 2)
+            losses = step.gradient(inputs, targets)
+            _, grads = tuned.loss_and_gradients(inputs, targets, head_weights(config, SETTINGS.later_heads))
+            counted = (targets[..., 0] >= 0).sum()
+            nats = tuned.losses(inputs, targets[..., 0]).sum()
+            checks.close(losses[:1], np.array([nats / counted]), 1e-12)
+            checks.close(sum(g.flat for g in step.grads), grads.flat, 1e-10)
+            assert step.plans[0].time == time
+    assert len(step.lengths) == 2 and step.lengths[32][0] is not step.lengths[32][1]
+    step.pool.shutdown()
+
+
+def test_how_often_the_data_was_seen(tmp_path):
+    """20 steps of 4 of 36 are 2.2 times, whatever the rows' empty places."""
+    settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 20})
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, settings, quiet=True)
+    assert not any("repeats" in e.get("warning", "") for e in train.read_log(tmp_path / "run"))
+
+
+def test_right_says_no_id_without_a_token():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
+    tuned = GPT(config, dtype=np.float64)
+    tuned.params["embed"][...] = 1
+    for name in ("layers.0.out", "layers.0.down"):
+        tuned.params[name][...] = 0
+    tuned.params["heads"][:, 290], tuned.params["heads"][:, END] = 0.2, 0.1
+    assert said(Chat(tuned, TOKENIZER), "hi") == "" and sft.right(tuned, TOKENIZER, [[("hi", "")]])[0]
+
+
+def test_parts_of_a_file(tmp_path):
+    file = write(
+        tmp_path / "a.jsonl", "\n".join(json.dumps({"instruction": f"{n}", "output": "x"}) for n in range(50))
+    )
+    for count, fraction, sizes in ((40, 0.25, (30, 10)), (3, 0.1, (2, 1)), (0, 0.1, (45, 5))):
+        learnt, held_out, _ = sft.examples_of(file, count, 0, fraction)
+        assert (len(learnt), len(held_out)) == sizes
+        assert {int(e[0][0].split("Instruction:\n")[1].split("\n")[0]) for e in learnt + held_out} == set(
+            range(count or 50)
+        )
+
+
+def test_a_head_without_a_target_has_loss_0():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+    tuned = GPT(config)
+    step = Step(tuned, AdamW(config, SETTINGS), SETTINGS, 4, 1)
+    inputs, targets = sft.rows([sft.encode(e, TOKENIZER) for e in EXAMPLES[:4]], 32, 2)
+    targets[..., 1] = -1
+    with one_blas_thread():
+        losses, norm = step(inputs, targets)
+    step.pool.shutdown()
+    assert losses[1] == 0 and losses[0] > 0 and np.isfinite(norm)
+
+
+def test_the_exam_of_the_chat_model_is_about_other_stories():
+    learnt = {SFT_DATA_SEED, SFT_DATA_SEED + 1, *pretrained.SEEDS, pretrained.VALID_SEED}
+    assert not learnt & {chat_model.TEST_SEED, chat_model.MAJORITY_SEED}
+    assert chat_model.TEST_SEED != chat_model.MAJORITY_SEED
+    asked = {one["body"] for one in chat_model.questions(200, chat_model.TEST_SEED)}
+    assert not asked & {story.text.rpartition("\n")[0] for story in world.stories(sft.STORIES, SFT_DATA_SEED)}
 
 
 # Where examples come from.

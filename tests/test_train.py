@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler_lib import checkpoint, data, ops, train
+from nanoeuler_lib import checkpoint, data, files, ops, train
 from nanoeuler_lib import step as step_module
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generate import generate
 from nanoeuler_lib.gradcheck import check_batch
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW
@@ -801,3 +802,122 @@ def test_no_position_sees_the_future():
                 other[0, t] = (tokens[0, t] + 1) % 7
                 same = (model.hidden(other) == before).all(axis=-1)[0]
                 assert same[:t].all() and not same[t:].any()
+
+
+def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
+    original, drawn = train.Stream.batch, []
+
+    def batch(self, rng, rows):
+        drawn.append(rng.bit_generator.state["state"]["state"])
+        return original(self, rng, rows)
+
+    monkeypatch.setattr(train.Stream, "batch", batch)
+    config = TrainConfig(**RUN_CONFIG.to_dict() | {"seed": 3})
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
+    expected = [
+        np.random.default_rng([3, step]).bit_generator.state["state"]["state"] for step in range(config.steps)
+    ]
+    assert drawn == expected
+
+
+def test_samples_differ_by_step(tmp_path):
+    config = TrainConfig(**RUN_CONFIG.to_dict() | {"sample_every": RUN_CONFIG.steps})
+    model = train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
+    last = [e for e in train.read_log(tmp_path / "run") if "sample" in e][-1]
+    assert last["step"] == RUN_CONFIG.steps, "no sample at the end"
+    tokenizer = checkpoint.load(tmp_path / "run").tokenizer
+    assert last["sample"] == generate(model, tokenizer, "", 100, seed=config.seed + last["step"])
+
+
+def test_nothing_is_left_of_a_text_that_cannot_be_put_in_place(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(NanoEulerError, match="cannot be written"):
+        files.write_text(tmp_path / "taken", "x")
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_folder_without_a_checkpoint_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(NanoEulerError):
+        train.resume(tmp_path / "run", run_text(), quiet=True)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_run_killed_before_its_first_log_line_is_not_begun_again(tmp_path):
+    run = tmp_path / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    (run / "log.jsonl").rename(tmp_path / "log.jsonl")
+    assert "exists and is not an empty folder" in error_of(
+        train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True
+    )
+    shutil.rmtree(run / "checkpoints")
+    (tmp_path / "log.jsonl").rename(run / "log.jsonl")  # a log without a checkpoint
+    assert "exists and is not an empty folder" in error_of(
+        train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 5000, "2", True])
+def test_resume_refuses_a_strange_number_of_workers(tmp_path, workers):
+    run = tmp_path / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    found = checkpoint.load(run, training=True)
+    shutil.rmtree(found.path)
+    checkpoint.save(
+        found.path,
+        found.model,
+        found.tokenizer,
+        found.step,
+        found.train,
+        found.optimizer,
+        found.info | {"workers": workers},
+    )
+    assert f"workers is {workers!r}, expected 1 to 4096" in error_of(
+        train.resume, run, run_text(), quiet=True
+    )
+
+
+def test_the_last_step_is_validated(tmp_path):
+    config = TrainConfig(**RUN_CONFIG.to_dict() | {"valid_every": RUN_CONFIG.steps - 1})
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
+    valid = [e["step"] for e in train.read_log(tmp_path / "run") if "valid_bits_per_byte" in e]
+    assert valid == [0, config.steps - 1, config.steps]
+
+
+def test_another_text_of_the_same_length_is_refused(tmp_path):
+    text = run_text()
+    run = tmp_path / "run"
+    train.train(run, text, RUN_MODEL, RUN_CONFIG, quiet=True)
+    at = next(i for i, c in enumerate(text) if c.isalpha())
+    other = text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :]
+    before = checkpoint.load(run).tokenizer
+    assert len(before.encode(other)) == len(before.encode(text)), "choose another letter"
+    assert "fingerprint" in error_of(train.resume, run, other, quiet=True)
+
+
+def test_later_heads_are_logged(tmp_path):
+    run = tmp_path / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    first = next(e for e in train.read_log(run) if "loss" in e)
+    fresh = GPT(RUN_MODEL, seed=RUN_CONFIG.seed)
+    found = checkpoint.load(run, training=True)
+    stream = train.Stream(*train._split(run_text(), None, found.train), found)
+    inputs, targets = stream.batch(
+        np.random.default_rng([found.train.seed, 0]), found.train.batch * found.train.accumulate
+    )
+    assert len(first["later"]) == RUN_MODEL.predict - 1 > 0
+    for k, loss in enumerate([first["loss"], *first["later"]]):
+        logits = fresh.logits(inputs, k).astype(np.float64)
+        log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        expected = -np.take_along_axis(log_p, targets[..., k : k + 1], -1).mean()
+        assert loss == pytest.approx(expected, abs=2e-5), f"head {k}"
+
+
+def test_a_second_signal_interrupts_and_handlers_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with train._stop_between_steps() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -259,3 +259,31 @@ def test_live_curve(monkeypatch, tmp_path):
     slow.draw()
     assert len(updated) == RUN_CONFIG.steps
     assert WINDOW > 1
+
+
+def test_report_says_best_and_above_the_floor(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    head = {
+        "model": {},
+        "train": {"steps": 2},
+        "data": {"source": "a|b", "train_tokens": 9, "floor_bits_per_byte": 0.5},
+        "machine": "m",
+    }
+    (run / "run.json").write_text(json.dumps(head))
+    step = dict(loss=1.0, rate=0.1, norm=1.0, seconds=1.0, tokens_per_second=5)
+    log = [
+        {"step": 0, "valid_bits_per_byte": 3.0},
+        {"step": 1, **step},
+        {"step": 1, "valid_bits_per_byte": 1.25},
+        {"step": 2, **step},
+        {"step": 2, "valid_bits_per_byte": 1.5},
+        {"step": 2, "sample": "x\n```\ny"},
+    ]
+    (run / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    page = report(run).read_text("utf-8")
+    assert (
+        "1.5000 bits per byte at the end, 1.2500 at best (step 1)" in page
+        and "| 1 | 1.2500 | 0.7500 |" in page
+    )
+    assert "1.0000 above it" in page and "````text\nx\n```\ny\n````" in page and "a\\|b" in page
