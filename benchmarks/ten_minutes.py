@@ -45,7 +45,12 @@ def main() -> None:
         run = Path(folder) / "run"
         start = time.monotonic()
         training.train(
-            run, text, preset("small", predict=1), config, source=f"Königsberg, seeds {SEEDS}", valid_text=valid
+            run,
+            text,
+            preset("small", predict=1),
+            config,
+            source=f"Königsberg, seeds {SEEDS}",
+            valid_text=valid,
         )
         seconds = time.monotonic() - start
         found = checkpoint.load(run)

@@ -1,23 +1,26 @@
 """What the tests of the chapters share: the names a notebook defines, and the verdicts of its checks."""
 
 import ast
-import contextlib
-import io
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.cells import ROOT, code_cells, run_tagged  # noqa: E402
 
-
-def code_cells(name: str) -> list:
-    """The code cells of notebooks/`name`.ipynb, in order."""
-    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
-    return [cell for cell in cells if cell.cell_type == "code"]
+__all__ = [
+    "ROOT",
+    "code_cells",
+    "definitions",
+    "rejected",
+    "run_tagged",
+    "try_exercise",
+    "try_gap",
+    "wrong_answers_of",
+]
 
 
 def definitions(name: str, *prefixes: str) -> SimpleNamespace:
@@ -36,16 +39,6 @@ def definitions(name: str, *prefixes: str) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def run_tagged(name: str, *tags: str) -> dict:
-    """The names that the cells with one of these tags define, run in order."""
-    names = {"__name__": "chapter"}
-    for cell in code_cells(name):
-        if set(tags) & set(cell.metadata.get("tags", ())):
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(cell.source, name, "exec"), names)
-    return names
-
-
 def rejected(check: Callable, *answer) -> bool:
     """Whether a check says that an answer is wrong: by an AssertionError, or in words."""
     try:
@@ -61,3 +54,24 @@ def try_exercise(check: Callable, stub, solution, wrong_answers: dict) -> None:
     assert len(wrong_answers) >= 3
     for name, wrong in wrong_answers.items():
         assert rejected(check, wrong), f"accepted: {name}"
+
+
+def try_gap(chapter: SimpleNamespace, gap: tuple) -> None:
+    """A gap is (right answer, wrong ones, and the names of check, stub and the book's version in the chapter): the
+    stub is not written yet, the book's version and the right answer are right.
+    """
+    right, _, check, stub, book = gap
+    check = getattr(chapter, check)
+    assert check(getattr(chapter, stub)) == "not written yet"
+    assert check(getattr(chapter, book)) == "right"
+    assert check(right) == "right"
+
+
+def wrong_answers_of(gaps: dict[str, tuple]) -> list:
+    """Each wrong answer of each gap as a test case: the gap, and the right answer with one thing changed."""
+    cases = []
+    for name, gap in gaps.items():
+        for mistake, change in gap[1].items():
+            wrong = functools.partial(gap[0], **change)
+            cases.append(pytest.param(gap, wrong, id=f"{name}-{mistake}".replace(" ", "-")))
+    return cases

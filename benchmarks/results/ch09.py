@@ -4,27 +4,16 @@ The miniature, its text and the eight pairs of functions are the notebook's own:
 here. A learning rate is chosen for each form by one seed that is not among those of the comparison.
 """
 
-import nbformat
-
 from nanoeuler_lib import data, ops, world
 from nanoeuler_lib.train import bits_per_byte
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 STEPS, SEEDS, CHOOSING_SEED, RATES = 600, [0, 1, 2, 3, 4], 99, (5e-3, 1e-2)
 
 
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "09_swiglu.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
-
-
 def main() -> None:
-    names, rows = notebook_names(), []
+    names, rows = run_tagged("09_swiglu", "experiment"), []
     valid = data.tokenize(world.corpus(60_000, seed=9009), names["tokens_of"])
 
     def run(form: str, function: str, rate: float, seed: int) -> float:

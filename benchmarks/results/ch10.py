@@ -3,25 +3,14 @@
 The miniature, the text and the bugs are the notebook's own: its cells tagged `experiment` are run here.
 """
 
-import nbformat
-
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 STEPS, SEEDS, WINDOW = 200, [0, 1, 2, 3, 4], 10
 
 
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "10_whole_model.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
-
-
 def main() -> None:
-    names = notebook_names()
+    names = run_tagged("10_whole_model", "experiment")
     train, ops = names["train"], names["ops"]
     variants = {"healthy": {}} | names["bugs"] | {"exercise": names["by_width"]}
     rows = []

@@ -6,26 +6,16 @@ run here. A rate is chosen by one seed that is not among those of the comparison
 
 import math
 
-import nbformat
 import numpy as np
 
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 STEPS, SEEDS, CHOOSING_SEED, WINDOW = 600, [0, 1, 2, 3, 4], 99, 20
 
 
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "11_optimisers.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
-
-
 def main() -> None:
-    names, rows = notebook_names(), []
+    names, rows = run_tagged("11_optimisers", "experiment"), []
 
     def run(group: str, name: str, settings: dict, rate: float, seed: int) -> dict:
         losses, model = names["train"](STEPS, seed, rate=rate, **settings)

@@ -6,11 +6,11 @@ run here.
 
 from dataclasses import replace
 
-import nbformat
 import numpy as np
 
 from nanoeuler_lib import world
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 SEEDS = [0, 1, 2, 3, 4]
 ORDER = {"steps": 2400, "rate": 1e-2, "every": 100, "kind": "errand", "stories": 6000, "tests": 60}
@@ -24,16 +24,6 @@ SETTINGS = {
     "ten times the decay": {"decay": 1.0},
 }
 WORDS = {"0-4 words": (0, 5), "5-9 words": (5, 10), "10-19 words": (10, 20), "20+ words": (20, 10**6)}
-
-
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "12_pretraining.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
 
 
 def order(names: dict, seed: int) -> dict:
@@ -103,7 +93,7 @@ def canaries(names: dict, seed: int, setting: str) -> dict:
 
 
 def main() -> None:
-    names, rows = notebook_names(), []
+    names, rows = run_tagged("12_pretraining", "experiment"), []
     np.seterr(all="ignore")
     for seed in SEEDS:
         rows += [canaries(names, seed, setting) for setting in SETTINGS]

@@ -17,22 +17,12 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 
-import nbformat  # noqa: E402
 import numpy as np  # noqa: E402
 
-from tools.results import FOLDER, ROOT, save  # noqa: E402
+from tools.cells import run_tagged  # noqa: E402
+from tools.results import FOLDER, save  # noqa: E402
 
 CORES, ROUNDS, TRIES, FREE = 2, 9, 40, 1.7
-
-
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "13_fast_on_a_cpu.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
 
 
 def milliseconds(seconds: dict, kind: str) -> list[dict]:
@@ -96,7 +86,7 @@ def main() -> None:
     )
     threads_only = parser.parse_args().threads
     cores, load = keep_to_cores(CORES), {"start": round(os.getloadavg()[0], 1)}
-    n = notebook_names()
+    n = run_tagged("13_fast_on_a_cpu", "experiment")
     if threads_only:
         record = json.loads((FOLDER / "ch13.json").read_text())
         rows = [row for row in record["rows"] if row["kind"] not in ("products", "threads", "lock")]

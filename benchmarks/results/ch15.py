@@ -3,9 +3,8 @@
 The miniature, its training and the pooling are the notebook's own: its cells tagged `experiment` are run here.
 """
 
-import nbformat
-
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 SEEDS = [0, 1, 2, 3, 4]
 STORIES, TESTS, WINDOW = 6000, 300, 20
@@ -14,18 +13,8 @@ UPTRAIN = {"steps": 60, "batch": 16, "rate": 2e-3, "warmup": 10}  # a tenth of t
 LOOKS = [0, 5, 10, 20, 40, 60]  # steps of uptraining behind which the models are measured
 
 
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "15_grouped_queries.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
-
-
 def main() -> None:
-    n, rows = notebook_names(), []
+    n, rows = run_tagged("15_grouped_queries", "experiment"), []
     world, settings = n["world"], n["TrainConfig"]
     tokens = n["tokens_of"]([world.sample(10**6 + i, "errand") for i in range(STORIES)])
     test = [world.sample(2 * 10**6 + i, "errand") for i in range(TESTS)]

@@ -3,10 +3,10 @@
 The half-blocks, the solvers and the rebuilt models are the notebook's own: its cells tagged `experiment` are run here.
 """
 
-import nbformat
 import numpy as np
 
-from tools.results import ROOT, save
+from tools.cells import run_tagged
+from tools.results import save
 
 SEEDS, DEPTHS = [0, 1, 2, 3, 4], [4, 12]
 SHAPE = dict(dim=32, heads=2, kv_heads=1, context=128, vocab_size=512, predict=1)
@@ -14,18 +14,8 @@ TRAIN = dict(steps=1000, batch=8, rate=6e-3, warmup=50)
 TEXT_BYTES, STORIES = 2_000_000, 40
 
 
-def notebook_names() -> dict:
-    """What the notebook's cells tagged `experiment` define."""
-    notebook = nbformat.read(ROOT / "notebooks" / "17_eulers_method.ipynb", as_version=4)
-    names: dict = {}
-    for cell in notebook.cells:
-        if "experiment" in cell.metadata.get("tags", ()):
-            exec(cell.source, names)
-    return names
-
-
 def main() -> None:
-    n, rows = notebook_names(), []
+    n, rows = run_tagged("17_eulers_method", "experiment"), []
     world, evaluate, rebuilt, walk = n["world"], n["evaluate"], n["book_rebuilt"], n["walk"]
     tokenizer = n["load_pretrained"]()[1]
     text = n["data"].tokenize(world.corpus(TEXT_BYTES, seed=1700), tokenizer)
