@@ -14,26 +14,7 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.config import preset
 from tools.results import save
 
-ROWS, ROUNDS, LAUNCHES = 64 * 512, 2, 30  # rows of 64 texts of `base`'s context
-
-
-def median_seconds(cupy, launch) -> float:
-    """Median of LAUNCHES launches, each between two events."""
-    times = []
-    for _ in range(LAUNCHES):
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        launch()
-        end.record()
-        end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(start, end) / 1e3)
-    return statistics.median(times)
-
-
-def copy_seconds(cupy, size: int) -> float:
-    """The driver's copy from one array to another, which moves `size` bytes: half of them read, half written."""
-    a, b = cupy.zeros(size // 8, np.float32), cupy.zeros(size // 8, np.float32)
-    return median_seconds(cupy, lambda: a.data.copy_from_device_async(b.data, a.nbytes))
+ROWS, ROUNDS = 64 * 512, 2  # rows of 64 texts of `base`'s context
 
 
 def contenders(cupy, block: int) -> dict:
@@ -78,10 +59,9 @@ def main() -> None:
     rows = []
     for block in (64, 128, 192, 256, 512):
         for name, (size, launch) in contenders(cupy, block).items():
-            launch()  # the first one compiles and loads
             shares, speeds = [], []
             for _ in range(ROUNDS):
-                copy, took = copy_seconds(cupy, size), median_seconds(cupy, launch)
+                copy, took = cuda.copy_seconds(size), cuda.median_seconds(launch)
                 shares.append(copy / took)
                 speeds.append(size / took / 1e9)
             row = {
@@ -93,7 +73,7 @@ def main() -> None:
             print(row, flush=True)
             rows.append(row)
     gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    save("cuda_bandwidth", {"gpu": gpu, "rows": ROWS, "launches": LAUNCHES, "rounds": ROUNDS}, rows)
+    save("cuda_bandwidth", {"gpu": gpu, "rows": ROWS, "rounds": ROUNDS}, rows)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ and `runtime.cpp` runs the blocks over NumPy arrays; there every load and store 
 asks for speed, and a bug raises `KernelError`, whose `Finding` names the kernel, block, thread and line.
 """
 
+from nanoeuler_lib.cuda.clock import copy_seconds, median_seconds
 from nanoeuler_lib.cuda.findings import Finding, KernelError
 from nanoeuler_lib.cuda.launch import KERNELS, Kernel, Launch, Module, array_module, device, module
 
@@ -27,6 +28,8 @@ __all__ = [
     "Launch",
     "Module",
     "array_module",
+    "copy_seconds",
     "device",
+    "median_seconds",
     "module",
 ]

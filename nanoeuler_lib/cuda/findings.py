@@ -47,6 +47,10 @@ class KernelError(NanoEulerError):
         super().__init__(finding.text)
         self.finding = finding
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show: the text by itself, which says where in the kernel the bug is."""
+        return str(self).split("\n")
+
 
 def compile_error(text: Text, line: int, message: str) -> KernelError:
     """The first error of a compiler; line: 0 if it is not in the text itself."""

@@ -12,22 +12,14 @@ a template under the name k_4.
 
 import argparse
 import re
-import sys
 
-from nanoeuler_lib.cuda.findings import KernelError
 from nanoeuler_lib.cuda.launch import module
 from nanoeuler_lib.errors import NanoEulerError
 
 
 def load_ipython_extension(shell) -> None:
-    """Register the magic, and show what the checker finds without a traceback through the library."""
+    """Register the magic."""
     shell.register_magic_function(_Magic(shell), "cell", "cuda")
-    shell.set_custom_exc((KernelError,), show_finding)
-
-
-def show_finding(shell, kind, error, traceback, tb_offset=None) -> None:
-    """Print a finding by itself: its text says where in the kernel it is."""
-    print(error, file=sys.stderr)
 
 
 class _Magic:
@@ -38,7 +30,7 @@ class _Magic:
         """Compile a cell of CUDA C++ and bind its kernels."""
         options = _options(line)
         made = module(
-            cell,
+            "\n" + cell,  # line 1 of the cell is the magic's: the lines of a finding are the cell's
             where="cpu" if options.cpu else None,
             checked=not options.fast,
             defines=dict(d.partition("=")[::2] for d in options.define),

@@ -1,0 +1,47 @@
+"""How long a launch takes, and how fast a plain copy is: the measure that every kernel chapter compares with."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from nanoeuler_lib.cuda.launch import array_module
+
+
+def median_seconds(launch: Callable[[], None], launches: int = 30, where: str | None = None) -> float:
+    """The median time of some launches, after one that is not counted.
+
+    launch: a bound launch, or any function whose work goes to the device; where: "gpu" (two events around each) or
+    "cpu" (the clock), by default `device()`. Arrays smaller than the cache of the device stay in it: the times of small
+    ones say nothing of memory.
+    """
+    launch()
+    xp = array_module(where)
+    return statistics.median((_on_cpu if xp is np else _on_gpu)(launch) for _ in range(launches))
+
+
+def copy_seconds(size: int, launches: int = 30, where: str | None = None) -> float:
+    """The median time of the plainest kernel's work, a copy that moves `size` bytes: half are read, half written."""
+    xp = array_module(where)
+    source, target = xp.zeros(size // 8, np.float32), xp.ones(size // 8, np.float32)
+    if xp is np:
+        return median_seconds(lambda: np.copyto(target, source), launches, "cpu")
+    return median_seconds(lambda: target.data.copy_from_device_async(source.data, source.nbytes), launches, "gpu")
+
+
+def _on_cpu(launch) -> float:
+    start = time.perf_counter()
+    launch()
+    return time.perf_counter() - start
+
+
+def _on_gpu(launch) -> float:
+    import cupy
+
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    launch()
+    end.record()
+    end.synchronize()
+    return cupy.cuda.get_elapsed_time(start, end) / 1e3
