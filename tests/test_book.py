@@ -227,6 +227,70 @@ def test_mirror_write_copies_the_library(tmp_path, stale, tag, fresh):
     assert mirror.check_notebook(path, root=tmp_path) == []
 
 
+KERNELS = """// kernels
+#define TILE 32
+
+__device__ float half_of(float v) {
+  // exact
+  return v / 2;
+}
+
+// halves x
+extern "C" __global__ void __launch_bounds__(512)
+halve(float* x, int n) {
+  int i = threadIdx.x;
+  if (i < n) { x[i] = half_of(x[i]); }  // { in a comment
+}
+"""
+HALF_OF = "__device__ float half_of(float v) {\n  // exact\n  return v / 2;\n}"
+HALVE = KERNELS[KERNELS.index("extern") :].rstrip()
+
+
+def cuda_notebook(folder: Path, source: str) -> Path:
+    path = mirror_notebook(folder, f"%%cuda --cpu\n{source}", module="nanoeuler_lib/thing.cu")
+    (folder / "nanoeuler_lib" / "thing.cu").write_text(KERNELS)
+    return path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        HALF_OF,
+        HALVE,
+        "#define TILE 32",
+        "// other words\n" + HALVE,
+        f"#include <reduce.cuh>\n\n{HALVE}\n\n{HALF_OF}\n",
+    ],
+)
+def test_mirror_accepts_a_kernel(tmp_path, source):
+    assert mirror.check_notebook(cuda_notebook(tmp_path, source), root=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        HALF_OF.replace("v / 2", "v / 3"),
+        HALF_OF.replace("exact", "inexact"),
+        HALVE.replace("__launch_bounds__(512)", "__launch_bounds__(256)"),
+        HALVE.replace("int n", "long n"),
+        HALVE.replace("in a comment", "in no comment"),
+        HALF_OF + "\n" + HALVE.replace("i < n", "i <= n"),
+        "#define TILE 33",
+        HALVE.replace("halve", "third"),
+        HALVE[:-1],
+        "// nothing",
+    ],
+)
+def test_mirror_rejects_a_changed_kernel(tmp_path, source):
+    assert len(mirror.check_notebook(cuda_notebook(tmp_path, source), root=tmp_path)) == 1
+
+
+def test_mirror_write_copies_a_kernel(tmp_path):
+    path = cuda_notebook(tmp_path, f"{HALF_OF.replace('2', '3')}\n\n{HALVE.replace('x[i]', 'y[i]')}")
+    assert mirror.check_notebook(path, write=True, root=tmp_path) == []
+    assert nbformat.read(path, as_version=4).cells[0].source == f"%%cuda --cpu\n{HALF_OF}\n\n{HALVE}"
+
+
 # ---- The built pages
 
 GOOD_PAGE = (

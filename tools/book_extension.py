@@ -1,4 +1,4 @@
-"""Two repairs of the built pages that no option of Jupyter Book makes."""
+"""Three repairs of the built pages that no option of Jupyter Book makes."""
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -19,7 +19,15 @@ def drop_thebe(app: Sphinx, page: str, template: str, context: dict, doctree: no
     ]
 
 
+def colour_cuda(app: Sphinx, doctree: nodes.document) -> None:
+    """A cell that begins with %%cuda holds C++; the first line, which does not, may not stop the lexer."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().startswith("%%cuda"):
+            block["language"], block["force"] = "cuda", True
+
+
 def setup(app: Sphinx) -> dict:
+    app.connect("doctree-read", colour_cuda)
     app.connect("doctree-resolved", drop_repeated_ids)
     app.connect("html-page-context", drop_thebe, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,9 @@ module that the notebook's metadata names, `"nanoeuler": {"module": "nanoeuler_l
 cell's own metadata names in the same way. A cell tagged `mirror-part` may show a class with some of its methods. The
 cell may stop a docstring after any line, the first at the earliest. Everything else counts, comments too.
 
+A cell that begins with a magic (`%%cuda`) holds C++, and "module" is the path of a file, nanoeuler_lib/kernels/rope.cu:
+each function, struct and #define of the cell must be the one of that name in the file.
+
     python -m tools.mirror            # check; exit status 1 on a difference
     python -m tools.mirror --write    # copy the library's text into the cells
 """
@@ -12,10 +15,14 @@ cell may stop a docstring after any line, the first at the earliest. Everything 
 import argparse
 import ast
 import difflib
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+
+from nanoeuler_lib.cuda.source import blank_comments
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,19 +55,21 @@ def check_cell(cell: str, module: str | None, part: bool, root: Path) -> tuple[s
     """The cell's text with the library's in its place, and how the two differ."""
     if module is None:
         raise LookupError("tagged mirror, but neither the cell's nor the notebook's metadata names a module")
-    library = module_path(module, root).read_text()
-    shown, truth = definitions(ast.parse(cell)), definitions(ast.parse(library))
+    if cell.startswith("%%"):
+        shown, truth = cpp_definitions(cell), cpp_definitions((root / module).read_text())
+    else:
+        shown, truth = (
+            python_definitions(source, part) for source in (cell, module_path(module, root).read_text())
+        )
     if not shown:
         raise LookupError("tagged mirror, but it defines nothing")
-    if part:
-        shown, truth = with_methods(shown), with_methods(truth)
     lines, problems = cell.splitlines(), []
-    for name, node in sorted(
-        shown.items(), key=lambda item: -item[1].lineno
+    for name, ours in sorted(
+        shown.items(), key=lambda item: -item[1].first
     ):  # bottom up: line numbers stay valid
         if name not in truth:
             raise LookupError(f"{name} is not in {module}")
-        ours, theirs = Text(cell, node), Text(library, truth[name])
+        theirs = truth[name]
         if not ours.shows(theirs):
             diff = difflib.unified_diff(theirs.lines, ours.lines, module, "notebook", lineterm="")
             problems.append(f"{name} differs from {module}\n" + "\n".join(diff))
@@ -96,6 +105,12 @@ class Text:
         )
 
 
+def python_definitions(source: str, part: bool) -> dict[str, Text]:
+    """What the source defines at its top level; with `part`, each method by itself."""
+    found = definitions(ast.parse(source))
+    return {name: Text(source, node) for name, node in (with_methods(found) if part else found).items()}
+
+
 def docstrings(node: ast.AST) -> list[ast.Expr]:
     return [
         inner.body[0]
@@ -124,6 +139,48 @@ def with_methods(shown: dict[str, ast.stmt]) -> dict[str, ast.stmt]:
         for name, outer in shown.items()
         for inner, node in (definitions(outer).items() if isinstance(outer, ast.ClassDef) else [("", outer)])
     }
+
+
+@dataclass
+class Lines:
+    """The lines of a C++ definition, from the first of its own to the closing brace."""
+
+    first: int
+    last: int
+    lines: list[str]
+    is_brief = False
+
+    def shows(self, other: "Lines") -> bool:
+        return self.lines == other.lines
+
+
+def cpp_definitions(source: str) -> dict[str, Lines]:
+    """Every function, struct and #define that starts at the left margin; not a declaration, nor the comment above."""
+    code = blank_comments(
+        "\n" + source.partition("\n")[2] if source.startswith("%%") else source, strings=True
+    )
+    found, lines, number = {}, source.splitlines(), 0
+    rows = code.splitlines()
+    while number < len(rows):
+        first, text = number, rows[number]
+        if re.match(r"#\s*define\b", text):
+            while rows[number].rstrip().endswith("\\"):
+                number += 1
+            name = re.match(r"#\s*define\s+(\w+)", text)
+        elif re.match(r"[\w\[]", text):
+            while not re.search(r"[;}]\s*$", text) or text.count("{") != text.count("}"):
+                number += 1
+                if number == len(rows):
+                    raise LookupError(f"line {first + 1} starts what never ends: {lines[first]}")
+                text += "\n" + rows[number]
+            head = re.sub(r"__launch_bounds__\s*\([^()]*\)", "", text.partition("{")[0])
+            name = "{" in text and (re.search(r"(\w+)\s*\(", head) or re.search(r"struct\s+(\w+)", head))
+        else:
+            name = None
+        if name:
+            found[name[1]] = Lines(first + 1, number + 1, lines[first : number + 1])
+        number += 1
+    return found
 
 
 def module_path(module: str, root: Path) -> Path:

@@ -39,6 +39,8 @@ settings=$venv/share/jupyter/lab/settings
 mkdir -p "$settings" "$venv/etc/jupyter/labconfig"
 echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' >"$settings/overrides.json"
 echo '{"disabledExtensions": {"@jupyter/nbgrader": true}}' >"$venv/etc/jupyter/labconfig/page_config.json"
+# An editable install leaves out data files: the colours of %%cuda cells.
+ln -sfn "$PWD/nanoeuler_lib/cuda/labextension" "$venv/share/jupyter/labextensions/nanoeuler-cuda"
 
 # A reader with a GPU must not get the CPU without a word: CuPy is installed and tried, and a failure stops here.
 cuda=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true)
