@@ -96,9 +96,9 @@ def main() -> None:
     chats = as_chat(asked)
     right = {
         "majority": majority(asked),
-        "base_in_its_own_words": sft.foreseen(base.model, as_text(asked, base.tokenizer)),
-        "base_in_a_chat": sft.right(*sft.extend(base.model, base.tokenizer), chats),
-        "chat": sft.right(shipped.model, shipped.tokenizer, chats),
+        "base_in_its_own_words": sft.greedy_match(base.model, as_text(asked, base.tokenizer)),
+        "base_in_a_chat": sft.exact_match(*sft.extend(base.model, base.tokenizer), chats),
+        "chat": sft.exact_match(shipped.model, shipped.tokenizer, chats),
     }
     stories = list(world.stories(TEST_STORIES, 3))
     forgetting = {}

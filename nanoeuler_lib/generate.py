@@ -142,7 +142,7 @@ class Decoder:
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
 
 
-def likely(
+def filtered_probs(
     logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that logits [V] leave to be drawn, most likely first, and their probabilities; both [n].
@@ -189,12 +189,12 @@ def sample(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> int:
-    """Draw a token id from logits [V]; options as for `likely`."""
-    return pick(*likely(logits, temperature, top_k, top_p, min_p), rng)
+    """Draw a token id from logits [V]; options as for `filtered_probs`."""
+    return pick(*filtered_probs(logits, temperature, top_k, top_p, min_p), rng)
 
 
 def dense(tokens: np.ndarray, probs: np.ndarray, size: int) -> np.ndarray:
-    """Probabilities [size] of all ids, from those [n] of the tokens that `likely` left."""
+    """Probabilities [size] of all ids, from those [n] of the tokens that `filtered_probs` left."""
     p = np.zeros(size)
     p[tokens] = probs
     return p
@@ -213,7 +213,7 @@ def accept_or_redraw(p: np.ndarray, q: np.ndarray, token: int, rng: np.random.Ge
     return pick(tokens, missing[tokens] / missing.sum(), rng)
 
 
-def rounds(
+def speculate(
     model: GPT,
     ids: list[int],
     rng: np.random.Generator,
@@ -229,7 +229,7 @@ def rounds(
     if all are accepted it draws one more. So every token is a draw from head 0, as without proposals.
 
     propose: 0 to K-1; end: no proposal stands behind this token; size: only ids below it are drawn; options: those of
-    `likely`. When the context is full, the later half of it is read again. Chapter 16.
+    `filtered_probs`. When the context is full, the later half of it is read again. Chapter 16.
     """
     context, most = model.config.context, model.config.predict - 1
     if not 0 <= propose <= most:
@@ -244,7 +244,7 @@ def rounds(
         ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
         new = []
         for y, guess, q in zip(ys, guesses, qs):
-            p = dense(*likely((y @ decoder.heads)[:size], **options), len(q))
+            p = dense(*filtered_probs((y @ decoder.heads)[:size], **options), len(q))
             new.append(accept_or_redraw(p, q, guess, rng))
             if new[-1] != guess:
                 break
@@ -256,7 +256,7 @@ def rounds(
         ids += new
         fresh, guesses, qs = new[-1:], [], []
         for logits in decoder.later_logits(y)[:propose] if propose else ():
-            tokens, probs = likely(logits[:size], **options)
+            tokens, probs = filtered_probs(logits[:size], **options)
             guesses.append(pick(tokens, probs, rng))
             qs.append(dense(tokens, probs, len(logits[:size])))
             if guesses[-1] == end:
@@ -279,16 +279,16 @@ def stream(
 
     A document's beginning is what the model saw first in training, so the end-of-text token stands before the prompt
     if the tokenizer has one. When the context is full, the later half of it is read again and generation goes on.
-    propose: tokens that the later heads propose for each forward pass (`rounds`), 0 to K-1: other draws from the same
-    distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over several
-    tokens adds in another order than one over a single token.
+    propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1: other draws from the
+    same distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over
+    several tokens adds in another order than one over a single token.
     """
     rng = np.random.default_rng(seed)
     end = tokenizer.special_tokens.get(END_OF_TEXT)
     ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
     ids = ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    new = chain.from_iterable(rounds(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
+    new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for token in islice(new, tokens):
         if token == end:

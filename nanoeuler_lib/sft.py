@@ -75,8 +75,8 @@ def row_length(examples: Iterable[Encoded], context: int) -> int:
     return min(-(-longest // BUCKET) * BUCKET, context)
 
 
-class Answers:
-    """Examples to learn from and to be measured on, in the form in which `train` takes a text (`train.Stream`).
+class SFTDataset:
+    """Examples to learn from and to be measured on, in the form in which `train` takes a text (`train.TextDataset`).
 
     examples: to train on; held_out: to validate on. A first turn too long for the context leaves its example out, a
     later one only itself; `sizes` counts. Raises NanoEulerError when a part has nothing left.
@@ -192,7 +192,9 @@ def fine_tune(
     info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
     optimizer = AdamW(model.config, config)
     found = checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info)
-    return train.start(Path(run), found, Answers(list(examples), list(held_out), found), quiet, on_entry)
+    return train.start_run(
+        Path(run), found, SFTDataset(list(examples), list(held_out), found), quiet, on_entry
+    )
 
 
 def resume(
@@ -207,12 +209,12 @@ def resume(
     def again(found):
         if found.info.get("template") not in TEMPLATES:
             raise NanoEulerError(f"{run}: was not begun by fine-tuning, expected a run of nanoeuler sft")
-        return Answers(list(examples), list(held_out), found)
+        return SFTDataset(list(examples), list(held_out), found)
 
-    return train.go_on(Path(run), again, quiet, on_entry)
+    return train.resume_run(Path(run), again, quiet, on_entry)
 
 
-def right(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
+def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
     """Whether the model's greedy reply to each example's last turn, after the turns before it, is the one given: [n].
 
     Raises NanoEulerError when an example does not fit the context.
@@ -227,10 +229,10 @@ def right(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.n
         *markers(tokenizer)[1:],
         *range(tokenizer.vocab_size, model.config.vocab_size),
     ]  # by a chat, too
-    return foreseen(model, encoded, unsaid)
+    return greedy_match(model, encoded, unsaid)
 
 
-def foreseen(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
+def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
     """Whether greedy decoding would give the tokens that count, all of them, after those before: [n].
 
     Decided without decoding: it would if each of them has the largest logit but for the tokens in `never`. Raises

@@ -91,7 +91,7 @@ def train(
     model = GPT(model_config, seed=config.seed)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
-    return start(run, found, Stream(part, valid, found), quiet, on_entry)
+    return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry)
 
 
 def resume(
@@ -108,15 +108,15 @@ def resume(
     """
 
     def again(found):
-        return Stream(*_split(text, valid_text, found.train), found)
+        return TextDataset(*_split(text, valid_text, found.train), found)
 
-    return go_on(Path(run), again, quiet, on_entry)
+    return resume_run(Path(run), again, quiet, on_entry)
 
 
-class Stream:
+class TextDataset:
     """What a run learns from and is measured on: here a text, tokenised, in rows of the model's context.
 
-    Fine-tuning has another one (`sft.Answers`) with the same members: the fingerprints tell one text from another,
+    Fine-tuning has another one (`sft.SFTDataset`) with the same members: the fingerprints tell one text from another,
     `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has on
     average, `warnings` what to say first.
     Raises NanoEulerError when a part is too short for a row.
@@ -150,22 +150,22 @@ class Stream:
         return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
-def start(
+def start_run(
     run: Path,
     found: checkpoint.Checkpoint,
-    stream: Stream,
+    dataset: TextDataset,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
 ) -> GPT:
     """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
-    found.info |= {"fingerprint": stream.fingerprint, "valid_fingerprint": stream.valid_fingerprint}
+    found.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
     head = {
         "version": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
         "model": found.model.config.to_dict(),
         "train": found.train.to_dict(),
-        "data": {**stream.sizes, **found.info},
+        "data": {**dataset.sizes, **found.info},
     }
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -177,22 +177,22 @@ def start(
         _expect_new(run)
         write_text(run / "run.json", json.dumps(head, indent=1, ensure_ascii=False) + "\n")
         _save(run, found, 0)
-        return _train(run, found, stream, quiet, on_entry)
+        return _train(run, found, dataset, quiet, on_entry)
 
 
-def go_on(
+def resume_run(
     run: Path,
-    stream_of: Callable[[checkpoint.Checkpoint], Stream],
+    dataset_of: Callable[[checkpoint.Checkpoint], TextDataset],
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
 ) -> GPT:
-    """Go on with a run from its latest checkpoint; stream_of makes of it what the run began with."""
+    """Go on with a run from its latest checkpoint; dataset_of makes of it what the run began with."""
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
     with _sole_writer(run):
         found = checkpoint.load(run, training=True)
-        stream = stream_of(found)
-        for what, now in (("text", stream.fingerprint), ("validation text", stream.valid_fingerprint)):
+        dataset = dataset_of(found)
+        for what, now in (("text", dataset.fingerprint), ("validation text", dataset.valid_fingerprint)):
             then = found.info.get("fingerprint" if what == "text" else "valid_fingerprint")
             if now != then:
                 raise NanoEulerError(
@@ -201,7 +201,7 @@ def go_on(
         if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
             raise NanoEulerError(f"{found.path}: workers is {workers!r}, expected 1 to 4096: edited")
         _trim_log(run / "log.jsonl", found.step or -1)
-        return _train(run, found, stream, quiet, on_entry)
+        return _train(run, found, dataset, quiet, on_entry)
 
 
 def _expect_new(run):
@@ -264,12 +264,12 @@ def _save(run, found, step):
         checkpoint.remove(old)
 
 
-def _train(run, found, stream, quiet, on_entry):
+def _train(run, found, dataset, quiet, on_entry):
     model, config = found.model, found.train
     rows = config.batch * config.accumulate
-    step_tokens = round(rows * stream.row_tokens)
+    step_tokens = round(rows * dataset.row_tokens)
     take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
-    watch = Watch(config, step_tokens, stream.tokens)
+    watch = Watch(config, step_tokens, dataset.tokens)
     saved = found.step
     bar = tqdm(
         total=config.steps * step_tokens, initial=found.step * step_tokens, unit="tok", unit_scale=True,
@@ -301,7 +301,7 @@ def _train(run, found, stream, quiet, on_entry):
             say(f"warning: {warning}")
 
         def validate(step):
-            bits = found.info["valid_bits_per_byte"] = stream.bits_per_byte(model)
+            bits = found.info["valid_bits_per_byte"] = dataset.bits_per_byte(model)
             if not math.isfinite(bits):
                 raise NanoEulerError(
                     f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {saved} is intact"
@@ -310,7 +310,7 @@ def _train(run, found, stream, quiet, on_entry):
             say(f"step {step}: validation {bits:.4f} bits per byte")
 
         if found.step == 0:
-            for warning in stream.warnings:
+            for warning in dataset.warnings:
                 warn(0, warning)
             validate(0)
         else:
@@ -321,7 +321,7 @@ def _train(run, found, stream, quiet, on_entry):
             rng = np.random.default_rng([config.seed, step])
             validates = done % config.valid_every == 0 or done == config.steps
             before = model.params.flat.copy() if validates or done == 1 else None
-            inputs, targets = stream.batch(rng, rows)
+            inputs, targets = dataset.batch(rng, rows)
             losses, norm = take_step(inputs, targets)
             if not math.isfinite(norm):
                 raise NanoEulerError(
@@ -346,7 +346,7 @@ def _train(run, found, stream, quiet, on_entry):
             if validates:
                 validate(done)
             if config.sample_every and done % config.sample_every == 0:
-                sample = stream.sample(model, config.seed + done)
+                sample = dataset.sample(model, config.seed + done)
                 note(step=done, sample=sample)
                 say(f"step {done}: {sample!r}")
             if done % config.save_every == 0 or done == config.steps or stop:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nanoeuler_lib import generate as generate_module
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, generate, likely, sample, stream
+from nanoeuler_lib.generate import Decoder, filtered_probs, generate, sample, stream
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -300,15 +300,20 @@ def test_tokens_out_of_range_are_refused(model, tokens):
 
 def test_top_p_takes_no_more_than_reach_it():
     logits = np.log(np.array([0.5, 0.25, 0.25]))
-    assert likely(logits, top_p=0.5)[0].tolist() == [0] and likely(logits, top_p=0.75)[0].tolist() == [0, 1]
-    assert likely(np.zeros(4), top_k=2)[0].tolist() == [0, 1]  # among equals the first, as at temperature 0
+    assert filtered_probs(logits, top_p=0.5)[0].tolist() == [0] and filtered_probs(logits, top_p=0.75)[
+        0
+    ].tolist() == [0, 1]
+    assert filtered_probs(np.zeros(4), top_k=2)[0].tolist() == [
+        0,
+        1,
+    ]  # among equals the first, as at temperature 0
 
 
 def test_stream_tells_where_proposals_end(monkeypatch, model):
     seen = []
     monkeypatch.setattr(
         generate_module,
-        "rounds",
+        "speculate",
         lambda m, ids, rng, propose, end, size, **options: seen.append((propose, end, size)) or iter(()),
     )
     list(generate_module.stream(model, last_is_end(), "ab", propose=1))

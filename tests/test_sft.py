@@ -100,12 +100,12 @@ def test_what_stands_behind_an_example_is_not_seen():
 # Batches.
 
 
-def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> sft.Answers:
+def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> sft.SFTDataset:
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     found = checkpoint.Checkpoint(
         None, GPT(config), TOKENIZER, 0, TrainConfig(**settings), None, {"template": "plain"}
     )
-    return sft.Answers(examples, held_out, found)
+    return sft.SFTDataset(examples, held_out, found)
 
 
 def test_every_example_is_drawn_and_rows_are_hardly_longer_than_they_must_be():
@@ -179,15 +179,15 @@ def test_it_learns_and_leaves_the_base_alone(tmp_path):
     found = checkpoint.load(tmp_path / "run")
     assert found.info["template"] == "plain" and np.array_equal(found.model.params.flat, tuned.params.flat)
     untaught = sft.extend(model, tokenizer)
-    assert not sft.right(*untaught, EXAMPLES).any()
-    assert sft.right(tuned, found.tokenizer, EXAMPLES).mean() > 0.9
+    assert not sft.exact_match(*untaught, EXAMPLES).any()
+    assert sft.exact_match(tuned, found.tokenizer, EXAMPLES).mean() > 0.9
 
 
 def test_right_is_what_a_greedy_chat_says(tmp_path):
     model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
     settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 40, "rate": 1e-2})
     tuned = sft.fine_tune(tmp_path / "run", (model, TOKENIZER), EXAMPLES, HELD_OUT, settings, quiet=True)
-    found = sft.right(tuned, TOKENIZER, EXAMPLES)
+    found = sft.exact_match(tuned, TOKENIZER, EXAMPLES)
     greedy = ["".join(Chat(tuned, TOKENIZER).reply(e[0][0], temperature=0.0)) == e[0][1] for e in EXAMPLES]
     assert found.tolist() == greedy
     two = [[EXAMPLES[0][0], turn[0]] for turn in EXAMPLES[1:9]]
@@ -196,16 +196,16 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
         chat = Chat(tuned, TOKENIZER)
         chat.rows = [sft.encode([first], TOKENIZER).ids[1:].tolist()]
         chats.append("".join(chat.reply(second[0], temperature=0.0)) == second[1])
-    assert sft.right(tuned, TOKENIZER, two).tolist() == chats
+    assert sft.exact_match(tuned, TOKENIZER, two).tolist() == chats
     with pytest.raises(NanoEulerError, match="expected at most 49"):
-        sft.right(tuned, TOKENIZER, [[("x" * 60, "y")]])
+        sft.exact_match(tuned, TOKENIZER, [[("x" * 60, "y")]])
 
 
 @pytest.mark.parametrize("step", [1, 3, 6])
 def test_resume_is_exact(tmp_path, step, monkeypatch):
     arguments = (base(), EXAMPLES, HELD_OUT, SETTINGS)
     sft.fine_tune(tmp_path / "whole", *arguments, quiet=True)
-    original, drawn = sft.Answers.batch, []
+    original, drawn = sft.SFTDataset.batch, []
 
     def batch(self, rng, rows):
         drawn.append(1)
@@ -214,7 +214,7 @@ def test_resume_is_exact(tmp_path, step, monkeypatch):
         return original(self, rng, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft.Answers, "batch", batch)
+        patch.setattr(sft.SFTDataset, "batch", batch)
         with pytest.raises(checks.Crash):
             sft.fine_tune(tmp_path / "parts", *arguments, quiet=True)
     sft.resume(tmp_path / "parts", EXAMPLES, HELD_OUT, quiet=True)
@@ -252,9 +252,9 @@ def test_the_chat_model_of_the_package_answers():
         for story in world.stories(40, 987)
         for q in story.questions
     ]
-    assert sft.right(model, tokenizer, alone).mean() > 0.97
+    assert sft.exact_match(model, tokenizer, alone).mean() > 0.97
     two = [talk[:2] for talk in talks if len(sft.encode(talk[:2], tokenizer).ids) <= 129]
-    assert len(two) > 20 and sft.right(model, tokenizer, two).mean() > 0.9
+    assert len(two) > 20 and sft.exact_match(model, tokenizer, two).mean() > 0.9
     chat = Chat(model, tokenizer)
     text, answer = alone[0][0]
     assert "".join(chat.reply(text, temperature=0.0)) == answer
@@ -318,13 +318,15 @@ def test_bits_per_byte_counts_each_held_out_example_once():
 
 
 def test_right_by_hand():
-    assert sft.right(bigram({MODEL: 72}), TOKENIZER, [[("a", "X"), ("b", "H")]]).tolist() == [
+    assert sft.exact_match(bigram({MODEL: 72}), TOKENIZER, [[("a", "X"), ("b", "H")]]).tolist() == [
         True
     ]  # the last turn
-    assert sft.right(bigram({MODEL: 72, 72: 72}), TOKENIZER, [[("a", "H")]]).tolist() == [False]  # it goes on
+    assert sft.exact_match(bigram({MODEL: 72, 72: 72}), TOKENIZER, [[("a", "H")]]).tolist() == [
+        False
+    ]  # it goes on
     made = bigram({MODEL: HUMAN})
     made.params["heads"][MODEL, 66] = 1.5  # the best that a chat may say
-    assert sft.right(made, TOKENIZER, [[("hi", "B")]]).tolist() == [True]
+    assert sft.exact_match(made, TOKENIZER, [[("hi", "B")]]).tolist() == [True]
 
 
 def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
@@ -332,7 +334,7 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260, "context": 300})
     tuned = GPT(config, checks.random_parameters(config, 1, 0.5))
     found = checkpoint.Checkpoint(None, tuned, TOKENIZER, 0, SETTINGS, None, {"template": "alpaca"})
-    made = sft.Answers(EXAMPLES, held_out, found)
+    made = sft.SFTDataset(EXAMPLES, held_out, found)
     expected = "".join(Chat(tuned, TOKENIZER, "alpaca").reply("g", 60, temperature=0.0))
     assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected
 
@@ -420,7 +422,7 @@ def test_right_says_no_id_without_a_token():
     for name in ("layers.0.out", "layers.0.down"):
         tuned.params[name][...] = 0
     tuned.params["heads"][:, 290], tuned.params["heads"][:, END] = 0.2, 0.1
-    assert said(Chat(tuned, TOKENIZER), "hi") == "" and sft.right(tuned, TOKENIZER, [[("hi", "")]])[0]
+    assert said(Chat(tuned, TOKENIZER), "hi") == "" and sft.exact_match(tuned, TOKENIZER, [[("hi", "")]])[0]
 
 
 def test_parts_of_a_file(tmp_path):

@@ -14,7 +14,7 @@ from nanoeuler_lib import generate, world
 from nanoeuler_lib.checkpoint import load_pretrained
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, accept_or_redraw, pick, rounds, stream
+from nanoeuler_lib.generate import Decoder, accept_or_redraw, pick, speculate, stream
 from nanoeuler_lib.model import GPT, Parameters
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -32,7 +32,7 @@ OPTIONS = [
 def tokens_of(model, ids, rng, count, **options):
     """The next `count` tokens, and how many forward passes they took."""
     passes, found = 0, []
-    for new in rounds(model, ids, rng, **options):
+    for new in speculate(model, ids, rng, **options):
         passes, found = passes + 1, found + new
         if len(found) >= count:
             return found[:count], passes
@@ -131,12 +131,14 @@ MUTATIONS = {
     "redrawn from the other side": ("accept_or_redraw", "np.maximum(p - q, 0)", "np.maximum(q - p, 0)"),
     "accepted by p alone": ("accept_or_redraw", "rng.random() * q[token]", "rng.random()"),
     "always accepted": ("accept_or_redraw", "rng.random() * q[token] < p[token]", "True"),
-    "refused guesses stay in the cache": ("rounds", "len(guesses) - (len(new) - 1)", "0"),
-    "one guess too many forgotten": ("rounds", "(len(new) - 1)", "len(new)"),
-    "p from the row before": ("rounds", "zip(ys, guesses, qs)", "zip(ys[:1].repeat(3, axis=0), guesses, qs)"),
-    "goes on behind a refused guess": ("rounds", "break\n        else", "pass\n        else"),
-    "q without the options": ("rounds", "qs.append(dense(tokens, probs,", "qs.append(dense(*likely(logits),"),
-    "p without the options": ("rounds", "[:size], **options), len(q))", "[:size]), len(q))"),
+    "refused guesses stay in the cache": ("speculate", "len(guesses) - (len(new) - 1)", "0"),
+    "one guess too many forgotten": ("speculate", "(len(new) - 1)", "len(new)"),
+    "p from the row before": ("speculate", "zip(ys, guesses, qs)", "zip(ys[:1].repeat(3, axis=0), guesses, qs)"),
+    "goes on behind a refused guess": ("speculate", "break\n        else", "pass\n        else"),
+    "q without the options": (
+        "speculate", "qs.append(dense(tokens, probs,", "qs.append(dense(*filtered_probs(logits),",
+    ),
+    "p without the options": ("speculate", "[:size], **options), len(q))", "[:size]), len(q))"),
 }  # fmt: skip
 
 
@@ -148,8 +150,8 @@ def test_the_tree_finds_planted_bugs(name, monkeypatch):
     made = {}
     exec(source.replace(old, new), vars(generate), made)
     monkeypatch.setattr(generate, where, made[where])
-    if where == "rounds":
-        monkeypatch.setitem(globals(), "rounds", made[where])
+    if where == "speculate":
+        monkeypatch.setitem(globals(), "speculate", made[where])
     with pytest.raises((AssertionError, NanoEulerError)):
         check_exact(GPT(TINY, checks.random_parameters(TINY, 5, std=0.7)), {"temperature": 0.6, "top_k": 2})
 
@@ -299,7 +301,7 @@ def test_every_pass_gives_all_when_the_heads_are_right():
     for propose in range(4):
         sizes = [
             len(new)
-            for new in islice(rounds(reciting(config, order), [3], Half(), propose, temperature=0), 9)
+            for new in islice(speculate(reciting(config, order), [3], Half(), propose, temperature=0), 9)
         ]
         assert sizes == [1] + [propose + 1] * 8  # behind the prompt nothing was proposed yet
 
@@ -308,7 +310,7 @@ def test_no_proposal_behind_the_end(monkeypatch):
     config = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=50, vocab_size=7, predict=4)
     order, fed, read = np.array([3, 0, 5, 1, 6, 2, 4]), [], Decoder.read
     monkeypatch.setattr(Decoder, "read", lambda self, t: fed.append(list(t)) or read(self, t))
-    list(islice(rounds(reciting(config, order), [3], Half(), 3, end=1, temperature=0), 3))
+    list(islice(speculate(reciting(config, order), [3], Half(), 3, end=1, temperature=0), 3))
     assert fed == [[3], [0, 5, 1], [6, 2, 4, 3]]
 
 
@@ -334,9 +336,9 @@ def test_refuses_more_proposals_than_heads(propose):
     with pytest.raises(
         NanoEulerError, match=f"propose is {propose}, expected 0 to 2: the model has 2 later heads"
     ):
-        next(rounds(model, [1], Half(), propose))
+        next(speculate(model, [1], Half(), propose))
     with pytest.raises(NanoEulerError, match="temperature is -1"):
-        next(rounds(model, [1], Half(), 2, temperature=-1))
+        next(speculate(model, [1], Half(), 2, temperature=-1))
 
 
 def test_later_logits_are_those_of_the_later_heads():
@@ -375,7 +377,9 @@ def test_without_proposals_the_draws_are_those_of_sample():
     decoder, rng, ids = Decoder(model), np.random.default_rng(4), [1]
     for _ in range(5):
         ids.append(generate.sample(decoder.feed(np.array(ids[-1:])), rng, 0.8))
-    assert list(chain(*islice(rounds(model, [1], np.random.default_rng(4), temperature=0.8), 5))) == ids[1:]
+    assert (
+        list(chain(*islice(speculate(model, [1], np.random.default_rng(4), temperature=0.8), 5))) == ids[1:]
+    )
 
 
 def test_a_model_with_one_head_proposes_nothing():

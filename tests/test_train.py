@@ -805,13 +805,13 @@ def test_no_position_sees_the_future():
 
 
 def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
-    original, drawn = train.Stream.batch, []
+    original, drawn = train.TextDataset.batch, []
 
     def batch(self, rng, rows):
         drawn.append(rng.bit_generator.state["state"]["state"])
         return original(self, rng, rows)
 
-    monkeypatch.setattr(train.Stream, "batch", batch)
+    monkeypatch.setattr(train.TextDataset, "batch", batch)
     config = TrainConfig(**RUN_CONFIG.to_dict() | {"seed": 3})
     train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
     expected = [
@@ -901,8 +901,8 @@ def test_later_heads_are_logged(tmp_path):
     first = next(e for e in train.read_log(run) if "loss" in e)
     fresh = GPT(RUN_MODEL, seed=RUN_CONFIG.seed)
     found = checkpoint.load(run, training=True)
-    stream = train.Stream(*train._split(run_text(), None, found.train), found)
-    inputs, targets = stream.batch(
+    dataset = train.TextDataset(*train._split(run_text(), None, found.train), found)
+    inputs, targets = dataset.batch(
         np.random.default_rng([found.train.seed, 0]), found.train.batch * found.train.accumulate
     )
     assert len(first["later"]) == RUN_MODEL.predict - 1 > 0

@@ -21,7 +21,7 @@ from nanoeuler_lib import evaluate, world
 from nanoeuler_lib import train as training
 from nanoeuler_lib.checkpoint import load_pretrained
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.generate import Decoder, rounds
+from nanoeuler_lib.generate import Decoder, speculate
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.step import one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT
@@ -127,7 +127,7 @@ def text_costs(temperature: float) -> list[dict]:
             began, count = time.process_time(), 0
             for seed in range(STORIES):
                 rng = np.random.default_rng([turn, seed])
-                for new in rounds(model, [end], rng, propose, end, V, temperature=temperature):
+                for new in speculate(model, [end], rng, propose, end, V, temperature=temperature):
                     count, passes[propose] = count + len(new), passes[propose] + 1
                     if end in new:
                         break

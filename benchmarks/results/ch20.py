@@ -62,18 +62,18 @@ DOLLY_CONFIG = replace(SHORT, steps=150)
 
 def tune(base, examples, config, seed, look=None):
     """A fine-tuned model with its tokenizer; its run folder is not kept. look: called with each step and the model."""
-    tuned, start = [], sft.train.start
+    tuned, start_run = [], sft.train.start_run
 
     def started(run, found, *arguments):
         tuned.append(found.model)
-        return start(run, found, *arguments)
+        return start_run(run, found, *arguments)
 
     def on_entry(entry):
         if look and "loss" in entry:
             look(entry["step"], tuned[0])
 
     held_out = sft.konigsberg_examples(4, 1)  # validated on at the two ends only
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sft.train, "start", started):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sft.train, "start_run", started):
         arguments = Path(folder) / "run", base, examples, held_out, replace(config, seed=seed)
         model = sft.fine_tune(*arguments, quiet=True, workers=1, on_entry=on_entry)
     return model, sft.extend(*base)[1]
@@ -86,7 +86,7 @@ def remembered(model, tokenizer):
 
 
 def right(pair, asked):
-    return round(float(sft.right(*pair, as_chat(asked)).mean()), 4)
+    return round(float(sft.exact_match(*pair, as_chat(asked)).mean()), 4)
 
 
 # ---- The shipped model
@@ -100,7 +100,7 @@ def shipped(chat):
     told = [world.parse(f"{one['body']}\n{one['question'].text} {one['question'].answer}") for one in asked]
     since = [s.steps[one["question"].step + 1 :] for s, one in zip(told, asked)]
     words = np.array([len("".join(steps).rpartition("\n")[0].split()) for steps in since])
-    good = sft.right(*chat, as_chat(asked))
+    good = sft.exact_match(*chat, as_chat(asked))
     wrong = []
     for i in np.flatnonzero(~good):
         question = asked[i]["question"]
@@ -202,7 +202,10 @@ def ask_facts(pair, facts):
         for chat in chats:
             choices = [[(chat[0][0], answer.format(**fact))] for fact in facts]
             chosen.append(choices[int(log_probability(pair, choices).argmax())] == chat)
-        answers[form] = [round(float(sft.right(*pair, chats).mean()), 4), round(float(np.mean(chosen)), 4)]
+        answers[form] = [
+            round(float(sft.exact_match(*pair, chats).mean()), 4),
+            round(float(np.mean(chosen)), 4),
+        ]
     return answers
 
 
