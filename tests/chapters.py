@@ -9,7 +9,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools.cells import ROOT, code_cells, run_tagged  # noqa: E402
+from tools.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
 
 __all__ = [
     "ROOT",
@@ -24,12 +24,13 @@ __all__ = [
 
 
 def definitions(name: str, *prefixes: str) -> SimpleNamespace:
-    """The imports, functions and classes of all cells, and what is assigned to names that begin with `wrong_` or with
-    one of `prefixes`; none of the experiments is run.
+    """The imports, functions, classes and kernels of all cells, and what is assigned to names that begin with `wrong_`
+    or with one of `prefixes`; none of the experiments is run.
     """
     names = {}
     for cell in code_cells(name):
-        for node in ast.parse(cell.source).body:
+        names |= kernels(cell)
+        for node in ast.parse(python(cell)).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             target = target.elts[0] if isinstance(target, ast.Tuple) else target
             if getattr(target, "id", "").startswith(("wrong_", *prefixes)) or isinstance(

@@ -5,8 +5,8 @@ module that the notebook's metadata names, `"nanoeuler": {"module": "nanoeuler_l
 cell's own metadata names in the same way. A cell tagged `mirror-part` may show a class with some of its methods. The
 cell may stop a docstring after any line, the first at the earliest. Everything else counts, comments too.
 
-A cell that begins with a magic (`%%cuda`) holds C++, and "module" is the path of a file, nanoeuler_lib/kernels/rope.cu:
-each function, struct and #define of the cell must be the one of that name in the file.
+A cell that begins with a magic (`%%cuda`) holds C++, and "module" is the path of a file, nanoeuler_lib/kernels/rope.cu,
+or a list of paths: each function, struct and #define of the cell must be the one of that name there.
 
     python -m tools.mirror            # check; exit status 1 on a difference
     python -m tools.mirror --write    # copy the library's text into the cells
@@ -51,12 +51,14 @@ def check_notebook(path: Path, write: bool = False, root: Path = ROOT) -> list[s
     return problems
 
 
-def check_cell(cell: str, module: str | None, part: bool, root: Path) -> tuple[str, list[str]]:
+def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path) -> tuple[str, list[str]]:
     """The cell's text with the library's in its place, and how the two differ."""
     if module is None:
         raise LookupError("tagged mirror, but neither the cell's nor the notebook's metadata names a module")
     if cell.startswith("%%"):
-        shown, truth = cpp_definitions(cell), cpp_definitions((root / module).read_text())
+        shown, truth = cpp_definitions(cell), {}
+        for path in [module] if isinstance(module, str) else module:
+            truth |= cpp_definitions((root / path).read_text())
     else:
         shown, truth = (
             python_definitions(source, part) for source in (cell, module_path(module, root).read_text())
@@ -71,7 +73,7 @@ def check_cell(cell: str, module: str | None, part: bool, root: Path) -> tuple[s
             raise LookupError(f"{name} is not in {module}")
         theirs = truth[name]
         if not ours.shows(theirs):
-            diff = difflib.unified_diff(theirs.lines, ours.lines, module, "notebook", lineterm="")
+            diff = difflib.unified_diff(theirs.lines, ours.lines, str(module), "notebook", lineterm="")
             problems.append(f"{name} differs from {module}\n" + "\n".join(diff))
             lines[ours.first - 1 : ours.last] = theirs.brief if ours.is_brief else theirs.lines
     return "\n".join(lines), problems
