@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from matrix_kernels import MATMUL, ONE_AT_A_TIME
 
 from nanoeuler_lib.cuda import KERNELS
 from nanoeuler_lib.cuda.compiler import INCLUDE
@@ -18,8 +19,7 @@ from nanoeuler_lib.cuda.source import signatures
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 STATIC_SHARED = 48 * 1024  # bytes, on every architecture
-TEXTS = {file.name: file.read_text("utf-8") for file in sorted(KERNELS.glob("*.cu"))}
-TEXTS["nanoeuler.cuh"] = r"""
+COPIES = r"""
 #include <nanoeuler.cuh>
 extern "C" __global__ void copies(const float* x, float* y) {
   __shared__ __align__(16) float s[128];
@@ -29,24 +29,37 @@ extern "C" __global__ void copies(const float* x, float* y) {
   y[threadIdx.x] = s[4 * threadIdx.x + 1];
 }
 """
+# name: text, templates to compile, the first architecture that has what it takes
+TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
+TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80)}
+TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
+CASES = [(name, a) for name in TEXTS for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
+
+
+def in_wheels(pattern):
+    """The first such file among the nvidia wheels, None without it."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob(pattern))]
+    return next((file for file in files if "alt" not in file.name), None)
 
 
 @functools.cache
 def nvrtc():
     """The library of the wheel, None without it."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(Path(folder).glob("**/libnvrtc.so.*")):
-            if "alt" not in file.name:
-                return C.CDLL(str(file))
-    return None
+    file = in_wheels("**/libnvrtc.so.*")
+    return file and C.CDLL(str(file))
 
 
-def cubin(source, architecture):
+def cubin(source, architecture, templates=()):
     """Compiled code, or the compiler's log as an assertion."""
     library, program, size = nvrtc(), C.c_void_p(), C.c_size_t()
     library.nvrtcCreateProgram(C.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    for name in templates:
+        library.nvrtcAddNameExpression(program, name.encode())
     options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
+    if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy brings these headers, too
+        options.append(f"-I{numbers.parent}")
     failed = library.nvrtcCompileProgram(
         program, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
     )
@@ -76,17 +89,23 @@ def static_shared(code, kernel):
 
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name, architecture", CASES)
 def test_compiles_and_fits(name, architecture):
-    code = cubin(TEXTS[name], architecture)
-    for signature in signatures(TEXTS[name]):
-        assert f".text.{signature.name}" in sections(code)
-        assert static_shared(code, signature.name) <= STATIC_SHARED
+    text, templates, _ = TEXTS[name]
+    if "#include <cuda_" in text and not in_wheels("**/cuda_bf16.h"):
+        pytest.skip(
+            "the nvidia-cuda-runtime wheel, which has the 16-bit numbers, is not installed: make oracle"
+        )
+    code = sections(cubin(text, architecture, templates))
+    kernels = [section for section in code if section.startswith(".text.")]
+    wanted = signatures(text, templates)
+    assert len(kernels) == len(wanted)
+    assert {f".text.{s.name}" for s in wanted if not s.mangled} <= set(kernels)
+    assert all(size <= STATIC_SHARED for name, size in code.items() if name.startswith(".nv.shared."))
 
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
-    code = cubin(TEXTS["transpose.cu"], "sm_75")
+    code = cubin(TEXTS["transpose.cu"][0], "sm_75")
     assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
     assert static_shared(code, "transpose_plain") == 0

@@ -4,9 +4,10 @@
 // store (__tsan_read4(address), ...), with -fsanitize=bounds and others, which call __ubsan_handle_*, and with
 // -fsanitize-coverage=trace-pc, which calls __sanitizer_cov_trace_pc() in every basic block. The libraries that
 // usually stand behind those calls are not linked: the functions at the end of this file take their place. Because
-// each access is looked at before it happens, a wild pointer becomes a finding and not a crash.
+// each access is looked at before it happens, a wild pointer becomes a finding and not a crash. (With g++ one kind is not
+// told: a struct passed by value straight from memory, f(x[i]) for a float4; float4 v = x[i] is.)
 
-// ---- who accessed a piece of memory last: one cell for each 4 bytes ---------------------------------------
+// ---- who accessed a piece of memory last: one cell for at most 4 bytes ---------------------------------------
 
 // Two words, so that a visit stays in registers: the checker spends its time here.
 struct Visit {
@@ -40,7 +41,7 @@ static Array* recent[2] = {&nowhere, &nowhere};  // the two arrays that were acc
 static unsigned first_serial;
 static unsigned char* published;  // of each block: it called __threadfence() and then an atomic
 static double deadline;
-static int ticks;
+static int ticks, profiled_ticks;
 
 // The library's own range of addresses: __constant__ and __device__ variables lie in it.
 #if defined(__APPLE__)
@@ -246,9 +247,20 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
   visit(fiber, array, address, bytes, visit_now(fiber, block, kind, site));
 }
 
+// An array is used in smaller pieces than before (a float array that holds 16-bit numbers now): let each have its cell.
+static void split_cells(Array* array, int grain) {
+  size_t cells = ((array->end - array->start) >> grain) + 1;
+  Cell* finer = (Cell*)calloc(cells, sizeof(Cell));
+  for (size_t i = 0; array->shadow && i < cells; i++) finer[i] = array->shadow[i >> (array->grain - grain)];
+  free(array->shadow);
+  array->shadow = finer;
+  array->grain = grain;
+}
+
 // Compare with those who were here before; remember this visit.
 static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visit now) {
   Block* block = fiber->block;
+  if (grain_of(bytes) < array->grain) split_cells(array, grain_of(bytes));
   if (!array->shadow) array->shadow = (Cell*)calloc(((array->end - array->start) >> array->grain) + 1, sizeof(Cell));
   Cell* cell = &array->shadow[(address - array->start) >> array->grain];
   Cell* end = &array->shadow[(address + bytes - 1 - array->start) >> array->grain];
@@ -299,13 +311,46 @@ RUNTIME_API void check_access(const void* address, int bytes, int kind, int line
   access((uintptr_t)address, bytes, kind, site_of_line(line));
 }
 
+// Some instructions reach one kind of memory only: where the GPU takes a pointer's lower half for an address in shared
+// memory, another array's address would be read there. (What is in no array at all, `access` tells.)
+RUNTIME_API void check_space(const void* address, bool shared, int line) {
+  Block* block = checked_block;
+  uintptr_t at = (uintptr_t)address;
+  Array* array = find_array(block, at);
+  bool local = (at ^ (uintptr_t)__builtin_frame_address(0)) / STACK_BYTES == 0;
+  if (array ? is_shared(block, array) == shared : !local && !(shared && in_library(at))) return;
+  describe(self(), site_of_line(line), array, at, "failure",
+           shared ? "this takes an address in shared memory, and got another" :
+           "this takes an address in global memory, and got another");
+  leave(block);
+}
+
+// The second half of an access that has been checked and traced before: a copy arrives, a lane gets its part of a row.
+RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line) {
+  Array* array = find_array(checked_block, (uintptr_t)address);
+  visit(self(), array, (uintptr_t)address, bytes, visit_now(self(), checked_block, kind, site_of_line(line)));
+}
+
+static void note(Block* block, Site site, int kind, int flops) {
+  Config* c = block->launch->config;
+  if (c->trace_length < c->trace_capacity) c->trace[c->trace_length++] = {0, site, 0, self()->thread, flops, kind};
+}
+
+RUNTIME_API void count_flops(int flops, int line) {
+  if (checked_block->traced) note(checked_block, site_of_line(line), FLOPS, flops);
+}
+
 // ---- endless loops, faults --------------------------------------------------------------------------------
 
-// Called every 65,536 basic blocks: look at the clock, and let the other threads run, as a GPU does.
+// Called every 65,536 basic blocks: look at the clock, and let the other threads run, as a GPU does. In a launch that is
+// profiled every one comes here, to be noted.
 static void tick(Site site) {
-  ticks = 1 << 16;
   Block* block = checked_block;
-  if (!block) return;
+  bool profiled = block && block->launch->config->traced_block >= 0;
+  ticks = profiled ? 0 : 1 << 16;
+  if (!block || block->meeting) return;  // g++ 11 watches the lanes of a warp function, too: see RAW
+  if (profiled && block->traced) note(block, site, ENTERED, 0);
+  if (profiled && ++profiled_ticks % (1 << 16) != 0) return;
   if (seconds_now() > deadline) {
     describe(self(), site, nullptr, 0, "endless", "the launch takes too long: is there a loop that never ends?");
     leave(block);
@@ -358,7 +403,7 @@ static void check_begin(Launch* launch) {
   first_serial = serials + 1;
   published = (unsigned char*)calloc(launch->blocks, 1);
   deadline = seconds_now() + c->seconds;
-  ticks = 1 << 16;
+  ticks = c->traced_block >= 0 ? 0 : 1 << 16;
   launching_thread = pthread_self();
   stack_t stack = {};
   stack.ss_sp = signal_stack;
@@ -376,6 +421,10 @@ static void check_end(Launch*) {
   for (int i = 0; i < array_count; i++) free(arrays[i].shadow);
   free(published);
   array_count = 0;
+}
+
+RUNTIME_API void check_from(const void* address, int bytes, int kind, void* caller) {
+  access((uintptr_t)address, bytes, kind, (Site)((uintptr_t)caller - library_start()));
 }
 
 // ---- what the compiler calls ------------------------------------------------------------------------------

@@ -5,14 +5,18 @@ what was asked for is ideal. Shared memory has 32 banks, each of which gives one
 as many turns as the busiest bank has different words to give. Chapter 23.
 """
 
+import functools
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from nanoeuler_lib.cuda.flops import block_work
 from nanoeuler_lib.errors import NanoEulerError
 
 SECTOR, BANKS, WORD = 32, 32, 4  # bytes, banks, bytes
-CAPACITY = 4_000_000  # accesses of the traced block that are kept, 32 bytes each
+CAPACITY = 8_000_000  # accesses and basic blocks of the traced block that are kept, 32 bytes each
+READ, WRITE, ATOMIC, ASYNC, ENTERED, FLOPS = 0, 1, 3, 5, 8, 9  # kinds of a trace's records, as in runtime.h
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,26 @@ class Row:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one line moves and computes: bytes that its threads read and write; operations and functions (flops.py)."""
+
+    line: int
+    code: str
+    global_read: int
+    global_written: int
+    shared: int
+    flops: int
+    functions: int
+
+
 class Profile:
     """One block's accesses, and their sums by line; a notebook shows it as a table."""
 
-    def __init__(
-        self, kernel: str, text, line_of, trace: np.ndarray, parameters: list[str], shared: list[str]
-    ):
-        self.kernel, self.text, self.trace = kernel, text, trace
+    def __init__(self, kernel: str, library, trace: np.ndarray, parameters: list[str], shared: list[str]):
+        self.kernel, self.library, self.text, line_of = kernel, library, library.text, library.line_of
+        self.computed, trace = trace[trace["kind"] >= ENTERED], trace[trace["kind"] < ENTERED]
+        self.trace = trace
         sites, index = np.unique(trace["site"], return_inverse=True)
         self.line = np.array([line_of(int(site)) for site in sites], int)[index]  # of each access
         self.request = _requests(trace)
@@ -60,7 +77,7 @@ class Profile:
                     code=self.text.find(int(line))[2],
                     array=self.names.get(int(array), "shared"),
                     space="global" if array >= 0 else "shared",
-                    operation={0: "read", 1: "write", 3: "atomic", 5: "copy"}[int(kind)],
+                    operation={READ: "read", WRITE: "write", ATOMIC: "atomic", ASYNC: "copy"}[int(kind)],
                     requests=len(heads),
                     cost=float(cost[heads].mean()),
                     ideal=float(ideal[heads].mean()),
@@ -68,6 +85,56 @@ class Profile:
                 )
             )
         return rows
+
+    @functools.cached_property
+    def work(self) -> list[Work]:
+        """Bytes and operations of the block by line. Raises NanoEulerError without a disassembler."""
+        sums = Counter()
+        for what, mine in {
+            "global_read": (self.trace["array"] >= 0) & np.isin(self.trace["kind"], (READ, ATOMIC)),
+            "global_written": (self.trace["array"] >= 0) & np.isin(self.trace["kind"], (WRITE, ATOMIC)),
+            "shared": self.trace["array"] < 0,
+        }.items():
+            for line in np.unique(self.line[mine]):
+                sums[int(line), what] += int(self.trace["bytes"][mine & (self.line == line)].sum())
+        blocks = block_work(self.library.path, self.library.line_of)
+        entered = self.computed["kind"] == ENTERED
+        for site, times in zip(*np.unique(self.computed["site"][entered], return_counts=True)):
+            if not self.library.line_of(int(site)):
+                continue  # a function of a header of the runtime: it counts where it is called
+            for line, (flops, functions) in blocks[int(site)].items():
+                sums[line, "flops"] += int(times) * int(flops)
+                sums[line, "functions"] += int(times) * int(functions)
+        for record in self.computed[~entered]:  # matrix instructions say themselves what they compute
+            sums[self.library.line_of(int(record["site"])), "flops"] += int(record["bytes"])
+        columns = ("global_read", "global_written", "shared", "flops", "functions")
+        return [
+            Work(line, self.text.find(line)[2], *(sums[line, column] for column in columns))
+            for line in sorted({line for (line, _), n in sums.items() if n})
+        ]
+
+    def work_table(self) -> str:
+        """`work` as a table, with a last line for the whole block."""
+        rows = [
+            (self._place(w.line), w.global_read, w.global_written, w.shared, w.flops, w.functions, w.code)
+            for w in self.work
+        ]
+        rows.append(("block", *(sum(row[k] for row in rows) for k in range(1, 6)), ""))
+        wide = max(len(row[0]) for row in rows)
+        lines = [f"{'line':>{wide}}      read   written    shared     flops functions  code"]
+        lines += [
+            f"{place:>{wide}} " + "{:9} {:9} {:9} {:9} {:9}  {:.60}".format(*row) for place, *row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _place(self, line: int) -> str:
+        file, number, _ = self.text.find(line)
+        return str(number) if file == self.text.name else f"{file}:{number}"
+
+    def intensity(self) -> float:
+        """Floating-point operations of the block for each byte that its threads read or write in global memory."""
+        moved = sum(w.global_read + w.global_written for w in self.work)
+        return sum(w.flops for w in self.work) / moved if moved else float("inf")
 
     def __str__(self) -> str:
         head = f"{'line':>4}  {'memory':6}  {'what':6}  {'array':12} {'requests':>8} {'each':>6} {'ideal':>6}  unit"
@@ -103,6 +170,24 @@ class Profile:
         ax.invert_yaxis()
         ax.legend()
         return ax
+
+    def plot_work(self, axes=None):
+        """Draw bytes (left: global and shared memory) and operations (right) of each line."""
+        import matplotlib.pyplot as plt
+
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(9, 0.4 * len(self.work) + 1), sharey=True)[1]
+        places = np.arange(len(self.work))
+        moved = np.array([w.global_read + w.global_written for w in self.work])
+        axes[0].barh(places, moved, 0.6, label="global")
+        axes[0].barh(places, [w.shared for w in self.work], 0.6, left=moved, label="shared")
+        axes[0].legend()
+        axes[1].barh(places, [w.flops for w in self.work], 0.6, color="C2")
+        axes[0].set_yticks(places, [f"line {self._place(w.line)}" for w in self.work])
+        axes[0].invert_yaxis()
+        axes[0].set(xlabel="bytes", title=self.kernel)
+        axes[1].set(xlabel="floating-point operations")
+        return axes
 
     def plot_request(self, line: int, array: str, number: int = 0, ax=None):
         """Draw which lane of a warp touches which byte in one request of a line, row by row: sectors, or all banks.
@@ -141,15 +226,14 @@ def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Pro
         raise NanoEulerError("the profiler needs a checked module on the CPU: module(source, where='cpu')")
     launch = kernel.bind(grid, block, args, shared_mem)
     trace, shared = launch.trace(block_index, CAPACITY)
-    if len(trace) == 0:
+    if not (trace["kind"] < ENTERED).any():
         raise NanoEulerError(f"block {block_index} of {kernel.name} touches no memory; the grid is {grid}")
     if len(trace) == CAPACITY:
         raise NanoEulerError(
             f"one block of {kernel.name} makes more than {CAPACITY} accesses: profile a smaller launch"
         )
-    library = kernel.module.library
     names = [p.name for p in kernel.signature.parameters if p.pointer]
-    return Profile(kernel.name, library.text, library.line_of, trace, names, shared)
+    return Profile(kernel.name, kernel.module.library, trace, names, shared)
 
 
 def _requests(trace: np.ndarray) -> np.ndarray:

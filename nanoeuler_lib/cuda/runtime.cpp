@@ -381,7 +381,9 @@ static void meet(Fiber* fiber, unsigned lanes) {
     block->launch->config->finding.site = site_of_line(other->waits_at_line);
     leave(block);
   }
+  block->meeting = true;
   fiber->waits_function(argument, lanes);
+  block->meeting = false;
   if (strcmp(fiber->waits_at, "__syncwarp") == 0) warp->epoch++;  // the one warp function that orders memory
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     Fiber* other = block->fiber[warp->first + __builtin_ctz(rest)];
@@ -436,8 +438,12 @@ RUNTIME_API void* dynamic_shared(size_t element, const char* name) {
 // ---- asynchronous copies: nothing arrives before its wait -------------------------------------------------
 
 RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);
+RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line);
+RUNTIME_API void check_space(const void* address, bool shared, int line);
 
 RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int line) {
+  check_space(global, false, line);
+  check_space(shared, true, line);
   check_access(global, bytes, READ, line);
   check_access(shared, bytes, ASYNC, line);
   AsyncCopies& copies = self()->block->copies[self()->thread];
@@ -455,7 +461,7 @@ RUNTIME_API void async_wait(int groups_left) {
   int done = 0;
   while (done < copies.length && copies.copy[done].group < copies.group - groups_left) {
     AsyncCopy& copy = copies.copy[done++];
-    check_access(copy.to, copy.bytes, WRITE, copy.line);
+    check_visit(copy.to, copy.bytes, WRITE, copy.line);
     memcpy(copy.to, copy.from, copy.bytes);
   }
   copies.length -= done;
@@ -550,4 +556,7 @@ static void check_barrier(Block*) {}
 static void check_exit(Fiber*) {}
 RUNTIME_API void check_access(const void*, int, int, int) {}
 RUNTIME_API void check_range(const void*, size_t, int, int) {}
+RUNTIME_API void check_space(const void*, bool, int) {}
+RUNTIME_API void check_visit(const void*, int, int, int) {}
+RUNTIME_API void count_flops(int, int) {}
 #endif

@@ -8,6 +8,7 @@ enum { MAX_THREADS = 1024, MAX_SHARED_ARRAYS = 64, MAX_ARRAYS = 64, MAX_WORKERS 
 enum { MAX_STATIC_SHARED = 48 * 1024 };  // bytes of __shared__ declarations that ptxas accepts
 
 enum { READ = 0, WRITE = 1, ATOMIC = 3, ASYNC = 5 };  // how memory is accessed; bit 0: it is written
+enum { ENTERED = 8, FLOPS = 9 };  // other lines of a trace: a basic block begins; an instruction computed, `bytes` times
 
 // Where in the kernel's text: a line, marked by the top bit, or an address relative to the library's start, which
 // Python turns into a line.
@@ -19,7 +20,7 @@ struct Array {
   uintptr_t start, end;
   const char* name;
   int element, columns;  // bytes of an element; of a two-dimensional shared array the row length, else 0
-  int grain;             // one cell of the shadow stands for 2^grain bytes: an element, at most 4
+  int grain;             // one cell of the shadow stands for 2^grain bytes: at most an element, and 4
   unsigned serial;       // shared arrays: the block that they were last cleared for
   struct Cell* shadow;   // who accessed it last (checker.cpp)
 };
@@ -115,6 +116,7 @@ struct Block {
   int barrier_line, left_thread;
   int votes, voters;  // of __syncthreads_count() and its kin
   bool failed;
+  bool meeting;  // a warp function runs for its lanes: no other thread may go on before it ends
   Warp warp[MAX_THREADS / 32];
   Fiber* fiber[MAX_THREADS];
   bool started[MAX_THREADS];

@@ -39,3 +39,5 @@ RAW static inline void copy_async_commit() { async_commit(); }
 template <int GROUPS> RAW static inline void copy_async_wait() { async_wait(GROUPS); }
 
 #endif
+
+#include "matrix.cuh"

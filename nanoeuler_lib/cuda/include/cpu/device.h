@@ -34,7 +34,11 @@ RUNTIME_API void* dynamic_shared(size_t element, const char* name);
 RUNTIME_API void fence(int line);
 RUNTIME_API void let_others_run();
 RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);  // kind: see runtime.h
+RUNTIME_API void check_from(const void* address, int bytes, int kind, void* caller);
 RUNTIME_API void check_range(const void* start, size_t bytes, int kind, int line);
+RUNTIME_API void check_space(const void* address, bool shared, int line);
+RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line);
+RUNTIME_API void count_flops(int flops, int line);
 RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int line);
 RUNTIME_API void async_commit();
 RUNTIME_API void async_wait(int groups_left);
@@ -312,8 +316,13 @@ template <int... I> struct Count<0, I...> { typedef Sequence<I...> type; };
 
 template <class F> struct Signature;
 template <class... A> struct Signature<void (*)(A...)> {
+  template <class T> RAW static T load(const void* argument) {  // by bytes: a copy of a __half would be checked
+    T value;
+    __builtin_memcpy((void*)&value, argument, sizeof value);
+    return value;
+  }
   template <int... I> RAW static void unpack(void (*kernel)(A...), void** arguments, Sequence<I...>) {
-    kernel(*(A*)arguments[I]...);
+    kernel(load<A>(arguments[I])...);
   }
   RAW static void call(void (*kernel)(), void** arguments) {
     unpack((void (*)(A...))kernel, arguments, typename Count<sizeof...(A)>::type());
@@ -326,6 +335,11 @@ template <class... A> struct Signature<void (*)(A...)> {
   extern "C" __attribute__((visibility("default"))) RAW void run_kernel_##NUMBER(void** arguments, void* config) { \
     launch(runtime::Signature<decltype(&__VA_ARGS__)>::call, (void (*)())&__VA_ARGS__, arguments, config);         \
   }
+
+#if defined(CHECKED) && defined(__clang_major__) && __clang_major__ < 15 && defined(__ELF__)
+// An older Clang copies and clears structs with the C library's functions: the checker has to see those, too.
+asm(".set memcpy, __tsan_memcpy\n.set memmove, __tsan_memmove\n.set memset, __tsan_memset");
+#endif
 
 // NVRTC has no C or C++ library. This side is as strict, so that what compiles here compiles there.
 #define memcpy checked_memcpy

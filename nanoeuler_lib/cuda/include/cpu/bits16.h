@@ -1,0 +1,34 @@
+// bits16.h: a float in 16 bits and back, as __half (10 bits behind the point) or as bfloat16 (the first half of a float).
+#pragma once
+
+namespace runtime {
+
+typedef unsigned short Bits16;
+
+// g++ 12 has the macro on arm64, but not the type.
+#if defined(__FLT16_MANT_DIG__) && (defined(__clang__) || defined(__x86_64__) || __GNUC__ > 12)
+RAW static inline Bits16 to_half(float x) { return bits<Bits16>((_Float16)x); }
+RAW static inline float from_half(Bits16 h) { return (float)bits<_Float16>(h); }
+#else  // round to nearest even, in integers
+RAW static inline Bits16 to_half(float x) {
+  unsigned u = bits<unsigned>(x), sign = u >> 16 & 0x8000, size = u & 0x7fffffff;
+  if (size > 0x7f800000) return (Bits16)(sign | 0x7fff);   // not a number
+  if (size >= 0x477ff000) return (Bits16)(sign | 0x7c00);  // rounds to infinity
+  if (size < 0x38800000) return (Bits16)(sign | (bits<unsigned>(bits<float>(size) + 0.5f) - 0x3f000000));
+  return (Bits16)(sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13));
+}
+RAW static inline float from_half(Bits16 h) {
+  unsigned sign = (unsigned)(h & 0x8000) << 16, size = h & 0x7fff;
+  if (size >= 0x7c00) return bits<float>(sign | 0x7f800000 | (size & 0x3ff) << 13);
+  if (size < 0x400) return bits<float>(sign | bits<unsigned>((float)size * 5.9604644775390625e-8f));
+  return bits<float>(sign | ((size << 13) + 0x38000000));
+}
+#endif
+
+RAW static inline Bits16 to_bfloat16(float x) {
+  unsigned u = bits<unsigned>(x);
+  return (u & 0x7fffffff) > 0x7f800000 ? 0x7fff : (Bits16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+RAW static inline float from_bfloat16(Bits16 h) { return bits<float>((unsigned)h << 16); }
+
+}  // namespace runtime
