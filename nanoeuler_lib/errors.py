@@ -3,3 +3,7 @@
 
 class NanoEulerError(ValueError):
     """Bad input, told in one line: the value found and the value expected; the command exits with code 2."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show: the text by itself."""
+        return str(self).split("\n")

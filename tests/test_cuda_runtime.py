@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -269,7 +270,8 @@ def test_language(features, name, capsys):
 
 
 @pytest.mark.skipif(
-    compiler.find_compiler() != ("g++",), reason="Clang does not tell the alignment of what it copies"
+    not Path(compiler.find_compiler()[0]).name.startswith("g++"),
+    reason="Clang does not tell the alignment of what it copies",
 )
 def test_a_struct_of_floats_needs_no_more_alignment_than_a_float():
     text = """struct Quad { float a, b, c, d; };
@@ -713,6 +715,8 @@ def test_planted_bug(bugs, name):
     first, last, marked = lines_of(name)
     if name in ("wild_call", "too_much_static"):
         return  # a jump out of the text; a declaration
+    if name == "barrier_or_spin" and not finding.line:
+        return  # g++ 11 counts the steps inside __syncwarp, too, which is no line of the text
     assert f"line {finding.line}: " in finding.text
     assert first <= finding.line <= last, finding.text
     if kind == "race":  # which of the two comes second depends on the order of the threads
@@ -787,25 +791,47 @@ def scale():
     "change, message",
     [
         (dict(args=(zeros(8), zeros(8), 2.0)), r"takes 4 arguments \(x, y, by, n\), got 3"),
-        (dict(args=(zeros(8, dtype=np.float64), zeros(8), 2.0, 8)), "`x` is a float.*float32, got float64"),
-        (dict(args=([1.0], zeros(8), 2.0, 8)), "`x` is a float.*numpy array, got list"),
-        (dict(args=(zeros(8), zeros(8), 2.0, 8.0)), r"`n` is a int \(NumPy int32\), got float 8.0"),
-        (dict(args=(zeros(8), zeros(8), np.float64(2), 8)), "`by` is a float.*got numpy.float64"),
+        (
+            dict(args=(zeros(8, dtype=np.float64), zeros(8), 2.0, 8)),
+            r"array of float32, got float64: pass x.astype\(numpy.float32\)",
+        ),
+        (
+            dict(args=([1.0], zeros(8), 2.0, 8)),
+            r"`x` is a float.*numpy array, got list: pass numpy.asarray\(..., numpy.float32\)",
+        ),
+        (dict(args=(zeros(8), zeros(8), 2.0, 8.0)), r"`n` is an int, got float 8.0: pass int\(8.0\)"),
+        (
+            dict(args=(zeros(8), zeros(8), np.float64(2), 8)),
+            r"`by` is a float, got numpy.float64 2.0: pass float\(2.0\)",
+        ),
         (dict(args=(zeros(8), zeros(8), 2.0, 1 << 31)), "holds -2147483648 to 2147483647, got 2147483648"),
         (dict(args=(zeros(8), zeros(8), zeros(1), 8)), "`by` is a float.*got numpy.ndarray"),
         (dict(args=(zeros(8, 2)[:, 0], zeros(8), 2.0, 8)), "strided view: pass numpy.ascontiguousarray"),
         (dict(args=(zeros(8), np.broadcast_to(np.float32(0), 1), 2.0, 8)), "read-only"),
         (dict(block=257), "__launch_bounds__ allows 256 threads a block, got 257"),
         (dict(block=(32, 33)), "at most 1024 threads"),
-        (dict(grid=0), "grid is one to three numbers from 1 on"),
+        (dict(grid=0), "grid is one to three whole numbers from 1 on, as 4 or .*got int 0"),
+        (dict(grid=(1.5,)), r"grid is one to three whole numbers from 1 on.*got \(1.5,\)"),
+        (dict(grid=8 / 4), "grid is one to three whole numbers.*got float 2.0"),
+        (dict(block=None), "block is one to three whole numbers.*got NoneType"),
+        (dict(args=zeros(4)), "args is one tuple of the kernel's arguments, got numpy.ndarray"),
         (dict(grid=(1, 65536)), "at most 65535 blocks"),
-        (dict(shared_mem=300_000), "at most 232448 bytes, got 300000"),
+        (dict(shared_mem=300_000), "0 to 232448 bytes, got 300000"),
     ],
 )
 def test_a_wrong_launch_is_refused_at_the_door(scale, change, message):
     launch = dict(grid=1, block=8, args=(zeros(8), zeros(8), 2.0, 8)) | change
     with pytest.raises(NanoEulerError, match=message):
         scale(**launch)
+
+
+@pytest.mark.parametrize(
+    "launch", [(), (zeros(8), zeros(8), 2.0, 8), (1, 8, zeros(8), zeros(8), 2.0, 8), ((zeros(8),),)]
+)
+def test_a_launch_without_its_grid_or_its_tuple_says_what_a_launch_is(scale, launch):
+    words = r"scale\(grid, block, args\): args is one tuple of the kernel's arguments, got "
+    with pytest.raises(NanoEulerError, match=words):
+        scale(*launch)
 
 
 def test_a_python_float_and_int_become_the_type_of_the_parameter(scale):
@@ -853,7 +879,7 @@ def test_two_threads_launch_at_once(scale):
 @pytest.mark.parametrize(
     "text, line, message",
     [
-        (SCALE.replace("by * x[i];", "by * x[i]"), 3, "expected"),
+        (SCALE.replace("by * x[i];", "by * x[i]"), 3, "a ; is missing"),
         (SCALE.replace("by * x", "bye * x"), 3, "bye"),
         (SCALE.replace("threadIdx.x", "threadIdx.w"), 2, "w"),
         (SCALE.rstrip()[:-1], 1, "this { is never closed"),
@@ -960,10 +986,22 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert args[0] is x and args[1] is y
     assert [type(a) for a in args[2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
     assert kernel.max_dynamic_shared_size_bytes == 60_000
-    with pytest.raises(NanoEulerError, match=r"`n` is a int \(NumPy int32\), got float 8.0"):
+    with pytest.raises(NanoEulerError, match=r"`n` is an int, got float 8.0"):
         module["scale"](1, 8, (x, y, 2.0, 8.0))
     with pytest.raises(NanoEulerError, match="the profiler needs a checked module on the CPU"):
         module["scale"].profile(1, 8, (x, y, 2.0, 8))
+
+    def refuse(**_):
+        raise RuntimeError(
+            '/home/me/.cupy/0a1b.cubin.cu(3): error: identifier "bye" is undefined\n  bye\n  ^\n'
+        )
+
+    cupy.RawModule = refuse
+    with pytest.raises(cuda.KernelError, match="line 3: 'bye' is not declared; did you mean 'by'"):
+        cuda.module(SCALE.replace("by * x", "bye * x"), where="gpu")
+    cupy.RawModule = lambda **_: (_ for _ in ()).throw(RuntimeError("nvrtc: out of memory"))
+    with pytest.raises(NanoEulerError, match=r"does not compile with NVRTC:\nnvrtc: out of memory"):
+        cuda.module(SCALE, where="gpu")
 
 
 def test_a_launch_on_nothing():
@@ -1018,6 +1056,40 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     assert running.wait() == 0
 
 
+def test_the_cache_forgets_what_nobody_uses(tmp_path, monkeypatch):
+    day, now = 86_400, time.time()
+    for name, days, size in [
+        ("kernel-old.so", 31, 1), ("kernel-used.so", 29, 600), ("kernel-new.so", 0, 600), ("runtime-older.o", 29.5, 1),
+        ("notes.txt", 99, 1),
+    ]:  # fmt: skip
+        (tmp_path / name).write_bytes(bytes(size))
+        os.utime(tmp_path / name, (now - days * day,) * 2)
+    (tmp_path / "tmpabc").mkdir()  # left by a process that was killed
+    os.utime(tmp_path / "tmpabc", (now - 31 * day,) * 2)
+    assert compiler._used(tmp_path / "kernel-used.so") and not compiler._used(tmp_path / "kernel-none.so")
+    compiler._prune(tmp_path)
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"kernel-used.so", "kernel-new.so", "runtime-older.o", "notes.txt"}
+    os.utime(tmp_path / "kernel-used.so", (now - 2 * day,) * 2)
+    monkeypatch.setattr(compiler, "CACHE_BYTES", 1000)
+    compiler._prune(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"kernel-new.so", "notes.txt"}
+
+
+def test_a_kernel_whose_library_was_pruned_is_made_again_and_use_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
+    library = cuda.module(SCALE, where="cpu").library
+    os.utime(library.path, (0, 0))
+    cuda.module(SCALE, where="cpu")
+    assert library.path.stat().st_mtime > time.time() - 60
+    os.utime(library.path, (0, 0))
+    cuda.module(SCALE.replace("scale", "other"), where="cpu")  # making another one prunes
+    assert not library.path.exists()
+    x = floats(8)
+    cuda.module(SCALE, where="cpu")["scale"](1, 8, (x, x, 2.0, 8))
+    assert library.path.exists()
+
+
 def test_no_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("NANOEULER_CXX", raising=False)
@@ -1025,6 +1097,22 @@ def test_no_compiler(monkeypatch):
     compiler.find_compiler.cache_clear()
     with pytest.raises(NanoEulerError, match=r"install g\+\+ or clang, or `pip install ziglang`"):
         cuda.module(SCALE.replace("scale", "other"), where="cpu")
+    compiler.find_compiler.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("no-such-compiler", "NANOEULER_CXX is 'no-such-compiler', but there is no such command"),
+        ("false", "with false"),
+    ],
+)
+def test_a_compiler_that_is_none(monkeypatch, command, message):
+    monkeypatch.setenv("NANOEULER_CXX", command)
+    compiler.find_compiler.cache_clear()
+    with pytest.raises(NanoEulerError, match=message):
+        cuda.module(SCALE, where="cpu")
+    monkeypatch.undo()
     compiler.find_compiler.cache_clear()
 
 
@@ -1125,6 +1213,19 @@ def test_cell_magic(capsys):
     capsys.readouterr()
     assert not shell.run_cell("%%cuda --cpu\n" + SCALE.replace("x[i];", "x[i]")).success
     shown = capsys.readouterr()
-    assert "line 3: expected" in shown.out + shown.err and "Traceback" not in shown.out + shown.err
+    assert shown.out.startswith("kernel.cu, line 4: a ; is missing"), shown.out  # line 1 is the magic's
+    assert "Traceback" not in shown.out + shown.err
+    assert not shell.run_cell("%%cuda --cpu\n" + SCALE.replace("i < n", "i <= n")).error_before_exec
+    assert not shell.run_cell("scale(1, 16, (x, y, 2.0, 8))").success
+    shown = capsys.readouterr()
+    assert shown.out.startswith("out of bounds: read: x[8]") and "line 4: if (i <= n) y[i]" in shown.out
+    assert "Traceback" not in shown.out + shown.err
+    assert not shell.run_cell("scale(1, 8, (x, y, 2.0))").success  # the same for what is refused at the door
+    assert capsys.readouterr().out == "scale takes 4 arguments (x, y, by, n), got 3\n"
     with pytest.raises(NanoEulerError, match="it takes --fast"):
         shell.run_cell_magic("cuda", "--quick", SCALE)
+    with pytest.raises(
+        NanoEulerError, match="`sum` is a name of Python's own: call the kernel sum_kernel, say"
+    ):
+        shell.run_cell_magic("cuda", "--cpu", SCALE.replace("scale(", "sum("))
+    assert "sum" not in shell.user_ns

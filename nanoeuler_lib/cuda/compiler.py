@@ -4,34 +4,37 @@ import functools
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanoeuler_lib.cuda.findings import compile_error
-from nanoeuler_lib.cuda.source import Text, unclosed_brace
+from nanoeuler_lib.cuda.complaints import WARNINGS, first_error
+from nanoeuler_lib.cuda.source import Text
 from nanoeuler_lib.errors import NanoEulerError
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 KERNELS = HERE.parent / "kernels"
 
+DAY = 86_400  # seconds
+CACHE_BYTES = 1 << 30  # thousands of kernels, each 30 to 100 KB
+
 COMMON = [
-    "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w",
+    "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
     "-fno-threadsafe-statics", "-ffp-contract=fast",  # as NVRTC does: a * b + c is one rounding where the processor can
 ]  # fmt: skip
 # Checked kernels are compiled as written (-O0), so that every access of the text is one access of the machine.
 CHECKED = [
-    "-O0", "-gdwarf-4", "-g1", "-DCHECKED", "-Werror=frame-larger-than=40000",
+    "-O0", "-gdwarf-4", "-g1", "-DCHECKED", *(f"-W{name}" for name in WARNINGS),
     "-fno-sanitize=undefined", "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
     "-fsanitize=bounds,alignment,signed-integer-overflow,integer-divide-by-zero,shift",
 ]  # fmt: skip
-FAST = ["-O2", "-fno-math-errno"]
+FAST = ["-O2", "-fno-math-errno", "-w"]
 RUNTIME = [
     "-std=c++17",
     "-O2",
@@ -62,24 +65,25 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
         cache_folder()
         / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, exports)}.so"
     )
-    if library.exists():
+    if _used(library):
         return library
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        paths = [Path(folder, file) for file in ("kernel.cpp", "kernel.o", "runtime.o", "library.so")]
-        kernel_cpp, kernel_o, runtime_o, made = map(str, paths)
-        paths[0].write_text(
-            f'#include "device.h"\n#line 1 "{text.name}"\n{text.prepared}\n{exports}\n', "utf-8"
-        )
+        files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
+        kernel_cu, main_cpp, kernel_o, runtime_o, made = (str(Path(folder, file)) for file in files)
+        Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
+        Path(main_cpp).write_text(f'#include "device.h"\n#include "{text.name}"\n{exports}\n', "utf-8")
         include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
-        runtime_missing = not runtime.exists()
-        running = [_start([*compiler, *flags, *include, "-c", kernel_cpp, "-o", kernel_o])]
+        runtime_missing = not _used(runtime)
+        running = [_start([*compiler, *flags, *include, "-c", main_cpp, "-o", kernel_o])]
         if runtime_missing:
             running.append(
                 _start([*compiler, *runtime_flags, "-c", str(HERE / "runtime.cpp"), "-o", runtime_o])
             )
         logs = [process.communicate()[0] for process in running]
+        if error := first_error(text, logs[0], warnings=checked):
+            raise error
         if running[0].returncode:
-            raise _first_error(text, logs[0])
+            raise NanoEulerError(f"{text.name} does not compile with {' '.join(compiler)}:\n{logs[0][:2000]}")
         if runtime_missing:
             if running[1].returncode:
                 raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
@@ -89,6 +93,7 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
         if link.returncode:
             raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
         os.replace(made, library)  # whole or not at all, whoever else builds the same
+    _prune(cache_folder())
     return library
 
 
@@ -122,17 +127,9 @@ def _linker(compiler: tuple[str, ...]) -> list[str]:
 
 
 def _start(command: list[str]) -> subprocess.Popen:
+    english = os.environ | {"LC_ALL": "C", "LANGUAGE": ""}  # the log is read by a program
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
-
-
-def _first_error(text: Text, log: str):
-    if line := unclosed_brace(text.source):
-        return compile_error(text, line, "this { is never closed")
-    match = re.search(rf"^{re.escape(text.name)}:(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", log, re.M)
-    return (
-        compile_error(text, int(match[1]), match[2]) if match else compile_error(text, 0, log.strip()[:2000])
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=english
     )
 
 
@@ -151,6 +148,35 @@ def cache_folder() -> Path:
             return folder
     except OSError:  # a read-only home: what is compiled lasts as long as the process
         return Path(_temporary().name)
+
+
+def _used(file: Path) -> bool:
+    """Whether a file is there; if so, its time says that it was used, to the day."""
+    try:
+        if file.stat().st_mtime < time.time() - DAY:
+            file.touch()
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _prune(folder: Path) -> None:
+    """Delete what nobody used for 30 days, and of the rest the longest unused beyond CACHE_BYTES.
+
+    Safe beside other processes: a library that one has opened stays open, and one that is gone is made again.
+    """
+    kept, oldest = 0, time.time() - 30 * DAY
+    for file in sorted(folder.glob("*-*.*o"), key=_last_use, reverse=True):
+        kept += file.stat().st_size if file.exists() else 0
+        if _last_use(file) < oldest or kept > CACHE_BYTES:
+            file.unlink(missing_ok=True)
+    for left in folder.glob("tmp*"):  # by a process that was killed
+        if _last_use(left) < oldest:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _last_use(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 @functools.cache

@@ -3,19 +3,24 @@
 import re
 from dataclasses import dataclass
 
-from nanoeuler_lib.cuda.source import Text
+from nanoeuler_lib.cuda.source import Text, blank_comments
 from nanoeuler_lib.errors import NanoEulerError
 
-# What to look at, for each kind of finding that says less than the reader needs.
+# What to look at, where the finding (its kind and message) says less than the reader needs: the first that matches.
 ADVICE = {
-    "race": "nothing orders the two: no __syncthreads() (or, inside one warp, __syncwarp()) lies between them",
-    "race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
-    "uninitialised": "which thread was to write it, and before which barrier?",
-    "divergent barrier": "every thread of a block must reach the same __syncthreads(): guard the work, not the barrier",
-    "deadlock": "a barrier or warp function waits for threads that do not come: check its mask and the branch it is in",
-    "missing wait": "call copy_async_wait, then __syncthreads(), before anyone reads what the copy brings",
-    "endless": "a checked launch may take `seconds=...`; checked=False is faster, and never stops",
-    "misaligned": "a float4 needs a start that is a multiple of 16 bytes, a float2 of 8",
+    "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
+    "^race": "nothing orders the two: no __syncthreads() (or, inside one warp, __syncwarp()) lies between them",
+    "^uninitialised": "which thread was to write it, and before which barrier?",
+    "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
+    "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
+    "^warp function|shuffle": "the mask names the lanes that reach the call, all of them: is the call inside a branch?",
+    "^missing wait": "call copy_async_wait, then __syncthreads(), before anyone reads what the copy brings",
+    "^endless": "does its condition ever become false? (a launch that is only slow takes seconds=...)",
+    "^misaligned": "a float4 needs a start that is a multiple of 16 bytes, a float2 of 8",
+    "in no array": "the index is far off, or the pointer was never set: threadIdx.x - 1 is 4294967295 in thread 0",
+    "null pointer": "the pointer was not set to an array",
+    "int overflow": "an int holds numbers up to 2147483647: compute large indices as long long",
+    "stack is full|the kernel crashed": "a thread has little room of its own: no recursion, no large local arrays",
 }
 
 
@@ -47,15 +52,17 @@ class KernelError(NanoEulerError):
         super().__init__(finding.text)
         self.finding = finding
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython and Jupyter show: the text by itself, which says where in the kernel the bug is."""
-        return str(self).split("\n")
 
-
-def compile_error(text: Text, line: int, message: str) -> KernelError:
-    """The first error of a compiler; line: 0 if it is not in the text itself."""
-    file, number, _ = text.find(line)
-    told = f"{file}, line {number}: {message}\n  {text.quote(line)}" if line else f"{file}: {message}"
+def compile_error(text: Text, line: int, message: str, column: int = 0) -> KernelError:
+    """What stops a compiler; line and column: 0 if it is not in the text itself."""
+    file, number, code = text.find(line)
+    if not line:
+        return KernelError(Finding("compilation", text.name, f"{file}: {message}", file))
+    told = f"{file}, line {number}: {message}\n  {code}"
+    if code and column:
+        written = text.text_of(line).split("\n")[number - 1]
+        indent = len(written) - len(written.lstrip())
+        told += "\n" + " " * (column + 1 - indent) + "^"
     return KernelError(Finding("compilation", text.name, told, file, number))
 
 
@@ -86,8 +93,7 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     elif other_line:
         who = "a thread of another block, " if raw.other_thread == -2 else "the other: "
         told.append(f"  {who}{text.quote(other_line)}")
-    advice = ADVICE.get("race between blocks" if kind == "race" and raw.other_thread == -2 else kind)
-    if advice:
+    if advice := _advice(raw, told[0], text, arrays):
         told.append(f"  {advice}")
     file, number, _ = text.find(line)
     return KernelError(
@@ -101,7 +107,9 @@ def _place(raw, kind: str, arrays: list) -> str:
     """Which element of which array: ' of x[17], but x holds 16 elements'."""
     if raw.array == -1:
         wild = kind == "out of bounds" and raw.offset  # not an index that the compiler itself could judge
-        return f" at address {raw.offset:#x}, which is in no array" if wild else ""
+        return " at an address that is in no array" if wild and b"null" not in raw.message else ""
+    if b"null pointer" in raw.message:
+        return ""
     index = raw.offset // raw.element
     name = raw.name.decode()
     element = f"[{index // raw.columns}][{index % raw.columns}]" if raw.columns else f"[{index}]"
@@ -111,6 +119,20 @@ def _place(raw, kind: str, arrays: list) -> str:
         array = arrays[raw.array][1]
         size = f"{array.dtype} of shape {array.shape}, {array.size} elements"
     return f": {name}{element}" + (f"  ({name}: {size})" if kind in ("out of bounds", "misaligned") else "")
+
+
+def _advice(raw, told: str, text: Text, arrays: list) -> str:
+    if raw.kind == b"race" and raw.other_thread == -2:
+        told = "race between blocks"
+    if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
+        name, index = raw.name.decode(), raw.offset // raw.element
+        if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):
+            return f"the launch gives {name} its size: shared_mem, in bytes"
+        if index < 0:
+            return f"the first element is {name}[0]: is a guard for the first threads missing?"
+        if raw.array >= 0 and index == arrays[raw.array][1].size:
+            return f"the last element is {name}[{index - 1}]: is a guard missing, or < meant where <= stands?"
+    return next((advice for pattern, advice in ADVICE.items() if re.search(pattern, told)), "")
 
 
 def _index(triple) -> str:

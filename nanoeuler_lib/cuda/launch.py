@@ -7,7 +7,6 @@ expects a float, without a word.
 
 import functools
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nanoeuler_lib.cuda.compiler import INCLUDE, KERNELS, build, headers
+from nanoeuler_lib.cuda.complaints import first_error
 from nanoeuler_lib.cuda.cpu import CpuLaunch, Library
-from nanoeuler_lib.cuda.findings import compile_error
 from nanoeuler_lib.cuda.source import Parameter, Signature, Text, numpy_dtype, prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -83,10 +82,10 @@ class Module:
         self.where, self.checked = where, checked
         self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines)}
         macros = [f"{name}={value}" for name, value in defines.items()]
+        text = prepare(self.name, self.source, KERNELS)  # what one side refuses the other refuses, too
         if where == "gpu":
-            self._functions = _compile_for_gpu(self, macros)
+            self._functions = _compile_for_gpu(self, text, macros)
         else:
-            text = prepare(self.name, self.source, KERNELS)
             exports = "\n".join(f"EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures))
             self.library = Library(build(text, exports, checked, macros), text, checked)
 
@@ -105,8 +104,14 @@ class Kernel:
     def __init__(self, owner: Module, signature: Signature):
         self.module, self.signature, self.name = owner, signature, signature.name
 
-    def __call__(self, grid, block, args: Sequence, shared_mem: int = 0, *, seconds: float = SECONDS) -> None:
+    def __call__(
+        self, grid=None, block=None, args=None, shared_mem=0, *more, seconds: float = SECONDS
+    ) -> None:
         """Launch once, and on the CPU wait for the end; see `bind`."""
+        if more or not isinstance(args, tuple | list):
+            raise NanoEulerError(
+                f"{self.name}(grid, block, args): args is one tuple of the kernel's arguments, got {_kind(args)}"
+            )
         self.bind(grid, block, args, shared_mem, seconds=seconds)()
 
     def bind(self, grid, block, args: Sequence, shared_mem: int = 0, *, seconds: float = SECONDS) -> Launch:
@@ -150,7 +155,7 @@ class Kernel:
         if grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
             raise NanoEulerError(f"{self.name}: a grid has at most 65535 blocks along y and z, got {grid}")
         if not 0 <= shared_mem <= SHARED_LIMIT:
-            raise NanoEulerError(f"{self.name}: shared_mem is at most {SHARED_LIMIT} bytes, got {shared_mem}")
+            raise NanoEulerError(f"{self.name}: shared_mem is 0 to {SHARED_LIMIT} bytes, got {shared_mem}")
 
     def profile(self, grid, block, args: Sequence, shared_mem: int = 0, *, block_index: int = 0):
         """Launch on the CPU and count what one block asks of memory, line by line: a `profile.Profile`."""
@@ -160,20 +165,30 @@ class Kernel:
 
 
 def _shape(what: str, value) -> tuple[int, int, int]:
-    value = (value,) if isinstance(value, int | np.integer) else tuple(value)
-    if not 1 <= len(value) <= 3 or any(int(v) != v or v < 1 for v in value):
-        raise NanoEulerError(f"{what} is one to three numbers from 1 on, got {value}")
-    return (*map(int, value), *(1,) * (3 - len(value)))
+    values = tuple(value) if isinstance(value, tuple | list | np.ndarray) else (value,)
+    whole = all(isinstance(v, int | np.integer) and v >= 1 for v in values)
+    if not 1 <= len(values) <= 3 or not whole:
+        found = value if isinstance(value, tuple | list) else _kind(value)
+        raise NanoEulerError(f"{what} is one to three whole numbers from 1 on, as 4 or (4, 2), got {found}")
+    return (*map(int, values), *(1,) * (3 - len(values)))
 
 
 def _array(kernel: str, k: int, p: Parameter, value, xp):
-    where = f"{kernel}: argument {k} `{p.name}` is a {p.type}*"
-    if not isinstance(value, xp.ndarray):
-        raise NanoEulerError(f"{where}, which takes a {xp.__name__} array, got {_kind(value)}")
+    where = f"{kernel}: argument {k} `{p.name}` is {_article(p.type)} {p.type}*"
     dtype = numpy_dtype(p.dtype)
+    if not isinstance(value, xp.ndarray):
+        other = (
+            f": pass {xp.__name__}.asarray(..., {xp.__name__}.{dtype})"
+            if isinstance(value, list | tuple)
+            else ""
+        )
+        other = f": pass {p.name}.get()" if xp is np and hasattr(value, "get") else other
+        raise NanoEulerError(f"{where}, which takes a {xp.__name__} array, got {_kind(value)}{other}")
     bits16 = p.dtype == "bfloat16" and value.dtype == np.uint16  # its bytes, where NumPy lacks the type
     if value.dtype != dtype and not bits16:
-        raise NanoEulerError(f"{where}, which takes an array of {dtype}, got {value.dtype}")
+        raise NanoEulerError(
+            f"{where}, which takes an array of {dtype}, got {value.dtype}: pass {p.name}.astype({xp.__name__}.{dtype})"
+        )
     if not value.flags.c_contiguous:
         raise NanoEulerError(
             f"{where}, which sees plain memory, got a strided view: pass {xp.__name__}.ascontiguousarray(...)"
@@ -186,7 +201,7 @@ def _array(kernel: str, k: int, p: Parameter, value, xp):
 
 
 def _number(kernel: str, k: int, p: Parameter, value) -> np.generic:
-    where = f"{kernel}: argument {k} `{p.name}` is a {p.type}"
+    where = f"{kernel}: argument {k} `{p.name}` is {_article(p.type)} {p.type}"
     dtype = numpy_dtype(p.dtype)
     if isinstance(value, np.generic) and value.dtype == dtype:
         return value
@@ -199,16 +214,26 @@ def _number(kernel: str, k: int, p: Parameter, value) -> np.generic:
         return dtype.type(value)
     if (type(value) in (int, float) and dtype.kind not in "iub") or type(value) is bool:
         return dtype.type(value)
-    raise NanoEulerError(f"{where} (NumPy {dtype}), got {_kind(value)}")
+    advice = ""
+    if isinstance(value, float | np.number):
+        python = "int" if dtype.kind in "iu" else "float"
+        advice = f": pass {python}({value.item() if isinstance(value, np.number) else value})"
+    raise NanoEulerError(f"{where}, got {_kind(value)}{advice}")
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
 
 
 def _kind(value) -> str:
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return f"{name} {value!r}" if np.isscalar(value) else name
+    return (
+        f"{name} {value.item() if isinstance(value, np.generic) else value!r}" if np.isscalar(value) else name
+    )
 
 
-def _compile_for_gpu(owner: Module, macros: list[str]) -> dict:
+def _compile_for_gpu(owner: Module, text: Text, macros: list[str]) -> dict:
     """CuPy's functions by name. The headers' digest stands in the options because CuPy caches by text and options."""
     import cupy
 
@@ -219,8 +244,5 @@ def _compile_for_gpu(owner: Module, macros: list[str]) -> dict:
         raw = cupy.RawModule(code=owner.source, options=options, name_expressions=mangled or None)
         return {name: raw.get_function(name) for name in owner.signatures}
     except cupy.cuda.compiler.CompileException as error:
-        text = Text(owner.name, owner.source, owner.source, ())
-        match = re.search(r"(\S*)\((\d+)\): (?:catastrophic )?error: (.*)", str(error))
-        if match and not match[1].endswith((".cuh", ".h")):
-            raise compile_error(text, int(match[2]), match[3]) from None
-        raise compile_error(text, 0, str(error)[:2000]) from None
+        unread = NanoEulerError(f"{owner.name} does not compile with NVRTC:\n{str(error)[:2000]}")
+        raise (first_error(text, str(error)) or unread) from None

@@ -90,7 +90,8 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
     rows, address, line, file = [], 0, 1, 1
 
     def row():  # 0: from here on it is another text's
-        rows.append((address, line if file in ours else 0))
+        if line or file not in ours:  # what the compiler gives no line of ours belongs to the one before
+            rows.append((address, line if file in ours else 0))
 
     while read.at < len(data):
         opcode = read.byte()

@@ -11,6 +11,8 @@ a template under the name k_4.
 """
 
 import argparse
+import builtins
+import keyword
 import re
 
 from nanoeuler_lib.cuda.launch import module
@@ -36,7 +38,13 @@ class _Magic:
             defines=dict(d.partition("=")[::2] for d in options.define),
             instantiate=options.instantiate,
         )
-        self.shell.push({re.sub(r"\W+", "_", name).strip("_"): made[name] for name in made})
+        kernels = {re.sub(r"\W+", "_", name).strip("_"): made[name] for name in made}
+        for name in kernels:
+            if hasattr(builtins, name) or keyword.iskeyword(name):
+                raise NanoEulerError(
+                    f"`{name}` is a name of Python's own: call the kernel {name}_kernel, say"
+                )
+        self.shell.push(kernels)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,5 +1,6 @@
 """Reading the text of a kernel: its signatures, and the two edits that a C++ compiler needs."""
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,22 +99,42 @@ def signatures(source: str, instantiate: Sequence[str] = (), defines: dict | Non
             if templates
             else ""
         )
-        raise NanoEulerError(f"the text holds no kernel (a function that is __global__ void){more}")
+        raise NanoEulerError(_no_kernel(source) + more)
     return plain
+
+
+def _no_kernel(source: str) -> str:
+    """Why a text holds no kernel."""
+    bare = blank_comments(source, strings=True)
+    if not bare.strip():
+        return "the text is empty: a kernel is a function that is __global__ void"
+    if fault := bracket_fault(source):
+        line, message, _ = fault
+    elif almost := re.search(r"^[^\n;{}#]*?(\w+)\s*\([^(){};]*\)\s*\{", bare, re.M):
+        line = bare[: almost.start(1)].count("\n") + 1
+        message = f'`{almost[1]}` would be one as: extern "C" __global__ void {almost[1]}('
+    else:
+        return "the text holds no kernel (a function that is __global__ void)"
+    return f"the text holds no kernel; line {line}: {message}\n  {source.splitlines()[line - 1].strip()}"
 
 
 def _signature(match, name: str, words: dict[str, str]) -> Signature:
     """words: what macros, aliases and template parameters stand for."""
     bound = ((match[3] or match[4] or "").split(",")[0]).strip()
     bound = words.get(bound, bound)
-    parameters = tuple(_parameter(p, name, words) for p in match["parameters"].split(",") if p.strip())
+    line = match.string[: match.start("parameters")].count("\n") + 1
+    try:
+        parameters = tuple(_parameter(p, words) for p in match["parameters"].split(",") if p.strip())
+    except NanoEulerError as error:
+        quoted = match.string.split("\n")[line - 1].strip()
+        raise NanoEulerError(f"line {line}: {name}: {error}\n  {quoted}") from None
     return Signature(name, parameters, int(bound) if bound.isdigit() else 1024, not match["extern"])
 
 
-def _parameter(text: str, kernel: str, words: dict[str, str]) -> Parameter:
+def _parameter(text: str, words: dict[str, str]) -> Parameter:
     pointer = "*" in text or "[" in text
     text = re.sub(r"\[\s*\]|\b(?:volatile|__restrict__|restrict|__grid_constant__)\b", " ", text)
-    name = re.findall(r"\w+", text)[-1]
+    name = (re.findall(r"\w+", text) or ["?"])[-1]
     pointee = text.split("*")[0] if "*" in text else text.rstrip()[: -len(name)]
     pointee = re.findall(r"\w+", re.sub(r"\w+", lambda m: words.get(m[0], m[0]), pointee))
     const = "const" in pointee
@@ -125,9 +146,12 @@ def _parameter(text: str, kernel: str, words: dict[str, str]) -> Parameter:
         )
     if vector and vector[1] in VECTORS and pointer:
         return Parameter(name, kind, VECTORS[vector[1]], pointer, const, int(vector[2]))
+    star = "*" if pointer else ""
+    near = difflib.get_close_matches(kind, DTYPES, 1, 0.5)
     raise NanoEulerError(
-        f"{kernel}: parameter `{name}` is a {kind}{'*' if pointer else ''}; a kernel's parameters may be pointers and "
-        f"numbers of type {', '.join(sorted(set(DTYPES) - {'long'}))}, and pointers to vectors as float4"
+        f"parameter `{name}` is a {kind}{star}; "
+        + (f"did you mean {near[0]}{star}? " if near else "")
+        + "(a kernel takes pointers and numbers: float, int, unsigned, long long, bool, __half, ..., and float4*)"
     )
 
 
@@ -146,9 +170,9 @@ class Text:
 
     def find(self, line: int) -> tuple[str, int, str]:
         """File, line in that file, and what stands there."""
-        number, line = divmod(line, HEADER_LINES)
-        name, source = self.headers[number - 1] if number else (self.name, self.source)
-        lines = source.split("\n")
+        number = line // HEADER_LINES
+        name = self.headers[number - 1][0] if number else self.name
+        lines, line = self.text_of(line).split("\n"), line % HEADER_LINES
         return name, line, lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
     def where(self, line: int) -> str:
@@ -156,17 +180,25 @@ class Text:
         name, line, _ = self.find(line)
         return f"line {line}" if name == self.name else f"{name}, line {line}"
 
+    def text_of(self, line: int) -> str:
+        """The whole file that a line is in."""
+        number = line // HEADER_LINES
+        return self.headers[number - 1][1] if number else self.source
+
     def quote(self, line: int) -> str:
         """`line 7: what stands there`."""
         return f"{self.where(line)}: {self.find(line)[2]}"
 
 
 HEADER_LINES = 100_000
+INCLUDE = Path(__file__).parent / "include"
+OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "math_constants.h"]
 
 
 def prepare(name: str, source: str, folder: Path) -> Text:
     """The text for a C++ compiler: headers in `folder` inserted, shared arrays announced; a line keeps its number."""
     headers, prepared = {}, []
+    _check_includes(name, source, folder)
     for number, line in enumerate(_announce(source).split("\n"), 1):
         match = re.match(r'\s*#\s*include\s*[<"](\w+\.cuh)[>"]', line)
         header = match and folder / match[1]
@@ -181,16 +213,42 @@ def prepare(name: str, source: str, folder: Path) -> Text:
     return Text(name, source, "\n".join(prepared), tuple(headers.items()))
 
 
-def unclosed_brace(source: str) -> int:
-    """The line of the last { without a }; 0 if every one has its own."""
-    open_lines = []
+def _check_includes(name: str, source: str, folder: Path) -> None:
+    """The GPU's compiler has no C or C++ library: what it would not find is refused here, too."""
+    offered = [*sorted(f.name for f in [*INCLUDE.glob("*.cuh"), *folder.glob("*.cuh")]), *OF_CUDA]
+    for number, line in enumerate(blank_comments(source).split("\n"), 1):
+        match = re.match(r'\s*#\s*include\s*[<"]([^>"]*)', line)
+        if match and match[1] not in offered:
+            raise NanoEulerError(
+                f"{name}, line {number}: a kernel cannot include <{match[1]}>, for a GPU has no C or C++ library; "
+                f"there are {', '.join(offered)}\n  {line.strip()}"
+            )
+
+
+def bracket_fault(source: str) -> tuple[int, str, int] | None:
+    """The first bracket without its partner: line, what is wrong, column; None if all have one."""
+    pairs, waiting = {")": "(", "]": "[", "}": "{"}, []
     for line, code in enumerate(blank_comments(source, strings=True).split("\n"), 1):
-        for brace in re.findall(r"[{}]", code):
-            if brace == "{":
-                open_lines.append(line)
-            elif open_lines:
-                open_lines.pop()
-    return open_lines[-1] if open_lines else 0
+        for match in re.finditer(r"[][(){}]|;", code):
+            bracket, here = match[0], (line, match.start() + 1)
+            if bracket in "([{":
+                waiting.append((bracket, here))
+            elif bracket == ";":  # a ( may hold one, in `for`; a [ may not
+                if waiting and waiting[-1][0] == "[":
+                    break
+            elif waiting and waiting[-1][0] == pairs[bracket]:
+                waiting.pop()
+            elif waiting and waiting[-1][0] != "{":
+                break  # the open one is at fault: `f(a[i);`, `if (i < n {`
+            else:
+                return here[0], f"this {bracket} closes nothing", here[1]
+        else:
+            continue
+        break
+    if not waiting:
+        return None
+    bracket, (line, column) = waiting[-1]
+    return line, f"this {bracket} is never closed", column
 
 
 def _announce(source: str) -> str:

@@ -1,0 +1,207 @@
+"""What a C++ compiler says against a kernel's text, in the words of the field.
+
+g++, Clang and NVRTC find the same mistakes and name them differently; a learner meets one text for all three. The first
+error counts: those that follow are mostly its consequences.
+"""
+
+import difflib
+import re
+from pathlib import Path
+
+from nanoeuler_lib.cuda.findings import KernelError, compile_error
+from nanoeuler_lib.cuda.source import HEADER_LINES, Text, blank_comments, bracket_fault
+
+# One entry of a log: `kernel.cu:3:7: error: ...`, or NVRTC's `kernel.cu(3): error: ...` with a caret below.
+_ENTRY = re.compile(
+    r"^(?P<file>[^\n]*?)(?::(?P<line>\d+):(?:(?P<column>\d+):)?|\((?P<nvrtc>\d+)\):) "
+    r"(?:(?:fatal |catastrophic )?(?P<error>error)|(?P<kind>warning|note))(?: #[\w-]+)?: "
+    r"(?P<message>.*?)(?: \[-W(?P<flag>[\w-]+)=?(?:,[^\]]*)?\])?$(?P<caret>\n.+\n *\^$)?",
+    re.M,
+)
+
+# Warnings that nearly always mean a bug: a checked build takes them as errors.
+WARNINGS = ("parentheses", "uninitialized", "unused-value", "return-type", "div-by-zero", "empty-body",
+            "misleading-indentation", "format", "frame-larger-than=40000")  # fmt: skip
+_FLAGS = {name.partition("=")[0] for name in WARNINGS} | {
+    "unused-comparison",
+    "division-by-zero",
+}  # Clang's names
+
+_HARMLESS = re.compile(
+    r"parentheses around (?:'&&'|arithmetic|'[-+]')|'&&' within"
+)  # what many write and mean
+
+_UNKNOWN = (
+    r"'(\w+)' was not declared in this scope|'(\w+)' does not name a type|unknown type name '(\w+)'|"
+    r"use of undeclared identifier '(\w+)'|identifier \"(\w+)\" is undefined|poisoned (?:identifier)?(?:\"(\w+)\")?|"
+    r"'(\w+)' has not been declared|namespace \"(std)\" has no member"
+)
+# From what a compiler says (any of them) to what the reader is told; {0}, {1}: the groups that matched, without quotes.
+_WORDS = [
+    (r"has no member (?:named )?\"(\w+)\"|no member named '(\w+)'",
+     "there is no member '{0}' (threadIdx, blockIdx, blockDim and gridDim have x, y and z)"),
+    (r"read-only|modifiable lvalue|not assignable", "what is written to here is const"),
+    (r"redeclaration of '(?:.*[ *])?(\w+)'|redefinition of '(?:[^(]*[ *])?(\w+)|\"(\w+)\" has already been",
+     "'{0}' is declared a second time"),
+    (r"too (?:many|few) arguments", "this function takes another number of arguments"),
+    (r"operand.*'\w+\d'.*'\w+\d'|no operator \"",
+     "a vector type has no operators: compute with its x, y, z and w one by one"),
+    (r"operands.*\*'|must have arithmetic|argument to unary|invalid argument type '.*\*'",
+     "a pointer stands here where a number should: is an index missing, as in x[i]?"),
+    (r"array subscript|have integral or unscoped|invalid operands",
+     "this must be an integer: an index, or a side of %"),
+    (r"a value of type \"(.*?)\" cannot be (?:assigned|used).*\"(.*?)\"|cannot convert '(.*?)' to '(.*?)'",
+     "{1} is wanted here, and this is {0}"),
+    (r"assigning to '(.*?)' from incompatible type '(.*?)'|cannot initialize .* '(.*?)' with .* '(.*?)'",
+     "{0} is wanted here, and this is {1}"),
+    (r"unary '\*'|indirection requires|operand of \"\*\"",
+     "* stands before a pointer only; a power is x * x, or powf(x, y)"),
+    (r"static.assert\w* failed.*\"(.*)\"|static assertion failed.*: \"?(.*)\"?", "{0}"),
+    (r"cannot open source file \"(.*)\"|(\S+): No such file|'(\S+)' file not found",
+     "a kernel cannot include <{0}>, for a GPU has no C or C++ library"),
+    (r"preprocessing directive", "a line that starts with # speaks to the preprocessor; a comment starts with //"),
+    (r"extended character|unexpected character|unrecognized token|stray '|non-ASCII",
+     "a character that C++ does not know (a typographic quote or dash, copied from a page?)"),
+    (r"assignment (?:used as truth|as a condition)", "= assigns, and == compares: which one is meant?"),
+    (r"of comma operator", "what stands before the comma is lost: x[i, j] means x[j], and not x[i][j]"),
+    (r"comparisons? like|X<=Y<=Z", "a < b < c compares the truth of a < b with c: write a < b && b < c"),
+    (r"comparison in operand of '&'", "== binds closer than &: write (a & b) == c"),
+    (r"no effect|value computed is not used|result unused",
+     "this computes a value and drops it: is = meant where == stands?"),
+    (r"'(\w+)' (?:is|may be) .*uninitialized", "'{0}' is used before it has a value"),
+    (r"non-void", "this function is to return a value, and it can end without one: return is missing"),
+    (r"does not guard|misleading indentation",
+     "only the first statement belongs to the if or the loop: put what belongs to it between {{ and }}"),
+    (r"empty body", "the ; ends the if or the loop here: what follows does not belong to it"),
+    (r"format '?(%\w+)'? expects .*has type '(.*?)'",
+     "printf: {0} is not for a number of type {1} (%d int, %u unsigned, %f float, %lld long long)"),
+    (r"format specifies type '(.*?)' but the argument has type '(.*?)'",
+     "printf: the format is for {0}, the number is {1} (%d int, %u unsigned, %f float, %lld long long)"),
+    (r"frame size of (\d+) bytes|frame size \((\d+)\)",
+     "the variables of a thread take {0} bytes, and it has 40000: large arrays belong in shared memory or arguments"),
+]  # fmt: skip
+# Names of CUDA C++: for one that is misspelt they and the text's own are proposed.
+NAMES = """threadIdx blockIdx blockDim gridDim warpSize __global__ __device__ __shared__ __constant__ __restrict__
+__syncthreads __syncthreads_count __syncwarp __threadfence __shfl_sync __shfl_up_sync __shfl_down_sync __shfl_xor_sync
+__ballot_sync __any_sync __all_sync __activemask __popc atomicAdd atomicSub atomicMin atomicMax atomicCAS atomicExch
+expf exp2f logf log2f sqrtf rsqrtf fmaxf fminf fabsf fmaf powf sinf cosf tanhf floorf printf assert make_float2
+make_float4 copy_async copy_async_commit copy_async_wait const float double bool char short unsigned int void extern
+return while __int_as_float __float2half __half2float __launch_bounds__ __expf __logf""".split()
+_ELSEWHERE = {
+    "INFINITY": "write __int_as_float(0x7f800000)", "HUGE_VALF": "write __int_as_float(0x7f800000)",
+    "NAN": "write __int_as_float(0x7fffffff)", "M_PI": "write 3.14159265f", "FLT_MAX": "write 3.402823466e38f",
+    "FLT_EPSILON": "write 1.1920929e-7f", "INT_MAX": "write 2147483647",
+    "int8_t": "write signed char", "uint8_t": "write unsigned char", "int16_t": "write short",
+    "uint16_t": "write unsigned short", "int32_t": "write int", "uint32_t": "write unsigned",
+    "int64_t": "write long long", "uint64_t": "write unsigned long long",
+    "True": "write true", "False": "write false", "None": "write nullptr",
+}  # fmt: skip
+_STD = ("std", "cout", "vector", "string", "endl")
+
+
+def first_error(text: Text, log: str, warnings: bool = False) -> KernelError | None:
+    """The first error that the log of a compiler holds against a text; None if it holds none.
+
+    warnings: those of WARNINGS count too.
+    """
+    entries = list(_ENTRY.finditer(log))
+    wrong = [e for e in entries if e["error"]]
+    wrong = wrong or [
+        e for e in entries if warnings and e["flag"] in _FLAGS and not _HARMLESS.search(e["message"])
+    ]
+    if not wrong and "At end of source: error" not in log:
+        return None
+    if fault := bracket_fault(text.source):
+        return compile_error(text, *fault)
+    place = next((e for e in wrong if _line(text, e)), None)
+    if place is None:  # in a header of the runtime: its words, at the line of the text that led there
+        message = wrong[0]["message"] if wrong else log.strip()[:2000]
+        led = re.search(rf"^[^\n:]*{re.escape(text.name)}:(\d+):", log, re.M)
+        return compile_error(text, *_explain(text, int(led[1]) if led else 0, 0, message))
+    line, column = _line(text, place), _column(place)
+    return compile_error(text, *_explain(text, line, column, place["message"]))
+
+
+def _line(text: Text, entry: re.Match) -> int:
+    """The line of `text` (see Text) that an entry speaks of; 0 for one in another file."""
+    name, line = Path(entry["file"]).name, int(entry["line"] or entry["nvrtc"])
+    for number, (header, _) in enumerate(text.headers, 1):
+        if name == header:
+            return number * HEADER_LINES + line
+    # CuPy gives the text a name of its own.
+    return line if name == text.name or name.endswith(".cu") else 0
+
+
+def _column(entry: re.Match) -> int:
+    if entry["column"]:
+        return int(entry["column"])
+    return len(entry["caret"].rsplit("\n", 1)[1]) - 2 if entry["caret"] else 0
+
+
+def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str, int]:
+    """Line, message and column for the reader."""
+    source = text.text_of(line)
+    code = [there.rstrip() for there in blank_comments(source).split("\n")]
+    number = min(text.find(line)[1], len(code))
+    here = code[number - 1] if number else ""
+    if "<<<" in here:
+        told = "a kernel is launched from Python: name(grid, block, (arguments,))"
+        return line, told, here.index("<<<") + 1
+    if number and re.search(r"expected.*(?:;|initializer)|expected (?:a )?declaration", message):
+        end = _end_of_code_before(code, number, column)
+        if (end < number or column > len(here)) and not code[end - 1].endswith((";", "{", "}")):
+            return line - number + end, "a ; is missing at the end of this line", len(code[end - 1]) + 1
+    if match := re.search(_UNKNOWN, message):
+        name = (_groups(match) or [_word_at(here, column)])[0]
+        return line, _unknown(name, source), column
+    if match := re.search(
+        r"no (?:matching function|instance).*?['\"](\w+)|too \w+ arguments.*'[^']*?(\w+)\(", message
+    ):
+        return line, _call(_groups(match)[0]), column
+    for pattern, words in _WORDS:
+        if match := re.search(pattern, message):
+            return line, words.format(*_groups(match)), column
+    return line, _without_macros(message), column
+
+
+def _groups(match: re.Match) -> list[str]:
+    return [group for group in match.groups() if group]
+
+
+def _end_of_code_before(code: list[str], line: int, column: int) -> int:
+    """The line of the last character of code before a place; that line itself if there is none."""
+    if code[line - 1][: max(0, column - 1)].strip():
+        return line
+    return next((n for n in range(line - 1, 0, -1) if code[n - 1]), line)
+
+
+def _word_at(line: str, column: int) -> str:
+    match = re.match(r"\w+", line[column - 1 :]) if column else None
+    return match[0] if match else ""
+
+
+def _unknown(name: str, source: str) -> str:
+    if name in _STD:
+        return f"'{name}' is of the C++ library, and a GPU has none: write plain loops, fmaxf, sqrtf, ..."
+    if name in _ELSEWHERE:
+        return f"'{name}' is not there for a kernel: {_ELSEWHERE[name]}"
+    words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True))) - {name}
+    near = difflib.get_close_matches(name, sorted(words) + NAMES, 1, 0.7)
+    lower = [word for word in NAMES if word.lower() == name.lower()]
+    guess = (lower or near or [""])[0]
+    return f"'{name}' is not declared" + (f"; did you mean '{guess}'?" if guess else "")
+
+
+def _call(name: str) -> str:
+    advice = ""
+    if name.startswith("atomic"):
+        advice = f": its first is an address, as in {name}(&x[i], value)"
+    elif name.endswith("_sync"):
+        advice = f": its first is the mask of lanes, as in {name}(0xffffffff, value, ...)"
+    return f"{name} does not take these arguments{advice}"
+
+
+def _without_macros(message: str) -> str:
+    """As the text has it: threadIdx and its kin are macros on the CPU."""
+    message = re.sub(r"\(?runtime::self\(\)\s*->\s*(?:runtime::Fiber::)?(\w+)\)?", r"\1", message)
+    return re.sub(r"; did you mean .*|runtime::", "", message)
