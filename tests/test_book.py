@@ -12,7 +12,9 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import assignment, check_site, maps, mirror, results, terms  # noqa: E402
+from docutils import nodes  # noqa: E402
+
+from tools import assignment, book_extension, cells, check_site, maps, mirror, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -289,6 +291,44 @@ def test_mirror_write_copies_a_kernel(tmp_path):
     path = cuda_notebook(tmp_path, f"{HALF_OF.replace('2', '3')}\n\n{HALVE.replace('x[i]', 'y[i]')}")
     assert mirror.check_notebook(path, write=True, root=tmp_path) == []
     assert nbformat.read(path, as_version=4).cells[0].source == f"%%cuda --cpu\n{HALF_OF}\n\n{HALVE}"
+
+
+# ---- Cells of CUDA
+
+
+def test_cells_of_cuda_are_coloured_as_cuda():
+    document = nodes.document("", "")
+    for text in ("%%cuda -D TILE=32\nint i;", "x = 1", "print('%%cuda')"):
+        document += nodes.literal_block(text, text, language="ipython3")
+    book_extension.colour_cuda(None, document)
+    languages = [block["language"] for block in document.findall(nodes.literal_block)]
+    assert languages == ["cuda", "ipython3", "ipython3"]
+
+
+def test_jupyterlab_finds_the_extension_that_colours_them():
+    """The files that its package.json names are there, and pyproject.toml installs them where JupyterLab looks."""
+    folder = ROOT / "nanoeuler_lib" / "cuda" / "labextension"
+    package = json.loads((folder / "package.json").read_text())
+    entry = folder / package["jupyterlab"]["_build"]["load"]
+    assert f"_JUPYTERLAB['{package['name']}']" in entry.read_text()
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    place = f"share/jupyter/labextensions/{package['name']}"
+    for file in (folder / "package.json", entry):
+        target = place if file.parent == folder else f"{place}/{file.parent.name}"
+        assert installed[target] == [str(file.relative_to(ROOT))]
+
+
+def test_the_python_of_a_cell_is_what_is_left_without_magics():
+    sources = ["%load_ext x\na = 1\nb = 3 % 2", "%%cuda\nint i;"]
+    found = [cells.python(nbformat.v4.new_code_cell(source)) for source in sources]
+    assert found == ["\na = 1\nb = 3 % 2", ""]
+
+
+def test_the_kernels_of_a_cell_are_those_for_the_device():
+    text = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1; }'
+    for magic, names in (("%%cuda", ["one"]), ("%%cuda --cpu", []), ("%%cuda_text", []), ("# %%cuda", [])):
+        cell = nbformat.v4.new_code_cell(f"{magic}\n{text}")
+        assert list(cells.kernels(cell)) == names
 
 
 # ---- The built pages
