@@ -1,4 +1,4 @@
-"""What a run skips, and why: tests marked `gpu` or `slow`, notebook cells tagged `gpu`."""
+"""What a run skips, and why: tests marked `gpu`, `compiler` or `slow`, cells tagged `gpu`."""
 
 import functools
 import importlib.util
@@ -18,6 +18,7 @@ def pytest_report_header() -> list[str]:
         f"test data: {data or 'NANOEULER_DATA is not set; what needs it is skipped'}",
         f"oracles: {'PyTorch is installed' if torch else 'no PyTorch; what needs it is skipped (make oracle)'}",
         f"GPU: {gpu_missing() or 'usable'}",
+        f"kernels on the CPU: {compiler_missing() or 'a C++ compiler is there'}",
     ]
 
 
@@ -33,11 +34,28 @@ def gpu_missing() -> str:
     )  # CuPy imports without a driver, too
 
 
+@functools.cache
+def compiler_missing() -> str:
+    """Why no kernel can run on the CPU; empty when a C++ compiler is there."""
+    from nanoeuler_lib.cuda.compiler import find_compiler
+    from nanoeuler_lib.errors import NanoEulerError
+
+    try:
+        find_compiler()
+    except NanoEulerError as error:
+        return str(error)
+    return ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         cell = getattr(item, "cell", None)  # nbval's items
         if cell is not None and "gpu" in cell.metadata.get("tags", ()):
             item.add_marker(pytest.mark.gpu)
+        if cell is not None and "%load_ext nanoeuler_lib.cuda" in str(item.parent.nb):
+            item.add_marker(pytest.mark.compiler)
+        if item.get_closest_marker("compiler") and compiler_missing():
+            item.add_marker(pytest.mark.skip(reason=compiler_missing()))
         if item.get_closest_marker("gpu") and gpu_missing():
             item.add_marker(pytest.mark.skip(reason=gpu_missing()))
         if item.get_closest_marker("slow") and not config.getoption("--slow"):

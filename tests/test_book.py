@@ -324,6 +324,7 @@ def test_the_python_of_a_cell_is_what_is_left_without_magics():
     assert found == ["\na = 1\nb = 3 % 2", ""]
 
 
+@pytest.mark.compiler
 def test_the_kernels_of_a_cell_are_those_for_the_device():
     text = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1; }'
     for magic, names in (("%%cuda", ["one"]), ("%%cuda --cpu", []), ("%%cuda_text", []), ("# %%cuda", [])):

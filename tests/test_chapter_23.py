@@ -5,15 +5,10 @@ import pytest
 from chapters import definitions, rejected, try_exercise
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.compiler import find_compiler
-from nanoeuler_lib.errors import NanoEulerError
 
 NAME = "23_first_kernels"
 ON_GPU = cuda.device() == "gpu"
-try:
-    find_compiler()
-except NanoEulerError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.compiler
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,9 @@ import pytest
 from chapters import definitions, rejected, run_tagged, try_exercise
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.compiler import find_compiler
-from nanoeuler_lib.errors import NanoEulerError
 
 NAME = "24_reductions"
-try:
-    find_compiler()
-except NanoEulerError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.compiler
 
 
 @pytest.fixture(scope="module")
