@@ -247,6 +247,33 @@ CASES = {
 }  # fmt: skip
 
 
+SHARED = r"""
+#include <cuda_fp16.h>
+extern "C" __global__ void shared_declarations(float* x) {
+  __shared__ union { __half h[64]; unsigned u[32]; } both;
+  __shared__ struct Pair { float a, b; } pairs[32],
+      last;
+  __shared__ __half one, row[(32 >= 16) ? 32 : 16], square[4][8];
+  int t = threadIdx.x;
+  both.u[t] = 0x40003c00u;  // 2 and 1
+  pairs[t] = {x[t], 1};
+  row[t] = square[t / 8][t % 8] = __float2half(t);
+  if (t == 0) last.a = last.b = 3, one = __float2half(1);
+  __syncthreads();
+  float of_half = __half2float(both.h[2 * t + 1]) + __half2float(row[31 - t]) * __half2float(one);
+  x[t] = pairs[31 - t].a + pairs[t].b + last.a + of_half + __half2float(square[3][t % 8]);
+}
+"""
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_however_shared_memory_is_declared(checked):
+    x = floats(32)
+    wanted = x[::-1] + 1 + 3 + 2 + lanes[::-1] + 24 + lanes % 8
+    cuda.module(SHARED, where="cpu", checked=checked)["shared_declarations"](1, 32, (x,))
+    np.testing.assert_allclose(x, wanted, rtol=1e-6)
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["checked", "fast"])
 def features(request):
     return cuda.module(FEATURES, where="cpu", checked=request.param, instantiate=("polynomial<float, 4>",))
@@ -480,6 +507,27 @@ extern "C" __global__ void last_reader_writes(float* x) {
   if (threadIdx.x == 31)
     s = 2;  // BUG
 }
+extern "C" __global__ void half_the_warp_synchronised(float* x) {
+  __shared__ float s;
+  if (threadIdx.x == 0) s = x[0];  // BUG
+  if (threadIdx.x < 16) __syncwarp(0x0000ffffu);
+  x[threadIdx.x] = s;
+}
+extern "C" __global__ void two_halves_synchronised_apart(float* x) {
+  __shared__ float s[32];
+  s[threadIdx.x] = x[threadIdx.x];
+  __syncwarp(threadIdx.x < 16 ? 0x0000ffffu : 0xffff0000u);
+  x[threadIdx.x] = s[(threadIdx.x + 1) % 32];  // BUG
+}
+extern "C" __global__ void met_before_it_wrote(float* x) {  // 0 and 8 meet, 8 and 16 meet: 16 knows what 0 did before
+  __shared__ float s[2];
+  if (threadIdx.x == 0) s[0] = 1;
+  if (threadIdx.x % 8 == 0 && threadIdx.x < 16) __syncwarp(0x00000101u);
+  if (threadIdx.x == 0) s[1] = 2;
+  if (threadIdx.x == 8 || threadIdx.x == 16) __syncwarp(0x00010100u);
+  if (threadIdx.x == 16) x[0] = s[0];
+  if (threadIdx.x == 16) x[1] = s[1];  // BUG
+}
 extern "C" __global__ void shuffle_for_a_barrier(float* x) {
   __shared__ float s;
   if (threadIdx.x == 0) s = x[0];
@@ -660,6 +708,9 @@ PLANTED = {
     "buffer_reused": ("race", 1, 64, (floats(64), 3)),
     "syncwarp_for_two_warps": ("race", 1, 64, (floats(64),)),
     "last_reader_writes": ("race", 1, 32, (floats(32),)),
+    "half_the_warp_synchronised": ("race", 1, 32, (floats(32),)),
+    "two_halves_synchronised_apart": ("race", 1, 32, (floats(32),)),
+    "met_before_it_wrote": ("race", 1, 32, (floats(32),)),
     "shuffle_for_a_barrier": ("race", 1, 32, (floats(32),)),
     "sum_without_atomic": ("race", 4, 32, (floats(128), zeros(1), 128)),
     "counts_without_atomic": ("race", 1, 32, (lanes.astype(np.int32) % 4, zeros(4, dtype=np.int32))),
@@ -904,6 +955,10 @@ def test_what_does_not_compile_says_where(text, line, message):
             "__shared__ float s[3];\n__global__ void k(float* x) { x[0] = s[0]; }",
             "line 1: declare __shared__",
         ),
+        (
+            "__global__ void k(float* x) {\n  __shared__ float s = 0;\n  x[0] = s;\n}",
+            "line 2: __shared__ memory has no value at first",
+        ),
     ],
 )
 def test_a_text_that_cannot_be_launched(text, message):
@@ -988,8 +1043,8 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert kernel.max_dynamic_shared_size_bytes == 60_000
     with pytest.raises(NanoEulerError, match=r"`n` is an int, got float 8.0"):
         module["scale"](1, 8, (x, y, 2.0, 8.0))
-    with pytest.raises(NanoEulerError, match="the profiler needs a checked module on the CPU"):
-        module["scale"].profile(1, 8, (x, y, 2.0, 8))
+    assert {r.array for r in module["scale"].profile(1, 8, (x, y, 2.0, 8)).rows} == {"x", "y"}
+    assert (y == 2 * x).all()
 
     def refuse(**_):
         raise RuntimeError(
@@ -1002,6 +1057,47 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     cupy.RawModule = lambda **_: (_ for _ in ()).throw(RuntimeError("nvrtc: out of memory"))
     with pytest.raises(NanoEulerError, match=r"does not compile with NVRTC:\nnvrtc: out of memory"):
         cuda.module(SCALE, where="gpu")
+
+
+def test_the_checked_twin_of_a_kernel():
+    text = "template <int N> __global__ void power(float* x) { x[threadIdx.x] = N * BY; }"
+    fast = cuda.module(text, where="cpu", checked=False, defines={"BY": 3}, instantiate=("power<4>",))[
+        "power<4>"
+    ]
+    x = zeros(8)
+    twin = fast.on_cpu()
+    twin(1, 8, (x,))
+    assert (x == 12).all() and twin.module.checked and twin.on_cpu() is twin
+    with pytest.raises(cuda.KernelError, match=r"out of bounds: write: x\[8\]"):
+        twin(1, 9, (x,))
+    twin.on_cpu("N * BY", "N + BY")(1, 8, (x,))
+    assert (x == 7).all()
+    with pytest.raises(NanoEulerError, match=r"kernel\.cu does not hold 'N - BY'"):
+        fast.on_cpu("N - BY", "N + BY")
+    file = cuda.module(cuda.KERNELS / "vector_add.cu", where="cpu", checked=False)["vector_add"]
+    with pytest.raises(cuda.KernelError) as caught:
+        file.on_cpu("if (i < n)", "")(1, 9, (x, x, x, 8))
+    assert caught.value.finding.file == "vector_add.cu"
+
+
+def test_a_variable_without_a_value_holds_one_that_is_seen():
+    text = """extern "C" __global__ void k(float* y, int* i, int n) {
+  float sum;
+  int count;
+  for (int k = 0; k < n; k++) sum += 1, count += 1;
+  *y = sum;
+  *i = count;
+}
+"""
+    try:
+        y, i = zeros(1), zeros(1, dtype=np.int32)
+        cuda.module(text, where="cpu")["k"](1, 1, (y, i, 5))
+    except cuda.KernelError as error:
+        assert "'sum' is used before it has a value" in str(error)  # what Clang says
+        return
+    if compiler._version(compiler.find_compiler())[1] < 12:
+        pytest.skip("this g++ fills nothing")
+    assert not abs(y[0]) < 1e30 and i[0] < -(1 << 20)
 
 
 def test_a_launch_on_nothing():
@@ -1185,7 +1281,24 @@ def test_profile_plots(tmp_path):
     line = profile.rows[0].line
     assert len(profile.plot().patches) == len(profile.rows) == 2
     assert profile.plot_request(line, "y").images[0].get_array().shape == (32, 32)  # 32 sectors of 32 bytes
-    assert profile.plot_request(line, "x").images[0].get_array().shape == (4, 32)
+    ax = profile.plot_request(line, "x")
+    assert ax.images[0].get_array().shape == (4, 32) and ax.images[0].colorbar
+    assert list(ax.get_xticks()) == [0, 8, 16, 24, 32]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1", "2", "3"]
+    ax = profile.plot_request(line, "y", colorbar=False)
+    assert not ax.images[0].colorbar and len(ax.figure.axes) == 1
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "0",
+        "4",
+        "8",
+        "13",
+        "17",
+        "22",
+        "26",
+        "31",
+    ]
+    assert ax.images[0].get_array().mask[0].tolist() == 4 * [False] + 28 * [True]  # one number of the sector
+    assert tuple(ax.images[0].cmap.get_bad()) == pytest.approx((0xDC / 255, 0xD9 / 255, 0xD0 / 255, 1))
     with pytest.raises(NanoEulerError, match="makes 8 requests to x, asked for number 8"):
         profile.plot_request(line, "x", 8)
     assert f"{line:4}  global  write   y" in str(profile)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = [
-    f"tests/test_{name}.py" for name in ("cuda_runtime", "kernels", "learner", "cuda_matrix", "cuda_profile")
+    f"tests/test_{name}.py"
+    for name in ("cuda_runtime", "cuda_functions", "kernels", "learner", "cuda_matrix", "cuda_profile")
 ]
 CUDA = ROOT / "nanoeuler_lib" / "cuda"
 FIRST = """
@@ -96,7 +97,7 @@ def built(compiler: str, target: str) -> str:
     texts, passed = {file.name: file.read_text("utf-8") for file in sorted(c.KERNELS.glob("*.cu"))}, 0
     with tempfile.TemporaryDirectory() as folder:
         source, kernel, runtime, library = (str(Path(folder, n)) for n in ("k.cpp", "k.o", "r.o", "k.dylib"))
-        for flags, defines in ((c.CHECKED, ["-DCHECKED"]), (c.FAST, [])):
+        for flags, defines in ((c.checked_flags(tuple(compiler.split())), ["-DCHECKED"]), (c.FAST, [])):
             made = [
                 *zig,
                 *c.RUNTIME,

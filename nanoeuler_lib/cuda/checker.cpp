@@ -21,7 +21,7 @@ struct Visit {
   bool same_group(Visit other) const {  // the same kind of access, warp, and stretch between two barriers
     return when == other.when && ((who ^ other.who) & 0xffffffe0u) == 0;
   }
-  bool same_warp_epoch(Visit other) const { return ((who ^ other.who) >> 14 & 0x3ffff) == 0; }
+  bool same_warp_epoch(Visit now) const;  // of two lanes of a warp: no __syncwarp() came between, for these two
   bool same_thread(Visit other) const { return when >> 32 == other.when >> 32 && ((who ^ other.who) & 0x7ff) == 0; }
 };
 
@@ -76,6 +76,26 @@ static inline bool ordered(Visit earlier, Visit later) {
   return same_warp && !earlier.same_warp_epoch(later);
 }
 
+inline bool Visit::same_warp_epoch(Visit now) const {
+  const Warp& warp = checked_block->warp[now.thread() / 32];
+  unsigned age = (unsigned)((now.who >> 14) - (who >> 14)) & 0x3ffff, met = warp.met[now.thread() % 32][thread() % 32];
+  return warp.epoch - (met < warp.all_met ? warp.all_met : met) >= age;
+}
+
+static void check_syncwarp(Warp* warp, unsigned lanes) {
+  unsigned met[32] = {};
+  warp->epoch++;
+  if (lanes == ~0u) {
+    warp->all_met = warp->epoch;
+    return;
+  }
+  for (unsigned rest = lanes; rest; rest &= rest - 1)
+    for (int b = 0, lane = __builtin_ctz(rest); b < 32; b++)
+      if (met[b] < warp->met[lane][b]) met[b] = warp->met[lane][b];
+  for (unsigned rest = lanes; rest; rest &= rest - 1) met[__builtin_ctz(rest)] = warp->epoch;
+  for (unsigned rest = lanes; rest; rest &= rest - 1) memcpy(warp->met[__builtin_ctz(rest)], met, sizeof met);
+}
+
 // ---- findings ---------------------------------------------------------------------------------------------
 
 static bool is_shared(Block* block, Array* array) {
@@ -124,7 +144,7 @@ static void check_barrier(Block* block) {
     unsigned t = 0;
     while (!block->started[t] || !(block->warp[t / 32].alive >> t % 32 & 1)) t++;  // one that waits
     report(block, block->fiber[t], "divergent barrier", 
-           "waits at __syncthreads(), which another thread of the block never reaches: it has left the kernel");
+           "another thread never comes to this __syncthreads(): it has left the kernel");
     c->finding.site = site_of_line(block->barrier_line);
     c->finding.other_thread = block->left_thread;
     leave(block);
@@ -135,7 +155,7 @@ static void check_exit(Fiber* fiber) {
   AsyncCopies& copies = fiber->block->copies[fiber->thread];
   if (copies.length == 0) return;
   describe(fiber, site_of_line(copies.copy[0].line), nullptr, 0, "missing wait",
-           "an asynchronous copy is never waited for (copy_async_commit, then copy_async_wait)");
+           "a copy_async is never waited for (copy_async_commit, then copy_async_wait)");
   copies.length = 0;
   leave(fiber->block);
 }
@@ -160,13 +180,22 @@ static Array* find_array(Block* block, uintptr_t address) {
   uintptr_t distance = 64u << 20;
   for (int i = 0; i < block->shared_arrays + array_count; i++) {
     Array* a = i < block->shared_arrays ? &block->shared[i] : &arrays[i - block->shared_arrays];
-    uintptr_t away = address < a->start ? a->start - address : address - a->end;
+    uintptr_t wrapped = address - ((uintptr_t)a->element << 32);  // an unsigned index that fell below 0
+    uintptr_t away = a->start - wrapped < distance ? a->start - wrapped
+                   : address < a->start ? a->start - address : address - a->end;
     if (away >= distance) continue;
     distance = away;
     nearest = a;
   }
   describe(fiber, site, nearest, address, "out of bounds", message);
   leave(block);
+}
+
+[[noreturn]] static void misaligned(Fiber* fiber, Site site, Array* array, uintptr_t address, int bytes) {
+  char message[80];
+  snprintf(message, sizeof message, "%d bytes at once need an address that is a multiple of %d", bytes, bytes);
+  describe(fiber, site, array, address, "misaligned", message);
+  leave(fiber->block);
 }
 
 static inline Visit visit_now(Fiber* fiber, Block* block, int kind, Site site) {
@@ -231,12 +260,7 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
     describe(fiber, site, array, address, "out of bounds", kind & WRITE ? "write" : "read");
     leave(block);
   }
-  if (address & (uintptr_t)(bytes - 1)) {  // bytes is 1, 2, 4, 8 or 16
-    char message[80];
-    snprintf(message, sizeof message, "%d bytes at once need an address that is a multiple of %d", bytes, bytes);
-    describe(fiber, site, array, address, "misaligned", message);
-    leave(block);
-  }
+  if (address & (uintptr_t)(bytes - 1)) misaligned(fiber, site, array, address, bytes);  // 1, 2, 4, 8 or 16
   Config* c = block->launch->config;
   if (block->traced && c->trace_length < c->trace_capacity) {
     bool shared = is_shared(block, array);
@@ -386,7 +410,7 @@ static void on_signal(int signal, siginfo_t*, void* context) {
   bool known = stack_pointer - (uintptr_t)block->stacks < block->stacks_used * STACK_BYTES;
   Fiber* fiber = known ? record_of(stack_pointer & ~(STACK_BYTES - 1)) : nullptr;
   report(block, fiber, "crash", "%s", signal == SIGFPE ? "an integer division that has no result" :
-         "the kernel crashed: a wild pointer, or a stack that overflows (recursion, large local arrays)");
+         "a wild pointer, or a stack that overflows (recursion, large local arrays)");
   if (in_library(instruction)) block->launch->config->finding.site = (Site)(instruction + 1 - library_start());
   leave(block);
 }
@@ -489,6 +513,7 @@ static void undefined(Place* place, const char* format, uintptr_t value, const c
   Fiber* fiber = self();
   report(fiber->block, fiber, kind, format, (long long)(int64_t)value);
   fiber->block->launch->config->finding.site = site_of_line((int)place->line);
+  fiber->block->launch->config->finding.columns = (int)place->column;
   leave(fiber->block);
 }
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
@@ -504,8 +529,15 @@ RUNTIME_API void __ubsan_handle_out_of_bounds(ArrayPlace* p, uintptr_t index) {
   snprintf(format, sizeof format, "index %%lld of an array %.80s", p->type->name);
   undefined(&p->place, format, index, "out of bounds");
 }
-RUNTIME_API void __ubsan_handle_type_mismatch_v1(Place* p, uintptr_t address) {
-  undefined(p, "the address is %lld more than a multiple of 16, and its type needs more", address % 16, "misaligned");
+struct TypePlace {
+  Place place;
+  void* type;
+  unsigned char log_alignment;
+};
+RUNTIME_API void __ubsan_handle_type_mismatch_v1(TypePlace* p, uintptr_t address) {
+  if (!checked_block) return;
+  Array* array = find_array(checked_block, address);
+  misaligned(self(), site_of_line((int)p->place.line), array, address, 1 << p->log_alignment);
 }
 #define OVERFLOWS(NAME, TEXT) \
   RUNTIME_API void __ubsan_handle_##NAME##_overflow(Place* p, uintptr_t left) { undefined(p, TEXT, left); }

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -31,20 +32,11 @@ COMMON = [
 # Checked kernels are compiled as written (-O0), so that every access of the text is one access of the machine.
 CHECKED = [
     "-O0", "-gdwarf-4", "-g1", "-DCHECKED", *(f"-W{name}" for name in WARNINGS),
-    "-fno-sanitize=undefined", "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
+    "-fno-sanitize=undefined", "-fsanitize=thread",
     "-fsanitize=bounds,alignment,signed-integer-overflow,integer-divide-by-zero,shift",
 ]  # fmt: skip
 FAST = ["-O2", "-fno-math-errno", "-w"]
-RUNTIME = [
-    "-std=c++17",
-    "-O2",
-    "-w",
-    "-fPIC",
-    "-pthread",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fvisibility=hidden",
-]
+RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibility=hidden".split()
 
 
 def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) -> Path:
@@ -53,13 +45,13 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
     Raises KernelError with the compiler's first error, NanoEulerError without a compiler.
     """
     compiler = find_compiler()
-    flags = COMMON + (CHECKED if checked else FAST) + [f"-D{d}" for d in defines]
+    machine = (_identity(compiler), _processor(), headers())
+    flags = [*COMMON, *(checked_flags(compiler) if checked else FAST), *(f"-D{d}" for d in defines)]
     runtime_flags = RUNTIME + (["-DCHECKED"] if checked else [])
     if not checked and not _is_zig(compiler):  # zig compiles for this processor anyway
         flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
     if _is_zig(compiler):  # its own checks would be on by default
         runtime_flags.append("-fno-sanitize=undefined")
-    machine = (_identity(compiler), _processor(), headers())
     runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
     library = (
         cache_folder()
@@ -113,6 +105,27 @@ def find_compiler() -> tuple[str, ...]:
     raise NanoEulerError(
         "running a kernel on the CPU takes a C++ compiler, found none: install g++ or clang, or `pip install ziglang`"
     )
+
+
+def checked_flags(compiler: tuple[str, ...]) -> list[str]:
+    """CHECKED and what each compiler spells in its own way: a call in every basic block, and a pattern in local
+    variables that have no value (of a float nan, or -1.7e38 with g++)."""
+    flags = [*CHECKED, "-fsanitize-coverage=trace-pc"]
+    is_clang, version = (True, 0) if _is_zig(compiler) else _version(compiler)
+    if is_clang:  # left alone it drops calls that others imply, and reads before a write, as in s[i] += 1
+        flags[-1] += ",bb,no-prune"
+        flags += ["-mllvm", "-tsan-instrument-read-before-write=1"]
+    if is_clang or version >= 12:
+        flags.append("-ftrivial-auto-var-init=pattern")
+    return flags
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> tuple[bool, int]:
+    """Whether it is Clang, whatever its command, and its main version; 0 if it does not say."""
+    told = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    number = re.search(r"(\d+)\.\d+\.\d+", told)
+    return "clang" in told, int(number[1]) if number else 0
 
 
 def _is_zig(compiler: tuple[str, ...]) -> bool:

@@ -83,10 +83,13 @@ _WORDS = [
 # Names of CUDA C++: for one that is misspelt they and the text's own are proposed.
 NAMES = """threadIdx blockIdx blockDim gridDim warpSize __global__ __device__ __shared__ __constant__ __restrict__
 __syncthreads __syncthreads_count __syncwarp __threadfence __shfl_sync __shfl_up_sync __shfl_down_sync __shfl_xor_sync
-__ballot_sync __any_sync __all_sync __activemask __popc atomicAdd atomicSub atomicMin atomicMax atomicCAS atomicExch
-expf exp2f logf log2f sqrtf rsqrtf fmaxf fminf fabsf fmaf powf sinf cosf tanhf floorf printf assert make_float2
-make_float4 copy_async copy_async_commit copy_async_wait const float double bool char short unsigned int void extern
-return while __int_as_float __float2half __half2float __launch_bounds__ __expf __logf""".split()
+__ballot_sync __any_sync __all_sync __match_any_sync __activemask atomicAdd atomicSub atomicMin atomicMax atomicCAS
+atomicExch atomicInc atomicDec __ldg __ldca __ldcg __ldcs __ldcv __stcg __stcs __stwt __popc __popcll __clz __clzll
+__ffs __ffsll __brev __byte_perm __dp4a __nanosleep clock clock64 rsqrt sincosf sincospif sinpif cospif __fdiv_rn
+fdividef expf exp2f logf log2f sqrtf rsqrtf fmaxf fminf fabsf fmaf powf sinf cosf tanhf floorf printf assert
+make_float2 make_float4 copy_async copy_async_commit copy_async_wait ldmatrix ldmatrix_trans mma to_tf32 wmma const
+float double bool char short unsigned int void extern return while __int_as_float __float2half __half2float
+__launch_bounds__ __expf __logf""".split()
 _ELSEWHERE = {
     "INFINITY": "write __int_as_float(0x7f800000)", "HUGE_VALF": "write __int_as_float(0x7f800000)",
     "NAN": "write __int_as_float(0x7fffffff)", "M_PI": "write 3.14159265f", "FLT_MAX": "write 3.402823466e38f",

@@ -115,7 +115,10 @@ class CpuLaunch:
             )
 
     def trace(self, block_index: int, capacity: int) -> tuple[np.ndarray, list[str]]:
-        """Run, and return every access of one block, records of dtype ACCESS in order, and the shared arrays' names."""
+        """Run, and return every access of one block, records of dtype ACCESS in order, and the shared arrays' names.
+
+        The offsets of an array that is a part of another count from a multiple of 256 bytes of that one's memory.
+        """
         record = np.zeros(capacity, ACCESS)
         self.config.traced_block, self.config.trace_capacity = block_index, capacity
         self.config.trace = record.ctypes.data
@@ -124,7 +127,10 @@ class CpuLaunch:
         finally:
             self.config.traced_block, self.config.trace_capacity = -1, 0
         names = [name.value.decode() for name in self.config.shared_name]
-        return record[: self.config.trace_length], names
+        trace = record[: self.config.trace_length]
+        for number, (_, array) in enumerate(self.arrays):
+            trace["offset"][trace["array"] == number] += _offset_in_owner(array)
+        return trace, names
 
 
 @dataclass
@@ -161,7 +167,7 @@ class _Guarded:
             if last and start < last.end:
                 last.end, last.written = max(last.end, end), last.written or launch.written[i]
             else:
-                offset = _offset_in_owner(launch.arrays[i][1], start)
+                offset = _offset_in_owner(launch.arrays[i][1])
                 self.regions.append(_Region(start, end, offset, launch.written[i]))
 
     def __enter__(self):
@@ -181,12 +187,12 @@ class _Guarded:
             region.copy_out()
 
 
-def _offset_in_owner(array: np.ndarray, start: int) -> int:
+def _offset_in_owner(array: np.ndarray) -> int:
     """Where a view starts in the array that owns its memory, modulo 256: GPU arrays start at multiples of that."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return (start - owner.ctypes.data) % 256
+    return (array.ctypes.data - owner.ctypes.data) % 256
 
 
 def cores() -> int:

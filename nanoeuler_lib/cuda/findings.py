@@ -1,26 +1,30 @@
 """What the checker and the compilers have to say about a kernel, in words."""
 
 import re
+import textwrap
 from dataclasses import dataclass
 
 from nanoeuler_lib.cuda.source import Text, blank_comments
 from nanoeuler_lib.errors import NanoEulerError
 
+WIDTH = 95  # of a finding's lines: what a page of the book shows
+
 # What to look at, where the finding (its kind and message) says less than the reader needs: the first that matches.
 ADVICE = {
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
-    "^race": "nothing orders the two: no __syncthreads() (or, inside one warp, __syncwarp()) lies between them",
+    "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
     "^uninitialised": "which thread was to write it, and before which barrier?",
     "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
     "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
     "^warp function|shuffle": "the mask names the lanes that reach the call, all of them: is the call inside a branch?",
     "^missing wait": "call copy_async_wait, then __syncthreads(), before anyone reads what the copy brings",
     "^endless": "does its condition ever become false? (a launch that is only slow takes seconds=...)",
-    "^misaligned": "a float4 needs a start that is a multiple of 16 bytes, a float2 of 8",
-    "in no array": "the index is far off, or the pointer was never set: threadIdx.x - 1 is 4294967295 in thread 0",
+    "^misaligned": "a float4, a row of ldmatrix and a copy of 16 bytes start at a multiple of 16, a float2 of 8",
+    r"\[42949\d{5}\]": "the index is unsigned and fell below 0: threadIdx.x - 1 is 4294967295 in thread 0",
+    "in no array": "the index is far off, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
     "int overflow": "an int holds numbers up to 2147483647: compute large indices as long long",
-    "stack is full|the kernel crashed": "a thread has little room of its own: no recursion, no large local arrays",
+    "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
 }
 
 
@@ -60,7 +64,7 @@ def compile_error(text: Text, line: int, message: str, column: int = 0) -> Kerne
         return KernelError(Finding("compilation", text.name, f"{file}: {message}", file))
     told = f"{file}, line {number}: {message}\n  {code}"
     if code and column:
-        written = text.text_of(line).split("\n")[number - 1]
+        written = text.line(line)
         indent = len(written) - len(written.lstrip())
         told += "\n" + " " * (column + 1 - indent) + "^"
     return KernelError(Finding("compilation", text.name, told, file, number))
@@ -74,8 +78,9 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     """
     kind = raw.kind.decode()
     message = re.sub(r"\bline (\d+)", lambda m: text.where(int(m[1])), raw.message.decode(errors="replace"))
+    message = re.sub(r"'(\w+)\[", r"'\1 [", message)  # 'float [64]', which Clang spells 'float[64]'
     line, other_line = line_of(raw.site), line_of(raw.other_site)
-    told = [f"{kind}: {message}{_place(raw, kind, arrays)}"]
+    told = [f"{kind}: {message}{_place(raw, kind, arrays, text, line)}"]
     thread = block_index = other = None
     if raw.has_thread:
         block_index, thread = tuple(raw.block), tuple(raw.thread)
@@ -95,6 +100,7 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
         told.append(f"  {who}{text.quote(other_line)}")
     if advice := _advice(raw, told[0], text, arrays):
         told.append(f"  {advice}")
+    told[0] = textwrap.fill(told[0], WIDTH, subsequent_indent="    ", break_long_words=False)
     file, number, _ = text.find(line)
     return KernelError(
         Finding(
@@ -103,13 +109,12 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     )
 
 
-def _place(raw, kind: str, arrays: list) -> str:
-    """Which element of which array: ' of x[17], but x holds 16 elements'."""
-    if raw.array == -1:
-        wild = kind == "out of bounds" and raw.offset  # not an index that the compiler itself could judge
-        return " at an address that is in no array" if wild and b"null" not in raw.message else ""
-    if b"null pointer" in raw.message:
+def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
+    """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
+    if b"null pointer" in raw.message or (raw.array == -1 and kind != "out of bounds"):
         return ""
+    if raw.array == -1:
+        return _written(text.line(line), raw.columns) if raw.columns else " at an address that is in no array"
     index = raw.offset // raw.element
     name = raw.name.decode()
     element = f"[{index // raw.columns}][{index % raw.columns}]" if raw.columns else f"[{index}]"
@@ -118,7 +123,20 @@ def _place(raw, kind: str, arrays: list) -> str:
     else:
         array = arrays[raw.array][1]
         size = f"{array.dtype} of shape {array.shape}, {array.size} elements"
-    return f": {name}{element}" + (f"  ({name}: {size})" if kind in ("out of bounds", "misaligned") else "")
+    return f": {name}{element}" + (f"  ({name}: {size})" if kind == "out of bounds" else "")
+
+
+# x[..], x[..][..], x.y[..], with at most one bracket inside of another; each that begins somewhere in a line.
+_INDEX = r"\s*\[(?:[^][]|\[[^][]*\])*\]"
+_ELEMENT = re.compile(rf"(?=\b([A-Za-z_]\w*(?:\s*\.\s*\w+|{_INDEX})*{_INDEX}))")
+
+
+def _written(code: str, column: int) -> str:
+    """The element as the text has it, ': s[i + 1]': g++ tells the column of its ], Clang that of its name."""
+    if "__shared__" in code:
+        return ""  # the compiler saw a longer line (see `prepare`)
+    found = [match[1] for match in _ELEMENT.finditer(code) if match.start() < column <= match.end(1)]
+    return f": {min(found, key=len)}" if found else ""
 
 
 def _advice(raw, told: str, text: Text, arrays: list) -> str:

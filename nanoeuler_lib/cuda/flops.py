@@ -19,7 +19,7 @@ import numpy as np
 from nanoeuler_lib.errors import NanoEulerError
 
 _FUNCTION = re.compile(
-    r"(?:(?:exp|log)(?:2|10|m1|1p)?|pow|sinh?|cosh?|tanh?|sqrt|cbrt|erfc?|.*reciprocal_root.*)f?"
+    r"(?:(?:exp|log)(?:2|10|m1|1p)?|pow|sinh?|cosh?|tanh?|sqrt|cbrt|erfc?|.*(?:reciprocal_root|(?:7|9co)sine_pi).*)f?"
 )
 _ONE = re.compile(r"v?(?:add|sub|mul|div)s[sd]|f(?:add|sub|n?mul|div)")  # x86-64, arm64
 _TWO = re.compile(r"vfn?m(?:add|sub)\w*s[sd]|fn?m(?:add|sub)")
@@ -32,12 +32,8 @@ def block_work(library: Path, line_of: Callable[[int], int]) -> dict[int, dict[i
     """What each basic block of a library's kernels computes: by site (the address after its call), then by line.
 
     line_of: the line of the instruction before an address, 0 outside the kernel's text. Raises NanoEulerError without
-    a disassembler, or for a library that Clang made.
+    a disassembler.
     """
-    if b"clang version" in library.read_bytes():
-        raise NanoEulerError(
-            "operations are counted in what g++ compiles: Clang calls at the start of some blocks only"
-        )
     code = _disassembled(library)
     ours = {name for name, rows in code.items() if any(line_of(address) for address, *_ in rows[1:])}
 

@@ -70,16 +70,19 @@ def module(
     {"TILE": 32}; instantiate: the templates to compile, ("matmul<16>",). Raises KernelError with the compiler's first
     error, NanoEulerError for a text without a kernel.
     """
-    return Module(source, where or device(), checked, defines or {}, tuple(instantiate))
+    name = source.name if isinstance(source, Path) else "kernel.cu"
+    text = source.read_text("utf-8") if isinstance(source, Path) else source
+    return Module(name, text, where or device(), checked, defines or {}, tuple(instantiate))
 
 
 class Module:
     """A compiled text: `module["name"]` is a kernel, `list(module)` their names."""
 
-    def __init__(self, source, where: str, checked: bool, defines: dict, instantiate: tuple[str, ...]):
-        self.name = source.name if isinstance(source, Path) else "kernel.cu"
-        self.source = source.read_text("utf-8") if isinstance(source, Path) else source
-        self.where, self.checked = where, checked
+    def __init__(
+        self, name: str, source: str, where: str, checked: bool, defines: dict, instantiate: tuple[str, ...]
+    ):
+        self.name, self.source = name, source
+        self.where, self.checked, self.defines, self.instantiate = where, checked, defines, instantiate
         self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines)}
         macros = [f"{name}={value}" for name, value in defines.items()]
         text = prepare(self.name, self.source, KERNELS)  # what one side refuses the other refuses, too
@@ -157,8 +160,24 @@ class Kernel:
         if not 0 <= shared_mem <= SHARED_LIMIT:
             raise NanoEulerError(f"{self.name}: shared_mem is 0 to {SHARED_LIMIT} bytes, got {shared_mem}")
 
+    def on_cpu(self, old: str = "", new: str = "") -> "Kernel":
+        """The same kernel compiled for the CPU and the checker, with a piece of its text replaced, if asked.
+
+        Raises NanoEulerError if the text does not hold `old`.
+        """
+        m = self.module
+        if m.where == "cpu" and m.checked and old == new:
+            return self
+        if old not in m.source:
+            raise NanoEulerError(f"{m.name} does not hold {old!r}")
+        source = m.source.replace(old, new) if old else m.source
+        return Module(m.name, source, "cpu", True, m.defines, m.instantiate)[self.name]
+
     def profile(self, grid, block, args: Sequence, shared_mem: int = 0, *, block_index: int = 0):
-        """Launch on the CPU and count what one block asks of memory, line by line: a `profile.Profile`."""
+        """Launch `on_cpu()` and count what one block asks of memory, line by line: a `profile.Profile`.
+
+        args: NumPy arrays; the block has the number block_index.
+        """
         from nanoeuler_lib.cuda.profile import profile
 
         return profile(self, grid, block, args, shared_mem, block_index)

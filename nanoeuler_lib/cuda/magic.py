@@ -14,6 +14,7 @@ import argparse
 import builtins
 import keyword
 import re
+import shlex
 
 from nanoeuler_lib.cuda.launch import module
 from nanoeuler_lib.errors import NanoEulerError
@@ -53,8 +54,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _options(line: str) -> argparse.Namespace:
-    import shlex
-
     parser = _Parser(prog="%%cuda", add_help=False)
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--cpu", action="store_true")

@@ -16,7 +16,7 @@ from nanoeuler_lib.errors import NanoEulerError
 
 SECTOR, BANKS, WORD = 32, 32, 4  # bytes, banks, bytes
 CAPACITY = 8_000_000  # accesses and basic blocks of the traced block that are kept, 32 bytes each
-READ, WRITE, ATOMIC, ASYNC, ENTERED, FLOPS = 0, 1, 3, 5, 8, 9  # kinds of a trace's records, as in runtime.h
+READ, WRITE, ATOMIC, ASYNC, ENTERED, FLOPS = 0, 1, 3, 5, 8, 9  # of a trace's records: thread.h, runtime.h
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,8 @@ class Profile:
         places = np.arange(len(self.rows))
         colors = ["C0" if r.space == "global" else "C1" for r in self.rows]
         ax.barh(places, [r.cost for r in self.rows], 0.6, color=colors)
-        ax.plot(
-            [r.ideal for r in self.rows],
-            places,
-            "|",
-            color="C3",
-            markersize=14,
-            markeredgewidth=2,
-            label="ideal",
-        )
+        ideal = [r.ideal for r in self.rows]
+        ax.plot(ideal, places, "|", color="C3", markersize=14, markeredgewidth=2, label="ideal")
         ax.set_yticks(places, [f"line {r.line}: {r.operation} {r.array}" for r in self.rows])
         ax.set(xlabel="per request: sectors of 32 bytes (global), turns (shared)", title=self.kernel)
         ax.invert_yaxis()
@@ -189,10 +182,11 @@ class Profile:
         axes[1].set(xlabel="floating-point operations")
         return axes
 
-    def plot_request(self, line: int, array: str, number: int = 0, ax=None):
+    def plot_request(self, line: int, array: str, number: int = 0, ax=None, colorbar: bool = True):
         """Draw which lane of a warp touches which byte in one request of a line, row by row: sectors, or all banks.
 
-        number: which request of the line, in the order in which the block makes them.
+        number: which request of the line, in the order in which the block makes them; bytes that no lane asks for are
+        grey. colorbar: beside the axes; False where several share one.
         """
         import matplotlib.pyplot as plt
 
@@ -211,19 +205,25 @@ class Profile:
             row, column = np.searchsorted(used, a["offset"] // width), a["offset"] % width
             picture[row, column : column + a["bytes"]] = a["thread"] % 32
         ax = ax or plt.subplots(figsize=(7, 0.25 * len(used) + 1))[1]
-        image = ax.imshow(picture, aspect="auto", cmap="viridis", vmin=0, vmax=31, interpolation="nearest")
+        colors = plt.get_cmap("viridis").with_extremes(bad="#dcd9d0")
+        box = (0, width, len(used), 0)
+        image = ax.imshow(
+            picture, colors, aspect="auto", vmin=0, vmax=31, interpolation="nearest", extent=box
+        )
         unit = "sector" if width == SECTOR else "row of 32 banks"
-        ax.set_yticks(np.arange(len(used)), used)
+        shown = np.unique(np.linspace(0, len(used) - 1, min(len(used), 8)).astype(int))
+        ax.set_xticks(np.linspace(0, width, 5))
+        ax.set_yticks(shown + 0.5, used[shown])
         ax.set(xlabel=f"byte of the {unit}", ylabel=unit, title=f"line {line}, {array}: lanes of one request")
-        ax.figure.colorbar(image, ax=ax, label="lane")
+        if colorbar:
+            ax.figure.colorbar(image, ax=ax, label="lane")
         ax.grid(False)
         return ax
 
 
 def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Profile:
-    """Launch a kernel on the CPU and count what block number `block_index` asks of memory."""
-    if kernel.module.where != "cpu" or not kernel.module.checked:
-        raise NanoEulerError("the profiler needs a checked module on the CPU: module(source, where='cpu')")
+    """Launch a kernel with the checker and count what block number `block_index` asks of memory."""
+    kernel = kernel.on_cpu()
     launch = kernel.bind(grid, block, args, shared_mem)
     trace, shared = launch.trace(block_index, CAPACITY)
     if not (trace["kind"] < ENTERED).any():

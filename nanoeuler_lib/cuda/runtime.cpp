@@ -27,6 +27,7 @@ static void begin_finding(Finding*, Fiber*, const char* kind, const char* messag
 static void check_begin(Launch*);
 static void check_end(Launch*);
 static void check_barrier(Block*);
+static void check_syncwarp(Warp*, unsigned lanes);
 static void check_exit(Fiber*);
 
 // ---- launching --------------------------------------------------------------------------------------------
@@ -133,7 +134,8 @@ static void run_block(Block* block, uint64_t linear_index) {
   memset(block->started, 0, threads);
   for (unsigned w = 0; w < block->warps_used; w++) {
     unsigned lanes = threads - w * 32 < 32 ? (1u << (threads - w * 32)) - 1 : ~0u;
-    block->warp[w] = {lanes, lanes, 0, (int)(w * 32)};
+    block->warp[w].alive = block->warp[w].runnable = lanes;
+    block->warp[w].first = (int)(w * 32);
   }
   switch_to(block, &block->worker_stack_pointer, 0);  // back when the last thread has returned, or after a finding
 }
@@ -374,7 +376,8 @@ static void meet(Fiber* fiber, unsigned lanes) {
     int lane = __builtin_ctz(rest);
     Fiber* other = block->fiber[warp->first + lane];
     argument[lane] = other->waits_argument;
-    if (other->waits_function == fiber->waits_function && other->waits_mask == fiber->waits_mask) continue;
+    bool same = other->waits_function == fiber->waits_function && strcmp(other->waits_at, fiber->waits_at) == 0;
+    if (same && other->waits_mask == fiber->waits_mask) continue;
     report(block, other, "warp function", "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%x) "
            "and %s (line %d, mask 0x%x)", other->waits_at, other->waits_at_line, other->waits_mask,
            fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
@@ -384,7 +387,7 @@ static void meet(Fiber* fiber, unsigned lanes) {
   block->meeting = true;
   fiber->waits_function(argument, lanes);
   block->meeting = false;
-  if (strcmp(fiber->waits_at, "__syncwarp") == 0) warp->epoch++;  // the one warp function that orders memory
+  if (strcmp(fiber->waits_at, "__syncwarp") == 0) check_syncwarp(warp, lanes);  // the one that orders memory
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     Fiber* other = block->fiber[warp->first + __builtin_ctz(rest)];
     other->waits_function = nullptr;
@@ -553,6 +556,7 @@ static void deadlock(Block* block) {
 static void check_begin(Launch*) {}
 static void check_end(Launch*) {}
 static void check_barrier(Block*) {}
+static void check_syncwarp(Warp*, unsigned) {}
 static void check_exit(Fiber*) {}
 RUNTIME_API void check_access(const void*, int, int, int) {}
 RUNTIME_API void check_range(const void*, size_t, int, int) {}

@@ -7,7 +7,6 @@ namespace runtime {
 enum { MAX_THREADS = 1024, MAX_SHARED_ARRAYS = 64, MAX_ARRAYS = 64, MAX_WORKERS = 64, TRACED_SHARED = 16 };
 enum { MAX_STATIC_SHARED = 48 * 1024 };  // bytes of __shared__ declarations that ptxas accepts
 
-enum { READ = 0, WRITE = 1, ATOMIC = 3, ASYNC = 5 };  // how memory is accessed; bit 0: it is written
 enum { ENTERED = 8, FLOPS = 9 };  // other lines of a trace: a basic block begins; an instruction computed, `bytes` times
 
 // Where in the kernel's text: a line, marked by the top bit, or an address relative to the library's start, which
@@ -37,7 +36,7 @@ struct Finding {
   int other_thread;  // -1: none
   int array;         // number of the argument, -1: none, -2: a shared array, told in the next line
   char name[64];
-  int element, columns;
+  int element, columns;  // what the compiler judged itself has its column of the text in `columns`
   int64_t offset;  // in bytes, from the array's start
   uint64_t bytes;  // of the shared array
 };
@@ -86,8 +85,10 @@ struct Launch {
 
 struct Warp {
   unsigned alive, runnable;  // a bit for each lane
-  unsigned epoch;            // how often the warp met at __syncwarp()
   int first;                 // its first thread
+  unsigned epoch;            // how often some of its lanes met at __syncwarp(), since the process began
+  unsigned all_met;          // the epoch at which all of them did, last
+  unsigned met[32][32];      // [a][b]: the epoch that was the last to bring a what b had done, by a chain of meetings
 };
 
 struct AsyncCopy {

@@ -32,7 +32,7 @@ _KERNEL = re.compile(
 )  # fmt: skip
 _DYNAMIC = re.compile(rf"extern\s+__shared__\s+{_ALIGN}([\w:]+(?:\s+[\w:]+)*?)\s+{_ALIGN}(\w+)\s*\[\s*\]\s*;")
 _ALIAS = re.compile(r"^[ \t]*(?:#[ \t]*define|using)[ \t]+(\w+)[ \t]+(?:=[ \t]*)?(\w[\w \t]*)(?:$|;)", re.M)
-_STATIC = re.compile(r"(?<!\w)__shared__\s([^;{}=]*);")
+_STATIC = re.compile(r"(?<!\w)__shared__\s((?:[^;{}]|\{[^{}]*\})*);")
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,12 @@ class Text:
         """File, line in that file, and what stands there."""
         number = line // HEADER_LINES
         name = self.headers[number - 1][0] if number else self.name
+        return name, line % HEADER_LINES, self.line(line).strip()
+
+    def line(self, line: int) -> str:
+        """What stands there, with its indentation."""
         lines, line = self.text_of(line).split("\n"), line % HEADER_LINES
-        return name, line, lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        return lines[line - 1] if 0 < line <= len(lines) else ""
 
     def where(self, line: int) -> str:
         """`line 7`, with the file's name before it if that is a header."""
@@ -259,12 +263,24 @@ def _announce(source: str) -> str:
         kind, name = match.groups()
         call = f'{kind}* {name} = ({kind}*)dynamic_shared(sizeof({kind}), "{name}");'
         edits.append((match.start(), match.end(), call + "\n" * match[0].count("\n")))
-    for match in _STATIC.finditer(bare):  # __shared__ T a[..], b[..];  ->  the same; SHARED_ARRAY(a); ...
+    # __shared__ T a[..], b;  ->  __shared__ T a[..] = {}, b = {}; SHARED_ARRAY(a); SHARED_ARRAY(b);
+    # ({}: else g++ gives numbers of 16 bits a guard, a variable that the checker does not know)
+    for match in _STATIC.finditer(bare):
         if bare[: match.start()].rstrip().endswith("extern"):
             continue
-        declaration = re.sub(r"(?:__align__|alignas)\s*\([^()]*\)", " ", match[1])
-        names = re.findall(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:,|$)", declaration)
-        edits.append((match.end(), match.end(), "".join(f" SHARED_ARRAY({name});" for name in names)))
+        no_name = r"(?:__align__|alignas)\s*\([^()]*\)|\{[^{}]*\}"  # the braces of a struct that stands here
+        declaration = re.sub(no_name, lambda m: " " * len(m[0]), match[1])
+        plain = re.sub(r"\[[^]]*\]", "", declaration)
+        if re.match(r"[^()\n]*=", plain):
+            line = bare[: match.start()].count("\n") + 1
+            raise NanoEulerError(
+                f"line {line}: __shared__ memory has no value at first: let a thread write it"
+            )
+        if "=" in plain:
+            continue  # its ; is missing: the compiler will tell
+        names = list(re.finditer(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?=,|$)", declaration))
+        edits += [(match.start(1) + name.end(),) * 2 + (" = {}",) for name in names]
+        edits.append((match.end(),) * 2 + ("".join(f" SHARED_ARRAY({name[1]});" for name in names),))
     for start, end, text in sorted(edits, reverse=True):
         before = bare[:start]
         if before.count("{") == before.count("}"):

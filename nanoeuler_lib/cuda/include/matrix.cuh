@@ -100,7 +100,7 @@ struct MatrixArgument {
 
 RAW static MatrixArgument* matrix_argument(void** argument, unsigned lanes, int lane) {
   auto *any = (MatrixArgument*)argument[__builtin_ctz(lanes)], *its = (MatrixArgument*)argument[lane];
-  if (lanes != ~0u) fail("a matrix instruction takes all 32 lanes of a warp: some have left the kernel, or never were", any->line);
+  if (lanes != ~0u) fail("a matrix instruction takes all 32 lanes of a warp: some have left, or never were", any->line);
   if (its->line != any->line) fail("a warp's lanes come to two different matrix instructions", its->line);
   return its;
 }

@@ -33,7 +33,7 @@ RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int col
 RUNTIME_API void* dynamic_shared(size_t element, const char* name);
 RUNTIME_API void fence(int line);
 RUNTIME_API void let_others_run();
-RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);  // kind: see runtime.h
+RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);  // kind: see thread.h
 RUNTIME_API void check_from(const void* address, int bytes, int kind, void* caller);
 RUNTIME_API void check_range(const void* start, size_t bytes, int kind, int line);
 RUNTIME_API void check_space(const void* address, bool shared, int line);
@@ -53,16 +53,14 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   struct NAME##1 { T x; };                                                    \
   struct __align__(ALIGN2) NAME##2 { T x, y; };                               \
   struct __align__(ALIGN4) NAME##4 { T x, y, z, w; };                         \
+  static inline NAME##1 make_##NAME##1(T x) { return {x}; }                   \
   static inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }           \
+  static inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }   \
   static inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define VECTOR3(T, NAME)    \
-  struct NAME##3 { T x, y, z; };
-#define MAKE3(T, NAME) \
-  static inline NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }
-VECTORS(float, float, 8, 16) VECTOR3(float, float) MAKE3(float, float)
-VECTORS(double, double, 16, 16) VECTOR3(double, double) MAKE3(double, double)
-VECTORS(int, int, 8, 16) VECTOR3(int, int) MAKE3(int, int)
-VECTORS(unsigned, uint, 8, 16) MAKE3(unsigned, uint)
+#define OF_3(T, NAME) struct NAME##3 { T x, y, z; };  // uint3 stands in thread.h
+OF_3(float, float) OF_3(double, double) OF_3(int, int) OF_3(short, short) OF_3(unsigned short, ushort)
+OF_3(signed char, char) OF_3(unsigned char, uchar) OF_3(long long, longlong) OF_3(unsigned long long, ulonglong)
+VECTORS(float, float, 8, 16) VECTORS(double, double, 16, 16) VECTORS(int, int, 8, 16) VECTORS(unsigned, uint, 8, 16)
 VECTORS(short, short, 4, 8) VECTORS(unsigned short, ushort, 4, 8)
 VECTORS(signed char, char, 2, 4) VECTORS(unsigned char, uchar, 2, 4)
 VECTORS(long long, longlong, 16, 16) VECTORS(unsigned long long, ulonglong, 16, 16)
@@ -83,7 +81,9 @@ RAW static inline void __threadfence(LINE) { fence(line); }
 RAW static inline void __threadfence_block() {}
 RAW static inline void __threadfence_system(LINE) { fence(line); }
 RAW static inline void __trap(LINE) { fail("__trap()", line); }
+RAW static inline void __nanosleep(unsigned) { let_others_run(); }
 RAW static inline long long clock64() { return nanoseconds(); }
+#define clock clock64  // a macro, because the C library may declare one
 #define printf print
 #define assert(condition) ((condition) ? (void)0 : fail("assertion failed: " #condition, __LINE__))
 
@@ -130,6 +130,18 @@ RAW static inline Vote vote(unsigned mask, int predicate, const char* name, int 
   Vote mine{predicate != 0, 0, 0};
   warp_function(mask, vote_lanes, &mine, name, line);
   return mine;
+}
+
+template <class T> struct Match { T value; unsigned lanes; };
+
+template <class T> RAW void match_lanes(void** argument, unsigned lanes) {
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    auto* mine = (Match<T>*)argument[__builtin_ctz(rest)];
+    for (unsigned others = lanes; others; others &= others - 1) {
+      int lane = __builtin_ctz(others);
+      if (memcmp(&mine->value, &((Match<T>*)argument[lane])->value, sizeof(T)) == 0) mine->lanes |= 1u << lane;
+    }
+  }
 }
 
 template <class T, class Operation> RAW void reduce_lanes(void** argument, unsigned lanes) {
@@ -180,6 +192,12 @@ RAW static inline int __all_sync(unsigned mask, int predicate, LINE) {
   return vote.ballot == vote.lanes;
 }
 
+template <class T> RAW unsigned __match_any_sync(unsigned mask, T value, LINE) {
+  runtime::Match<T> mine{value, 0};
+  warp_function(mask, runtime::match_lanes<T>, &mine, "__match_any_sync", line);
+  return mine.lanes;
+}
+
 #define REDUCE(NAME, OPERATION, T)                                          \
   RAW static inline T NAME(unsigned mask, T value, LINE) {                  \
     return runtime::reduce<runtime::OPERATION>(mask, value, #NAME, line);   \
@@ -193,8 +211,6 @@ REDUCE(__reduce_xor_sync, Xor, unsigned)
 // ---- atomics: real ones, because blocks run in parallel; the checker takes them as one access -------------
 
 namespace runtime {
-
-enum { READ = 0, WRITE = 1, ATOMIC = 3 };  // as in runtime.h
 
 template <class T, class Change> RAW T atomic(T* address, Change change, int line) {
   check_access(address, sizeof(T), ATOMIC, line);
@@ -240,16 +256,24 @@ struct Shared {  // what `shared_array` wants to know of a declaration
 ATOMIC_FUNCTIONS(int) ATOMIC_FUNCTIONS(unsigned) ATOMIC_FUNCTIONS(unsigned long long)
 ATOMIC_FUNCTION(atomicAdd, float, old + value) ATOMIC_FUNCTION(atomicAdd, double, old + value)
 ATOMIC_FUNCTION(atomicExch, float, ((void)old, value))
+ATOMIC_FUNCTION(atomicMin, long long, value < old ? value : old)
+ATOMIC_FUNCTION(atomicMax, long long, old < value ? value : old)
+ATOMIC_FUNCTION(atomicInc, unsigned, old >= value ? 0 : old + 1)
+ATOMIC_FUNCTION(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
 
-template <class T> RAW static inline T __ldg(const T* address, LINE) {
-  check_access(address, sizeof(T), runtime::READ, line);
-  return *address;
-}
-template <class T> RAW static inline T __ldcs(const T* address, LINE) { return __ldg(address, line); }
-template <class T> RAW static inline void __stcs(T* address, T value, LINE) {
-  check_access(address, sizeof(T), runtime::WRITE, line);
-  *address = value;
-}
+// Loads and stores that say which cache they are for: here there is none to choose.
+#define LOAD(NAME)                                                       \
+  template <class T> RAW static inline T NAME(const T* address, LINE) {  \
+    check_access(address, sizeof(T), runtime::READ, line);               \
+    return *address;                                                     \
+  }
+LOAD(__ldg) LOAD(__ldca) LOAD(__ldcg) LOAD(__ldcs) LOAD(__ldcv) LOAD(__ldlu)
+#define STORE(NAME)                                                             \
+  template <class T> RAW static inline void NAME(T* address, T value, LINE) {   \
+    check_access(address, sizeof(T), runtime::WRITE, line);                     \
+    *address = value;                                                           \
+  }
+STORE(__stwb) STORE(__stcg) STORE(__stcs) STORE(__stwt)
 
 // The compiler does not tell the checker of these two.
 RAW static inline void* checked_memcpy(void* to, const void* from, size_t bytes, LINE) {
@@ -269,6 +293,10 @@ RAW static inline void* checked_memset(void* to, int value, size_t bytes, LINE) 
   RAW static inline T max(T a, T b) { return a < b ? b : a; }
 MIN_MAX(int) MIN_MAX(unsigned) MIN_MAX(long) MIN_MAX(unsigned long) MIN_MAX(long long)
 MIN_MAX(unsigned long long) MIN_MAX(float) MIN_MAX(double)
+RAW static inline unsigned min(int a, unsigned b) { return min((unsigned)a, b); }
+RAW static inline unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
+RAW static inline unsigned max(int a, unsigned b) { return max((unsigned)a, b); }
+RAW static inline unsigned max(unsigned a, int b) { return max(a, (unsigned)b); }
 
 namespace runtime {
 template <class To, class From> RAW static inline To bits(From from) {
@@ -277,23 +305,46 @@ template <class To, class From> RAW static inline To bits(From from) {
   return to;
 }
 RAW static inline float reciprocal_root(float x) { return 1.0f / sqrtf(x); }
+RAW static inline double reciprocal_root(double x) { return 1.0 / sqrt(x); }
+RAW static inline float sine_pi(float x) { return (float)sin(3.14159265358979323846 * fmod(x, 2)); }
+RAW static inline float cosine_pi(float x) { return (float)cos(3.14159265358979323846 * fmod(x, 2)); }
+#define BOTH(NAME, SINE, COSINE)                                        \
+  RAW static inline void NAME(float x, float* s, float* c, LINE) {      \
+    check_access(s, sizeof *s, WRITE, line);                            \
+    check_access(c, sizeof *c, WRITE, line);                            \
+    *s = SINE(x);                                                       \
+    *c = COSINE(x);                                                     \
+  }
+BOTH(sine_and_cosine, sinf, cosf) BOTH(sine_and_cosine_pi, sine_pi, cosine_pi)
 }  // namespace runtime
 
-#define rsqrtf runtime::reciprocal_root  // a macro, because newer C libraries declare an rsqrtf of their own
+// Macros, because newer C libraries declare some of these.
+#define rsqrt runtime::reciprocal_root
+#define rsqrtf runtime::reciprocal_root
+#define sinpif runtime::sine_pi
+#define cospif runtime::cosine_pi
+#define sincosf runtime::sine_and_cosine
+#define __sincosf runtime::sine_and_cosine
+#define sincospif runtime::sine_and_cosine_pi
 #define __expf expf
-#define __exp2f exp2f
+#define __exp10f exp10f
 #define __logf logf
 #define __log2f log2f
+#define __log10f log10f
 #define __powf powf
 #define __sinf sinf
 #define __cosf cosf
+#define __tanf tanf
 #define __tanhf tanhf
+RAW static inline float fdividef(float x, float y) { return x / y; }
 RAW static inline float __fdividef(float x, float y) { return x / y; }
 RAW static inline float __frcp_rn(float x) { return 1.0f / x; }
 RAW static inline float __fsqrt_rn(float x) { return sqrtf(x); }
 RAW static inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 RAW static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 RAW static inline float __fadd_rn(float a, float b) { return a + b; }
+RAW static inline float __fsub_rn(float a, float b) { return a - b; }
+RAW static inline float __fdiv_rn(float a, float b) { return a / b; }
 RAW static inline float __fmul_rn(float a, float b) { return a * b; }
 RAW static inline float __saturatef(float x) { return x < 0 ? 0.0f : x > 1 ? 1.0f : x; }
 RAW static inline int __float_as_int(float x) { return runtime::bits<int>(x); }
@@ -301,10 +352,37 @@ RAW static inline unsigned __float_as_uint(float x) { return runtime::bits<unsig
 RAW static inline float __int_as_float(int x) { return runtime::bits<float>(x); }
 RAW static inline float __uint_as_float(unsigned x) { return runtime::bits<float>(x); }
 RAW static inline int __float2int_rn(float x) { return (int)rintf(x); }
+RAW static inline int __float2int_rz(float x) { return (int)x; }
+RAW static inline int __float2int_rd(float x) { return (int)floorf(x); }
+RAW static inline int __float2int_ru(float x) { return (int)ceilf(x); }
+RAW static inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
+RAW static inline float __int2float_rn(int x) { return (float)x; }
+RAW static inline float __uint2float_rn(unsigned x) { return (float)x; }
 RAW static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 RAW static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 RAW static inline int __ffs(int x) { return __builtin_ffs(x); }
+RAW static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+RAW static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+RAW static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+RAW static inline int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
 RAW static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+RAW static inline unsigned __brev(unsigned x) {
+  unsigned reversed = 0;
+  for (int i = 0; i < 32; i++) reversed |= (x >> i & 1) << (31 - i);
+  return reversed;
+}
+RAW static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  unsigned long long bytes = (unsigned long long)high << 32 | low;
+  unsigned picked = 0;
+  for (int i = 0; i < 32; i += 8, selector >>= 4) picked |= (unsigned)(bytes >> 8 * (selector & 7) & 0xff) << i;
+  return picked;
+}
+#define DP4A(T, BYTE)                                                              \
+  RAW static inline T __dp4a(T a, T b, T sum) {                                    \
+    for (int i = 0; i < 32; i += 8) sum += (T)(BYTE)(a >> i) * (T)(BYTE)(b >> i);  \
+    return sum;                                                                    \
+  }
+DP4A(int, signed char) DP4A(unsigned, unsigned char)
 
 // ---- handing a kernel to the launcher ---------------------------------------------------------------------
 
@@ -349,6 +427,7 @@ asm(".set memcpy, __tsan_memcpy\n.set memmove, __tsan_memmove\n.set memset, __ts
 #undef HUGE_VALF
 #undef M_PI
 #undef LINE
+#pragma GCC poison __exp2f __sqrtf __fabsf __floorf __fmaf  // glibc's own
 #pragma GCC poison INFINITY NAN HUGE_VALF M_PI FLT_MAX FLT_EPSILON INT_MAX std
 #pragma GCC poison uint8_t uint16_t uint32_t uint64_t int8_t int16_t int32_t int64_t
 #define CUDART_INF_F __int_as_float(0x7f800000)

@@ -13,17 +13,12 @@
 #define SEEN(object, kind) (void)0
 #define COPIED(T) T(const T&) = default;
 #endif
-// g++ gives a shared array of numbers that have no value at first a guard, a variable that the checker does not know.
-#if defined(CHECKED) && !defined(__clang__)
-#define NO_VALUE(T) constexpr T() : raw_bits() {}
-#else
-#define NO_VALUE(T) T() = default;
-#endif
 
 #define SIXTEEN_BITS(T, TO, FROM)                                                              \
   struct __align__(2) T {                                                                      \
     unsigned short raw_bits;                                                                   \
-    NO_VALUE(T) COPIED(T)                                                                      \
+    T() = default;                                                                             \
+    COPIED(T)                                                                                  \
     T& operator=(const T&) = default;                                                          \
     T(float x) : raw_bits(runtime::TO(x)) {}                                                   \
     T(double x) : raw_bits(runtime::TO((float)x)) {}                                           \
@@ -56,6 +51,11 @@
     COPIED(T##2)                                                                               \
     T##2& operator=(const T##2&) = default;                                                    \
   };                                                                                           \
+  RAW static inline T atomicAdd(T* address, T value, int line = __builtin_LINE()) {            \
+    float more = runtime::FROM(value.raw_bits);                                                \
+    auto change = [more](runtime::Bits16 old) RAW { return runtime::TO(runtime::FROM(old) + more); }; \
+    return runtime::bits<T>(runtime::atomic(&address->raw_bits, change, line));                \
+  }                                                                                            \
   static inline T __hadd(T a, T b) { return a + b; }                                           \
   static inline T __hsub(T a, T b) { return a - b; }                                           \
   static inline T __hmul(T a, T b) { return a * b; }                                           \

@@ -28,6 +28,8 @@ struct dim3 {
 
 namespace runtime {
 
+enum { READ = 0, WRITE = 1, ATOMIC = 3, ASYNC = 5 };  // how memory is accessed; bit 0: it is written
+
 constexpr uintptr_t STACK_BYTES = 65536;
 
 // Runs once for all lanes of a warp that meet at a warp function: argument[lane] for each lane set in `lanes`.

@@ -1,0 +1,142 @@
+"""CUDA's device functions on the CPU: each computes what CUDA's reference says, and NVRTC takes every text."""
+
+import numpy as np
+import pytest
+from test_nvrtc import cubin, nvrtc
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda import compiler
+from nanoeuler_lib.errors import NanoEulerError
+
+try:
+    compiler.find_compiler()
+except NanoEulerError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+BEFORE = """#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+"""
+KERNEL = """extern "C" __global__ void k(float* f, double* d, int* i, unsigned* u, long long* l) {
+  int t = threadIdx.x;
+  BODY
+}
+"""
+
+
+def arguments():
+    """Each array holds 64 numbers, and lane t works on the t-th: floats t / 8, doubles t + 1, others t - 3."""
+    t = np.arange(64)
+    numbers = (t / 8, t + 1.0, t - 3, (t - 3) % 2**32, (t - 3) * 2**33)
+    types = (np.float32, np.float64, np.int32, np.uint32, np.int64)
+    return tuple(a.astype(dtype) for a, dtype in zip(numbers, types))
+
+
+f, d, i, u, l = (a[:32] for a in arguments())
+lanes = np.arange(32)
+
+
+def bits(number, width):
+    """The digits of a number in base 2, of which it may be negative."""
+    return format(int(number) % 2**width, f"0{width}b")
+
+
+def signed_bytes(numbers):
+    return numbers.astype("<i4").view(np.int8).reshape(-1, 4).astype(np.int64)
+
+
+# What a thread does; the array that it changes, and what that holds afterwards in its first 32 places.
+CASES = {
+    "atomicInc": ("atomicInc(&u[0], 40u);", "u", 0, 31),  # -3 is above 40: 0 comes next, and 31 more steps
+    "atomicInc wraps": ("atomicInc(&u[3], 9u);", "u", 3, 2),
+    "atomicDec": ("atomicDec(&u[35], 40u);", "u", 35, 0),
+    "atomicDec wraps": ("atomicDec(&u[13], 20u);", "u", 13, 20),  # 10 steps to 0, then round again
+    "atomicMin of long long": ("atomicMin(&l[40], -5ll);", "l", 40, -5),
+    "atomicMax of long long": ("atomicMax(&l[0], 5ll);", "l", 0, 5),
+    "__match_any_sync": ("u[t] = __match_any_sync(0xffffffffu, t % 3);", "u",
+                         [sum(1 << k for k in range(t % 3, 32, 3)) for t in range(32)]),
+    "__match_any_sync of float": ("u[t] = __match_any_sync(0xffffffffu, (float)(t / 16));", "u",
+                                  np.where(lanes < 16, 0xFFFF, 0xFFFF0000)),
+    "__match_any_sync of half a warp": ("if (t < 16) u[t] = __match_any_sync(0xffffu, l[t / 8]);", "u",
+                                        np.where(lanes < 8, 0xFF, np.where(lanes < 16, 0xFF00, u))),
+    "__ldg": ("f[t] = __ldg(&d[t]);", "f", d),
+    "__ldca": ("f[t] = __ldca(&i[t]);", "f", i),
+    "__ldcg": ("float4 v = __ldcg((const float4*)f + t / 2); d[t] = v.y;", "d", (lanes // 2 * 4 + 1) / 8),
+    "__ldcs": ("f[t] = __ldcs(&l[t]);", "f", l),
+    "__ldcv": ("f[t] = __ldcv(&u[t]);", "f", u),
+    "__ldlu": ("d[t] = __ldlu(&f[t]);", "d", f),
+    "__stwb": ("__stwb(&f[t], 2.0f);", "f", 2),
+    "__stcg": ("__stcg((double2*)d + t, make_double2(3, 3));", "d", 3),
+    "__stcs": ("__stcs(&i[t], t);", "i", lanes),
+    "__stwt": ("__stwt(&u[t], 7u);", "u", 7),
+    "__brev": ("u[t] = __brev(u[t]);", "u", [int(bits(n, 32)[::-1], 2) for n in u]),
+    "__popcll": ("i[t] = __popcll(l[t]);", "i", [bits(n, 64).count("1") for n in l]),
+    "__clzll": ("i[t] = __clzll(l[t]);", "i", [len(bits(n, 64)) - len(bits(n, 64).lstrip("0")) for n in l]),
+    "__ffsll": ("i[t] = __ffsll(l[t]);", "i", [(bits(n, 64)[::-1] + "1").find("1") + 1 if n else 0 for n in l]),
+    "__mulhi": ("i[t] = __mulhi(i[t], 1 << 30);", "i", [int(n) * 2**30 >> 32 for n in i]),
+    "__byte_perm": ("u[t] = __byte_perm(u[t], t + 32, 0x0416);", "u",
+                    [int.from_bytes(bytes(int(n).to_bytes(8, "little")[k] for k in (6, 1, 4, 0)), "little") for n in
+                     np.uint64(lanes + 32) << np.uint64(32) | u.astype(np.uint64)]),
+    "__dp4a": ("i[t] = __dp4a(i[t] * 0x01010203, 0x7f80ff01, 5);", "i",
+               (signed_bytes(i * 0x01010203) * signed_bytes(np.array([0x7F80FF01], np.uint32))).sum(1) + 5),
+    "__dp4a unsigned": ("u[t] = __dp4a((unsigned)t, 0xfffffffeu, 5u);", "u", lanes * 254 + 5),
+    "__nanosleep": ("__nanosleep(100); f[t] = 2;", "f", 2),
+    "clock": ("long long start = clock(), more = clock64(); f[t] = more >= start;", "f", 1),
+    "rsqrt": ("d[t] = rsqrt(d[t]);", "d", d**-0.5),
+    "rsqrt of float": ("f[t] = rsqrt((float)d[t]);", "f", d**-0.5),
+    "sinpif": ("f[t] = sinpif(f[t]);", "f", np.sin(np.pi * f.astype(float))),
+    "cospif": ("f[t] = cospif(f[t]);", "f", np.cos(np.pi * f.astype(float))),
+    "sincospif": ("float s, c; sincospif(f[t], &s, &c); f[t] = s - 2 * c;", "f",
+                  np.sin(np.pi * f.astype(float)) - 2 * np.cos(np.pi * f.astype(float))),
+    "sincosf": ("float s, c; sincosf(f[t], &s, &c); f[t] = s - 2 * c;", "f", np.sin(f) - 2 * np.cos(f)),
+    "__sincosf": ("float s, c; __sincosf(f[t], &s, &c); f[t] = s - 2 * c;", "f", np.sin(f) - 2 * np.cos(f)),
+    "__tanf, __exp10f, __log10f": ("f[t] = __tanf(f[t]) + __exp10f(f[t]) + __log10f(1 + f[t]);", "f",
+                                   np.tan(f) + 10**f + np.log10(1 + f)),
+    "divisions": ("f[t] = __fdiv_rn(f[t], 3.0f) - fdividef(f[t], 7.0f) + __fsub_rn(1.0f, f[t]);", "f",
+                  f / 3 - f / 7 + (1 - f)),
+    "to int": ("i[t] = __float2int_rz(-f[t]) + 100 * __float2int_rd(f[t]) + 10000 * __float2int_ru(f[t]);", "i",
+               np.trunc(-f) + 100 * np.floor(f) + 10000 * np.ceil(f)),
+    "to unsigned": ("u[t] = __float2uint_rn(f[t]);", "u", np.rint(f)),
+    "from int": ("f[t] = __int2float_rn(i[t]) + __uint2float_rn(t);", "f", i + lanes),
+    "min and max of both kinds": ("i[t] = min(t, 7u) + 100 * max(9u, t);", "i",
+                                  np.minimum(lanes, 7) + 100 * np.maximum(lanes, 9)),
+    "small vectors": ("uchar3 v = make_uchar3(1, 2, t); float1 w = make_float1(3); f[t] = v.z + w.x;", "f", lanes + 3),
+    "atomicAdd of __half": ("if (t == 0) { f[0] = 0; } __syncwarp(); "
+                            "atomicAdd((__half*)f + t % 2, __float2half(0.5f));",
+                            "f", 0, np.array([8, 8], np.float16).view(np.float32)[0]),
+    "atomicAdd of __nv_bfloat16": ("if (t == 0) { f[0] = 0; } __syncwarp(); "
+                                   "atomicAdd((__nv_bfloat16*)f + 1, __float2bfloat16(0.5f));", "f", 0, 16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
+@pytest.mark.parametrize("name", CASES)
+def test_function(name, checked):
+    body, array, *place, wanted = CASES[name]
+    args = arguments()
+    cuda.module(BEFORE + KERNEL.replace("BODY", body), where="cpu", checked=checked)["k"](1, 32, args)
+    got = args["fdiul".index(array)]
+    got = got[place[0]] if place else got[:32]
+    np.testing.assert_allclose(got.astype(float), np.asarray(wanted, float), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
+def test_the_compiler_of_the_gpu_takes_them_all():
+    bodies = [body for name, (body, *_) in CASES.items() if "__half" not in body and "__nv_b" not in body]
+    cubin(KERNEL.replace("BODY", "\n  ".join(f"{{ {body} }}" for body in bodies)), "sm_80")
+
+
+@pytest.mark.parametrize(
+    "call", ["__ldcg(&f[t + 64])", "__stwt(&f[t + 64], 1.0f)", "sincospif(1.0f, &f[t], &f[t + 64])",
+             "atomicInc(&u[t + 64], 3u)", "atomicAdd((__half*)f + t + 128, __half(1.0f))"]
+)  # fmt: skip
+def test_what_touches_memory_is_watched(call):
+    text = BEFORE + KERNEL.replace("BODY", f"{call};")
+    with pytest.raises(cuda.KernelError) as caught:
+        cuda.module(text, where="cpu")["k"](1, 32, arguments())
+    assert caught.value.finding.kind == "out of bounds" and f"line 5: {call};" in str(caught.value)
+
+
+def test_what_the_gpu_lacks_is_refused():
+    for name in ("exp2f", "sqrtf"):
+        with pytest.raises(cuda.KernelError, match=f"'__{name}' is not declared; did you mean"):
+            cuda.module(KERNEL.replace("BODY", f"f[t] = __{name}(f[t]);"), where="cpu")
