@@ -1,4 +1,4 @@
-"""Every kernel's text compiles for every GPU architecture it is offered on; it takes no GPU.
+"""Every kernel's text, the chapters' too, compiles for every GPU architecture it is offered on; it takes no GPU.
 
 The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code and must fit the
 smallest of them.
@@ -7,6 +7,7 @@ smallest of them.
 import ctypes as C
 import functools
 import importlib.util
+import json
 import struct
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from nanoeuler_lib.cuda.compiler import INCLUDE
 from nanoeuler_lib.cuda.source import signatures
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
+ROOT = Path(__file__).resolve().parent.parent
 STATIC_SHARED = 48 * 1024  # bytes, on every architecture
 COPIES = r"""
 #include <nanoeuler.cuh>
@@ -33,6 +35,14 @@ extern "C" __global__ void copies(const float* x, float* y) {
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
 TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80)}
 TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
+# The cells of the chapters that a GPU is to run.
+for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+    for number, source in enumerate(
+        "".join(cell["source"]) for cell in json.loads(chapter.read_text("utf-8"))["cells"]
+    ):
+        magic, _, text = source.partition("\n")
+        if magic == "%%cuda":
+            TEXTS[f"{chapter.stem}, cell {number}"] = (text, (), 75)
 CASES = [(name, a) for name in TEXTS for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
 
 

@@ -206,7 +206,7 @@ def _array(kernel: str, k: int, p: Parameter, value, xp):
     bits16 = p.dtype == "bfloat16" and value.dtype == np.uint16  # its bytes, where NumPy lacks the type
     if value.dtype != dtype and not bits16:
         raise NanoEulerError(
-            f"{where}, which takes an array of {dtype}, got {value.dtype}: pass {p.name}.astype({xp.__name__}.{dtype})"
+            f'{where}, which takes an array of {dtype}, got {value.dtype}: pass {p.name}.astype("{dtype}")'
         )
     if not value.flags.c_contiguous:
         raise NanoEulerError(
