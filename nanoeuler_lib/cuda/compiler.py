@@ -1,5 +1,6 @@
 """Turning a kernel's text into a library, once: the host's C++ compiler and a cache by content."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -180,16 +181,20 @@ def _prune(folder: Path) -> None:
     """
     kept, oldest = 0, time.time() - 30 * DAY
     for file in sorted(folder.glob("*-*.*o"), key=_last_use, reverse=True):
-        kept += file.stat().st_size if file.exists() else 0
-        if _last_use(file) < oldest or kept > CACHE_BYTES:
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
+            kept += file.stat().st_size
+            if _last_use(file) < oldest or kept > CACHE_BYTES:
+                file.unlink()
     for left in folder.glob("tmp*"):  # by a process that was killed
         if _last_use(left) < oldest:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _last_use(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @functools.cache
