@@ -192,3 +192,16 @@ def test_a_part_of_an_array_lies_where_it_lies():
     touched = {start: cost["x"] for start, cost in costs.items()}
     assert touched == {0: (4, 4), 1: (5, 4), 8: (4, 4), 9: (5, 4)}
     assert all(cost["y"] == (4, 4) for cost in costs.values())
+
+
+@pytest.mark.parametrize(
+    "mnemonic, operations",
+    [("vfmadd213ss", 2), ("vfnmsub231sd", 2), ("fmadd", 2), ("fnmsub", 2), ("vaddss", 1), ("mulsd", 1), ("fnmul", 1),
+     ("fdiv", 1), ("subss", 1), ("maxss", 0), ("fcmp", 0), ("cvtss2sd", 0), ("add", 0), ("imul", 0)],
+)  # fmt: skip
+def test_what_an_instruction_counts(monkeypatch, mnemonic, operations):
+    """Of both processors: checked code for x86-64 holds no fused multiply-add, and that for arm64 does."""
+    rows = [(0, "call", "__sanitizer_cov_trace_pc"), (4, mnemonic, ""), (8, "ret", "")]
+    monkeypatch.setattr(flops, "_disassembled", lambda library: {"kernel": rows})
+    found = flops.block_work(None, lambda after: 7)
+    assert found == {4: {7: (operations, 0)} if operations else {}}

@@ -3,7 +3,7 @@
 A checked kernel is compiled as written, one operation of the text for one of the machine, and calls the runtime at the
 start of every basic block. So the operations between two such calls, times how often a run came to the first, are
 exactly those of the run. +, -, * and / count one, a fused multiply-add two; exp, sqrt and their kin are functions, and
-counted apart; comparisons, conversions, min and max count nothing. Chapter 30.
+counted apart; comparisons, conversions, min and max count nothing.
 """
 
 import re

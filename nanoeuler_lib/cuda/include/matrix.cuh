@@ -1,5 +1,5 @@
 // matrix.cuh: tensor cores, a part of nanoeuler.cuh. The 32 lanes of a warp hold small matrices together, load them from
-// shared memory and multiply them: one body in PTX for the GPU, one in C++ for the CPU. Chapter 26.
+// shared memory and multiply them: one body in PTX for the GPU, one in C++ for the CPU.
 //
 //   ldmatrix<N>(r, row), ldmatrix_trans<N>(r, row)  N = 1, 2 or 4 matrices of 8 rows of 16 bytes, for r[0] to r[N - 1].
 //       Lane k names where row k % 8 of matrix k / 8 begins (lanes beyond 8 N any row), a multiple of 16 bytes. It gets
