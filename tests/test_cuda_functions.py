@@ -5,13 +5,8 @@ import pytest
 from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler
-from nanoeuler_lib.errors import NanoEulerError
 
-try:
-    compiler.find_compiler()
-except NanoEulerError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.compiler
 
 BEFORE = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>

@@ -11,15 +11,9 @@ import pytest
 from matrix_kernels import LAYOUTS, MATMUL, NUMBERS, ONE_AT_A_TIME, PIECES, fragment_name
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.compiler import find_compiler
-from nanoeuler_lib.errors import NanoEulerError
 
 ON_GPU = cuda.device() == "gpu"
-if not ON_GPU:
-    try:
-        find_compiler()
-    except NanoEulerError as error:
-        pytest.skip(str(error), allow_module_level=True)
+pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker and the profiler run on the CPU")
 lanes = np.arange(32)

@@ -21,10 +21,7 @@ from nanoeuler_lib.cuda import compiler
 from nanoeuler_lib.cuda.source import signatures
 from nanoeuler_lib.errors import NanoEulerError
 
-try:
-    compiler.find_compiler()
-except NanoEulerError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.compiler
 
 rng = np.random.default_rng(0)
 
@@ -296,11 +293,9 @@ def test_language(features, name, capsys):
     assert capsys.readouterr().out == ("thread 3 of block 0\n" if name == "prints" else "")
 
 
-@pytest.mark.skipif(
-    not Path(compiler.find_compiler()[0]).name.startswith("g++"),
-    reason="Clang does not tell the alignment of what it copies",
-)
 def test_a_struct_of_floats_needs_no_more_alignment_than_a_float():
+    if not Path(compiler.find_compiler()[0]).name.startswith("g++"):
+        pytest.skip("Clang does not tell the alignment of what it copies")
     text = """struct Quad { float a, b, c, d; };
 extern "C" __global__ void k(const float* x, float* y) {
   Quad q = *reinterpret_cast<const Quad*>(x + 1 + 4 * threadIdx.x);
@@ -1308,6 +1303,18 @@ def test_profile_plots(tmp_path):
 # the cell magic
 
 
+@pytest.mark.parametrize("beyond", [0, 15, 100, 700, 1000, 1100, 1300, 2000, 5000, 16000])
+def test_the_end_of_an_array_is_not_the_start_of_another(beyond):
+    """However far an index flies, up to 64 KB, it lands between the arrays, whatever lies beside them."""
+    text = """extern "C" __global__ void k(const float* a, const float* b, const float* c, float* d, int i) {
+  d[0] = b[i];
+}
+"""
+    arrays = [zeros(1024) for _ in range(4)]
+    with pytest.raises(cuda.KernelError, match=rf"out of bounds: read: b\[{1024 + beyond}\]"):
+        cuda.module(text, where="cpu")["k"](1, 1, (*arrays, 1024 + beyond))
+
+
 def test_cell_magic(capsys):
     pytest.importorskip("IPython")
     from IPython.core.interactiveshell import InteractiveShell
@@ -1321,6 +1328,7 @@ def test_cell_magic(capsys):
     loop = "for (int i = 1; i < N; i++) x[i] = x[i - 1] * x[0];"
     template = "template <int N> __global__ void power(float* x) {" + loop + "}"
     shell.run_cell_magic("cuda", "--cpu --fast -i 'power<4>'", template)
+    assert not shell.user_ns["power_4"].module.checked and shell.user_ns["scale"].module.checked
     shell.run_cell("z = x[:4].copy(); power_4(1, 1, (z,))")
     np.testing.assert_allclose(shell.user_ns["z"], shell.user_ns["x"][0] ** np.arange(1, 5), rtol=1e-5)
     capsys.readouterr()

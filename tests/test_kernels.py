@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.compiler import find_compiler
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.optim import clip_factor
 
 ON_GPU = cuda.device() == "gpu"
-if not ON_GPU:
-    try:
-        find_compiler()
-    except NanoEulerError as error:
-        pytest.skip(str(error), allow_module_level=True)
+pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 FILES = sorted(file.stem for file in cuda.KERNELS.glob("*.cu"))
 

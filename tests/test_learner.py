@@ -11,15 +11,11 @@ import pytest
 from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler
 from nanoeuler_lib.cuda.complaints import first_error
 from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
-try:
-    compiler.find_compiler()
-except NanoEulerError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.compiler
 
 SCALE = """extern "C" __global__ void scale(const float* x, float* y, float by, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
