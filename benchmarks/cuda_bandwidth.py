@@ -1,79 +1,455 @@
-"""How near the first kernels come to the bandwidth of a plain copy, at the shapes of `base`; needs a GPU.
+"""How near every kernel comes to the speed of a plain copy of as many bytes, at the shapes of `base`; needs a GPU.
 
-    python -m benchmarks.cuda_bandwidth        # stores data/results/cuda_bandwidth.json
+    python -m benchmarks.cuda_bandwidth                          # stores cuda_bandwidth.json and cuda_bandwidth_16.json
+    python -m benchmarks.cuda_bandwidth --kernels adamw,squares  # some of them, printed alone
+    python -m benchmarks.cuda_bandwidth --quick                  # 16 texts, few rounds, printed alone
+    python -m benchmarks.cuda_bandwidth --out FOLDER             # the JSON goes there, also of a part
 
-Each row: the bytes that a kernel must move (each array once), the median time of 30 launches in each of two rounds, and
-the share of the bandwidth that the driver's own device-to-device copy of the same size reaches between them.
+The first file, in data/results, is of 64 texts of 512 tokens, the second of 16. Each row is a kernel with one size of
+block: the bytes that it must move (each array once), its time, and its share of the speed at which the driver's own
+device-to-device copy moves as many bytes, half of them read and half written. Kernel and copy alternate in rounds: the
+share is the median of the rounds, beside the smallest and the largest. Every launch shape offered is timed in a few
+rounds, the best of each block is kept, and the best of all is measured anew in more.
+
+One timing is a CUDA graph of many launches, so that no launch waits for the processor, after the same graph once as a
+warm-up. Launches go round several sets of arrays, so that together they do not fit in the cache.
 """
 
+import argparse
+import functools
 import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import preset
-from tools.results import save
+from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.ops import reference
+from tools.results import FOLDER, save
 
-ROWS, ROUNDS = 64 * 512, 2  # rows of 64 texts of `base`'s context
+BASE = preset("base")
+D, F, V, T = BASE.dim, BASE.ffn, BASE.vocab_size, BASE.context
+HEADS, C, EPS = BASE.heads, BASE.head_dim, BASE.norm_eps
+PARAMETERS = sum(int(np.prod(shape)) for shape in parameter_shapes(BASE).values())
+DECAYED = sum(int(np.prod(shape)) for shape in parameter_shapes(BASE).values() if len(shape) == 2)
+BLOCKS = 64, 128, 192, 256, 512
+SWEEP, ROUNDS = 3, 9  # rounds of each shape of launch, of the best one
+TOGETHER = 256 << 20  # bytes of all sets of arrays, at least: several times the cache
+MOVED = 3 << 30  # bytes that one timing moves, about: a millisecond
+
+Launches = list[Callable[[], None]]
 
 
-def contenders(cupy, block: int) -> dict:
-    """Name: (bytes that must move, a bound launch)."""
-    config = preset("base")
-    D, V = config.dim, config.vocab_size
-    rng = cupy.random.default_rng(0)
-    x, delta, dy, y, dx = (rng.standard_normal((ROWS, D), dtype=np.float32) for _ in range(5))
-    gain, rstd = cupy.ones(D, np.float32), cupy.empty(ROWS, np.float32)
-    logits = rng.standard_normal((ROWS, V), dtype=np.float32)
-    targets = rng.integers(0, V, ROWS).astype(np.int32)
-    losses, dlosses = cupy.empty(ROWS, np.float32), cupy.full(ROWS, 1e-3, np.float32)
-    norm = cuda.module(cuda.KERNELS / "rmsnorm.cu", defines={"KEEP": -(-D // block)})
-    entropy = cuda.module(cuda.KERNELS / "cross_entropy.cu")
-    blocks = 24 * cupy.cuda.Device().attributes["MultiProcessorCount"]
-    share = cupy.empty((blocks, D), np.float32)
-    eps = config.norm_eps
+@dataclass
+class Work:
+    """A kernel and what it is to do: the shape in words, the bytes that it must move, `arrays()`, which makes a set of
+    arguments, and the launches offered: block, grid and a function from the arguments to bound launches."""
+
+    kernel: str
+    shape: str
+    bytes: int
+    arrays: Callable[[], tuple]
+    offered: list[tuple[Any, Any, Callable[[tuple], Launches]]]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# what there is to do
+
+
+@functools.cache
+def compiled(file: str, **defines) -> cuda.Module:
+    return cuda.module(cuda.KERNELS / f"{file}.cu", checked=False, defines=defines)
+
+
+def blocks_for(n: int, block: int) -> int:
+    return -(-n // block)
+
+
+def works(cupy, texts: int) -> Iterator[Work]:
+    """All kernels, for so many texts of `base`'s context; the layers of chapter 24 first."""
+    rows = texts * T
+    yield from norms(cupy, rows)
+    yield from entropies(cupy, rows)
+    yield from elementwise(cupy, rows)
+    yield from ropes(cupy, texts)
+    yield from sums(cupy, rows)
+    yield from transposes(cupy, rows)
+    yield from embeddings(cupy, rows)
+    yield from optimiser(cupy)
+
+
+@functools.cache
+def generator(cupy):
+    return cupy.random.default_rng(0)
+
+
+def normal(cupy, *shape):
+    return generator(cupy).standard_normal(shape, dtype=np.float32)
+
+
+def empty(cupy, *shape):
+    return cupy.empty(shape, np.float32)
+
+
+def processors(cupy) -> int:
+    return cupy.cuda.Device().attributes["MultiProcessorCount"]
+
+
+def norms(cupy, rows: int) -> Iterator[Work]:
+    shape, size, few = f"{rows} x {D}", 4 * rows * D, processors(cupy)
+
+    def kernel(name, block):
+        return compiled("rmsnorm", KEEP=blocks_for(D, block))[name]
+
+    def forward(name, block):
+        return block, rows, lambda a: [kernel(name, block).bind(rows, block, (*a, D, EPS))]
+
+    def backward(block, grid):
+        def bind(a):
+            share = empty(cupy, grid, D)
+            return [kernel("rmsnorm_backward", block).bind(grid, block, (*a, share, rows, D))]
+
+        return block, grid, bind
+
+    gain, x = (lambda: cupy.ones(D, np.float32)), (lambda: normal(cupy, rows, D))
+    y, rstd = (lambda: empty(cupy, rows, D)), (lambda: cupy.ones(rows, np.float32))
+    yield Work("rmsnorm_forward", shape, 2 * size, lambda: (x(), gain(), y(), rstd()),
+               [forward("rmsnorm_forward", b) for b in BLOCKS])  # fmt: skip
+    yield Work("add_rmsnorm_forward", shape, 4 * size, lambda: (x(), x(), gain(), y(), rstd()),
+               [forward("add_rmsnorm_forward", b) for b in BLOCKS])  # fmt: skip
+    yield Work("rmsnorm_backward", shape, 4 * size, lambda: (x(), x(), gain(), rstd(), x()),
+               [backward(b, k * few) for b in BLOCKS for k in (4, 8, 16, 24)])  # fmt: skip
+
+
+def entropies(cupy, rows: int) -> Iterator[Work]:
+    shape, size = f"{rows} x {V}", 4 * rows * V
+
+    def arrays():
+        targets = generator(cupy).integers(0, V, rows).astype(np.int32)
+        dlosses = cupy.full(rows, 1e-3, np.float32)
+        return normal(cupy, rows, V), targets, dlosses, empty(cupy, rows)
+
+    def forward(block):
+        kernel = compiled("cross_entropy")["cross_entropy_forward"]
+        return block, rows, lambda a: [kernel.bind(rows, block, (a[0], a[1], a[3], V))]
+
+    def backward(name, block, **defines):
+        return block, rows, lambda a: [compiled("cross_entropy", **defines)[name].bind(rows, block, (*a, V))]
+
+    yield Work("cross_entropy_forward", shape, size, arrays, [forward(b) for b in BLOCKS])
+    yield Work("cross_entropy_backward", shape, 2 * size, arrays,
+               [backward("cross_entropy_backward", b) for b in BLOCKS])  # fmt: skip
+    kept = [backward("cross_entropy_backward_kept", b, KEEP=blocks_for(V, b)) for b in (128, 256, 512)]
+    yield Work("cross_entropy_backward_kept", shape, 2 * size, arrays, kept)
+
+
+def elementwise(cupy, rows: int) -> Iterator[Work]:
+    """vector_add over the residual stream, SwiGLU over the hidden layer; plain and by fours."""
+
+    def over(file, name, n, elements):
+        """An element a thread (`elements` 1) or four, or fewer threads in a grid-stride loop."""
+
+        def offer(block, grid):
+            return block, grid, lambda a: [compiled(file)[name].bind(grid, block, (*a, n))]
+
+        grids = [(b, blocks_for(n, elements * b)) for b in (128, 256, 512)]
+        if name != "vector_add":  # which has no loop
+            grids += [(256, 16 * processors(cupy)), (512, 8 * processors(cupy))]
+        return [offer(*shape) for shape in grids]
+
+    for name, elements in (("vector_add", 1), ("vector_add_wide", 4)):
+        n = rows * D
+        arrays = functools.partial(streams, cupy, n, 2, 1)
+        yield Work(name, f"{n}", 12 * n, arrays, over("vector_add", name, n, elements))
+    for name, elements in (("swiglu_forward", 1), ("swiglu_forward_wide", 4)):
+        n = rows * F
+        arrays = functools.partial(streams, cupy, n, 2, 1)
+        yield Work(name, f"{n}", 12 * n, arrays, over("swiglu", name, n, elements))
+    for name, elements in (("swiglu_backward", 1), ("swiglu_backward_wide", 4)):
+        n = rows * F
+        arrays = functools.partial(streams, cupy, n, 3, 2)
+        yield Work(name, f"{n}", 20 * n, arrays, over("swiglu", name, n, elements))
+
+
+def streams(cupy, n: int, read: int, written: int) -> tuple:
+    return (*(normal(cupy, n) for _ in range(read)), *(empty(cupy, n) for _ in range(written)))
+
+
+def ropes(cupy, texts: int) -> Iterator[Work]:
+    """The queries of all heads; plain over [B, H, T, C], by fours over [B, T, H, C]."""
+    vectors, size = texts * HEADS * T, 8 * texts * HEADS * T * C
+    pairs, pitch = vectors * C // 2, HEADS * C
+
+    def arrays():
+        tables = (cupy.asarray(table.astype(np.float32)) for table in reference.rope_tables(T, C))
+        return normal(cupy, vectors, C), *tables, empty(cupy, vectors, C)
+
+    def plain(name, block):
+        grid = blocks_for(pairs, block)
+        return block, grid, lambda a: [compiled("rope")[name].bind(grid, block, (*a, vectors, T, C))]
+
+    def wide(height, along_z, direction):
+        grid, block = (blocks_for(T, height), HEADS, along_z), (C // 8, height)
+        kernel = compiled("rope")["rope_wide"]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, texts, T, C, pitch, direction))]
+
+    shape = f"{texts} x {T} x {HEADS} x {C}"
+    for name in ("rope_forward", "rope_backward"):
+        yield Work(name, shape, size, arrays, [plain(name, b) for b in (128, 256, 512)])
+    offered = [wide(height, z, 1.0) for height in (16, 32, 64) for z in (texts, texts // 2, texts // 4)]
+    yield Work("rope_wide", shape, size, arrays, offered)
+
+
+def sums(cupy, rows: int) -> Iterator[Work]:
+    """A sum over as many numbers as there are logits, its backward, and the gain's gradient from its shares."""
+    n, few, stream = rows * V, processors(cupy), rows * D
+
+    def offer(name, block, grid):
+        def bind(a):
+            kernel, part, total = compiled("reductions")[name], empty(cupy, grid), empty(cupy, 1)
+            return [kernel.bind(grid, block, (*a, part, n)), kernel.bind(1, block, (part, total, grid))]
+
+        return block, grid, bind
+
+    for name in ("sum_tree", "sum_shuffle", "sum_wide"):
+        offered = [offer(name, b, k * few) for b in (256, 512) for k in (4, 8, 16)]
+        yield Work(name, f"{n}", 4 * n, lambda: (normal(cupy, n),), offered)
+
+    def fill(block, grid):
+        kernel = compiled("reductions")["sum_backward"]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, stream))]
+
+    grids = [(b, blocks_for(stream, 4 * b)) for b in (128, 256, 512)] + [(512, 8 * few)]
+    arrays = lambda: (normal(cupy, 1), empty(cupy, stream))
+    yield Work("sum_backward", f"{stream}", 4 * stream, arrays, [fill(*shape) for shape in grids])
+
+    def columns(tall, block, parts):
+        width = blocks_for(D, block[0])
+
+        def bind(a):
+            kernel, part, total = compiled("reductions")["column_sums"], empty(cupy, parts, D), empty(cupy, D)
+            if parts == 1:
+                return [kernel.bind(width, block, (*a, total, tall, D))]
+            first = kernel.bind((width, parts), block, (*a, part, tall, D))
+            return [first, kernel.bind(width, (8, 128), (part, total, parts, D))]
+
+        return block, (width, parts), bind
+
+    shapes = (32, 8), (32, 32), (8, 32), (8, 128)
+    for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 32, 64))):
+        arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
+        offered = [columns(tall, block, p) for block in shapes for p in parts]
+        yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered)
+
+
+def transposes(cupy, rows: int) -> Iterator[Work]:
+    """Of the residual stream."""
+
+    def offer(name, block, tile, **defines):
+        grid = blocks_for(D, tile[0]), blocks_for(rows, tile[1])
+        return (
+            block,
+            grid,
+            lambda a: [compiled("transpose", **defines)[name].bind(grid, block, (*a, rows, D))],
+        )
+
+    offers = {
+        "transpose_plain": [offer("transpose_plain", b, b) for b in ((32, 8), (16, 16), (8, 32))],
+        "transpose_tiled": [offer("transpose_tiled", (32, h), (32, 32)) for h in (4, 8, 16)],
+        "transpose_wide": [
+            offer("transpose_wide", (32, h), (side, side), SIDE=side, HEIGHT=h)
+            for side in (32, 64)
+            for h in (4, 8, 16)
+        ],
+    }
+    for name, offered in offers.items():
+        arrays = lambda: (normal(cupy, rows, D), empty(cupy, D, rows))
+        yield Work(name, f"{rows} x {D}", 8 * rows * D, arrays, offered)
+
+
+def embeddings(cupy, rows: int) -> Iterator[Work]:
+    """Tokens as frequent as one over their rank, in any order; the table counts once."""
+    rng, frequency = np.random.default_rng(0), 1 / np.arange(1, V + 1)
+    tokens = rng.permutation(V)[rng.choice(V, rows, p=frequency / frequency.sum())].astype(np.int32)
+    order = np.argsort(tokens, kind="stable").astype(np.int32)
+    start = np.searchsorted(tokens[order], np.arange(V + 1)).astype(np.int32)
+    shape, size = f"{rows} x {D}, {V} tokens, Zipf", 4 * D * (rows + V)
+
+    def forward(block):
+        grid, kernel = blocks_for(rows, block // 32), compiled("embedding")["embedding_forward"]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, rows, D))]
+
+    def backward(block, piece):
+        pieces, module = blocks_for(rows, piece), compiled("embedding", PIECE=piece)
+
+        def bind(a):
+            tokens, order, start, dx, dtable = a
+            edges = empty(cupy, 2 * pieces, D)
+            args = tokens, order, start, dx, dtable, edges, rows, D
+            return [
+                module["embedding_backward"].bind(pieces, block, args),
+                module["embedding_join"].bind(V, block, (start, edges, dtable, D)),
+            ]
+
+        return block, pieces, bind
+
+    def looked_up():
+        return cupy.asarray(tokens), normal(cupy, V, D), empty(cupy, rows, D)
+
+    def scattered():
+        return *map(cupy.asarray, (tokens, order, start)), normal(cupy, rows, D), empty(cupy, V, D)
+
+    yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)])
+    yield Work("embedding_backward", shape, size, scattered,  # with "embedding_join"
+               [backward(b, piece) for b in (64, 96, 192) for piece in (32, 64, 128)])  # fmt: skip
+
+
+def optimiser(cupy) -> Iterator[Work]:
+    """All parameters at once; "squares" with the "clip_factor" of its parts."""
+    n, few = PARAMETERS, processors(cupy)
+
+    def norm(block, grid):
+        def bind(a):
+            module, part, factor = compiled("adamw"), empty(cupy, grid), empty(cupy, 2)
+            return [
+                module["squares"].bind(grid, block, (*a, part, n)),
+                module["clip_factor"].bind(1, 1024, (part, factor, grid, 1.0)),
+            ]
+
+        return block, grid, bind
+
+    def step(block, grid):
+        kernel, constants = compiled("adamw")["adamw"], (n, DECAYED, 0.9, 0.95, 1e-8, 0.1)
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, *constants))]
+
+    def state():
+        p, g, m, v = (normal(cupy, n) for _ in range(4))
+        return p, g, m, v * v, cupy.ones(2, np.float32), cupy.asarray(np.array([1e-6, 2, 3], np.float32))
+
+    yield Work("squares", f"{n}", 4 * n, lambda: (normal(cupy, n),),
+               [norm(b, k * few) for b in (256, 512) for k in (4, 8, 16)])  # fmt: skip
+    shapes = [(b, blocks_for(n, 4 * b)) for b in (128, 256, 512)] + [(256, 8 * few), (256, 32 * few)]
+    yield Work("adamw", f"{n}", 28 * n, state, [step(*shape) for shape in shapes])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# how long it takes
+
+
+class Graph:
+    """Launches captured once: `seconds()` is the time of one pass over them, launches of one set of arrays."""
+
+    def __init__(self, cupy, sets: list[Launches], size: int):
+        self.cupy, self.sets = cupy, sets  # which keep their arrays alive
+        rounds = max(1, min(64, MOVED // (size * len(sets))))
+        self.passes, self.stream = rounds * len(sets), cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Device().synchronize()
+        with self.stream:
+            for launches in sets:  # each kernel once before: its code is loaded, and its errors show here
+                for launch in launches:
+                    launch()
+            self.stream.synchronize()
+            self.stream.begin_capture()
+            for _ in range(rounds):
+                for launches in sets:
+                    for launch in launches:
+                        launch()
+            self.graph = self.stream.end_capture()
+
+    def seconds(self) -> float:
+        start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        self.graph.launch(self.stream)  # the device is busy while the processor prepares the timing
+        start.record(self.stream)
+        self.graph.launch(self.stream)
+        end.record(self.stream)
+        end.synchronize()
+        return self.cupy.cuda.get_elapsed_time(start, end) / 1e3 / self.passes
+
+
+def copies(cupy, size: int, sets: int) -> Graph:
+    """The driver's copy of half of `size` bytes from one array to another."""
+
+    def copy(n):
+        source, target = normal(cupy, n), empty(cupy, n)
+        return [lambda: target.data.copy_from_device_async(source.data, source.nbytes)]
+
+    return Graph(cupy, [copy(size // 8) for _ in range(sets)], size)
+
+
+def measure(cupy, work: Work, sweep: int, rounds: int) -> list[dict]:
+    """A row for each block, with the best grid of it; the best of all is measured in more rounds."""
+    sets = max(1, min(8, TOGETHER // work.bytes))
+    copy, arrays = copies(cupy, work.bytes, sets), [work.arrays() for _ in range(sets)]
+    rows, best_bind = {}, None
+    for block, grid, bind in work.offered:
+        row = compare(copy, Graph(cupy, [bind(a) for a in arrays], work.bytes), work, sweep)
+        row = {"kernel": work.kernel, "shape": work.shape, "block": block, "grid": grid, "best": False} | row
+        if not rows or row["share_of_copy"] > max(r["share_of_copy"] for r in rows.values()):
+            best, best_bind = str(block), bind
+        if str(block) not in rows or row["share_of_copy"] > rows[str(block)]["share_of_copy"]:
+            rows[str(block)] = row
+    graph = Graph(cupy, [best_bind(a) for a in arrays], work.bytes)
+    rows[best] |= compare(copy, graph, work, rounds) | {"best": True}
+    return list(rows.values())
+
+
+def compare(copy: Graph, kernel: Graph, work: Work, rounds: int) -> dict:
+    """Copy and kernel in turns."""
+    pairs = [(copy.seconds(), kernel.seconds()) for _ in range(rounds)]
+    shares, took = [a / b for a, b in pairs], statistics.median(b for _, b in pairs)
     return {
-        "rmsnorm_forward": (2 * x.nbytes, norm["rmsnorm_forward"].bind(ROWS, block, (x, gain, y, rstd, D, eps))),
-        "add_rmsnorm_forward": (
-            4 * x.nbytes,
-            norm["add_rmsnorm_forward"].bind(ROWS, block, (x, delta, gain, y, rstd, D, eps)),
-        ),
-        "rmsnorm_backward": (
-            4 * x.nbytes,
-            norm["rmsnorm_backward"].bind(blocks, block, (dy, x, gain, rstd, dx, share, ROWS, D)),
-        ),
-        "cross_entropy_forward": (
-            logits.nbytes,
-            entropy["cross_entropy_forward"].bind(ROWS, block, (logits, targets, losses, V)),
-        ),
-        "cross_entropy_backward": (
-            2 * logits.nbytes,
-            entropy["cross_entropy_backward"].bind(ROWS, block, (logits, targets, dlosses, losses, V)),
-        ),
-    }  # fmt: skip
+        "gigabytes_per_second": round(work.bytes / took / 1e9),
+        "share_of_copy": round(statistics.median(shares), 3),
+        "share_min": round(min(shares), 3),
+        "share_max": round(max(shares), 3),
+        "microseconds": round(1e6 * took, 2),
+        "copy_microseconds": round(1e6 * statistics.median(a for a, _ in pairs), 2),
+        "rounds": rounds,
+    }
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", type=lambda text: text.split(","), help="only these, as NAME,NAME")
+    parser.add_argument("--quick", action="store_true", help="16 texts alone, and few rounds")
+    parser.add_argument("--out", type=Path, help="where the JSON goes, by default data/results")
+    options = parser.parse_args()
     import cupy
 
-    rows = []
-    for block in (64, 128, 192, 256, 512):
-        for name, (size, launch) in contenders(cupy, block).items():
-            shares, speeds = [], []
-            for _ in range(ROUNDS):
-                copy, took = cuda.copy_seconds(size), cuda.median_seconds(launch)
-                shares.append(copy / took)
-                speeds.append(size / took / 1e9)
-            row = {
-                "kernel": name,
-                "block": block,
-                "gigabytes_per_second": round(statistics.median(speeds)),
-                "share_of_copy": round(statistics.median(shares), 3),
-            }
-            print(row, flush=True)
-            rows.append(row)
     gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    save("cuda_bandwidth", {"gpu": gpu, "rows": ROWS, "rounds": ROUNDS}, rows)
+    sweep, final = (1, 3) if options.quick else (SWEEP, ROUNDS)
+    for texts, name in ((64, "cuda_bandwidth"), (16, "cuda_bandwidth_16")):
+        if options.quick and texts > 16:
+            continue
+        print(
+            f"{gpu}, {texts} texts of {T} tokens\n{'kernel':28} {'block':>9} {'grid':>18}     GB/s        us",
+            end="",
+        )
+        print("  of a copy  (min, max)")
+        rows, offered = [], set()
+        for work in works(cupy, texts):
+            offered.add(work.kernel)
+            if options.kernels and work.kernel not in options.kernels:
+                continue
+            measured = measure(cupy, work, sweep, final)
+            cupy.get_default_memory_pool().free_all_blocks()
+            rows += measured
+            row = next(row for row in measured if row["best"])
+            print(
+                f"{row['kernel']:28} {row['block']!s:>9} {row['grid']!s:>18} {row['gigabytes_per_second']:8}",
+                end="",
+            )
+            print(f" {row['microseconds']:9.1f} {row['share_of_copy']:10.1%}", end="")
+            print(f"  ({row['share_min']:.1%}, {row['share_max']:.1%})  {row['shape']}", flush=True)
+        if unknown := set(options.kernels or ()) - offered:
+            parser.error(f"no kernel {', '.join(sorted(unknown))}, only {', '.join(sorted(offered))}")
+        if options.out or not (options.kernels or options.quick):
+            config = {"gpu": gpu, "texts": texts, "rows": texts * T, "sweep": sweep, "rounds": final}
+            save(name, config, rows, options.out or FOLDER)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ BATCH, ROUNDS = 100, 200
 def contenders(cupy) -> dict[str, dict[str, Callable[[], None]]]:
     """Kernel: the ways to launch it."""
     x, y, z, v = (cupy.ones(32, np.float32) for _ in range(4))
-    factor, rates = cupy.ones(2, np.float32), np.full(7, 0.1, np.float32)
+    factor, step, rates = cupy.ones(2, np.float32), cupy.ones(3, np.float32), np.full(4, 0.1, np.float32)
     arguments = {
         "vector_add": (x, y, z, np.int32(32)),
-        "adamw": (x, y, z, v, factor, np.int32(32), *rates),
+        "adamw": (x, y, z, v, factor, step, np.int32(32), np.int32(32), *rates),
     }
     ways = {}
     for name, args in arguments.items():

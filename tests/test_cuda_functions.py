@@ -1,14 +1,21 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
 """CUDA's device functions on the CPU: each computes what CUDA's reference says, and NVRTC takes every text."""
+
+import re
 
 import numpy as np
 import pytest
-from test_nvrtc import cubin, nvrtc
+from test_nvrtc import cubin, in_wheels, nvrtc
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.complaints import first_error
+from nanoeuler_lib.cuda.source import prepare
 
 pytestmark = pytest.mark.compiler
 
-BEFORE = """#include <cuda_fp16.h>
+BEFORE = """#include <cuda_pipeline.h>
+#include <nanoeuler.cuh>
+#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 """
 KERNEL = """extern "C" __global__ void k(float* f, double* d, int* i, unsigned* u, long long* l) {
@@ -95,6 +102,39 @@ CASES = {
     "min and max of both kinds": ("i[t] = min(t, 7u) + 100 * max(9u, t);", "i",
                                   np.minimum(lanes, 7) + 100 * np.maximum(lanes, 9)),
     "small vectors": ("uchar3 v = make_uchar3(1, 2, t); float1 w = make_float1(3); f[t] = v.z + w.x;", "f", lanes + 3),
+    "__umul24 and __mul24": ("i[t] = __umul24(u[t], 3u) + __mul24(i[t], 5);", "i", (u.astype(np.int64) % 2**24 * 3 + i * 5)),
+    "__funnelshift_l": ("u[t] = __funnelshift_l(0x80000000u, t, 1);", "u", 2 * lanes + 1),
+    "__funnelshift_rc": ("u[t] = __funnelshift_rc(1u, t, 40);", "u", lanes),
+    "__brevll": ("l[t] = __brevll(1ull << (63 - t));", "l", 2.0 ** lanes),
+    "bytes of a double": ("d[t] = __longlong_as_double(__double_as_longlong(d[t]) + (1ll << 52));", "d", 2 * d),
+    "halves of a double": ("d[t] = __hiloint2double(__double2hiint(d[t]), __double2loint(d[t]));", "d", d),
+    "rounded each for itself": ("f[t] = __fadd_rn(__fmul_rn(1.0f + 1.0f / 4096, 1.0f + 1.0f / 4096), -1.0f) * 4096;", "f",
+                                (np.float32(1 + 2.0**-12) * np.float32(1 + 2.0**-12) - np.float32(1)) * 4096),
+    "__dadd_rn and its kin": ("d[t] = __dadd_rn(d[t], 1) * __ddiv_rn(__dmul_rn(d[t], 2), 4) + __fma_rn(d[t], 2, 1);", "d",
+                              (d + 1) * d / 2 + 2 * d + 1),
+    "too large for an int": ("i[t] = __float2int_rn(d[t] * 1e9f);", "i", np.minimum(d * 1e9, 2**31 - 1)),
+    "__double2float_rz": ("f[t] = __double2float_rz(1.0 + 0.75 / 8388608);", "f", 1),
+    "norm3df": ("f[t] = norm3df(2, 3, 6) + norm4df(1, 1, 1, 1) + rhypotf(3, 4) + norm3d(2.0, 3.0, 6.0);", "f", 16.2),
+    "normcdf": ("f[t] = normcdff(0) + (float)normcdf(-10.0);", "f", 0.5),
+    "frexp, modf": ("int e; float w; f[t] = frexpf(12.0f, &e) + modff(2.25f, &w); f[t] += e + w;", "f", 0.75 + 0.25 + 6),
+    "min and max of a nan": ("f[t] = fminf(nanf(\"\"), 3.0f) + max(nanf(\"\"), 4.0f);", "f", 7),
+    "umin, llmax": ("l[t] = umin(u[t], 5u) + llmax(l[t], 0ll);", "l", np.minimum(u, 5) + np.maximum(l, 0)),
+    "memcpy, memset": ("memset(&f[t], 0, 4); memcpy(&d[t], &l[t], 8); memcpy(&l[t], &d[t], 8); i[t] = f[t];", "i", 0),
+    "atomicCAS of unsigned short": (
+        "unsigned short* s = (unsigned short*)u; if (t == 0) u[0] = 0; __syncwarp(); unsigned short a = 0, b; "
+        "do { b = a; a = atomicCAS(s + 1, b, (unsigned short)(b + 1)); } while (a != b);", "u", 0, 32 << 16),
+    "atomicAdd_block": ("if (t == 0) i[0] = 0; __syncwarp(); atomicAdd_block(&i[0], t); atomicMax_system(&i[40], 99);", "i", 0,
+                        496),
+    "atomicAdd of half2": ("if (t == 0) f[0] = 0; __syncwarp(); atomicAdd((__half2*)f, __floats2half2_rn(0.5f, 1.0f));",
+                           "f", 0, np.array([16, 32], np.float16).view(np.float32)[0]),
+    "__builtin_assume": ("__builtin_assume(t < 32); f[t] = 2;", "f", 2),
+    "__pipeline_memcpy_async": (
+        "__shared__ __align__(16) float s[128]; __pipeline_memcpy_async(&s[4 * t], f + t / 8 * 4, 16, 8); __pipeline_commit(); "
+        "__pipeline_wait_prior(0); d[t] = s[4 * t + 1] + 10 * s[4 * t + 2];", "d", (lanes // 8 * 4 + 1) / 8),
+    "copy_async_cg": (
+        "__shared__ __align__(16) float s[128]; copy_async_cg<16>(&s[4 * t], f + t / 8 * 4, t < 16 ? 16 : 0); "
+        "copy_async_commit(); copy_async_wait<0>(); d[t] = s[4 * t + 1];", "d",
+        np.where(lanes < 16, (lanes // 8 * 4 + 1) / 8, 0)),
     "atomicAdd of __half": ("if (t == 0) { f[0] = 0; } __syncwarp(); "
                             "atomicAdd((__half*)f + t % 2, __float2half(0.5f));",
                             "f", 0, np.array([8, 8], np.float16).view(np.float32)[0]),
@@ -116,8 +156,36 @@ def test_function(name, checked):
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 def test_the_compiler_of_the_gpu_takes_them_all():
-    bodies = [body for name, (body, *_) in CASES.items() if "__half" not in body and "__nv_b" not in body]
-    cubin(KERNEL.replace("BODY", "\n  ".join(f"{{ {body} }}" for body in bodies)), "sm_80")
+    before = BEFORE if in_wheels("**/cuda_bf16.h") else "#include <nanoeuler.cuh>\n"
+    bodies = [
+        body
+        for name, (body, *_) in CASES.items()
+        if before == BEFORE or not re.search("__half|__nv_b|__pip", body)
+    ]
+    text = before + KERNEL.replace("BODY", "\n  ".join(f"{{ {body} }}" for body in bodies))
+    cubin(text, "sm_80")
+    cubin(text, "sm_90")
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
+def test_atomics_of_float2_take_9_0():
+    text = KERNEL.replace(
+        "BODY",
+        "atomicAdd((float2*)f, make_float2(1, 2)); atomicAdd((float4*)f + 4, make_float4(1, 2, 3, 4));",
+    )
+    args = tuple(np.zeros_like(a) for a in arguments())
+    cuda.module(text, where="cpu")["k"](1, 32, args)
+    assert args[0][:4].tolist() == [32, 64, 0, 0] and args[0][16:20].tolist() == [32, 64, 96, 128]
+    cubin(text, "sm_90")
+    with pytest.raises(AssertionError) as log:
+        cubin(text, "sm_80")
+    told = first_error(prepare("kernel.cu", text, cuda.KERNELS, "gpu"), str(log.value))
+    assert "(of float2 and float4 on GPUs from 9.0 on)" in str(told)
+
+
+def test_an_assumption_that_is_false_is_told():
+    with pytest.raises(cuda.KernelError, match="__builtin_assume: not so: t < 31"):
+        cuda.module(KERNEL.replace("BODY", "__builtin_assume(t < 31);"), where="cpu")["k"](1, 32, arguments())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +196,7 @@ def test_what_touches_memory_is_watched(call):
     text = BEFORE + KERNEL.replace("BODY", f"{call};")
     with pytest.raises(cuda.KernelError) as caught:
         cuda.module(text, where="cpu")["k"](1, 32, arguments())
-    assert caught.value.finding.kind == "out of bounds" and f"line 5: {call};" in str(caught.value)
+    assert caught.value.finding.kind == "out of bounds" and f"line 7: {call};" in str(caught.value)
 
 
 def test_what_the_gpu_lacks_is_refused():

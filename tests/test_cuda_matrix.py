@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from hopper_kernel import PRODUCT
 from matrix_kernels import LAYOUTS, MATMUL, NUMBERS, ONE_AT_A_TIME, PIECES, fragment_name
 
 from nanoeuler_lib import cuda
@@ -168,6 +169,17 @@ def test_matmul(checked, shape):
     c, a64, b64 = multiply(cuda.module(MATMUL, checked=checked is True)["matmul"], *shape)
     bound = (a64.shape[1] + 1) * 2.0**-23 * (np.abs(a64) @ np.abs(b64))
     assert (np.abs(c - a64 @ b64) <= bound).all()
+
+
+@on_cpu
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_twin_of_the_product_for_hopper(checked):
+    rng = np.random.default_rng(2)
+    a, b = rng.integers(-4, 5, (64, 128)), rng.integers(-4, 5, (64, 128))
+    c, unused = np.zeros((64, 64), np.float32), {"words": [0] * 16}
+    factors = [bits_of(f, "__nv_bfloat16") for f in (a, b)]
+    cuda.module(PRODUCT, where="cpu", checked=checked)["product"](1, 128, (unused, unused, *factors, c, 128))
+    np.testing.assert_array_equal(c, a @ b.T)
 
 
 ORDERING = re.compile(r"(?:__syncthreads|copy_async_commit|copy_async_wait<1>)\(\);")

@@ -945,7 +945,7 @@ def test_what_does_not_compile_says_where(text, line, message):
     [
         ("void f() {}", "holds no kernel"),
         ("template <int N> __global__ void k(float* x) { x[0] = N; }", r"instantiate=\('k<...>',\)"),
-        ("struct S { int a; };\n__global__ void k(S s) {}", "parameter `s` is a S"),
+        ("struct S { int* a; };\n__global__ void k(S s) {}", "parameter `s` is a S"),
         (
             "__shared__ float s[3];\n__global__ void k(float* x) { x[0] = s[0]; }",
             "line 1: declare __shared__",
@@ -1005,6 +1005,7 @@ class FakeKernel:
     """Stands where CuPy's kernel does: keeps what it is launched with."""
 
     max_dynamic_shared_size_bytes = 48 * 1024
+    shared_size_bytes = 1024  # of __shared__ arrays
 
     def __call__(self, *launch, shared_mem):
         self.launch = (*launch, shared_mem)
@@ -1036,6 +1037,10 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert args[0] is x and args[1] is y
     assert [type(a) for a in args[2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
     assert kernel.max_dynamic_shared_size_bytes == 60_000
+    with pytest.raises(
+        NanoEulerError, match="take 1024 bytes and shared_mem 65000 more: a block has 65536 on"
+    ):
+        module["scale"].bind(1, 8, (x, y, 2, 8), 65_000, shared_limit=64 * 1024)
     with pytest.raises(NanoEulerError, match=r"`n` is an int, got float 8.0"):
         module["scale"](1, 8, (x, y, 2.0, 8.0))
     assert {r.array for r in module["scale"].profile(1, 8, (x, y, 2.0, 8)).rows} == {"x", "y"}
@@ -1157,7 +1162,9 @@ def test_the_cache_forgets_what_nobody_uses(tmp_path, monkeypatch):
         os.utime(tmp_path / name, (now - days * day,) * 2)
     (tmp_path / "tmpabc").mkdir()  # left by a process that was killed
     os.utime(tmp_path / "tmpabc", (now - 31 * day,) * 2)
-    assert compiler._used(tmp_path / "kernel-used.so") and not compiler._used(tmp_path / "kernel-none.so")
+    used = compiler._keep(tmp_path / "kernel-used.so", tmp_path / "kernel-used.so")
+    os.utime(used, (now - 29 * day,) * 2)
+    assert compiler._cached(used) and not compiler._cached(tmp_path / "kernel-none.so")
     compiler._prune(tmp_path)
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"kernel-used.so", "kernel-new.so", "runtime-older.o", "notes.txt"}

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
 """Every kernel's text, the chapters' too, compiles for every GPU architecture it is offered on; it takes no GPU.
 
 The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code and must fit the
@@ -12,6 +13,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from hopper_kernel import PRODUCT
 from matrix_kernels import MATMUL, ONE_AT_A_TIME
 
 from nanoeuler_lib.cuda import KERNELS
@@ -26,14 +28,24 @@ COPIES = r"""
 extern "C" __global__ void copies(const float* x, float* y) {
   __shared__ __align__(16) float s[128];
   copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x]);
+  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
+  copy_async_cg<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
   copy_async_commit();
   copy_async_wait<0>();
   y[threadIdx.x] = s[4 * threadIdx.x + 1];
 }
 """
+NAMED_BARRIERS = r"""
+#include <named_barrier.cuh>
+extern "C" __global__ void named_barriers(float* x) {
+  if (threadIdx.x < 32) named_barrier_arrive(1, 64);
+  else named_barrier_sync(1 + blockIdx.x % 15, 64);
+  x[threadIdx.x] = 1;
+}
+"""
 # name: text, templates to compile, the first architecture that has what it takes
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
-TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80)}
+TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
 TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
 # The cells of the chapters that a GPU is to run.
 for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
@@ -112,6 +124,18 @@ def test_compiles_and_fits(name, architecture):
     assert len(kernels) == len(wanted)
     assert {f".text.{s.name}" for s in wanted if not s.mangled} <= set(kernels)
     assert all(size <= STATIC_SHARED for name, size in code.items() if name.startswith(".nv.shared."))
+
+
+@pytest.mark.skipif(
+    not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle"
+)
+def test_what_came_with_hopper_compiles_for_it():
+    assert static_shared(cubin(PRODUCT, "sm_90a"), "product") >= 2 * 64 * 64 * 2 + 8
+    with pytest.raises(AssertionError):  # the plain 9.0 has no wgmma
+        cubin(PRODUCT, "sm_90")
+    cluster = """#include <hopper.cuh>
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) k(int* x) { x[blockIdx.x] = cluster_rank(); cluster_sync(); }"""
+    cubin(cluster, "sm_90a")
 
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")

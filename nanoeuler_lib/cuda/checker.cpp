@@ -7,7 +7,7 @@
 // each access is looked at before it happens, a wild pointer becomes a finding and not a crash. (With g++ one kind is not
 // told: a struct passed by value straight from memory, f(x[i]) for a float4; float4 v = x[i] is.)
 
-// ---- who accessed a piece of memory last: one cell for at most 4 bytes ---------------------------------------
+// ---- who accessed a piece of memory: one cell for at most 4 bytes --------------------------------------------
 
 // Two words, so that a visit stays in registers: the checker spends its time here.
 struct Visit {
@@ -18,47 +18,59 @@ struct Visit {
   Site site() const { return (Site)(who >> 32); }
   int kind() const { return (int)(who >> 11 & 7); }
   int thread() const { return (int)(who & 0x7ff) - 32; }  // negative: nobody
-  bool same_group(Visit other) const {  // the same kind of access, warp, and stretch between two barriers
-    return when == other.when && ((who ^ other.who) & 0xffffffe0u) == 0;
-  }
-  bool same_warp_epoch(Visit now) const;  // of two lanes of a warp: no __syncwarp() came between, for these two
   bool same_thread(Visit other) const { return when >> 32 == other.when >> 32 && ((who ^ other.who) & 0x7ff) == 0; }
 };
 
+// Lanes of one warp that read the place, or changed it by atomics, in one epoch of the warp.
+struct Group {
+  Site site;       // of the first of them; SEVERAL: others came from elsewhere
+  unsigned lanes;  // a bit for each; 0: nobody
+  unsigned where;  // from the top: warp (5 bits), kind (2), the warp's epoch (25)
+
+  int kind() const { return (int)(where >> 25 & 3); }
+  int warp() const { return (int)(where >> 27); }
+};
+enum : unsigned { SEVERAL = 1u << 30, WARP_EPOCH = (1u << 25) - 1 };
+
 namespace runtime {
+// Whoever comes next is compared with all that may race with it. Between two barriers every access by another warp does,
+// so that two groups of different warps say enough; as long as there is but one warp, its lanes are told apart.
 struct Cell {
-  Visit write;
-  Visit read, read_before;  // the last two readers
-  Visit read_elsewhere;     // the last reader of another warp than the last one
+  Visit write;      // the last write or atomic
+  Visit elsewhere;  // a read or an atomic by an earlier block
+  uint64_t when;    // of the groups
+  Group group[2];
 };
 static_assert(sizeof(Cell) == 64, "a cell is one cache line");
+
+// What a block's fences cover, if an atomic came after them: what happened before the last barrier before the last
+// fence, and in its thread (its warp, as far as that had met) before the fence. Of several threads' fences: everything.
+struct Publication {
+  bool done, several;
+  int thread;                     // 32 more than its number; 0: no fence
+  unsigned epoch, own, of_warp;  // the block's; the warp's at the fence, and when it last met as a whole
+};
+
+// Flags, locks and named barriers order threads in pairs. Row t says of each thread up to which epoch of its warp t knows
+// what it has done; so does the note at each address that a thread changed by an atomic after a fence.
+struct Clocks {
+  bool used;
+  unsigned threads;
+  unsigned* row[MAX_THREADS];
+  int notes, capacity;
+  struct Note { uintptr_t address; unsigned* row; }* note;
+};
 }  // namespace runtime
 
 static Array arrays[MAX_ARRAYS];  // the arguments
 static int array_count;
-static Array nowhere;
-static Array* recent[2] = {&nowhere, &nowhere};  // the two arrays that were accessed last
+static Array nowhere, static_data;
+static Variable* variables;  // the __device__ and __constant__ ones
+static Array* array_at[256];  // the array that a place in the code, by its last bits, accessed last
 static unsigned first_serial;
-static unsigned char* published;  // of each block: it called __threadfence() and then an atomic
+static Publication* publications;  // of each block
 static double deadline;
 static int ticks, profiled_ticks;
-
-// The library's own range of addresses: __constant__ and __device__ variables lie in it.
-#if defined(__APPLE__)
-#include <mach-o/getsect.h>
-#include <mach-o/loader.h>
-extern "C" const struct mach_header_64 __dso_handle;
-static uintptr_t library_start() { return (uintptr_t)&__dso_handle; }
-static bool in_library(uintptr_t address) {
-  unsigned long bytes = 0;
-  uintptr_t data = (uintptr_t)getsegmentdata(&__dso_handle, "__DATA", &bytes);
-  return address >= library_start() && address < data + bytes;
-}
-#else
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
-static uintptr_t library_start() { return (uintptr_t)&__ehdr_start; }
-static bool in_library(uintptr_t address) { return address >= library_start() && address < (uintptr_t)&_end; }
-#endif
 
 // Word by word: as one copy of 16 bytes it would wait for the words to reach the memory first.
 static inline void put(Visit& place, Visit visit) {
@@ -66,25 +78,101 @@ static inline void put(Visit& place, Visit visit) {
   place.who = visit.who;
 }
 
-// Did `earlier` happen before `later`, by barriers alone?
+static inline bool conflict(int a, int b) { return (a | b) & WRITE && !(a & b & STRONG_READ); }
+
+// The epoch of its warp up to which thread `by` knows what thread `of` has done: by chains of meetings, of flags and locks.
+static unsigned known(Block* block, int by, int of) {
+  unsigned epoch = block->clocks && block->clocks->used ? block->clocks->row[by][of] : 0;
+  if (by / 32 != of / 32) return epoch;
+  const Warp& warp = block->warp[by / 32];
+  unsigned met = warp.met[by % 32][of % 32];
+  if (met < warp.all_met) met = warp.all_met;
+  return epoch < met ? met : epoch;
+}
+
+// Is an access by another block before its fence, which an atomic followed?
+static bool published(Visit earlier) {
+  const Publication& p = publications[earlier.serial() - first_serial];
+  if (!p.done || p.several || earlier.kind() == ATOMIC) return p.done;
+  unsigned epoch = (unsigned)earlier.when, warp_epoch = (unsigned)(earlier.who >> 14);
+  if (epoch != p.epoch) return epoch < p.epoch;
+  int thread = earlier.thread() + 32;
+  if (thread / 32 != p.thread / 32) return false;
+  unsigned until = thread == p.thread ? p.own : p.of_warp;
+  return ((until - warp_epoch - 1) & 0x3ffff) < 0x20000;  // warp_epoch < until
+}
+
+// Did `earlier` happen before `later`?
 static inline bool ordered(Visit earlier, Visit later) {
   if (earlier.thread() < 0) return true;
   if (earlier.serial() != later.serial())  // two blocks: only through a fence and atomics on both sides
-    return published[earlier.serial() - first_serial] && checked_block->atomics;
-  if (earlier.when != later.when || earlier.same_thread(later)) return true;
-  bool same_warp = earlier.thread() / 32 == later.thread() / 32;
-  return same_warp && !earlier.same_warp_epoch(later);
+    return checked_block->atomics && published(earlier);
+  if (earlier.when != later.when || earlier.same_thread(later)) return true;  // a barrier lies between; one thread
+  unsigned epoch = checked_block->warp[earlier.thread() / 32].epoch;
+  unsigned age = (epoch - (unsigned)(earlier.who >> 14)) & 0x3ffff;
+  return epoch - known(checked_block, later.thread(), earlier.thread()) < age;
 }
 
-inline bool Visit::same_warp_epoch(Visit now) const {
-  const Warp& warp = checked_block->warp[now.thread() / 32];
-  unsigned age = (unsigned)((now.who >> 14) - (who >> 14)) & 0x3ffff, met = warp.met[now.thread() % 32][thread() % 32];
-  return warp.epoch - (met < warp.all_met ? warp.all_met : met) >= age;
+static unsigned unknown_lanes(Block*, const Group&, int thread, unsigned lanes);
+
+// Of a group between the same two barriers: the lanes that nothing orders before what `thread` does now.
+static inline unsigned unordered_lanes(Block* block, const Group& group, int thread) {
+  unsigned lanes = group.lanes, epoch = block->warp[group.warp()].epoch, age = (epoch - group.where) & WARP_EPOCH;
+  bool same_warp = group.warp() == thread / 32;
+  if (same_warp) lanes &= ~(1u << thread % 32);
+  if (lanes == 0 || age == 0 || (!same_warp && !(block->clocks && block->clocks->used))) return lanes;
+  return unknown_lanes(block, group, thread, lanes);
 }
 
-static void check_syncwarp(Warp* warp, unsigned lanes) {
+static unsigned unknown_lanes(Block* block, const Group& group, int thread, unsigned lanes) {
+  unsigned epoch = block->warp[group.warp()].epoch, age = (epoch - group.where) & WARP_EPOCH;
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    if (epoch - known(block, thread, group.warp() * 32 + lane) < age) lanes &= ~(1u << lane);
+  }
+  return lanes;
+}
+
+static Visit visit_of(const Cell* cell, const Group& group, int lane) {
+  uint64_t who = (uint64_t)group.site << 32 | (uint64_t)(group.where & 0x3ffff) << 14;
+  return {cell->when, who | (uint64_t)group.kind() << 11 | (uint64_t)(group.warp() * 32 + lane + 32)};
+}
+
+// One of those who read the cell, or changed it by an atomic, that `now` races with; else nobody.
+static Visit racing_visit(Block* block, const Cell* cell, Visit now) {
+  unsigned kinds = (unsigned)(cell->elsewhere.who >> 11) | (cell->group[0].where | cell->group[1].where) >> 25;
+  if (!((kinds | (unsigned)now.kind()) & WRITE)) return {};  // only readers
+  if (conflict(cell->elsewhere.kind(), now.kind()) && !ordered(cell->elsewhere, now)) return cell->elsewhere;
+  if (cell->when != now.when && cell->when >> 32 == now.serial()) return {};  // a barrier lies between
+  for (const Group& group : cell->group) {
+    if (!group.lanes || !conflict(group.kind(), now.kind())) continue;
+    unsigned lanes = group.lanes;
+    if (cell->when == now.when) lanes = unordered_lanes(block, group, now.thread());
+    else if (ordered(visit_of(cell, group, __builtin_ctz(lanes)), now)) continue;
+    if (!lanes) continue;
+    Visit then = visit_of(cell, group, __builtin_ctz(lanes));
+    if (lanes == group.lanes) then.who &= ~((uint64_t)SEVERAL << 32);  // its first is among them
+    return then;
+  }
+  return {};
+}
+
+// ---- meetings, flags, locks --------------------------------------------------------------------------------
+
+static void join(unsigned* row, const unsigned* other, unsigned threads) {
+  for (unsigned t = 0; t < threads; t++) row[t] = row[t] < other[t] ? other[t] : row[t];
+}
+
+static void check_syncwarp(Block* block, Warp* warp, unsigned lanes) {
   unsigned met[32] = {};
   warp->epoch++;
+  if (Clocks* clocks = block->clocks && block->clocks->used ? block->clocks : nullptr) {
+    unsigned** row = clocks->row + warp->first;
+    unsigned* first = row[__builtin_ctz(lanes)];
+    for (unsigned rest = lanes & (lanes - 1); rest; rest &= rest - 1) join(first, row[__builtin_ctz(rest)], clocks->threads);
+    for (unsigned rest = lanes & (lanes - 1); rest; rest &= rest - 1)
+      memcpy(row[__builtin_ctz(rest)], first, clocks->threads * sizeof *first);
+  }
   if (lanes == ~0u) {
     warp->all_met = warp->epoch;
     return;
@@ -94,6 +182,84 @@ static void check_syncwarp(Warp* warp, unsigned lanes) {
       if (met[b] < warp->met[lane][b]) met[b] = warp->met[lane][b];
   for (unsigned rest = lanes; rest; rest &= rest - 1) met[__builtin_ctz(rest)] = warp->epoch;
   for (unsigned rest = lanes; rest; rest &= rest - 1) memcpy(warp->met[__builtin_ctz(rest)], met, sizeof met);
+}
+
+static void free_clocks(Clocks* clocks) {
+  for (int i = 0; i < clocks->notes; i++) free(clocks->note[i].row);
+  for (unsigned* row : clocks->row) free(row);
+  free(clocks->note);
+  *clocks = {};
+}
+
+static Clocks* use_clocks(Block* block) {
+  if (!block->clocks) block->clocks = (Clocks*)calloc(1, sizeof(Clocks));
+  Clocks* clocks = block->clocks;
+  if (clocks->used) return clocks;
+  clocks->used = true;
+  clocks->threads = block->launch->threads;
+  for (unsigned t = 0; t < clocks->threads; t++) clocks->row[t] = (unsigned*)calloc(clocks->threads, sizeof(unsigned));
+  return clocks;
+}
+
+// Tell what a thread knows, and what it did itself before its warp's epoch `until`.
+static void tell(Block* block, Fiber* fiber, unsigned* row, unsigned until) {
+  join(row, block->clocks->row[fiber->thread], block->clocks->threads);
+  unsigned last = (unsigned)fiber->warp->first + 32;
+  for (unsigned t = last - 32; t < last && t < block->clocks->threads; t++) {
+    unsigned epoch = (int)t == fiber->thread ? until : known(block, fiber->thread, (int)t);
+    if (row[t] < epoch) row[t] = epoch;
+  }
+}
+
+static void check_block(Block* block) {
+  if (block->clocks && block->clocks->used) free_clocks(block->clocks);
+  block->fences = &publications[block->serial - first_serial];
+}
+
+static void check_fence(Fiber* fiber, bool of_block) {
+  Block* block = fiber->block;
+  Publication* p = block->fences;
+  fiber->fence_epoch = ++fiber->warp->epoch;
+  if (of_block) return;
+  p->several |= p->thread && p->thread != fiber->thread + 32;
+  p->thread = fiber->thread + 32;
+  p->epoch = block->epoch;
+  p->own = fiber->fence_epoch;
+  unsigned oldest = p->own - 0x1ffff, met = fiber->warp->all_met;
+  p->of_warp = (int)(met - oldest) < 0 ? oldest : met;
+}
+
+// An atomic hears what those told who changed the same place before, and tells what lies before its own last fence. So
+// do volatile reads and writes.
+static void check_atomic(Block* block, Fiber* fiber, uintptr_t address, int kind) {
+  block->atomics = true;
+  if (kind & WRITE && block->fences->thread) block->fences->done = true;
+  bool tells = kind & WRITE && fiber->fence_epoch;
+  if (!tells && !(block->clocks && block->clocks->used)) return;
+  Clocks* clocks = use_clocks(block);
+  int i = 0;
+  while (i < clocks->notes && clocks->note[i].address != address) i++;
+  if (i < clocks->notes) join(clocks->row[fiber->thread], clocks->note[i].row, clocks->threads);
+  if (!tells) return;
+  if (i == clocks->notes) {
+    if (i == clocks->capacity) {
+      clocks->capacity = 2 * clocks->capacity + 8;
+      clocks->note = (Clocks::Note*)realloc(clocks->note, (size_t)clocks->capacity * sizeof(Clocks::Note));
+    }
+    clocks->note[clocks->notes++] = {address, (unsigned*)calloc(clocks->threads, sizeof(unsigned))};
+  }
+  tell(block, fiber, clocks->note[i].row, fiber->fence_epoch);
+}
+
+static void check_named_barrier(Fiber* fiber, NamedBarrier* b, bool complete) {
+  Block* block = fiber->block;
+  Clocks* clocks = use_clocks(block);
+  if (!b->told) b->told = (unsigned*)calloc(clocks->threads, sizeof(unsigned));
+  tell(block, fiber, b->told, ++fiber->warp->epoch);
+  if (!complete) return;
+  for (unsigned t = 0; t < clocks->threads; t++)
+    if (b->waiting[t / 32] >> t % 32 & 1) join(clocks->row[t], b->told, clocks->threads);
+  free(b->told);
 }
 
 // ---- findings ---------------------------------------------------------------------------------------------
@@ -106,13 +272,13 @@ static void locate(Finding* finding, Block* block, Site site, Array* array, uint
   finding->site = site;
   finding->offset = (int64_t)address;
   if (!array) return;
-  bool shared = is_shared(block, array);
-  finding->array = shared ? -2 : (int)(array - arrays);
+  finding->array = array->space ? -2 : (int)(array - arrays);
   finding->offset = (int64_t)(address - array->start);
   finding->element = array->element;
   finding->columns = array->columns;
   finding->bytes = array->end - array->start;
   snprintf(finding->name, sizeof finding->name, "%s", array->name);
+  snprintf(finding->space, sizeof finding->space, "%s", array->space ? array->space : "");
 }
 
 static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t address, const char* kind,
@@ -124,11 +290,13 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
 }
 
 [[noreturn]] static void race(Fiber* fiber, Visit now, Visit then, Array* array, uintptr_t address) {
-  bool both_write = now.kind() & then.kind() & WRITE;
+  bool both_write = now.kind() & then.kind() & WRITE, several = then.site() & SEVERAL;
+  then.who &= ~((uint64_t)SEVERAL << 32);
   Finding* finding = describe(fiber, now.site(), array, address, "race",
                               both_write ? "two threads write" : "one thread writes, another reads");
-  finding->other_thread = then.serial() == now.serial() ? then.thread() : -2;  // -2: of another block
+  finding->other_thread = then.serial() != now.serial() ? -2 : several ? -3 : then.thread();
   finding->other_site = then.site();
+  finding->atomics = (now.kind() | then.kind()) & STRONG_READ ? 1 : fiber->block->atomics ? 2 : 0;
   leave(fiber->block);
 }
 
@@ -161,6 +329,16 @@ static void check_exit(Fiber* fiber) {
 }
 
 // ---- one access -------------------------------------------------------------------------------------------
+
+static bool in_zone(uintptr_t address) {
+  for (Variable* v = variables; v; v = v->next)
+    for (const char* zone : v->zone) {
+      uintptr_t end = (uintptr_t)v->start + v->bytes, start = (uintptr_t)zone;
+      if (start - end < 64) start = end;  // what aligns the zone belongs to nobody either
+      if (address - start < (uintptr_t)zone + 512 - start) return true;
+    }
+  return false;
+}
 
 static Array* find_array(Block* block, uintptr_t address) {
   for (int i = 0; i < block->shared_arrays; i++)
@@ -204,39 +382,88 @@ static inline Visit visit_now(Fiber* fiber, Block* block, int kind, Site site) {
           (uint64_t)site << 32 | warp_epoch << 14 | (uint64_t)kind << 11 | (uint64_t)(fiber->thread + 32)};
 }
 
-static inline void remember_reader(Cell* cell, Visit now) {
-  Visit reader = cell->read;
-  // Two readers of one group are enough: whoever writes next is another thread than one of them.
-  if (reader.same_group(now) && cell->read_before.same_group(now)) return;
-  if (!reader.same_thread(now)) {
-    put(cell->read_before, reader);
-    bool same_warp = reader.thread() / 32 == now.thread() / 32 && reader.serial() == now.serial();
-    if (!same_warp) put(cell->read_elsewhere, reader);
+static void remember_apart(Cell* cell, Visit now, Group group);
+
+// Do two groups of other warps stand there? They say enough, unless flags or locks order some of them.
+static inline bool two_warps_beside(const Group* group, unsigned warp) {
+  unsigned first = group[0].where >> 27, second = group[1].where >> 27;
+  if (!group[1].lanes || first == second || first == warp || second == warp) return false;
+  return !(checked_block->clocks && checked_block->clocks->used);
+}
+
+// A read or an atomic: note it with others like it, of the same warp and epoch.
+static inline __attribute__((always_inline)) void remember(Cell* cell, Visit now, unsigned epoch) {
+  unsigned thread = (unsigned)now.thread(), lane = 1u << thread % 32;
+  unsigned where = thread / 32 << 27 | (unsigned)now.kind() << 25 | (epoch & WARP_EPOCH);
+  Group* group = cell->group;
+  if (cell->when == now.when) {
+    if (group[0].where == where && (group[0].site == now.site() || group[0].lanes & lane)) group[0].lanes |= lane;
+    else if (group[1].lanes && group[1].where == where && group[1].site == now.site()) group[1].lanes |= lane;
+    else if (!two_warps_beside(group, thread / 32)) remember_apart(cell, now, {now.site(), lane, where});
+  } else if (cell->when == 0 || cell->when >> 32 == now.serial()) {  // the first, or first since a barrier
+    cell->when = now.when;
+    group[0] = {now.site(), lane, where};
+    group[1].lanes = 0;
+  } else remember_apart(cell, now, {now.site(), lane, where});
+}
+
+// Need `then` not be remembered beside `mine`? Whoever races with it races with `mine`, which comes after it.
+static bool covers(Group mine, Visit now, const Group& then) {
+  bool alike = then.kind() == mine.kind() || then.kind() == STRONG_READ;
+  return alike && !unordered_lanes(checked_block, then, now.thread());
+}
+
+static void remember_apart(Cell* cell, Visit now, Group mine) {
+  Group* group = cell->group;
+  if (cell->when != now.when) {
+    // What an earlier block left; one that may still race rather than one that cannot.
+    if (group[0].lanes && cell->when >> 32 != now.serial() &&
+        (cell->elsewhere.thread() < 0 || published(cell->elsewhere)))
+      put(cell->elsewhere, visit_of(cell, group[0], __builtin_ctz(group[0].lanes)));
+    cell->when = now.when;
+    group[0] = mine;
+    group[1].lanes = 0;
+    return;
   }
-  put(cell->read, now);
+  for (int i = 0; i < 2 && group[i].lanes; i++) {
+    if (group[i].where != mine.where) continue;
+    if (group[i].lanes & mine.lanes) return;
+    if (i == 1 || group[1].lanes || group[i].site == mine.site) {
+      if ((group[i].site & ~SEVERAL) != mine.site) group[i].site |= SEVERAL;
+      group[i].lanes |= mine.lanes;
+      return;
+    }
+  }
+  if (covers(mine, now, group[0])) group[0] = mine;
+  else if (!group[1].lanes || covers(mine, now, group[1]) ||
+           (group[0].warp() == group[1].warp() && group[0].warp() != mine.warp())) group[1] = mine;
 }
 
 // Most accesses read 4 bytes that were written before the last barrier, or by nobody: those are settled here, at half
 // the price. False: `access` has to look.
 static inline bool plain_read(uintptr_t address, Site site) {
   Block* block = checked_block;
-  Array* array = recent[0];
-  if (address - array->start >= array->end - array->start) {
-    array = recent[1];
-    if (address - array->start >= array->end - array->start) return false;
-  }
+  Array* array = array_at[site & 255];
+  if (address - array->start >= array->end - array->start) return false;
   if (address & 3 || array->grain != 2 || !array->shadow || block->traced || array->end - address < 4) return false;
   Cell* cell = &array->shadow[(address - array->start) >> 2];
   Visit then = cell->write;
   uint64_t when = (uint64_t)block->serial << 32 | block->epoch;
-  bool before = (then.when ^ when) >> 32 == 0 && then.when != when && then.kind() != ASYNC;
+  bool before = (then.when ^ when) >> 32 == 0 && then.when != when && then.kind() == WRITE;
   bool never = then.when == 0 && !is_shared(block, array);
   if (!before && !never) return false;
-  remember_reader(cell, visit_now(self(), block, READ, site));
+  Fiber* fiber = self();
+  remember(cell, visit_now(fiber, block, READ, site), fiber->warp->epoch);
   return true;
 }
 
 static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visit now);
+
+[[noreturn]] static void read_only(Fiber* fiber, Site site, Array* array, uintptr_t address) {
+  describe(fiber, site, array, address, "read-only", array->space ? "a kernel writes to a __constant__ variable" :
+           "a kernel writes to an array that it takes as const, through a cast");
+  leave(fiber->block);
+}
 
 static void access(uintptr_t address, int bytes, int kind, Site site) {
   Block* block = checked_block;
@@ -244,29 +471,28 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
   uintptr_t here = (uintptr_t)__builtin_frame_address(0);
   if ((address ^ here) / STACK_BYTES == 0) return;  // a local variable
   Fiber* fiber = self();
-  if (kind == ATOMIC) {
-    block->atomics = true;
-    if (block->fenced) published[block->serial - first_serial] = 1;
-  }
-  Array* array = recent[0];
+  if (kind & STRONG_READ) check_atomic(block, fiber, address, kind);
+  Array* array = array_at[site & 255];
   if (address - array->start >= array->end - array->start) {
     array = find_array(block, address);
-    if (!array && in_library(address)) return;  // __constant__ and __device__ variables
+    if (!array && in_library(address) && !in_zone(address)) {  // a string literal, a function's static variable
+      return visit(fiber, &static_data, address, bytes, visit_now(fiber, block, kind, site));
+    }
     if (!array) out_of_bounds(fiber, site, address, kind);
-    recent[1] = recent[0];
-    recent[0] = array;
+    array_at[site & 255] = array;
   }
   if (address + bytes > array->end) {
     describe(fiber, site, array, address, "out of bounds", kind & WRITE ? "write" : "read");
     leave(block);
   }
+  if (array->read_only && kind & WRITE) read_only(fiber, site, array, address);
   if (address & (uintptr_t)(bytes - 1)) misaligned(fiber, site, array, address, bytes);  // 1, 2, 4, 8 or 16
   Config* c = block->launch->config;
   if (block->traced && c->trace_length < c->trace_capacity) {
     bool shared = is_shared(block, array);
     int number = shared ? -1 - (int)(array - block->shared) : (int)(array - arrays);
     int64_t offset = (int64_t)(address - array->start);
-    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, kind};
+    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, kind == STRONG_READ ? READ : kind};
   }
   visit(fiber, array, address, bytes, visit_now(fiber, block, kind, site));
 }
@@ -292,7 +518,7 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   for (; cell <= end; cell++) {
     if (cell->write.serial() != now.serial() && is_shared(block, array)) {  // never written, or by an earlier block
       cell->write = {};
-      if (cell->read.serial() != now.serial()) cell->read = cell->read_before = cell->read_elsewhere = {};
+      if (cell->when >> 32 != now.serial()) cell->when = cell->group[0].lanes = cell->group[1].lanes = 0;
       if (!writes && !block->unwritten) {
         block->unwritten = true;
         begin_finding(&block->unwritten_finding, fiber, "uninitialised",
@@ -307,16 +533,13 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
       finding->other_site = then.site();
       leave(block);
     }
-    bool atomics = now.kind() == ATOMIC && then.kind() == ATOMIC;
-    if (!atomics && !ordered(then, now)) race(fiber, now, then, array, address);
-    if (writes) {
-      const Visit* readers[] = {&cell->read, &cell->read_before, &cell->read_elsewhere};
-      for (const Visit* reader : readers)
-        if (!ordered(*reader, now)) race(fiber, now, *reader, array, address);
-      put(cell->write, now);
-    } else {
-      remember_reader(cell, now);
+    if (then.when | cell->when | cell->elsewhere.when) {  // somebody was here
+      if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, now, then, array, address);
+      Visit other = racing_visit(block, cell, now);
+      if (other.thread() >= 0) race(fiber, now, other, array, address);
     }
+    if (writes) put(cell->write, now);
+    if (now.kind() == READ || now.kind() & STRONG_READ) remember(cell, now, fiber->warp->epoch);
   }
 }
 
@@ -382,37 +605,24 @@ static void tick(Site site) {
   run_another(self(), true);
 }
 
-// What slips past the checks (a stack that overflows, a call through a wild pointer) arrives here as a signal.
-static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-static struct sigaction former_action[4];
-static stack_t former_stack;
-static char signal_stack[64 * 1024];
-static pthread_t launching_thread;
-
-static void on_signal(int signal, siginfo_t*, void* context) {
-  Block* block = checked_block;
-  if (!block || !pthread_equal(pthread_self(), launching_thread)) {
-    // Not ours: the former handler deals with it when the instruction runs again.
-    for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &former_action[i], nullptr);
-    return;
-  }
-  uintptr_t stack_pointer = 0, instruction = 0;
-  ucontext_t* interrupted = (ucontext_t*)context;
-#if defined(__linux__) && defined(__x86_64__)
-  stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
-  instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
-#elif defined(__linux__) && defined(__aarch64__)
-  stack_pointer = interrupted->uc_mcontext.sp;
-  instruction = interrupted->uc_mcontext.pc;
-#else
-  (void)interrupted;
-#endif
-  bool known = stack_pointer - (uintptr_t)block->stacks < block->stacks_used * STACK_BYTES;
-  Fiber* fiber = known ? record_of(stack_pointer & ~(STACK_BYTES - 1)) : nullptr;
-  report(block, fiber, "crash", "%s", signal == SIGFPE ? "an integer division that has no result" :
-         "a wild pointer, or a stack that overflows (recursion, large local arrays)");
-  if (in_library(instruction)) block->launch->config->finding.site = (Site)(instruction + 1 - library_start());
-  leave(block);
+// What slips past the checks: a jump into nowhere, a stack that overflows, what printf is given.
+static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t instruction, uintptr_t address) {
+  Fiber* fiber = fiber_at(block, stack_pointer);
+  uintptr_t stacks = (uintptr_t)block->stacks;
+  bool overflow = !fiber || address - (stacks - GUARD_BYTES) < GUARD_BYTES;
+  report(block, fiber, "crash", "%s",
+         signal == SIGFPE ? "an integer division that has no result" :
+         signal == SIGILL ? "an instruction that stops the processor" :
+         signal == SIGABRT ? "the C library stops: it was called, or its memory was written over" :
+         overflow ? "a thread's stack is full or written over (recursion, a local array that is too large or overrun)" :
+         "an access to memory that is nobody's, or a jump there: a wild pointer, or one that an overrun wrote over");
+  Finding* finding = &block->launch->config->finding;
+  if (in_library(instruction)) finding->site = (Site)(instruction + 1 - library_start());
+  if (!fiber) return;
+  int found = 0;  // not in the kernel's own code: what on its stack looks like the address of a call
+  for (uintptr_t* word = (uintptr_t*)(stack_pointer & ~7ul); (uintptr_t)word < fiber->top && found < TRAIL; word++)
+    if (fiber->top - (uintptr_t)word < STACK_BYTES && in_library(*word) && *word < code_end())
+      finding->trail[found++] = (Site)(*word - library_start());
 }
 
 static void check_begin(Launch* launch) {
@@ -421,30 +631,37 @@ static void check_begin(Launch* launch) {
   for (int i = 0; i < array_count; i++) {
     const Argument& a = c->argument[i];
     uintptr_t end = (uintptr_t)(a.start + a.bytes);
-    arrays[i] = {(uintptr_t)a.start, end, a.name, (int)a.element, 0, grain_of(a.element), 0, nullptr};
+    arrays[i] = {(uintptr_t)a.start, end, a.name, (int)a.element, 0, grain_of(a.element), 0, a.read_only != 0, nullptr,
+                 nullptr};
   }
-  recent[0] = recent[1] = &nowhere;
+  for (Variable* v = variables; v && array_count < MAX_ARRAYS; v = v->next) {
+    uintptr_t start = (uintptr_t)v->start;
+    arrays[array_count++] = {start, start + v->bytes, v->name, (int)v->element, v->columns, grain_of((int)v->element), 0,
+                             v->constant, v->constant ? "__constant__" : "__device__", nullptr};
+  }
+  static_data = {library_start(), library_end(), "", 4, 0, 2, 0, false, "static", nullptr};
+  for (Array*& array : array_at) array = &nowhere;
   first_serial = serials + 1;
-  published = (unsigned char*)calloc(launch->blocks, 1);
+  publications = (Publication*)calloc(launch->blocks, sizeof(Publication));
   deadline = seconds_now() + c->seconds;
   ticks = c->traced_block >= 0 ? 0 : 1 << 16;
-  launching_thread = pthread_self();
-  stack_t stack = {};
-  stack.ss_sp = signal_stack;
-  stack.ss_size = sizeof signal_stack;
-  sigaltstack(&stack, &former_stack);
-  struct sigaction action = {};
-  action.sa_sigaction = on_signal;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler never returns: the next one must come
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &action, &former_action[i]);
 }
 
 static void check_end(Launch*) {
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &former_action[i], nullptr);
-  sigaltstack(&former_stack, nullptr);
   for (int i = 0; i < array_count; i++) free(arrays[i].shadow);
-  free(published);
+  free(static_data.shadow);
+  free(publications);
   array_count = 0;
+}
+
+RUNTIME_API void device_variable(Variable* variable) {
+  variable->next = variables;
+  variables = variable;
+}
+extern "C" __attribute__((visibility("default"))) const char* nanoeuler_variable_name(int number) {
+  Variable* v = variables;
+  while (v && number--) v = v->next;
+  return v ? v->name : nullptr;
 }
 
 RUNTIME_API void check_from(const void* address, int bytes, int kind, void* caller) {
@@ -472,8 +689,14 @@ RUNTIME_API void __sanitizer_cov_trace_pc() {
     access((uintptr_t)p, BYTES, READ, HERE);                                                                         \
     access((uintptr_t)p, BYTES, WRITE, HERE);                                                                        \
   }
+// A volatile write after a fence may be a flag, and others may poll it.
+#define VOLATILE_HOOKS(BYTES)                                                                                        \
+  RUNTIME_API void __tsan_volatile_read##BYTES(void* p) { access((uintptr_t)p, BYTES, STRONG_READ, HERE); }          \
+  RUNTIME_API void __tsan_volatile_write##BYTES(void* p) {                                                           \
+    access((uintptr_t)p, BYTES, checked_block && self()->fence_epoch ? ATOMIC : WRITE, HERE);                        \
+  }
 #define ALL_HOOKS(BYTES) \
-  HOOKS(, BYTES) HOOKS(volatile_, BYTES) UNALIGNED_HOOKS(unaligned_, BYTES) UNALIGNED_HOOKS(unaligned_volatile_, BYTES)
+  HOOKS(, BYTES) VOLATILE_HOOKS(BYTES) UNALIGNED_HOOKS(unaligned_, BYTES) UNALIGNED_HOOKS(unaligned_volatile_, BYTES)
 ALL_HOOKS(1) ALL_HOOKS(2) ALL_HOOKS(4) ALL_HOOKS(8) ALL_HOOKS(16)
 
 RUNTIME_API void __tsan_read_range(void* p, unsigned long bytes) { range(p, bytes, READ, HERE); }
@@ -494,6 +717,14 @@ RUNTIME_API void* __tsan_memset(void* to, int value, unsigned long bytes) {
   range(to, bytes, WRITE, HERE);
   return memset(to, value, bytes);
 }
+// The compiler puts a number behind the local arrays of a function and looks whether it is still there at the end.
+extern "C" __attribute__((visibility("hidden"), used)) void overrun() asm("__stack_chk_fail");
+void overrun() {
+  describe(self(), HERE, nullptr, 0, "out of bounds",
+           "a local array of this function, which ends here, was written beyond its end through a pointer");
+  leave(checked_block);
+}
+
 RUNTIME_API void __tsan_init() {}
 RUNTIME_API void __tsan_func_exit() {}
 RUNTIME_API void __tsan_func_entry(void*) {

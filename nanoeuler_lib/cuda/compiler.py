@@ -1,6 +1,7 @@
 """Turning a kernel's text into a library, once: the host's C++ compiler and a cache by content."""
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -29,14 +30,16 @@ CACHE_BYTES = 1 << 30  # thousands of kernels, each 30 to 100 KB
 COMMON = [
     "-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
     "-fno-threadsafe-statics", "-ffp-contract=fast",  # as NVRTC does: a * b + c is one rounding where the processor can
+    "-Werror=vla",  # NVRTC has no arrays of a length that the launch decides
 ]  # fmt: skip
 # Checked kernels are compiled as written (-O0), so that every access of the text is one access of the machine.
 CHECKED = [
-    "-O0", "-gdwarf-4", "-g1", "-DCHECKED", *(f"-W{name}" for name in WARNINGS),
+    "-O0", "-gdwarf-4", "-g1", "-DCHECKED", "-fno-omit-frame-pointer", "-fstack-protector-strong",
+    *(f"-W{name}" for name in WARNINGS),
     "-fno-sanitize=undefined", "-fsanitize=thread",
     "-fsanitize=bounds,alignment,signed-integer-overflow,integer-divide-by-zero,shift",
 ]  # fmt: skip
-FAST = ["-O2", "-fno-math-errno", "-w"]
+FAST = ["-O2", "-fno-math-errno"]
 RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibility=hidden".split()
 
 
@@ -48,7 +51,7 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
     compiler = find_compiler()
     machine = (_identity(compiler), _processor(), headers())
     flags = [*COMMON, *(checked_flags(compiler) if checked else FAST), *(f"-D{d}" for d in defines)]
-    runtime_flags = RUNTIME + (["-DCHECKED"] if checked else [])
+    runtime_flags = [*RUNTIME, *runtime_symbols(), *(["-DCHECKED"] if checked else [])]
     if not checked and not _is_zig(compiler):  # zig compiles for this processor anyway
         flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
     if _is_zig(compiler):  # its own checks would be on by default
@@ -58,36 +61,63 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
         cache_folder()
         / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, exports)}.so"
     )
-    if _used(library):
+    if _cached(library):
         return library
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
-        kernel_cu, main_cpp, kernel_o, runtime_o, made = (str(Path(folder, file)) for file in files)
-        Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
-        Path(main_cpp).write_text(f'#include "device.h"\n#include "{text.name}"\n{exports}\n', "utf-8")
-        include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
-        runtime_missing = not _used(runtime)
-        running = [_start([*compiler, *flags, *include, "-c", main_cpp, "-o", kernel_o])]
-        if runtime_missing:
-            running.append(
-                _start([*compiler, *runtime_flags, "-c", str(HERE / "runtime.cpp"), "-o", runtime_o])
-            )
-        logs = [process.communicate()[0] for process in running]
-        if error := first_error(text, logs[0], warnings=checked):
-            raise error
-        if running[0].returncode:
-            raise NanoEulerError(f"{text.name} does not compile with {' '.join(compiler)}:\n{logs[0][:2000]}")
-        if runtime_missing:
-            if running[1].returncode:
-                raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
-            os.replace(runtime_o, runtime)
-        link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", made])
-        log = link.communicate()[0]
-        if link.returncode:
-            raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
-        os.replace(made, library)  # whole or not at all, whoever else builds the same
+    try:
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+            _make(Path(folder), text, exports, checked, compiler, flags, runtime_flags, library, runtime)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _disk_full(str(error)) from None
     _prune(cache_folder())
     return library
+
+
+def _make(
+    folder: Path, text: Text, exports: str, checked: bool, compiler: tuple[str, ...], flags: list[str],
+    runtime_flags: list[str], library: Path, runtime: Path,
+) -> None:  # fmt: skip
+    """Compile in `folder`, and keep what came out in the cache, as `library` and `runtime`."""
+    files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
+    kernel_cu, main_cpp, kernel_o, runtime_o, made = (str(folder / file) for file in files)
+    Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
+    Path(main_cpp).write_text(f'#include "device.h"\n#include "{text.name}"\n{exports}\n', "utf-8")
+    include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
+    running = [_start([*compiler, *flags, *include, "-c", main_cpp, "-o", kernel_o])]
+    runtime_missing = not _cached(runtime)
+    if runtime_missing:
+        running.append(_start([*compiler, *runtime_flags, "-c", str(HERE / "runtime.cpp"), "-o", runtime_o]))
+    logs = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        _check_space(folder, logs)
+    if error := first_error(text, logs[0], warnings=checked):
+        raise error
+    if running[0].returncode:
+        raise NanoEulerError(f"{text.name} does not compile with {' '.join(compiler)}:\n{logs[0][:2000]}")
+    if runtime_missing:
+        if running[1].returncode:
+            raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
+        _keep(Path(runtime_o), runtime)
+    link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", made])
+    log = link.communicate()[0]
+    if link.returncode:
+        _check_space(folder, [log])
+        raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
+    _keep(Path(made), library)
+
+
+def _check_space(folder: Path, logs: list[str]) -> None:
+    """Raise for a full disk, of which a compiler speaks in its own way or, killed by it, not at all."""
+    if any("No space left on device" in log for log in logs) or shutil.disk_usage(folder).free < 1 << 16:
+        raise _disk_full("a compiled kernel takes about 100 KB")
+
+
+def _disk_full(why: str) -> NanoEulerError:
+    return NanoEulerError(
+        f"disk full: {cache_folder()} holds no more ({why}); free some space there, or name another folder in "
+        "XDG_CACHE_HOME"
+    )
 
 
 @functools.cache
@@ -115,7 +145,9 @@ def checked_flags(compiler: tuple[str, ...]) -> list[str]:
     is_clang, version = (True, 0) if _is_zig(compiler) else _version(compiler)
     if is_clang:  # left alone it drops calls that others imply, and reads before a write, as in s[i] += 1
         flags[-1] += ",bb,no-prune"
-        flags += ["-mllvm", "-tsan-instrument-read-before-write=1"]
+        flags += ["-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-tsan-distinguish-volatile=1"]
+    else:
+        flags += ["--param=tsan-distinguish-volatile=1"]
     if is_clang or version >= 12:
         flags.append("-ftrivial-auto-var-init=pattern")
     return flags
@@ -153,9 +185,12 @@ def _start(command: list[str]) -> subprocess.Popen:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Where compiled kernels stay: $XDG_CACHE_HOME/nanoeuler, by default ~/.cache/nanoeuler."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root, "nanoeuler")
+    """Where compiled kernels stay: $XDG_CACHE_HOME/nanoeuler, by default ~/.cache/nanoeuler.
+
+    A relative path in the variable is to be ignored, says the XDG specification.
+    """
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(root if os.path.isabs(root) else Path.home() / ".cache", "nanoeuler")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -164,14 +199,30 @@ def cache_folder() -> Path:
         return Path(_temporary().name)
 
 
-def _used(file: Path) -> bool:
-    """Whether a file is there; if so, its time says that it was used, to the day."""
+def _cached(file: Path) -> Path | None:
+    """A file that is there and whole, its time telling to the day that it was used; None without it.
+
+    It ends in a digest of what stands before, which neither a linker nor a loader looks at. What a power cut or a full
+    disk left behind has none, and is made again in its place.
+    """
     try:
+        data = file.read_bytes()
+        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+            return None
         if file.stat().st_mtime < time.time() - DAY:
             file.touch()
-        return True
-    except FileNotFoundError:
-        return False
+        return file
+    except FileNotFoundError:  # another process may delete it, too
+        return None
+
+
+def _keep(made: Path, file: Path) -> Path:
+    """Move what was made into the cache: there it is whole or not at all, whoever else builds the same."""
+    data = made.read_bytes()
+    with made.open("ab") as end:
+        end.write(hashlib.sha256(data).digest())
+    os.replace(made, file)
+    return file
 
 
 def _prune(folder: Path) -> None:
@@ -207,6 +258,13 @@ def headers() -> str:
     """A digest of every header that a kernel may include."""
     files = sorted([*INCLUDE.rglob("*.h"), *INCLUDE.rglob("*.cuh"), *KERNELS.glob("*.cuh")])
     return _digest(*(file.read_text("utf-8") for file in files))
+
+
+@functools.cache
+def runtime_symbols() -> list[str]:
+    """Macros that give what runtime.cpp offers a prefix: a variable of the kernel's text may be called `launch`."""
+    names = re.findall(r"^RUNTIME_API [\w ]+?[ *]+([a-z]\w*)\(", _runtime_text(), re.M)
+    return [f"-D{name}=nanoeuler_{name}" for name in sorted(set(names))]
 
 
 @functools.cache

@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 from nanoeuler_lib.cuda.findings import KernelError, compile_error
-from nanoeuler_lib.cuda.source import HEADER_LINES, Text, blank_comments, bracket_fault
+from nanoeuler_lib.cuda.reading import blank_comments, bracket_fault
+from nanoeuler_lib.cuda.source import HEADER_LINES, Text
 
 # One entry of a log: `kernel.cu:3:7: error: ...`, or NVRTC's `kernel.cu(3): error: ...` with a caret below.
 _ENTRY = re.compile(
@@ -34,8 +35,9 @@ _HARMLESS = re.compile(
 _UNKNOWN = (
     r"'(\w+)' was not declared in this scope|'(\w+)' does not name a type|unknown type name '(\w+)'|"
     r"use of undeclared identifier '(\w+)'|identifier \"(\w+)\" is undefined|poisoned (?:identifier)?(?:\"(\w+)\")?|"
-    r"'(\w+)' has not been declared|namespace \"(std)\" has no member"
+    r"'(\w+)' has not been declared|is not a member of '(std)'|in namespace '(std)'|namespace \"(std)\" has no member"
 )
+_INCOMPLETE = r"incomplete.*?\b(__half2?|__nv_bfloat162?)\b|\b(__half2?|__nv_bfloat162?)\b.*incomplete"
 # From what a compiler says (any of them) to what the reader is told; {0}, {1}: the groups that matched, without quotes.
 _WORDS = [
     (r"has no member (?:named )?\"(\w+)\"|no member named '(\w+)'",
@@ -43,6 +45,12 @@ _WORDS = [
     (r"read-only|modifiable lvalue|not assignable", "what is written to here is const"),
     (r"redeclaration of '(?:.*[ *])?(\w+)'|redefinition of '(?:[^(]*[ *])?(\w+)|\"(\w+)\" has already been",
      "'{0}' is declared a second time"),
+    (r"variable[- ]length array|must have a constant value|not usable in a constant|not an integral constant|"
+     r"not a constant expression",
+     "a constant is wanted here, as for the length of an array: a constexpr int, a #define or a template's parameter "
+     "(memory of a length that the launch decides is extern __shared__)"),
+    (r"ambiguous (?:overload for )?.*operator|more than one operator \"|operator.* is ambiguous",
+     "a 16-bit number meets a number of another type: convert one of the two, as in __half2float(h)"),
     (r"too (?:many|few) arguments", "this function takes another number of arguments"),
     (r"operand.*'\w+\d'.*'\w+\d'|no operator \"",
      "a vector type has no operators: compute with its x, y, z and w one by one"),
@@ -56,7 +64,8 @@ _WORDS = [
      "{0} is wanted here, and this is {1}"),
     (r"unary '\*'|indirection requires|operand of \"\*\"",
      "* stands before a pointer only; a power is x * x, or powf(x, y)"),
-    (r"static.assert\w* failed.*\"(.*)\"|static assertion failed.*: \"?(.*)\"?", "{0}"),
+    (r"static.assert\w* failed(?: due to requirement '.*?')?(?: with|:)? *\"(.*)\"|"
+     r"static assertion failed(?: due to requirement '.*?')?: \"?(.*?)\"?$", "{0}"),
     (r"cannot open source file \"(.*)\"|(\S+): No such file|'(\S+)' file not found",
      "a kernel cannot include <{0}>, for a GPU has no C or C++ library"),
     (r"preprocessing directive", "a line that starts with # speaks to the preprocessor; a comment starts with //"),
@@ -97,8 +106,32 @@ _ELSEWHERE = {
     "int8_t": "write signed char", "uint8_t": "write unsigned char", "int16_t": "write short",
     "uint16_t": "write unsigned short", "int32_t": "write int", "uint32_t": "write unsigned",
     "int64_t": "write long long", "uint64_t": "write unsigned long long",
+    "uintptr_t": "write unsigned long long", "memcmp": "compare one by one", "memmove": "copy one by one",
+    "strlen": "a kernel has no strings", "rand": "random numbers come from Python", "printf_s": "write printf",
+    "cout": "write printf", "uint": "write unsigned", "ushort": "write unsigned short",
+    "ulong": "write unsigned long long",
     "True": "write true", "False": "write false", "None": "write nullptr",
 }  # fmt: skip
+_HALF = {
+    "__half": "cuda_fp16.h",
+    "half": "cuda_fp16.h",
+    "__nv_bfloat16": "cuda_bf16.h",
+    "nv_bfloat16": "cuda_bf16.h",
+}
+_HALF |= {f"{name}2": header for name, header in _HALF.items()}
+_CUDART = re.compile(r"CUDART_\w+")
+# What CUDA has and the CPU does not: told by its name, lest the reader take it for misspelt.
+_NOT_HERE = [
+    (r"__\w+_r[zud]", "the CPU rounds to the nearest only (_rn)"),
+    (r"__v\w+[24]|__vi\w+", "the CPU has none of the instructions on packed bytes and shorts: compute one by one"),
+    (r"(?:erf(?:c?inv|cx)|normcdfinv|cyl_bessel_i[01]|normf?|rnormf?)f?", "the CPU lacks this function"),
+    (r"__shfl(?:_up|_down|_xor)?|__any|__all|__ballot", "since Volta it takes a mask: {0}_sync(0xffffffff, ...)"),
+    (r"__h\w+_mask|__hcmadd", "the CPU lacks this function of pairs"),
+    (r"__is(?:Shared|Global|Local|Constant|GridConstant)", "the CPU does not tell kinds of memory by the address"),
+    (r"__pipeline_\w+|__mbarrier_\w+", "the CPU has __pipeline_memcpy_async, _commit and _wait_prior"),
+    (r"__prof_trigger|__brkpt|__nv_\w+|__nvvm_\w+|__cluster\w+", "it is for the GPU"),
+    (r"cuda[A-Z]\w+", "the runtime's functions belong to the host, and here Python is the host"),
+]  # fmt: skip
 _STD = ("std", "cout", "vector", "string", "endl")
 
 
@@ -109,9 +142,7 @@ def first_error(text: Text, log: str, warnings: bool = False) -> KernelError | N
     """
     entries = list(_ENTRY.finditer(log))
     wrong = [e for e in entries if e["error"]]
-    wrong = wrong or [
-        e for e in entries if warnings and e["flag"] in _FLAGS and not _HARMLESS.search(e["message"])
-    ]
+    wrong = wrong or [e for n, e in enumerate(entries) if warnings and _suspect(text, e, entries[n + 1 :])]
     if not wrong and "At end of source: error" not in log:
         return None
     if fault := bracket_fault(text.source):
@@ -123,6 +154,14 @@ def first_error(text: Text, log: str, warnings: bool = False) -> KernelError | N
         return compile_error(text, *_explain(text, int(led[1]) if led else 0, 0, message))
     line, column = _line(text, place), _column(place)
     return compile_error(text, *_explain(text, line, column, place["message"]))
+
+
+def _suspect(text: Text, entry: re.Match, later: list[re.Match]) -> bool:
+    """Whether a warning is one of a bug."""
+    if entry["flag"] == "misleading-indentation":  # of `if (i >= n) return; y[i] = 1;` nobody thinks that
+        second = later[0] if "does not guard" in entry["message"] and later else entry
+        return not text.line(_line(text, second))[: _column(second) - 1].strip()
+    return entry["flag"] in _FLAGS and not _HARMLESS.search(entry["message"])
 
 
 def _line(text: Text, entry: re.Match) -> int:
@@ -157,6 +196,9 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
     if match := re.search(_UNKNOWN, message):
         name = (_groups(match) or [_word_at(here, column)])[0]
         return line, _unknown(name, source), column
+    if match := re.search(_INCOMPLETE, message):
+        name = _groups(match)[0]
+        return line, f"'{name}' is of a header: write #include <{_HALF[name]}> at the top", column
     if match := re.search(
         r"no (?:matching function|instance).*?['\"](\w+)|too \w+ arguments.*'[^']*?(\w+)\(", message
     ):
@@ -186,6 +228,13 @@ def _word_at(line: str, column: int) -> str:
 def _unknown(name: str, source: str) -> str:
     if name in _STD:
         return f"'{name}' is of the C++ library, and a GPU has none: write plain loops, fmaxf, sqrtf, ..."
+    if name in _HALF:
+        return f"'{name}' is of a header: write #include <{_HALF[name]}> at the top"
+    if _CUDART.fullmatch(name):
+        return f"'{name}' is of a header: write #include <math_constants.h> at the top"
+    for pattern, why in _NOT_HERE:
+        if re.fullmatch(pattern, name):
+            return f"'{name}' is not there for a kernel on the CPU: {why.format(name)}"
     if name in _ELSEWHERE:
         return f"'{name}' is not there for a kernel: {_ELSEWHERE[name]}"
     words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True))) - {name}
@@ -198,7 +247,7 @@ def _unknown(name: str, source: str) -> str:
 def _call(name: str) -> str:
     advice = ""
     if name.startswith("atomic"):
-        advice = f": its first is an address, as in {name}(&x[i], value)"
+        advice = f": its first is an address, as in {name}(&x[i], value) (of float2 and float4 on GPUs from 9.0 on)"
     elif name.endswith("_sync"):
         advice = f": its first is the mask of lanes, as in {name}(0xffffffff, value, ...)"
     return f"{name} does not take these arguments{advice}"
@@ -206,5 +255,5 @@ def _call(name: str) -> str:
 
 def _without_macros(message: str) -> str:
     """As the text has it: threadIdx and its kin are macros on the CPU."""
-    message = re.sub(r"\(?runtime::self\(\)\s*->\s*(?:runtime::Fiber::)?(\w+)\)?", r"\1", message)
-    return re.sub(r"; did you mean .*|runtime::", "", message)
+    message = re.sub(r"\(?nanoeuler_self\(\)\s*->\s*(?:nanoeuler_runtime::Fiber::)?(\w+)\)?", r"\1", message)
+    return re.sub(r"; did you mean .*|(?:nanoeuler_)?runtime::", "", message)

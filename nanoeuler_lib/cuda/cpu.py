@@ -2,6 +2,7 @@
 
 import ctypes as C
 import functools
+import itertools
 import os
 import threading
 from dataclasses import dataclass
@@ -26,22 +27,27 @@ class _Finding(C.Structure):
     _fields_ = [
         ("kind", C.c_char * 32), ("message", C.c_char * 480), ("block", C.c_uint * 3), ("thread", C.c_uint * 3),
         ("has_thread", C.c_int), ("site", C.c_uint), ("other_site", C.c_uint), ("other_thread", C.c_int),
-        ("array", C.c_int), ("name", C.c_char * 64), ("element", C.c_int), ("columns", C.c_int),
-        ("offset", C.c_int64), ("bytes", C.c_uint64),
+        ("array", C.c_int), ("name", C.c_char * 64), ("space", C.c_char * 16), ("element", C.c_int),
+        ("columns", C.c_int), ("offset", C.c_int64), ("bytes", C.c_uint64), ("atomics", C.c_int),
+        ("trail", C.c_uint * 8),
     ]  # fmt: skip
 
 
 class _Argument(C.Structure):
-    _fields_ = [("start", C.c_uint64), ("bytes", C.c_uint64), ("name", C.c_char_p), ("element", C.c_int64)]
+    _fields_ = [
+        ("start", C.c_uint64), ("bytes", C.c_uint64), ("name", C.c_char_p), ("element", C.c_int64),
+        ("read_only", C.c_int),
+    ]  # fmt: skip
 
 
 class _Config(C.Structure):
     _fields_ = [
-        ("grid", C.c_uint * 3), ("block", C.c_uint * 3), ("shared_bytes", C.c_uint), ("workers", C.c_int),
+        ("grid", C.c_uint * 3), ("block", C.c_uint * 3), ("shared_bytes", C.c_uint),
+        ("shared_limit", C.c_uint), ("workers", C.c_int),
         ("arguments", C.c_int), ("traced_block", C.c_int), ("argument", C.POINTER(_Argument)),
         ("trace", C.c_void_p), ("trace_capacity", C.c_uint64), ("trace_length", C.c_uint64),
         ("shared_name", C.c_char * 32 * 16),
-        ("output", C.c_void_p), ("output_capacity", C.c_int), ("output_length", C.c_int),
+        ("output", C.c_void_p), ("output_capacity", C.c_int), ("output_length", C.c_int), ("output_cut", C.c_int),
         ("seconds", C.c_double), ("finding", _Finding),
     ]  # fmt: skip
 
@@ -63,6 +69,13 @@ class Library:
             return site & ~_LINE
         return self._table(site) if site else 0
 
+    @functools.cached_property
+    def variables(self) -> list[str]:
+        """The names of the text's __device__ and __constant__ variables, as a checked launch numbers them."""
+        name = self.functions.nanoeuler_variable_name
+        name.restype = C.c_char_p
+        return [found.decode() for found in iter(map(name, itertools.count()).__next__, None)]
+
 
 # A checked launch uses the library's globals and the process's signal handlers.
 _one_at_a_time = threading.Lock()
@@ -72,7 +85,16 @@ class CpuLaunch:
     """One launch, ready to run again and again, in one thread at a time. Raises KernelError on a finding."""
 
     def __init__(
-        self, library: Library, number: int, signature, grid, block, values, shared_mem: int, seconds: float
+        self,
+        library: Library,
+        number: int,
+        signature,
+        grid,
+        block,
+        values,
+        shared_mem: int,
+        shared_limit: int,
+        seconds: float,
     ):
         self.library, self.signature, self.block = library, signature, block
         self.run = getattr(library.functions, f"run_kernel_{number}")
@@ -86,7 +108,7 @@ class CpuLaunch:
         self.arguments = (C.c_void_p * len(boxes))(*map(C.addressof, boxes))
         self.boxes = boxes  # keeps them alive
         self.output = C.create_string_buffer(OUTPUT_BYTES)
-        self.config = _Config((C.c_uint * 3)(*grid), (C.c_uint * 3)(*block), shared_mem)
+        self.config = _Config((C.c_uint * 3)(*grid), (C.c_uint * 3)(*block), shared_mem, shared_limit)
         self.config.workers = 1 if library.checked else cores()
         self.config.traced_block = -1
         self.config.output, self.config.output_capacity = C.addressof(self.output), OUTPUT_BYTES
@@ -95,7 +117,7 @@ class CpuLaunch:
 
     def __call__(self) -> None:
         config = self.config
-        config.output_length = config.trace_length = 0
+        config.output_length = config.output_cut = config.trace_length = 0
         config.finding.kind = b""
         if self.library.checked:
             with _one_at_a_time, _Guarded(self):
@@ -104,6 +126,12 @@ class CpuLaunch:
             self.run(self.arguments, self.reference)
         if config.output_length:
             print(self.output.raw[: config.output_length].decode(errors="replace"), end="")
+        if config.output_cut:
+            print(
+                f"\n[printf: one launch keeps {OUTPUT_BYTES // 1024} KB of text; what came after it is cut off]"
+            )
+        if config.finding.kind == b"interrupted":
+            raise KeyboardInterrupt
         if config.finding.kind:
             raise explain(
                 config.finding,
@@ -179,8 +207,15 @@ class _Guarded:
             region = next(r for r in self.regions if r.start <= start and end <= r.end)
             address = region.address + start - region.start
             launch.pointers[i].value = address
-            self.arguments[i] = _Argument(address, end - start, name.encode(), array.itemsize)
+            read_only = not launch.written[i] and not self._overlaps_written(i)
+            self.arguments[i] = _Argument(address, end - start, name.encode(), array.itemsize, read_only)
         launch.config.argument, launch.config.arguments = self.arguments, len(self.bounds)
+
+    def _overlaps_written(self, i: int) -> bool:
+        """Whether another argument, one that is not const, gives leave to write to a part of array i."""
+        start, end = self.bounds[i]
+        written = (bounds for bounds, written in zip(self.bounds, self.launch.written) if written)
+        return any(low < end and start < high for low, high in written)
 
     def __exit__(self, *_):
         for region in self.regions:

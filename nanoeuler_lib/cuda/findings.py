@@ -4,18 +4,31 @@ import re
 import textwrap
 from dataclasses import dataclass
 
-from nanoeuler_lib.cuda.source import Text, blank_comments
+from nanoeuler_lib.cuda.reading import blank_comments
+from nanoeuler_lib.cuda.source import Text
 from nanoeuler_lib.errors import NanoEulerError
 
 WIDTH = 95  # of a finding's lines: what a page of the book shows
 
 # What to look at, where the finding (its kind and message) says less than the reader needs: the first that matches.
 ADVICE = {
+    "^race between blocks with an atomic": "an atomic and a plain access race, too: use atomics for both",
+    "^race between blocks beside atomics": (
+        "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
+    ),
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
+    "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
+    "^race beside atomics": (
+        "no __syncthreads() lies between the two; a lock or flag takes __threadfence() before its atomic"
+    ),
     "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
     "^uninitialised": "which thread was to write it, and before which barrier?",
+    "a named barrier": "whole warps come to one call, and every call of a number says the same count",
     "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
     "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
+    "^read-only.*const,": "results go to an array that is not const",
+    "^read-only": "the host gives __constant__ variables their values; results go to an array",
+    "its width is": "the warp is cut into segments of that many lanes",
     "^warp function|shuffle": "the mask names the lanes that reach the call, all of them: is the call inside a branch?",
     "^missing wait": "call copy_async_wait, then __syncthreads(), before anyone reads what the copy brings",
     "^endless": "does its condition ever become false? (a launch that is only slow takes seconds=...)",
@@ -33,7 +46,8 @@ class Finding:
     """One bug: what it is and where it is.
 
     kind: "out of bounds", "race", "uninitialised", "misaligned", "divergent barrier", "deadlock", "warp function",
-    "missing wait", "endless", "undefined", "failure", "shared memory", "crash" or "compilation"; block and thread:
+    "missing wait", "endless", "undefined", "failure", "shared memory", "read-only", "crash" or "compilation"; block and
+    thread:
     (x, y, z), None if no one thread is to blame; file and line: where, 0 if unknown; other_thread and other_line: the
     second access of a race; text: the whole message.
     """
@@ -80,6 +94,7 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     message = re.sub(r"\bline (\d+)", lambda m: text.where(int(m[1])), raw.message.decode(errors="replace"))
     message = re.sub(r"'(\w+)\[", r"'\1 [", message)  # 'float [64]', which Clang spells 'float[64]'
     line, other_line = line_of(raw.site), line_of(raw.other_site)
+    line = line or next(filter(None, map(line_of, raw.trail)), 0)
     told = [f"{kind}: {message}{_place(raw, kind, arrays, text, line)}"]
     thread = block_index = other = None
     if raw.has_thread:
@@ -96,7 +111,7 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
             f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else "")
         )
     elif other_line:
-        who = "a thread of another block, " if raw.other_thread == -2 else "the other: "
+        who = {-2: "a thread of another block, ", -3: "another thread, "}.get(raw.other_thread, "the other: ")
         told.append(f"  {who}{text.quote(other_line)}")
     if advice := _advice(raw, told[0], text, arrays):
         told.append(f"  {advice}")
@@ -111,15 +126,23 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
 
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
-    if b"null pointer" in raw.message or (raw.array == -1 and kind != "out of bounds"):
+    if (
+        b"null pointer" in raw.message
+        or b"local array" in raw.message
+        or (raw.array == -1 and kind != "out of bounds")
+    ):
         return ""
     if raw.array == -1:
         return _written(text.line(line), raw.columns) if raw.columns else " at an address that is in no array"
     index = raw.offset // raw.element
     name = raw.name.decode()
     element = f"[{index // raw.columns}][{index % raw.columns}]" if raw.columns else f"[{index}]"
+    if raw.space.startswith(b"__") and raw.bytes == raw.element and index == 0:
+        element = ""  # a single number
+    if not name:
+        return ": a static variable of a function"
     if raw.array == -2:
-        size = f"shared, {raw.bytes // raw.element} elements"
+        size = f"{raw.space.decode()}, {raw.bytes // raw.element} elements"
     else:
         array = arrays[raw.array][1]
         size = f"{array.dtype} of shape {array.shape}, {array.size} elements"
@@ -140,8 +163,9 @@ def _written(code: str, column: int) -> str:
 
 
 def _advice(raw, told: str, text: Text, arrays: list) -> str:
-    if raw.kind == b"race" and raw.other_thread == -2:
-        told = "race between blocks"
+    if raw.kind == b"race":
+        told = "race" + (" between blocks" if raw.other_thread == -2 else "")
+        told += ["", " with an atomic", " beside atomics"][raw.atomics]
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):

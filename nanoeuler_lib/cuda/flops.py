@@ -42,7 +42,7 @@ def block_work(library: Path, line_of: Callable[[int], int]) -> dict[int, dict[i
         name = name.removesuffix("@plt")
         if _FUNCTION.fullmatch(name):
             return 0, 1
-        if name in ("fma", "fmaf"):
+        if name in ("fma", "fmaf") or "fused" in name:
             return 2, 0
         if name in ours or name in callers or not name.startswith("_Z") or re.search("(to|from)_half", name):
             return 0, 0

@@ -16,11 +16,14 @@ import numpy as np
 from nanoeuler_lib.cuda.compiler import INCLUDE, KERNELS, build, headers
 from nanoeuler_lib.cuda.complaints import first_error
 from nanoeuler_lib.cuda.cpu import CpuLaunch, Library
-from nanoeuler_lib.cuda.source import Parameter, Signature, Text, numpy_dtype, prepare, signatures
+from nanoeuler_lib.cuda.layout import numpy_dtype
+from nanoeuler_lib.cuda.source import Parameter, Signature, Text, prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
 Launch = Callable[[], None]
-SHARED_LIMIT = 227 * 1024  # bytes of shared memory that a block may have at most, on the largest GPUs
+SHARED_LIMIT = (
+    227 * 1024
+)  # bytes of shared memory that a block may have on an H100 or B200; 163 on an A100, 99 on others
 SECONDS = 10.0  # that a checked launch may take
 
 
@@ -66,7 +69,8 @@ def module(
     """Compile a CUDA C++ text.
 
     source: the text, or the path of a .cu file; where: "gpu" or "cpu" (default `device()`); checked: on the CPU, look
-    at every access (about ten times slower, and 16 bytes of notes for each byte touched); defines: macros,
+    at every access (about ten times slower, and 16 bytes of notes for each byte touched); unchecked, a race or a wrong
+    index gives wrong numbers without a message, and only a fault or Ctrl-C ends a launch early; defines: macros,
     {"TILE": 32}; instantiate: the templates to compile, ("matmul<16>",). Raises KernelError with the compiler's first
     error, NanoEulerError for a text without a kernel.
     """
@@ -83,13 +87,15 @@ class Module:
     ):
         self.name, self.source = name, source
         self.where, self.checked, self.defines, self.instantiate = where, checked, defines, instantiate
-        self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines)}
+        self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines, where)}
         macros = [f"{name}={value}" for name, value in defines.items()]
-        text = prepare(self.name, self.source, KERNELS)  # what one side refuses the other refuses, too
+        text = prepare(self.name, self.source, KERNELS, where)  # what one side refuses the other refuses, too
         if where == "gpu":
             self._functions = _compile_for_gpu(self, text, macros)
         else:
-            exports = "\n".join(f"EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures))
+            exports = "\n".join(
+                f"NANOEULER_EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures)
+            )
             self.library = Library(build(text, exports, checked, macros), text, checked)
 
     def __getitem__(self, name: str) -> "Kernel":
@@ -108,44 +114,78 @@ class Kernel:
         self.module, self.signature, self.name = owner, signature, signature.name
 
     def __call__(
-        self, grid=None, block=None, args=None, shared_mem=0, *more, seconds: float = SECONDS
+        self,
+        grid=None,
+        block=None,
+        args=None,
+        shared_mem=0,
+        *more,
+        seconds=SECONDS,
+        shared_limit=SHARED_LIMIT,
     ) -> None:
         """Launch once, and on the CPU wait for the end; see `bind`."""
         if more or not isinstance(args, tuple | list):
             raise NanoEulerError(
                 f"{self.name}(grid, block, args): args is one tuple of the kernel's arguments, got {_kind(args)}"
             )
-        self.bind(grid, block, args, shared_mem, seconds=seconds)()
+        self.bind(grid, block, args, shared_mem, seconds=seconds, shared_limit=shared_limit)()
 
-    def bind(self, grid, block, args: Sequence, shared_mem: int = 0, *, seconds: float = SECONDS) -> Launch:
+    def bind(
+        self,
+        grid,
+        block,
+        args: Sequence,
+        shared_mem: int = 0,
+        *,
+        seconds: float = SECONDS,
+        shared_limit: int = SHARED_LIMIT,
+    ) -> Launch:
         """Check the arguments and return a function without any that launches.
 
         grid, block: one to three numbers; args: an array for each pointer (contiguous, of the pointer's type), a number
-        for each other parameter; shared_mem: bytes of `extern __shared__`; seconds: how long a checked launch may take.
+        for each number, a tuple or list for a float4 and its kin, for a struct a dict of its members or a structured
+        scalar of NumPy with fields of these names; shared_mem: bytes of `extern __shared__`; seconds: what a checked
+        launch may take; shared_limit: the bytes that a block may have on the card that is meant, __shared__ arrays and
+        shared_mem together: 48, 64, 99, 163 or 227 times 1024. (Over 48 KB of shared_mem the GPU is asked for, as it
+        wants.)
         Raises NanoEulerError for what the kernel cannot take. The launch raises KernelError on a bug.
         """
         grid, block = _shape("grid", grid), _shape("block", block)
-        self._check_shape(grid, block, shared_mem)
+        self._check_shape(grid, block, shared_mem, shared_limit)
         parameters = self.signature.parameters
         if len(args) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise NanoEulerError(f"{self.name} takes {len(parameters)} arguments ({names}), got {len(args)}")
         xp = array_module(self.module.where)
         values = [
-            _array(self.name, k, p, a, xp) if p.pointer else _number(self.name, k, p, a)
+            _array(self.name, k, p, a, xp) if p.pointer else _value(self.name, k, p, a)
             for k, (p, a) in enumerate(zip(parameters, args))
         ]
         if self.module.where == "cpu":
             number = list(self.module.signatures).index(self.name)
             return CpuLaunch(
-                self.module.library, number, self.signature, grid, block, values, shared_mem, seconds
+                self.module.library,
+                number,
+                self.signature,
+                grid,
+                block,
+                values,
+                shared_mem,
+                shared_limit,
+                seconds,
             )
         function = self.module._functions[self.name]
+        static = function.shared_size_bytes
+        if static + shared_mem > shared_limit:
+            raise NanoEulerError(
+                f"{self.name}: the __shared__ arrays take {static} bytes and shared_mem {shared_mem} more: a block has "
+                f"{shared_limit} on this card"
+            )
         if shared_mem > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_mem
         return functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
 
-    def _check_shape(self, grid, block, shared_mem: int) -> None:
+    def _check_shape(self, grid, block, shared_mem: int, shared_limit: int) -> None:
         threads = block[0] * block[1] * block[2]
         if threads > 1024 or block[2] > 64:
             raise NanoEulerError(
@@ -157,8 +197,12 @@ class Kernel:
             )
         if grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
             raise NanoEulerError(f"{self.name}: a grid has at most 65535 blocks along y and z, got {grid}")
-        if not 0 <= shared_mem <= SHARED_LIMIT:
-            raise NanoEulerError(f"{self.name}: shared_mem is 0 to {SHARED_LIMIT} bytes, got {shared_mem}")
+        if not 0 <= shared_limit <= SHARED_LIMIT:
+            raise NanoEulerError(
+                f"{self.name}: shared_limit is 0 to {SHARED_LIMIT} bytes, got {shared_limit}"
+            )
+        if not 0 <= shared_mem <= shared_limit:
+            raise NanoEulerError(f"{self.name}: shared_mem is 0 to {shared_limit} bytes, got {shared_mem}")
 
     def on_cpu(self, old: str = "", new: str = "") -> "Kernel":
         """The same kernel compiled for the CPU and the checker, with a piece of its text replaced, if asked.
@@ -219,9 +263,55 @@ def _array(kernel: str, k: int, p: Parameter, value, xp):
     return value
 
 
-def _number(kernel: str, k: int, p: Parameter, value) -> np.generic:
+def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
+    """What is passed by value: a number, or the bytes of a vector or struct as an array of one element."""
     where = f"{kernel}: argument {k} `{p.name}` is {_article(p.type)} {p.type}"
-    dtype = numpy_dtype(p.dtype)
+    if p.width > 1:
+        return _numbers(where, numpy_dtype(p.dtype), (p.width,), value).view(
+            f"V{p.width * numpy_dtype(p.dtype).itemsize}"
+        )
+    if not p.fields:
+        return _number(where, numpy_dtype(p.dtype), value)
+    names = [field.name for field in p.fields]
+    given = {name: value[()][name] for name in value.dtype.names} if _is_structured(value) else value
+    if not isinstance(given, dict) or set(given) != set(names):
+        found = ", ".join(map(str, given)) if isinstance(given, dict) else _kind(value)
+        raise NanoEulerError(
+            f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {found}"
+        )
+    made = np.zeros(p.bytes, np.uint8)
+    for field in p.fields:
+        dtype, there = (
+            numpy_dtype(field.dtype),
+            f"{where}, whose `{field.name}` is {_article(field.type)} {field.type}",
+        )
+        if field.shape:
+            number = _numbers(there, dtype, field.shape, given[field.name])
+        else:
+            number = np.asarray(_number(there, dtype, given[field.name]))
+        made[field.offset : field.offset + number.nbytes] = np.frombuffer(number.tobytes(), np.uint8)
+    return made.view(f"V{p.bytes}")
+
+
+def _is_structured(value) -> bool:
+    return isinstance(value, np.void | np.ndarray) and value.dtype.names is not None and value.ndim == 0
+
+
+def _numbers(where: str, dtype: np.dtype, shape: tuple[int, ...], value) -> np.ndarray:
+    """An array of this type from nested tuples, lists or an array, each number as `_number` takes it."""
+    array = np.asarray(value) if isinstance(value, np.ndarray | list | tuple) else np.empty(0)
+    if array.shape != shape:
+        size = " x ".join(map(str, shape))
+        found = f"{type(value).__name__} of shape {array.shape}" if array.shape != (0,) else _kind(value)
+        raise NanoEulerError(f"{where}: {size} numbers, got {found}")
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    return np.array([_number(where, dtype, number) for number in array.ravel().tolist()], dtype).reshape(
+        shape
+    )
+
+
+def _number(where: str, dtype: np.dtype, value) -> np.generic:
     if isinstance(value, np.generic) and value.dtype == dtype:
         return value
     if isinstance(value, bool | np.bool_) and dtype.kind != "b":

@@ -5,9 +5,13 @@
     %%cuda -D TILE=16
     extern "C" __global__ void twice(...) { ... }
 
-compiles the cell for `cuda.device()` and binds `twice`; the next cell calls twice(grid, block, args). Options: --fast
-compiles without the checker, --cpu for the CPU though there is a GPU, -D NAME=VALUE defines a macro, -i 'k<4>' compiles
-a template under the name k_4.
+compiles the cell for `cuda.device()` and binds `twice`; the next cell calls twice(grid, block, args). Options:
+
+    --fast         without the checker: races, a wrong index and a missing barrier give wrong numbers and no message; a
+                   fault and Ctrl-C end the launch, and an endless loop ends by Ctrl-C only
+    --cpu          for the CPU, though there is a GPU
+    -D NAME=VALUE  defines a macro
+    -i 'k<4>'      compiles a template, under the name k_4
 """
 
 import argparse
@@ -30,7 +34,14 @@ class _Magic:
         self.shell = shell
 
     def __call__(self, line: str, cell: str) -> None:
-        """Compile a cell of CUDA C++ and bind its kernels."""
+        """Compile a cell of CUDA C++ and bind its kernels.
+
+        %%cuda [--fast] [--cpu] [-D NAME=VALUE] [-i 'kernel<4>']
+
+        --fast: without the checker, so that races, a wrong index and a missing barrier give wrong numbers and no
+        message; --cpu: for the CPU, though there is a GPU; -D: a macro; -i: a template to compile, under the name
+        kernel_4.
+        """
         options = _options(line)
         made = module(
             "\n" + cell,  # line 1 of the cell is the magic's: the lines of a finding are the cell's
@@ -50,7 +61,9 @@ class _Magic:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise NanoEulerError(f"%%cuda: {message}; it takes --fast, --cpu, -D NAME=VALUE, -i 'kernel<4>'")
+        raise NanoEulerError(
+            f"%%cuda: {message}; it takes --fast (without the checker), --cpu, -D NAME=VALUE, -i 'kernel<4>'"
+        )
 
 
 def _options(line: str) -> argparse.Namespace:

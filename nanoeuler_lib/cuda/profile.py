@@ -232,7 +232,7 @@ def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Pro
         raise NanoEulerError(
             f"one block of {kernel.name} makes more than {CAPACITY} accesses: profile a smaller launch"
         )
-    names = [p.name for p in kernel.signature.parameters if p.pointer]
+    names = [p.name for p in kernel.signature.parameters if p.pointer] + kernel.module.library.variables
     return Profile(kernel.name, kernel.module.library, trace, names, shared)
 
 

@@ -26,9 +26,14 @@ static void begin_finding(Finding*, Fiber*, const char* kind, const char* messag
 [[noreturn]] static void leave(Block*);
 static void check_begin(Launch*);
 static void check_end(Launch*);
+static void check_block(Block*);
 static void check_barrier(Block*);
-static void check_syncwarp(Warp*, unsigned lanes);
+static void check_syncwarp(Block*, Warp*, unsigned lanes);
+static void check_fence(Fiber*, bool of_block);
+static void check_named_barrier(Fiber*, NamedBarrier*, bool complete);
 static void check_exit(Fiber*);
+static void guard(Launch*);
+static void unguard();
 
 // ---- launching --------------------------------------------------------------------------------------------
 
@@ -46,12 +51,15 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   int workers = c->workers < MAX_WORKERS ? c->workers : MAX_WORKERS;
   if ((uint64_t)workers > launch.blocks) workers = (int)launch.blocks;
   if (launch.blocks * launch.threads < 2048) workers = 1;  // a worker takes longer to start than this takes to run
+  launch.thread = pthread_self();
   check_begin(&launch);
+  guard(&launch);
   pthread_t thread[MAX_WORKERS];
   int started = 0;
   while (started < workers - 1 && !pthread_create(&thread[started], nullptr, work, &launch)) started++;
   work(&launch);
   for (int i = 0; i < started; i++) pthread_join(thread[i], nullptr);
+  unguard();
   check_end(&launch);
 }
 
@@ -63,6 +71,11 @@ static Block* checked_block;  // checked launches have one worker: this is its b
 static void* work(void* argument) {
   Launch* launch = (Launch*)argument;
   Block* block = take_block();
+  stack_t stack = {}, former_stack;  // for the handler of a fault: the fiber's own stack may be at fault
+  stack.ss_sp = block->signal_stack;
+  stack.ss_size = sizeof block->signal_stack;
+  sigaltstack(&stack, &former_stack);
+  block->worker = pthread_self();
   block->launch = launch;
   checked_block = block;
   size_t dynamic = launch->config->shared_bytes + 128;
@@ -77,11 +90,13 @@ static void* work(void* argument) {
     run_block(block, index);
   }
   checked_block = nullptr;
+  block->launch = nullptr;
+  sigaltstack(&former_stack, nullptr);
   give_back_block(block);
   return nullptr;
 }
 
-static Block* free_blocks;
+static Block *free_blocks, *all_blocks;
 static int free_blocks_lock;
 static void lock(int* l) {
   while (__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE)) {}
@@ -95,16 +110,23 @@ static Block* take_block() {
   unlock(&free_blocks_lock);
   if (block) return block;
   block = (Block*)calloc(1, sizeof(Block));
-  size_t bytes = (MAX_THREADS + 1) * STACK_BYTES;  // one more, to align the first; pages appear when they are touched
-  char* memory = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) abort();
-  block->stacks = (char*)(((uintptr_t)memory + STACK_BYTES - 1) & ~(STACK_BYTES - 1));
+  // Pages appear when they are touched. What lies on either side may not be: a stack that overflows stops there.
+  size_t bytes = MAX_THREADS * STACK_BYTES + 2 * GUARD_BYTES;
+  char* memory = (char*)mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) __builtin_trap();
+  block->stacks = (char*)(((uintptr_t)memory + GUARD_BYTES - 1) & ~(STACK_BYTES - 1));
+  if (mprotect(block->stacks, MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE)) __builtin_trap();
+  lock(&free_blocks_lock);
+  block->next = all_blocks;
+  all_blocks = block;
+  unlock(&free_blocks_lock);
   return block;
 }
 
 static void give_back_block(Block* block) {
   for (int i = 0; i < block->shared_arrays; i++) free(block->shared[i].shadow);
   block->shared_arrays = 0;
+  block->busy = block->meeting = false;
   if (block->failed) {  // fibers that were left halfway start over
     block->stacks_used = block->free_stacks = 0;
     for (AsyncCopies& copies : block->copies) copies.length = copies.group = 0;
@@ -129,7 +151,14 @@ static void run_block(Block* block, uint64_t linear_index) {
   block->alive = threads;
   block->arrived = block->epoch = 0;
   block->left_thread = -1;
-  block->unwritten = block->fenced = block->atomics = false;
+  block->unwritten = block->atomics = false;
+  for (NamedBarrier& named : block->named) {
+    if (!block->named_used) break;
+    free(named.told);
+    named = {};
+  }
+  block->named_used = false;
+  check_block(block);
   block->warps_used = (threads + 31) / 32;
   memset(block->started, 0, threads);
   for (unsigned w = 0; w < block->warps_used; w++) {
@@ -198,6 +227,7 @@ static void become_thread(Fiber* fiber, Block* block, int thread) {
   fiber->block = block;
   fiber->waits_at = nullptr;
   fiber->waits_function = nullptr;
+  fiber->fence_epoch = 0;
   block->fiber[thread] = fiber;
   block->started[thread] = true;
 }
@@ -227,7 +257,7 @@ static bool stopped(Block* block) { return __atomic_load_n(&block->launch->stop,
   void* forgotten;
   block->failed = true;
   switch_stack(&forgotten, block->worker_stack_pointer);
-  abort();
+  __builtin_unreachable();
 }
 
 static void deadlock(Block*);
@@ -246,12 +276,14 @@ static void run_another(Fiber* fiber, bool leave_warp = false) {
 RUNTIME_API void let_others_run() { run_another(self(), true); }
 
 static void release_barrier(Block*);
+[[noreturn]] static void divergent_barrier(Fiber*, int line);
 static bool all_wait(Block*, Warp*, unsigned lanes);
 static void meet(Fiber*, unsigned lanes);
 
 // The first function on every stack: runs one thread after another, as long as there are threads not yet started.
 static void run_threads() {
   Fiber* fiber = self();
+  fiber->top = (uintptr_t)__builtin_frame_address(0);
   for (;;) {
     Block* block = fiber->block;
     block->launch->call(block->launch->kernel, block->launch->arguments);
@@ -295,19 +327,29 @@ static void run_threads() {
 
 // ---- barriers ---------------------------------------------------------------------------------------------
 
-RUNTIME_API void barrier(int line) {
-  Fiber* fiber = self();
-  Block* block = fiber->block;
-  if (block->arrived == 0) block->barrier_line = line;
+// By which calls a thread came to where it is, as one number: a function with a barrier in it may be called from two
+// branches. Checked kernels are compiled so that the frames of their functions are a linked list.
+static inline uint64_t path_of(Fiber* fiber, uintptr_t frame) {
+  uint64_t path = 1;
 #ifdef CHECKED
-  if (block->barrier_line != line) {
-    report(block, fiber, "divergent barrier",
-           "threads of one block wait at different __syncthreads(): line %d and line %d", block->barrier_line, line);
-    block->launch->config->finding.site = site_of_line(line);
-    block->launch->config->finding.other_site = site_of_line(block->barrier_line);
-    leave(block);
+  for (uintptr_t next; frame < fiber->top && frame % 8 == 0; frame = next) {
+    path = path * 0x9e3779b97f4a7c15u + ((uintptr_t*)frame)[1];
+    next = ((uintptr_t*)frame)[0];
+    if (next <= frame) break;
   }
 #endif
+  return path;
+}
+
+RUNTIME_API unsigned long long call_path() { return path_of(self(), (uintptr_t)__builtin_frame_address(0)); }
+
+static void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
+  Block* block = fiber->block;
+  if (block->arrived == 0) {
+    block->barrier_line = line;
+    block->barrier_path = path;
+  }
+  if (block->barrier_path != path) divergent_barrier(fiber, line);
   fiber->waits_at = "__syncthreads()";
   fiber->waits_at_line = line;
   if (++block->arrived == block->alive) {
@@ -319,6 +361,11 @@ RUNTIME_API void barrier(int line) {
   fiber->waits_at = nullptr;
 }
 
+RUNTIME_API void barrier(int line) {
+  Fiber* fiber = self();
+  wait_at_barrier(fiber, path_of(fiber, (uintptr_t)__builtin_frame_address(0)), line);
+}
+
 static void release_barrier(Block* block) {
   check_barrier(block);
   block->epoch++;
@@ -326,15 +373,70 @@ static void release_barrier(Block* block) {
   for (unsigned w = 0; w < block->warps_used; w++) block->warp[w].runnable = block->warp[w].alive;
 }
 
+[[noreturn]] static void divergent_barrier(Fiber* fiber, int line) {
+  Block* block = fiber->block;
+  int other = block->barrier_line;
+  report(block, fiber, "divergent barrier", other == line ?
+         "threads of one block come to the __syncthreads() of line %d from different places, or by two calls of it" :
+         "threads of one block wait at different __syncthreads(): line %d and line %d", other, line);
+  block->launch->config->finding.site = site_of_line(line);
+  if (other != line) block->launch->config->finding.other_site = site_of_line(other);
+  leave(block);
+}
+
 RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
-  Block* block = self()->block;
+  Fiber* fiber = self();
+  Block* block = fiber->block;
+  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
   if (block->arrived == 0) block->votes = block->voters = 0;
   block->votes += predicate != 0;
   block->voters++;
-  barrier(line);
+  wait_at_barrier(fiber, path, line);
   int votes = block->votes, voters = block->voters;
-  barrier(line);  // nobody starts the next count before everybody has read this one
+  wait_at_barrier(fiber, path + 1, line);  // nobody starts the next count before everybody has read this one
   return operation == 0 ? votes : operation == 1 ? votes == voters : votes != 0;
+}
+
+// Barrier `number`, for `threads` threads of whole warps; one that does not wait only counts (bar.arrive).
+RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
+  Fiber* fiber = self();
+  Block* block = fiber->block;
+  Warp* warp = fiber->warp;
+  NamedBarrier* b = &block->named[number & (NAMED_BARRIERS - 1)];
+  int w = warp->first / 32;
+  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
+  const char* wrong = nullptr;
+  if (number < 1 || number >= NAMED_BARRIERS) wrong = "its number is 1 to 15 (0 is __syncthreads()), got %d";
+  else if (threads < 32 || threads > MAX_THREADS || threads % 32)
+    wrong = "barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
+  else if (b->arrived && b->threads != threads)
+    wrong = "barrier %d: this call says %d threads, and one that waits says %d";
+  else if (b->path[w] && b->path[w] != path)
+    wrong = "barrier %d: the lanes of a warp come to two different calls";
+  if (wrong) {
+    char message[160];
+    snprintf(message, sizeof message, wrong, number, threads, b->threads);
+    report(block, fiber, "divergent barrier", "a named barrier: %s", message);
+    block->launch->config->finding.site = site_of_line(line);
+    leave(block);
+  }
+  block->named_used = true;
+  b->threads = threads;
+  b->path[w] = path;
+  bool complete = ++b->arrived == threads;
+  if (waits) b->waiting[w] |= 1u << fiber->lane;
+  check_named_barrier(fiber, b, complete);
+  if (complete) {
+    for (unsigned v = 0; v < block->warps_used; v++) block->warp[v].runnable |= b->waiting[v] & block->warp[v].alive;
+    *b = {};
+    return;
+  }
+  if (!waits) return;
+  fiber->waits_at = "named_barrier_sync()";
+  fiber->waits_at_line = line;
+  warp->runnable &= ~(1u << fiber->lane);
+  run_another(fiber);
+  fiber->waits_at = nullptr;
 }
 
 // ---- warp functions ---------------------------------------------------------------------------------------
@@ -387,7 +489,7 @@ static void meet(Fiber* fiber, unsigned lanes) {
   block->meeting = true;
   fiber->waits_function(argument, lanes);
   block->meeting = false;
-  if (strcmp(fiber->waits_at, "__syncwarp") == 0) check_syncwarp(warp, lanes);  // the one that orders memory
+  if (strcmp(fiber->waits_at, "__syncwarp") == 0) check_syncwarp(block, warp, lanes);  // the one that orders memory
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     Fiber* other = block->fiber[warp->first + __builtin_ctz(rest)];
     other->waits_function = nullptr;
@@ -396,7 +498,11 @@ static void meet(Fiber* fiber, unsigned lanes) {
   warp->runnable |= lanes;
 }
 
-RUNTIME_API unsigned warp_alive() { return self()->warp->alive; }
+// For the matrix products of matrix.cuh: a checked kernel's own code is not optimised.
+RUNTIME_API double dot(double sum, const double* a, const double* b, int length) {
+  for (int k = 0; k < length; k++) sum += a[k] * b[k];
+  return sum;
+}
 
 // ---- shared memory ----------------------------------------------------------------------------------------
 
@@ -415,7 +521,7 @@ RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int col
       snprintf(c->shared_name[block->shared_arrays], sizeof c->shared_name[0], "%s", name);
     array = &block->shared[block->shared_arrays++];
     int grain = grain_of((int64_t)element);
-    *array = {(uintptr_t)start, (uintptr_t)start + bytes, name, (int)element, columns, grain, 0, nullptr};
+    *array = {(uintptr_t)start, (uintptr_t)start + bytes, name, (int)element, columns, grain, 0, false, "shared", nullptr};
     size_t total = 0;
     for (int i = 0; i < block->shared_arrays; i++)
       if (block->shared[i].start - (uintptr_t)block->dynamic >= block->dynamic_capacity)
@@ -424,6 +530,11 @@ RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int col
       report(block, self(), "shared memory",
              "the __shared__ arrays take %zu bytes with %s, and a kernel has %d: declare one of them extern and pass "
              "its size as shared_mem", total, name, (int)MAX_STATIC_SHARED);
+      leave(block);
+    }
+    if (total + c->shared_bytes > c->shared_limit) {
+      report(block, self(), "shared memory", "the __shared__ arrays take %zu bytes with %s, and shared_mem %u more: a "
+             "block has %u on this card", total, name, c->shared_bytes, c->shared_limit);
       leave(block);
     }
   }
@@ -441,20 +552,26 @@ RUNTIME_API void* dynamic_shared(size_t element, const char* name) {
 // ---- asynchronous copies: nothing arrives before its wait -------------------------------------------------
 
 RUNTIME_API void check_access(const void* address, int bytes, int kind, int line);
+RUNTIME_API void check_range(const void* start, size_t bytes, int kind, int line);
 RUNTIME_API void check_visit(const void* address, int bytes, int kind, int line);
 RUNTIME_API void check_space(const void* address, bool shared, int line);
 
-RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int line) {
-  check_space(global, false, line);
+// The first `given` of the bytes come from global memory, the others are zeros.
+RUNTIME_API void async_copy(void* shared, const void* global, int bytes, int given, int line) {
   check_space(shared, true, line);
-  check_access(global, bytes, READ, line);
+  if (given) check_space(global, false, line);
+  if (given == bytes) check_access(global, bytes, READ, line);
+  else if (given) check_range(global, given, READ, line);
   check_access(shared, bytes, ASYNC, line);
   AsyncCopies& copies = self()->block->copies[self()->thread];
   if (copies.length == copies.capacity) {
     copies.capacity = copies.capacity ? 2 * copies.capacity : 16;
+    Block* block = self()->block;
+    block->busy = true;
     copies.copy = (AsyncCopy*)realloc(copies.copy, copies.capacity * sizeof(AsyncCopy));
+    block->busy = false;
   }
-  copies.copy[copies.length++] = {shared, global, bytes, copies.group, line};
+  copies.copy[copies.length++] = {shared, global, bytes, given, copies.group, line};
 }
 
 RUNTIME_API void async_commit() { self()->block->copies[self()->thread].group++; }
@@ -465,7 +582,8 @@ RUNTIME_API void async_wait(int groups_left) {
   while (done < copies.length && copies.copy[done].group < copies.group - groups_left) {
     AsyncCopy& copy = copies.copy[done++];
     check_visit(copy.to, copy.bytes, WRITE, copy.line);
-    memcpy(copy.to, copy.from, copy.bytes);
+    memcpy(copy.to, copy.from, copy.given);
+    memset((char*)copy.to + copy.given, 0, copy.bytes - copy.given);
   }
   copies.length -= done;
   memmove(copies.copy, copies.copy + done, copies.length * sizeof(AsyncCopy));
@@ -473,21 +591,25 @@ RUNTIME_API void async_wait(int groups_left) {
 
 // ---- fences, printing, clock, failing ---------------------------------------------------------------------
 
-RUNTIME_API void fence(int) {
+RUNTIME_API void fence(bool of_block) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  self()->block->fenced = true;
+  check_fence(self(), of_block);
 }
 
 RUNTIME_API int print(const char* format, ...) {
-  Launch* launch = self()->block->launch;
+  Block* block = self()->block;
+  Launch* launch = block->launch;
   Config* c = launch->config;
   va_list values;
   va_start(values, format);
+  block->busy = true;
   lock(&launch->output_lock);
   int room = c->output_capacity - c->output_length;
   int length = vsnprintf(c->output + c->output_length, room, format, values);
   c->output_length += length < room ? length : room - 1;
+  c->output_cut |= length >= room;
   unlock(&launch->output_lock);
+  block->busy = false;
   va_end(values);
   return length;
 }
@@ -506,6 +628,48 @@ RUNTIME_API void fail(const char* message, int line) {
   fiber->block->launch->config->finding.site = site_of_line(line);
   leave(fiber->block);
 }
+
+RUNTIME_API void fail_width(const char* name, int width, int line) {
+  Fiber* fiber = self();
+  report(fiber->block, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
+  fiber->block->launch->config->finding.site = site_of_line(line);
+  leave(fiber->block);
+}
+
+// The library's own range of addresses: code, string literals, variables.
+#if defined(__APPLE__)
+#include <mach-o/getsect.h>
+#include <mach-o/loader.h>
+extern "C" const struct mach_header_64 __dso_handle;
+static uintptr_t library_start() { return (uintptr_t)&__dso_handle; }
+static uintptr_t library_end() {
+  unsigned long bytes = 0;
+  uintptr_t data = (uintptr_t)getsegmentdata(&__dso_handle, "__DATA", &bytes);
+  return data + bytes;
+}
+static uintptr_t code_end() { return library_end(); }
+#else
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _etext, _end;
+static uintptr_t library_start() { return (uintptr_t)&__ehdr_start; }
+static uintptr_t library_end() { return (uintptr_t)&_end; }
+static uintptr_t code_end() { return (uintptr_t)&_etext; }
+#endif
+static bool in_library(uintptr_t address) { return address - library_start() < library_end() - library_start(); }
+
+// What the C library offers to end the process ends the kernel: these names stand before its own.
+#if !defined(__APPLE__)
+[[noreturn]] static void ends_process(const char* name, void* caller) {
+  Fiber* fiber = self();
+  report(fiber->block, fiber, "failure", "%s() would end the whole process: a kernel has __trap() for that", name);
+  fiber->block->launch->config->finding.site = (Site)((uintptr_t)caller - library_start());
+  leave(fiber->block);
+}
+#define ENDS_PROCESS(NAME, DECLARATION)                                                            \
+  extern "C" __attribute__((visibility("hidden"), used)) void kernel_##DECLARATION asm(#NAME);     \
+  void kernel_##DECLARATION { ends_process(#NAME, __builtin_return_address(0)); }
+ENDS_PROCESS(exit, exit(int)) ENDS_PROCESS(_exit, _exit(int)) ENDS_PROCESS(_Exit, _Exit(int))
+ENDS_PROCESS(quick_exit, quick_exit(int)) ENDS_PROCESS(abort, abort())
+#endif
 
 // Write down the first finding of the launch and stop all workers.
 static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
@@ -550,17 +714,127 @@ static void deadlock(Block* block) {
   if (first) block->launch->config->finding.site = site_of_line(first->waits_at_line);
 }
 
+// ---- faults and Ctrl-C -------------------------------------------------------------------------------------
+
+// A fault (a wild pointer, a stack that overflows, a division) ends the launch and not the process; so does Ctrl-C. The
+// handlers stand while a launch runs, whichever thread of the process it is in.
+static const int SIGNALS[] = {SIGINT, SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT};
+#if defined(CHECKED) || defined(__APPLE__)
+enum { GUARDED = 6 };
+#else
+enum { GUARDED = 3 };  // each takes time of every launch
+#endif
+static struct sigaction former_action[GUARDED];
+static int guards, guards_lock;
+
+// The block that this thread of the process runs, if the interrupted stack is one of its fibers'.
+static Block* interrupted_block(uintptr_t stack_pointer, bool anywhere) {
+  for (Block* b = all_blocks; b; b = b->next)
+    if (b->launch && pthread_equal(b->worker, pthread_self()))
+      return anywhere || stack_pointer - (uintptr_t)b->stacks < b->stacks_used * STACK_BYTES ? b : nullptr;
+  return nullptr;
+}
+
+static void on_fault(Block*, int signal, uintptr_t stack_pointer, uintptr_t instruction, uintptr_t address);
+
+static void call_former(int signal, siginfo_t* info, void* context) {
+  for (int i = 0; i < GUARDED; i++) {
+    struct sigaction& former = former_action[i];
+    if (SIGNALS[i] != signal) continue;
+    if (former.sa_flags & SA_SIGINFO) former.sa_sigaction(signal, info, context);
+    else if (former.sa_handler == SIG_DFL) sigaction(signal, &former, nullptr), signal == SIGINT && raise(signal);
+    else if (former.sa_handler != SIG_IGN) former.sa_handler(signal);
+  }
+}
+
+static void on_interrupt(int signal, siginfo_t* info, void* context) {
+  Block* block = interrupted_block(0, true);
+  bool told = block && stopped(block);
+  if (!told) call_former(signal, info, context);
+  if (!block) return;
+  Launch* launch = block->launch;
+  if (!told) report(block, nullptr, "interrupted", "%s", "by Ctrl-C");
+  for (Block* b = all_blocks; b && !told; b = b->next)
+    if (b->launch == launch && b != block) pthread_kill(b->worker, SIGINT);
+  bool in_fiber = interrupted_block((uintptr_t)__builtin_frame_address(0), false) && !block->busy;
+  if (in_fiber) leave(block);
+}
+
+static void on_signal(int signal, siginfo_t* info, void* context) {
+  uintptr_t stack_pointer = 0, instruction = 0;
+  ucontext_t* interrupted = (ucontext_t*)context;
+#if defined(__linux__) && defined(__x86_64__)
+  stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
+  instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  stack_pointer = interrupted->uc_mcontext.sp;
+  instruction = interrupted->uc_mcontext.pc;
+#else
+  (void)interrupted;
+#endif
+  Block* block = interrupted_block(0, true);
+  if (!block) return call_former(signal, info, context);
+  if (block->busy) unlock(&block->launch->output_lock);  // the fault is in what printf was given
+  on_fault(block, signal, stack_pointer, instruction, (uintptr_t)info->si_addr);
+  leave(block);
+}
+
+static void guard(Launch*) {
+  lock(&guards_lock);
+  if (guards++ == 0) {
+    struct sigaction action = {};
+    for (int i = 0; i < GUARDED; i++) {
+      action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
+      action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
+      sigaction(SIGNALS[i], &action, &former_action[i]);
+    }
+  }
+  unlock(&guards_lock);
+}
+
+static void unguard() {
+  lock(&guards_lock);
+  if (--guards == 0)
+    for (int i = 0; i < GUARDED; i++) sigaction(SIGNALS[i], &former_action[i], nullptr);
+  unlock(&guards_lock);
+}
+
+static Fiber* fiber_at(Block* block, uintptr_t stack_pointer) {
+  if (stack_pointer - (uintptr_t)block->stacks >= block->stacks_used * STACK_BYTES) return nullptr;
+  Fiber* fiber = record_of(stack_pointer & ~(STACK_BYTES - 1));
+  for (unsigned t = 0; t < block->launch->threads; t++)
+    if (block->started[t] && block->fiber[t] == fiber && block->warp[t / 32].alive >> t % 32 & 1) {
+      // Its record may be what the kernel wrote over: of these numbers the block keeps its own.
+      const unsigned* size = block->launch->config->block;
+      fiber->threadIdx = {t % size[0], t / size[0] % size[1], t / (size[0] * size[1])};
+      fiber->blockIdx = block->index;
+      fiber->block = block;
+      fiber->thread = (int)t;
+      return fiber;
+    }
+  return nullptr;
+}
+
 #ifdef CHECKED
 #include "checker.cpp"
 #else
 static void check_begin(Launch*) {}
 static void check_end(Launch*) {}
+static void check_block(Block*) {}
 static void check_barrier(Block*) {}
-static void check_syncwarp(Warp*, unsigned) {}
+static void check_syncwarp(Block*, Warp*, unsigned) {}
+static void check_fence(Fiber*, bool) {}
+static void check_named_barrier(Fiber*, NamedBarrier*, bool) {}
 static void check_exit(Fiber*) {}
 RUNTIME_API void check_access(const void*, int, int, int) {}
 RUNTIME_API void check_range(const void*, size_t, int, int) {}
 RUNTIME_API void check_space(const void*, bool, int) {}
 RUNTIME_API void check_visit(const void*, int, int, int) {}
 RUNTIME_API void count_flops(int, int) {}
+RUNTIME_API void device_variable(Variable*) {}
+static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t, uintptr_t) {
+  report(block, fiber_at(block, stack_pointer), "crash", "%s", signal == SIGFPE ?
+         "an integer division that has no result (the checked build says where)" :
+         "an access to memory that is nobody's (the checked build says where)");
+}
 #endif

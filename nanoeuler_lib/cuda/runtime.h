@@ -1,11 +1,15 @@
 // runtime.h: the records that the runtime keeps, and the ones that Python fills in and reads (cpu.py mirrors those).
 #pragma once
+#include <stdint.h>
+
 #include "include/cpu/thread.h"
 
 namespace runtime {
 
 enum { MAX_THREADS = 1024, MAX_SHARED_ARRAYS = 64, MAX_ARRAYS = 64, MAX_WORKERS = 64, TRACED_SHARED = 16 };
 enum { MAX_STATIC_SHARED = 48 * 1024 };  // bytes of __shared__ declarations that ptxas accepts
+enum { GUARD_BYTES = 1 << 20 };  // on either side of a block's stacks
+enum { NAMED_BARRIERS = 16, TRAIL = 8 };
 
 enum { ENTERED = 8, FLOPS = 9 };  // other lines of a trace: a basic block begins; an instruction computed, `bytes` times
 
@@ -14,13 +18,15 @@ enum { ENTERED = 8, FLOPS = 9 };  // other lines of a trace: a basic block begin
 typedef unsigned Site;
 static inline Site site_of_line(int line) { return 0x80000000u | (unsigned)line; }
 
-// An array that a kernel may use: an argument, or a shared array.
+// An array that a kernel may use: an argument, a shared array, a __device__ or __constant__ variable.
 struct Array {
   uintptr_t start, end;
   const char* name;
   int element, columns;  // bytes of an element; of a two-dimensional shared array the row length, else 0
   int grain;             // one cell of the shadow stands for 2^grain bytes: at most an element, and 4
   unsigned serial;       // shared arrays: the block that they were last cleared for
+  bool read_only;        // a const argument that no other overlaps, or __constant__
+  const char* space;     // "shared", "__device__", "__constant__"; an argument has none
   struct Cell* shadow;   // who accessed it last (checker.cpp)
 };
 
@@ -33,12 +39,14 @@ struct Finding {
   unsigned block[3], thread[3];
   int has_thread;
   Site site, other_site;
-  int other_thread;  // -1: none
-  int array;         // number of the argument, -1: none, -2: a shared array, told in the next line
-  char name[64];
+  int other_thread;  // -1: none, -2: of another block, -3: one of several
+  int array;         // number of the argument, -1: none, -2: an array that the next lines tell
+  char name[64], space[16];
   int element, columns;  // what the compiler judged itself has its column of the text in `columns`
   int64_t offset;  // in bytes, from the array's start
-  uint64_t bytes;  // of the shared array
+  uint64_t bytes;  // of the array
+  int atomics;     // a race: 1 of an atomic or a flag with a plain access, 2 in a block that calls atomics
+  Site trail[TRAIL];  // a fault: calls that led there, perhaps
 };
 
 struct Access {  // one line of a trace
@@ -52,11 +60,12 @@ struct Argument {  // an array that is passed
   uint64_t start, bytes;
   const char* name;
   int64_t element;
+  int read_only;
 };
 
 struct Config {
   unsigned grid[3], block[3];
-  unsigned shared_bytes;
+  unsigned shared_bytes, shared_limit;
   int workers;
   int arguments;
   int traced_block;  // -1: none
@@ -65,7 +74,7 @@ struct Config {
   uint64_t trace_capacity, trace_length;
   char shared_name[TRACED_SHARED][32];  // of the shared arrays of a trace
   char* output;  // what the kernel prints
-  int output_capacity, output_length;
+  int output_capacity, output_length, output_cut;  // cut: there was more
   double seconds;  // checked launches end after this time
   Finding finding;
 };
@@ -80,21 +89,30 @@ struct Launch {
   unsigned threads;
   uint64_t blocks, next;
   int stop;  // set by the first finding
+  pthread_t thread;  // that launched
   int output_lock;
 };
 
 struct Warp {
   unsigned alive, runnable;  // a bit for each lane
   int first;                 // its first thread
-  unsigned epoch;            // how often some of its lanes met at __syncwarp(), since the process began
+  unsigned epoch;            // how often some of its lanes met or called a fence, since the process began
   unsigned all_met;          // the epoch at which all of them did, last
   unsigned met[32][32];      // [a][b]: the epoch that was the last to bring a what b had done, by a chain of meetings
+};
+
+// Of bar.sync with a number: some warps of a block wait for one another.
+struct NamedBarrier {
+  int arrived, threads, line;
+  unsigned waiting[MAX_THREADS / 32];
+  uint64_t path[MAX_THREADS / 32];  // by which each warp came; 0: it has not
+  unsigned* told;                   // what those who came have heard of each thread, and done (checker.cpp)
 };
 
 struct AsyncCopy {
   void* to;
   const void* from;
-  int bytes, group, line;
+  int bytes, given, group, line;  // given: so many come from there, the others are zeros
 };
 struct AsyncCopies {  // of one thread
   AsyncCopy* copy;
@@ -103,7 +121,10 @@ struct AsyncCopies {  // of one thread
 
 // What a worker needs to run one block after another. It is kept between launches, with its stacks.
 struct Block {
-  Block* next_free;
+  Block *next_free, *next;  // of all
+  pthread_t worker;
+  bool busy;  // in a function of the C library that cannot be left halfway
+  char signal_stack[32 * 1024];
   char* stacks;
   unsigned stacks_used, free_stacks;
   Fiber* free_stack[MAX_THREADS];
@@ -114,7 +135,10 @@ struct Block {
   unsigned serial;  // no other block of this process has the same
   unsigned warps_used, alive;
   unsigned arrived, epoch;  // at the barrier; how many barriers have been passed
+  uint64_t barrier_path;
   int barrier_line, left_thread;
+  NamedBarrier named[NAMED_BARRIERS];
+  bool named_used;
   int votes, voters;  // of __syncthreads_count() and its kin
   bool failed;
   bool meeting;  // a warp function runs for its lanes: no other thread may go on before it ends
@@ -128,7 +152,9 @@ struct Block {
   size_t dynamic_capacity;
   bool unwritten;  // shared memory was read that nobody has written: told at the next barrier, if it is no race
   Finding unwritten_finding;
-  bool fenced, atomics;  // this block has called __threadfence() and then an atomic; has called an atomic
+  bool atomics;  // this block has called an atomic
+  struct Publication* fences;  // what the block's fences cover, and the blocks' before it
+  struct Clocks* clocks;       // what threads have heard of one another through flags, locks and named barriers
 };
 
 }  // namespace runtime

@@ -1,4 +1,4 @@
-"""Reading the text of a kernel: its signatures, and the two edits that a C++ compiler needs."""
+"""Reading the text of a kernel: its signatures, and the edits that a C++ compiler needs."""
 
 import difflib
 import re
@@ -6,39 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from nanoeuler_lib.cuda.dialect import refuse
+from nanoeuler_lib.cuda.layout import DTYPES, VECTORS, Field, structs_of
+from nanoeuler_lib.cuda.reading import (
+    blank_comments,
+    bracket_fault,
+    code_only,
+    expand,
+    hollow,
+    live,
+    number,
+    open_braces,
+    split,
+    words_of,
+)
+from nanoeuler_lib.cuda.variables import announce_variables
 from nanoeuler_lib.errors import NanoEulerError
 
-# C++ types and the NumPy types of the same bytes. long is left out: its size differs between compilers.
-DTYPES = {
-    "float": "float32", "double": "float64", "bool": "bool",
-    "char": "int8", "signed char": "int8", "unsigned char": "uint8",
-    "short": "int16", "unsigned short": "uint16",
-    "int": "int32", "unsigned": "uint32", "unsigned int": "uint32",
-    "long long": "int64", "unsigned long long": "uint64", "size_t": "uint64",
-    "__half": "float16", "half": "float16", "__half2": "float16", "half2": "float16",
-    "__nv_bfloat16": "bfloat16", "nv_bfloat16": "bfloat16", "__nv_bfloat162": "bfloat16",
-}  # fmt: skip
-VECTORS = {"float": "float32", "double": "float64", "int": "int32", "uint": "uint32", "short": "int16",
-           "ushort": "uint16", "char": "int8", "uchar": "uint8", "longlong": "int64",
-           "ulonglong": "uint64"}  # fmt: skip
-
-_ALIGN = r"(?:(?:__align__|alignas)\s*\([^()]*\)\s*)?"
-_BOUNDS = r"(?:__launch_bounds__\s*\(([^()]*)\)\s*)?"
-_KERNEL = re.compile(
-    r"(?:template\s*<(?P<template>[^;{}()]*)>\s*)?(?P<extern>extern\s*\"C\"\s*)?(?:static\s+)?__global__\s+"
-    + _BOUNDS + r"void\s+" + _BOUNDS + r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)\s*(?P<body>[{;])"
-)  # fmt: skip
-_DYNAMIC = re.compile(rf"extern\s+__shared__\s+{_ALIGN}([\w:]+(?:\s+[\w:]+)*?)\s+{_ALIGN}(\w+)\s*\[\s*\]\s*;")
-_ALIAS = re.compile(r"^[ \t]*(?:#[ \t]*define|using)[ \t]+(\w+)[ \t]+(?:=[ \t]*)?(\w[\w \t]*)(?:$|;)", re.M)
-_STATIC = re.compile(r"(?<!\w)__shared__\s((?:[^;{}]|\{[^{}]*\})*);")
+_CONSTANT = re.compile(
+    r"(?<!\w)(?:constexpr|const)\s+(?:static\s+)?(?:int|unsigned|unsigned int)\s+(\w+)\s*=\s*([^;,{}]+);"
+)
+_GLOBAL = re.compile(r"(?<!\w)__global__(?!\w)")
+# What stands between __global__ and the name of a kernel, and what is after the name, brackets emptied.
+_HEAD = re.compile(
+    r"(?:\s*(?:\b(?:void|static|inline)\b|\w+\s*\(\s*\)(?=\s*\w)))*\s*(?P<name>\b\w+)\s*\((?P<parameters>\s*)\)\s*$"
+)
+_SHARED = re.compile(r"(?<!\w)__shared__(?!\w)")
+_ALIGNED = re.compile(r"(?:__align__|alignas)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of a kernel: dtype is that of one element ("bfloat16" has none in NumPy), width the elements of a
-    vector type."""
+    vector type; of a struct, which is passed by value, its layout stands in `fields` and dtype is ""."""
 
     name: str
     type: str
@@ -46,6 +46,8 @@ class Parameter:
     pointer: bool
     const: bool
     width: int = 1
+    fields: "tuple[Field, ...]" = ()
+    bytes: int = 0  # of a struct
 
 
 @dataclass(frozen=True)
@@ -58,41 +60,79 @@ class Signature:
     mangled: bool  # not extern "C": the compiler decides its symbol's name
 
 
-def blank_comments(source: str, strings: bool = False) -> str:
-    """The text with every comment (and string) replaced by blanks, each line where it was."""
-    pattern = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\""
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel's head as it stands in the text."""
 
-    def blank(match):
-        keep = match.group().startswith('"') and not strings
-        return match.group() if keep else re.sub(r"[^\n]", " ", match.group())
+    name: str  # with its namespaces
+    template: str | None
+    extern: bool
+    bounds: str
+    parameters: str
+    start: int  # of the parameters
 
-    return re.sub(pattern, blank, source, flags=re.S)
+
+def _kernels(source: str) -> list[_Kernel]:
+    text, code = blank_comments(source), code_only(source)
+    found = []
+    for match in _GLOBAL.finditer(code):
+        start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
+        end = re.compile(r"[{;]|$").search(code, match.end())
+        if end[0] != "{":
+            continue  # a declaration, or no kernel
+        before, after = text[start : match.start()], text[match.end() : end.start()]
+        head = _HEAD.match(hollow(after))
+        if not head or not re.search(r"\bvoid\b", before + after[: head.start("name")]):
+            continue
+        template = re.search(r"\btemplate\s*<(.*)>", before, re.S)
+        bounds = re.search(r"__launch_bounds__\s*\(", before + after)
+        inside = (before + after)[bounds.end() :] if bounds else ""
+        spaces, extern = _scope(text, code, match.start())
+        found.append(_Kernel(
+            "::".join([*spaces, head["name"]]),
+            template and template[1],
+            (extern or re.search(r'extern\s*"C"', before) is not None) and not spaces,
+            inside[: hollow("(" + inside).index(")") - 1] if bounds and ")" in hollow("(" + inside) else "",
+            after[head.start("parameters") : head.end("parameters")],
+            match.end() + head.start("parameters"),
+        ))  # fmt: skip
+    return found
 
 
-def signatures(source: str, instantiate: Sequence[str] = (), defines: dict | None = None) -> list[Signature]:
+def _scope(text: str, code: str, place: int) -> tuple[list[str], bool]:
+    """The namespaces around a place, and whether an extern "C" is."""
+    spaces, extern = [], False
+    for start in open_braces(code, place):
+        if space := re.search(r"\bnamespace\s+([\w:]*)\s*$", text[:start]):
+            spaces += [space[1]] if space[1] else []
+        extern |= re.search(r'\bextern\s*"C"\s*$', text[:start]) is not None
+    return spaces, extern
+
+
+def signatures(
+    source: str, instantiate: Sequence[str] = (), defines: dict | None = None, where: str = "cpu"
+) -> list[Signature]:
     """The kernels of a text, in order; templates once for each name in `instantiate` ("matmul<16>").
 
     Raises NanoEulerError for a text without a kernel, a type that cannot be passed, or an unknown name to instantiate.
     """
-    text = blank_comments(source)
-    words = {m[1]: m[2].strip() for m in _ALIAS.finditer(text)}
-    words |= {name: str(value) for name, value in (defines or {}).items()}
+    alive = live(source, where)
+    words = words_of(blank_comments(alive)) | {name: str(value) for name, value in (defines or {}).items()}
+    structs = structs_of(alive, words)
     plain, templates = [], {}
-    for match in _KERNEL.finditer(text):
-        if match["body"] == ";":
-            continue  # a declaration
-        if match["template"] is None:
-            plain.append(_signature(match, match["name"], words))
+    for kernel in _kernels(alive):
+        if kernel.template is None:
+            plain.append(_signature(source, kernel, kernel.name, words, structs))
         else:
-            templates[match["name"]] = match
+            templates[kernel.name] = kernel
     for name in instantiate:
         base, _, arguments = name.partition("<")
         if base.strip() not in templates:
             raise NanoEulerError(f"instantiate: no template {base} in the text, only {sorted(templates)}")
-        match = templates[base.strip()]
-        formal = [re.split(r"\s+", p.strip())[-1] for p in match["template"].split(",")]
-        actual = [a.strip() for a in arguments.rstrip(" >").split(",")]
-        plain.append(_signature(match, name, words | dict(zip(formal, actual))))
+        kernel = templates[base.strip()]
+        formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
+        actual = [a.strip() for a in split(arguments.rstrip()[:-1])]
+        plain.append(_signature(source, kernel, name, words | dict(zip(formal, actual)), structs))
     if not plain:
         more = (
             f"; name the templates to compile: instantiate=('{next(iter(templates))}<...>',)"
@@ -118,37 +158,87 @@ def _no_kernel(source: str) -> str:
     return f"the text holds no kernel; line {line}: {message}\n  {source.splitlines()[line - 1].strip()}"
 
 
-def _signature(match, name: str, words: dict[str, str]) -> Signature:
+def _signature(source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict) -> Signature:
     """words: what macros, aliases and template parameters stand for."""
-    bound = ((match[3] or match[4] or "").split(",")[0]).strip()
-    bound = words.get(bound, bound)
-    line = match.string[: match.start("parameters")].count("\n") + 1
+    constants = {m[1]: m[2] for m in _CONSTANT.finditer(blank_comments(source))}
+    bound = number(split(kernel.bounds)[0], constants | words)
+    line = source[: kernel.start].count("\n") + 1
     try:
-        parameters = tuple(_parameter(p, words) for p in match["parameters"].split(",") if p.strip())
+        parameters = tuple(_parameter(p, words, structs) for p in split(kernel.parameters) if p.strip())
     except NanoEulerError as error:
-        quoted = match.string.split("\n")[line - 1].strip()
-        raise NanoEulerError(f"line {line}: {name}: {error}\n  {quoted}") from None
-    return Signature(name, parameters, int(bound) if bound.isdigit() else 1024, not match["extern"])
+        quoted = source.split("\n")[line - 1].strip()
+        raise NanoEulerError(f"line {line}: {kernel.name}: {error}\n  {quoted}") from None
+    if len(parameters) == 1 and parameters[0].type == "void":
+        parameters = ()
+    return Signature(name, parameters, bound or 1024, not kernel.extern)
 
 
-def _parameter(text: str, words: dict[str, str]) -> Parameter:
-    pointer = "*" in text or "[" in text
-    text = re.sub(r"\[\s*\]|\b(?:volatile|__restrict__|restrict|__grid_constant__)\b", " ", text)
-    name = (re.findall(r"\w+", text) or ["?"])[-1]
-    pointee = text.split("*")[0] if "*" in text else text.rstrip()[: -len(name)]
-    pointee = re.findall(r"\w+", re.sub(r"\w+", lambda m: words.get(m[0], m[0]), pointee))
+def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
+    text = text[: len(hollow(text).partition("=")[0])]  # without a default value
+    text = _QUALIFIERS.sub(" ", text)
+    rows = re.search(r"\(\s*\*\s*(?:const\b)?\s*(\w*)\s*\)", text)  # float (*x)[32]
+    shape = re.findall(r"\[([^]]*)\]", text)
+    plain = re.sub(r"\[[^]]*\]", " ", text.replace(rows[0], f"* {rows[1]} ") if rows else text).rstrip()
+    names = re.findall(r"\w+", hollow(plain))
+    if plain.strip() == "void":
+        return Parameter("", "void", "", False, False)
+    bare = len(names) < 2 or hollow(plain).rstrip().endswith(("*", ">"))
+    name = "?" if bare else names[-1]
+    declared = plain if bare else plain[: plain.rindex(name)]
+    declared = _QUALIFIERS.sub(" ", expand(declared, words))
+    inner = shape if rows else shape[1:]
+    stars = declared.count("*") + (1 if shape and not rows else 0)
+    pointee = re.findall(r"[\w:]+|<[^*&]*>", declared.split("*")[0].replace("&", " "))
     const = "const" in pointee
-    kind = " ".join(word for word in pointee if word != "const")
-    vector = re.fullmatch(r"([a-z]+)([1234])", kind)
-    if kind in DTYPES:
-        return Parameter(
-            name, kind, DTYPES[kind], pointer, const, 2 if kind.endswith(("half2", "bfloat162")) else 1
+    kind = " ".join(word for word in pointee if word not in ("const", "struct"))
+    if "&" in declared:
+        raise NanoEulerError(
+            f"parameter `{name}` is a reference, and the caller is in Python: write {kind} {name} for a number, "
+            f"{kind}* {name} for an array"
         )
-    if vector and vector[1] in VECTORS and pointer:
-        return Parameter(name, kind, VECTORS[vector[1]], pointer, const, int(vector[2]))
-    star = "*" if pointer else ""
+    if stars > 1:
+        raise NanoEulerError(
+            f"parameter `{name}` is a {kind}{'*' * stars}, an array of pointers, which no array of Python is: pass one "
+            f"array as {kind}* {name} and the place where each part begins"
+        )
+    pointer, width, dtype = stars == 1, 1, DTYPES.get(kind)
+    vector = re.fullmatch(r"([a-z]+)([1234])", kind)
+    if dtype:
+        width = 2 if kind.endswith(("half2", "bfloat162")) else 1
+    elif vector and vector[1] in VECTORS:
+        dtype, width = VECTORS[vector[1]], int(vector[2])
+    elif kind in structs and not pointer:
+        fields, size, _ = structs[kind]
+        if isinstance(fields, str):
+            raise NanoEulerError(f"parameter `{name}` is a {kind}, and {fields}")
+        return Parameter(name, kind, "", False, const, 1, fields, size)
+    if dtype is None:
+        raise NanoEulerError(_no_type(name, kind, "*" * stars, structs))
+    if pointer:
+        for count in inner:
+            width *= number(count, words) or 1
+    return Parameter(name, kind, dtype, pointer, const, width)
+
+
+_QUALIFIERS = re.compile(r"\b(?:volatile|__restrict__|__restrict|restrict|__grid_constant__|register)\b")
+
+
+def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
+    """Why a parameter's type cannot be passed."""
+    if star and kind in structs:
+        return (
+            f"parameter `{name}` is a {kind}*, an array of structs, and a NumPy array holds numbers: pass one array "
+            f"for each member, or a single {kind} by value"
+        )
+    if kind == "void":
+        return f"parameter `{name}` is a void{star}: write the type of its elements, as in float* {name}"
+    if kind in ("long", "unsigned long", "long int", "unsigned long int"):
+        whole = kind.replace("long int", "long").replace("long", "long long")
+        return (
+            f"parameter `{name}` is {kind}, of 4 bytes on some systems and 8 on others: write {whole} or int"
+        )
     near = difflib.get_close_matches(kind, DTYPES, 1, 0.5)
-    raise NanoEulerError(
+    return (
         f"parameter `{name}` is a {kind}{star}; "
         + (f"did you mean {near[0]}{star}? " if near else "")
         + "(a kernel takes pointers and numbers: float, int, unsigned, long long, bool, __half, ..., and float4*)"
@@ -195,15 +285,15 @@ class Text:
 
 
 HEADER_LINES = 100_000
-INCLUDE = Path(__file__).parent / "include"
-OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "math_constants.h"]
 
 
-def prepare(name: str, source: str, folder: Path) -> Text:
-    """The text for a C++ compiler: headers in `folder` inserted, shared arrays announced; a line keeps its number."""
+def prepare(name: str, source: str, folder: Path, where: str = "cpu") -> Text:
+    """The text for a C++ compiler: headers in `folder` inserted, shared arrays announced; a line keeps its number.
+
+    Raises NanoEulerError for what that side cannot run (see dialect.py).
+    """
     headers, prepared = {}, []
-    _check_includes(name, source, folder)
-    for number, line in enumerate(_announce(source).split("\n"), 1):
+    for place, line in enumerate(_announce(source).split("\n"), 1):
         match = re.match(r'\s*#\s*include\s*[<"](\w+\.cuh)[>"]', line)
         header = match and folder / match[1]
         if not header or not header.exists():
@@ -213,91 +303,85 @@ def prepare(name: str, source: str, folder: Path) -> Text:
             headers[match[1]] = header.read_text("utf-8")
             inserted = _announce(headers[match[1]]).replace("#pragma once", "")
             prepared += [f'#line {len(headers) * HEADER_LINES + 1} "{name}"', inserted]
-        prepared.append(f'#line {number + 1} "{name}"')
-    return Text(name, source, "\n".join(prepared), tuple(headers.items()))
+        prepared.append(f'#line {place + 1} "{name}"')
+    text = Text(name, source, _own_symbols("\n".join(prepared)), tuple(headers.items()))
+    refuse(text, folder, where)
+    return text
 
 
-def _check_includes(name: str, source: str, folder: Path) -> None:
-    """The GPU's compiler has no C or C++ library: what it would not find is refused here, too."""
-    offered = [*sorted(f.name for f in [*INCLUDE.glob("*.cuh"), *folder.glob("*.cuh")]), *OF_CUDA]
-    for number, line in enumerate(blank_comments(source).split("\n"), 1):
-        match = re.match(r'\s*#\s*include\s*[<"]([^>"]*)', line)
-        if match and match[1] not in offered:
-            raise NanoEulerError(
-                f"{name}, line {number}: a kernel cannot include <{match[1]}>, for a GPU has no C or C++ library; "
-                f"there are {', '.join(offered)}\n  {line.strip()}"
-            )
-
-
-def bracket_fault(source: str) -> tuple[int, str, int] | None:
-    """The first bracket without its partner: line, what is wrong, column; None if all have one."""
-    pairs, waiting = {")": "(", "]": "[", "}": "{"}, []
-    for line, code in enumerate(blank_comments(source, strings=True).split("\n"), 1):
-        for match in re.finditer(r"[][(){}]|;", code):
-            bracket, here = match[0], (line, match.start() + 1)
-            if bracket in "([{":
-                waiting.append((bracket, here))
-            elif bracket == ";":  # a ( may hold one, in `for`; a [ may not
-                if waiting and waiting[-1][0] == "[":
-                    break
-            elif waiting and waiting[-1][0] == pairs[bracket]:
-                waiting.pop()
-            elif waiting and waiting[-1][0] != "{":
-                break  # the open one is at fault: `f(a[i);`, `if (i < n {`
-            else:
-                return here[0], f"this {bracket} closes nothing", here[1]
-        else:
-            continue
-        break
-    if not waiting:
-        return None
-    bracket, (line, column) = waiting[-1]
-    return line, f"this {bracket} is never closed", column
+def _own_symbols(prepared: str) -> str:
+    """Without extern "C": a kernel called `read` or `random` would take the place of the C library's."""
+    code = code_only(prepared)
+    for match in reversed(list(re.finditer(r'\bextern\s*"C"(\s*\{)?', prepared))):
+        if code[match.start()] == "e":  # not in a comment or a macro
+            plain = 'extern "C++" {' if match[1] else ""
+            prepared = prepared[: match.start()] + plain.ljust(len(match[0])) + prepared[match.end() :]
+    return prepared
 
 
 def _announce(source: str) -> str:
-    """Let the shared arrays announce themselves to the runtime where they are declared."""
-    bare = blank_comments(source, strings=True)
+    """Let the shared arrays and the variables announce themselves to the runtime where they are declared.
+
+    extern __shared__ T s[];  ->  T* s = (T*)dynamic_shared(...);
+    __shared__ T a[..], b;    ->  __shared__ T a[..] = {}, b = {}; NANOEULER_SHARED_ARRAY(a); NANOEULER_SHARED_ARRAY(b);
+    ({}: else g++ gives numbers of 16 bits a guard, a variable that the checker does not know)
+    """
+    source = announce_variables(source)
+    bare, code = blank_comments(source, strings=True), code_only(source)
     edits = []
-    for match in _DYNAMIC.finditer(bare):  # extern __shared__ T name[];  ->  T* name = ...;
-        kind, name = match.groups()
-        call = f'{kind}* {name} = ({kind}*)dynamic_shared(sizeof({kind}), "{name}");'
-        edits.append((match.start(), match.end(), call + "\n" * match[0].count("\n")))
-    # __shared__ T a[..], b;  ->  __shared__ T a[..] = {}, b = {}; SHARED_ARRAY(a); SHARED_ARRAY(b);
-    # ({}: else g++ gives numbers of 16 bits a guard, a variable that the checker does not know)
-    for match in _STATIC.finditer(bare):
-        if bare[: match.start()].rstrip().endswith("extern"):
+    for match in _SHARED.finditer(bare):
+        start, line = match.start(), bare[: match.start()].count("\n") + 1
+        end = match.end() + (hollow(bare[match.end() :]) + ";").index(";")
+        in_macro = code[start].isspace()
+        if in_macro and not code[end : end + 1].isspace():
+            raise _at(
+                source,
+                line,
+                "write __shared__ where an array is declared: behind a macro the checker does not see it",
+            )
+        before = re.search(
+            rf"(?:\b(?:extern|static|volatile|const)\b|{_ALIGNED.pattern}|\s)*$", bare[:start]
+        )[0]
+        declaration = _ALIGNED.sub(lambda m: " " * len(m[0]), bare[match.end() : end])
+        if re.search(r"\bextern\b", before):
+            kind = re.sub(r"\b(?:extern|static)\b", " ", _ALIGNED.sub(" ", before)) + declaration
+            first = start - len(before.lstrip())
+            edits.append((first, end + 1, _dynamic(source, kind, line) + "\n" * bare[first:end].count("\n")))
             continue
-        no_name = r"(?:__align__|alignas)\s*\([^()]*\)|\{[^{}]*\}"  # the braces of a struct that stands here
-        declaration = re.sub(no_name, lambda m: " " * len(m[0]), match[1])
-        plain = re.sub(r"\[[^]]*\]", "", declaration)
-        if re.match(r"[^()\n]*=", plain):
-            line = bare[: match.start()].count("\n") + 1
-            raise NanoEulerError(
-                f"line {line}: __shared__ memory has no value at first: let a thread write it"
-            )
-        if "=" in plain:
+        emptied = hollow(declaration)
+        if re.match(r"[^()\n]*=", emptied):
+            raise _at(source, line, "__shared__ memory has no value at first: let a thread write it")
+        if "=" in emptied:
             continue  # its ; is missing: the compiler will tell
-        names = list(re.finditer(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?=,|$)", declaration))
-        edits += [(match.start(1) + name.end(),) * 2 + (" = {}",) for name in names]
-        edits.append((match.end(),) * 2 + ("".join(f" SHARED_ARRAY({name[1]});" for name in names),))
+        if not in_macro and bare[:start].count("{") == bare[:start].count("}"):
+            raise _at(source, line, "declare __shared__ arrays inside the kernel, found one outside")
+        names = list(re.finditer(r"(\w+)\s*(?:\[\s*\]\s*)*(?=,|$)", emptied))
+        edits += [(match.end() + name.end(),) * 2 + (" = {}",) for name in names]
+        edits.append((end + 1,) * 2 + ("".join(f" NANOEULER_SHARED_ARRAY({name[1]});" for name in names),))
     for start, end, text in sorted(edits, reverse=True):
-        before = bare[:start]
-        if before.count("{") == before.count("}"):
-            line = before.count("\n") + 1
-            raise NanoEulerError(
-                f"line {line}: declare __shared__ arrays inside the kernel, found one outside"
-            )
         source = source[:start] + text + source[end:]
     return source
 
 
-def numpy_dtype(name: str) -> np.dtype | None:
-    """The NumPy type of a parameter's elements; bfloat16 has one only where ml_dtypes is installed."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError:
-        return np.dtype("uint16")
-    return np.dtype(ml_dtypes.bfloat16)
+def _at(source: str, line: int, message: str) -> NanoEulerError:
+    quoted = source.split("\n")[line - 1].strip()
+    return NanoEulerError(f"line {line}: {message}\n  {quoted}")
+
+
+def _dynamic(source: str, declaration: str, line: int) -> str:
+    """What stands for `extern __shared__ declaration;`."""
+    first, *others = split(" ".join(declaration.split()))
+    emptied = hollow(first)
+    match = re.fullmatch(r"(.*?)(\w+)\s*((?:\[\s*\]\s*)+)", emptied)
+    if not match:
+        raise _at(source, line, "extern __shared__ memory is an array, as in extern __shared__ float s[];")
+    kind, made = first[: match.end(1)].strip(), []
+    for declarator in (first[match.end(1) :], *others):
+        name, _, rest = declarator.strip().partition("[")
+        rows = rest.partition("]")[2].strip()  # float s[][33]: rows of 33
+        star = f"(*{name.strip()}){rows}" if rows else f"*{name.strip()}"
+        cast = f"(*){rows}" if rows else "*"
+        made.append(
+            f'{kind} {star} = ({kind} {cast})nanoeuler_dynamic_shared(sizeof({kind}), "{name.strip()}");'
+        )
+    return " ".join(made)

@@ -1,20 +1,35 @@
-// AdamW with clipping by the global norm: `squares` for each tensor's gradient, `clip_factor` once, then `adamw` for
-// each tensor. ops/reference.py, optim.py; Loshchilov and Hutter 2019, algorithm 2.
-// The block's size of `squares` and `clip_factor` is a multiple of 32.
+// AdamW with clipping by the global norm, over all parameters at once: `squares` over the flat gradient, `clip_factor`,
+// `adamw`. What changes from step to step lies in device memory, so that a captured launch can be replayed and the host
+// waits for nothing. ops/reference.py, optim.py; Loshchilov and Hutter 2019, algorithm 2.
 #include <reduce.cuh>
+#include <wide.cuh>
 
-// part[block] = the sum of g^2 over that block's share. g: [n]; part: [gridDim.x], a stretch of the list of all parts.
+#define AT_ONCE 4  // float4 that a thread has on their way together
+
+// part[block] = the sum of g^2 over that block's share. g: [n]; part: [gridDim.x]. Blocks are multiples of 32.
 extern "C" __global__ void squares(const float* __restrict__ g, float* __restrict__ part, int n) {
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, fours = whole_fours(n, g);
   float sum = 0;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += g[i] * g[i];
+  for (int first = me; first < fours; first += AT_ONCE * threads) {
+    float4 v[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      int i = first + k * threads;
+      v[k] = i < fours ? ((const float4*)g)[i] : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) sum += v[k].x * v[k].x + v[k].y * v[k].y + v[k].z * v[k].z + v[k].w * v[k].w;
+  }
+  for (int i = 4 * fours + me; i < n; i += threads) sum += g[i] * g[i];
   sum = block_sum(sum);
   if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
 // factor[0] = limit / norm if the norm passes the limit, else 1; factor[1] = norm. A limit of 0 never clips.
-// part: [parts]; factor: [2]. One block.
+// part: [parts]; factor: [2]. One block, a multiple of 32.
 extern "C" __global__ void clip_factor(const float* __restrict__ part, float* __restrict__ factor, int parts,
                                        float limit) {
+  if (gridDim.x > 1) __trap();  // one block adds all parts
   float sum = 0;
   for (int i = threadIdx.x; i < parts; i += blockDim.x) sum += part[i];
   float norm = sqrtf(block_sum(sum));
@@ -23,17 +38,39 @@ extern "C" __global__ void clip_factor(const float* __restrict__ part, float* __
   factor[1] = norm;
 }
 
-// p, g, m, v: [n]; factor: [2] from `clip_factor`, so that the host need not wait for the norm; correction1 and
-// correction2: 1 - beta1^step, 1 - beta2^step. Any number of threads.
+struct Step {  // what is the same for every parameter
+  float clip, rate, unbias1, unbias2, beta1, beta2, eps, decay;
+};
+
+__device__ __forceinline__ void update(float& p, float g, float& m, float& v, const Step& s, bool decays) {
+  g *= s.clip;
+  m += (1.0f - s.beta1) * (g - m);
+  v += (1.0f - s.beta2) * (g * g - v);
+  float change = m * s.unbias1 / (sqrtf(v * s.unbias2) + s.eps);
+  if (decays) change += s.decay * p;
+  p -= s.rate * change;
+}
+
+// p, g, m, v: [n], of which the first `decayed` are matrices; behind them are gains, which do not decay.
+// factor: [2] from `clip_factor`; if the norm is not finite nothing changes. step: [3], the rate, 1 / (1 - beta1^t) and
+// 1 / (1 - beta2^t) of step t. Any number of threads.
 extern "C" __global__ void adamw(float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
-                                 float* __restrict__ v, const float* __restrict__ factor, int n, float rate,
-                                 float beta1, float beta2, float eps, float decay, float correction1,
-                                 float correction2) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-    float gradient = g[i] * factor[0];
-    m[i] += (1.0f - beta1) * (gradient - m[i]);
-    v[i] += (1.0f - beta2) * (gradient * gradient - v[i]);
-    float step = m[i] / correction1 / (sqrtf(v[i] / correction2) + eps);
-    p[i] -= rate * (decay * p[i] + step);
+                                 float* __restrict__ v, const float* __restrict__ factor,
+                                 const float* __restrict__ step, int n, int decayed, float beta1, float beta2,
+                                 float eps, float decay) {
+  if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
+  Step s = {factor[0], step[0], step[1], step[2], beta1, beta2, eps, decay};
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  int fours = whole_fours(n, p, g, m, v);
+  for (int i = me; i < fours; i += threads) {
+    float4 a = ((float4*)p)[i], b = ((const float4*)g)[i], c = ((float4*)m)[i], d = ((float4*)v)[i];
+    update(a.x, b.x, c.x, d.x, s, 4 * i < decayed);
+    update(a.y, b.y, c.y, d.y, s, 4 * i + 1 < decayed);
+    update(a.z, b.z, c.z, d.z, s, 4 * i + 2 < decayed);
+    update(a.w, b.w, c.w, d.w, s, 4 * i + 3 < decayed);
+    ((float4*)p)[i] = a;
+    ((float4*)m)[i] = c;
+    ((float4*)v)[i] = d;
   }
+  for (int i = 4 * fours + me; i < n; i += threads) update(p[i], g[i], m[i], v[i], s, i < decayed);
 }

@@ -62,3 +62,41 @@ extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, co
     }
   }
 }
+
+// The same for V up to KEEP * blockDim.x: each thread keeps its share of the row in registers, so that a row is read
+// once, each exponential is computed once, and no thread reads what another writes.
+#ifndef KEEP
+#define KEEP 16
+#endif
+extern "C" __global__ void __launch_bounds__(512)
+cross_entropy_backward_kept(float* __restrict__ logits, const int* __restrict__ targets,
+                                                       const float* __restrict__ dlosses,
+                                                       float* __restrict__ losses, int V) {
+  if (V > KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
+  float* row = logits + (size_t)blockIdx.x * V;
+  int target = targets[blockIdx.x];
+  float mine[KEEP], largest = LOWEST, own = 0, sum = 0;  // own: the target's logit, in the thread that has it
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    mine[k] = i < V ? row[i] : LOWEST;
+  }
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) largest = fmaxf(largest, mine[k]);
+  largest = block_max(largest);
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    if (threadIdx.x + k * blockDim.x == target) own = mine[k];
+    mine[k] = __expf(mine[k] - largest);
+    sum += mine[k];
+  }
+  sum = block_sum(sum);
+  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x], share = scale / sum;
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < V) row[i] = mine[k] * share - (i == target ? scale : 0.0f);
+    if (i == target) losses[blockIdx.x] = logf(sum) + largest - own;
+  }
+  if (target < 0 && threadIdx.x == 0) losses[blockIdx.x] = 0;
+}

@@ -13,6 +13,7 @@ __device__ __forceinline__ float warp_max(float v) {
 
 // The block is one-dimensional, its size a multiple of 32. Every thread gets the result.
 __device__ __forceinline__ float block_sum(float v) {
+  if (blockDim.x % 32 || blockDim.y * blockDim.z > 1) __trap();  // the block is whole warps, along x alone
   __shared__ float part[32];  // one number a warp
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   v = warp_sum(v);
@@ -23,6 +24,7 @@ __device__ __forceinline__ float block_sum(float v) {
 }
 
 __device__ __forceinline__ float block_max(float v) {
+  if (blockDim.x % 32 || blockDim.y * blockDim.z > 1) __trap();  // the block is whole warps, along x alone
   __shared__ float part[32];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   v = warp_max(v);

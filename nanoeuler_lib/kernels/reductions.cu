@@ -1,9 +1,13 @@
 // Sums, in an order that does not depend on timing: the same bits in every run. Chapter 24.
 #include <reduce.cuh>
+#include <wide.cuh>
+
+#define AT_ONCE 4  // loads that a thread has on their way together
 
 // part[block] = the sum of that block's share of x. A second launch with one block sums the parts.
 // x: [n]; part: [gridDim.x]. The block's size is a power of two, at most 1024.
 extern "C" __global__ void sum_tree(const float* __restrict__ x, float* __restrict__ part, int n) {
+  if (blockDim.x & (blockDim.x - 1)) __trap();  // halves of halves: the block is a power of two
   __shared__ float s[1024];
   int t = threadIdx.x;
   float sum = 0;
@@ -25,16 +29,57 @@ extern "C" __global__ void sum_shuffle(const float* __restrict__ x, float* __res
   if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
-// Backward of a sum: every element receives the sum's gradient. dx: [n]; dsum: [1].
-extern "C" __global__ void sum_backward(const float* __restrict__ dsum, float* __restrict__ dx, int n) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) dx[i] = *dsum;
+// The same with four float4 on their way in each thread: what the library uses.
+extern "C" __global__ void sum_wide(const float* __restrict__ x, float* __restrict__ part, int n) {
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, fours = whole_fours(n, x);
+  float sum = 0;
+  for (int first = me; first < fours; first += AT_ONCE * threads) {
+    float4 v[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {  // loads of which none needs another's answer
+      int i = first + k * threads;
+      v[k] = i < fours ? ((const float4*)x)[i] : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) sum += v[k].x + v[k].y + v[k].z + v[k].w;
+  }
+  for (int i = 4 * fours + me; i < n; i += threads) sum += x[i];  // what is left
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
-// y[column] = the sum of a column, from top to bottom. x: [rows, columns]; y: [columns], a thread each.
+// Backward of a sum: every element receives the sum's gradient. dx: [n]; dsum: [1]. Any number of threads.
+extern "C" __global__ void sum_backward(const float* __restrict__ dsum, float* __restrict__ dx, int n) {
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, fours = whole_fours(n, dx);
+  float d = *dsum;
+  for (int i = me; i < fours; i += threads) ((float4*)dx)[i] = make_float4(d, d, d, d);
+  for (int i = 4 * fours + me; i < n; i += threads) dx[i] = d;
+}
+
+// y[b, column] = the sum of a column over the rows of the blocks b along y: rows threadIdx.y + k * blockDim.y of its
+// share, one after another, and then a tree over threadIdx.y. x: [rows, columns]; y: [gridDim.y, columns]; of a tall x
+// a second launch with one block along y adds the parts. A block of (columns, any power of two), such as (32, 8).
 extern "C" __global__ void column_sums(const float* __restrict__ x, float* __restrict__ y, int rows, int columns) {
-  int column = blockIdx.x * blockDim.x + threadIdx.x;
-  if (column >= columns) return;
+  if (blockDim.y & (blockDim.y - 1)) __trap();  // halves of halves: the block's height is a power of two
+  __shared__ float s[1024];
+  int column = blockIdx.x * blockDim.x + threadIdx.x, t = threadIdx.y * blockDim.x + threadIdx.x;
+  int step = gridDim.y * blockDim.y;
   float sum = 0;
-  for (int row = 0; row < rows; row++) sum += x[(size_t)row * columns + column];
-  y[column] = sum;
+  for (int first = blockIdx.y * blockDim.y + threadIdx.y; first < rows; first += 2 * AT_ONCE * step) {
+    float v[2 * AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < 2 * AT_ONCE; k++) {
+      int row = first + k * step;
+      v[k] = row < rows && column < columns ? x[(size_t)row * columns + column] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * AT_ONCE; k++) sum += v[k];
+  }
+  s[t] = sum;
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) s[t] += s[t + half * blockDim.x];
+    __syncthreads();
+  }
+  if (threadIdx.y == 0 && column < columns) y[(size_t)blockIdx.y * columns + column] = s[t];
 }

@@ -7,11 +7,10 @@
 #ifndef KEEP
 #define KEEP 8
 #endif
-#define EACH_OF_MINE _Pragma("unroll") for (int k = 0, i = threadIdx.x; k < KEEP; k++, i += blockDim.x)
 
 // A row wider than the block can keep would be normed in part, without a word: stop there.
 __device__ __forceinline__ void expect_fit(int D) {
-  if (D > KEEP * (int)blockDim.x) __trap();
+  if (D > KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
 }
 
 // x, y: [gridDim.x, D]; gain: [D]; rstd: [gridDim.x], kept for the backward pass. One block a row.
@@ -21,10 +20,19 @@ rmsnorm_forward(const float* __restrict__ x, const float* __restrict__ gain, flo
   expect_fit(D);
   size_t row = (size_t)blockIdx.x * D;
   float mine[KEEP], squares = 0;
-  EACH_OF_MINE mine[k] = i < D ? x[row + i] : 0.0f;
-  EACH_OF_MINE squares += mine[k] * mine[k];
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    mine[k] = i < D ? x[row + i] : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) squares += mine[k] * mine[k];
   float r = rsqrtf(block_sum(squares) / D + eps);
-  EACH_OF_MINE if (i < D) y[row + i] = mine[k] * r * gain[i];
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < D) y[row + i] = mine[k] * r * gain[i];
+  }
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
@@ -35,13 +43,23 @@ add_rmsnorm_forward(float* __restrict__ x, const float* __restrict__ delta, cons
   expect_fit(D);
   size_t row = (size_t)blockIdx.x * D;
   float mine[KEEP], squares = 0;
-  EACH_OF_MINE mine[k] = i < D ? x[row + i] + delta[row + i] : 0.0f;
-  EACH_OF_MINE {
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    mine[k] = i < D ? x[row + i] + delta[row + i] : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
     squares += mine[k] * mine[k];
     if (i < D) x[row + i] = mine[k];
   }
   float r = rsqrtf(block_sum(squares) / D + eps);
-  EACH_OF_MINE if (i < D) y[row + i] = mine[k] * r * gain[i];
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < D) y[row + i] = mine[k] * r * gain[i];
+  }
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
@@ -54,25 +72,38 @@ rmsnorm_backward(const float* __restrict__ dy, const float* __restrict__ x, cons
                  int D) {
   expect_fit(D);
   float share[KEEP], g[KEEP];  // g: the gain, the same for every row
-  EACH_OF_MINE {
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
     share[k] = 0;
     g[k] = i < D ? gain[i] : 0.0f;
   }
   for (int n = blockIdx.x; n < rows; n += gridDim.x) {
     size_t row = (size_t)n * D;
     float normed[KEEP], slope[KEEP], past[KEEP], r = rstd[n], along = 0;
-    EACH_OF_MINE {
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+      int i = threadIdx.x + k * blockDim.x;
       normed[k] = i < D ? x[row + i] * r : 0.0f;
       slope[k] = i < D ? dy[row + i] : 0.0f;
       past[k] = i < D ? dx[row + i] : 0.0f;
     }
-    EACH_OF_MINE {
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
       share[k] += slope[k] * normed[k];
       slope[k] *= g[k];
       along += slope[k] * normed[k];
     }
     along = block_sum(along) / D;
-    EACH_OF_MINE if (i < D) dx[row + i] = past[k] + r * (slope[k] - normed[k] * along);
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+      int i = threadIdx.x + k * blockDim.x;
+      if (i < D) dx[row + i] = past[k] + r * (slope[k] - normed[k] * along);
+    }
   }
-  EACH_OF_MINE if (i < D) dgain_part[(size_t)blockIdx.x * D + i] = share[k];
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < D) dgain_part[(size_t)blockIdx.x * D + i] = share[k];
+  }
 }

@@ -21,3 +21,40 @@ extern "C" __global__ void transpose_tiled(const float* __restrict__ x, float* _
   for (int j = threadIdx.y; j < TILE; j += blockDim.y)
     if (row < rows && column0 + j < columns) y[(size_t)(column0 + j) * rows + row] = tile[threadIdx.x][j];
 }
+
+// The same in tiles of 64 x 64: each thread has all its loads, SIDE / 32 * SIDE / HEIGHT, on their way together, which
+// takes a height that the compiler knows. A row of a tile is 256 bytes on both sides.
+// Launch blocks of (32, HEIGHT), one for each tile of SIDE x SIDE, tiles of a row along x.
+#ifndef SIDE
+#define SIDE 64
+#endif
+#ifndef HEIGHT
+#define HEIGHT 8
+#endif
+extern "C" __global__ void __launch_bounds__(32 * HEIGHT)
+transpose_wide(const float* __restrict__ x, float* __restrict__ y, int rows, int columns) {
+  __shared__ float tile[SIDE][SIDE + 1];
+  if (blockDim.x != 32 || blockDim.y != HEIGHT) __trap();  // the block is 32 x HEIGHT
+  int row0 = blockIdx.y * SIDE, column0 = blockIdx.x * SIDE;
+  float mine[SIDE / HEIGHT][SIDE / 32];
+#pragma unroll
+  for (int j = 0; j < SIDE / HEIGHT; j++)
+#pragma unroll
+    for (int k = 0; k < SIDE / 32; k++) {
+      int row = row0 + threadIdx.y + j * HEIGHT, column = column0 + threadIdx.x + 32 * k;
+      mine[j][k] = row < rows && column < columns ? x[(size_t)row * columns + column] : 0.0f;
+    }
+#pragma unroll
+  for (int j = 0; j < SIDE / HEIGHT; j++)
+#pragma unroll
+    for (int k = 0; k < SIDE / 32; k++) tile[threadIdx.y + j * HEIGHT][threadIdx.x + 32 * k] = mine[j][k];
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < SIDE / HEIGHT; j++)
+#pragma unroll
+    for (int k = 0; k < SIDE / 32; k++) {  // now a warp lies along y's rows
+      int column = column0 + threadIdx.y + j * HEIGHT, row = row0 + threadIdx.x + 32 * k;
+      if (row < rows && column < columns)
+        y[(size_t)column * rows + row] = tile[threadIdx.x + 32 * k][threadIdx.y + j * HEIGHT];
+    }
+}

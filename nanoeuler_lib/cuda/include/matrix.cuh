@@ -19,28 +19,32 @@
 // where every sum is exact in float, as of small integers, and else to about float's precision.
 #pragma once
 
-#define LINE int line = __builtin_LINE()  // as a default argument: the line of the call, for the checker
+#define NE_LINE int line = __builtin_LINE()  // as a default argument: the line of the call, for the checker
 
 struct __half;
 struct __nv_bfloat16;
 struct tf32;
 
-template <class T> constexpr int PACKED = 2;  // numbers in a register
-template <> constexpr int PACKED<tf32> = 1;
+namespace nanoeuler_runtime {
+template <class T> constexpr int packed = 2;  // numbers in a register
+template <> constexpr int packed<tf32> = 1;
+}  // namespace runtime
 
 #ifdef __CUDACC__
 
-#define WARP_FUNCTION __device__ __forceinline__
-#define TELL(address, bytes, kind)
+#define NE_WARP_FUNCTION __device__ __forceinline__
+#define NE_TELL(address, bytes, kind)
 
-WARP_FUNCTION int lane_number() {
+namespace nanoeuler_runtime {
+NE_WARP_FUNCTION int lane_number() {
   int lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+}  // namespace runtime
 
-#define LDMATRIX(NAME, TRANS)                                                                                      \
-  template <int N> WARP_FUNCTION void NAME(unsigned* r, const void* row, LINE) {                                   \
+#define NE_LDMATRIX(NAME, TRANS)                                                                                      \
+  template <int N> NE_WARP_FUNCTION void NAME(unsigned* r, const void* row, NE_LINE) {                                   \
     static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 matrices");                                \
     unsigned from = (unsigned)__cvta_generic_to_shared(row);                                                       \
     if constexpr (N == 1)                                                                                          \
@@ -54,23 +58,23 @@ WARP_FUNCTION int lane_number() {
                    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");                       \
   }
 
-template <class T> WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, LINE) {
-  static_assert(PACKED<T> == 0, "mma multiplies __nv_bfloat16, __half or tf32, from compute capability 8.0 on");
+template <class T> NE_WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, NE_LINE) {
+  static_assert(nanoeuler_runtime::packed<T> == 0, "mma multiplies __nv_bfloat16, __half or tf32, from compute capability 8.0 on");
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-#define MMA(T, SHAPE)                                                                                              \
-  template <> WARP_FUNCTION void mma<T>(float* d, const unsigned* a, const unsigned* b, int) {                     \
+#define NE_MMA(T, SHAPE)                                                                                              \
+  template <> NE_WARP_FUNCTION void mma<T>(float* d, const unsigned* a, const unsigned* b, int) {                     \
     asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                              \
   }
-MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
-MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
-MMA(tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
+NE_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+NE_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
+NE_MMA(tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
 
-WARP_FUNCTION unsigned to_tf32(float x) {
+NE_WARP_FUNCTION unsigned to_tf32(float x) {
   unsigned rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
   return rounded;
@@ -80,12 +84,16 @@ WARP_FUNCTION unsigned to_tf32(float x) {
 
 #else  // on the CPU: the last lane to come does the work of all
 
+#include "raw.h"
+
 #include "bits16.h"
 
-#define WARP_FUNCTION RAW static inline
-#define TELL(address, bytes, kind) check_access(address, bytes, runtime::kind, line)
+#define NE_WARP_FUNCTION RAW static inline
+#define NE_TELL(address, bytes, kind) runtime::check_access(address, bytes, runtime::kind, line)
 
-WARP_FUNCTION int lane_number() { return runtime::self()->lane; }
+namespace nanoeuler_runtime {
+NE_WARP_FUNCTION int lane_number() { return self()->lane; }
+}  // namespace runtime
 
 namespace runtime {
 
@@ -96,35 +104,38 @@ struct MatrixArgument {
   const char* from[8];  // and where they stood
   float* d;             // mma
   const unsigned *a, *b;
+  unsigned long long path = runtime::call_path();
 };
 
 RAW static MatrixArgument* matrix_argument(void** argument, unsigned lanes, int lane) {
   auto *any = (MatrixArgument*)argument[__builtin_ctz(lanes)], *its = (MatrixArgument*)argument[lane];
-  if (lanes != ~0u) fail("a matrix instruction takes all 32 lanes of a warp: some have left, or never were", any->line);
-  if (its->line != any->line) fail("a warp's lanes come to two different matrix instructions", its->line);
+  if (lanes != ~0u) runtime::fail("a matrix instruction takes all 32 lanes of a warp: some have left, or never were", any->line);
+  if (its->line != any->line || its->path != any->path)
+    runtime::fail("a warp's lanes come to two different matrix instructions, or by two calls to one", its->line);
   return its;
 }
 
 template <bool TRANSPOSED> RAW void ldmatrix_lanes(void** argument, unsigned lanes) {
-  for (int lane = 0; lane < 32; lane++)
+  for (int lane = 0; lane < 32; lane++) {
+    auto* mine = matrix_argument(argument, lanes, lane);
     for (int i = 0; i < 8; i++) {  // number i % 2 of the lane's row of matrix i / 2
-      auto* mine = matrix_argument(argument, lanes, lane);
       int row = lane / 4, column = lane % 4 * 2 + i % 2;
       auto* names = (MatrixArgument*)argument[8 * (i / 2) + (TRANSPOSED ? column : row)];
       if (!names->row) continue;  // the instruction loads fewer matrices
       mine->from[i] = names->row + 2 * (TRANSPOSED ? row : column);
       __builtin_memcpy(&mine->got[i], mine->from[i], 2);
     }
+  }
 }
 
 template <int N, bool TRANSPOSED> RAW void ldmatrix(unsigned* r, const void* row, const char* name, int line) {
   static_assert(N == 1 || N == 2 || N == 4, "ldmatrix loads 1, 2 or 4 matrices");
   bool names = self()->lane < 8 * N;
   MatrixArgument mine = {line, names ? (const char*)row : nullptr};
-  if (names) check_space(row, true, line);
-  if (names) check_access(row, 16, READ, line);
-  warp_function(~0u, ldmatrix_lanes<TRANSPOSED>, &mine, name, line);
-  for (int i = 0; i < 2 * N; i++) check_visit(mine.from[i], 2, READ, line);
+  if (names) runtime::check_space(row, true, line);
+  if (names) runtime::check_access(row, 16, READ, line);
+  runtime::warp_function(~0u, ldmatrix_lanes<TRANSPOSED>, &mine, name, line);
+  for (int i = 0; i < 2 * N; i++) runtime::check_visit(mine.from[i], 2, READ, line);
   __builtin_memcpy(r, mine.got, 4 * N);
 }
 
@@ -133,7 +144,7 @@ RAW static inline double unpack(__nv_bfloat16*, unsigned r, int e) { return from
 RAW static inline double unpack(tf32*, unsigned r, int) { return bits<float>(r & 0xffffe000u); }
 
 template <class T> RAW void mma_lanes(void** argument, unsigned lanes) {
-  enum { E = PACKED<T>, K = 8 * E };
+  enum { E = nanoeuler_runtime::packed<T>, K = 8 * E };
   double a[16][K], b[8][K];
   for (int lane = 0; lane < 32; lane++) {
     auto* mine = matrix_argument(argument, lanes, lane);
@@ -147,34 +158,32 @@ template <class T> RAW void mma_lanes(void** argument, unsigned lanes) {
     for (int i = 0; i < 4; i++) {
       float* d = &((MatrixArgument*)argument[lane])->d[i];
       const double *row = a[lane / 4 + 8 * (i / 2)], *column = b[2 * (lane % 4) + i % 2];
-      double sum = *d;
-      for (int k = 0; k < K; k++) sum += row[k] * column[k];
-      *d = (float)sum;
+      *d = (float)runtime::dot(*d, row, column, K);
     }
 }
 
 }  // namespace runtime
 
-#define LDMATRIX(NAME, TRANS)                                                                                      \
-  template <int N> WARP_FUNCTION void NAME(unsigned* r, const void* row, LINE) {                                   \
+#define NE_LDMATRIX(NAME, TRANS)                                                                                      \
+  template <int N> NE_WARP_FUNCTION void NAME(unsigned* r, const void* row, NE_LINE) {                                   \
     runtime::ldmatrix<N, sizeof(TRANS) != 1>(r, row, #NAME, line);                                                 \
   }
 
-template <class T> WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, LINE) {
+template <class T> NE_WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, NE_LINE) {
   runtime::MatrixArgument mine = {line, nullptr, {}, {}, d, a, b};
-  warp_function(~0u, runtime::mma_lanes<T>, &mine, "mma", line);
-  count_flops(2 * 16 * 8 * 8 * PACKED<T> / 32, line);
+  runtime::warp_function(~0u, runtime::mma_lanes<T>, &mine, "mma", line);
+  runtime::count_flops(2 * 16 * 8 * 8 * nanoeuler_runtime::packed<T> / 32, line);
 }
 
-WARP_FUNCTION unsigned to_tf32(float x) {
+NE_WARP_FUNCTION unsigned to_tf32(float x) {
   unsigned u = runtime::bits<unsigned>(x);
   return (u & 0x7fffffff) > 0x7f800000 ? 0x7fffffff : (u + 0x1000) & 0xffffe000;
 }
 
 #endif
 
-LDMATRIX(ldmatrix, "")
-LDMATRIX(ldmatrix_trans, ".trans")
+NE_LDMATRIX(ldmatrix, "")
+NE_LDMATRIX(ldmatrix_trans, ".trans")
 
 // ---- WMMA: the same behind CUDA's own names, for 16 x 16 x 16 with 16-bit factors and float sums. Other than CUDA's,
 // load_matrix_sync of a factor reads shared memory only, rows that begin at multiples of 16 bytes.
@@ -203,40 +212,40 @@ template <> struct fragment<accumulator, 16, 16, 16, float> {
 };
 typedef fragment<accumulator, 16, 16, 16, float> Sum;
 
-WARP_FUNCTION void fill_fragment(Sum& f, float value) {
+NE_WARP_FUNCTION void fill_fragment(Sum& f, float value) {
   for (int i = 0; i < f.num_elements; i++) f.x[i] = value;
 }
 
 // p: where the 16 x 16 part of a matrix begins whose rows (col_major: columns) are `stride` numbers apart.
 template <class Use, class T, class Layout>
-WARP_FUNCTION void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* p, unsigned stride, LINE) {
+NE_WARP_FUNCTION void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout>& f, const T* p, unsigned stride, NE_LINE) {
   constexpr bool by_rows = same<Layout, row_major>, is_a = same<Use, matrix_a>;
-  int lane = lane_number(), low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
+  int lane = nanoeuler_runtime::lane_number(), low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
   const T* row = by_rows ? p + (low + 8 * middle) * stride + 8 * high : p + (low + 8 * high) * stride + 8 * middle;
   if constexpr (by_rows == is_a) ldmatrix<4>(f.r, row, line);
   else ldmatrix_trans<4>(f.r, row, line);
 }
 
-WARP_FUNCTION unsigned place(int i, unsigned stride, layout_t layout) {
-  int lane = lane_number(), row = lane / 4 + 8 * (i / 2 % 2), column = 2 * (lane % 4) + i % 2 + 8 * (i / 4);
+NE_WARP_FUNCTION unsigned place(int i, unsigned stride, layout_t layout) {
+  int lane = nanoeuler_runtime::lane_number(), row = lane / 4 + 8 * (i / 2 % 2), column = 2 * (lane % 4) + i % 2 + 8 * (i / 4);
   return layout == mem_row_major ? row * stride + column : column * stride + row;
 }
-WARP_FUNCTION void load_matrix_sync(Sum& f, const float* p, unsigned stride, layout_t layout, LINE) {
+NE_WARP_FUNCTION void load_matrix_sync(Sum& f, const float* p, unsigned stride, layout_t layout, NE_LINE) {
   for (int i = 0; i < f.num_elements; i++) {
-    TELL(p + place(i, stride, layout), 4, READ);
+    NE_TELL(p + place(i, stride, layout), 4, READ);
     f.x[i] = p[place(i, stride, layout)];
   }
 }
-WARP_FUNCTION void store_matrix_sync(float* p, const Sum& f, unsigned stride, layout_t layout, LINE) {
+NE_WARP_FUNCTION void store_matrix_sync(float* p, const Sum& f, unsigned stride, layout_t layout, NE_LINE) {
   for (int i = 0; i < f.num_elements; i++) {
-    TELL(p + place(i, stride, layout), 4, WRITE);
+    NE_TELL(p + place(i, stride, layout), 4, WRITE);
     p[place(i, stride, layout)] = f.x[i];
   }
 }
 
 template <class T, class LayoutA, class LayoutB>
-WARP_FUNCTION void mma_sync(Sum& d, const fragment<matrix_a, 16, 16, 16, T, LayoutA>& a,
-                            const fragment<matrix_b, 16, 16, 16, T, LayoutB>& b, const Sum& c, LINE) {
+NE_WARP_FUNCTION void mma_sync(Sum& d, const fragment<matrix_a, 16, 16, 16, T, LayoutA>& a,
+                            const fragment<matrix_b, 16, 16, 16, T, LayoutB>& b, const Sum& c, NE_LINE) {
   for (int i = 0; i < d.num_elements; i++) d.x[i] = c.x[i];
   mma<T>(d.x, a.r, b.r, line);
   mma<T>(d.x + 4, a.r, b.r + 2, line);
@@ -244,8 +253,11 @@ WARP_FUNCTION void mma_sync(Sum& d, const fragment<matrix_a, 16, 16, 16, T, Layo
 
 }  // namespace wmma
 
-#undef LINE
-#undef LDMATRIX
-#undef MMA
-#undef TELL
-#undef WARP_FUNCTION
+#undef NE_LINE
+#undef NE_LDMATRIX
+#undef NE_MMA
+#undef NE_TELL
+#undef NE_WARP_FUNCTION
+#ifndef __CUDACC__
+#include "end_raw.h"
+#endif

@@ -1,5 +1,6 @@
 // bits16.h: a float in 16 bits and back, as __half (10 bits behind the point) or as bfloat16 (the first half of a float).
 #pragma once
+#include "raw.h"
 
 namespace runtime {
 
@@ -31,4 +32,25 @@ RAW static inline Bits16 to_bfloat16(float x) {
 }
 RAW static inline float from_bfloat16(Bits16 h) { return bits<float>((unsigned)h << 16); }
 
+// What is longer than a float, as the float or double that is rounded to 16 bits as it would be itself: where something is
+// cut off, the last bit is set, so that a tie is no tie.
+RAW static inline float double_to_half_way(double x) {
+  float near = (float)x;
+  unsigned u = bits<unsigned>(near);
+  if (near == x || x != x || u & 1) return near;
+  return bits<float>(__builtin_fabs(near) > __builtin_fabs(x) ? u - 1 : u + 1);
+}
+template <class Long> RAW static inline double long_to_half_way(Long x) {
+  constexpr Long most = (Long)1 << 52;
+  return x < most && (x > (Long)0 || x > -most) ? (double)x : (double)((x >> 11) | ((x & 2047) != 0)) * 2048;
+}
+RAW static inline double fused_to_half_way(float a, float b, float c) {
+  double product = (double)a * b, sum = product + c, part = sum - product;
+  double lost = (product - (sum - part)) + (c - part);
+  unsigned long long u = bits<unsigned long long>(sum);
+  if (lost == 0 || lost != lost || u & 1) return sum;
+  return bits<double>((lost > 0) == (sum > 0) ? u + 1 : u - 1);
+}
+
 }  // namespace runtime
+#include "end_raw.h"

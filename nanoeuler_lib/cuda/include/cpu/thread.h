@@ -3,19 +3,14 @@
 // Every CUDA thread of a block is a fiber: a stack of its own, and the record below. Stacks are aligned to their
 // size and the record sits near the low end, so "who am I" costs one AND on the stack pointer.
 #pragma once
-#include <stddef.h>
-#include <stdint.h>
 
-#define RUNTIME_API extern "C" __attribute__((visibility("hidden")))
+#define RUNTIME_API extern "C" __attribute__((__visibility__("hidden")))
 
-// RAW: the checker does not watch this function (it belongs to the runtime, or reports its accesses itself).
-#if defined(__clang__)
-#define RAW __attribute__((disable_sanitizer_instrumentation, no_sanitize("undefined", "thread", "coverage")))
-#elif defined(CHECKED)
-#define RAW __attribute__((no_sanitize("thread"), no_sanitize("undefined"), no_sanitize_coverage))
-#else
-#define RAW
-#endif
+#include "raw.h"  // device.h ends it
+
+// No header of the C library: a kernel's text has none.
+typedef decltype(sizeof 0) size_t;
+typedef decltype((char*)0 - (char*)0) ptrdiff_t;
 
 struct uint3 {
   unsigned x, y, z;
@@ -28,12 +23,27 @@ struct dim3 {
 
 namespace runtime {
 
-enum { READ = 0, WRITE = 1, ATOMIC = 3, ASYNC = 5 };  // how memory is accessed; bit 0: it is written
+// How memory is accessed. Bit 0: it is written; bit 1: it may meet another of that bit, as atomics do. STRONG_READ is a
+// volatile read.
+enum { READ = 0, WRITE = 1, STRONG_READ = 2, ATOMIC = 3, ASYNC = 5 };
+
+typedef __UINTPTR_TYPE__ uintptr_t;
 
 constexpr uintptr_t STACK_BYTES = 65536;
 
 // Runs once for all lanes of a warp that meet at a warp function: argument[lane] for each lane set in `lanes`.
 typedef void (*WarpFunction)(void** argument, unsigned lanes);
+
+// A variable that lives as long as the library: __device__ or __constant__.
+struct Variable {
+  const char* name;
+  const void* start;
+  size_t bytes, element;
+  int columns;
+  bool constant;
+  const char* zone[2];  // of 512 bytes each, one of which lies behind it
+  Variable* next;
+};
 
 struct Warp;
 struct Block;
@@ -47,9 +57,11 @@ struct Fiber {
   void* stack_pointer;  // while it does not run
   const char* waits_at;  // a barrier or a warp function; null: it can run
   int waits_at_line;
+  unsigned fence_epoch;  // its warp's epoch after its last fence; 0: it has called none
   unsigned waits_mask;  // of a warp function, with its function and argument
   WarpFunction waits_function;
   void* waits_argument;
+  uintptr_t top;  // of its stack: the frame of the runtime's function that called the kernel
 };
 
 // Not all records at the same offset: they would share one set of the processor's cache.

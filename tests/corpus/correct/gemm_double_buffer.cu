@@ -1,0 +1,24 @@
+// what: two stages, one barrier a step
+// array a: normal(16, 64)
+// array b: normal(64, 16)
+// array c: zeros(16, 16)
+// launch: gemm<<<1, (16, 16)>>>(a, b, c, 64)
+// gives c ~ 1e-4: a @ b
+extern "C" __global__ void gemm(const float* a, const float* b, float* c, int k) {
+  __shared__ float as[2][16][16], bs[2][16][16];
+  int x = threadIdx.x, y = threadIdx.y;
+  float sum = 0;
+  as[0][y][x] = a[y * k + x];
+  bs[0][y][x] = b[y * 16 + x];
+  __syncthreads();
+  for (int step = 0; step < k / 16; step++) {
+    int now = step & 1;
+    if (step + 1 < k / 16) {
+      as[now ^ 1][y][x] = a[y * k + (step + 1) * 16 + x];
+      bs[now ^ 1][y][x] = b[((step + 1) * 16 + y) * 16 + x];
+    }
+    for (int i = 0; i < 16; i++) sum += as[now][y][i] * bs[now][i][x];
+    __syncthreads();
+  }
+  c[y * 16 + x] = sum;
+}
