@@ -1,3 +1,15 @@
-"""NanoEuler: a GPT-2-class language model by hand, and the book that derives it."""
+"""NanoEuler: a GPT-2-class language model by hand, and the book that derives it.
+
+How text flows through the rooms of this house:
+
+    files, text   `world` tells stories, `data` reads files and draws batches, `tokenizer` makes text tokens
+    model         `config` is its shape, `model` its parameters, forward and backward, `ops` the layers (`reference`:
+                  the truth, `cpu`: fast), `plan` their buffers; `gradcheck` asks whether each gradient is a slope
+    training      `optim` moves the weights, `step` spreads a step over cores, `train` and `sft` are the runs, `watch`
+                  sees what goes wrong, `run_folder` and `checkpoint` keep what survives a kill, `report` draws it
+    speaking      `generate` samples from the model, `chat` answers, `evaluate` and `ngram` say how good it is
+    the command   `cli` does, `arguments` explains, `files` writes and shows, `errors` says it in one line
+    beside        `drills` plants bugs and finds them, `cuda` and `kernels` are the GPU's side, `plots` the book's style
+"""
 
 __version__ = "0.1.0"

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import world
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
+from nanoeuler_lib.files import one_line, write_text
 from nanoeuler_lib.generate import Decoder, sample
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
@@ -71,7 +71,7 @@ class Chat:
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, template: str = "plain"):
         if template not in TEMPLATES:
-            raise NanoEulerError(f"template is {template!r}, expected one of {', '.join(TEMPLATES)}")
+            raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
         self.model, self.tokenizer, self.prompt_of = model, tokenizer, TEMPLATES[template]
         self.end, *others = markers(tokenizer)
         self.never = np.array(others)  # a reply holds no marker but its end
@@ -204,7 +204,7 @@ class Loop:
             if not self.chat.turns:
                 raise NanoEulerError("/save: nothing was said yet, expected a turn")
             if not argument or _taken(argument):
-                raise NanoEulerError(f"/save: got {argument!r}, expected the name of a new file")
+                raise NanoEulerError(f"/save: got {short(argument)}, expected the name of a new file")
             write_text(
                 Path(argument), json.dumps({"messages": self.chat.messages()}, ensure_ascii=False) + "\n"
             )
@@ -212,7 +212,11 @@ class Loop:
         elif command == "/help":
             self.write(f"{HELP}\n")
         else:
-            raise NanoEulerError(f"{command} is no command, expected one of these:\n{HELP}")
+            known = [line.split()[0] for line in HELP.splitlines()]
+            hint = did_you_mean(command, known)
+            raise NanoEulerError(
+                f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}"
+            )
 
 
 def _taken(name):
@@ -228,5 +232,5 @@ def _number(text, kind, name, low, high):
     except ValueError:
         value = None
     if value is None or not low <= value <= high:
-        raise NanoEulerError(f"{name} is {text!r}, expected a number from {low} to {high}")
+        raise NanoEulerError(f"{name} is {short(text)}, expected a number from {low} to {high}")
     return value

@@ -13,7 +13,6 @@ checkpoint. No pickle anywhere: opening a file cannot run code.
 import hashlib
 import json
 import os
-import reprlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import from_json, one_line, to_json
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.tokenizer import Tokenizer
@@ -71,6 +71,10 @@ def save(
                 f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).items()
             }
             save_file(moments, partial / "optimizer.safetensors")
+        for file in partial.glob(
+            "*.safetensors"
+        ):  # safetensors lets no one else read them, whatever the umask
+            shutil.copymode(partial / "tokenizer.json", file)
         head = {
             "format": FORMAT,
             "model": model.config.to_dict(),
@@ -80,9 +84,7 @@ def save(
             "sha256": {file.name: _digest(file) for file in sorted(partial.iterdir())},
         }
         head["digest"] = _digest_head(head)
-        (partial / "checkpoint.json").write_text(
-            json.dumps(head, indent=1, ensure_ascii=False) + "\n", "utf-8"
-        )
+        (partial / "checkpoint.json").write_text(to_json(head, indent=1) + "\n", "utf-8")
         for file in partial.iterdir():
             _sync(file)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -114,7 +116,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
             raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
         if (found := _digest(path / name)) != digest:
             raise NanoEulerError(
-                f"{path / name}: SHA-256 is {found[:12]}..., expected {digest[:12]}...: truncated or edited"
+                f"{path / name}: SHA-256 is {found[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
             )
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
@@ -156,8 +158,15 @@ def find(path: str | Path) -> Path:
     if (path / "checkpoint.json").is_file():
         return path
     steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
+    steps = steps or sorted(
+        path.glob("checkpoints/.step-*.replaced")
+    )  # its successor never came: see `sweep`
     if steps:
         return steps[-1]
+    if (path / "lock").is_file():
+        raise NanoEulerError(
+            f"{path}: holds no checkpoint: the run was stopped before its first, begin it again"
+        )
     what = "holds no checkpoint" if path.exists() else "no such folder"
     raise NanoEulerError(f"{path}: {what}, expected a checkpoint or a run folder")
 
@@ -176,8 +185,18 @@ def remove(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
+def sweep(folder: Path) -> None:
+    """Finish what a killed process left half-done in a folder of checkpoints; nobody may be writing there."""
+    for left in folder.glob(".step-*"):
+        name, _, what = left.name[1:].rpartition(".")
+        if what == "replaced" and not (folder / name).exists():
+            os.replace(left, folder / name)  # its successor never came
+        elif what in ("partial", "replaced", "removed"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def export(checkpoint: Checkpoint, path: Path) -> None:
-    """Write only what generating needs, parameters in float16: a small file to share."""
+    """Write only what generating needs, parameters in float16: a small file to share. Where files were is left out."""
     params = Parameters(checkpoint.model.config, np.float16)
     params.flat[...] = checkpoint.model.params.flat
     save(
@@ -185,8 +204,16 @@ def export(checkpoint: Checkpoint, path: Path) -> None:
         GPT(checkpoint.model.config, params),
         checkpoint.tokenizer,
         checkpoint.step,
-        info=checkpoint.info,
+        info={name: value for name, value in checkpoint.info.items() if name != "files"},
     )
+
+
+def read_head(path: str | Path) -> dict:
+    """What a checkpoint says of itself (`find` says which one): model, train, step, info; no tensor is read.
+
+    Raises NanoEulerError when it is missing, truncated or edited.
+    """
+    return _read_head(find(path))
 
 
 def _read_head(path):
@@ -194,7 +221,7 @@ def _read_head(path):
     try:
         if (size := file.stat().st_size) > HEAD_BYTES:
             raise NanoEulerError(f"{file}: has {size} bytes, expected at most {HEAD_BYTES}")
-        head = json.loads(file.read_text("utf-8"))
+        head = from_json(file.read_text("utf-8"))
     except NanoEulerError:
         raise
     except (
@@ -202,10 +229,12 @@ def _read_head(path):
         ValueError,
         RecursionError,
     ) as error:  # ValueError: not UTF-8, not JSON, a number of 5,000 digits
-        raise NanoEulerError(f"{file}: not readable as JSON ({error}): truncated or edited") from None
+        raise NanoEulerError(
+            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
+        ) from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else type(head).__name__
-        raise NanoEulerError(f"{file}: format is {found!r}, expected {FORMAT!r}")
+        raise NanoEulerError(f"{file}: format is {short(found)}, expected {FORMAT!r}")
     kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
     for key, kind in kinds.items():
         if (
@@ -213,14 +242,55 @@ def _read_head(path):
             or not isinstance(head[key], kind)
             or (key == "step" and not 0 <= head["step"] < 2**53)
         ):
-            raise NanoEulerError(f"{file}: {key} is {reprlib.repr(head.get(key))}: truncated or edited")
+            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
     if head.pop("digest", None) != _digest_head(head):
         raise NanoEulerError(f"{file}: its digest does not match its content: edited")
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
     names = set(head["sha256"])
     if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
-        raise NanoEulerError(f"{file}: lists files {sorted(names)}, expected {sorted(allowed)}")
+        raise NanoEulerError(f"{file}: lists files {short(sorted(names))}, expected {sorted(allowed)}")
+    if odd := [digest for digest in head["sha256"].values() if not isinstance(digest, str)]:
+        raise NanoEulerError(f"{file}: a SHA-256 is {short(odd[0])}, expected text")
+    for name, value in head["info"].items():
+        what, good = INFO.get(name, ("", lambda value: True))
+        if not good(value):
+            raise NanoEulerError(f"{file}: info.{one_line(name, 40)} is {short(value)}, expected {what}")
     return head
+
+
+def _is_text(value):
+    return isinstance(value, str)
+
+
+def _is_number(value):
+    return value is None or type(value) in (int, float)
+
+
+def _are_files(value):
+    return isinstance(value, dict) and all(path is None or isinstance(path, str) for path in value.values())
+
+
+def _are_examples(value):
+    """The source, number and seed of what a fine-tuning learns from (`sft.examples_of`)."""
+    return (
+        isinstance(value, list)
+        and [type(part) for part in value] == [str, int, int]
+        and all(0 <= part < 2**53 for part in value[1:])
+    )
+
+
+# What the library itself writes into `info`, and reads again: of another kind it is damaged, or not ours.
+INFO = {
+    "source": ("text", _is_text),
+    "template": ("text", _is_text),
+    "base": ("text", _is_text),
+    "fingerprint": ("text", _is_text),
+    "valid_fingerprint": ("text", _is_text),
+    "valid_bits_per_byte": ("a number", _is_number),
+    "floor_bits_per_byte": ("a number", _is_number),
+    "files": ("names of files", _are_files),
+    "examples": ("a source, a number and a seed", _are_examples),
+}
 
 
 def _settings(kind, values, path):
@@ -237,7 +307,7 @@ def _read_tensors(file, shapes):
             found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
         if set(found) != set(shapes):
             odd = sorted(set(found) ^ set(shapes))[:4]
-            raise NanoEulerError(f"{file}: missing or unknown tensors {reprlib.repr(odd)}")
+            raise NanoEulerError(f"{file}: missing or unknown tensors {short(odd)}")
         for name, shape in shapes.items():
             if found[name] != shape:
                 raise NanoEulerError(f"{file}: {name} is {list(found[name])}, expected {list(shape)}")
@@ -251,7 +321,7 @@ def _read_tensors(file, shapes):
         TypeError,
         KeyError,
     ) as error:  # whatever a strange header gives
-        raise NanoEulerError(f"{file}: not readable as safetensors ({error})") from None
+        raise NanoEulerError(f"{file}: not readable as safetensors ({one_line(str(error), 200)})") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in (np.float16, np.float32):
             raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected float16 or float32")

@@ -1,30 +1,19 @@
-"""The `nanoeuler` command: each subcommand is one function below."""
+"""The `nanoeuler` command: each subcommand is one function below; `arguments` says what its options mean."""
 
-import argparse
+import errno
 import io
 import json
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from nanoeuler_lib import __version__
-from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import printable, write_text
-
-EXAMPLES = """examples:
-  nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
-  nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
-  nanoeuler train --data world.txt --run runs/world
-  nanoeuler train --resume runs/world
-  nanoeuler report runs/world                       curves and a page about the run: runs/world/report
-  nanoeuler generate "Käthe had" --run runs/world
-  nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
-  nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
-  nanoeuler check                                   every gradient against difference quotients
-
-Bad input ends with one line on standard error and exit code 2."""
+from nanoeuler_lib import arguments
+from nanoeuler_lib.arguments import SHAPE, TRAINING
+from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import Voice, one_line, printable, write_text
 
 
 def tokenizer_train(args):
@@ -43,7 +32,7 @@ def tokenizer_train(args):
 
 def tokenizer_encode(args):
     tokenizer = _tokenizer(args)
-    text = _argument_or_stdin(args.text)
+    text = _utf8(args.text) if args.text is not None else _stdin_text()
     ids = [int(i) for i in tokenizer.encode(text, allowed_special="all" if args.special else frozenset())]
     pieces = [tokenizer.token_bytes[i].decode("utf-8", "backslashreplace") for i in ids]
     _print(args, {"ids": ids, "tokens": pieces, "bytes": len(text.encode())}, " ".join(map(str, ids)))
@@ -51,16 +40,20 @@ def tokenizer_encode(args):
 
 def tokenizer_decode(args):
     tokenizer = _tokenizer(args)
-    ids = args.ids or _argument_or_stdin(None).split()
-    try:
-        ids = [int(i) for i in ids]
-    except ValueError as error:
-        raise NanoEulerError(f"token ids: {error}, expected whole numbers") from None
-    for i in ids:
-        if not 0 <= i < tokenizer.vocab_size:
-            raise NanoEulerError(f"token id is {i}, expected 0 to {tokenizer.vocab_size - 1}")
-    text = tokenizer.decode(ids)
-    _print(args, {"text": text}, text)
+    ids = []
+    for word in args.ids or _stdin_text().split():
+        try:
+            ids.append(int(word))
+        except ValueError:
+            raise NanoEulerError(f"token id is {short(word)}, expected a whole number") from None
+        if not 0 <= ids[-1] < tokenizer.vocab_size:
+            raise NanoEulerError(f"token id is {short(ids[-1])}, expected 0 to {tokenizer.vocab_size - 1}")
+    if args.json:
+        _print(args, {"text": tokenizer.decode(ids)}, "")
+    elif sys.stdout.isatty():
+        print(printable(tokenizer.decode(ids)))
+    else:  # byte for byte what was encoded
+        _write_bytes(tokenizer.decode_bytes(ids))
 
 
 def corpus_konigsberg(args):
@@ -69,13 +62,15 @@ def corpus_konigsberg(args):
     _not_negative(args, "seed")
     if args.bytes < 1:
         raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
-    text = world.corpus(args.bytes, args.seed)
     if args.out is None:
-        sys.stdout.write(text)
+        sys.stdout.write(world.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
         return
     _refuse_existing(args.out)
+    text = world.corpus(args.bytes, args.seed)
     write_text(args.out, text)
-    bits = world.floor(text)
+    if not args.json:
+        print(f"{args.out}: {len(text.encode())} bytes", flush=True)
+    bits = world.floor(_progress(text.split(world.SEPARATOR), "measuring the floor", "stories"))
     found = {
         "out": str(args.out),
         "bytes": len(text.encode()),
@@ -85,39 +80,41 @@ def corpus_konigsberg(args):
     _print(
         args,
         found,
-        f"{args.out}: {found['bytes']} bytes; the source itself needs {bits:.4f} bits per byte, on average the fewest",
+        f"the source itself needs {bits:.4f} bits per byte of it: on average, no model needs fewer",
     )
 
 
 def train(args):
-    from nanoeuler_lib import checkpoint, data
+    from nanoeuler_lib import data
     from nanoeuler_lib import train as training
     from nanoeuler_lib.tokenizer import Tokenizer
 
-    valid = data.read_text(args.valid) if args.valid else None
+    began = time.perf_counter()
     if args.resume:
-        _only_resume(args, [*TRAIN_OPTIONS, *MODEL_OPTIONS, "preset", "tokenizer", "run", "workers"])
-        source = args.data or checkpoint.load(args.resume).info.get("source", "")
-        training.resume(args.resume, data.read_text(source), valid, quiet=args.quiet)
-        print(f"{args.resume}: done")
+        _only_resume(args, [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer"])
+        files, _ = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
+        texts = [data.read_text(files[name]) if files[name] else None for name in ("text", "valid")]
+        training.resume(args.resume, *texts, args.quiet, files=files, steps=args.steps)
+        _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
         return
     for option in ("data", "run"):
         if getattr(args, option) is None:
             raise NanoEulerError(
                 f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
             )
-    text = data.read_text(args.data)
+    texts = [data.read_text(file) if file else None for file in (args.data, args.valid)]
     tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
-    changes = _given(args, MODEL_OPTIONS)
+    changes = _given(args, SHAPE)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
     model_config = preset(args.preset or "small", **changes)
-    config = TrainConfig(**_given(args, TRAIN_OPTIONS))
+    config = TrainConfig(**_given(args, TRAINING))
     _check_workers(args)
     training.train(
-        args.run, text, model_config, config, tokenizer, str(args.data), valid, args.quiet, args.workers
-    )
-    print(f"{args.run}: done; continue a prompt with: nanoeuler generate PROMPT --run {args.run}")
+        args.run, texts[0], model_config, config, tokenizer, str(args.data), texts[1], args.quiet, args.workers,
+        files={"text": _absolute(args.data), "valid": _absolute(args.valid)},
+    )  # fmt: skip
+    _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
 
 def report(args):
@@ -132,44 +129,100 @@ def generate(args):
 
     model, tokenizer = _model(args)
     pieces = []
-    options = _sampling(args) | {"propose": args.propose}
-    for piece in stream(model, tokenizer, _utf8(args.prompt), args.tokens, **options):
+    options, prompt = _sampling(args) | {"propose": args.propose}, _utf8(args.prompt)
+    for piece in stream(model, tokenizer, prompt, args.tokens, **options):
         if not args.json:
-            _say(piece if pieces else args.prompt + piece)
+            _say(piece if pieces else prompt + piece)
         pieces.append(piece)
     if not (pieces or args.json):
-        print(args.prompt, end="")
-    _print(args, {"prompt": args.prompt, "continuation": "".join(pieces)}, "")
+        _say(prompt)
+    _print(args, {"prompt": prompt, "continuation": "".join(pieces)}, "")
 
 
 def sft(args):
     from nanoeuler_lib import checkpoint
     from nanoeuler_lib import sft as tuning
 
+    began = time.perf_counter()
     if args.resume:
-        _only_resume(args, [*TRAIN_OPTIONS, "data", "examples", "data_seed", "base", "run", "workers"])
-        found = checkpoint.load(args.resume)
-        if "examples" not in found.info or found.train is None:
-            raise NanoEulerError(f"{args.resume}: was not begun by nanoeuler sft, expected one of its runs")
-        *examples, _ = tuning.examples_of(*found.info["examples"], found.train.valid_fraction)
-        tuning.resume(args.resume, *examples, quiet=args.quiet)
-        print(f"{args.resume}: done")
+        _only_resume(args, [*(name for name in TRAINING if name != "steps"), "examples", "data_seed", "base"])
+        files, head = _files_of(args.resume, args, {"examples": "data"}, "sft")
+        _, *numbers = head["info"]["examples"]
+        config = TrainConfig.from_dict(head["train"])
+        *examples, _ = tuning.examples_of(files["examples"], *numbers, config.valid_fraction)
+        tuning.resume(args.resume, *examples, args.quiet, files=files, steps=args.steps)
+        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
         return
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
-    config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAIN_OPTIONS))
+    config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAINING))
     _check_workers(args)
     _not_negative(args, "examples", "data_seed")
     data_seed = SFT_DATA_SEED if args.data_seed is None else args.data_seed
     source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
     base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
     info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
+    info["files"] = {"examples": source[0] if source[0] == tuning.KONIGSBERG else _absolute(source[0])}
     examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
     tuning.fine_tune(
         args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
         args.workers,
     )  # fmt: skip
-    print(f"{args.run}: done; talk with it: nanoeuler chat --run {args.run}")
+    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+
+def _files_of(run, args, options, command):
+    """Where the files stand that a run learns from, and the head of its latest checkpoint.
+
+    options: what the run calls each file -> the option that says where it stands now; else it is where it was.
+    """
+    from nanoeuler_lib import checkpoint
+    from nanoeuler_lib.sft import KONIGSBERG
+
+    head = checkpoint.read_head(run)
+    info = head["info"]
+    begun_by = "sft" if "examples" in info else "train"
+    if head["train"] is None or begun_by != command:
+        raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
+    before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
+    files = {}
+    for name, option in options.items():
+        files[name], now = before.get(name), getattr(args, option)
+        needed = (name, files[name]) not in (("valid", None), ("examples", KONIGSBERG))
+        if now is not None:
+            files[name] = now if (name, now) == ("examples", KONIGSBERG) else _absolute(now)
+        elif needed and not _is_file(files[name] or ""):
+            raise NanoEulerError(
+                f"{files[name] or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
+                f"where it is now: --{option} FILE"
+            )
+    return files, head
+
+
+def _is_file(name):
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _absolute(path):
+    return None if path is None else os.path.abspath(path)
+
+
+def _came_out(run, began, what):
+    """The last lines of a training: what came out, and how to look at it. They are not worth an error."""
+    from nanoeuler_lib import checkpoint
+    from nanoeuler_lib.train import duration, read_log
+
+    head, out = checkpoint.read_head(run), Voice(sys.stdout)
+    warnings = sum("warning" in entry for entry in read_log(run))
+    said = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
+    bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
+    validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
+    out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{said}")
+    out.line(f"look at it: nanoeuler report {run}")
+    out.line(f"{what} {run}")
 
 
 def chat(args):
@@ -236,8 +289,8 @@ def check(args):
 
 
 def diagnose(args):
-    from nanoeuler_lib.diagnose import TOOLS
-    from nanoeuler_lib.diagnose import diagnose as examine
+    from nanoeuler_lib.drills.diagnose import TOOLS
+    from nanoeuler_lib.drills.diagnose import diagnose as examine
 
     found = {}
     for name, findings in examine(args.tool):
@@ -252,9 +305,9 @@ def diagnose(args):
 
 
 def break_(args):
-    if not (Path(__file__).parent / "breaks.toml").exists():
+    if not (Path(__file__).parent / "drills" / "breaks.toml").exists():
         raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break")
-    from nanoeuler_lib import breaks
+    from nanoeuler_lib.drills import breaks
 
     chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
     if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
@@ -295,16 +348,28 @@ def info(args):
     tensors = {name: list(shape) for name, shape in parameter_shapes(config).items()}
     size = sum(int(np.prod(shape)) for shape in tensors.values())
     layer, step, scratch = shapes(config, 1, config.context)
-    buffers = config.layers * _count(layer) + _count(step) + _count(scratch)
-    facts |= {
-        "model": config.to_dict(),
-        "parameters": size,
-        "float32_bytes": 4 * size,
-        "plan_bytes_one_row": 4 * buffers,
-    }
-    lines = [f"{key}: {value}" for key, value in facts.items()]
+    buffers = 4 * (config.layers * _count(layer) + _count(step) + _count(scratch))
+    lines = [
+        f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}"
+        for key, value in facts.items()
+        if key != "train"
+    ]
+    lines += [
+        f"model: {_shown(config.to_dict())}",
+        f"parameters: {size:,}, {4 * size / 1e6:,.1f} MB as float32; training keeps four times that",
+        f"buffers: {buffers / 1e6:,.1f} MB for a row of {config.context} tokens and its gradient",
+    ]
+    lines += [f"training: {_shown(facts['train'])}"] if "train" in facts else []
     lines += [f"  {name:<20} {'x'.join(map(str, shape))}" for name, shape in tensors.items()]
-    _print(args, facts | {"tensors": tensors}, "\n".join(lines))
+    sizes = {"parameters": size, "float32_bytes": 4 * size, "plan_bytes_one_row": buffers}
+    _print(args, facts | {"model": config.to_dict()} | sizes | {"tensors": tensors}, "\n".join(lines))
+
+
+def _shown(value):
+    """A fact as people read it, a table as its names and numbers."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{name.replace('_', ' ')} {one}" for name, one in value.items())
+    return one_line(str(value))
 
 
 def _count(shapes):
@@ -313,18 +378,13 @@ def _count(shapes):
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-MODEL_OPTIONS = ["dim", "heads", "kv_heads", "layers", "context", "vocab_size", "predict"]
-TRAIN_OPTIONS = ["steps", "batch", "accumulate", "rate", "warmup", "decay", "clip", "later_heads", "seed"]
-TRAIN_OPTIONS += ["valid_fraction", "valid_every", "sample_every", "save_every"]
-
-
 def _given(args, names):
     """The options that stand on the command line."""
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _only_resume(args, names):
-    if given := list(_given(args, names)):
+    if given := list(_given(args, [*names, "run", "workers"])):
         raise NanoEulerError(
             f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
         )
@@ -362,11 +422,12 @@ def _not_negative(args, *names):
             raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 or more")
 
 
-def _argument_or_stdin(text):
-    if text is not None:
-        return _utf8(text)
+def _stdin_text():
+    """All of standard input, with its line ends as they are."""
+    stream = getattr(sys.stdin, "buffer", sys.stdin)
+    content = stream.read()
     try:
-        return _utf8(sys.stdin.read())
+        return content.decode() if isinstance(content, bytes) else content
     except UnicodeDecodeError as error:
         raise NanoEulerError(
             f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text"
@@ -374,12 +435,34 @@ def _argument_or_stdin(text):
 
 
 def _utf8(text):
-    """The text; refused if it holds bytes that were not UTF-8, which Python carries as half surrogates."""
+    """The text of an argument or a line; refused if it holds bytes that are not UTF-8.
+
+    Under a locale such as POSIX Python has taken its bytes for something else; the bytes themselves are UTF-8.
+    """
+    try:
+        return os.fsencode(text).decode()
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        pass
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise NanoEulerError(f"text: character {error.start} is not UTF-8, expected UTF-8 text") from None
     return text
+
+
+def _write_bytes(content):
+    sys.stdout.flush()
+    if hasattr(sys.stdout, "buffer"):
+        sys.stdout.buffer.write(content)
+    else:
+        sys.stdout.write(content.decode("utf-8", "replace"))
+
+
+def _progress(items, what, unit):
+    """The items, with a bar on standard error where that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, what, unit=f" {unit}", disable=None, leave=False, file=Voice(sys.stderr))
 
 
 def _refuse_existing(path):
@@ -391,196 +474,92 @@ def _print(args, facts, text):
     print(json.dumps(facts, ensure_ascii=False) if args.json else text)
 
 
-def parser() -> argparse.ArgumentParser:
+COMMANDS = {
+    "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
+    "corpus konigsberg": corpus_konigsberg, "train": train, "sft": sft, "report": report, "generate": generate,
+    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "info": info,
+}  # fmt: skip
+
+
+def parser() -> arguments.Parser:
     """The argument parser of the `nanoeuler` command."""
-    top = argparse.ArgumentParser(
-        "nanoeuler", description="Build, train and run a small language model made by hand.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    top.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def command(group, name, function, text, as_json=True):
-        new = group.add_parser(name, help=text, description=text)
-        new.set_defaults(function=function)
-        if as_json:
-            new.add_argument("--json", action="store_true", help="print one JSON object for a script to read")
-        return new
-
-    group = commands.add_parser("tokenizer", help="train and use a byte-level BPE tokenizer")
-    group = group.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    new = command(group, "train", tokenizer_train, "learn merges from a UTF-8 text file")
-    new.add_argument("--data", required=True, type=Path, help="UTF-8 text file")
-    new.add_argument(
-        "--vocab", type=int, default=512, help="vocabulary size, special tokens included (default 512)"
-    )
-    new.add_argument("--out", required=True, type=Path, help="JSON file to write; must not exist")
-    new.add_argument(
-        "--end-of-text", action="store_true", help="reserve <|endoftext|> even if the text has no such line"
-    )
-    new = command(group, "encode", tokenizer_encode, "text to token ids")
-    new.add_argument("text", nargs="?", help="text (default: standard input)")
-    new.add_argument(
-        "--tokenizer", type=Path, help="tokenizer file (default: the one that comes with the package)"
-    )
-    new.add_argument(
-        "--special", action="store_true", help="read <|endoftext|> in the text as the special token"
-    )
-    new = command(group, "decode", tokenizer_decode, "token ids to text")
-    new.add_argument("ids", nargs="*", help="token ids (default: standard input)")
-    new.add_argument(
-        "--tokenizer", type=Path, help="tokenizer file (default: the one that comes with the package)"
-    )
-
-    group = commands.add_parser("corpus", help="make or fetch text to train on")
-    group = group.add_subparsers(title="corpora", required=True, metavar="CORPUS")
-    new = command(
-        group, "konigsberg", corpus_konigsberg, "stories from the embedded world, any amount, from a seed"
-    )
-    new.add_argument("--bytes", type=int, default=4_000_000, help="about how many bytes (default 4000000)")
-    new.add_argument(
-        "--seed", type=int, default=0, help="seed (default 0); validation text wants another one"
-    )
-    new.add_argument("--out", type=Path, help="file to write; must not exist (default: standard output)")
-
-    new = command(commands, "train", train, "train a model on a UTF-8 text file", as_json=False)
-    new.add_argument(
-        "--data", type=Path, help="UTF-8 text file (--resume: default the one the run began with)"
-    )
-    new.add_argument("--valid", type=Path, help="validation text (default: the last part of --data)")
-    new.add_argument("--run", type=Path, help="new folder for log and checkpoints")
-    new.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
-    )
-    new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
-    new.add_argument("--tokenizer", type=Path, help="tokenizer file (default: trained on the training part)")
-    new.add_argument("--workers", type=int, help="threads (default: one for each core)")
-    new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
-    shape = new.add_argument_group("model shape (default: the preset's)")
-    meaning = dict(
-        dim="width of the residual stream", heads="query heads", kv_heads="key/value heads", layers="blocks",
-        context="longest sequence, in tokens", vocab_size="tokens of the vocabulary", predict="prediction heads",
-    )  # fmt: skip
-    for name in MODEL_OPTIONS:
-        shape.add_argument(f"--{name.replace('_', '-')}", type=int, help=meaning[name])
-    _add_training(new, {})
-
-    new = command(commands, "sft", sft, "teach a base model to answer", as_json=False)
-    new.add_argument(
-        "--data", help="konigsberg (the default), or a file: Alpaca's or Dolly's JSON, or messages; .xz too"
-    )
-    new.add_argument(
-        "--examples",
-        type=int,
-        help="how many stories (default 10000), or of the file's examples (default all)",
-    )
-    new.add_argument(
-        "--data-seed", type=int, help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})"
-    )
-    new.add_argument(
-        "--base", type=Path, help="run or checkpoint to begin with (default: the model in the package)"
-    )
-    new.add_argument("--run", type=Path, help="new folder for log and checkpoints")
-    new.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
-    )
-    new.add_argument("--workers", type=int, help="threads (default: one for each core)")
-    new.add_argument("--quiet", action="store_true", help="no progress bar, no samples")
-    _add_training(new, SFT_DEFAULTS)
-
-    new = command(commands, "report", report, "curves, throughput, samples and warnings of a run, as a page")
-    new.add_argument("run", type=Path, help="run folder, finished or not")
-    new.add_argument("--out", type=Path, help="folder to write to (default: RUN/report)")
-
-    for name, function, text in (
-        ("generate", generate, "continue a prompt"),
-        ("chat", chat, "ask a model that was taught to answer"),
-    ):
-        new = command(commands, name, function, text, as_json=name == "generate")
-        if name == "generate":
-            new.add_argument(
-                "prompt", nargs="?", default="", help="text to continue (default: start a new one)"
-            )
-            new.add_argument(
-                "--propose", type=int, default=0, help="tokens that later heads propose a pass (default 0)"
-            )
-        new.add_argument(
-            "--run", type=Path, help="run or checkpoint folder (default: the one in the package)"
-        )
-        new.add_argument("--tokens", type=int, default=200, help="at most this many tokens (default 200)")
-        new.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
-        new.add_argument(
-            "--top-k", type=int, default=0, help="only the k most likely tokens (default 0: all)"
-        )
-        new.add_argument(
-            "--top-p", type=float, default=1.0, help="only tokens that together reach p (default 1)"
-        )
-        new.add_argument(
-            "--min-p",
-            type=float,
-            default=0.0,
-            help="only tokens this share as likely as the likeliest (default 0)",
-        )
-        new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
-
-    new = command(commands, "check", check, "compare every gradient with difference quotients")
-    new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
-    new = command(
-        commands, "diagnose", diagnose, "what is wrong with this package? the book's tools as a checklist"
-    )
-    new.add_argument(
-        "--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)"
-    )
-    new = command(
-        commands, "break", break_, "plant a bug in a copy of the package, to find it", as_json=False
-    )
-    new.add_argument("--seed", type=int, help="which bug: any whole number")
-    new.add_argument("--out", type=Path, help="folder to make; must not exist (default: broken-SEED)")
-    new.add_argument(
-        "--hand-in",
-        type=Path,
-        metavar="FOLDER",
-        help="run its test_found.py against the bug and against this package",
-    )
-    new.add_argument(
-        "--reveal",
-        nargs="?",
-        const=True,
-        type=Path,
-        metavar="FOLDER",
-        help="tell all about a folder's or a seed's bug",
-    )
-    new = command(commands, "info", info, "shapes, sizes and memory of a preset or a checkpoint")
-    new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
-    new.add_argument("--run", type=Path, help="run or checkpoint folder")
-    return top
+    return arguments.parser(COMMANDS)
 
 
-def _add_training(command, defaults):
-    group, defaults = command.add_argument_group("training"), TrainConfig().to_dict() | defaults
-    for name in TRAIN_OPTIONS:
-        kind = type(defaults[name])
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default {defaults[name]:g}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped by Ctrl-C)."""
-    args = parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it
-        sys.stdout.reconfigure(errors="replace")
+def main(words: list[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped from outside)."""
+    _prepare_streams()
     try:
-        return args.function(args) or 0
+        try:
+            args, unknown = parser().parse_known_args(words)
+            if unknown:
+                args.parser.refuse(unknown)
+            code = args.function(args) or 0
+        except SystemExit as end:  # --help, --version
+            args, code = None, end.code or 0
+        _flush(must=getattr(args, "function", None) not in (train, sft))
+        return code
     except NanoEulerError as error:
-        print(f"nanoeuler: {error}", file=sys.stderr)
-        return 2
+        return _fail(error)
     except MemoryError as error:
-        print(f"nanoeuler: {error or 'not enough memory'}", file=sys.stderr)
-        return 2
+        return _fail(error if str(error) else "not enough memory")
     except KeyboardInterrupt:
+        _flush(must=False)
         return 130
     except BrokenPipeError:  # `nanoeuler corpus ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _flush(must=False)
         return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _fail(error):
+    _flush(must=False)
+    Voice(sys.stderr).line(f"nanoeuler: {one_line(str(error))}")
+    return 2
+
+
+def _flush(must):
+    """Write out what was printed. must: whether it is an error when nobody takes it."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # ValueError: it was closed
+        with suppress(OSError, ValueError):
+            # What is left goes nowhere; else Python would try once more at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if must:
+            raise
+
+
+class _Closed(io.TextIOBase):
+    """A standard stream that the process was started without: using it is an error that names it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def write(self, text):
+        raise OSError(errno.EBADF, "is closed", self.name)
+
+    def read(self, size=-1):
+        raise OSError(errno.EBADF, "is closed", self.name)
+
+    readline = read
+
+
+def _prepare_streams():
+    """Make the three streams usable, whatever the process was started with."""
+    names = {"stdin": "standard input", "stdout": "standard output", "stderr": "standard error"}
+    for number, (stream, name) in enumerate(names.items()):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next file to be opened gets this number, and with it what is printed
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, _Closed(name))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it, a file gets UTF-8
+        sys.stdout.reconfigure(errors="replace", **({} if sys.stdout.isatty() else {"encoding": "utf-8"}))
 
 
 if __name__ == "__main__":

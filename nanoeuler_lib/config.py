@@ -1,9 +1,8 @@
 """What a model and a training run are made of: two dataclasses, the presets, and their validation."""
 
-import reprlib
 from dataclasses import asdict, dataclass, fields
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class ModelConfig:
         for name, high in (most | dict(predict=2**8, ffn=2**24)).items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-                raise NanoEulerError(f"{name} is {_short(value)}, expected a whole number from 1 to {high}")
+                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number from 1 to {high}")
         for name, (low, high) in dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1)).items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {_short(value)}, expected a number from {low:g} to {high:g}")
+                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low:g} to {high:g}")
         if self.dim % self.heads:
             raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
         if self.head_dim % 2:
@@ -93,7 +92,7 @@ class TrainConfig:
         for name, low in at_least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**53:
-                raise NanoEulerError(f"{name} is {_short(value)}, expected a whole number of at least {low}")
+                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of at least {low}")
         ranges = dict(
             rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10)
         )
@@ -101,7 +100,7 @@ class TrainConfig:
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {_short(value)}, expected a number from {low} to {high}")
+                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low} to {high}")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
@@ -119,12 +118,8 @@ def _from_dict(cls, values):
     names = {field.name for field in fields(cls)}
     if not isinstance(values, dict) or set(values) != names:
         found = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
-        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {_short(found)}")
+        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {short(found)}")
     return cls(**values)
-
-
-def _short(value):
-    return reprlib.repr(value) if not isinstance(value, int) or abs(value) < 2**60 else "an integer past 2^60"
 
 
 PRESETS = {
@@ -140,5 +135,6 @@ SFT_DATA_SEED = 201  # of its stories: pretraining has 101 to 104
 def preset(name: str, **changes) -> ModelConfig:
     """The named model shape with some of its numbers changed. Raises NanoEulerError on an unknown name."""
     if name not in PRESETS:
-        raise NanoEulerError(f"preset is {name!r}, expected one of {', '.join(PRESETS)}")
+        hint = did_you_mean(name, PRESETS)
+        raise NanoEulerError(f"preset is {short(name)}, expected one of {', '.join(PRESETS)}{hint}")
     return ModelConfig(**{**PRESETS[name], **changes})

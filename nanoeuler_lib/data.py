@@ -1,10 +1,12 @@
 """From a text file to batches of token ids.
 
-A corpus is UTF-8 text. Documents in it (stories, books, articles) are separated by the line `<|endoftext|>`; a file
-without that line is one document. The token stream has the end-of-text id before each document and after the last:
-rows can then start with it, and the model learns where a document begins and ends.
+A corpus is UTF-8 text. Documents in it (stories, books, articles) are separated by the line `<|endoftext|>`, which may
+also stand before the first and behind the last; a file without that line is one document. The token stream has the
+end-of-text id before each document and after the last: rows can then start with it, and the model learns where a
+document begins and ends.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,26 +22,47 @@ def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file. Raises NanoEulerError if it is missing, empty, or not text."""
     path = Path(path)
     try:
+        if path.is_char_device() or path.is_block_device():  # such as /dev/zero, which has no end
+            raise NanoEulerError(f"{path}: is a device, expected a UTF-8 text file")
         data = path.read_bytes()
+    except NanoEulerError:
+        raise
     except FileNotFoundError:
         raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
-    except OSError as error:
-        raise NanoEulerError(
-            f"{path}: cannot be read ({error.strerror}), expected a UTF-8 text file"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected a UTF-8 text file") from None
     if not data.strip():
         raise NanoEulerError(f"{path}: holds {len(data)} bytes and no text, expected UTF-8 text")
     if b"\0" in data:
         raise NanoEulerError(f"{path}: byte {data.index(0)} is NUL, expected UTF-8 text, not a binary file")
     try:
-        return data.decode()
+        return _unix_separators(data.decode())
     except UnicodeDecodeError as error:
         found = data[error.start]
         raise NanoEulerError(f"{path}: byte {error.start} is 0x{found:02x}, expected UTF-8 text") from None
 
 
+def _unix_separators(text):
+    """The text with line feeds around the separators of a file from Windows; its other lines end as they did."""
+    if "\r" not in text:
+        return text
+    text = re.sub(rf"^{re.escape(END_OF_TEXT)}\r$", END_OF_TEXT, text, flags=re.MULTILINE)
+    return re.sub(rf"\r(?=\n{re.escape(END_OF_TEXT)}(\n|\Z))", "", text)
+
+
+def without_outer_separators(text: str) -> str:
+    """The text without separators before its first document and behind its last: there they separate nothing."""
+    while text.startswith((SEPARATOR, SEPARATOR[1:])):
+        text = text[text.index(">\n") + 2 :]
+    while text.endswith((SEPARATOR, SEPARATOR[:-1])):
+        text = text[: text.rindex(SEPARATOR[:-1])]
+    return text
+
+
 def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
     """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
+    text = without_outer_separators(text)
     cut = round(len(text) * (1 - valid_fraction))
     boundary = text.find(SEPARATOR, cut)
     if boundary >= 0:
@@ -69,7 +92,7 @@ class Tokens:
 
 def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
     """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
-    lengths = np.asarray(tokenizer.token_lengths)
+    lengths, text = np.asarray(tokenizer.token_lengths), without_outer_separators(text)
     documents = [document for document in text.split(SEPARATOR) if document]
     if len(documents) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
         return Tokens(np.asarray(tokenizer.encode(text)), None, lengths)

@@ -1,4 +1,8 @@
-"""The one exception that users are meant to read."""
+"""The one exception that users are meant to read, and how its messages show what was found."""
+
+import difflib
+import reprlib
+from collections.abc import Iterable
 
 
 class NanoEulerError(ValueError):
@@ -7,3 +11,15 @@ class NanoEulerError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """What IPython and Jupyter show: the text by itself."""
         return str(self).split("\n")
+
+
+def short(value: object) -> str:
+    """A value as a message shows it, cut to some thirty characters; an integer may have thousands of digits."""
+    large = isinstance(value, int) and abs(value) >= 2**60
+    return "an integer past 2^60" if large else reprlib.repr(value)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ ", did you mean small?" if one of the known words is nearly this one, else nothing."""
+    near = difflib.get_close_matches(word, list(known), 1, 0.7)
+    return f", did you mean {near[0]}?" if near else ""

@@ -1,23 +1,146 @@
-"""Text that is written to a file whole or not at all, and text that can be shown."""
+"""Text that is written to a file whole or not at all, text that can be shown, and text for whoever still listens."""
 
+import json
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 from nanoeuler_lib.errors import NanoEulerError
 
+try:
+    import fcntl
+except ImportError:  # Windows: there two writers of one file are not kept apart
+    fcntl = None
+
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text under another name and rename it. Raises NanoEulerError if that fails; what was there stays."""
+    """Write UTF-8 text under another name, `.NAME.partial`, and rename it. What was there stays if that fails.
+
+    A process that is killed leaves its partial file, which the next one that writes this file takes over. Raises
+    NanoEulerError when it cannot be written, or another process is writing it.
+    """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.partial")
+    content = text.encode()
     try:
-        partial.write_text(text, "utf-8", newline="\n")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None
+        with _sole_writer(partial, path) as file:
+            try:
+                file.truncate(0)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(f"{path}: cannot be written ({reason})") from None
+
+
+@contextmanager
+def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
+    """The partial file, opened and locked; what a killed process left of it is still inside."""
+    while True:
+        with open(partial, "ab") as file:
+            if not locked(file):
+                raise NanoEulerError(f"{path}: another process is writing it, expected one at a time")
+            try:
+                still_there = os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
+            except FileNotFoundError:
+                still_there = False
+            if still_there:  # else its last writer renamed it before it was locked here
+                yield file
+                return
+
+
+def locked(file: BinaryIO | TextIO) -> bool:
+    """Lock an open file until it is closed or the process ends, however it ends. False if another one holds it."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+    return True
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """JSON as people read it, with ü as ü; with escapes only where a file's name holds bytes that are not UTF-8."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    return text
+
+
+def from_json(text: str) -> object:
+    """The value of a JSON text as `to_json` writes it. Raises ValueError for anything else, NaN and infinity included.
+
+    Raises RecursionError for more brackets than Python's parser goes down.
+    """
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(digits):
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"a number is {digits[:20]}, expected a finite one")
+    return value
 
 
 def printable(text: str) -> str:
     """The text with U+FFFD for control characters, which models at their beginning write; line breaks and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def one_line(text: str, most: int = 600) -> str:
+    """The text as a message shows it: printable, in one line, its middle left out if it is longer than that."""
+    text = printable(" ".join(text.splitlines()).replace("\t", " "))
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
+class Voice:
+    """A text stream that falls silent, and raises nothing, once nobody is at its other end.
+
+    A run must not end because the terminal was closed, the connection dropped, or `head` has seen enough. `stream` may
+    be None, as sys.stderr is in a process that was started without one.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        self.stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def line(self, text: str) -> None:
+        """Write a line, now: a pipe shows it while the run goes on."""
+        self.write(f"{printable(text)}\n")
+        self.flush()
+
+    def isatty(self) -> bool:
+        return bool(self._try("isatty"))
+
+    def fileno(self) -> int:
+        """The stream's, for those who ask how wide the terminal is."""
+        if self.stream is None:
+            raise OSError("no stream")
+        return self.stream.fileno()
+
+    def _try(self, name, *arguments):
+        if self.stream is None:
+            return None
+        try:
+            return getattr(self.stream, name)(*arguments)
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            self.stream = None
+            return None

@@ -65,7 +65,7 @@ class Decoder:
 
     def later_logits(self, y: np.ndarray) -> np.ndarray:
         """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
-        return ((y * self.gain) @ self.later).reshape(self.config.predict - 1, -1)
+        return ((y * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].

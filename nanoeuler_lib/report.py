@@ -11,8 +11,8 @@ from matplotlib import ticker
 
 from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import printable, write_text
-from nanoeuler_lib.train import read_log
+from nanoeuler_lib.files import from_json, one_line, printable, write_text
+from nanoeuler_lib.run_folder import read_log
 from nanoeuler_lib.watch import WINDOW
 
 
@@ -44,7 +44,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
 
 def _head(file):
     try:
-        head = json.loads(file.read_text("utf-8"))
+        head = from_json(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise NanoEulerError(
             f"{file}: not readable as JSON ({error}), expected a run's description"
@@ -90,7 +90,7 @@ def _page(run, head, log, steps, floor):
                 )
             )
     lines = [
-        f"# {run.name}",
+        f"# {one_line(run.resolve().name)}",
         "",
         "| | |",
         "|:--|:--|",
@@ -104,7 +104,7 @@ def _page(run, head, log, steps, floor):
         "",
     ]
     warnings = [entry["warning"] for entry in log if "warning" in entry]
-    lines += ["## Warnings", "", *([f"- {text}" for text in warnings] or ["None."]), ""]
+    lines += ["## Warnings", "", *([f"- {one_line(text, 2000)}" for text in warnings] or ["None."]), ""]
     if valid:
         above = [f" {bits - floor:.4f} |" if floor is not None else "" for _, bits in valid]
         lines += [
@@ -133,7 +133,7 @@ def _page(run, head, log, steps, floor):
 
 
 def _cell(value):
-    return printable(str(value)).replace("|", "\\|").replace("\n", " ")
+    return one_line(str(value)).replace("|", "\\|")
 
 
 def draw_loss(log: list[dict], floor: float | None = None):
@@ -150,6 +150,10 @@ def draw_loss(log: list[dict], floor: float | None = None):
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
     if valid:
         right.plot(*zip(*valid, strict=True), marker=".", label="validation")
+        step, bits = valid[-1]
+        right.annotate(
+            f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"
+        )
     if floor is not None:
         right.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
     right.set(xlabel="step", ylabel="validation, bits per byte")
@@ -181,12 +185,19 @@ def draw_layers(log: list[dict]):
 
 
 def _log_scale(axes):
+    """A logarithmic axis with enough labels to read a value from, however little the values span."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high < 30 * low:  # within one decade or so: 0.2, 0.3, ... instead of 2 x 10^-1
-        axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axes.yaxis.set_minor_formatter(ticker.FormatStrFormatter("%g"))
-        axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 3, 5)))
+    if high > 1000 * low:
+        return  # powers of ten
+    if high < 6 * low:
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
+    else:
+        axes.yaxis.set_major_locator(
+            ticker.LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7))
+        )
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _two_panels():

@@ -17,12 +17,14 @@ import numpy as np
 from nanoeuler_lib import checkpoint, train, world
 from nanoeuler_lib.chat import ASSISTANT, TEMPLATES, USER, Chat, alpaca_prompt, encode_turn, markers
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import one_line
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.step import cores
 from nanoeuler_lib.tokenizer import Tokenizer
 
+MEASURABLE = 8  # with fewer examples held out, validation says little
 BUCKET = 32  # rows are as long as the longest example of their batch, rounded up to a multiple of this
 
 Example = Sequence[tuple[str, str]]  # turns: what the user says, template and all; what to reply
@@ -79,7 +81,8 @@ class SFTDataset:
     """Examples to learn from and to be measured on, in the form in which `train` takes a text (`train.TextDataset`).
 
     examples: to train on; held_out: to validate on. A first turn too long for the context leaves its example out, a
-    later one only itself; `sizes` counts. Raises NanoEulerError when a part has nothing left.
+    later one only itself; `sizes` counts what is left, `warnings` says what is not. Raises NanoEulerError when a part
+    has nothing left, and when the second has lost more than half and is too small to measure by.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class SFTDataset:
             found.tokenizer,
             found.info["template"],
         )
-        examples, held_out = list(examples), list(held_out)
-        self.part, self.valid = self._fitting(examples, "training"), self._fitting(held_out, "validation")
+        examples, held_out, self.warnings = list(examples), list(held_out), []
+        self.source = one_line(found.info.get("source", "examples"), 200)
+        self.part = self._fitting(examples, "training", 1)
+        self.valid = self._fitting(held_out, "validation", min(MEASURABLE, -(-len(held_out) // 2)))
         self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
         self.tokens = sum(len(e.ids) for e in self.part)
         self.row_tokens = self.tokens / len(self.part)
@@ -101,16 +106,26 @@ class SFTDataset:
             for part in (self.part, self.valid)
         )
         self.prompt = next(e[0][0] for e in held_out if self._encoded(e).counted.any())
-        self.warnings = []
         if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
-            self.warnings = [f"{copies} of {len(self.part)} training examples stand there more than once"]
+            self.warnings.append(f"{copies} of {len(self.part)} training examples stand there more than once")
+        if len(self.valid) < MEASURABLE:
+            self.warnings.append(
+                f"validation rests on {len(self.valid)} examples, which say little: hold out more (--valid-fraction)"
+            )
 
-    def _fitting(self, examples, name):
+    def _fitting(self, examples, name, least):
+        """The examples that fit the context, encoded; says how many do not, and refuses when fewer than `least` do."""
         given = [self._encoded(example) for example in examples]
-        if not (kept := [e for e in given if e.counted.any()]):
-            most = self.model.context + 1
+        kept, context = [e for e in given if e.counted.any()], self.model.context
+        fits = f"{len(kept)} of {len(given)} {name} examples fit in {context} tokens"
+        if len(kept) < max(least, 1):
             raise NanoEulerError(
-                f"{name} part has {len(given)} examples, none of at most {most} tokens, expected one"
+                f"{self.source}: {fits}, expected at least {max(least, 1)}: take a base model of a longer context "
+                "(--base), shorter examples, or more of them"
+            )
+        if len(kept) < len(given):
+            self.warnings.append(
+                f"{fits}; the others are left out. A base model of a longer context takes more"
             )
         return kept
 
@@ -128,13 +143,15 @@ class SFTDataset:
 
     def bits_per_byte(self, model: GPT) -> float:
         """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""
-        nats, length, lengths = 0.0, 0, np.asarray(self.tokenizer.token_lengths)
+        parts = []
         for start in range(0, len(self.valid), 16):
             some = self.valid[start : start + 16]
             inputs, targets = rows(some, row_length(some, self.model.context), 1)
-            nats += float(model.losses(inputs, targets[..., 0]).sum(dtype=np.float64))
-            length += int(lengths[targets[targets >= 0]].sum())
-        return nats / np.log(2) / max(length, 1)
+            parts.append((inputs, targets[..., 0]))
+        scored = np.concatenate([e.ids[e.counted] for e in self.valid])
+        return (
+            train.nats_of(model, parts) / np.log(2) / max(1, int(self.tokenizer.token_lengths[scored].sum()))
+        )
 
     def sample(self, model: GPT, seed: int) -> str:
         """The reply to the first held-out prompt, which has its template on already."""
@@ -147,7 +164,7 @@ class SFTDataset:
 def extend(model: GPT, tokenizer: Tokenizer) -> tuple[GPT, Tokenizer]:
     """The same model with markers for who speaks: rows of the embedding and columns of the heads are added.
 
-    Logits of the tokens there were do not change. Returned as they are if the tokenizer has the markers.
+    Logits of the tokens there were change by rounding only. Returned as they are if the tokenizer has the markers.
     """
     names = list(tokenizer.special_tokens)
     names += [name for name in (train.END_OF_TEXT, USER, ASSISTANT) if name not in names]
@@ -184,7 +201,7 @@ def fine_tune(
     the rest as for `train.train`. Raises NanoEulerError when the folder holds a run or no example fits the context.
     """
     if template not in TEMPLATES:
-        raise NanoEulerError(f"template is {template!r}, expected one of {', '.join(TEMPLATES)}")
+        raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
     model, tokenizer = extend(*base)
     if model is base[0]:  # it had the markers: leave the caller's parameters alone
         model = GPT(model.config, init(model.config, dtype=model.dtype))
@@ -203,15 +220,20 @@ def resume(
     held_out: Iterable[Example],
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
+    files: dict[str, str] | None = None,
+    steps: int | None = None,
 ) -> GPT:
-    """Go on with a run of `fine_tune` from its latest checkpoint; examples and held_out as they were given to it."""
+    """Go on with a run of `fine_tune` from its latest checkpoint; examples and held_out as they were given to it.
+
+    files, steps: as for `train.resume`.
+    """
 
     def again(found):
         if found.info.get("template") not in TEMPLATES:
             raise NanoEulerError(f"{run}: was not begun by fine-tuning, expected a run of nanoeuler sft")
         return SFTDataset(list(examples), list(held_out), found)
 
-    return train.resume_run(Path(run), again, quiet, on_entry)
+    return train.resume_run(Path(run), again, quiet, on_entry, files, steps)
 
 
 def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
@@ -300,9 +322,10 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     try:
         data = path.read_bytes()
         text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except (OSError, lzma.LZMAError, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
+        reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(
-            f"{path}: cannot be read ({error}), expected UTF-8 JSON, perhaps as .xz"
+            f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
         ) from None
     examples, template = [], None
     for place, value in _objects(path, text):
@@ -316,6 +339,14 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
             raise NanoEulerError(
                 f"{path}: {place} is of another kind than those before, expected one kind a file"
             )
+        for text in (text for turn in example for text in turn):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                found = ascii(text[error.start])
+                raise NanoEulerError(
+                    f"{path}: {place} holds {found}, half a surrogate pair: expected Unicode"
+                ) from None
         examples.append(example)
     if not examples:
         raise NanoEulerError(f"{path}: holds no example, expected one or more")
@@ -367,4 +398,4 @@ def _conversation(value):
 
 
 def _keys(value):
-    return f"keys {sorted(value)[:5]}" if isinstance(value, dict) else f"a {type(value).__name__}"
+    return f"keys {short(sorted(value))}" if isinstance(value, dict) else f"a {type(value).__name__}"

@@ -104,7 +104,9 @@ class Step:
 
 
 def cores() -> int:
-    """Cores that this process may use: fewer than the machine has under `taskset` or in a container."""
+    """Threads to use: OMP_NUM_THREADS, else the cores of this process: `taskset` or a container may give it few."""
+    if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(asked) > 0:
+        return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -36,6 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = sys.maxunicode + 1  # `find_merges` writes a token as one character
@@ -397,13 +398,7 @@ class Tokenizer:
             "byte_order": self.byte_order,
             "merges": self.merges,
         }
-        partial_file = Path(f"{os.fspath(path)}.{os.getpid()}.tmp")
-        try:
-            partial_file.write_text(json.dumps(content, separators=(",", ":")) + "\n")
-            os.replace(partial_file, path)
-        except OSError as error:
-            partial_file.unlink(missing_ok=True)
-            raise NanoEulerError(f"{path}: cannot be written ({error.strerror})") from None
+        write_text(os.fspath(path), json.dumps(content, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: PathLike) -> "Tokenizer":

@@ -1,27 +1,22 @@
-"""Pretraining: from a run folder and a text to a trained model.
-
-    run/
-        run.json            configurations, data, machine: written once
-        log.jsonl           a line for each step, validation, sample and warning
-        checkpoints/step-000500/ ...
-        lock                held while a process writes here
+"""Pretraining: from a text to a run folder (`run_folder`) with a trained model in it.
 
 A run is a function of its configuration and its number of workers. The batch of step s is drawn from a generator
 seeded with (seed, s), so going on from a checkpoint needs no random state: it continues with the same batches as if
-it had never stopped. A run folder appears whole, with a checkpoint of step 0, so that there is always one to go on
-from, whenever the process is killed.
+it had never stopped. The first checkpoint is that of step 0, so a run that was killed can go on, or, before that
+checkpoint is written, be started again in the same folder.
 """
 
-import json
 import math
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,20 +25,17 @@ from tqdm import tqdm
 
 from nanoeuler_lib import __version__, checkpoint, data, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import Voice, from_json, to_json, write_text
 from nanoeuler_lib.generate import generate
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW, learning_rate
+from nanoeuler_lib.run_folder import appending, entries, expect_new, read_log, sole_writer, trim_log
 from nanoeuler_lib.step import Step, cores, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
-try:
-    import fcntl
-except ImportError:  # Windows: there two runs into one folder are not refused
-    fcntl = None
-
+__all__ = ["TextDataset", "bits_per_byte", "fingerprint", "read_log", "resume", "start_run", "train"]
 KEEP = 2  # checkpoints kept; older ones are removed
 
 
@@ -51,11 +43,14 @@ def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
     """Bits that head 0 needs for each byte of a text, every token scored once (`data.validation_rows`)."""
     inputs, targets = data.validation_rows(tokens, model.config.context)
     plans = range(0, len(inputs), rows)
-    nats = sum(
-        float(model.losses(inputs[i : i + rows], targets[i : i + rows]).sum(dtype=np.float64)) for i in plans
-    )
-    scored = tokens.lengths[np.where(targets >= 0, targets, 0)] * (targets >= 0)
-    return nats / math.log(2) / int(scored.sum())
+    nats = nats_of(model, ((inputs[i : i + rows], targets[i : i + rows]) for i in plans))
+    scored = tokens.lengths[targets[targets >= 0]]
+    return nats / math.log(2) / max(1, int(scored.sum()))
+
+
+def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Nats that head 0 needs for all targets that count (-1 does not), over parts of inputs and targets [B, T]."""
+    return sum(float(model.losses(inputs, targets).sum(dtype=np.float64)) for inputs, targets in parts)
 
 
 def train(
@@ -69,17 +64,19 @@ def train(
     quiet: bool = False,
     workers: int | None = None,
     on_entry: Callable[[dict], None] | None = None,
+    files: dict[str, str] | None = None,
 ) -> GPT:
     """Train a model on a text and leave a run folder.
 
     run: a folder that does not hold a run yet; tokenizer: by default one of `model_config.vocab_size` tokens is
     trained on the training part; source: what to call the text in run.json; valid_text: by default the last
     `config.valid_fraction` of the text; workers: threads, by default one for each core (another number gives other
-    rounding); on_entry: called with each entry of the log (`report.Live` draws them). Returns the trained model.
+    rounding); on_entry: called with each entry of the log (`report.Live` draws them); files: where the texts were read
+    from, kept for whoever resumes the run. Returns the trained model.
     Raises NanoEulerError when the folder holds a run, the text is too short, or the loss is not finite.
     """
     run = Path(run)
-    _expect_new(run)
+    expect_new(run)
     part, valid = _split(text, valid_text, config)
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
@@ -90,6 +87,7 @@ def train(
         )
     model = GPT(model_config, seed=config.seed)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
+    info |= {"files": files} if files else {}
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
     return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry)
 
@@ -100,17 +98,21 @@ def resume(
     valid_text: str | None = None,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
+    files: dict[str, str] | None = None,
+    steps: int | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
-    text, valid_text: as given to `train`. Raises NanoEulerError when the text is another one, and when another
-    process is training into the folder.
+    text, valid_text: as given to `train`; files: where they were read from this time. steps: how many steps the run
+    shall have in all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run
+    of so many steps: behind the end of a run it rises again, as far as that schedule has it at this step. Raises
+    NanoEulerError when the text is another one, and when another process is training into the folder.
     """
 
     def again(found):
         return TextDataset(*_split(text, valid_text, found.train), found)
 
-    return resume_run(Path(run), again, quiet, on_entry)
+    return resume_run(Path(run), again, quiet, on_entry, files, steps)
 
 
 class TextDataset:
@@ -159,25 +161,17 @@ def start_run(
 ) -> GPT:
     """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
     found.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
-    head = {
-        "version": __version__,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
-        "model": found.model.config.to_dict(),
-        "train": found.train.to_dict(),
-        "data": {**dataset.sizes, **found.info},
-    }
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NanoEulerError(
             f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
         ) from None
-    with _sole_writer(run):
-        _expect_new(run)
-        write_text(run / "run.json", json.dumps(head, indent=1, ensure_ascii=False) + "\n")
+    with sole_writer(run) as still_there:
+        expect_new(run)
+        write_text(run / "run.json", to_json(_description(found, dataset), indent=1) + "\n")
         _save(run, found, 0)
-        return _train(run, found, dataset, quiet, on_entry)
+        return _train(_Journal(run, found, dataset, quiet, on_entry, still_there))
 
 
 def resume_run(
@@ -185,63 +179,81 @@ def resume_run(
     dataset_of: Callable[[checkpoint.Checkpoint], TextDataset],
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
+    files: dict[str, str] | None = None,
+    steps: int | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; dataset_of makes of it what the run began with."""
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
-    with _sole_writer(run):
+    with sole_writer(run) as still_there:
         found = checkpoint.load(run, training=True)
         dataset = dataset_of(found)
-        for what, now in (("text", dataset.fingerprint), ("validation text", dataset.valid_fingerprint)):
-            then = found.info.get("fingerprint" if what == "text" else "valid_fingerprint")
-            if now != then:
-                raise NanoEulerError(
-                    f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with"
-                )
-        if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
-            raise NanoEulerError(f"{found.path}: workers is {workers!r}, expected 1 to 4096: edited")
-        _trim_log(run / "log.jsonl", found.step or -1)
-        return _train(run, found, dataset, quiet, on_entry)
+        _expect_the_same(run, found, dataset)
+        _prune(run)  # a kill may have come between writing the last checkpoint and that
+        found.info |= {"files": files} if files else {}
+        told = trim_log(run / "log.jsonl", found.step or -1)
+        if lengthened := steps is not None and steps != found.train.steps:
+            _lengthen(run, found, steps)
+        _update_description(run / "run.json", found, dataset)
+        warnings = [told] if told else []
+        return _train(_Journal(run, found, dataset, quiet, on_entry, still_there), warnings, lengthened)
 
 
-def _expect_new(run):
-    """Refuse a folder that holds anything but what a run leaves that was killed before its first checkpoint."""
+def _expect_the_same(run, found, dataset):
+    """Refuse to go on with other data than the run began with, or an impossible number of workers."""
+    pairs = (
+        ("text", "--data", dataset.fingerprint),
+        ("validation text", "--valid", dataset.valid_fingerprint),
+    )
+    for what, option, now in pairs:
+        then = found.info.get("fingerprint" if what == "text" else "valid_fingerprint")
+        if now != then:
+            raise NanoEulerError(
+                f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, "
+                f"which {'--data' if 'examples' in found.info else option} FILE names"
+            )
+    if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
+        raise NanoEulerError(f"{found.path}: workers is {short(workers)}, expected 1 to 4096: edited")
+
+
+def _lengthen(run, found, steps):
+    """Give a run another number of steps, and write that down before a step is taken."""
+    if steps <= found.step:
+        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {found.step} that are done")
+    found.train = found.optimizer.config = replace(found.train, steps=steps)
+    _save(run, found, found.step)
+
+
+def _description(found, dataset):
+    """What run.json says."""
+    return {
+        "version": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
+        "model": found.model.config.to_dict(),
+        "train": found.train.to_dict(),
+        "data": {**dataset.sizes, **found.info},
+    }
+
+
+def _update_description(file, found, dataset):
+    """Write run.json anew where it is not that of the checkpoint: the run has other steps now, or it was damaged."""
     try:
-        leftovers = {"lock", "run.json", "checkpoints"}
-        new = not run.exists() or (run.is_dir() and {file.name for file in run.iterdir()} <= leftovers)
-        new = new and not checkpoint.folders(run)
-    except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
-        ) from None
-    if not new:
-        raise NanoEulerError(
-            f"{run}: exists and is not an empty folder, expected a new one (or --resume {run})"
-        )
-
-
-@contextmanager
-def _sole_writer(run):
-    """Hold the run's lock. The system lets go of it when the process ends, however it ends."""
-    try:
-        file = open(run / "lock", "a")
-    except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be written to ({error.strerror}), expected a folder to write to"
-        ) from None
-    with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise NanoEulerError(
-                    f"{run}: another process is training into this folder, expected one at a time"
-                ) from None
-        yield
+        old = from_json(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        old = None
+    old, new = old if isinstance(old, dict) else {}, _description(found, dataset)
+    if old.get("train") != new["train"] or old.get("model") != new["model"]:
+        kept = {
+            name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
+        }
+        write_text(file, to_json(new | kept, indent=1) + "\n")
 
 
 def _split(text, valid_text, config):
-    return (text, valid_text) if valid_text is not None else data.split_text(text, config.valid_fraction)
+    if valid_text is None:
+        return data.split_text(text, config.valid_fraction)
+    return data.without_outer_separators(text), data.without_outer_separators(valid_text)
 
 
 def fingerprint(ids: np.ndarray) -> str:
@@ -260,62 +272,29 @@ def _floor(valid):
 def _save(run, found, step):
     path = run / "checkpoints" / f"step-{step:06d}"
     checkpoint.save(path, found.model, found.tokenizer, step, found.train, found.optimizer, found.info)
+    _prune(run)
+
+
+def _prune(run):
     for old in checkpoint.folders(run)[:-KEEP]:
         checkpoint.remove(old)
 
 
-def _train(run, found, dataset, quiet, on_entry):
-    model, config = found.model, found.train
-    rows = config.batch * config.accumulate
-    step_tokens = round(rows * dataset.row_tokens)
+def _train(journal, warnings=(), lengthened=False):
+    """The loop. warnings: what to say first; lengthened: whether the number of steps is a new one."""
+    found, dataset, config = journal.found, journal.dataset, journal.found.train
+    model, rows = found.model, config.batch * config.accumulate
     take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
-    watch = Watch(config, step_tokens, dataset.tokens)
-    saved = found.step
-    bar = tqdm(
-        total=config.steps * step_tokens, initial=found.step * step_tokens, unit="tok", unit_scale=True,
-        disable=quiet or None,  # None: shown on a terminal only
-    )  # fmt: skip
-
-    def say(text):
-        if not quiet:
-            bar.write(text)
-
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
         _stop_between_steps() as stop,
-        bar,
         take_step.pool,
-        _appending(run / "log.jsonl", lambda: saved) as append,
+        journal.bar,
+        appending(journal.run / "log.jsonl", lambda: journal.saved) as journal.append,
     ):
-
-        def note(**entry):
-            append(entry)
-            if on_entry is not None:
-                on_entry(entry)
-            for warning in watch.see(entry):
-                warn(entry["step"], warning)
-
-        def warn(step, warning):
-            note(step=step, warning=warning)
-            say(f"warning: {warning}")
-
-        def validate(step):
-            bits = found.info["valid_bits_per_byte"] = dataset.bits_per_byte(model)
-            if not math.isfinite(bits):
-                raise NanoEulerError(
-                    f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {saved} is intact"
-                )
-            note(step=step, valid_bits_per_byte=bits)
-            say(f"step {step}: validation {bits:.4f} bits per byte")
-
-        if found.step == 0:
-            for warning in dataset.warnings:
-                warn(0, warning)
-            validate(0)
-        else:
-            for entry in _entries(run / "log.jsonl"):
-                watch.see(entry)  # it was said before
+        journal.begin(warnings, lengthened)
+        journal.estimate(take_step)
         for step in range(found.step, config.steps):
             began, done = time.perf_counter(), step + 1
             rng = np.random.default_rng([config.seed, step])
@@ -323,131 +302,177 @@ def _train(run, found, dataset, quiet, on_entry):
             before = model.params.flat.copy() if validates or done == 1 else None
             inputs, targets = dataset.batch(rng, rows)
             losses, norm = take_step(inputs, targets)
-            if not math.isfinite(norm):
-                raise NanoEulerError(
-                    f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite "
-                    f"numbers: lower the rate ({config.rate:g}) or the clip ({config.clip:g}); the checkpoint of "
-                    f"step {saved} is intact"
-                )
             seconds = time.perf_counter() - began
-            note(
-                step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
-                rate=learning_rate(step, config), norm=round(norm, 6), seconds=round(seconds, 6),
-                tokens_per_second=round(inputs.size / seconds),
-            )  # fmt: skip
-            bar.update(step_tokens)
-            bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
+            journal.step(done, losses, norm, learning_rate(step, config), inputs.size, seconds)
             if before is not None:
-                signs = vitals(before, model.params, take_step.grads[0], norm)
-                note(
-                    step=done,
-                    groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()},
-                )
+                journal.vitals(done, vitals(before, model.params, take_step.grads[0], norm))
             if validates:
-                validate(done)
+                journal.validate(done)
             if config.sample_every and done % config.sample_every == 0:
-                sample = dataset.sample(model, config.seed + done)
-                note(step=done, sample=sample)
-                say(f"step {done}: {sample!r}")
+                journal.sample(done)
             if done % config.save_every == 0 or done == config.steps or stop:
-                _save(run, found, done)
-                saved = done
+                journal.save(done)
             if stop and done < config.steps:
-                bar.write(f"stopped; the checkpoint of step {saved} is saved: --resume {run} goes on")
+                journal.say(
+                    f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
+                    always=True,
+                )
                 raise KeyboardInterrupt
     return model
 
 
+class _Journal:
+    """What a run tells: the entries of its log, lines and a bar for who watches, warnings, and its checkpoints.
+
+    quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
+    """
+
+    def __init__(self, run, found, dataset, quiet, on_entry, still_there):
+        self.run, self.found, self.dataset, self.config = run, found, dataset, found.train
+        self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
+        self.append = None  # set while the log is open
+        self.saved, self.validation_seconds = found.step, 0.0
+        self.rows = self.config.batch * self.config.accumulate
+        self.step_tokens = round(self.rows * dataset.row_tokens)
+        self.watch = Watch(self.config, self.step_tokens, dataset.tokens)
+        self.out = Voice(sys.stdout)
+        self.bar = tqdm(
+            total=self.config.steps * self.step_tokens, initial=found.step * self.step_tokens, unit="tok",
+            unit_scale=True, disable=quiet or None, file=Voice(sys.stderr),  # None: shown on a terminal only
+        )  # fmt: skip
+
+    def say(self, text, always=False):
+        """A line above the bar."""
+        if always or not self.quiet:
+            with self.bar.get_lock():
+                self.bar.clear(nolock=True)
+                self.out.line(text)
+                self.bar.refresh(nolock=True)
+
+    def note(self, **entry):
+        """An entry of the log, and what the watch has to say about it."""
+        self.append(entry)
+        if self.on_entry is not None:
+            self.on_entry(entry)
+        for warning in self.watch.see(entry):
+            self.warn(entry["step"], warning)
+
+    def warn(self, step, warning):
+        self.note(step=step, warning=warning)
+        self.say(f"warning: {warning}")
+
+    def begin(self, warnings, lengthened):
+        """What will be done, what is odd about it, and the validation before the first step."""
+        first, found = self.found.step, self.found
+        planned = self.config.steps * self.step_tokens
+        sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
+        self.say(f"model: {found.model.size:,} parameters; data: {sizes}")
+        whence = f"from step {first:,} on, " if first else ""
+        passes = planned / self.dataset.tokens
+        self.say(
+            f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
+            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data"
+        )
+        ahead = self.watch.begin()
+        if first == 0:
+            warnings = [*warnings, *self.dataset.warnings, *ahead]
+        else:
+            warnings = [*warnings, *(ahead if lengthened else ())]
+            for entry in entries(self.run / "log.jsonl"):
+                self.watch.see(entry)  # it was said before
+        for warning in warnings:
+            self.warn(first, warning)
+        if first == 0:
+            self.validate(0)
+
+    def estimate(self, take_step):
+        """Say how long it will take: the gradient of the next batch is computed for it, and nothing changed."""
+        left = self.config.steps - self.found.step
+        if self.quiet or left < 20:
+            return
+        batch = self.dataset.batch(np.random.default_rng([self.config.seed, self.found.step]), self.rows)
+        times = []
+        while len(times) < 3 and sum(times) < 5:  # the first one also takes memory
+            began = time.perf_counter()
+            take_step.gradient(*batch)
+            times.append(time.perf_counter() - began)
+        validations = left // self.config.valid_every * self.validation_seconds
+        whole = duration(left * min(times) + validations)
+        self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
+
+    def step(self, done, losses, norm, rate, tokens, seconds):
+        """A step was taken; an error if it was not, because its loss or gradient is no finite number."""
+        if not math.isfinite(norm):
+            raise NanoEulerError(
+                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite numbers: lower "
+                f"the rate ({self.config.rate:g}) or the clip ({self.config.clip:g}); the checkpoint of step "
+                f"{self.saved} is intact"
+            )
+        self.still_there()
+        self.note(
+            step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
+            rate=rate, norm=round(norm, 6), seconds=round(seconds, 6), tokens_per_second=round(tokens / seconds),
+        )  # fmt: skip
+        self.bar.update(self.step_tokens)
+        self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
+
+    def vitals(self, step, signs):
+        self.note(
+            step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()}
+        )
+
+    def validate(self, step):
+        began = time.perf_counter()
+        bits = self.found.info["valid_bits_per_byte"] = self.dataset.bits_per_byte(self.found.model)
+        self.validation_seconds = time.perf_counter() - began
+        if not math.isfinite(bits):
+            raise NanoEulerError(
+                f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {self.saved} is intact"
+            )
+        self.note(step=step, valid_bits_per_byte=bits)
+        self.say(f"step {step}: validation {bits:.4f} bits per byte")
+
+    def sample(self, step):
+        text = self.dataset.sample(self.found.model, self.config.seed + step)
+        self.note(step=step, sample=text)
+        self.say(f"step {step}: {text!r}")
+
+    def save(self, step):
+        self.still_there()
+        _save(self.run, self.found, step)
+        self.saved = step
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def _stop_between_steps():
-    """Ctrl-C and SIGTERM fill the list given, which the loop looks at after a whole step; a second one interrupts."""
+    """Ctrl-C, SIGTERM and a closed terminal fill the list given, which the loop looks at after a whole step.
+
+    The same signal once more interrupts at once, but for SIGHUP: a shell that ends sends it after the terminal has.
+    """
     stop = []
 
     def remember(number, frame):
-        if stop:
+        if number in stop and number != hangup:
             raise KeyboardInterrupt
         stop.append(number)
 
     if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
         yield stop
         return
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
+        numbers.append(hangup)
+    before = {number: signal.signal(number, remember) for number in numbers}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _appending(file, saved):
-    """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process."""
-    try:
-        log = open(file, "ab", buffering=0)
-    except OSError as error:
-        raise NanoEulerError(f"{file}: cannot be written ({error.strerror})") from None
-
-    def append(entry):
-        line = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
-        try:
-            written = log.write(line)
-        except OSError as error:
-            written, reason = 0, error.strerror
-        else:
-            reason = "No space left on device"
-        if written < len(line):
-            raise NanoEulerError(
-                f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
-            )
-
-    with log:
-        yield append
-
-
-def read_log(run: str | Path) -> list[dict]:
-    """The entries of a run's log, in order. Raises NanoEulerError when there is none or a line is not JSON."""
-    return list(_entries(Path(run) / "log.jsonl"))
-
-
-def _entries(file) -> Iterator[dict]:
-    try:
-        lines = file.read_text("utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            if number < len(lines):  # the last line may be cut off by a crash
-                raise NanoEulerError(f"{file}: line {number} is not JSON: edited") from None
-            return
-        if not _is_entry(entry):
-            raise NanoEulerError(f"{file}: line {number} is not an entry with a step: edited")
-        yield entry
-
-
-def _is_entry(entry):
-    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte")
-    groups = entry.get("groups", {}) if isinstance(entry, dict) else None
-    return (
-        isinstance(groups, dict)
-        and type(entry.get("step")) is int
-        and 0 <= entry["step"] < 2**53
-        and all(_is_number(entry[name]) for name in numbers if name in entry)
-        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning"))
-        and all(
-            isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
-            for pair in groups.values()
-        )
-        and (("loss" in entry) <= ("rate" in entry and "norm" in entry and "tokens_per_second" in entry))
-    )
-
-
-def _is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
-
-
-def _trim_log(file, step):
-    """Drop what was logged after the checkpoint that a run goes on from."""
-    kept = [entry for entry in _entries(file) if entry["step"] <= step] if file.exists() else []
-    write_text(file, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept))

@@ -61,6 +61,13 @@ class Watch:
         self.valid: list[tuple[int, float]] = []
         self.said: set[str] = set()
 
+    def begin(self) -> list[str]:
+        """What can be said before the first step: that the text will be read more often than it has to teach."""
+        if self.config.steps * self.tokens_per_step < PASSES * self.train_tokens:
+            return []
+        self.said.add("repeats")
+        return [f"the data will repeat: {self._passes(self.config.steps)}"]
+
     def see(self, entry: dict) -> list[str]:
         """The warnings that a log entry gives rise to, usually none."""
         found = {}
@@ -95,13 +102,16 @@ class Watch:
         )
 
     def _data_repeats(self, step):
-        passes = step * self.tokens_per_step / self.train_tokens
-        if passes < PASSES:
+        if step * self.tokens_per_step < PASSES * self.train_tokens:
             return None
+        return f"step {step}: the data repeats: {self._passes(step)}"
+
+    def _passes(self, steps):
+        drawn = steps * self.tokens_per_step
         return (
-            f"step {step}: the data repeats: {step * self.tokens_per_step} tokens were drawn from a text of "
-            f"{self.train_tokens}, {passes:.1f} passes. After about {PASSES}, repeated text teaches little and is "
-            "learnt by heart: compare training with validation loss; take more text, fewer steps, or a smaller model"
+            f"{steps} steps draw {drawn} tokens from a text of {self.train_tokens}, {drawn / self.train_tokens:.1f} "
+            f"passes. After about {PASSES}, repeated text teaches little and is learnt by heart: compare training with "
+            "validation loss; take more text, fewer steps, or a smaller model"
         )
 
     def _validation_rises(self, entry):
@@ -129,7 +139,10 @@ class Watch:
 
 
 def text_warnings(text: str, valid: str, separator: str) -> list[str]:
-    """What is wrong with a text before a step is taken: documents that occur twice, or that stand in both parts."""
+    """What is wrong with a text before a step is taken: documents that occur twice, or that stand in both parts.
+
+    Also a separator that stands within a line, where it separates nothing.
+    """
     documents = [document for document in text.split(separator) if document]
     distinct = set(documents)
     found = []
@@ -144,5 +157,11 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
         found.append(
             f"validation leaks: {leaked} of {len(held_out)} validation documents stand in the training text too. Its "
             "figure will look better than the model is; remove them from one part"
+        )
+    mark = separator.strip()
+    if inside := sum(document.count(mark) for document in documents):
+        found.append(
+            f"{mark} stands in the text {inside} times within a line: there it is ordinary letters. Between documents "
+            "it wants a line of its own"
         )
     return found

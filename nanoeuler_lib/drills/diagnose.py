@@ -20,7 +20,7 @@ import numpy as np
 
 from nanoeuler_lib import checkpoint, data, optim, train, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.evaluate import measure
 from nanoeuler_lib.generate import Decoder, generate, sample
 from nanoeuler_lib.gradcheck import check_batch, numeric_gradient
@@ -43,7 +43,8 @@ def diagnose(names: list[str] | None = None) -> Iterator[tuple[str, list[str]]]:
     A tool that a bug stops with an exception has that as its finding. Raises NanoEulerError on an unknown name.
     """
     if unknown := set(names or ()) - set(TOOLS):
-        raise NanoEulerError(f"no tool {min(unknown)!r}, expected one of {', '.join(TOOLS)}")
+        hint = did_you_mean(min(unknown), TOOLS)
+        raise NanoEulerError(f"no tool {short(min(unknown))}, expected one of {', '.join(TOOLS)}{hint}")
     for name in names or TOOLS:
         findings = []
         try:

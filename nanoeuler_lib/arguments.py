@@ -1,0 +1,346 @@
+"""The options of the `nanoeuler` command: what each means, in which unit, and what a mistyped one may have meant."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
+
+EXAMPLES = """examples:
+  nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
+  nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
+  nanoeuler train --data world.txt --run runs/world
+  nanoeuler train --resume runs/world
+  nanoeuler report runs/world                       curves and a page about the run: runs/world/report
+  nanoeuler generate "Käthe had" --run runs/world
+  nanoeuler train --resume runs/world --steps 4000   go on for longer
+  nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
+  nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
+  nanoeuler check                                   every gradient against difference quotients
+
+Bad input ends with one line on standard error and exit code 2."""
+
+SHAPE = {  # the model's shape; `info` and `train` take their defaults from a preset
+    "dim": "width of the residual stream",
+    "heads": "query heads",
+    "kv_heads": "key/value heads, each for an equal share of the query heads",
+    "layers": "blocks",
+    "context": "longest sequence, in tokens",
+    "vocab_size": "tokens of the vocabulary",
+    "predict": "prediction heads: the last of 4 predicts the fourth token ahead",
+}
+TRAINING = {
+    "steps": "optimisation steps in all; with --resume, to go on for longer or shorter than was planned",
+    "batch": "sequences in a batch",
+    "accumulate": "batches whose mean gradient makes a step",
+    "rate": "learning rate at its peak, behind the warm-up; it falls along a cosine to a tenth of that",
+    "warmup": "steps in which the rate rises from 0 to its peak",
+    "decay": "weight decay of matrices, a share of the rate",
+    "clip": "largest norm of a step's gradient, longer ones are shortened to it; 0: any",
+    "later_heads": "weight of the loss of each prediction head but the first, which has 1",
+    "seed": "seed of weights and batches; the same seed gives the same run",
+    "valid_fraction": "share of the data, its end, that is held out to validate on, 0 to 0.9",
+    "valid_every": "steps between validations",
+    "sample_every": "steps between samples of text in the log; 0: none",
+    "save_every": "steps between checkpoints, the most that a power cut can cost",
+}
+OTHERS_SAY = {  # what options are called elsewhere
+    "--lr": "--rate", "--learning-rate": "--rate", "--batch-size": "--batch", "--iters": "--steps",
+    "--iterations": "--steps", "--max-steps": "--steps", "--epochs": "--steps", "--weight-decay": "--decay",
+    "--wd": "--decay", "--grad-clip": "--clip", "--block-size": "--context", "--seq-len": "--context",
+    "--n-layers": "--layers", "--n-heads": "--heads", "--width": "--dim", "--hidden": "--dim", "--input": "--data",
+    "--text": "--data", "--file": "--data", "--output": "--out", "--checkpoint": "--run", "--model": "--run",
+    "--max-tokens": "--tokens", "--length": "--tokens", "--temp": "--temperature", "--vocab": "--vocab-size",
+    "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, with what was perhaps meant."""
+
+    def error(self, message: str) -> None:
+        raise NanoEulerError(self._where() + self._said(message))
+
+    def refuse(self, unknown: list[str]) -> None:
+        """The error for words that no option and no position takes."""
+        word = unknown[0]
+        name = word.partition("=")[0]
+        if not name.startswith("-"):
+            raise NanoEulerError(f"{self._where()}got {short(word)}, expected no more than stands before it")
+        known = [option for action in self._actions for option in action.option_strings]
+        other = OTHERS_SAY.get(name)
+        hint = f", did you mean {other}?" if other in known else did_you_mean(name, known)
+        raise NanoEulerError(
+            f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}"
+        )
+
+    def _print_message(self, message, file=None):
+        """Help and version, printed; argparse's own says nothing when they cannot be."""
+        (file or sys.stderr).write(message)
+
+    def _where(self):
+        return f"{self.prog.partition(' ')[2]}: ".removeprefix(": ")
+
+    def _said(self, message):
+        """argparse's message in this project's words; as it is where it is of an unknown form."""
+        if found := re.match(
+            r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL
+        ):
+            name, word, known = found[1], found[2], [w.strip().strip("'") for w in found[3].split(",")]
+            return f"{name} is {short(word)}, expected one of {', '.join(known)}{did_you_mean(word, known)}"
+        if found := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
+            kind = {"int": "a whole number", "float": "a number"}[found[2]]
+            return f"{found[1]} is {short(found[3])}, expected {kind}"
+        if message.startswith("the following arguments are required: "):
+            missing = message.partition(": ")[2]
+            words = next((a.choices for a in self._actions if a.metavar == missing and a.choices), ())
+            return f"{missing} is missing" + (f", expected one of {', '.join(words)}" if words else "")
+        return message
+
+
+def parser(functions: Mapping[str, Callable]) -> Parser:
+    """The parser of the `nanoeuler` command; functions: what each subcommand calls, such as "tokenizer train"."""
+    top = Parser(
+        "nanoeuler", description="Build, train and run a small language model made by hand.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    top.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def group(name, text, title="commands", metavar="COMMAND"):
+        return commands.add_parser(name, help=text).add_subparsers(
+            title=title, required=True, metavar=metavar
+        )
+
+    def command(name, text, add, parent=commands, as_json=True):
+        new = parent.add_parser(name.split()[-1], help=text, description=text)
+        new.set_defaults(function=functions[name], parser=new)
+        if as_json:
+            new.add_argument("--json", action="store_true", help="print one JSON object for a script to read")
+        add(new)
+
+    tokenizer = group("tokenizer", "train and use a byte-level BPE tokenizer")
+    command("tokenizer train", "learn merges from a UTF-8 text file", _tokenizer_train, tokenizer)
+    command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
+    command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
+    corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")
+    command(
+        "corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus
+    )
+    command("train", "train a model on a UTF-8 text file", _train, as_json=False)
+    command("sft", "teach a base model to answer", _sft, as_json=False)
+    command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
+    command("generate", "continue a prompt", _generate)
+    command("chat", "ask a model that was taught to answer", _sampling, as_json=False)
+    command("check", "compare every gradient with difference quotients", _check)
+    command("diagnose", "what is wrong with this package? the book's tools as a checklist", _diagnose)
+    command("break", "plant a bug in a copy of the package, to find it", _break, as_json=False)
+    command("info", "shapes, sizes and memory of a preset or a checkpoint", _info)
+    return top
+
+
+def _tokenizer_train(new):
+    new.add_argument("--data", required=True, type=Path, metavar="FILE", help="UTF-8 text file")
+    new.add_argument(
+        "--vocab",
+        type=int,
+        default=512,
+        metavar="N",
+        help="vocabulary size, special tokens included (default 512)",
+    )
+    new.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help="JSON file to write; must not exist"
+    )
+    new.add_argument(
+        "--end-of-text", action="store_true", help="reserve <|endoftext|> even if the text has no such line"
+    )
+
+
+def _tokenizer_encode(new):
+    new.add_argument("text", nargs="?", help="text (default: standard input, byte for byte)")
+    _tokenizer_file(new)
+    new.add_argument(
+        "--special", action="store_true", help="read <|endoftext|> in the text as the special token"
+    )
+
+
+def _tokenizer_decode(new):
+    new.add_argument("ids", nargs="*", help="token ids (default: standard input)")
+    _tokenizer_file(new)
+
+
+def _tokenizer_file(new):
+    text = "tokenizer file (default: the one that comes with the package)"
+    new.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
+
+
+def _konigsberg(new):
+    new.add_argument(
+        "--bytes", type=int, default=4_000_000, metavar="N", help="about how many bytes (default 4000000)"
+    )
+    new.add_argument(
+        "--seed", type=int, default=0, help="seed (default 0); validation text wants another one"
+    )
+    new.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write; must not exist (default: standard output)"
+    )
+
+
+def _train(new):
+    new.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="UTF-8 text file (--resume: where it stands now, if it moved)",
+    )
+    new.add_argument(
+        "--valid",
+        type=Path,
+        metavar="FILE",
+        help="validation text (default: the end of --data; --resume: as --data)",
+    )
+    _run_folder(new)
+    new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
+    new.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="tokenizer file (default: trained on the training part)",
+    )
+    _how_to_run(new)
+    shape = new.add_argument_group("model shape (default: the preset's)")
+    for name, meaning in SHAPE.items():
+        values = ", ".join(f"{preset} {numbers[name]}" for preset, numbers in PRESETS.items())
+        shape.add_argument(_option(name), type=int, metavar="N", help=f"{meaning} ({values})")
+    _training(new, {})
+
+
+def _sft(new):
+    new.add_argument(
+        "--data", metavar="FILE", help="konigsberg (the default), or a file: Alpaca's or Dolly's JSON, or messages; "
+        ".xz too (--resume: where it stands now, if it moved)",
+    )  # fmt: skip
+    new.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        help="how many stories (default 10000), or of the file's examples (default all)",
+    )
+    new.add_argument(
+        "--data-seed",
+        type=int,
+        metavar="N",
+        help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})",
+    )
+    new.add_argument(
+        "--base",
+        type=Path,
+        metavar="RUN",
+        help="run or checkpoint to begin with (default: the model in the package)",
+    )
+    _run_folder(new)
+    _how_to_run(new)
+    _training(new, SFT_DEFAULTS)
+
+
+def _run_folder(new):
+    new.add_argument("--run", type=Path, metavar="FOLDER", help="new folder for log and checkpoints")
+    new.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
+    )
+
+
+def _how_to_run(new):
+    new.add_argument("--workers", type=int, metavar="N", help="threads (default: one for each core)")
+    new.add_argument(
+        "--quiet", action="store_true", help="nothing but what came out: no plan, progress or samples"
+    )
+
+
+def _training(new, defaults):
+    group, defaults = new.add_argument_group("training"), TrainConfig().to_dict() | defaults
+    for name, meaning in TRAINING.items():
+        kind = type(defaults[name])
+        metavar = "N" if kind is int else "X"
+        group.add_argument(
+            _option(name), type=kind, metavar=metavar, help=f"{meaning} (default {defaults[name]:g})"
+        )
+
+
+def _report(new):
+    new.add_argument("run", type=Path, help="run folder, finished or not")
+    new.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/report)")
+
+
+def _generate(new):
+    new.add_argument("prompt", nargs="?", default="", help="text to continue (default: start a new one)")
+    new.add_argument(
+        "--propose",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens that later heads propose a pass (default 0)",
+    )
+    _sampling(new)
+
+
+def _sampling(new):
+    new.add_argument("--run", type=Path, help="run or checkpoint folder (default: the one in the package)")
+    new.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)"
+    )
+    new.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 is greedy (default 0.8)")
+    new.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="only the k most likely tokens (default 0: all)"
+    )
+    new.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="only tokens that together reach p (default 1)"
+    )
+    new.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="only tokens this share as likely as the likeliest (default 0)",
+    )
+    new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
+
+
+def _check(new):
+    new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
+
+
+def _diagnose(new):
+    new.add_argument(
+        "--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)"
+    )
+
+
+def _break(new):
+    new.add_argument("--seed", type=int, help="which bug: any whole number")
+    new.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder to make; must not exist (default: broken-SEED)"
+    )
+    text = "run its test_found.py against the bug and against this package: a folder from someone else is their code"
+    new.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
+    new.add_argument(
+        "--reveal",
+        nargs="?",
+        const=True,
+        type=Path,
+        metavar="FOLDER",
+        help="tell all about a folder's or a seed's bug",
+    )
+
+
+def _info(new):
+    new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
+    new.add_argument("--run", type=Path, help="run or checkpoint folder")
+
+
+def _option(name):
+    return f"--{name.replace('_', '-')}"
