@@ -66,9 +66,20 @@ def poison(plan: Plan) -> Plan:
 
 
 def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np.ndarray:
-    """Nats [B, T, K] at each position and head, 0 where the target is -1: the notation page, one number at a time."""
-    H, G, C, V = config.heads, config.kv_heads, config.dim // config.heads, config.vocab_size
-    losses = np.zeros(targets.shape)
+    """Nats [B, T, K] at each position and head, 0 where the target is -1."""
+    losses, logits = np.zeros(targets.shape), naive_logits(params, config, tokens)
+    for at in np.ndindex(targets.shape):
+        if targets[at] >= 0:
+            z = logits[at] - logits[at].max()
+            losses[at] = math.log(np.exp(z).sum()) - z[targets[at]]
+    return losses
+
+
+def naive_logits(params: Parameters, config: ModelConfig, tokens) -> np.ndarray:
+    """Logits [B, T, K, V] in float64: the notation page, one number at a time, whatever the size of scores."""
+    H, G, C = config.heads, config.kv_heads, config.dim // config.heads
+    params = {name: np.asarray(p, np.float64) for name, p in params.items()}
+    logits = np.zeros((*tokens.shape, config.predict, config.vocab_size))
 
     def norm(x, gain):
         return np.array([row * gain / math.sqrt((row @ row) / len(row) + config.norm_eps) for row in x])
@@ -92,19 +103,17 @@ def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np
                 q, k, v = turned(columns[h]), turned(columns[H + g]), columns[H + G + g]
                 rows = []
                 for t in range(len(sequence)):
-                    e = np.exp([q[t] @ k[s] / math.sqrt(C) for s in range(t + 1)])
+                    scores = np.array([q[t] @ k[s] / math.sqrt(C) for s in range(t + 1)])
+                    e = np.exp(scores - scores.max())
                     rows.append(sum(p * v[s] for s, p in enumerate(e / e.sum())))
                 heads.append(rows)
             x = x + np.concatenate(heads, axis=1) @ w["out"]
             w = {name: params[f"layers.{layer}.{name}"] for name in ("norm2", "gate_up", "down")}
             gate, up = np.split(norm(x, w["norm2"]) @ w["gate_up"], 2, axis=1)
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
-        y = norm(x, params["norm_final"])
-        for t, k in np.ndindex(targets.shape[1:]):
-            if targets[b, t, k] >= 0:
-                logits = y[t] @ params["heads"][:, k * V : (k + 1) * V]
-                losses[b, t, k] = math.log(np.exp(logits).sum()) - logits[targets[b, t, k]]
-    return losses
+            sigmoid = np.exp(-np.logaddexp(0, -gate))
+            x = x + (gate * sigmoid * up) @ w["down"]
+        logits[b] = (norm(x, params["norm_final"]) @ params["heads"]).reshape(logits[b].shape)
+    return logits
 
 
 def check_forward(version: str = "cpu", config: ModelConfig = TINY, batch: int = 2, time: int = 5, seed=0):
@@ -137,6 +146,7 @@ def check_gradients(
     seed: int = 0,
     targets: np.ndarray | None = None,
     elements: int = 6,
+    later_heads: float = 0.25,
 ) -> None:
     """Every tensor's gradient along random directions, and element by element where a tensor has few.
 
@@ -148,10 +158,10 @@ def check_gradients(
     model = GPT(config, random_parameters(config, seed))
     tokens, random_targets = check_batch(config, batch, time, seed)
     targets = random_targets if targets is None else targets
-    weights = np.array([1.0] + [0.25] * (config.predict - 1))
+    weights = np.array([1.0] + [later_heads] * (config.predict - 1))
     with ops.use(version), patch.object(plan_module, "LOGIT_ROWS", 4):
         plan = poison(model.plan(batch, time))
-        _, grads = model.loss_and_gradients(tokens, targets)
+        _, grads = model.loss_and_gradients(tokens, targets, None if later_heads == 0.25 else weights)
         grads = {name: g.copy() for name, g in grads.items()}
         valid = (targets >= 0).reshape(-1, config.predict).sum(axis=0)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler_lib import breaks, cli, diagnose
+from nanoeuler_lib import cli
+from nanoeuler_lib.drills import breaks, diagnose
 from nanoeuler_lib.errors import NanoEulerError
 
 BUGS = breaks.bugs()
@@ -46,7 +47,7 @@ with open(sys.argv[2], "w") as out:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             import run
             figures = run.run(6, 0, 20_000)
-        from nanoeuler_lib import diagnose
+        from nanoeuler_lib.drills import diagnose
         assert diagnose.__file__.startswith(folder), diagnose.__file__
         [(_, findings)] = diagnose.diagnose([tool])
         found = dict(figures=figures, printed=printed.getvalue(), findings=findings, tests=[outcome(t) for t in tests])
@@ -166,7 +167,7 @@ def test_folder(folders):
             Path("nanoeuler_lib", file.relative_to(breaks.PACKAGE)) for file in breaks.PACKAGE.rglob("*.py")
         }
         assert {p for p in copied if p.suffix == ".py" and len(p.parts) > 1} == package - {
-            Path("nanoeuler_lib/breaks.py")
+            Path("nanoeuler_lib/drills/breaks.py")
         }
         differ = [
             p
@@ -240,7 +241,7 @@ def test_half_way():
     assert learning_rate(4, TrainConfig(warmup=10, rate=1.0)) == 0.5
 """
 ASKS = """
-from nanoeuler_lib import diagnose
+from nanoeuler_lib.drills import diagnose
 
 def test_a():
     assert not dict(diagnose.diagnose(["schedule"]))["schedule"]
@@ -410,7 +411,7 @@ def test_refusals(command, nanoeuler):
 
 def test_seed_is_a_number(nanoeuler):
     code, _, err = nanoeuler("break", "--seed", "seven")
-    assert code == 2 and "invalid int value: 'seven'" in err
+    assert code == 2 and "--seed is 'seven', expected a whole number" in err
 
 
 def test_missing_test_file(folder):

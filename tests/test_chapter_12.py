@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chapters import ROOT, code_cells
 
-from nanoeuler_lib import breaks
+from nanoeuler_lib.drills import breaks
 
 CELLS = code_cells("12_pretraining")
 

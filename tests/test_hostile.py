@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import struct
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -166,6 +167,18 @@ def test_fuzzed_tokenizers(finished, tmp_path, part):
             assert str(file) in message
             refused += 1
     assert refused > 50
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("files", [42, pytest.param(1000, marks=pytest.mark.slow)])
+def test_hostile_files_and_closed_streams(files):
+    """Every command that reads a spoilt file works or refuses in one line, also without stdin, stdout or stderr."""
+    command = [sys.executable, Path(__file__).parent / "hostile.py", "--files", files]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=2400)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{files} files, {2 * files} commands, 0 wrong" in done.stdout
 
 
 JSON_BOMBS = {

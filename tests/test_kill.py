@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,60 +22,6 @@ LONG = TrainConfig(
     **RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "valid_every": 7, "sample_every": 10}
 )
 
-# One process imports the library once, then forks a child for each kill: most of a run's time would go into imports.
-KILLER = """
-import os, random, signal, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_kill as t
-from nanoeuler_lib import checkpoint, train
-
-def go(run):
-    if checkpoint.folders(run):
-        train.resume(run, t.run_text(), quiet=True)
-    else:
-        train.train(run, t.run_text(), t.RUN_MODEL, t.LONG, quiet=True)
-
-def forked(run, lines=None):
-    # the exit status of a child; it is killed when its log has so many lines, or a moment later
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            go(run)
-            code = 0
-        finally:
-            os._exit(code)
-    while lines is not None and (not lines or log_lines(run) < lines):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status
-        if not lines:
-            break
-        time.sleep(0.0005)
-    if lines is not None:
-        time.sleep(rng.uniform(0, 0.03 if not lines else 0.008))  # a step takes about 2 ms, a checkpoint 5
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
-
-def log_lines(run):
-    try:
-        return (run / "log.jsonl").read_bytes().count(10)
-    except FileNotFoundError:
-        return 0
-
-folder, rng, killed = Path(sys.argv[2]), random.Random(0), 0
-assert forked(folder / "whole") == 0
-total = log_lines(folder / "whole")
-for moment in range(20):
-    run = folder / f"killed-{moment}"
-    for lines in sorted(rng.randrange(total - 10) for _ in range(1 + moment % 2)) if moment else [0]:
-        killed += os.WIFSIGNALED(status := forked(run, lines))
-        assert status in (0, signal.SIGKILL), status
-    assert forked(run) == 0
-print(killed)
-"""
-
 
 def run_python(code, *arguments, **options):
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
@@ -83,17 +30,21 @@ def run_python(code, *arguments, **options):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_killed_at_random_moments(tmp_path):
-    """kill -9, whatever the run is at: what follows ends with the weights of the run that was never stopped."""
-    done = run_python(KILLER, HERE, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 20, "too few runs were killed before their end"
-    for moment in range(20):
-        assert_same_run(tmp_path / "whole", tmp_path / f"killed-{moment}")
-        assert checkpoint.load(tmp_path / f"killed-{moment}", training=True).step == LONG.steps
+@pytest.mark.parametrize(
+    "options, least", [(("--every", 16, "--random", 1), 8), pytest.param((), 150, marks=pytest.mark.slow)]
+)
+def test_killed_and_started_again(options, least):
+    """kill -9 at file events and random moments of four commands: all end as if never killed, nothing is left."""
+    command = [sys.executable, HERE / "kills.py", *options]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=1200)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    killed, wrong = (int(word) for word in re.findall(r"\d+", done.stdout.splitlines()[-1]))
+    assert killed >= least and wrong == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_command_saves_before_it_ends(tmp_path, number):
     """The command, stopped from outside: exit code 130, a checkpoint of the last whole step, one line that says so."""
     (tmp_path / "text.txt").write_text(run_text())
@@ -154,8 +105,8 @@ def test_two_runs_into_one_folder(tmp_path):
 def test_a_second_process_is_refused_at_the_very_start(tmp_path):
     """Before the first checkpoint is written, the lock alone tells that the folder is in use."""
     code = (
-        "import sys, test_kill as t\nfrom nanoeuler_lib import train\n"
-        "with train._sole_writer(t.Path(sys.argv[1])):\n print('held', flush=True)\n sys.stdin.read()\n"
+        "import sys, test_kill as t\nfrom nanoeuler_lib import run_folder\n"
+        "with run_folder.sole_writer(t.Path(sys.argv[1])):\n print('held', flush=True)\n sys.stdin.read()\n"
     )
     run = tmp_path / "run"
     run.mkdir()
@@ -190,7 +141,7 @@ def test_log_on_a_full_disk(tmp_path):
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     shutil.rmtree(run / "checkpoints" / "step-000006")
     log = (run / "log.jsonl").read_text()
-    original = train._trim_log
+    original = train.trim_log
 
     def on_a_full_disk(file, step):
         original(file, step)
@@ -198,8 +149,8 @@ def test_log_on_a_full_disk(tmp_path):
         file.symlink_to("/dev/full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_trim_log", on_a_full_disk)
-        patch.setattr(train, "_entries", lambda file: iter(()))  # /dev/full never ends
+        patch.setattr(train, "trim_log", on_a_full_disk)
+        patch.setattr(train, "entries", lambda file: iter(()))  # /dev/full never ends
         with pytest.raises(NanoEulerError) as caught:
             train.resume(run, run_text(), quiet=True)
     assert str(caught.value) == (

@@ -361,7 +361,7 @@ BUGS = [
     bug("nats called bits", "train.bits_per_byte",
         "nats / math.log(2)", "nats", by="bits per byte"),
     bug("bits per token", "train.bits_per_byte",
-        "tokens.lengths[np.where(targets >= 0, targets, 0)] *", "1 *", by="bits per byte"),
+        "scored.sum()", "len(scored)", by="bits per byte"),
     bug("cache: positions start again with each piece", "generate.Decoder._many",
         "self.turn[start:end]", "self.turn[:T]", by="decoder, long pieces"),
     bug("cache: mask forgets what was there before", "generate.Decoder._many",
@@ -394,7 +394,7 @@ BUGS = [
         'optimizer.step = head["step"]', "optimizer.step = 0", by="resume"),
     bug("resume: moments swapped", "checkpoint.load",
         """tensors, f"{kind}.\"""", """tensors, f"{'vm'['mv'.index(kind)]}.\"""", by="resume"),
-    bug("resume: the log keeps what was done after the checkpoint", "train._trim_log",
+    bug("resume: the log keeps what was done after the checkpoint", "run_folder.trim_log",
         'if entry["step"] <= step', "", by="resume"),
 ]  # fmt: skip
 

@@ -128,16 +128,32 @@ def test_examples_that_do_not_fit_are_left_out():
     made = answers([*EXAMPLES, long, [("hi", "ho"), ("y" * 60, "no")]])
     assert made.sizes["train_examples"] == len(EXAMPLES) + 1 and len(made.part[-1].ids) == 8
     message = error_of(answers, [long])
-    assert message == "training part has 1 examples, none of at most 49 tokens, expected one"
-    assert "validation part has 0 examples" in error_of(answers, EXAMPLES, [])
+    assert message.startswith(
+        "examples: 0 of 1 training examples fit in 48 tokens, expected at least 1: take a base"
+    )
+    assert "0 of 0 validation examples fit" in error_of(answers, EXAMPLES, [])
+
+
+def test_what_is_left_out_is_said_and_a_small_rest_refused():
+    """A figure on one example of two hundred would look like a result."""
+    long = [("x" * 60, "no")]
+    assert answers(held_out=HELD_OUT * 4).warnings == []
+    found = answers([*EXAMPLES, long, long], [*HELD_OUT * 4, long]).warnings
+    assert len(found) == 2 and found[0].startswith(
+        "36 of 38 training examples fit in 48 tokens; the others are left"
+    )
+    assert found[1].startswith("8 of 9 validation examples fit in 48 tokens")
+    message = error_of(answers, EXAMPLES, [*HELD_OUT, *[long] * 198])
+    assert message.startswith("examples: 2 of 200 validation examples fit in 48 tokens, expected at least 8")
+    assert "--base" in message
+    (few,) = answers().warnings
+    assert few.startswith("validation rests on 2 examples")
 
 
 def test_copies_are_pointed_out():
-    assert answers().warnings == []
-    assert (
-        "1 of 37 training examples stand there more than once"
-        in answers([*EXAMPLES, EXAMPLES[0]]).warnings[0]
-    )
+    assert answers(held_out=HELD_OUT * 4).warnings == []
+    (said,) = answers([*EXAMPLES, EXAMPLES[0]], HELD_OUT * 4).warnings
+    assert said == "1 of 37 training examples stand there more than once"
 
 
 def test_bits_per_byte_is_the_mean_over_replies():
@@ -267,6 +283,31 @@ def test_other_held_out_examples_or_another_mask_are_refused(tmp_path):
     assert "text has fingerprint" in error_of(sft.resume, tmp_path / "run", swapped, HELD_OUT)
     ids = np.array([5, 9, 7])
     assert len({train.fingerprint(a) for a in (ids, ids[[1, 0, 2]], ids[[0, 2, 1]], ids[:2])}) == 4
+
+
+def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
+    """The same tokens, another one of them counted; a change at the very end of many."""
+    ids = np.arange(9)
+    table = {
+        "first": sft.Encoded(ids, ids > 5),
+        "other mask": sft.Encoded(ids, ids > 4),
+        "other end": sft.Encoded(np.where(ids == 8, 7, ids), ids > 5),
+    }
+    monkeypatch.setattr(sft, "encode", lambda example, *_: table[example[0][0]])
+    made = [answers([*[[("first", "")]] * 500, [(last, "")]], [[("first", "")]] * 8) for last in table]
+    assert len({one.fingerprint for one in made}) == 3
+
+
+def test_markers_in_a_file_are_plain_text():
+    """What stands in a reply or a prompt of a data file never becomes a special token: it could end a turn."""
+    example = [(f"a{USER}b", f"c{ASSISTANT}{END_OF_TEXT}d")]
+    found = sft.encode(example, TOKENIZER)
+    special = [i for i in found.ids if i in (END, HUMAN, MODEL)]
+    assert special == [END, HUMAN, MODEL, END]
+    assert (
+        USER in TOKENIZER.decode(found.ids[2:])
+        and found.counted.sum() == len(f"c{ASSISTANT}{END_OF_TEXT}d") + 1
+    )
 
 
 def test_a_long_first_held_out_example_is_no_prompt(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 import threading
@@ -176,7 +177,7 @@ def test_resume_after_a_crash(tmp_path):
     checks.check_resume(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_saves_a_whole_step(finished, tmp_path, capfd, number):
     """Ctrl-C or SIGTERM while the parameters move: that step is finished and saved, and the run goes on from it."""
     original, sent = AdamW.update, []
@@ -509,6 +510,9 @@ DAMAGE = {
         lambda c: seal(c, train=RUN_CONFIG.to_dict() | {"rate": "fast"}), "rate is 'fast'"),
     "JSON: file outside the folder": (
         lambda c: seal(c, sha256={"../../run.json": "0", "model.safetensors": "0"}), "lists files"),
+    "JSON: infinity": (lambda c: seal(c, info={"title": math.inf}), "not readable as JSON (a number is Infinity"),
+    "JSON: a number past all": (
+        lambda c: _edit(c / "checkpoint.json", b'"step": 6', b'"step": 6e999'), "a number is 6e999, expected a finite"),
     "JSON: file unlisted": (lambda c: seal(c, sha256={"model.safetensors": "0"}), "lists files"),
     "tensor missing": (lambda c: _tensors(c, lambda t: t.pop("embed")), "missing or unknown tensors ['embed']"),
     "tensor too many": (
@@ -605,21 +609,215 @@ def test_log_reads(tmp_path):
 
 def test_log_that_is_not_one(run):
     _edit(run / "log.jsonl", b'{"step": 2', b'{"step" 2')
-    assert "is not JSON: edited" in error_of(train.read_log, run)
+    assert "log.jsonl: line 4 is no entry of a log: damaged or edited" in error_of(train.read_log, run)
     assert "cannot be read (No such file or directory), expected a run's log" in error_of(
         train.read_log, run / "x"
     )
 
 
-@pytest.mark.parametrize("line", ["[1]", "7", '{"loss": 1}', '{"step": "x"}'])
+@pytest.mark.parametrize("line", ["[1]", "7", '{"loss": 1}', '{"step": "x"}', '{"step": 1, "later": [NaN]}'])
 def test_log_with_a_strange_line(tmp_path, line):
-    """A line that is JSON and no entry: one clear line as well, and no traceback."""
+    """A line that is no entry stops a reader in one line, and no resume: the log is set aside, and that is said."""
     run = tmp_path / "run"
     with pytest.raises(Crash), stopped_at(5):
         train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     file = run / "log.jsonl"
-    file.write_text(line + "\n" + file.read_text())
-    assert "log.jsonl" in error_of(train.resume, run, run_text(), quiet=True)
+    damaged = line + "\n" + file.read_text()
+    file.write_text(damaged)
+    assert "log.jsonl: line 1 is no entry" in error_of(train.read_log, run)
+    train.resume(run, run_text(), quiet=True)
+    assert (run / "log.aside-1.jsonl").read_text() == damaged
+    log = train.read_log(run)
+    (warning,) = [entry["warning"] for entry in log if "warning" in entry]
+    assert "set aside as log.aside-1.jsonl" in warning and "line 1 is no entry" in warning
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("log", ["folder", "fifo", "device", "lost link", "latin", "missing"])
+def test_no_log_blocks_a_resume(finished, tmp_path, log):
+    """Checkpoints are all that a run needs to go on."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "step-000006")
+    file = run / "log.jsonl"
+    file.unlink()
+    {
+        "folder": file.mkdir, "fifo": lambda: os.mkfifo(file), "device": lambda: file.symlink_to("/dev/zero"),
+        "lost link": lambda: file.symlink_to("nowhere"), "latin": lambda: file.write_bytes(b"\xff\xfe\n" * 9),
+        "missing": lambda: None,
+    }[log]()  # fmt: skip
+    train.resume(run, run_text(), quiet=True)
+    assert np.array_equal(checkpoint.load(run).model.params.flat, checkpoint.load(finished).model.params.flat)
+    assert os.path.lexists(run / "log.aside-1.jsonl") == (log != "missing")
+    steps = [entry["step"] for entry in train.read_log(run) if "loss" in entry]
+    assert steps == [5, 6]
+
+
+SEPARATORS = '\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e \r \x00 \x7f \x1b[2J \ufeff \U0001f600 \u200b " \\'
+
+
+def test_odd_characters_in_a_sample_survive_the_log(tmp_path, monkeypatch):
+    """U+2028 and its like are line ends to Python's str, and not to JSON: resume and report read them back."""
+    from nanoeuler_lib.report import report
+
+    settings = changed(RUN_CONFIG, sample_every=1)
+    monkeypatch.setattr(train.TextDataset, "sample", lambda self, model, seed: SEPARATORS)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, settings, quiet=True)
+    run = tmp_path / "run"
+    with pytest.raises(Crash), stopped_at(5):
+        train.train(run, run_text(), RUN_MODEL, settings, quiet=True)
+    train.resume(run, run_text(), quiet=True)
+    checks.assert_same_run(tmp_path / "whole", run)
+    assert [e["sample"] for e in train.read_log(run) if "sample" in e] == [SEPARATORS] * 6
+    assert not list(run.glob("*aside*"))
+    assert "Step 6" in report(run).read_text("utf-8")
+
+
+@pytest.mark.parametrize("steps, save_every", [(7, 3), (5, 1000), (1, 2), (6, 3)])
+def test_the_last_step_is_saved(tmp_path, steps, save_every):
+    """Also where save_every does not divide the steps."""
+    settings = changed(RUN_CONFIG, steps=steps, save_every=save_every)
+    model = train.train(tmp_path / "run", run_text(), RUN_MODEL, settings, quiet=True)
+    found = checkpoint.load(tmp_path / "run")
+    assert found.step == steps and np.array_equal(found.model.params.flat, model.params.flat)
+
+
+def test_a_change_anywhere_in_a_long_text_is_another_text():
+    """The fingerprint covers every token, not the first thousands."""
+    ids = np.arange(10_000) % 251
+    for at in (0, 4095, 4096, 8192, 9_999):
+        other = ids.copy()
+        other[at] += 1
+        assert train.fingerprint(other) != train.fingerprint(ids)
+
+
+# Longer, shorter.
+
+
+@pytest.mark.parametrize("steps", [9, 5])
+def test_another_number_of_steps(tmp_path, steps):
+    """From there on the schedule is that of a run of so many steps; a kill after it is written down changes nothing."""
+    run = tmp_path / "run"
+    with pytest.raises(Crash), stopped_at(4):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    shutil.copytree(run, tmp_path / "parts")
+    train.resume(run, run_text(), quiet=True, steps=steps)
+    with pytest.raises(Crash), stopped_at(0):
+        train.resume(tmp_path / "parts", run_text(), quiet=True, steps=steps)
+    train.resume(tmp_path / "parts", run_text(), quiet=True)
+    checks.assert_same_run(run, tmp_path / "parts")
+    settings, found = changed(RUN_CONFIG, steps=steps), checkpoint.load(run)
+    assert found.step == steps and found.train == settings
+    rates = [entry["rate"] for entry in train.read_log(run) if "loss" in entry]
+    expected = [checks.expected_rate(step, RUN_CONFIG if step < 4 else settings) for step in range(steps)]
+    assert rates == pytest.approx(expected)
+    for folder in (run, tmp_path / "parts"):
+        assert json.loads((folder / "run.json").read_text())["train"]["steps"] == steps
+
+
+def test_longer_behind_the_end(run):
+    train.resume(run, run_text(), quiet=True, steps=10)
+    assert checkpoint.load(run).step == 10
+    assert "steps is 8, expected more than the 10 that are done" in error_of(
+        train.resume, run, run_text(), quiet=True, steps=8
+    )
+
+
+def test_a_damaged_description_is_written_anew(run):
+    (run / "run.json").write_text("{")
+    train.resume(run, run_text(), quiet=True)
+    assert json.loads((run / "run.json").read_text())["model"] == RUN_MODEL.to_dict()
+
+
+# The folder.
+
+
+LEFT = (".run.json.partial", ".run.json.123.partial", ".log.jsonl.partial")
+
+
+def test_what_a_kill_leaves_is_no_obstacle_and_is_swept(finished, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints" / ".step-000000.partial").mkdir(parents=True)
+    for name in (*LEFT, "lock", "run.json"):
+        (run / name).touch()
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    checks.assert_same_run(finished, run)
+    assert {f.name for f in run.rglob("*")} == {f.name for f in finished.rglob("*")}
+    (run / "checkpoints" / "step-000006").rename(run / "checkpoints" / ".step-000006.replaced")
+    for what in ("partial", "removed", "replaced"):
+        shutil.copytree(run / "checkpoints" / "step-000004", run / "checkpoints" / f".step-000004.{what}")
+    for name in LEFT:
+        (run / name).touch()
+    train.resume(run, run_text(), quiet=True)
+    checks.assert_same_run(finished, run)
+    assert {f.name for f in run.rglob("*")} == {f.name for f in finished.rglob("*")}
+
+
+def test_nobody_sweeps_while_another_writes(finished, tmp_path):
+    run, seen = shutil.copytree(finished, tmp_path / "run"), []
+    shutil.rmtree(run / "checkpoints" / "step-000006")
+
+    def intrude(entry):
+        partial = run / "checkpoints" / ".step-000099.partial"
+        partial.mkdir(exist_ok=True)
+        seen.append(error_of(train.resume, run, run_text(), quiet=True))
+        assert partial.exists()
+
+    train.resume(run, run_text(), quiet=True, on_entry=intrude)
+    assert all("another process is training into this folder" in message for message in seen) and seen
+
+
+@pytest.mark.parametrize("what", ["removed", "renamed", "made anew"])
+def test_a_folder_that_goes_away_is_noticed(tmp_path, what):
+    """Training on would write checkpoints that nobody finds, beside a log and a lock that are gone."""
+    run = tmp_path / "run"
+
+    def go_away(entry):
+        if entry["step"] == 3 and "loss" in entry:
+            shutil.rmtree(run) if what != "renamed" else run.rename(tmp_path / "elsewhere")
+            if what == "made anew":
+                run.mkdir()
+
+    message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, on_entry=go_away)
+    assert message == f"{run}: the folder was removed or renamed while the run wrote to it"
+    assert not run.exists() or list(run.iterdir()) == []
+
+
+def test_files_can_be_read_by_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o027)
+    try:
+        train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    finally:
+        os.umask(before)
+    modes = {f.name: f.stat().st_mode & 0o777 for f in (tmp_path / "run").rglob("*") if f.is_file()}
+    assert set(modes.values()) == {0o640}, modes
+    assert "model.safetensors" in modes and "optimizer.safetensors" in modes
+
+
+def test_two_writers_of_one_file(tmp_path):
+    """The second is refused while the first writes; what a killed one left is taken over."""
+    with files._sole_writer(tmp_path / ".a.partial", tmp_path / "a"):
+        assert "another process is writing it" in error_of(files.write_text, tmp_path / "a", "x")
+    (tmp_path / ".a.partial").write_text("half of something longer")
+    files.write_text(tmp_path / "a", "whole")
+    assert [f.name for f in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "whole"
+
+
+def test_names_that_are_not_utf8_are_written_down(tmp_path):
+    named = {"text": "/tmp/k\udce4the.txt", "valid": None}
+    train.train(
+        tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, source="k\udce4the", files=named
+    )
+    assert checkpoint.load(tmp_path / "run").info["files"] == named
+    from nanoeuler_lib.report import report
+
+    assert "k\ufffdthe" in report(tmp_path / "run").read_text("utf-8")
+
+
+def test_what_is_exported_names_no_folder_of_its_maker(saved, tmp_path):
+    found = checkpoint.load(saved)
+    found.info["files"] = {"text": "/home/jane/secret.txt"}
+    checkpoint.export(found, tmp_path / "small")
+    assert "jane" not in (tmp_path / "small" / "checkpoint.json").read_text()
 
 
 @pytest.mark.parametrize("quiet", [True, False])
@@ -716,6 +914,39 @@ def test_split():
     assert data.split_text("", 0.1) == ("", "")
 
 
+MARK = END_OF_TEXT
+LINE_ENDS = ["\n", "\r\n"]
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+@pytest.mark.parametrize("closing", ["", "{end}{MARK}{end}", "{end}{MARK}", "{end}{MARK}{end}{MARK}{end}"])
+@pytest.mark.parametrize("opening", ["", "{MARK}{end}", "{end}{MARK}{end}"])
+def test_separators_on_lines_of_their_own(tmp_path, opening, closing, end):
+    """Before the first document, behind the last, in files from Windows: the documents and the parts are the same."""
+    documents = [f"story {i}:{end}  {'abc ' * (40 * i)}" for i in range(5)]
+    text = f"{end}{MARK}{end}".join(documents)
+    around = [part.format(end=end, MARK=MARK) for part in (opening, closing)]
+    (tmp_path / "text.txt").write_bytes((around[0] + text + around[1]).encode())
+    read = data.read_text(tmp_path / "text.txt")
+    part, valid = data.split_text(read, 0.1)
+    assert (part.split(data.SEPARATOR), valid) == (documents[:-1], documents[-1])
+    tokenizer = Tokenizer([], (MARK,))
+    expected = MARK + "".join(document + MARK for document in documents)
+    assert tokenizer.decode(data.tokenize(read, tokenizer).ids) == expected
+
+
+def test_one_document_with_a_closing_separator():
+    part, valid = data.split_text("abc " * 100 + data.SEPARATOR, 0.1)
+    assert part + valid == "abc " * 100 and len(valid) == 40
+    assert data.split_text(data.SEPARATOR * 3, 0.1) == ("", "")
+
+
+def test_a_mark_within_a_line_separates_nothing(tmp_path):
+    text = f"a {MARK}\nb\r\n{MARK} c\r\rd"
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    assert data.read_text(tmp_path / "text.txt") == text
+
+
 def test_training_sees_no_validation_text(tmp_path):
     """Neither tokenizer nor batches know the held-out part."""
     text = run_text() + "ZQ" * len(run_text())  # what is held out would rule the merges if it were seen
@@ -774,6 +1005,9 @@ def test_text_files(tmp_path):
     (tmp_path / "text.txt").write_bytes("Käthe\r\nrast\n".encode())
     assert data.read_text(tmp_path / "text.txt") == "Käthe\r\nrast\n"
     assert "cannot be read (Is a directory)" in error_of(data.read_text, tmp_path)
+    assert "is a device" in error_of(data.read_text, "/dev/zero")
+    for name in ("a\0b", "\ud800", "x" * 5000):
+        assert "cannot be read" in error_of(data.read_text, name)
 
 
 # The model's door.
@@ -914,10 +1148,24 @@ def test_later_heads_are_logged(tmp_path):
 
 
 def test_a_second_signal_interrupts_and_handlers_come_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with train._stop_between_steps() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        for _ in range(3):  # a terminal and the shell in it both send it
+            signal.raise_signal(signal.SIGHUP)
+        assert stop[1:] == [signal.SIGHUP] * 3
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with train._stop_between_steps() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop == []
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -3,8 +3,10 @@
 import json
 import math
 import shutil
+from itertools import pairwise
 from unicodedata import category
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from checks import RUN_CONFIG, RUN_MODEL, random_parameters, run_text
@@ -13,7 +15,7 @@ from nanoeuler_lib import cli, data, train, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import Parameters
-from nanoeuler_lib.report import Live, report
+from nanoeuler_lib.report import Live, draw_loss, report
 from nanoeuler_lib.watch import WINDOW, Watch, group_of, text_warnings, vitals
 
 GROUPS = ["embed", "layers.0", "heads"]
@@ -107,7 +109,24 @@ def test_data_repeats():
     w = watch(tokens_per_step=50, train_tokens=1000)
     said = {step: w.see(step_entry(step, 1.0)) for step in range(1, 200)}
     assert [step for step, found in said.items() if found] == [80]  # 80 * 50 = 4 * 1000
-    assert "4000 tokens were drawn from a text of 1000, 4.0 passes" in said[80][0]
+    assert said[80][0].startswith(
+        "step 80: the data repeats: 80 steps draw 4000 tokens from a text of 1000, 4.0 passes"
+    )
+
+
+def test_data_that_will_repeat_is_said_before_the_first_step_and_once():
+    config = TrainConfig(**RUN_CONFIG.to_dict() | {"steps": 80})
+    w = watch(config, tokens_per_step=50, train_tokens=1000)
+    (text,) = w.begin()
+    assert text.startswith("the data will repeat: 80 steps draw 4000 tokens from a text of 1000, 4.0 passes")
+    assert not any(w.see(step_entry(step, 1.0)) for step in range(1, 81))
+    assert watch(config, tokens_per_step=50, train_tokens=1001).begin() == []
+
+
+def test_separator_within_a_line():
+    sep, mark = data.SEPARATOR, data.END_OF_TEXT
+    (text,) = text_warnings(sep.join(["one", f"two {mark} three{mark}", "four"]), "new", sep)
+    assert text.startswith(f"{mark} stands in the text 2 times within a line")
 
 
 def test_validation_rises():
@@ -145,7 +164,7 @@ def test_a_run_says_and_logs_it(tmp_path, capfd):
     text = run_text()[:300]
     train.train(tmp_path / "run", text, RUN_MODEL, settings, quiet=False)
     warnings = [entry["warning"] for entry in train.read_log(tmp_path / "run") if "warning" in entry]
-    assert len(warnings) == 1 and "the data repeats" in warnings[0]
+    assert len(warnings) == 1 and "the data will repeat" in warnings[0]
     assert f"warning: {warnings[0]}" in "".join(capfd.readouterr())
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000030")
     before = [e for e in train.read_log(tmp_path / "run") if "warning" in e]
@@ -230,6 +249,36 @@ def test_report_on_what_is_no_run(tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"model": {}, "train": {}, "data": {}}')
     with pytest.raises(NanoEulerError, match="its log has no step yet"):
         report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "first, last, floor",
+    [
+        (4.8, 2.15, None),
+        (2.2, 2.1, None),
+        (8.0, 0.9, None),
+        (6.5, 0.18, 0.164),
+        (9.0, 1e-3, None),
+        (0.31, 0.3, None),
+    ],
+)
+def test_validation_can_be_read_from_the_picture(first, last, floor):
+    """At least four labelled ticks within the axis, none on top of another, and the last figure beside its point."""
+    log = [{"step": 10 * i, "valid_bits_per_byte": first * (last / first) ** (i / 9)} for i in range(10)]
+    figure = draw_loss([{**step_entry(i, 3.0)} for i in range(1, 91)] + log, floor)
+    figure.canvas.draw()
+    axes = figure.axes[1]
+    low, high = axes.get_ylim()
+    ticks = [
+        tick
+        for tick in axes.yaxis.get_major_ticks()
+        if low <= tick.get_loc() <= high and tick.label1.get_text()
+    ]
+    assert 4 <= len(ticks) <= 12
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.y0)
+    assert all(above.y0 > below.y0 + 0.7 * below.height for below, above in pairwise(boxes))
+    assert f"{last:.3f}" in [text.get_text() for text in axes.texts]
+    plt.close(figure)
 
 
 # The live curve.

@@ -1,0 +1,274 @@
+"""The checks of gradients themselves: what they find, what they are not blind to, what they say."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import checks
+import numpy as np
+import pytest
+
+from nanoeuler_lib import gradcheck, ops
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_layer, check_model, compare, numeric_gradient
+
+SMALLER = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=4, ffn=5)
+
+
+def test_layer_check_fails_on_wrong_gradients():
+    w = np.random.default_rng(0).standard_normal((3, 4))
+    forward = lambda w: (w**3, w)
+    right = lambda dy, w: 3 * w**2 * dy
+    assert check_layer(forward, right, {"w": w})[0].ok
+
+    def one_element(dy, w):
+        dw = right(dy, w)
+        dw[1, 2] *= 1 + 3e-6  # one element of twelve, in its sixth decimal
+        return dw
+
+    def halves_in_place(dy, w):
+        dy *= 0.5  # and with it what the check would compare with, if dy were not its own
+        return right(dy, w)
+
+    for wrong in (
+        one_element,
+        halves_in_place,
+        lambda dy, w: 2 * w**2 * dy,
+        lambda dy, w: -right(dy, w),
+        lambda dy, w: np.zeros_like(w),
+        lambda dy, w: np.where(w == w.max(), np.nan, right(dy, w)),
+    ):
+        row = check_layer(forward, wrong, {"w": w})[0]
+        assert not row.ok and row.worst > 1
+    with pytest.raises(NanoEulerError, match=r"gradient of w is \[4, 3\], expected \[3, 4\]"):
+        check_layer(forward, lambda dy, w: right(dy, w).T, {"w": w})
+    with pytest.raises(NanoEulerError, match="backward returned 2 gradients, expected 1"):
+        check_layer(forward, lambda dy, w: (w, w), {"w": w})
+
+
+# What the checks are not blind to: mistakes that vanish where all incoming gradients, or all gains, are equal.
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    p = e / e.sum(axis=-1, keepdims=True)
+    return p, p
+
+
+def layernorm(x):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scale = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return centred * scale, scale
+
+
+@pytest.mark.parametrize("forward", [softmax, layernorm])
+def test_a_layer_whose_outputs_sum_to_a_constant_is_checked(forward):
+    """For dy of ones the gradient is 0 whatever the layer does, and a backward pass of zeros would be right."""
+    x = np.random.default_rng(1).standard_normal((3, 5))
+    row = check_layer(forward, lambda dy, saved: np.zeros_like(dy), {"x": x})[0]
+    assert not row.ok and row.max_rel == 1 and row.norm_rel == pytest.approx(1, rel=1e-6)
+
+
+def test_the_seed_of_a_check_draws_another_direction():
+    w, seen = np.ones((2, 3)), []
+    for seed in (0, 0, 1):
+        check_layer(lambda w: (w, None), lambda dy, _: seen.append(dy.copy()) or dy, {"w": w}, seed)
+    assert np.array_equal(seen[0], seen[1]) and not np.array_equal(seen[1], seen[2])
+    check_layer(lambda w: (w, None), lambda dy, _: seen.append(dy.copy()) or dy, {"w": w})
+    assert np.array_equal(seen[3], seen[0])
+    assert len(np.unique(np.concatenate(seen[1:3]))) == 12
+
+
+R = ops.reference
+WRONG_IN_THE_MODEL = {
+    "a gain left out of RMSNorm's gradient": dict(
+        rmsnorm_backward=lambda dy, saved: (
+            R.rmsnorm_backward(dy, (saved[0], saved[1], np.ones_like(saved[2])))[0],
+            R.rmsnorm_backward(dy, saved)[1],
+        )
+    ),
+    "a gain used in reverse": dict(
+        rmsnorm_backward=lambda dy, saved: (
+            R.rmsnorm_backward(dy, (saved[0], saved[1], saved[2][::-1]))[0],
+            R.rmsnorm_backward(dy, saved)[1],
+        )
+    ),
+    "the mean of all gains": dict(
+        rmsnorm_backward=lambda dy, saved: (
+            R.rmsnorm_backward(dy, (saved[0], saved[1], np.full_like(saved[2], saved[2].mean())))[0],
+            R.rmsnorm_backward(dy, saved)[1],
+        )
+    ),
+    "masked targets count": dict(
+        cross_entropy_backward=lambda d, saved: R.cross_entropy_backward(d, (*saved[:2], np.ones_like(saved[2])))
+    ),
+    "every position counts as the first": dict(
+        cross_entropy_backward=lambda d, saved: R.cross_entropy_backward(np.broadcast_to(d[:, :1], d.shape), saved)
+    ),
+    "softmax's gradient without its sum": dict(
+        attention_backward=lambda dy, saved: (
+            lambda dq, dk, dv: (dq, dk, dv + 1e-4 * dv.mean(axis=2, keepdims=True))
+        )(*R.attention_backward(dy, saved))
+    ),
+    "the first sequence's tokens": dict(
+        embed_backward=lambda dx, saved: R.embed_backward(dx, (np.resize(saved[0][:4], saved[0].shape), saved[1]))
+    ),
+    "angles of the position before": dict(
+        rope_backward=lambda dy, saved: R.rope_backward(dy, tuple(np.roll(x, 1, axis=0) for x in saved))
+    ),
+    "silu for its slope": dict(
+        swiglu_backward=lambda dy, saved: (dy * saved[1] * saved[2], R.swiglu_backward(dy, saved)[1])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_IN_THE_MODEL)
+def test_the_model_check_finds(name):
+    with ops.use(**WRONG_IN_THE_MODEL[name]):
+        rows = check_model(replace(SMALLER, predict=2), time=4)
+    assert not all(row.ok for row in rows)
+
+
+def test_the_model_checked_has_no_equal_gains():
+    """Gains of 1 would hide one that stands in the wrong place; the model is drawn anew for each seed and size."""
+    seen = []
+
+    def kept(config, params=None, **more):
+        seen.append(params)
+        return checks.GPT(config, params, **more)
+
+    with (
+        patch.object(gradcheck, "GPT", kept),
+        patch.object(gradcheck, "numeric_gradient", lambda f, x: 0 * x),
+    ):
+        for std, seed in ((0.3, 0), (0.3, 1), (0.05, 0)):
+            check_model(SMALLER, std, time=3, seed=seed)
+    for params, std in zip(seen, (0.3, 0.3, 0.05)):
+        gains = np.concatenate([p for p in params.values() if p.ndim == 1])
+        matrices = np.concatenate([p.ravel() for name, p in params.items() if name in ("embed", "heads")])
+        assert len(np.unique(gains)) == len(gains) and params.flat.dtype == np.float64
+        assert 0.5 * std < gains.std() < 2 * std and abs(gains.mean() - 1) < std
+        assert 0.8 * std < matrices.std() < 1.2 * std
+    assert len({params.flat.tobytes() for params in seen}) == 3
+
+
+def test_check_batch_is_drawn_from_the_seed():
+    """Tokens and targets of the whole vocabulary, about the share asked for masked; another seed is another batch."""
+    tokens, targets = gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3)
+    assert set(tokens.ravel()) == set(range(11)) and set(targets.ravel()) == set(range(-1, 11))
+    assert (targets == -1).mean() == pytest.approx(0.2, abs=0.04)
+    assert (gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3, 0.5)[1] == -1).mean() == pytest.approx(
+        0.5, abs=0.05
+    )
+    again, other = (
+        gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3),
+        gradcheck.check_batch(CHECK_CONFIG, 40, 8, 4),
+    )
+    assert np.array_equal(tokens, again[0]) and np.array_equal(targets, again[1])
+    assert not np.array_equal(tokens, other[0]) and not np.array_equal(targets, other[1])
+
+
+# The difference quotient itself.
+
+
+def test_quotient_meets_known_slopes():
+    x = np.random.default_rng(0).standard_normal((3, 2, 2))
+    for f, slope in (
+        (lambda: np.sin(x).sum(), np.cos(x)),
+        (lambda: np.exp(0.5 * x).sum(), 0.5 * np.exp(0.5 * x)),
+        (lambda: float(x.prod()), x.prod() / x),
+        (lambda: 7.0, np.zeros_like(x)),
+    ):
+        np.testing.assert_allclose(numeric_gradient(f, x), slope, rtol=1e-9, atol=1e-12)
+
+
+def test_order_of_the_quotient():
+    """Halving h divides the error by 2^order; polynomials below that degree come out exactly."""
+    x = np.array([0.7])
+    for order, h in ((2, 1e-2), (4, 1e-1)):
+        errors = [
+            abs(numeric_gradient(lambda: np.exp(2 * x[0]), x, h=step, order=order)[0] - 2 * np.exp(1.4))
+            for step in (h, h / 2)
+        ]
+        assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.05)
+        polynomial = numeric_gradient(lambda order=order: x[0] ** order, x, h=0.1, order=order)
+        assert polynomial == pytest.approx(order * x ** (order - 1), rel=1e-12)
+
+
+def test_quotient_puts_x_back():
+    x = np.random.default_rng(0).standard_normal((4, 3)).T  # not contiguous
+    x[0, 0], x[1, 1] = 1e-300, 1e300
+    before = x.copy()
+    numeric_gradient(lambda: x[2].sum(), x)
+    assert np.array_equal(x, before)
+
+
+def test_quotient_of_a_scalar():
+    x = np.array(2.0)
+    assert numeric_gradient(lambda: float(x**2), x) == pytest.approx(4.0, rel=1e-9)
+
+
+def test_quotient_refuses_float32():
+    with pytest.raises(NanoEulerError, match="x is float32, expected float64"):
+        numeric_gradient(lambda: 0.0, np.zeros(3, np.float32))
+
+
+def test_comparison():
+    n = np.array([1.0, -2.0, 0.0, 1e-13])
+    assert compare("x", n, n).worst == 0 and compare("x", n, n).norm_rel == 0
+    row = compare("x", n + np.array([5e-7, 0, 0, 0]), n)
+    assert row.ok and row.max_abs == pytest.approx(5e-7) and row.max_rel == pytest.approx(5e-7)
+    assert not compare("x", n + np.array([0, 0, 2e-12, 0]), n).ok  # a zero must be met to 1e-12
+    assert compare("x", n + np.array([0, 0, 5e-13, 0]), n).ok
+    for bad in (np.nan, np.inf):
+        wrong = np.array([1.0, bad, 0.0, 1e-13])
+        assert not compare("x", wrong, n).ok and not compare("x", n, wrong).ok
+        assert compare("x", wrong, n).norm_rel == np.inf
+    assert compare("x", np.zeros(2), np.zeros(2)).ok
+    assert compare("x", np.ones(2), np.zeros(2)).norm_rel == np.inf
+
+
+def test_a_row_says_how_far():
+    """Each figure of a row is what its docstring says, for errors that differ in size from element to element."""
+    n = np.array([[1.0, -2.0], [4.0, 0.0]])
+    a = n + np.array([[1e-3, 0.0], [-8e-3, 1e-5]])
+    row = compare("w", a, n)
+    assert row.name == "w" and row.shape == (2, 2)
+    assert row.max_abs == pytest.approx(8e-3, rel=1e-9) and row.max_rel == pytest.approx(1.0)
+    assert row.norm_rel == pytest.approx(np.sqrt(1e-6 + 64e-6 + 1e-10) / np.sqrt(21), rel=1e-9)
+    assert row.worst == pytest.approx(1e-5 / (1e-6 * 1e-5 + 1e-12), rel=1e-6)  # where nothing should be
+    loose = compare("w", a, n, rtol=1e-2, atol=1e-3)
+    assert (
+        loose.worst == pytest.approx(max(8e-3 / (4e-2 + 1e-3), 1e-3 / (1.001e-2 + 1e-3)), rel=1e-6)
+        and loose.ok
+    )
+    assert compare("w", np.zeros((0, 3)), np.zeros((0, 3))).max_abs == 0
+    shortened = compare("w", 0.5 * n, n)
+    assert shortened.max_rel == pytest.approx(0.5) and shortened.norm_rel == pytest.approx(0.5)
+
+
+def test_the_table_is_read_by_columns():
+    rows = [
+        gradcheck.Row("layers.0.qkv", (16, 32), 1.24e-9, 3e-7, 0.4, 2e-8),
+        gradcheck.Row("scalar", (), 0.5, 1.0, 2500.0, 0.12),
+    ]
+    head, first, second = gradcheck.table(rows).splitlines()
+    assert head.split() == ["tensor", "shape", "max", "abs", "max", "rel", "in", "norm", "verdict"]
+    assert first.split() == ["layers.0.qkv", "16x32", "1.2e-09", "3.0e-07", "2.0e-08", "ok"]
+    assert second.split()[:5] == ["scalar", "scalar", "5.0e-01", "1.0e+00", "1.2e-01"]
+    assert second.endswith("WRONG (2.5e+03 x the tolerance)")
+    assert gradcheck.table(rows, by_norm=True).splitlines()[2].endswith("WRONG (1.2e+05 x the tolerance)")
+    assert head.index("shape") == first.index("16x32") == second.index("scalar", 6)
+    edge = gradcheck.Row("w", (1,), 0, 0, 1.0, 1e-6)
+    assert (
+        gradcheck.table([edge]).endswith("ok")
+        and gradcheck.table([edge], by_norm=True).endswith("ok")
+        and edge.ok
+    )
+
+
+def test_table_names_what_is_wrong():
+    good, bad = compare("good", np.ones(3), np.ones(3)), compare("bad", np.ones((3, 2)), 2 * np.ones((3, 2)))
+    text = gradcheck.table([good, bad])
+    assert "ok" in text.splitlines()[1] and "WRONG" in text.splitlines()[2] and "3x2" in text
+    assert "WRONG" in gradcheck.table([bad], by_norm=True) and "ok" in gradcheck.table([good], by_norm=True)

@@ -1,0 +1,256 @@
+"""Rules of the world's tasks, played through by brute force, and what a seed gives; without a large sample: fast."""
+
+import hashlib
+import json
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import world
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.world import grammar, tasks, town
+from nanoeuler_lib.world.story import _draw
+
+ENDS = {  # Euler's map: north bank, Kneiphof, south bank, east
+    "Blacksmith's": "NK", "Merchant's": "NK", "Green": "KS", "Giblet": "KS", "Honey": "KE", "Wooden": "NE",
+    "High": "SE",
+}  # fmt: skip
+SHORE = {"Altstadt": "N", "Kneiphof": "K", "Vorstadt": "S", "Lomse": "E"}
+
+
+def named(routes):
+    *most, last = [f"the {bridge} Bridge" for bridge in routes]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def ends_at(problem, route):
+    """Where a walk over these bridges ends, by the map; None where one is closed or not there to be crossed."""
+    here = SHORE[problem.start]
+    for bridge in route:
+        if f"the {bridge} Bridge" in problem.closed or here not in ENDS[bridge]:
+            return None
+        here = ENDS[bridge].replace(here, "")
+    return here
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_list_of_bridges_gets_its_reward(seed):
+    """All 2,800 lists of up to four bridges: repeated ones, dead ends and detours too."""
+    problem = world.route_problem(seed)
+    paid = {True: 0, False: 0}
+    for length in (1, 2, 3, 4):
+        for route in product(ENDS, repeat=length):
+            answer, once = f"Over {named(route)}.", len(set(route)) == length
+            arrives = ends_at(problem, route) == SHORE[problem.goal]
+            paid[once] += arrives
+            assert world.route_reward(problem, answer) == float(arrives and once), answer
+            last_open = f"the {route[-1]} Bridge" not in problem.closed
+            touches = SHORE[problem.goal] in ENDS[route[-1]]
+            assert world.route_reward_hackable(problem, answer) == float(last_open and touches), answer
+            if length < 3:
+                for other in (
+                    answer[:-1],
+                    answer.lower(),
+                    answer + " " + answer,
+                    f"{answer} Or so.",
+                    f"I go {answer}",
+                ):
+                    assert world.route_reward(problem, other) == 0.0
+                assert world.route_reward(problem, f"  {answer}\n") == float(arrives and once)
+    assert paid[True] and paid[False], "the lists hold nothing that only the rule of one use tells apart"
+
+
+@pytest.mark.parametrize("answer", ["", "Over .", "Over nothing.", "Swim.", "Over the Golden Bridge."])
+def test_an_answer_without_bridges_gets_nothing(answer):
+    problem = world.route_problem(0)
+    assert world.route_reward(problem, answer) == world.route_reward_hackable(problem, answer) == 0.0
+
+
+def test_the_answer_is_a_shortest_route():
+    closed_counts = set()
+    for seed in range(60):
+        problem = world.route_problem(seed)
+        assert problem.start != problem.goal and len(set(problem.closed)) == len(problem.closed) <= 4
+        closed_counts.add(len(problem.closed))
+        route = [bridge for bridge in problem.answer[5:-1].replace(" and ", ", ").split(", ")]
+        shortest = next(
+            length
+            for length in range(1, 8)
+            if any(ends_at(problem, walk) == SHORE[problem.goal] for walk in product(ENDS, repeat=length))
+        )
+        assert len(route) == shortest and world.route_reward(problem, problem.answer) == 1.0
+        walker = next(str(person) for person in town.PEOPLE if f"can {person} walk" in problem.prompt)
+        news = problem.closed and named(
+            b.removeprefix("the ").removesuffix(" Bridge") for b in problem.closed
+        )
+        is_are = "is" if len(problem.closed) == 1 else "are"
+        expected = f"{news} {is_are} closed. " if news else ""
+        expected += f"How can {walker} walk from {problem.start} to {problem.goal}? "
+        assert problem.prompt == expected[0].upper() + expected[1:]
+    assert closed_counts == {0, 1, 2, 3, 4}
+
+
+def digest(values):
+    text = json.dumps(values, ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def story_values(story):
+    questions = [list(q) for q in story.questions]
+    return [story.kind, story.text, story.facts, questions, story.steps, story.choices]
+
+
+def test_a_seed_always_gives_the_same():
+    """Stories with facts, questions and derivation, preferences and routes: models and figures were made of them."""
+    kinds = list(world.KINDS)
+    found = {
+        "of a kind": digest([story_values(world.sample(seed, kinds[seed % 8])) for seed in range(160)]),
+        "in a row": digest([story_values(story) for story in world.stories(40, 5)]),
+        "preferences": digest([vars(world.preference(seed, kinds[seed % 8])) for seed in range(160)]),
+        "of any kind": digest([vars(world.preference(seed)) for seed in range(24)]),
+        "routes": digest([vars(world.route_problem(seed)) for seed in range(80)]),
+        "corpus": digest(world.corpus(2000, 3)),
+    }
+    assert found == EXPECTED
+
+
+EXPECTED = {
+    "of a kind": "e7e3e42376673041",
+    "in a row": "a8a4659127f1e527",
+    "preferences": "459628057b68bf4b",
+    "of any kind": "a151b4b667ab7226",
+    "routes": "97dff8fffe0ec7af",
+    "corpus": "36ef54b63913e998",
+}
+
+
+def test_what_each_byte_and_token_costs_stays():
+    """Costs, tags and distances of 64 stories cut every third byte: the floor under every figure."""
+    kinds, values = list(world.KINDS), []
+    for seed in range(64):
+        story = world.sample(seed, kinds[seed % 8])
+        costs = world.byte_costs(story.text)
+        size = len(story.text.encode())
+        assert len(costs) == size and world.code_length(story.text) == pytest.approx(costs.sum())
+        again = world.parse(story.text)
+        assert (again.text, again.facts, again.questions) == (story.text, story.facts, story.questions)
+        lengths = [3] * (size // 3) + [size % 3] * (size % 3 > 0)
+        truth = world.token_truth(story.text, lengths)
+        assert truth.bits.sum() == pytest.approx(costs.sum())
+        assert (truth.tag.dtype, truth.words.dtype, truth.bytes.dtype) == (np.int8, np.int32, np.int32)
+        values += [
+            [round(float(costs.sum()), 6)],
+            truth.tag.tolist(),
+            truth.words.tolist(),
+            truth.bytes.tolist(),
+        ]
+    assert digest(values) == COSTS
+    texts = [world.sample(seed).text for seed in range(5)]
+    floor = sum(world.code_length(text) for text in texts) / sum(len(text.encode()) for text in texts)
+    assert world.floor(texts) == pytest.approx(floor) == world.floor(world.SEPARATOR.join(texts))
+
+
+COSTS = "468df6ef72b387b9"
+
+
+def test_a_preference_is_of_a_kind_or_of_any():
+    assert {world.preference(seed).kind for seed in range(60)} == set(world.KINDS)
+    for kind in world.KINDS:
+        pair = world.preference(3, kind)
+        assert pair.kind == kind and pair.chosen != pair.rejected and pair.prompt.endswith("? ")
+
+
+def test_one_step_is_remembered_as_the_oldest_of_its_reasons():
+    """`know` dates a fact by the oldest reason, or by the step just told where it has none."""
+    random = Random(0)
+    tale = grammar.Tale(grammar.Writer(random), {})
+    words = [grammar.Word({"": str(i)}) for i in range(4)]
+    tale.say(["{a}."], a=words)
+    tale.say(["{b}."], b=words)
+    tale.say(["{c}."], c=words)
+    for reasons, step in ((("a", "c"), 0), (("c", "b"), 1), (("b",), 1), ((), 2), (("c", "b", "a"), 0)):
+        tale.know("x", words[0], words, *reasons)
+        assert (
+            tale.facts["x"].step == step and tale["x"] is words[0] and tale.facts["x"].domain == tuple(words)
+        )
+
+
+def test_both_closures_count():
+    """How many bridges are open, and Euler's answer, follow from what closed and opened."""
+    seen = set()
+    for story in (world.sample(seed, "bridges") for seed in range(60)):
+        closed = {story.facts["bridge"], story.facts.get("second", story.facts["bridge"])}
+        opened = story.facts["open"] == "seven"
+        seen.add((len(closed), opened))
+        left = [bridge for bridge in town.BRIDGES if opened or str(bridge) not in closed]
+        assert story.facts["open"] == str(town.NUMBERS[len(left)])
+        odd = [shore for shore, end in SHORE.items() if sum(end in ENDS[b.forms["name"]] for b in left) % 2]
+        assert story.facts["euler"].startswith("Yes") == (len(odd) <= 2)
+        assert all(shore in story.facts["euler"] for shore in odd if len(odd) == 2)
+    assert seen == {(1, True), (1, False), (2, False)}
+
+
+def test_what_is_refused():
+    for call in (lambda: world.sample(1, "opera"), lambda: world.preference(1, "opera")):
+        with pytest.raises(
+            NanoEulerError,
+            match=f"^there is no kind of story 'opera', expected one of {', '.join(world.KINDS)}$",
+        ):
+            call()
+    for size in (0, -3):
+        with pytest.raises(
+            NanoEulerError, match=f"^the corpus is to have {size} bytes, expected at least 1$"
+        ):
+            world.corpus(size, 0)
+    story = world.sample(2)
+    size = len(story.text.encode())
+    with pytest.raises(
+        NanoEulerError, match=f"^the tokens have {size + 1} bytes in all, expected {size} as the story has$"
+    ):
+        world.token_truth(story.text, [size, 1])
+    with pytest.raises(
+        NanoEulerError, match=f"^the story is over at byte {size}, found b' More of i.*' after it$"
+    ):
+        world.parse(story.text + " More of it follows, and more.")
+    with pytest.raises(
+        NanoEulerError,
+        match=r"^not a story of Königsberg: nothing there goes on like byte 2, b'ce upon a time there'$",
+    ):
+        world.parse("Once upon a time there was")
+
+
+def test_a_corpus_is_as_few_stories_as_reach_its_size():
+    for size in (1, 500, 1234):
+        texts = world.corpus(size, 9).split(world.SEPARATOR)
+        whole = len(world.SEPARATOR.join(texts).encode())
+        before = len(world.SEPARATOR.join(texts[:-1]).encode())
+        assert before < size <= whole and texts == [story.text for story in world.stories(len(texts), 9)]
+    exact = len(world.SEPARATOR.join(story.text for story in world.stories(3, 9)).encode())
+    assert len(world.corpus(exact, 9).split(world.SEPARATOR)) == 3
+    assert len(world.corpus(exact + 1, 9).split(world.SEPARATOR)) == 4
+
+
+def test_the_graph_of_the_town():
+    """Shores, ends and ways over the bridges, against the map."""
+    back = {letter: name for name, letter in SHORE.items()}
+    assert [str(s) for s in town.SHORES] == ["Kneiphof", "Altstadt", "Vorstadt", "Lomse"]
+    for bridge in town.BRIDGES:
+        ends = ENDS[bridge.forms["name"]]
+        assert {str(s) for s in town.shores_of(bridge)} == {back[e] for e in ends}
+        one, other = town.shores_of(bridge)
+        assert town.across(bridge, one) is other and town.across(bridge, other) is one
+    for shore in town.SHORES:
+        ways = town.crossings(shore)
+        over = {
+            name: ends.replace(SHORE[str(shore)], "")
+            for name, ends in ENDS.items()
+            if SHORE[str(shore)] in ends
+        }
+        assert {str(w): w.forms["to"] for w in ways} == {f"the {n} Bridge": back[e] for n, e in over.items()}
+        for way in ways:
+            assert not way.once and way.weight == 1 / list(over.values()).count(SHORE[way.forms["to"]])
+    assert town.joined(town.BRIDGES) and not town.joined([town.BRIDGES[0], town.BRIDGES[6]])
+    assert tasks._shortest(town.KNEIPHOF, town.LOMSE, [town.BRIDGES[0]]) == []
+    assert _draw(Random(4), None) == world.sample(4)
