@@ -8,12 +8,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 NB     ?= $(wildcard notebooks/*.ipynb)
+MODULE ?=
+SAMPLE ?= 300
+SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test lab execute notebook text mirror maps results assignment terms lint format lock oracle clean
+.PHONY: help setup book test portable mutants-library lab execute notebook text mirror maps results assignment terms lint format lock oracle clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## the virtual environment .venv and everything in it (the other targets call it)
 
@@ -30,7 +33,13 @@ book: $(READY)  ## the rendered book: _build/html/index.html (warnings are error
 # Each process computes with one BLAS thread: JOBS processes share the cores already.
 test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
-	    --nbval-sanitize-with=tools/nbval_sanitize.cfg tests $(wildcard notebooks/*.ipynb) $(ARGS)
+	    --nbval-sanitize-with=tools/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300 tests $(wildcard notebooks/*.ipynb) $(ARGS)
+
+portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
+	$(BIN)/python -m tools.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
+
+mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0)
+	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED)
 
 lab: $(READY)  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=. notebooks

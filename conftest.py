@@ -3,8 +3,15 @@
 import functools
 import importlib.util
 import os
+import signal
 
 import pytest
+
+pytest_plugins = ["tools.compare"]
+
+# Under nohup a hang-up is ignored, by the processes that tests start as well; the tests of a closed terminal need it.
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

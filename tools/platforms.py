@@ -101,6 +101,7 @@ def built(compiler: str, target: str) -> str:
             made = [
                 *zig,
                 *c.RUNTIME,
+                *c.runtime_symbols(),
                 *defines,
                 "-fno-sanitize=undefined",
                 "-c",
@@ -110,7 +111,9 @@ def built(compiler: str, target: str) -> str:
             ]
             subprocess.run(made, check=True)
             for name, text in texts.items():
-                exports = "\n".join(f"EXPORT_KERNEL({i}, {s.name})" for i, s in enumerate(signatures(text)))
+                exports = "\n".join(
+                    f"NANOEULER_EXPORT_KERNEL({i}, {s.name})" for i, s in enumerate(signatures(text))
+                )
                 prepared = prepare(name, text, c.KERNELS).prepared
                 Path(source).write_text(f'#include "device.h"\n{prepared}\n{exports}\n', "utf-8")
                 include = [f"-I{c.INCLUDE / 'cpu'}", f"-I{c.INCLUDE}"]

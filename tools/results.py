@@ -41,7 +41,12 @@ def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER) -> Pa
 
 
 def commit() -> str:
-    """The commit, with "-dirty" if the tree has changes; "unknown" outside a repository."""
+    """The commit, with "-dirty" if the tree has changes; "unknown" outside a repository.
+
+    NANOEULER_COMMIT names it on a machine that was given the tree of a commit without its history.
+    """
+    if given := os.environ.get("NANOEULER_COMMIT"):
+        return given
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -31,7 +31,11 @@ else
     "$interpreter" -m venv "$venv"
     install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
 fi
-install --require-hashes -r requirements.txt
+# The lock names every package, so pip has nothing to resolve (and older pips trip over a locked package's extras).
+if ! install --no-deps --require-hashes -r requirements.txt; then
+    echo "set-up: packages could not be fetched (the reason stands above); it needs a network, or PIP_INDEX_URL a mirror" >&2
+    exit 1
+fi
 install --no-deps --no-build-isolation --editable .
 
 # JupyterLab without nbgrader's buttons (instructors use `make assignment`) and without asking to fetch news.
