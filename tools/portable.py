@@ -159,10 +159,7 @@ def unlike(own: dict, runnable: list[Setting], turn: int) -> list[Setting]:
     """Two settings whose kernels and vectors are not this machine's own, others at each turn."""
     groups = set(own["dispatch"]) & set(own["features"])
     width = "AVX-512" if any(map(_wide, groups)) else "AVX2" if groups else "SSE4"
-    slow = (
-        "Sandybridge",
-        "SSE4",
-    )  # AVX and SSE instructions in turn: several times as long, for what others find too
+    slow = ("Sandybridge", "SSE4")  # AVX and SSE instructions in turn: several times as long
     fast = [s for s in runnable if (s.kernels, s.vectors) != slow]
     other = [s for s in fast if s.kernels not in own["blas"] and s.vectors != width]
     apart = [s for s in other if s.kernels != other[turn % len(other)].kernels]
@@ -192,14 +189,9 @@ def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> 
     report, log, began = LOGS / f"{name}.xml", LOGS / f"{name}.log", time.perf_counter()
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", "-n", str(jobs), "--dist", "loadscope", "--color=no"]
-    command += [
-        "-p",
-        "no:cacheprovider",
-        "--nbval",
-        "--nbval-current-env",
-        "--nbval-kernel-startup-timeout=300",
-    ]
-    command += ["--nbval-sanitize-with=tools/nbval_sanitize.cfg", f"--junitxml={report}", *map(str, paths)]
+    command += ["-pno:cacheprovider", f"--junitxml={report}", "--nbval", "--nbval-current-env"]
+    command += ["--nbval-kernel-startup-timeout=300", "--nbval-sanitize-with=tools/nbval_sanitize.cfg"]
+    command += map(str, paths)
     with open(log, "w") as file:
         environment = clean_environment() | setting.variables(dispatch)
         code = subprocess.run(
