@@ -410,7 +410,7 @@ def test_losses_have_the_dtype_of_the_model_and_of_float64_where_they_are_added(
 
 
 def test_cores_and_blas_threads(monkeypatch):
-    """Cores of this process; where the system does not tell them, of the machine; 1 where nobody knows."""
+    """What is asked for; else cores of this process; if the system tells none, of the machine; 1 if nobody knows."""
     import os
 
     from threadpoolctl import threadpool_info
@@ -420,6 +420,11 @@ def test_cores_and_blas_threads(monkeypatch):
     with one_blas_thread():
         blas = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
         assert blas and set(blas) == {1}
+    for asked, expected in (("5", 5), ("1", 1), ("0", 3), ("-2", 3), ("many", 3), ("", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 9}, raising=False)
+        assert cores() == expected
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda process: {1, 4, 9} if process == 0 else {1}, raising=False
     )
