@@ -35,8 +35,8 @@ VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest that NumPy's loops may use
 THREADS = (1, 2, 4)
 
 # Tests that compute nothing in floating point, or run kernels whose operations the host compiler fixes.
-NOT_NUMERIC = ("test_book", "test_cuda_", "test_hostile", "test_kernels", "test_kill", "test_learner", "test_nvrtc",
-               "test_portable")  # fmt: skip
+NOT_NUMERIC = ("test_book", "test_cuda_", "test_hostile", "test_kernels", "test_kill", "test_learner", "test_mutants",
+               "test_nvrtc", "test_portable")  # fmt: skip
 UNSET = re.compile(r"(OPENBLAS|GOTO|OMP|MKL|NPY)_")
 PROBE = """
 import json, threadpoolctl
