@@ -132,3 +132,16 @@ def test_an_ambiguous_grammar_is_found(templates):
     with pytest.raises(NanoEulerError, match="ambiguous"):
         for text in (b"Murr sat.", b"Murr sat. He purred."):
             grammar.Tale(grammar.Reader(text), {"how": ("sat", "ran")}).say(templates)
+
+
+@pytest.mark.parametrize("left, chosen", [(0.0, 0), (0.25, 1), (0.49, 1), (0.5, 2), (0.99, 2)])
+def test_shares_are_half_open_intervals(left, chosen):
+    """A number on the border between two ways belongs to the second: `random` draws from [0, 1)."""
+
+    class Fixed:
+        def random(self):
+            return left
+
+    ways = [grammar.Branch(share, (text,)) for share, text in ((0.25, b"a"), (0.25, b"b"), (0.5, b"c"))]
+    source = grammar.Writer(Fixed())
+    assert source.choose(ways, None).choices == (chosen,) and source.text == ways[chosen].parts[0]
