@@ -392,7 +392,7 @@ static inline bool two_warps_beside(const Group* group, unsigned warp) {
 }
 
 // A read or an atomic: note it with others like it, of the same warp and epoch.
-static inline __attribute__((always_inline)) void remember(Cell* cell, Visit now, unsigned epoch) {
+static INLINE void remember(Cell* cell, Visit now, unsigned epoch) {
   unsigned thread = (unsigned)now.thread(), lane = 1u << thread % 32;
   unsigned where = thread / 32 << 27 | (unsigned)now.kind() << 25 | (epoch & WARP_EPOCH);
   Group* group = cell->group;
@@ -439,21 +439,40 @@ static void remember_apart(Cell* cell, Visit now, Group mine) {
            (group[0].warp() == group[1].warp() && group[0].warp() != mine.warp())) group[1] = mine;
 }
 
-// Most accesses read 4 bytes that were written before the last barrier, or by nobody: those are settled here, at half
-// the price. False: `access` has to look.
-static inline bool plain_read(uintptr_t address, Site site) {
-  Block* block = checked_block;
+// Most accesses are of 4 bytes that this block has left alone since its last barrier, or of which nobody has heard: those
+// are settled here, at half the price. False: `access` has to look.
+static INLINE Cell* plain_cell(Block* block, uintptr_t address, Site site) {
   Array* array = array_at[site & 255];
-  if (address - array->start >= array->end - array->start) return false;
-  if (address & 3 || array->grain != 2 || !array->shadow || block->traced || array->end - address < 4) return false;
+  if (address - array->start >= array->end - array->start) return nullptr;
+  if (address & 3 || array->grain != 2 || !array->shadow || block->traced || array->end - address < 4) return nullptr;
   Cell* cell = &array->shadow[(address - array->start) >> 2];
-  Visit then = cell->write;
-  uint64_t when = (uint64_t)block->serial << 32 | block->epoch;
-  bool before = (then.when ^ when) >> 32 == 0 && then.when != when && then.kind() == WRITE;
-  bool never = then.when == 0 && !is_shared(block, array);
-  if (!before && !never) return false;
+  uint64_t then = cell->write.when;
+  bool before = then >> 32 == block->serial && (unsigned)then != block->epoch && cell->write.kind() == WRITE;
+  bool never = then == 0 && !is_shared(block, array);
+  return before || never ? cell : nullptr;
+}
+
+static INLINE bool plain_read(uintptr_t address, Site site) {
+  Block* block = checked_block;
+  Cell* cell = plain_cell(block, address, site);
+  if (!cell) return false;
   Fiber* fiber = self();
   remember(cell, visit_now(fiber, block, READ, site), fiber->warp->epoch);
+  return true;
+}
+
+static INLINE bool plain_write(uintptr_t address, Site site) {
+  Block* block = checked_block;
+  Cell* cell = plain_cell(block, address, site);
+  if (!cell || cell->elsewhere.when || array_at[site & 255]->read_only) return false;
+  Fiber* fiber = self();
+  Visit now = visit_now(fiber, block, WRITE, site);
+  const Group& reader = cell->group[0];
+  bool before = cell->when != now.when && cell->when >> 32 == block->serial;
+  bool mine = cell->when == now.when && reader.lanes == 1u << fiber->lane && reader.warp() == fiber->thread / 32 &&
+              !cell->group[1].lanes;
+  if (cell->when && !before && !mine) return false;
+  put(cell->write, now);
   return true;
 }
 
@@ -684,7 +703,9 @@ RUNTIME_API void __sanitizer_cov_trace_pc() {
   RUNTIME_API void __tsan_##PREFIX##read##BYTES(void* p) {                                                           \
     if (BYTES != 4 || !plain_read((uintptr_t)p, HERE)) access((uintptr_t)p, BYTES, READ, HERE);                      \
   }                                                                                                                  \
-  RUNTIME_API void __tsan_##PREFIX##write##BYTES(void* p) { access((uintptr_t)p, BYTES, WRITE, HERE); }              \
+  RUNTIME_API void __tsan_##PREFIX##write##BYTES(void* p) {                                                          \
+    if (BYTES != 4 || !plain_write((uintptr_t)p, HERE)) access((uintptr_t)p, BYTES, WRITE, HERE);                    \
+  }                                                                                                                  \
   RUNTIME_API void __tsan_##PREFIX##read_write##BYTES(void* p) {                                                     \
     access((uintptr_t)p, BYTES, READ, HERE);                                                                         \
     access((uintptr_t)p, BYTES, WRITE, HERE);                                                                        \

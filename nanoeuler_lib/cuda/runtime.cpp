@@ -21,7 +21,10 @@
 
 using namespace runtime;
 
+#define INLINE inline __attribute__((always_inline))  // where a checked kernel spends its time
+
 static void report(Block*, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
+static void report_at(int line, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
 static void begin_finding(Finding*, Fiber*, const char* kind, const char* message);
 [[noreturn]] static void leave(Block*);
 static void check_begin(Launch*);
@@ -138,7 +141,7 @@ static void give_back_block(Block* block) {
   unlock(&free_blocks_lock);
 }
 
-static void switch_to(Block*, void** save, int thread);
+static INLINE void switch_to(Block*, void** save, int thread);
 static unsigned serials;
 
 static void run_block(Block* block, uint64_t linear_index) {
@@ -232,21 +235,27 @@ static void become_thread(Fiber* fiber, Block* block, int thread) {
   block->started[thread] = true;
 }
 
+static int next_warp(Block*, const Warp*);
+
 // The next thread that can run: this warp's other lanes in order, then the next warps. -1: none. With `leave_warp`
 // the lanes below wait for their turn, so that every thread gets one.
-static int next_runnable(Block* block, int thread, bool leave_warp = false) {
-  unsigned w = (unsigned)thread / 32, lane = 1u << thread % 32, others = block->warp[w].runnable & ~lane;
-  unsigned above = others & ~(lane - 1);
-  if (above) return (int)(w * 32) + __builtin_ctz(above);
-  if (others && !leave_warp) return (int)(w * 32) + __builtin_ctz(others);
-  for (unsigned k = 1; k <= block->warps_used; k++) {
-    Warp& warp = block->warp[(w + k) % block->warps_used];
-    if (warp.runnable) return warp.first + __builtin_ctz(warp.runnable);
+static INLINE int next_runnable(Fiber* fiber, bool leave_warp = false) {
+  const Warp* warp = fiber->warp;
+  unsigned lane = 1u << fiber->lane, others = warp->runnable & ~lane, above = others & -lane;
+  if (above) return warp->first + __builtin_ctz(above);
+  if (others && !leave_warp) return warp->first + __builtin_ctz(others);
+  return next_warp(fiber->block, warp);
+}
+
+static int next_warp(Block* block, const Warp* warp) {
+  for (unsigned k = 1, w = (unsigned)(warp - block->warp); k <= block->warps_used; k++) {
+    const Warp& next = block->warp[(w + k) % block->warps_used];
+    if (next.runnable) return next.first + __builtin_ctz(next.runnable);
   }
   return -1;
 }
 
-static void switch_to(Block* block, void** save, int thread) {
+static INLINE void switch_to(Block* block, void** save, int thread) {
   if (!block->started[thread]) become_thread(new_stack(block), block, thread);
   switch_stack(save, block->fiber[thread]->stack_pointer);
 }
@@ -262,9 +271,9 @@ static bool stopped(Block* block) { return __atomic_load_n(&block->launch->stop,
 
 static void deadlock(Block*);
 
-static void run_another(Fiber* fiber, bool leave_warp = false) {
+static INLINE void run_another(Fiber* fiber, bool leave_warp = false) {
   Block* block = fiber->block;
-  int thread = next_runnable(block, fiber->thread, leave_warp);
+  int thread = next_runnable(fiber, leave_warp);
   if (thread < 0) {
     deadlock(block);
     leave(block);
@@ -309,7 +318,7 @@ static void run_threads() {
         break;
       }
     }
-    int next = next_runnable(block, fiber->thread);
+    int next = next_runnable(fiber);
     if (next < 0 && block->alive) {
       deadlock(block);
       leave(block);
@@ -329,21 +338,45 @@ static void run_threads() {
 
 // By which calls a thread came to where it is, as one number: a function with a barrier in it may be called from two
 // branches. Checked kernels are compiled so that the frames of their functions are a linked list.
-static inline uint64_t path_of(Fiber* fiber, uintptr_t frame) {
+struct Frame {
+  Frame* caller;
+  uintptr_t return_address;
+};
+
+#ifdef CHECKED
+// Above the kernel's own frame stand two of device.h's, the same for all threads: the path does not count them.
+static uintptr_t find_kernel_return(Fiber* fiber, const Frame* frame) {
+  uintptr_t last[3] = {1, 1, 1};
+  for (const Frame* next; frame < (Frame*)fiber->top; frame = next) {
+    last[0] = last[1];
+    last[1] = last[2];
+    last[2] = frame->return_address;
+    next = frame->caller;
+    if (next <= frame) break;
+  }
+  return fiber->block->launch->kernel_returns_to = last[0];
+}
+#endif
+
+// `frame`: of a function of the runtime that one of device.h's has called.
+static INLINE uint64_t path_of(Fiber* fiber, void* frame) {
   uint64_t path = 1;
 #ifdef CHECKED
-  for (uintptr_t next; frame < fiber->top && frame % 8 == 0; frame = next) {
-    path = path * 0x9e3779b97f4a7c15u + ((uintptr_t*)frame)[1];
-    next = ((uintptr_t*)frame)[0];
-    if (next <= frame) break;
+  const Frame *top = (Frame*)fiber->top, *next = ((Frame*)frame)->caller;
+  uintptr_t kernel_returns_to = fiber->block->launch->kernel_returns_to;
+  if (!kernel_returns_to) kernel_returns_to = find_kernel_return(fiber, next);
+  for (const Frame* f = next; f < top && f->return_address != kernel_returns_to; f = next) {
+    path = path * 0x9e3779b97f4a7c15u + f->return_address;
+    next = f->caller;
+    if (next <= f) break;  // the kernel wrote over it
   }
 #endif
   return path;
 }
 
-RUNTIME_API unsigned long long call_path() { return path_of(self(), (uintptr_t)__builtin_frame_address(0)); }
+RUNTIME_API unsigned long long call_path() { return path_of(self(), __builtin_frame_address(0)); }
 
-static void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
+static INLINE void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
   Block* block = fiber->block;
   if (block->arrived == 0) {
     block->barrier_line = line;
@@ -363,7 +396,7 @@ static void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
 
 RUNTIME_API void barrier(int line) {
   Fiber* fiber = self();
-  wait_at_barrier(fiber, path_of(fiber, (uintptr_t)__builtin_frame_address(0)), line);
+  wait_at_barrier(fiber, path_of(fiber, __builtin_frame_address(0)), line);
 }
 
 static void release_barrier(Block* block) {
@@ -387,7 +420,7 @@ static void release_barrier(Block* block) {
 RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
   Fiber* fiber = self();
   Block* block = fiber->block;
-  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
+  uint64_t path = path_of(fiber, __builtin_frame_address(0));
   if (block->arrived == 0) block->votes = block->voters = 0;
   block->votes += predicate != 0;
   block->voters++;
@@ -404,7 +437,7 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Warp* warp = fiber->warp;
   NamedBarrier* b = &block->named[number & (NAMED_BARRIERS - 1)];
   int w = warp->first / 32;
-  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
+  uint64_t path = path_of(fiber, __builtin_frame_address(0));
   const char* wrong = nullptr;
   if (number < 1 || number >= NAMED_BARRIERS) wrong = "its number is 1 to 15 (0 is __syncthreads()), got %d";
   else if (threads < 32 || threads > MAX_THREADS || threads % 32)
@@ -416,8 +449,7 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   if (wrong) {
     char message[160];
     snprintf(message, sizeof message, wrong, number, threads, b->threads);
-    report(block, fiber, "divergent barrier", "a named barrier: %s", message);
-    block->launch->config->finding.site = site_of_line(line);
+    report_at(line, fiber, "divergent barrier", "a named barrier: %s", message);
     leave(block);
   }
   block->named_used = true;
@@ -446,8 +478,7 @@ RUNTIME_API void warp_function(unsigned mask, WarpFunction function, void* argum
   Block* block = fiber->block;
   Warp* warp = fiber->warp;
   if (!(mask >> fiber->lane & 1)) {
-    report(block, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%x", name, fiber->lane, mask);
-    block->launch->config->finding.site = site_of_line(line);
+    report_at(line, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%08x", name, fiber->lane, mask);
     leave(block);
   }
   fiber->waits_at = name;
@@ -478,12 +509,12 @@ static void meet(Fiber* fiber, unsigned lanes) {
     int lane = __builtin_ctz(rest);
     Fiber* other = block->fiber[warp->first + lane];
     argument[lane] = other->waits_argument;
-    bool same = other->waits_function == fiber->waits_function && strcmp(other->waits_at, fiber->waits_at) == 0;
-    if (same && other->waits_mask == fiber->waits_mask) continue;
-    report(block, other, "warp function", "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%x) "
-           "and %s (line %d, mask 0x%x)", other->waits_at, other->waits_at_line, other->waits_mask,
-           fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
-    block->launch->config->finding.site = site_of_line(other->waits_at_line);
+    bool same = other->waits_at == fiber->waits_at || strcmp(other->waits_at, fiber->waits_at) == 0;
+    if (same && other->waits_function == fiber->waits_function && other->waits_mask == fiber->waits_mask) continue;
+    report_at(other->waits_at_line, other, "warp function",
+              "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%08x) and %s (line %d, mask 0x%08x)",
+              other->waits_at, other->waits_at_line, other->waits_mask,
+              fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
     leave(block);
   }
   block->meeting = true;
@@ -496,6 +527,41 @@ static void meet(Fiber* fiber, unsigned lanes) {
     other->waits_at = nullptr;
   }
   warp->runnable |= lanes;
+}
+
+struct Shuffle {
+  int source;  // -1: it takes no part
+  unsigned long long in, out;
+};
+
+static void shuffle_lanes(void** argument, unsigned lanes) {
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    Shuffle* mine = (Shuffle*)argument[__builtin_ctz(rest)];
+    if (lanes >> mine->source & 1) mine->out = ((Shuffle*)argument[mine->source])->in;
+    else mine->source = -1;
+  }
+}
+
+// The bits of another lane of the same segment of `width` lanes; beyond its ends a lane gets its own.
+RUNTIME_API unsigned long long shuffle(unsigned mask, unsigned long long bits, int how, int by, int width,
+                                       const char* name, int line) {
+  Fiber* fiber = self();
+  if (width < 1 || width > 32 || width & (width - 1)) {
+    report_at(line, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
+    leave(fiber->block);
+  }
+  int lane = fiber->lane, first = lane & -width, source = lane;
+  if (how == FROM) source = first + (by & (width - 1));
+  else if (how == UP && (unsigned)by <= (unsigned)(lane - first)) source = lane - by;
+  else if (how == DOWN && (unsigned)by < (unsigned)(first + width - lane)) source = lane + by;
+  else if (how == XOR && (unsigned)(lane ^ by) < (unsigned)(first + width)) source = lane ^ by;
+  Shuffle mine = {source, bits, 0};
+  warp_function(mask, shuffle_lanes, &mine, name, line);
+  if (mine.source >= 0) return mine.out;
+  report_at(line, fiber, "failure", "a shuffle reads from a lane that takes no part in it: %s of lane %d reads lane %d, %s 0x%08x",
+            name, lane, source, mask >> source & 1 ? "which has left the kernel, or never was, though it is in the mask"
+            : "which is not in the mask", mask);
+  leave(fiber->block);
 }
 
 // For the matrix products of matrix.cuh: a checked kernel's own code is not optimised.
@@ -624,15 +690,7 @@ RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
 
 RUNTIME_API void fail(const char* message, int line) {
   Fiber* fiber = self();
-  report(fiber->block, fiber, "failure", "%s", message);
-  fiber->block->launch->config->finding.site = site_of_line(line);
-  leave(fiber->block);
-}
-
-RUNTIME_API void fail_width(const char* name, int width, int line) {
-  Fiber* fiber = self();
-  report(fiber->block, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
-  fiber->block->launch->config->finding.site = site_of_line(line);
+  report_at(line, fiber, "failure", "%s", message);
   leave(fiber->block);
 }
 
@@ -672,17 +730,29 @@ ENDS_PROCESS(quick_exit, quick_exit(int)) ENDS_PROCESS(abort, abort())
 #endif
 
 // Write down the first finding of the launch and stop all workers.
-static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
+static Finding* report_values(Block* block, Fiber* fiber, const char* kind, const char* format, va_list values) {
   static Finding spare;  // of a second worker that finds something at the same time
   block->failed = true;
   bool first = !__atomic_exchange_n(&block->launch->stop, 1, __ATOMIC_SEQ_CST);
   Finding* finding = first ? &block->launch->config->finding : &spare;
   char message[sizeof finding->message];
+  vsnprintf(message, sizeof message, format, values);
+  begin_finding(finding, fiber, kind, message);
+  return finding;
+}
+
+static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
   va_list values;
   va_start(values, format);
-  vsnprintf(message, sizeof message, format, values);
+  report_values(block, fiber, kind, format, values);
   va_end(values);
-  begin_finding(finding, fiber, kind, message);
+}
+
+static void report_at(int line, Fiber* fiber, const char* kind, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  report_values(fiber->block, fiber, kind, format, values)->site = site_of_line(line);
+  va_end(values);
 }
 
 static void begin_finding(Finding* finding, Fiber* fiber, const char* kind, const char* message) {

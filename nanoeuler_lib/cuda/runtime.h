@@ -89,6 +89,7 @@ struct Launch {
   unsigned threads;
   uint64_t blocks, next;
   int stop;  // set by the first finding
+  uintptr_t kernel_returns_to;  // the address, once it is known
   pthread_t thread;  // that launched
   int output_lock;
 };

@@ -27,6 +27,9 @@ namespace runtime {
 // volatile read.
 enum { READ = 0, WRITE = 1, STRONG_READ = 2, ATOMIC = 3, ASYNC = 5 };
 
+// Of a shuffle: the lane `by`, or the one as far below, above or off by these bits.
+enum { FROM, UP, DOWN, XOR };
+
 typedef __UINTPTR_TYPE__ uintptr_t;
 
 constexpr uintptr_t STACK_BYTES = 65536;
