@@ -5,6 +5,8 @@ A kernel that is right must run without a finding; each bug stands beside it as 
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -415,6 +417,30 @@ def test_a_fast_launch_ends_by_a_fault_and_by_ctrl_c(grid):
     x = zeros(64)
     kernel(grid, 64, (x, 3))
     assert (x == 1).all()
+
+
+OUTSIDE = f"""
+import ctypes
+import numpy as np
+from nanoeuler_lib import cuda
+from nanoeuler_lib.errors import NanoEulerError
+for n in 1, 2, 1:
+    text = {K!r} + f"(float* x, int n) {{{{ if (n == {{n}}) *(volatile float*)0x123456789000 = 1; x[0] = n; }}}}"
+    kernel, x = cuda.module(text, where="cpu", checked=False)["k"], np.zeros(1, np.float32)
+    try:
+        kernel(1, 1, (x, n))
+    except NanoEulerError:
+        kernel(1, 1, (x, 7))
+    print(x[0], flush=True)
+ctypes.string_at(16)
+"""
+
+
+def test_a_fault_outside_of_a_launch_is_none_of_a_kernel():
+    """The handlers of unchecked texts stay, each with the one before it to turn to."""
+    ended = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["7.0"] * 3, ended.stderr
+    assert ended.returncode == -signal.SIGSEGV
 
 
 DECLARATIONS = """static __constant__ float a[4] = {1, 2};

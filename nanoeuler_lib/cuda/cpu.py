@@ -116,14 +116,17 @@ class CpuLaunch:
         self.reference = C.byref(self.config)
 
     def __call__(self) -> None:
-        config = self.config
-        config.output_length = config.output_cut = config.trace_length = 0
-        config.finding.kind = b""
         if self.library.checked:
             with _one_at_a_time, _Guarded(self):
-                self.run(self.arguments, self.reference)
+                something_to_tell = self.run(self.arguments, self.reference)
         else:
-            self.run(self.arguments, self.reference)
+            something_to_tell = self.run(self.arguments, self.reference)
+        if something_to_tell:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Print what the kernel printed, and raise what was found."""
+        config = self.config
         if config.output_length:
             print(self.output.raw[: config.output_length].decode(errors="replace"), end="")
         if config.output_cut:

@@ -35,15 +35,20 @@ static void check_syncwarp(Block*, Warp*, unsigned lanes);
 static void check_fence(Fiber*, bool of_block);
 static void check_named_barrier(Fiber*, NamedBarrier*, bool complete);
 static void check_exit(Fiber*);
-static void guard(Launch*);
+static void guard();
 static void unguard();
+static void offer_signal_stack();
 
 // ---- launching --------------------------------------------------------------------------------------------
 
 static void* work(void* launch);
 
-RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
+// Returns whether the kernel has printed something or a bug was found.
+RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
   Config* c = (Config*)config;
+  c->output_length = c->output_cut = 0;
+  c->trace_length = 0;
+  c->finding.kind[0] = 0;
   Launch launch = {};
   launch.config = c;
   launch.call = call;
@@ -56,7 +61,7 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   if (launch.blocks * launch.threads < 2048) workers = 1;  // a worker takes longer to start than this takes to run
   launch.thread = pthread_self();
   check_begin(&launch);
-  guard(&launch);
+  guard();
   pthread_t thread[MAX_WORKERS];
   int started = 0;
   while (started < workers - 1 && !pthread_create(&thread[started], nullptr, work, &launch)) started++;
@@ -64,6 +69,7 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   for (int i = 0; i < started; i++) pthread_join(thread[i], nullptr);
   unguard();
   check_end(&launch);
+  return c->output_length || c->output_cut || c->finding.kind[0];
 }
 
 static Block* take_block();
@@ -74,10 +80,7 @@ static Block* checked_block;  // checked launches have one worker: this is its b
 static void* work(void* argument) {
   Launch* launch = (Launch*)argument;
   Block* block = take_block();
-  stack_t stack = {}, former_stack;  // for the handler of a fault: the fiber's own stack may be at fault
-  stack.ss_sp = block->signal_stack;
-  stack.ss_size = sizeof block->signal_stack;
-  sigaltstack(&stack, &former_stack);
+  offer_signal_stack();
   block->worker = pthread_self();
   block->launch = launch;
   checked_block = block;
@@ -94,7 +97,6 @@ static void* work(void* argument) {
   }
   checked_block = nullptr;
   block->launch = nullptr;
-  sigaltstack(&former_stack, nullptr);
   give_back_block(block);
   return nullptr;
 }
@@ -787,14 +789,21 @@ static void deadlock(Block* block) {
 // ---- faults and Ctrl-C -------------------------------------------------------------------------------------
 
 // A fault (a wild pointer, a stack that overflows, a division) ends the launch and not the process; so does Ctrl-C. The
-// handlers stand while a launch runs, whichever thread of the process it is in.
+// handlers stand while a launch runs, whichever thread of the process it is in; those of an unchecked text's faults stay,
+// for each change is a system call, and a launch takes a microsecond. With no launch they do what was done before.
 static const int SIGNALS[] = {SIGINT, SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT};
 #if defined(CHECKED) || defined(__APPLE__)
 enum { GUARDED = 6 };
 #else
-enum { GUARDED = 3 };  // each takes time of every launch
+enum { GUARDED = 3 };
+#endif
+#ifdef CHECKED
+enum { STAY = false };
+#else
+enum { STAY = true };
 #endif
 static struct sigaction former_action[GUARDED];
+static bool standing[GUARDED];
 static int guards, guards_lock;
 
 // The block that this thread of the process runs, if the interrupted stack is one of its fibers'.
@@ -849,24 +858,41 @@ static void on_signal(int signal, siginfo_t* info, void* context) {
   leave(block);
 }
 
-static void guard(Launch*) {
+static void guard() {
   lock(&guards_lock);
-  if (guards++ == 0) {
+  for (int i = 0; i < GUARDED && guards == 0; i++) {
+    if (standing[i]) continue;
     struct sigaction action = {};
-    for (int i = 0; i < GUARDED; i++) {
-      action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
-      action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
-      sigaction(SIGNALS[i], &action, &former_action[i]);
-    }
+    action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
+    sigaction(SIGNALS[i], &action, &former_action[i]);
+    standing[i] = true;
   }
+  guards++;
   unlock(&guards_lock);
 }
 
 static void unguard() {
   lock(&guards_lock);
-  if (--guards == 0)
-    for (int i = 0; i < GUARDED; i++) sigaction(SIGNALS[i], &former_action[i], nullptr);
+  guards--;
+  for (int i = 0; i < GUARDED && guards == 0; i++) {
+    if (STAY && SIGNALS[i] != SIGINT) continue;
+    sigaction(SIGNALS[i], &former_action[i], nullptr);
+    standing[i] = false;
+  }
   unlock(&guards_lock);
+}
+
+// For the handler of a fault: the fiber's own stack may be at fault.
+static void offer_signal_stack() {
+  static thread_local char memory[32 * 1024];
+  static thread_local bool offered;
+  if (offered) return;
+  stack_t stack = {};
+  stack.ss_sp = memory;
+  stack.ss_size = sizeof memory;
+  sigaltstack(&stack, nullptr);
+  offered = true;
 }
 
 static Fiber* fiber_at(Block* block, uintptr_t stack_pointer) {

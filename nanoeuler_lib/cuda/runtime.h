@@ -125,7 +125,6 @@ struct Block {
   Block *next_free, *next;  // of all
   pthread_t worker;
   bool busy;  // in a function of the C library that cannot be left halfway
-  char signal_stack[32 * 1024];
   char* stacks;
   unsigned stacks_used, free_stacks;
   Fiber* free_stack[MAX_THREADS];

@@ -61,7 +61,7 @@ RUNTIME_API double dot(double sum, const double* a, const double* b, int length)
 RUNTIME_API void fail(const char* message, int line) SYMBOL(fail);
 RUNTIME_API int print(const char* format, ...) SYMBOL(print) __attribute__((__format__(__printf__, 1, 2)));
 RUNTIME_API long long nanoseconds() SYMBOL(nanoseconds);
-RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) SYMBOL(launch);
+RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) SYMBOL(launch);
 
 }  // namespace runtime
 
@@ -348,12 +348,12 @@ template <class... A> struct Signature<void (*)(A...)> {
 
 }  // namespace runtime
 
-template <class Kernel> RAW static inline void nanoeuler_launch(Kernel kernel, void** arguments, void* config) {
-  runtime::launch(runtime::Signature<Kernel>::call, (void (*)())kernel, arguments, config);
+template <class Kernel> RAW static inline int nanoeuler_launch(Kernel kernel, void** arguments, void* config) {
+  return runtime::launch(runtime::Signature<Kernel>::call, (void (*)())kernel, arguments, config);
 }
 #define NANOEULER_EXPORT_KERNEL(NUMBER, ...)                                                                   \
-  extern "C" __attribute__((__visibility__("default"))) NANOEULER_RAW void run_kernel_##NUMBER(void** nanoeuler_a, void* nanoeuler_c) { \
-    nanoeuler_launch(&__VA_ARGS__, nanoeuler_a, nanoeuler_c);                                                  \
+  extern "C" __attribute__((__visibility__("default"))) NANOEULER_RAW int run_kernel_##NUMBER(void** nanoeuler_a, void* nanoeuler_c) { \
+    return nanoeuler_launch(&__VA_ARGS__, nanoeuler_a, nanoeuler_c);                                           \
   }
 
 #if defined(CHECKED) && defined(__clang_major__) && __clang_major__ < 15 && defined(__ELF__)
