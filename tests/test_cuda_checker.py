@@ -383,15 +383,32 @@ def test_a_local_array_that_a_pointer_overruns():
         run(text, 1, 1, (zeros(1), 32))
 
 
-def test_the_place_is_named_when_the_fault_is_in_the_library():
-    text = K + '(float* x) {\n  const char* p = (const char*)0x1234;\n  printf("%s", p);\n}'
+@pytest.mark.parametrize(
+    ("call", "kind", "told"),
+    [
+        ('printf("%d %s", 1, (const char*)0x1234)', "out of bounds", "the text of %s stands at an address that is in no"),
+        ('printf("%5.2f %lld %s", 1.0, 2ll, (const char*)x)', "out of bounds", "the text of %s has no end"),
+        ("printf((const char*)0)", "out of bounds", "the format is a null pointer"),
+        ('printf("%n", (int*)x)', "failure", "a GPU has no %n"),
+        ('printf("%-*d", 2147483647, 1)', "failure", "a width or precision of 2147483647, and a launch keeps 65536"),
+        ('printf("%.99999f", 1.0)', "failure", "a width or precision of 99999"),
+    ],
+)
+def test_printf_names_what_it_cannot_print(call, kind, told):
     with pytest.raises(cuda.KernelError) as caught:
-        run(text, 1, 1, (zeros(1),))
+        run(K + "(float* x) {\n  x[0] = -1.2345678f;\n  " + call + ";\n}", 1, 1, (zeros(1),))
     finding = caught.value.finding
-    assert (
-        finding.kind == "crash" and finding.block == finding.thread == (0, 0, 0) and "printf" in finding.text
-    )
-    assert "recursion" not in finding.text
+    assert (finding.kind, finding.line, finding.thread) == (kind, 8, (0, 0, 0))
+    assert f"printf: {told}" in finding.text.replace("\n    ", " ")
+
+
+def test_printf_prints_what_it_can(capsys):
+    text = K + """(char* x) {
+  int* none = nullptr;
+  printf("%5.2f|%-4d|%lld|%c|%s|%.3s|%%|%x|%p|%*d\\n", 1.5, 7, 1ll << 40, 'c', "text", x, 255, none, 3, 9);
+}"""
+    run(text, 1, 1, (np.frombuffer(b"abcdef", np.int8).copy(),))
+    assert capsys.readouterr().out == " 1.50|7   |1099511627776|c|text|abc|%|ff|(nil)|  9\n"
 
 
 FAST = (

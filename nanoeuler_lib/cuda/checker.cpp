@@ -348,10 +348,23 @@ static Array* find_array(Block* block, uintptr_t address) {
   return nullptr;
 }
 
+// Why a text cannot be read, up to its end or to `most` bytes (negative: no limit); null if it can.
+static const char* text_fault(Block* block, const char* text, int most) {
+  uintptr_t address = (uintptr_t)text, here = (uintptr_t)__builtin_frame_address(0);
+  const Array* array = find_array(block, address);
+  uintptr_t end = array ? array->end : in_library(address) ? library_end() : (address ^ here) / STACK_BYTES ? 0 : self()->top;
+  if (address < 4096) return "is a null pointer";
+  if (address >= end) return "stands at an address that is in no array";
+  size_t length = most < 0 || (size_t)most > end - address ? end - address : (size_t)most;
+  return length == (size_t)most || memchr(text, 0, length) ? nullptr : "has no end: up to that of its array there is no 0 byte";
+}
+
 [[noreturn]] static void out_of_bounds(Fiber* fiber, Site site, uintptr_t address, int kind) {
   Block* block = fiber->block;
   const char* message = kind & WRITE ? "write" : "read";
   if (address < 4096) message = kind & WRITE ? "write through a null pointer" : "read through a null pointer";
+  else if ((address ^ (uintptr_t)fiber) / STACK_BYTES == 0)
+    message = "a pointer to a local variable is used whose function has returned, or one that was moved below it";
   else if (address - (uintptr_t)block->stacks < block->stacks_used * STACK_BYTES)
     message = "a pointer to another thread's local variable is used";
   Array* nearest = nullptr;
@@ -484,11 +497,16 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   leave(fiber->block);
 }
 
+// Of the thread that runs: what stands above its stack pointer. Below it is what functions that have returned left behind.
+static INLINE bool is_local(uintptr_t address) {
+  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+  return (address ^ here) / STACK_BYTES == 0 && address >= here;
+}
+
 static void access(uintptr_t address, int bytes, int kind, Site site) {
   Block* block = checked_block;
   if (!block) return;
-  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-  if ((address ^ here) / STACK_BYTES == 0) return;  // a local variable
+  if (is_local(address)) return;
   Fiber* fiber = self();
   if (kind & STRONG_READ) check_atomic(block, fiber, address, kind);
   Array* array = array_at[site & 255];
@@ -564,6 +582,7 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
 
 static void range(const void* start, size_t bytes, int kind, Site site) {
   uintptr_t address = (uintptr_t)start;
+  if (is_local(address) && is_local(address + bytes)) return;
   size_t step = address % 4 == 0 && bytes % 4 == 0 ? 4 : 1;
   if ((bytes == 8 || bytes == 16) && address % bytes == 0) step = bytes;  // moved as a whole, as a GPU would
   for (size_t i = 0; i < bytes; i += step) access(address + i, (int)step, kind, site);

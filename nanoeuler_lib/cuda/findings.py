@@ -36,6 +36,7 @@ ADVICE = {
     r"\[42949\d{5}\]": "the index is unsigned and fell below 0: threadIdx.x - 1 is 4294967295 in thread 0",
     "in no array": "the index is far off, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
+    "has returned": "a local variable ends with its function: let the caller declare it, and pass its address",
     "int overflow": "an int holds numbers up to 2147483647: compute large indices as long long",
     "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
 }
@@ -126,11 +127,8 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
 
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
-    if (
-        b"null pointer" in raw.message
-        or b"local array" in raw.message
-        or (raw.array == -1 and kind != "out of bounds")
-    ):
+    told = re.search(rb"null pointer|local|no array|no end", raw.message)
+    if told or (raw.array == -1 and kind != "out of bounds"):
         return ""
     if raw.array == -1:
         return _written(text.line(line), raw.columns) if raw.columns else " at an address that is in no array"

@@ -146,6 +146,11 @@ static void give_back_block(Block* block) {
 static INLINE void switch_to(Block*, void** save, int thread);
 static unsigned serials;
 
+static unsigned all_lanes(Block* block, int warp) {
+  unsigned rest = block->launch->threads - (unsigned)warp * 32;
+  return rest < 32 ? (1u << rest) - 1 : ~0u;
+}
+
 static void run_block(Block* block, uint64_t linear_index) {
   const unsigned* grid = block->launch->config->grid;
   unsigned threads = block->launch->threads;
@@ -167,8 +172,7 @@ static void run_block(Block* block, uint64_t linear_index) {
   block->warps_used = (threads + 31) / 32;
   memset(block->started, 0, threads);
   for (unsigned w = 0; w < block->warps_used; w++) {
-    unsigned lanes = threads - w * 32 < 32 ? (1u << (threads - w * 32)) - 1 : ~0u;
-    block->warp[w].alive = block->warp[w].runnable = lanes;
+    block->warp[w].alive = block->warp[w].runnable = all_lanes(block, (int)w);
     block->warp[w].first = (int)(w * 32);
   }
   switch_to(block, &block->worker_stack_pointer, 0);  // back when the last thread has returned, or after a finding
@@ -232,6 +236,7 @@ static void become_thread(Fiber* fiber, Block* block, int thread) {
   fiber->block = block;
   fiber->waits_at = nullptr;
   fiber->waits_function = nullptr;
+  fiber->waits_at_line = 0;
   fiber->fence_epoch = 0;
   block->fiber[thread] = fiber;
   block->started[thread] = true;
@@ -287,6 +292,7 @@ static INLINE void run_another(Fiber* fiber, bool leave_warp = false) {
 RUNTIME_API void let_others_run() { run_another(self(), true); }
 
 static void release_barrier(Block*);
+static void end_block(Block*);
 [[noreturn]] static void divergent_barrier(Fiber*, int line);
 static bool all_wait(Block*, Warp*, unsigned lanes);
 static void meet(Fiber*, unsigned lanes);
@@ -302,6 +308,8 @@ static void run_threads() {
     check_exit(fiber);
     Warp* warp = fiber->warp;
     unsigned lane = 1u << fiber->lane;
+    warp->last_line[fiber->lane] = fiber->waits_at_line;
+    warp->last_mask[fiber->lane] = fiber->waits_mask;
     warp->alive &= ~lane;
     warp->runnable &= ~lane;
     block->copies[fiber->thread].length = block->copies[fiber->thread].group = 0;
@@ -325,7 +333,7 @@ static void run_threads() {
       deadlock(block);
       leave(block);
     }
-    if (next < 0) check_barrier(block);
+    if (next < 0) end_block(block);
     if (next >= 0 && !block->started[next]) {
       become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
       continue;
@@ -432,6 +440,19 @@ RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
   return operation == 0 ? votes : operation == 1 ? votes == voters : votes != 0;
 }
 
+// That no warp sent only some of its lanes to a named barrier.
+static void expect_whole_warps(Block* block, int number) {
+  const NamedBarrier& b = block->named[number];
+  for (int w = 0; w < (int)block->warps_used && b.arrived; w++) {
+    unsigned missing = b.came[w] ? all_lanes(block, w) & ~b.came[w] : 0;
+    if (!missing) continue;
+    report(block, nullptr, "divergent barrier", "a named barrier: lane %d of warp %d came to barrier %d, and lane %d did "
+           "not", __builtin_ctz(b.came[w]), w, number, __builtin_ctz(missing));
+    block->launch->config->finding.site = site_of_line(b.line);
+    leave(block);
+  }
+}
+
 // Barrier `number`, for `threads` threads of whole warps; one that does not wait only counts (bar.arrive).
 RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Fiber* fiber = self();
@@ -456,8 +477,11 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   }
   block->named_used = true;
   b->threads = threads;
+  b->line = line;
   b->path[w] = path;
+  b->came[w] |= 1u << fiber->lane;
   bool complete = ++b->arrived == threads;
+  if (complete) expect_whole_warps(block, number);
   if (waits) b->waiting[w] |= 1u << fiber->lane;
   check_named_barrier(fiber, b, complete);
   if (complete) {
@@ -471,6 +495,11 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   warp->runnable &= ~(1u << fiber->lane);
   run_another(fiber);
   fiber->waits_at = nullptr;
+}
+
+static void end_block(Block* block) {
+  check_barrier(block);
+  for (int number = 1; number < NAMED_BARRIERS && block->named_used; number++) expect_whole_warps(block, number);
 }
 
 // ---- warp functions ---------------------------------------------------------------------------------------
@@ -503,10 +532,24 @@ static bool all_wait(Block* block, Warp* warp, unsigned lanes) {
   return true;
 }
 
+// That of the lanes which this call waited for in vain none had come to it with a mask of others.
+static void expect_one_mask(Fiber* fiber, unsigned gone, unsigned lanes) {
+  const Warp* warp = fiber->warp;
+  for (; gone; gone &= gone - 1) {
+    int lane = __builtin_ctz(gone);
+    if (warp->last_line[lane] != fiber->waits_at_line || warp->last_mask[lane] & lanes) continue;
+    report_at(fiber->waits_at_line, fiber, "warp function", "lanes of one warp come to one %s with different masks: "
+              "lane %d says 0x%08x, and lane %d said 0x%08x", fiber->waits_at, fiber->lane, fiber->waits_mask, lane,
+              warp->last_mask[lane]);
+    leave(fiber->block);
+  }
+}
+
 static void meet(Fiber* fiber, unsigned lanes) {
   Block* block = fiber->block;
   Warp* warp = fiber->warp;
   void* argument[32];
+  if (unsigned gone = fiber->waits_mask & ~lanes) expect_one_mask(fiber, gone & all_lanes(block, fiber->thread / 32), lanes);
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     int lane = __builtin_ctz(rest);
     Fiber* other = block->fiber[warp->first + lane];
@@ -657,45 +700,6 @@ RUNTIME_API void async_wait(int groups_left) {
   memmove(copies.copy, copies.copy + done, copies.length * sizeof(AsyncCopy));
 }
 
-// ---- fences, printing, clock, failing ---------------------------------------------------------------------
-
-RUNTIME_API void fence(bool of_block) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  check_fence(self(), of_block);
-}
-
-RUNTIME_API int print(const char* format, ...) {
-  Block* block = self()->block;
-  Launch* launch = block->launch;
-  Config* c = launch->config;
-  va_list values;
-  va_start(values, format);
-  block->busy = true;
-  lock(&launch->output_lock);
-  int room = c->output_capacity - c->output_length;
-  int length = vsnprintf(c->output + c->output_length, room, format, values);
-  c->output_length += length < room ? length : room - 1;
-  c->output_cut |= length >= room;
-  unlock(&launch->output_lock);
-  block->busy = false;
-  va_end(values);
-  return length;
-}
-
-static double seconds_now() {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
-
-RUNTIME_API void fail(const char* message, int line) {
-  Fiber* fiber = self();
-  report_at(line, fiber, "failure", "%s", message);
-  leave(fiber->block);
-}
-
 // The library's own range of addresses: code, string literals, variables.
 #if defined(__APPLE__)
 #include <mach-o/getsect.h>
@@ -715,6 +719,93 @@ static uintptr_t library_end() { return (uintptr_t)&_end; }
 static uintptr_t code_end() { return (uintptr_t)&_etext; }
 #endif
 static bool in_library(uintptr_t address) { return address - library_start() < library_end() - library_start(); }
+
+// ---- fences, printing, clock, failing ---------------------------------------------------------------------
+
+RUNTIME_API void fence(bool of_block) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  check_fence(self(), of_block);
+}
+
+static bool sound_print(Block*, const char* format, va_list values, int room, void* caller);
+
+RUNTIME_API int print(const char* format, ...) {
+  Block* block = self()->block;
+  Launch* launch = block->launch;
+  Config* c = launch->config;
+  va_list values;
+  va_start(values, format);
+  if (!sound_print(block, format, values, c->output_capacity, __builtin_return_address(0))) leave(block);
+  va_end(values);
+  va_start(values, format);
+  block->busy = true;
+  lock(&launch->output_lock);
+  int room = c->output_capacity - c->output_length;
+  int length = vsnprintf(c->output + c->output_length, room, format, values);
+  if (length > 0) c->output_length += length < room ? length : room - 1;
+  c->output_cut |= length >= room;
+  unlock(&launch->output_lock);
+  block->busy = false;
+  va_end(values);
+  return length;
+}
+
+static const char* text_fault(Block*, const char* text, int most);
+
+// Looks at what printf is given before the C library does.
+static bool sound_print(Block* block, const char* format, va_list values, int room, void* caller) {
+  char wrong[120] = "";
+  const char* fault = format ? text_fault(block, format, -1) : "is a null pointer";
+  if (fault) snprintf(wrong, sizeof wrong, "the format %s", fault);
+  for (const char* f = format; !*wrong && (f = strchr(f, '%')) != nullptr; f++) {
+    f += 1 + strspn(f + 1, "-+ #0'");
+    long size[2] = {0, -1};  // width and precision
+    for (int i = 0; i < 2; i++) {
+      if (i == 1 && *f != '.') break;
+      f += i;
+      if (*f == '*') size[i] = va_arg(values, int), f++;
+      else size[i] = strtol(f, (char**)&f, 10);
+    }
+    bool wide = *f && strchr("lqjzt", *f), longest = *f == 'L';
+    f += strspn(f, "hlLqjzt");
+    if (size[0] > room || -size[0] > room || size[1] > room) {
+      snprintf(wrong, sizeof wrong, "a width or precision of %ld, and a launch keeps %d bytes of text", size[size[0] <= room], room);
+    } else if (*f == 's') {
+      const char* text = va_arg(values, const char*);
+      fault = text ? text_fault(block, text, (int)size[1]) : nullptr;  // of null it prints (null)
+      if (fault) snprintf(wrong, sizeof wrong, "the text of %%s %s", fault);
+    } else if (*f == 'n') {
+      snprintf(wrong, sizeof wrong, "a GPU has no %%n");
+    } else if (*f && strchr("eEfFgGaA", *f)) {
+      if (longest) va_arg(values, long double);
+      else va_arg(values, double);
+    } else if (*f == 'p' || (wide && *f && strchr("diuoxX", *f))) {
+      va_arg(values, long long);
+    } else if (*f && strchr("diuoxXc", *f)) {
+      va_arg(values, int);
+    } else if (*f != '%') {
+      break;  // the C library will know
+    }
+  }
+  if (!*wrong) return true;
+  report(block, self(), fault ? "out of bounds" : "failure", "printf: %s", wrong);
+  block->launch->config->finding.site = (Site)((uintptr_t)caller - library_start());
+  return false;
+}
+
+static double seconds_now() {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
+
+RUNTIME_API void fail(const char* message, int line) {
+  Fiber* fiber = self();
+  report_at(line, fiber, "failure", "%s", message);
+  leave(fiber->block);
+}
 
 // What the C library offers to end the process ends the kernel: these names stand before its own.
 #if !defined(__APPLE__)
@@ -928,6 +1019,7 @@ RUNTIME_API void check_space(const void*, bool, int) {}
 RUNTIME_API void check_visit(const void*, int, int, int) {}
 RUNTIME_API void count_flops(int, int) {}
 RUNTIME_API void device_variable(Variable*) {}
+static const char* text_fault(Block*, const char*, int) { return nullptr; }
 static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t, uintptr_t) {
   report(block, fiber_at(block, stack_pointer), "crash", "%s", signal == SIGFPE ?
          "an integer division that has no result (the checked build says where)" :

@@ -97,6 +97,8 @@ struct Launch {
 struct Warp {
   unsigned alive, runnable;  // a bit for each lane
   int first;                 // its first thread
+  int last_line[32];         // of the lanes that have left: where they met others last, and with which mask
+  unsigned last_mask[32];
   unsigned epoch;            // how often some of its lanes met or called a fence, since the process began
   unsigned all_met;          // the epoch at which all of them did, last
   unsigned met[32][32];      // [a][b]: the epoch that was the last to bring a what b had done, by a chain of meetings
@@ -105,7 +107,7 @@ struct Warp {
 // Of bar.sync with a number: some warps of a block wait for one another.
 struct NamedBarrier {
   int arrived, threads, line;
-  unsigned waiting[MAX_THREADS / 32];
+  unsigned came[MAX_THREADS / 32], waiting[MAX_THREADS / 32];
   uint64_t path[MAX_THREADS / 32];  // by which each warp came; 0: it has not
   unsigned* told;                   // what those who came have heard of each thread, and done (checker.cpp)
 };
