@@ -497,10 +497,11 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   leave(fiber->block);
 }
 
-// Of the thread that runs: what stands above its stack pointer. Below it is what functions that have returned left behind.
+// Of the thread that runs: its record, or what stands above its stack pointer. Between them is what functions that have
+// returned left behind.
 static INLINE bool is_local(uintptr_t address) {
   uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-  return (address ^ here) / STACK_BYTES == 0 && address >= here;
+  return (address ^ here) / STACK_BYTES == 0 && (address >= here || address % STACK_BYTES < 32 * RECORD_BYTES);
 }
 
 static void access(uintptr_t address, int bytes, int kind, Site site) {
@@ -627,6 +628,11 @@ RUNTIME_API void count_flops(int flops, int line) {
 
 // ---- endless loops, faults --------------------------------------------------------------------------------
 
+[[noreturn]] static void endless(Site site) {
+  describe(self(), site, nullptr, 0, "endless", "the launch takes too long: is there a loop that never ends?");
+  leave(checked_block);
+}
+
 // Called every 65,536 basic blocks: look at the clock, and let the other threads run, as a GPU does. In a launch that is
 // profiled every one comes here, to be noted.
 static void tick(Site site) {
@@ -636,11 +642,37 @@ static void tick(Site site) {
   if (!block || block->meeting) return;  // g++ 11 watches the lanes of a warp function, too: see RAW
   if (profiled && block->traced) note(block, site, ENTERED, 0);
   if (profiled && ++profiled_ticks % (1 << 16) != 0) return;
-  if (seconds_now() > deadline) {
-    describe(self(), site, nullptr, 0, "endless", "the launch takes too long: is there a loop that never ends?");
-    leave(block);
-  }
+  if (seconds_now() > deadline) endless(site);
   run_another(self(), true);
+}
+
+// An empty loop, `for (;;);`, has no basic block that g++ marks: the process's clock of computing time looks for it. Only
+// the kernel's code and the checker's own are left halfway, never the C library's.
+static void on_clock(int, siginfo_t*, void* context) {
+  uintptr_t stack_pointer = 0, instruction = 0;
+  registers_of(context, &stack_pointer, &instruction);
+  Block* block = checked_block;
+  if (!block || block->meeting || block->busy || seconds_now() < deadline + 0.1) return;  // `tick` comes first
+  if (!pthread_equal(block->worker, pthread_self())) pthread_kill(block->worker, SIGVTALRM);
+  else if (in_library(instruction) && fiber_at(block, stack_pointer)) endless((Site)(instruction + 1 - library_start()));
+}
+
+static itimerval former_clock;
+static struct sigaction former_clock_action;
+
+static void start_clock() {
+  struct sigaction action = {};
+  action.sa_sigaction = on_clock;
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER;
+  sigaction(SIGVTALRM, &action, &former_clock_action);
+  itimerval every = {{0, 100000}, {0, 100000}};
+  setitimer(ITIMER_VIRTUAL, &every, &former_clock);
+}
+
+static void stop_clock() {
+  setitimer(ITIMER_VIRTUAL, &former_clock, nullptr);
+  // A signal may still be on its way, and without a handler it would end the process.
+  if (former_clock_action.sa_handler != SIG_DFL) sigaction(SIGVTALRM, &former_clock_action, nullptr);
 }
 
 // What slips past the checks: a jump into nowhere, a stack that overflows, what printf is given.
@@ -683,9 +715,11 @@ static void check_begin(Launch* launch) {
   publications = (Publication*)calloc(launch->blocks, sizeof(Publication));
   deadline = seconds_now() + c->seconds;
   ticks = c->traced_block >= 0 ? 0 : 1 << 16;
+  start_clock();
 }
 
 static void check_end(Launch*) {
+  stop_clock();
   for (int i = 0; i < array_count; i++) free(arrays[i].shadow);
   free(static_data.shadow);
   free(publications);

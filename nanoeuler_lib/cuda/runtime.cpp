@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -917,6 +918,19 @@ static void call_former(int signal, siginfo_t* info, void* context) {
   }
 }
 
+static void registers_of(void* context, uintptr_t* stack_pointer, uintptr_t* instruction) {
+  ucontext_t* interrupted = (ucontext_t*)context;
+#if defined(__linux__) && defined(__x86_64__)
+  *stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
+  *instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  *stack_pointer = interrupted->uc_mcontext.sp;
+  *instruction = interrupted->uc_mcontext.pc;
+#else
+  (void)interrupted;
+#endif
+}
+
 static void on_interrupt(int signal, siginfo_t* info, void* context) {
   Block* block = interrupted_block(0, true);
   bool told = block && stopped(block);
@@ -932,16 +946,7 @@ static void on_interrupt(int signal, siginfo_t* info, void* context) {
 
 static void on_signal(int signal, siginfo_t* info, void* context) {
   uintptr_t stack_pointer = 0, instruction = 0;
-  ucontext_t* interrupted = (ucontext_t*)context;
-#if defined(__linux__) && defined(__x86_64__)
-  stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
-  instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
-#elif defined(__linux__) && defined(__aarch64__)
-  stack_pointer = interrupted->uc_mcontext.sp;
-  instruction = interrupted->uc_mcontext.pc;
-#else
-  (void)interrupted;
-#endif
+  registers_of(context, &stack_pointer, &instruction);
   Block* block = interrupted_block(0, true);
   if (!block) return call_former(signal, info, context);
   if (block->busy) unlock(&block->launch->output_lock);  // the fault is in what printf was given
