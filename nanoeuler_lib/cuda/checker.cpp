@@ -289,7 +289,27 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
   return finding;
 }
 
-[[noreturn]] static void race(Fiber* fiber, Visit now, Visit then, Array* array, uintptr_t address) {
+// A wrong index or address in a thread that has read shared memory which nobody has written: that is where to look.
+static void blame_unwritten(Block* block, const Fiber* fiber) {
+  Finding *finding = &block->launch->config->finding, *cause = &block->unwritten_finding;
+  if (!block->unwritten || memcmp(cause->thread, &fiber->threadIdx, sizeof cause->thread)) return;
+  cause->other_site = finding->site;
+  snprintf(cause->message, sizeof cause->message, "shared memory is read before anything is written there, and what was "
+           "found serves as an index or address");
+  *finding = *cause;
+}
+
+// Did the thread that wrote the cell read it first, by the instruction that reads it now? So it is with y[0] += 1, and not
+// with the tree's s[t] += s[t + d].
+static bool read_likewise(const Cell* cell, Visit write, Visit now) {
+  for (const Group& group : cell->group) {
+    bool its = group.warp() == write.thread() / 32 && group.lanes >> write.thread() % 32 & 1;
+    if (its && cell->when == write.when && (group.site & ~SEVERAL) == now.site()) return true;
+  }
+  return false;
+}
+
+[[noreturn]] static void race(Fiber* fiber, const Cell* cell, Visit now, Visit then, Array* array, uintptr_t address) {
   bool both_write = now.kind() & then.kind() & WRITE, several = then.site() & SEVERAL;
   then.who &= ~((uint64_t)SEVERAL << 32);
   Finding* finding = describe(fiber, now.site(), array, address, "race",
@@ -297,6 +317,7 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
   finding->other_thread = then.serial() != now.serial() ? -2 : several ? -3 : then.thread();
   finding->other_site = then.site();
   finding->atomics = (now.kind() | then.kind()) & STRONG_READ ? 1 : fiber->block->atomics ? 2 : 0;
+  finding->update = now.kind() == READ && then.kind() == WRITE && read_likewise(cell, then, now);
   leave(fiber->block);
 }
 
@@ -379,6 +400,7 @@ static const char* text_fault(Block* block, const char* text, int most) {
     nearest = a;
   }
   describe(fiber, site, nearest, address, "out of bounds", message);
+  blame_unwritten(block, fiber);
   leave(block);
 }
 
@@ -521,6 +543,7 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
   }
   if (address + bytes > array->end) {
     describe(fiber, site, array, address, "out of bounds", kind & WRITE ? "write" : "read");
+    blame_unwritten(block, fiber);
     leave(block);
   }
   if (array->read_only && kind & WRITE) read_only(fiber, site, array, address);
@@ -530,7 +553,8 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
     bool shared = is_shared(block, array);
     int number = shared ? -1 - (int)(array - block->shared) : (int)(array - arrays);
     int64_t offset = (int64_t)(address - array->start);
-    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, kind == STRONG_READ ? READ : kind};
+    int noted = kind == STRONG_READ ? READ : kind == UPDATE ? ATOMIC : kind;
+    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, noted};
   }
   visit(fiber, array, address, bytes, visit_now(fiber, block, kind, site));
 }
@@ -545,6 +569,22 @@ static void split_cells(Array* array, int grain) {
   array->grain = grain;
 }
 
+[[noreturn]] static void missing_wait(Fiber* fiber, Visit now, Visit then, Array* array, uintptr_t address) {
+  const AsyncCopies& copies = fiber->block->copies[then.thread()];
+  const AsyncCopy* copy = copies.copy;
+  while (address - (uintptr_t)copy->to >= (uintptr_t)copy->bytes) copy++;
+  int newer = copies.group - copy->group;  // groups that were closed since, its own among them
+  char message[200] = "an asynchronous copy to this place has not been waited for";
+  if (newer == 0) snprintf(message, sizeof message, "an asynchronous copy to this place is in no group yet: "
+                           "copy_async_commit() has not come after it");
+  else if (newer <= copies.left && copies.waited == copies.group)
+    snprintf(message, sizeof message, "an asynchronous copy to this place is still under way: copy_async_wait<%d> leaves the "
+             "newest %d on their way, and it is number %d of them", copies.left, copies.left, newer);
+  Finding* finding = describe(fiber, now.site(), array, address, "missing wait", message);
+  finding->other_site = then.site();
+  leave(fiber->block);
+}
+
 // Compare with those who were here before; remember this visit.
 static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visit now) {
   Block* block = fiber->block;
@@ -552,12 +592,13 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   if (!array->shadow) array->shadow = (Cell*)calloc(((array->end - array->start) >> array->grain) + 1, sizeof(Cell));
   Cell* cell = &array->shadow[(address - array->start) >> array->grain];
   Cell* end = &array->shadow[(address + bytes - 1 - array->start) >> array->grain];
-  bool writes = now.kind() & WRITE;
+  bool writes = now.kind() & WRITE, reads = !writes || now.kind() == UPDATE;
+  if (now.kind() == UPDATE) now.who ^= (uint64_t)(UPDATE ^ ATOMIC) << 11;
   for (; cell <= end; cell++) {
     if (cell->write.serial() != now.serial() && is_shared(block, array)) {  // never written, or by an earlier block
       cell->write = {};
       if (cell->when >> 32 != now.serial()) cell->when = cell->group[0].lanes = cell->group[1].lanes = 0;
-      if (!writes && !block->unwritten) {
+      if (reads && !block->unwritten) {
         block->unwritten = true;
         begin_finding(&block->unwritten_finding, fiber, "uninitialised",
                       "shared memory is read before anything is written there");
@@ -566,15 +607,12 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
     }
     Visit then = cell->write;
     if (then.kind() == ASYNC && then.serial() == now.serial() && !(now.kind() == WRITE && then.same_thread(now))) {
-      Finding* finding = describe(fiber, now.site(), array, address, "missing wait",
-                                  "an asynchronous copy to this place has not been waited for");
-      finding->other_site = then.site();
-      leave(block);
+      missing_wait(fiber, now, then, array, address);
     }
     if (then.when | cell->when | cell->elsewhere.when) {  // somebody was here
-      if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, now, then, array, address);
+      if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, cell, now, then, array, address);
       Visit other = racing_visit(block, cell, now);
-      if (other.thread() >= 0) race(fiber, now, other, array, address);
+      if (other.thread() >= 0) race(fiber, cell, now, other, array, address);
     }
     if (writes) put(cell->write, now);
     if (now.kind() == READ || now.kind() & STRONG_READ) remember(cell, now, fiber->warp->epoch);
@@ -813,26 +851,35 @@ struct Place {
   const char* file;
   unsigned line, column;
 };
-static void undefined(Place* place, const char* format, uintptr_t value, const char* kind = "undefined") {
+struct Type {
+  uint16_t kind, info;  // of an integer: from bit 1 on the logarithm of its bits, bit 0: it has a sign
+  char name[1];  // "'int'", "'float [16]'"
+
+  long long number(uintptr_t value) const {  // Clang fills up with zeros, g++ with the sign
+    int unused = 64 - (1 << (info >> 1));
+    if (unused < 0) return 0;  // of 128 bits the address
+    return info & 1 ? (long long)((uint64_t)value << unused) >> unused : (long long)((uint64_t)value << unused >> unused);
+  }
+};
+struct TypedPlace {
+  Place place;
+  const Type *type, *second;  // second: of a shift's right operand, of an index
+};
+static void undefined(const Place* place, const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4)));
+static void undefined(const Place* place, const char* kind, const char* format, ...) {
   if (!checked_block) return;
   Fiber* fiber = self();
-  report(fiber->block, fiber, kind, format, (long long)(int64_t)value);
+  va_list values;
+  va_start(values, format);
+  report_values(fiber->block, fiber, kind, format, values);
+  va_end(values);
   fiber->block->launch->config->finding.site = site_of_line((int)place->line);
   fiber->block->launch->config->finding.columns = (int)place->column;
+  blame_unwritten(fiber->block, fiber);
   leave(fiber->block);
 }
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-struct ArrayPlace {
-  Place place;
-  struct Type {
-    uint16_t kind, info;
-    char name[1];  // "'float [16]'"
-  }* type;
-};
-RUNTIME_API void __ubsan_handle_out_of_bounds(ArrayPlace* p, uintptr_t index) {
-  char format[120];
-  snprintf(format, sizeof format, "index %%lld of an array %.80s", p->type->name);
-  undefined(&p->place, format, index, "out of bounds");
+RUNTIME_API void __ubsan_handle_out_of_bounds(TypedPlace* p, uintptr_t index) {
+  undefined(&p->place, "out of bounds", "index %lld of an array %.80s", p->second->number(index), p->type->name);
 }
 struct TypePlace {
   Place place;
@@ -844,13 +891,20 @@ RUNTIME_API void __ubsan_handle_type_mismatch_v1(TypePlace* p, uintptr_t address
   Array* array = find_array(checked_block, address);
   misaligned(self(), site_of_line((int)p->place.line), array, address, 1 << p->log_alignment);
 }
-#define OVERFLOWS(NAME, TEXT) \
-  RUNTIME_API void __ubsan_handle_##NAME##_overflow(Place* p, uintptr_t left) { undefined(p, TEXT, left); }
-OVERFLOWS(add, "int overflow: %lld + ... is too large for its type")
-OVERFLOWS(sub, "int overflow: %lld - ... is too large for its type")
-OVERFLOWS(mul, "int overflow: %lld * ... is too large for its type")
-OVERFLOWS(negate, "int overflow: -(%lld) is too large for its type")
-OVERFLOWS(divrem, "integer division of %lld by zero, or a quotient too large for its type")
-RUNTIME_API void __ubsan_handle_shift_out_of_bounds(Place* p, uintptr_t, uintptr_t by) {
-  undefined(p, "shift by %lld bits", by);
+#define OVERFLOWS(NAME, SIGN)                                                                                          \
+  RUNTIME_API void __ubsan_handle_##NAME##_overflow(TypedPlace* p, uintptr_t left, uintptr_t right) {                \
+    undefined(&p->place, "undefined", "int overflow: %lld " SIGN " %lld is too large for %.80s", p->type->number(left), \
+              p->type->number(right), p->type->name);                                                                \
+  }
+OVERFLOWS(add, "+") OVERFLOWS(sub, "-") OVERFLOWS(mul, "*")
+RUNTIME_API void __ubsan_handle_negate_overflow(TypedPlace* p, uintptr_t value) {
+  undefined(&p->place, "undefined", "int overflow: -(%lld) is too large for %.80s", p->type->number(value), p->type->name);
+}
+RUNTIME_API void __ubsan_handle_divrem_overflow(TypedPlace* p, uintptr_t left, uintptr_t right) {
+  long long by = p->type->number(right);
+  undefined(&p->place, "undefined", by ? "int overflow: %lld / %lld is too large for %.80s" : "integer division %lld / %lld: by "
+            "zero there is no result of %.80s", p->type->number(left), by, p->type->name);
+}
+RUNTIME_API void __ubsan_handle_shift_out_of_bounds(TypedPlace* p, uintptr_t, uintptr_t by) {
+  undefined(&p->place, "undefined", "shift of %.80s by %lld bits", p->type->name, p->second->number(by));
 }

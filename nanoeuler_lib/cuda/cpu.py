@@ -28,7 +28,7 @@ class _Finding(C.Structure):
         ("kind", C.c_char * 32), ("message", C.c_char * 480), ("block", C.c_uint * 3), ("thread", C.c_uint * 3),
         ("has_thread", C.c_int), ("site", C.c_uint), ("other_site", C.c_uint), ("other_thread", C.c_int),
         ("array", C.c_int), ("name", C.c_char * 64), ("space", C.c_char * 16), ("element", C.c_int),
-        ("columns", C.c_int), ("offset", C.c_int64), ("bytes", C.c_uint64), ("atomics", C.c_int),
+        ("columns", C.c_int), ("offset", C.c_int64), ("bytes", C.c_uint64), ("update", C.c_int), ("atomics", C.c_int),
         ("trail", C.c_uint * 8),
     ]  # fmt: skip
 

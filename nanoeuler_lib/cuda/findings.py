@@ -16,14 +16,18 @@ ADVICE = {
     "^race between blocks beside atomics": (
         "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
     ),
+    "^race of updates": (
+        "each reads the place, changes it and writes it back, and one result is lost: atomicAdd does it in one step"
+    ),
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
     "^race beside atomics": (
         "no __syncthreads() lies between the two; a lock or flag takes __threadfence() before its atomic"
     ),
     "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
+    "^missing wait.*still under way": "copy_async_wait<0>() waits for all; then __syncthreads(), before anyone reads",
     "^uninitialised": "which thread was to write it, and before which barrier?",
-    "a named barrier": "whole warps come to one call, and every call of a number says the same count",
+    "named barrier": "whole warps come to one call, and every call of a number says the same count",
     "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
     "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
     "^read-only.*const,": "results go to an array that is not const",
@@ -112,9 +116,11 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
             f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else "")
         )
     elif other_line:
-        who = {-2: "a thread of another block, ", -3: "another thread, "}.get(raw.other_thread, "the other: ")
+        who = {-2: "a thread of another block, ", -3: "another thread, "}.get(
+            raw.other_thread, _OTHER.get(kind, "the other: ")
+        )
         told.append(f"  {who}{text.quote(other_line)}")
-    if advice := _advice(raw, told[0], text, arrays):
+    if advice := _advice(raw, told[0], text, arrays, line == other_line):
         told.append(f"  {advice}")
     told[0] = textwrap.fill(told[0], WIDTH, subsequent_indent="    ", break_long_words=False)
     file, number, _ = text.find(line)
@@ -123,6 +129,9 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
             kind, kernel, "\n".join(told), file, number, block_index, thread, other, text.find(other_line)[1]
         )
     )
+
+
+_OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  # what the second line is
 
 
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
@@ -160,10 +169,13 @@ def _written(code: str, column: int) -> str:
     return f": {min(found, key=len)}" if found else ""
 
 
-def _advice(raw, told: str, text: Text, arrays: list) -> str:
+def _advice(raw, told: str, text: Text, arrays: list, one_line: bool) -> str:
+    """What to look at; one_line: both accesses stand in the same line."""
     if raw.kind == b"race":
         told = "race" + (" between blocks" if raw.other_thread == -2 else "")
         told += ["", " with an atomic", " beside atomics"][raw.atomics]
+        if raw.update and one_line:
+            told = "race of updates"
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):

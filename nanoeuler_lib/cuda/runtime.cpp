@@ -129,13 +129,15 @@ static Block* take_block() {
   return block;
 }
 
+static void forget(AsyncCopies& copies) { copies.length = copies.group = copies.waited = copies.left = 0; }
+
 static void give_back_block(Block* block) {
   for (int i = 0; i < block->shared_arrays; i++) free(block->shared[i].shadow);
   block->shared_arrays = 0;
   block->busy = block->meeting = false;
   if (block->failed) {  // fibers that were left halfway start over
     block->stacks_used = block->free_stacks = 0;
-    for (AsyncCopies& copies : block->copies) copies.length = copies.group = 0;
+    for (AsyncCopies& copies : block->copies) forget(copies);
   }
   block->failed = false;
   lock(&free_blocks_lock);
@@ -313,7 +315,7 @@ static void run_threads() {
     warp->last_mask[fiber->lane] = fiber->waits_mask;
     warp->alive &= ~lane;
     warp->runnable &= ~lane;
-    block->copies[fiber->thread].length = block->copies[fiber->thread].group = 0;
+    forget(block->copies[fiber->thread]);
     block->left_thread = fiber->thread;
     block->alive--;
     if (block->arrived && block->arrived == block->alive) {  // a thread that has returned holds back no barrier
@@ -447,8 +449,8 @@ static void expect_whole_warps(Block* block, int number) {
   for (int w = 0; w < (int)block->warps_used && b.arrived; w++) {
     unsigned missing = b.came[w] ? all_lanes(block, w) & ~b.came[w] : 0;
     if (!missing) continue;
-    report(block, nullptr, "divergent barrier", "a named barrier: lane %d of warp %d came to barrier %d, and lane %d did "
-           "not", __builtin_ctz(b.came[w]), w, number, __builtin_ctz(missing));
+    report(block, nullptr, "divergent barrier", "named barrier %d: lane %d of warp %d came to it, and lane %d did not",
+           number, __builtin_ctz(b.came[w]), w, __builtin_ctz(missing));
     block->launch->config->finding.site = site_of_line(b.line);
     leave(block);
   }
@@ -463,17 +465,17 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   int w = warp->first / 32;
   uint64_t path = path_of(fiber, __builtin_frame_address(0));
   const char* wrong = nullptr;
-  if (number < 1 || number >= NAMED_BARRIERS) wrong = "its number is 1 to 15 (0 is __syncthreads()), got %d";
+  if (number < 1 || number >= NAMED_BARRIERS) wrong = "named barrier: its number is 1 to 15 (0 is __syncthreads()), got %d";
   else if (threads < 32 || threads > MAX_THREADS || threads % 32)
-    wrong = "barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
+    wrong = "named barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
   else if (b->arrived && b->threads != threads)
-    wrong = "barrier %d: this call says %d threads, and one that waits says %d";
+    wrong = "named barrier %d: this call says %d threads, and one that waits says %d";
   else if (b->path[w] && b->path[w] != path)
-    wrong = "barrier %d: the lanes of a warp come to two different calls";
+    wrong = "named barrier %d: the lanes of a warp come to two different calls";
   if (wrong) {
     char message[160];
     snprintf(message, sizeof message, wrong, number, threads, b->threads);
-    report_at(line, fiber, "divergent barrier", "a named barrier: %s", message);
+    report_at(line, fiber, "divergent barrier", "%s", message);
     leave(block);
   }
   block->named_used = true;
@@ -697,6 +699,8 @@ RUNTIME_API void async_wait(int groups_left) {
     memcpy(copy.to, copy.from, copy.given);
     memset((char*)copy.to + copy.given, 0, copy.bytes - copy.given);
   }
+  copies.waited = copies.group;
+  copies.left = groups_left;
   copies.length -= done;
   memmove(copies.copy, copies.copy + done, copies.length * sizeof(AsyncCopy));
 }

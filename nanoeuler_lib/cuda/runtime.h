@@ -45,6 +45,7 @@ struct Finding {
   int element, columns;  // what the compiler judged itself has its column of the text in `columns`
   int64_t offset;  // in bytes, from the array's start
   uint64_t bytes;  // of the array
+  int update;      // a race: the one who wrote had read the place as the other does now
   int atomics;     // a race: 1 of an atomic or a flag with a plain access, 2 in a block that calls atomics
   Site trail[TRAIL];  // a fault: calls that led there, perhaps
 };
@@ -120,6 +121,7 @@ struct AsyncCopy {
 struct AsyncCopies {  // of one thread
   AsyncCopy* copy;
   int length, capacity, group;  // group: how many commits the thread has made
+  int waited, left;             // how many it had made at its last wait, and how many groups that left under way
 };
 
 // What a worker needs to run one block after another. It is kept between launches, with its stacks.

@@ -221,8 +221,8 @@ REDUCE(__reduce_xor_sync, Xor, unsigned)
 
 namespace runtime {
 
-template <class T, class Change> RAW T atomic(T* address, Change change, int line) {
-  runtime::check_access(address, sizeof(T), ATOMIC, line);
+template <class T, class Change> RAW T atomic(T* address, Change change, int line, int kind = UPDATE) {
+  runtime::check_access(address, sizeof(T), kind, line);
   T old;
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   for (;;) {
@@ -271,6 +271,12 @@ RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* nam
     auto change = [value](T old) RAW -> T { return EXPRESSION; };                                \
     return runtime::atomic(address, change, line);                                               \
   }
+#define ATOMIC_EXCHANGE(NAME, T)                                                                 \
+  RAW static inline T NAME(T* address, T value, LINE) {                                          \
+    return runtime::atomic(address, [value](T) RAW -> T { return value; }, line, runtime::ATOMIC); \
+  }
+#define ATOMIC_EXCHANGES(T) \
+  ATOMIC_EXCHANGE(atomicExch, T) ATOMIC_EXCHANGE(atomicExch_block, T) ATOMIC_EXCHANGE(atomicExch_system, T)
 #define ATOMIC_CAS(NAME, T)                                                                      \
   RAW static inline T NAME(T* address, T expected, T value, LINE) {                              \
     auto change = [expected, value](T old) RAW -> T { return old == expected ? value : old; };   \
@@ -283,14 +289,14 @@ RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* nam
   ATOMIC_FUNCTION(atomicMin, T, value < old ? value : old)                                       \
   ATOMIC_FUNCTION(atomicMax, T, old < value ? value : old)                                       \
   ATOMIC_FUNCTION(atomicAnd, T, old & value) ATOMIC_FUNCTION(atomicOr, T, old | value)           \
-  ATOMIC_FUNCTION(atomicXor, T, old ^ value) ATOMIC_FUNCTION(atomicExch, T, ((void)old, value))  \
-  ATOMIC_CASES(T)
+  ATOMIC_FUNCTION(atomicXor, T, old ^ value)                                                     \
+  ATOMIC_EXCHANGES(T) ATOMIC_CASES(T)
 ATOMIC_FUNCTIONS(int) ATOMIC_FUNCTIONS(unsigned) ATOMIC_FUNCTIONS(unsigned long long)
 ATOMIC_FUNCTION(atomicAdd, int, (int)((unsigned)old + (unsigned)value)) ATOMIC_FUNCTION(atomicAdd, unsigned, old + value)
 ATOMIC_FUNCTION(atomicSub, int, (int)((unsigned)old - (unsigned)value)) ATOMIC_FUNCTION(atomicSub, unsigned, old - value)
 ATOMIC_FUNCTION(atomicAdd, unsigned long long, old + value)
 ATOMIC_FUNCTION(atomicAdd, float, old + value) ATOMIC_FUNCTION(atomicAdd, double, old + value)
-ATOMIC_FUNCTION(atomicExch, float, ((void)old, value))
+ATOMIC_EXCHANGES(float)
 ATOMIC_FUNCTION(atomicMin, long long, value < old ? value : old)
 ATOMIC_FUNCTION(atomicMax, long long, old < value ? value : old)
 ATOMIC_FUNCTION(atomicInc, unsigned, old >= value ? 0 : old + 1)
@@ -376,6 +382,8 @@ asm(".set memcpy, __tsan_memcpy\n.set memmove, __tsan_memmove\n.set memset, __ts
 #undef ATOMIC_FUNCTION
 #undef ATOMIC_FUNCTIONS
 #undef ATOMIC_NAME
+#undef ATOMIC_EXCHANGE
+#undef ATOMIC_EXCHANGES
 #undef ATOMIC_CAS
 #undef ATOMIC_CASES
 #undef LOAD
