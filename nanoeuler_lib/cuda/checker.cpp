@@ -901,9 +901,9 @@ RUNTIME_API void __ubsan_handle_negate_overflow(TypedPlace* p, uintptr_t value) 
   undefined(&p->place, "undefined", "int overflow: -(%lld) is too large for %.80s", p->type->number(value), p->type->name);
 }
 RUNTIME_API void __ubsan_handle_divrem_overflow(TypedPlace* p, uintptr_t left, uintptr_t right) {
-  long long by = p->type->number(right);
-  undefined(&p->place, "undefined", by ? "int overflow: %lld / %lld is too large for %.80s" : "integer division %lld / %lld: by "
-            "zero there is no result of %.80s", p->type->number(left), by, p->type->name);
+  long long number = p->type->number(left), by = p->type->number(right);
+  if (by == 0) undefined(&p->place, "undefined", "integer division of %lld by zero", number);
+  undefined(&p->place, "undefined", "int overflow: %lld / %lld is too large for %.80s", number, by, p->type->name);
 }
 RUNTIME_API void __ubsan_handle_shift_out_of_bounds(TypedPlace* p, uintptr_t, uintptr_t by) {
   undefined(&p->place, "undefined", "shift of %.80s by %lld bits", p->type->name, p->second->number(by));

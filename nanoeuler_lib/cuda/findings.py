@@ -16,9 +16,8 @@ ADVICE = {
     "^race between blocks beside atomics": (
         "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
     ),
-    "^race of updates": (
-        "each reads the place, changes it and writes it back, and one result is lost: atomicAdd does it in one step"
-    ),
+    "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block a place of its own",
+    "^race of updates": "each reads it and writes it back, and one result is lost: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
     "^race beside atomics": (
@@ -172,10 +171,9 @@ def _written(code: str, column: int) -> str:
 def _advice(raw, told: str, text: Text, arrays: list, one_line: bool) -> str:
     """What to look at; one_line: both accesses stand in the same line."""
     if raw.kind == b"race":
-        told = "race" + (" between blocks" if raw.other_thread == -2 else "")
-        told += ["", " with an atomic", " beside atomics"][raw.atomics]
-        if raw.update and one_line:
-            told = "race of updates"
+        update, blocks = raw.update and one_line, raw.other_thread == -2
+        told = "race" + " of updates" * update + " between blocks" * blocks
+        told += "" if update else ["", " with an atomic", " beside atomics"][raw.atomics]
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):

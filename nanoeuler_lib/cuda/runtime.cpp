@@ -456,6 +456,16 @@ static void expect_whole_warps(Block* block, int number) {
   }
 }
 
+// Has its whole warp come, and the barrier still waits? A lane that is ahead of its warp lets that catch up first.
+static bool comes_again(Fiber* fiber, const NamedBarrier* b) {
+  const unsigned *came = &b->came[fiber->thread / 32], lane = 1u << fiber->lane;
+  while (*came & lane && fiber->warp->alive & ~*came) {
+    if (next_runnable(fiber) == fiber->thread) return true;
+    run_another(fiber);
+  }
+  return *came & lane;
+}
+
 // Barrier `number`, for `threads` threads of whole warps; one that does not wait only counts (bar.arrive).
 RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Fiber* fiber = self();
@@ -470,6 +480,8 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
     wrong = "named barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
   else if (b->arrived && b->threads != threads)
     wrong = "named barrier %d: this call says %d threads, and one that waits says %d";
+  else if (comes_again(fiber, b))
+    wrong = "named barrier %d: a warp comes a second time before the others of its %d threads have come once";
   else if (b->path[w] && b->path[w] != path)
     wrong = "named barrier %d: the lanes of a warp come to two different calls";
   if (wrong) {
