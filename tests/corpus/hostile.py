@@ -235,7 +235,8 @@ for name, more in {
     "block_1025": dict(block=1025), "block_z_65": dict(block=(1, 1, 65)), "block_1024_2": dict(block=(1024, 2)),
     "block_dict": dict(block={"x": 1}), "block_nested": dict(block=((32,),)),
     "shared_negative": dict(shared=-1), "shared_1m": dict(shared=1 << 20), "shared_text": dict(shared="1"),
-    "shared_nan": dict(shared=float("nan")), "shared_none": dict(shared=None),
+    "shared_nan": dict(shared=float("nan")), "shared_none": dict(shared=None), "seconds_zero": dict(seconds=0),
+    "seconds_negative": dict(seconds=-1), "seconds_nan": dict(seconds=float("nan")), "seconds_text": dict(seconds="1"),
     "args_none": dict(args=(None, X, N)), "args_few": dict(args=(Y, X)), "args_many": dict(args=(Y, X, N, N)),
     "args_list": dict(args=([0.0] * 64, X, N)), "args_swapped": dict(args=(X, Y, N)), "args_float64": dict(args=(Y.astype(float), X, N)),
     "args_strided": dict(args=(np.zeros(128, np.float32)[::2], X, N)), "args_read_only": dict(args=(np.broadcast_to(Y[:1], 64), X, N)),
@@ -247,8 +248,7 @@ for name, more in {
     add(name, ONE, wanted="error", **more)
 for name, more in {
     "args_misaligned": dict(args=(np.zeros(257, np.uint8)[1:].view(np.float32), X, N)), "args_zero_dimensional": dict(args=(np.array(0, np.float32), X, N)),
-    "args_same_memory": dict(args=(Y, Y.view(np.int32), N)), "seconds_zero": dict(seconds=0), "seconds_negative": dict(seconds=-1),
-    "seconds_nan": dict(seconds=float("nan")), "seconds_text": dict(seconds="1"), "seconds_infinite": dict(seconds=float("inf")),
+    "args_same_memory": dict(args=(Y, Y.view(np.int32), N)), "seconds_infinite": dict(seconds=float("inf")),
     "grid_ten_million": dict(grid=10**7, block=1024, seconds=0.3), "grid_3d_wide": dict(grid=(2**31 - 1, 65535, 65535), seconds=0.3),
     "block_numpy": dict(block=np.array([8, 2, 2])), "grid_true": dict(grid=True),
 }.items():  # fmt: skip
@@ -332,18 +332,6 @@ for name, options in {
     "instantiate_unknown": dict(instantiate=("other<3>",)), "instantiate_number": dict(instantiate=(3,)),
 }.items():  # fmt: skip
     add(f"option_{name}", GOOD, body=False, options=options)
-
-# What the runtime does wrong today: each fails until it is mended. Each runs in a process of its own.
-DEFECTS = {
-    "forever": "an empty `for (;;) ;` does not end with its time",
-    "stack_downwards": "a write below the thread's stack, and the launch does not end",
-    "printf_star": "a width of 2147483647 writes 2 GB a thread, and the launch does not end with its time",
-    "printf_null_format": "printf((char*)0) ends the process: abort",
-    "masks_differ": "lanes that come to one vote with different masks are not reported",
-    "named_one_lane": "one lane of a warp at a named barrier is not reported",
-    "shared_text": "TypeError", "shared_none": "TypeError", "seconds_text": "TypeError",
-    "text_surrogate": "UnicodeEncodeError", "option_instantiate_number": "AttributeError",
-}  # fmt: skip
 
 # ---- to run them
 
