@@ -383,6 +383,88 @@ def test_a_local_array_that_a_pointer_overruns():
         run(text, 1, 1, (zeros(1), 32))
 
 
+# What a finding says beside its place: text of a kernel, (x, n) = (64 floats, 64), words.
+TOLD = {
+    "an unwritten index": (
+        "__shared__ int s[32];\n  x[s[threadIdx.x]] = 1;", "uninitialised: shared memory",
+        "what was found serves as an index or address: s[0]", "what came of it: line 8:"),
+    "an unwritten index of an array in brackets": (
+        "__shared__ int s[32], t[32];\n  s[t[threadIdx.x]] = 1;", "serves as an index or address: t[0]", "line 8:"),
+    "an update": ("x[0] += 1;", "race: ", "atomicAdd does it in one step"),
+    "an update by name": ("x[n / 64] = 2 * x[n / 64];", "race: ", "atomicAdd does it in one step"),
+    "a tree without its barrier": (
+        "__shared__ float s[64];\n  int t = threadIdx.x;\n  s[t] = x[t];\n  __syncthreads();\n"
+        "  for (int d = 32; d; d /= 2) if (t < d) s[t] += s[t + d];", "race: ", "no __syncthreads()"),
+    "a place that is read by all and written by one": (
+        "__shared__ float s[64];\n  s[threadIdx.x] = 1;\n  __syncthreads();\n  float all = s[0];\n"
+        "  s[threadIdx.x] = all;", "race: ", "no __syncthreads()"),
+    "a histogram that nobody zeroed": (
+        "__shared__ int s[4];\n  atomicAdd(&s[threadIdx.x % 4], 1);", "uninitialised: ", "s[0]", "line 8:"),
+    "a copy that a wait leaves": (
+        "__shared__ float s[128];\n  for (int i = 0; i < 2; i++) {\n    copy_async<4>(s + 64 * i + threadIdx.x, x + threadIdx.x);\n"
+        "    copy_async_commit();\n  }\n  copy_async_wait<1>();\n  x[threadIdx.x] = s[64 + threadIdx.x];",
+        "copy_async_wait<1> leaves the newest 1 on their way, and it is number 1 of them: s[64]", "the copy: line 9:",
+        "copy_async_wait<0>() waits for all"),
+    "a copy in no group": (
+        "__shared__ float s[64];\n  copy_async<4>(s + threadIdx.x, x + threadIdx.x);\n  copy_async_wait<0>();\n"
+        "  x[threadIdx.x] = s[threadIdx.x];", "is in no group yet", "copy_async_commit() has not come after it"),
+    "an absent lane": (
+        "if (threadIdx.x < 8) x[0] = __shfl_down_sync(0xff, n, 4);", "takes no part in it: __shfl_down_sync of lane 7 reads "
+        "lane 11, which is not in the mask 0x000000ff"),
+    "a lane that has left": (
+        "if (threadIdx.x % 32 > 7) return;\n  x[0] = __shfl_xor_sync(~0u, n, 8);", "of lane 0 reads lane 8, which has left the "
+        "kernel, or never was, though it is in the mask 0xffffffff"),
+    "two masks": (
+        "n = __ballot_sync(threadIdx.x % 32 < 16 ? ~0u : 0xffff0000u, 1);", "come to one __ballot_sync with different masks: lane 0 "
+        "says 0xffffffff, and lane 16 said 0xffff0000"),
+    "one lane at a named barrier": (
+        "if (threadIdx.x == 3) named_barrier_arrive(2, 32);", "named barrier 2: lane 3 of warp 0 came to it, and lane 0 did not"),
+    "a warp that comes twice": (
+        "for (int i = 0; i < 2; i++) named_barrier_arrive(1, 96);", "named barrier 1: a warp comes a second time before the "
+        "others of its 96 threads have come once"),
+    "33 threads": ("named_barrier_sync(5, 33);", "divergent barrier: named barrier 5: whole warps meet"),
+    "both sides of an overflow": (
+        "int a = 65536 * (n / 64);\n  x[0] = a * -a;", "int overflow: 65536 * -65536 is too large for 'int'"),
+    "an overflow of a long long": (
+        "long long a = 1ll << (n - 2);\n  x[0] = a + (a - 1) + 1 + n;", "int overflow: 9223372036854775807 + 1 is too large for 'long long"),
+    "a shift": ("x[0] = 1 << (n - 65);", "shift of 'int' by -1 bits"),
+    "nowhere to multiply to": ("unsigned a[4] = {};\n  mma<tf32>(nullptr, a, a);", "write through a null pointer", "line 8:"),
+    "below the stack": ("volatile char c = 0;\n  for (int i = 1; i < 1 << 20; i++) (&c)[-i] = 1;", "a local variable ends"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_finding_says_what_to_look_at(name):
+    body, *words = TOLD[name]
+    with pytest.raises(cuda.KernelError) as caught:
+        run(K + "(float* x, int n) {\n  " + body + "\n}", 1, 64, (zeros(64), 64))
+    told = caught.value.finding.text.replace("\n    ", " ")
+    assert all(word in told for word in words), told
+
+
+def test_an_exchange_may_be_the_first_to_write():
+    text = K + """(float* x) {
+  __shared__ int s[2];
+  if (threadIdx.x < 2) atomicExch(&s[threadIdx.x], 3);
+  __syncthreads();
+  atomicAdd(&s[threadIdx.x % 2], 1);
+  __syncthreads();
+  x[threadIdx.x] = s[threadIdx.x % 2];
+}"""
+    x = zeros(32)
+    run(text, 1, 32, (x,))
+    assert (x == 3 + 16).all()
+
+
+@pytest.mark.parametrize("loop", ["for (;;) ;", "for (;;) {}", "while (true) ;", "again: goto again;"])
+def test_an_empty_loop_ends_with_its_seconds(loop):
+    kernel = cuda.module(K + "(float* x) {\n  if (threadIdx.x == 5)\n    " + loop + "\n}", where="cpu")["k"]
+    start = time.monotonic()
+    with pytest.raises(cuda.KernelError, match="endless: ") as caught:
+        kernel(1, 32, (zeros(1),), seconds=0.3)
+    assert caught.value.finding.line == 3 and time.monotonic() - start < 5
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "told"),
     [

@@ -40,7 +40,7 @@ ADVICE = {
     "in no array": "the index is far off, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
     "has returned": "a local variable ends with its function: let the caller declare it, and pass its address",
-    "int overflow": "an int holds numbers up to 2147483647: compute large indices as long long",
+    "too large for 'int'": "an int holds numbers up to 2147483647: compute large indices as long long",
     "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
 }
 
