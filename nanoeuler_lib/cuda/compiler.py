@@ -153,6 +153,8 @@ def checked_flags(compiler: tuple[str, ...]) -> list[str]:
         flags += ["--param=tsan-distinguish-volatile=1"]
     if is_clang or version >= 12:
         flags.append("-ftrivial-auto-var-init=pattern")
+    if is_clang and (version == 0 or version >= 18):  # the pattern of a gigabyte takes it minutes
+        flags.append("-ftrivial-auto-var-init-max-size=40000")
     return flags
 
 
