@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
 """Orders that a checked kernel can rely on, and those it cannot: barriers, flags, locks, fences, named barriers.
 
 A kernel that is right must run without a finding; each bug stands beside it as an edit or a twin, and must be found.
@@ -328,8 +329,6 @@ def test_shuffles_of_every_type_with_any_number_of_lanes(kind):
         before = np.arange(1, 1 + lanes * width).astype(SHUFFLED[kind]).reshape(lanes, width)
         all_of = np.arange(lanes)
         source = {"_": 0 * all_of, "_up_": np.maximum(all_of - 1, 0)}
-        if lanes > 1:
-            source["_up_"] = np.where(all_of >= 1, all_of - 1, all_of)
         if lanes == 32:
             source |= {"_down_": np.minimum(all_of + 1, 31), "_xor_": all_of ^ 1}
         for function, wanted in source.items():
@@ -443,7 +442,7 @@ def test_a_finding_says_what_to_look_at(name):
 
 
 def test_an_exchange_may_be_the_first_to_write():
-    text = K + """(float* x) {
+    text = """(float* x) {
   __shared__ int s[2];
   if (threadIdx.x < 2) atomicExch(&s[threadIdx.x], 3);
   __syncthreads();
@@ -452,7 +451,7 @@ def test_an_exchange_may_be_the_first_to_write():
   x[threadIdx.x] = s[threadIdx.x % 2];
 }"""
     x = zeros(32)
-    run(text, 1, 32, (x,))
+    run(K + text, 1, 32, (x,))
     assert (x == 3 + 16).all()
 
 
@@ -475,7 +474,7 @@ def test_an_empty_loop_ends_with_its_seconds(loop):
         ('printf("%-*d", 2147483647, 1)', "failure", "a width or precision of 2147483647, and a launch keeps 65536"),
         ('printf("%.99999f", 1.0)', "failure", "a width or precision of 99999"),
     ],
-)
+)  # fmt: skip
 def test_printf_names_what_it_cannot_print(call, kind, told):
     with pytest.raises(cuda.KernelError) as caught:
         run(K + "(float* x) {\n  x[0] = -1.2345678f;\n  " + call + ";\n}", 1, 1, (zeros(1),))
@@ -485,11 +484,11 @@ def test_printf_names_what_it_cannot_print(call, kind, told):
 
 
 def test_printf_prints_what_it_can(capsys):
-    text = K + """(char* x) {
+    text = """(char* x) {
   int* none = nullptr;
   printf("%5.2f|%-4d|%lld|%c|%s|%.3s|%%|%x|%p|%*d\\n", 1.5, 7, 1ll << 40, 'c', "text", x, 255, none, 3, 9);
 }"""
-    run(text, 1, 1, (np.frombuffer(b"abcdef", np.int8).copy(),))
+    run(K + text, 1, 1, (np.frombuffer(b"abcdef", np.int8).copy(),))
     assert capsys.readouterr().out == " 1.50|7   |1099511627776|c|text|abc|%|ff|(nil)|  9\n"
 
 

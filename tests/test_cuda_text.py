@@ -261,7 +261,9 @@ def test_what_is_no_option(options, launch, words):
         k(1, 1, (np.zeros(1, np.float32), 3), **launch)
 
 
-@pytest.mark.parametrize("name, value, wanted", [("A", True, 1), ("T", 7, 7), ("line", "(2 + 3)", 5), ("N", np.int64(4), 4)])
+@pytest.mark.parametrize(
+    "name, value, wanted", [("A", True, 1), ("T", 7, 7), ("line", "(2 + 3)", 5), ("N", np.int64(4), 4)]
+)
 def test_a_macro_leaves_the_runtime_alone(name, value, wanted):
     x = np.zeros(1, np.float32)
     cuda.module(kernel(f"x[0] = {name};"), where="cpu", defines={name: value})["k"](1, 1, (x, 3))

@@ -260,7 +260,7 @@ FINDINGS = {
     ),
     "the same from two blocks": (
         "(const float* x, float* sum) {\n  *sum += x[blockIdx.x];\n}", 2, 1, (zeros(32), zeros(1)),
-        ["race: ", "sum[0]", "a thread of another block, line 2:", "use atomicAdd, or give every block a place"],
+        ["race: ", "sum[0]", "a thread of another block, line 2:", "use atomicAdd, or give every block its own place"],
     ),
     "a shuffle in a branch": (
         "(float* x) {\n  float v = x[threadIdx.x];\n  if (threadIdx.x < 16)\n"

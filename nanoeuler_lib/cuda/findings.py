@@ -16,7 +16,7 @@ ADVICE = {
     "^race between blocks beside atomics": (
         "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
     ),
-    "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block a place of its own",
+    "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block its own place",
     "^race of updates": "each reads it and writes it back, and one result is lost: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",

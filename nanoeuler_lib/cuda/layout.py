@@ -29,10 +29,10 @@ def plain_type(words: list[str]) -> str:
     """A type as DTYPES spells it: `unsigned long long` for `long unsigned long int`."""
     if not words or not set(words) <= {"unsigned", "signed", "short", "long", "int", "char"}:
         return " ".join(words)
-    size = "char" if "char" in words else "short" if "short" in words else " ".join(["long"] * words.count("long"))
+    size = " ".join(word for word in words if word in ("char", "short", "long"))
     if "unsigned" in words:
         return f"unsigned {size}".rstrip()
-    return f"signed {size}" if size == "char" and "signed" in words else size or "int"
+    return "signed char" if size == "char" and "signed" in words else size or "int"
 
 
 @dataclass(frozen=True)
