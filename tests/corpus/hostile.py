@@ -66,7 +66,7 @@ for where, address in ADDRESSES.items():
 
 # ---- stacks
 
-add_all({
+STACKS = {
     "locals_40k": "volatile float a[10000]; a[n] = 1; y[0] = a[n];",
     "locals_1m": "volatile float a[250000]; for (int i = 0; i < 250000; i++) a[i] = i; y[0] = a[n];",
     "locals_1g": "volatile float a[250000000]; a[n] = 1; a[0] = 2; y[0] = a[n];",
@@ -79,11 +79,12 @@ add_all({
     "stack_upwards": "volatile char c = 0; for (int i = 1; i < 10000000; i++) (&c)[i] = 1;",
     "return_address": "void** frame = (void**)__builtin_frame_address(0); frame[1] = 0; frame[0] = 0;",
     "dangling_local": "int* p; { int inner = n; p = &inner; } x[0] = *p;",
-})
+}
+add_all(STACKS)
 
 # ---- arithmetic
 
-add_all({
+UNDEFINED = {
     "divide_by_zero": "x[0] = n / x[0];",
     "modulo_zero": "x[0] = n % x[0];",
     "divide_least": "int m = -2147483647 - 1; m += x[0]; x[0] = m / (x[0] - 1);",
@@ -93,8 +94,9 @@ add_all({
     "add_overflow": "int v = 2147483647; x[0] = v + x[1];",
     "multiply_overflow": "int v = 65536 * 16; x[0] = v * (x[1] + 2047) * n;",
     "negate_least": "int m = -2147483647 - 1; m += x[0]; x[0] = -m;",
-}, wanted="error")
-add_all({
+}
+add_all(UNDEFINED, wanted="error")
+ARITHMETIC = {
     "nan_to_int": "float v = 0.0f / y[0]; x[0] = (int)v;",
     "huge_to_int": "x[0] = (int)(1e30f * n);",
     "roots_and_logs": "y[0] = sqrtf(-1.0f - y[1]); y[1] = logf(y[2]); y[2] = 1.0f / y[3]; y[3] = powf(-2.0f, 0.5f);",
@@ -107,11 +109,12 @@ add_all({
     "atomic_of_odd_address": "atomicAdd((int*)((char*)x + 2), 1);",
     "double_over_end": "double* d = (double*)(y + 63); *d = 1;",
     "self_modifying_array": "((float**)y)[0] = y; float* p = ((float**)y)[0]; p[n] = 1;",
-})
+}
+add_all(ARITHMETIC)
 
 # ---- time
 
-add_all({
+ENDLESS = {
     "forever": "for (;;) ;",
     "forever_counting": "while (true) x[threadIdx.x]++;",
     "forever_barriers": "while (true) __syncthreads();",
@@ -125,11 +128,12 @@ add_all({
     "forever_float": "for (float f = 0; f < 1e9f; f += 1) y[threadIdx.x] = f;",
     "forever_one_thread": "if (threadIdx.x == 31) {\n while (true) y[31] += 1;\n}\n__syncthreads();",
     "forever_registers": "unsigned v = n; do v = v * 3 + 1; while (v != 0); y[0] = v;",
-}, wanted="error", seconds=0.5)
+}
+add_all(ENDLESS, wanted="error", seconds=0.5)
 
 # ---- barriers and warps
 
-add_all({
+MISMATCHED = {
     "barrier_by_one": "if (threadIdx.x == 0) __syncthreads();",
     "barrier_in_else": "if (threadIdx.x & 1) __syncthreads(); else { __syncthreads(); }",
     "barrier_and_shuffle": "if (threadIdx.x & 1) __syncthreads(); else n = __shfl_sync(~0u, n, 0);",
@@ -146,8 +150,9 @@ add_all({
     "named_no_count": "named_barrier_sync(1, 0);",
     "named_too_many": "named_barrier_sync(1, 2048);",
     "named_one_lane": "if (threadIdx.x == 3) named_barrier_arrive(2, 32);",
-}, wanted="error")
-add_all({
+}
+add_all(MISMATCHED, wanted="error")
+MEETINGS = {
     "vote_after_return": "if (threadIdx.x > 9) return;\ny[threadIdx.x] = __all_sync(~0u, 1);",
     "shuffle_lane_1000": "y[threadIdx.x] = __shfl_sync(~0u, n, 1000);",
     "shuffle_lane_negative": "y[threadIdx.x] = __shfl_sync(~0u, n, -7);",
@@ -156,11 +161,12 @@ add_all({
     "reduce_one_lane": "y[threadIdx.x] = __reduce_add_sync(1u << threadIdx.x, x[threadIdx.x]);",
     "match_everything": "y[threadIdx.x] = __popc(__match_any_sync(~0u, y[threadIdx.x]));",
     "barriers_a_thousand": "for (int i = 0; i < 1000; i++) __syncthreads();",
-})
+}
+add_all(MEETINGS)
 
 # ---- printf
 
-add_all({
+PRINTED = {
     "printf_null": 'printf("%s\\n", (char*)0);',
     "printf_int_as_text": 'printf("%s\\n", n);',
     "printf_wild_text": 'printf("%s\\n", (char*)0x123456789a0ull);',
@@ -175,11 +181,12 @@ add_all({
     "printf_null_format": "printf((const char*)0);",
     "printf_data_as_format": 'memcpy(x, "%s%s%s%n", 9); printf((const char*)x);',
     "printf_endless_text": 'for (int i = 0; i < 64; i++) x[i] = 0x61616161;\nprintf("%s\\n", (char*)x);',
-})
+}
+add_all(PRINTED)
 
 # ---- the library's functions
 
-add_all({
+REFUSED = {
     "copy_async_null": "__shared__ float s[64]; copy_async<16>(s, nullptr); copy_async_commit(); copy_async_wait<0>();",
     "copy_async_to_global": "copy_async<4>(y, y + 32); copy_async_commit(); copy_async_wait<0>();",
     "copy_async_past_end": "__shared__ float s[64]; copy_async<16>(s, y + 62); copy_async_commit(); copy_async_wait<0>();",
@@ -201,8 +208,9 @@ add_all({
     "underscore_exit": "_exit(3);",
     "abort": "abort();",
     "activemask": "y[0] = __activemask();",
-}, wanted="error")
-add_all({
+}
+add_all(REFUSED, wanted="error")
+FUNCTIONS = {
     "copy_async_to_local": "float s[4]; copy_async<16>(s, y); copy_async_commit(); copy_async_wait<0>(); y[32] = s[0];",
     "copy_async_never_waited": "__shared__ float s[64]; copy_async<4>(s + threadIdx.x, y + threadIdx.x);",
     "copy_async_wait_first": "copy_async_wait<0>(); copy_async_wait<7>(); copy_async_commit();",
@@ -218,7 +226,8 @@ add_all({
     "static_local": "static int calls; atomicAdd(&calls, 1); x[threadIdx.x] = 0;",
     "function_pointer_null": "float (*f)(int) = nullptr; y[0] = f(n);",
     "function_pointer_data": "float (*f)(int) = (float (*)(int))(void*)x; y[0] = f(n);",
-})
+}
+add_all(FUNCTIONS)
 
 # ---- launches
 
