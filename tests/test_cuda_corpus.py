@@ -9,7 +9,6 @@ tests/corpus/bugs and correct hold one text each, whose first comments say how i
     // gives y ~ 1e-5: 2 * x                     correct: y afterwards, of the arrays as they were; no ~: exactly
     // finds: race | y                           bug: words of the finding
     // unseen: 7                                 bug: the number in A1's list of what the checker may not see
-    // defect: a sentence                        what the runtime does wrong today: this fails until it is mended
 
 A finding must name one of the lines marked HERE. A run takes a tenth; `--slow` takes all, and NANOEULER_CORPUS=all or
 =name,name a choice. `python tests/test_cuda_corpus.py bugs` (or correct, or hostile; then names) prints what is not as
@@ -204,12 +203,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if folder in metafunc.fixturenames:
             all_texts = {text.name: text for text in texts(folder)}
             names = a_tenth(list(all_texts), metafunc.config)
-            cases = [pytest.param(all_texts[name], marks=known(all_texts[name])) for name in names]
-            metafunc.parametrize(folder, cases, ids=names)
-
-
-def known(text: Text) -> list:
-    return [pytest.mark.xfail(reason=reason, strict=True) for reason in text.all("defect")]
+            metafunc.parametrize(folder, [all_texts[name] for name in names], ids=names)
 
 
 def test_a_bug_is_reported(bugs):
@@ -298,20 +292,12 @@ def judge_hostile(found: dict) -> str:
 
 
 def test_hostile_kernels_end_in_a_result_or_an_error(request):
-    names = a_tenth([name for name in hostile.CASES if name not in hostile.DEFECTS], request.config)
+    names = a_tenth(list(hostile.CASES), request.config)
     found = run_hostile(names)
     assert found.keys() == set(names)
     complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
     complaints = {name: complaint for name, complaint in complaints.items() if complaint}
     assert not complaints, json.dumps(complaints, indent=1, ensure_ascii=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", hostile.DEFECTS)
-@pytest.mark.xfail(strict=True, reason="a known defect: see hostile.DEFECTS")
-def test_a_defect_that_waits_to_be_mended(name):
-    (found,) = run_hostile([name]).values()
-    assert not judge_hostile(found)
 
 
 def test_there_are_enough_of_each():
@@ -323,9 +309,7 @@ def main(kind: str, *names: str) -> None:
     """Print a table of one kind, and at the end how many were as they should be."""
     if kind == "hostile":
         chosen = names or hostile.CASES
-        found = run_hostile([name for name in chosen if name not in hostile.DEFECTS])
-        for name in hostile.DEFECTS.keys() & set(chosen):
-            found |= run_hostile([name])
+        found = run_hostile(list(chosen))
         complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
         kinds = [outcome["outcome"] for outcome in found.values()]
         print({k: kinds.count(k) for k in sorted(set(kinds))})

@@ -100,6 +100,14 @@ RIGHT = {
     "own names of the C library": (
         kernel("int32_t i = n; uint8_t b = 1; x[0] = i + b - INFINITY;",
                "typedef int int32_t;\ntypedef unsigned char uint8_t;\n#define INFINITY __int_as_float(0x7f800000)\n"), ["k"]),
+    "a head in a macro": (
+        '#define C extern "C"\n#define KERNEL C __global__ void  // the head\n// KERNEL no(int)\nKERNEL k(float* x) { x[0] = 1; }\n'
+        "#define DEVICE __device__\n#define GLOBAL __global__\nDEVICE int f() { return 1; }\nGLOBAL void l(int* x) { x[0] = f(); }",
+        ["k", "l"]),
+    "integers in every spelling": (
+        'extern "C" __global__ void k(unsigned long long int* a, long long signed b, long unsigned int long c, short int* d,\n'
+        "  int unsigned e, signed f, char signed* g, int short unsigned h, struct S s) { a[0] = b + c + d[0] + e + f + g[0] + h + s.a; }"
+        .replace("extern", "struct S { long long int a; };\nextern", 1), ["k"]),
     "an overload of an atomic": (
         kernel("atomicMax(x, 3.0f);",
                "__device__ float atomicMax(float* a, float v) { return __int_as_float(atomicMax((int*)a, __float_as_int(v))); }\n"),
@@ -157,6 +165,8 @@ REFUSED = {
     "a lambda outside": (kernel("x[0] = f(n);", "constexpr auto f = [](float a) { return a; };\n"), 1,
                          "write it inside the kernel", BOTH),
     "exceptions": (kernel("throw 3;"), 2, "a kernel has no exceptions", BOTH),
+    "a variable that a thread keeps": (kernel("static thread_local int t = 0; x[0] = t;"), 2, "'thread_local' is not there", BOTH),
+    "an unknown type": ('extern "C" __global__ void k(float* x, mystery n) {}', 1, "`n` is a mystery (a kernel takes", BOTH),
     "an array as long as the launch says": (kernel("float t[n];\n  t[0] = 1; x[0] = t[0];"), 2, "a constant is wanted here", BOTH),
     "a template's number": (kernel("x[0] = f<n>();", "template <int N> __device__ int f() { return N; }\n"), 3,
                           "f does not take these arguments", BOTH),
@@ -229,6 +239,40 @@ def test_the_other_side_agrees(name):
         prepare("kernel.cu", text, cuda.KERNELS, "gpu")
         if "#include <" not in text or "hopper" in text:  # some headers are not in the wheel
             assert nvrtc_takes(text, "sm_90a") or "cooperative_groups" in text
+
+
+DOOR = [
+    ({"defines": {"A B": 1}}, {}, "a macro's name is letters, digits and _, as TILE, got 'A B'"),
+    ({"defines": {"": 1}}, {}, "got ''"), ({"defines": {3: 1}}, {}, "got 3"), ({"defines": ["A"]}, {}, "{'TILE': 32}, got list"),
+    ({"defines": {"A": "1\n#error"}}, {}, "A is a number, or a str of one line, got str"),
+    ({"defines": {"A": None}}, {}, "got NoneType"), ({"defines": {"k": 3}}, {}, "k is the name of a kernel"),
+    ({"instantiate": (3,)}, {}, "as ('k<4>',), got (3,)"), ({"instantiate": "k<4>"}, {}, "got 'k<4>'"),
+    ({}, {"seconds": "1"}, "seconds is a number greater than 0, got str '1'"), ({}, {"seconds": 0}, "got int 0"),
+    ({}, {"seconds": -1}, "got int -1"), ({}, {"seconds": float("nan")}, "got float nan"), ({}, {"seconds": True}, "got bool True"),
+    ({}, {"shared_mem": "1"}, "shared_mem is a whole number of bytes, got str '1'"), ({}, {"shared_mem": None}, "got NoneType"),
+    ({}, {"shared_limit": 1.5}, "shared_limit is a whole number of bytes, got float 1.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, launch, words", DOOR)
+def test_what_is_no_option(options, launch, words):
+    with pytest.raises(NanoEulerError, match=re.escape(words)):
+        k = cuda.module(kernel("x[0] = n;"), where="cpu", **options)["k"]
+        k(1, 1, (np.zeros(1, np.float32), 3), **launch)
+
+
+@pytest.mark.parametrize(
+    "name, value, wanted", [("A", True, 1), ("T", 7, 7), ("line", "(2 + 3)", 5), ("N", np.int64(4), 4)]
+)
+def test_a_macro_leaves_the_runtime_alone(name, value, wanted):
+    x = np.zeros(1, np.float32)
+    cuda.module(kernel(f"x[0] = {name};"), where="cpu", defines={name: value})["k"](1, 1, (x, 3))
+    assert x[0] == wanted
+
+
+def test_half_a_character():
+    assert told("// one\n// \udc80\n" + kernel("")).startswith("line 2: the text holds U+DC80")
+    assert "a kernel's text is a str, or the Path of a .cu file, got int 3" in told(3)
 
 
 # ----------------------------------------------------------------------------------------------------------------

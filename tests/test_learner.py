@@ -240,7 +240,7 @@ FINDINGS = {
     ),
     "an index too large for int": (
         "(float* x, int n) {\n  int i = n * n + threadIdx.x;\n  x[i] = 1;\n}", 1, 32, (zeros(32), 100_000),
-        ["int overflow: 100000 * ...", "line 2:", "compute large indices as long long"],
+        ["int overflow: 100000 * 100000 is too large for 'int'", "line 2:", "compute large indices as long long"],
     ),
     "an endless loop": (
         "(float* x, int n) {\n  int i = 0;\n  while (i < n) {\n    x[i] = 1;\n  }\n}", 1, 1, (zeros(32), 10),
@@ -256,11 +256,11 @@ FINDINGS = {
     ),
     "a sum without an atomic": (
         "(const float* x, float* sum) {\n  *sum += x[threadIdx.x];\n}", 1, 32, (zeros(32), zeros(1)),
-        ["race: ", "sum[0]", "line 2:", "the other: thread ("],
+        ["race: ", "sum[0]", "line 2:", "the other: thread (", "atomicAdd does it in one step"],
     ),
     "the same from two blocks": (
         "(const float* x, float* sum) {\n  *sum += x[blockIdx.x];\n}", 2, 1, (zeros(32), zeros(1)),
-        ["race: ", "sum[0]", "a thread of another block, line 2:", "use an atomic"],
+        ["race: ", "sum[0]", "a thread of another block, line 2:", "use atomicAdd, or give every block its own place"],
     ),
     "a shuffle in a branch": (
         "(float* x) {\n  float v = x[threadIdx.x];\n  if (threadIdx.x < 16)\n"

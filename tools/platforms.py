@@ -19,9 +19,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+OF_CUDA = ("runtime", "checker", "half", "functions", "matrix", "profile")
 TESTS = [
-    f"tests/test_{name}.py"
-    for name in ("cuda_runtime", "cuda_functions", "kernels", "learner", "cuda_matrix", "cuda_profile")
+    *(f"tests/test_cuda_{name}.py" for name in OF_CUDA),
+    "tests/test_kernels.py",
+    "tests/test_learner.py",
 ]
 CUDA = ROOT / "nanoeuler_lib" / "cuda"
 FIRST = """

@@ -289,7 +289,27 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
   return finding;
 }
 
-[[noreturn]] static void race(Fiber* fiber, Visit now, Visit then, Array* array, uintptr_t address) {
+// A wrong index or address in a thread that has read shared memory which nobody has written: that is where to look.
+static void blame_unwritten(Block* block, const Fiber* fiber) {
+  Finding *finding = &block->launch->config->finding, *cause = &block->unwritten_finding;
+  if (!block->unwritten || memcmp(cause->thread, &fiber->threadIdx, sizeof cause->thread)) return;
+  cause->other_site = finding->site;
+  snprintf(cause->message, sizeof cause->message, "shared memory is read before anything is written there, and what was "
+           "found serves as an index or address");
+  *finding = *cause;
+}
+
+// Did the thread that wrote the cell read it first, by the instruction that reads it now? So it is with y[0] += 1, and not
+// with the tree's s[t] += s[t + d].
+static bool read_likewise(const Cell* cell, Visit write, Visit now) {
+  for (const Group& group : cell->group) {
+    bool its = group.warp() == write.thread() / 32 && group.lanes >> write.thread() % 32 & 1;
+    if (its && cell->when == write.when && (group.site & ~SEVERAL) == now.site()) return true;
+  }
+  return false;
+}
+
+[[noreturn]] static void race(Fiber* fiber, const Cell* cell, Visit now, Visit then, Array* array, uintptr_t address) {
   bool both_write = now.kind() & then.kind() & WRITE, several = then.site() & SEVERAL;
   then.who &= ~((uint64_t)SEVERAL << 32);
   Finding* finding = describe(fiber, now.site(), array, address, "race",
@@ -297,6 +317,7 @@ static Finding* describe(Fiber* fiber, Site site, Array* array, uintptr_t addres
   finding->other_thread = then.serial() != now.serial() ? -2 : several ? -3 : then.thread();
   finding->other_site = then.site();
   finding->atomics = (now.kind() | then.kind()) & STRONG_READ ? 1 : fiber->block->atomics ? 2 : 0;
+  finding->update = now.kind() == READ && then.kind() == WRITE && read_likewise(cell, then, now);
   leave(fiber->block);
 }
 
@@ -348,10 +369,23 @@ static Array* find_array(Block* block, uintptr_t address) {
   return nullptr;
 }
 
+// Why a text cannot be read, up to its end or to `most` bytes (negative: no limit); null if it can.
+static const char* text_fault(Block* block, const char* text, int most) {
+  uintptr_t address = (uintptr_t)text, here = (uintptr_t)__builtin_frame_address(0);
+  const Array* array = find_array(block, address);
+  uintptr_t end = array ? array->end : in_library(address) ? library_end() : (address ^ here) / STACK_BYTES ? 0 : self()->top;
+  if (address < 4096) return "is a null pointer";
+  if (address >= end) return "stands at an address that is in no array";
+  size_t length = most < 0 || (size_t)most > end - address ? end - address : (size_t)most;
+  return length == (size_t)most || memchr(text, 0, length) ? nullptr : "has no end: up to that of its array there is no 0 byte";
+}
+
 [[noreturn]] static void out_of_bounds(Fiber* fiber, Site site, uintptr_t address, int kind) {
   Block* block = fiber->block;
   const char* message = kind & WRITE ? "write" : "read";
   if (address < 4096) message = kind & WRITE ? "write through a null pointer" : "read through a null pointer";
+  else if ((address ^ (uintptr_t)fiber) / STACK_BYTES == 0)
+    message = "a pointer to a local variable is used whose function has returned, or one that was moved below it";
   else if (address - (uintptr_t)block->stacks < block->stacks_used * STACK_BYTES)
     message = "a pointer to another thread's local variable is used";
   Array* nearest = nullptr;
@@ -366,6 +400,7 @@ static Array* find_array(Block* block, uintptr_t address) {
     nearest = a;
   }
   describe(fiber, site, nearest, address, "out of bounds", message);
+  blame_unwritten(block, fiber);
   leave(block);
 }
 
@@ -392,7 +427,7 @@ static inline bool two_warps_beside(const Group* group, unsigned warp) {
 }
 
 // A read or an atomic: note it with others like it, of the same warp and epoch.
-static inline __attribute__((always_inline)) void remember(Cell* cell, Visit now, unsigned epoch) {
+static INLINE void remember(Cell* cell, Visit now, unsigned epoch) {
   unsigned thread = (unsigned)now.thread(), lane = 1u << thread % 32;
   unsigned where = thread / 32 << 27 | (unsigned)now.kind() << 25 | (epoch & WARP_EPOCH);
   Group* group = cell->group;
@@ -439,21 +474,40 @@ static void remember_apart(Cell* cell, Visit now, Group mine) {
            (group[0].warp() == group[1].warp() && group[0].warp() != mine.warp())) group[1] = mine;
 }
 
-// Most accesses read 4 bytes that were written before the last barrier, or by nobody: those are settled here, at half
-// the price. False: `access` has to look.
-static inline bool plain_read(uintptr_t address, Site site) {
-  Block* block = checked_block;
+// Most accesses are of 4 bytes that this block has left alone since its last barrier, or of which nobody has heard: those
+// are settled here, at half the price. False: `access` has to look.
+static INLINE Cell* plain_cell(Block* block, uintptr_t address, Site site) {
   Array* array = array_at[site & 255];
-  if (address - array->start >= array->end - array->start) return false;
-  if (address & 3 || array->grain != 2 || !array->shadow || block->traced || array->end - address < 4) return false;
+  if (address - array->start >= array->end - array->start) return nullptr;
+  if (address & 3 || array->grain != 2 || !array->shadow || block->traced || array->end - address < 4) return nullptr;
   Cell* cell = &array->shadow[(address - array->start) >> 2];
-  Visit then = cell->write;
-  uint64_t when = (uint64_t)block->serial << 32 | block->epoch;
-  bool before = (then.when ^ when) >> 32 == 0 && then.when != when && then.kind() == WRITE;
-  bool never = then.when == 0 && !is_shared(block, array);
-  if (!before && !never) return false;
+  uint64_t then = cell->write.when;
+  bool before = then >> 32 == block->serial && (unsigned)then != block->epoch && cell->write.kind() == WRITE;
+  bool never = then == 0 && !is_shared(block, array);
+  return before || never ? cell : nullptr;
+}
+
+static INLINE bool plain_read(uintptr_t address, Site site) {
+  Block* block = checked_block;
+  Cell* cell = plain_cell(block, address, site);
+  if (!cell) return false;
   Fiber* fiber = self();
   remember(cell, visit_now(fiber, block, READ, site), fiber->warp->epoch);
+  return true;
+}
+
+static INLINE bool plain_write(uintptr_t address, Site site) {
+  Block* block = checked_block;
+  Cell* cell = plain_cell(block, address, site);
+  if (!cell || cell->elsewhere.when || array_at[site & 255]->read_only) return false;
+  Fiber* fiber = self();
+  Visit now = visit_now(fiber, block, WRITE, site);
+  const Group& reader = cell->group[0];
+  bool before = cell->when != now.when && cell->when >> 32 == block->serial;
+  bool mine = cell->when == now.when && reader.lanes == 1u << fiber->lane && reader.warp() == fiber->thread / 32 &&
+              !cell->group[1].lanes;
+  if (cell->when && !before && !mine) return false;
+  put(cell->write, now);
   return true;
 }
 
@@ -465,11 +519,17 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   leave(fiber->block);
 }
 
+// Of the thread that runs: its record, or what stands above its stack pointer. Between them is what functions that have
+// returned left behind.
+static INLINE bool is_local(uintptr_t address) {
+  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+  return (address ^ here) / STACK_BYTES == 0 && (address >= here || address % STACK_BYTES < 32 * RECORD_BYTES);
+}
+
 static void access(uintptr_t address, int bytes, int kind, Site site) {
   Block* block = checked_block;
   if (!block) return;
-  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-  if ((address ^ here) / STACK_BYTES == 0) return;  // a local variable
+  if (is_local(address)) return;
   Fiber* fiber = self();
   if (kind & STRONG_READ) check_atomic(block, fiber, address, kind);
   Array* array = array_at[site & 255];
@@ -483,6 +543,7 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
   }
   if (address + bytes > array->end) {
     describe(fiber, site, array, address, "out of bounds", kind & WRITE ? "write" : "read");
+    blame_unwritten(block, fiber);
     leave(block);
   }
   if (array->read_only && kind & WRITE) read_only(fiber, site, array, address);
@@ -492,7 +553,8 @@ static void access(uintptr_t address, int bytes, int kind, Site site) {
     bool shared = is_shared(block, array);
     int number = shared ? -1 - (int)(array - block->shared) : (int)(array - arrays);
     int64_t offset = (int64_t)(address - array->start);
-    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, kind == STRONG_READ ? READ : kind};
+    int noted = kind == STRONG_READ ? READ : kind == UPDATE ? ATOMIC : kind;
+    c->trace[c->trace_length++] = {offset, site, number, fiber->thread, bytes, noted};
   }
   visit(fiber, array, address, bytes, visit_now(fiber, block, kind, site));
 }
@@ -507,6 +569,22 @@ static void split_cells(Array* array, int grain) {
   array->grain = grain;
 }
 
+[[noreturn]] static void missing_wait(Fiber* fiber, Visit now, Visit then, Array* array, uintptr_t address) {
+  const AsyncCopies& copies = fiber->block->copies[then.thread()];
+  const AsyncCopy* copy = copies.copy;
+  while (address - (uintptr_t)copy->to >= (uintptr_t)copy->bytes) copy++;
+  int newer = copies.group - copy->group;  // groups that were closed since, its own among them
+  char message[200] = "an asynchronous copy to this place has not been waited for";
+  if (newer == 0) snprintf(message, sizeof message, "an asynchronous copy to this place is in no group yet: "
+                           "copy_async_commit() has not come after it");
+  else if (newer <= copies.left && copies.waited == copies.group)
+    snprintf(message, sizeof message, "an asynchronous copy to this place is still under way: copy_async_wait<%d> leaves the "
+             "newest %d on their way, and it is number %d of them", copies.left, copies.left, newer);
+  Finding* finding = describe(fiber, now.site(), array, address, "missing wait", message);
+  finding->other_site = then.site();
+  leave(fiber->block);
+}
+
 // Compare with those who were here before; remember this visit.
 static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visit now) {
   Block* block = fiber->block;
@@ -514,12 +592,13 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
   if (!array->shadow) array->shadow = (Cell*)calloc(((array->end - array->start) >> array->grain) + 1, sizeof(Cell));
   Cell* cell = &array->shadow[(address - array->start) >> array->grain];
   Cell* end = &array->shadow[(address + bytes - 1 - array->start) >> array->grain];
-  bool writes = now.kind() & WRITE;
+  bool writes = now.kind() & WRITE, reads = !writes || now.kind() == UPDATE;
+  if (now.kind() == UPDATE) now.who ^= (uint64_t)(UPDATE ^ ATOMIC) << 11;
   for (; cell <= end; cell++) {
     if (cell->write.serial() != now.serial() && is_shared(block, array)) {  // never written, or by an earlier block
       cell->write = {};
       if (cell->when >> 32 != now.serial()) cell->when = cell->group[0].lanes = cell->group[1].lanes = 0;
-      if (!writes && !block->unwritten) {
+      if (reads && !block->unwritten) {
         block->unwritten = true;
         begin_finding(&block->unwritten_finding, fiber, "uninitialised",
                       "shared memory is read before anything is written there");
@@ -528,15 +607,12 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
     }
     Visit then = cell->write;
     if (then.kind() == ASYNC && then.serial() == now.serial() && !(now.kind() == WRITE && then.same_thread(now))) {
-      Finding* finding = describe(fiber, now.site(), array, address, "missing wait",
-                                  "an asynchronous copy to this place has not been waited for");
-      finding->other_site = then.site();
-      leave(block);
+      missing_wait(fiber, now, then, array, address);
     }
     if (then.when | cell->when | cell->elsewhere.when) {  // somebody was here
-      if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, now, then, array, address);
+      if (conflict(then.kind(), now.kind()) && !ordered(then, now)) race(fiber, cell, now, then, array, address);
       Visit other = racing_visit(block, cell, now);
-      if (other.thread() >= 0) race(fiber, now, other, array, address);
+      if (other.thread() >= 0) race(fiber, cell, now, other, array, address);
     }
     if (writes) put(cell->write, now);
     if (now.kind() == READ || now.kind() & STRONG_READ) remember(cell, now, fiber->warp->epoch);
@@ -545,6 +621,7 @@ static void visit(Fiber* fiber, Array* array, uintptr_t address, int bytes, Visi
 
 static void range(const void* start, size_t bytes, int kind, Site site) {
   uintptr_t address = (uintptr_t)start;
+  if (is_local(address) && is_local(address + bytes)) return;
   size_t step = address % 4 == 0 && bytes % 4 == 0 ? 4 : 1;
   if ((bytes == 8 || bytes == 16) && address % bytes == 0) step = bytes;  // moved as a whole, as a GPU would
   for (size_t i = 0; i < bytes; i += step) access(address + i, (int)step, kind, site);
@@ -589,6 +666,11 @@ RUNTIME_API void count_flops(int flops, int line) {
 
 // ---- endless loops, faults --------------------------------------------------------------------------------
 
+[[noreturn]] static void endless(Site site) {
+  describe(self(), site, nullptr, 0, "endless", "the launch takes too long: is there a loop that never ends?");
+  leave(checked_block);
+}
+
 // Called every 65,536 basic blocks: look at the clock, and let the other threads run, as a GPU does. In a launch that is
 // profiled every one comes here, to be noted.
 static void tick(Site site) {
@@ -598,11 +680,37 @@ static void tick(Site site) {
   if (!block || block->meeting) return;  // g++ 11 watches the lanes of a warp function, too: see RAW
   if (profiled && block->traced) note(block, site, ENTERED, 0);
   if (profiled && ++profiled_ticks % (1 << 16) != 0) return;
-  if (seconds_now() > deadline) {
-    describe(self(), site, nullptr, 0, "endless", "the launch takes too long: is there a loop that never ends?");
-    leave(block);
-  }
+  if (seconds_now() > deadline) endless(site);
   run_another(self(), true);
+}
+
+// An empty loop, `for (;;);`, has no basic block that g++ marks: the process's clock of computing time looks for it. Only
+// the kernel's code and the checker's own are left halfway, never the C library's.
+static void on_clock(int, siginfo_t*, void* context) {
+  uintptr_t stack_pointer = 0, instruction = 0;
+  registers_of(context, &stack_pointer, &instruction);
+  Block* block = checked_block;
+  if (!block || block->meeting || block->busy || seconds_now() < deadline + 0.1) return;  // `tick` comes first
+  if (!pthread_equal(block->worker, pthread_self())) pthread_kill(block->worker, SIGVTALRM);
+  else if (in_library(instruction) && fiber_at(block, stack_pointer)) endless((Site)(instruction + 1 - library_start()));
+}
+
+static itimerval former_clock;
+static struct sigaction former_clock_action;
+
+static void start_clock() {
+  struct sigaction action = {};
+  action.sa_sigaction = on_clock;
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER;
+  sigaction(SIGVTALRM, &action, &former_clock_action);
+  itimerval every = {{0, 100000}, {0, 100000}};
+  setitimer(ITIMER_VIRTUAL, &every, &former_clock);
+}
+
+static void stop_clock() {
+  setitimer(ITIMER_VIRTUAL, &former_clock, nullptr);
+  // A signal may still be on its way, and without a handler it would end the process.
+  if (former_clock_action.sa_handler != SIG_DFL) sigaction(SIGVTALRM, &former_clock_action, nullptr);
 }
 
 // What slips past the checks: a jump into nowhere, a stack that overflows, what printf is given.
@@ -645,9 +753,11 @@ static void check_begin(Launch* launch) {
   publications = (Publication*)calloc(launch->blocks, sizeof(Publication));
   deadline = seconds_now() + c->seconds;
   ticks = c->traced_block >= 0 ? 0 : 1 << 16;
+  start_clock();
 }
 
 static void check_end(Launch*) {
+  stop_clock();
   for (int i = 0; i < array_count; i++) free(arrays[i].shadow);
   free(static_data.shadow);
   free(publications);
@@ -684,7 +794,9 @@ RUNTIME_API void __sanitizer_cov_trace_pc() {
   RUNTIME_API void __tsan_##PREFIX##read##BYTES(void* p) {                                                           \
     if (BYTES != 4 || !plain_read((uintptr_t)p, HERE)) access((uintptr_t)p, BYTES, READ, HERE);                      \
   }                                                                                                                  \
-  RUNTIME_API void __tsan_##PREFIX##write##BYTES(void* p) { access((uintptr_t)p, BYTES, WRITE, HERE); }              \
+  RUNTIME_API void __tsan_##PREFIX##write##BYTES(void* p) {                                                          \
+    if (BYTES != 4 || !plain_write((uintptr_t)p, HERE)) access((uintptr_t)p, BYTES, WRITE, HERE);                    \
+  }                                                                                                                  \
   RUNTIME_API void __tsan_##PREFIX##read_write##BYTES(void* p) {                                                     \
     access((uintptr_t)p, BYTES, READ, HERE);                                                                         \
     access((uintptr_t)p, BYTES, WRITE, HERE);                                                                        \
@@ -739,26 +851,35 @@ struct Place {
   const char* file;
   unsigned line, column;
 };
-static void undefined(Place* place, const char* format, uintptr_t value, const char* kind = "undefined") {
+struct Type {
+  uint16_t kind, info;  // of an integer: from bit 1 on the logarithm of its bits, bit 0: it has a sign
+  char name[1];  // "'int'", "'float [16]'"
+
+  long long number(uintptr_t value) const {  // Clang fills up with zeros, g++ with the sign
+    int unused = 64 - (1 << (info >> 1));
+    if (unused < 0) return 0;  // of 128 bits the address
+    return info & 1 ? (long long)((uint64_t)value << unused) >> unused : (long long)((uint64_t)value << unused >> unused);
+  }
+};
+struct TypedPlace {
+  Place place;
+  const Type *type, *second;  // second: of a shift's right operand, of an index
+};
+static void undefined(const Place* place, const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4)));
+static void undefined(const Place* place, const char* kind, const char* format, ...) {
   if (!checked_block) return;
   Fiber* fiber = self();
-  report(fiber->block, fiber, kind, format, (long long)(int64_t)value);
+  va_list values;
+  va_start(values, format);
+  report_values(fiber->block, fiber, kind, format, values);
+  va_end(values);
   fiber->block->launch->config->finding.site = site_of_line((int)place->line);
   fiber->block->launch->config->finding.columns = (int)place->column;
+  blame_unwritten(fiber->block, fiber);
   leave(fiber->block);
 }
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-struct ArrayPlace {
-  Place place;
-  struct Type {
-    uint16_t kind, info;
-    char name[1];  // "'float [16]'"
-  }* type;
-};
-RUNTIME_API void __ubsan_handle_out_of_bounds(ArrayPlace* p, uintptr_t index) {
-  char format[120];
-  snprintf(format, sizeof format, "index %%lld of an array %.80s", p->type->name);
-  undefined(&p->place, format, index, "out of bounds");
+RUNTIME_API void __ubsan_handle_out_of_bounds(TypedPlace* p, uintptr_t index) {
+  undefined(&p->place, "out of bounds", "index %lld of an array %.80s", p->second->number(index), p->type->name);
 }
 struct TypePlace {
   Place place;
@@ -770,13 +891,20 @@ RUNTIME_API void __ubsan_handle_type_mismatch_v1(TypePlace* p, uintptr_t address
   Array* array = find_array(checked_block, address);
   misaligned(self(), site_of_line((int)p->place.line), array, address, 1 << p->log_alignment);
 }
-#define OVERFLOWS(NAME, TEXT) \
-  RUNTIME_API void __ubsan_handle_##NAME##_overflow(Place* p, uintptr_t left) { undefined(p, TEXT, left); }
-OVERFLOWS(add, "int overflow: %lld + ... is too large for its type")
-OVERFLOWS(sub, "int overflow: %lld - ... is too large for its type")
-OVERFLOWS(mul, "int overflow: %lld * ... is too large for its type")
-OVERFLOWS(negate, "int overflow: -(%lld) is too large for its type")
-OVERFLOWS(divrem, "integer division of %lld by zero, or a quotient too large for its type")
-RUNTIME_API void __ubsan_handle_shift_out_of_bounds(Place* p, uintptr_t, uintptr_t by) {
-  undefined(p, "shift by %lld bits", by);
+#define OVERFLOWS(NAME, SIGN)                                                                                          \
+  RUNTIME_API void __ubsan_handle_##NAME##_overflow(TypedPlace* p, uintptr_t left, uintptr_t right) {                \
+    undefined(&p->place, "undefined", "int overflow: %lld " SIGN " %lld is too large for %.80s", p->type->number(left), \
+              p->type->number(right), p->type->name);                                                                \
+  }
+OVERFLOWS(add, "+") OVERFLOWS(sub, "-") OVERFLOWS(mul, "*")
+RUNTIME_API void __ubsan_handle_negate_overflow(TypedPlace* p, uintptr_t value) {
+  undefined(&p->place, "undefined", "int overflow: -(%lld) is too large for %.80s", p->type->number(value), p->type->name);
+}
+RUNTIME_API void __ubsan_handle_divrem_overflow(TypedPlace* p, uintptr_t left, uintptr_t right) {
+  long long number = p->type->number(left), by = p->type->number(right);
+  if (by == 0) undefined(&p->place, "undefined", "integer division of %lld by zero", number);
+  undefined(&p->place, "undefined", "int overflow: %lld / %lld is too large for %.80s", number, by, p->type->name);
+}
+RUNTIME_API void __ubsan_handle_shift_out_of_bounds(TypedPlace* p, uintptr_t, uintptr_t by) {
+  undefined(&p->place, "undefined", "shift of %.80s by %lld bits", p->type->name, p->second->number(by));
 }

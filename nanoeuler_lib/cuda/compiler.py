@@ -44,13 +44,15 @@ RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibili
 
 
 def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) -> Path:
-    """The library of a text; exports: the lines that hand its kernels to the launcher.
+    """The library of a text; exports: the lines that hand its kernels to the launcher; defines: macros, "TILE=32".
 
     Raises KernelError with the compiler's first error, NanoEulerError without a compiler.
     """
     compiler = find_compiler()
     machine = (_identity(compiler), _processor(), headers())
-    flags = [*COMMON, *(checked_flags(compiler) if checked else FAST), *(f"-D{d}" for d in defines)]
+    flags = [*COMMON, *(checked_flags(compiler) if checked else FAST)]
+    # Not on the command line: a macro A or T would change the runtime's own headers.
+    macros = "".join("#define " + macro.replace("=", " ", 1) + "\n" for macro in defines)
     runtime_flags = [*RUNTIME, *runtime_symbols(), *(["-DCHECKED"] if checked else [])]
     if not checked and not _is_zig(compiler):  # zig compiles for this processor anyway
         flags.append("-mcpu=native" if platform.machine() == "arm64" else "-march=native")
@@ -59,13 +61,14 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
     runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
     library = (
         cache_folder()
-        / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, exports)}.so"
+        / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, macros, exports)}.so"
     )
     if _cached(library):
         return library
     try:
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-            _make(Path(folder), text, exports, checked, compiler, flags, runtime_flags, library, runtime)
+            main = f'#include "device.h"\n{macros}#include "{text.name}"\n{exports}\n'
+            _make(Path(folder), text, main, checked, compiler, flags, runtime_flags, library, runtime)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -75,14 +78,14 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
 
 
 def _make(
-    folder: Path, text: Text, exports: str, checked: bool, compiler: tuple[str, ...], flags: list[str],
+    folder: Path, text: Text, main: str, checked: bool, compiler: tuple[str, ...], flags: list[str],
     runtime_flags: list[str], library: Path, runtime: Path,
 ) -> None:  # fmt: skip
     """Compile in `folder`, and keep what came out in the cache, as `library` and `runtime`."""
     files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
     kernel_cu, main_cpp, kernel_o, runtime_o, made = (str(folder / file) for file in files)
     Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
-    Path(main_cpp).write_text(f'#include "device.h"\n#include "{text.name}"\n{exports}\n', "utf-8")
+    Path(main_cpp).write_text(main, "utf-8")
     include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
     running = [_start([*compiler, *flags, *include, "-c", main_cpp, "-o", kernel_o])]
     runtime_missing = not _cached(runtime)
@@ -150,6 +153,8 @@ def checked_flags(compiler: tuple[str, ...]) -> list[str]:
         flags += ["--param=tsan-distinguish-volatile=1"]
     if is_clang or version >= 12:
         flags.append("-ftrivial-auto-var-init=pattern")
+    if is_clang and (version == 0 or version >= 18):  # the pattern of a gigabyte takes it minutes
+        flags.append("-ftrivial-auto-var-init-max-size=40000")
     return flags
 
 

@@ -28,7 +28,7 @@ class _Finding(C.Structure):
         ("kind", C.c_char * 32), ("message", C.c_char * 480), ("block", C.c_uint * 3), ("thread", C.c_uint * 3),
         ("has_thread", C.c_int), ("site", C.c_uint), ("other_site", C.c_uint), ("other_thread", C.c_int),
         ("array", C.c_int), ("name", C.c_char * 64), ("space", C.c_char * 16), ("element", C.c_int),
-        ("columns", C.c_int), ("offset", C.c_int64), ("bytes", C.c_uint64), ("atomics", C.c_int),
+        ("columns", C.c_int), ("offset", C.c_int64), ("bytes", C.c_uint64), ("update", C.c_int), ("atomics", C.c_int),
         ("trail", C.c_uint * 8),
     ]  # fmt: skip
 
@@ -116,14 +116,17 @@ class CpuLaunch:
         self.reference = C.byref(self.config)
 
     def __call__(self) -> None:
-        config = self.config
-        config.output_length = config.output_cut = config.trace_length = 0
-        config.finding.kind = b""
         if self.library.checked:
             with _one_at_a_time, _Guarded(self):
-                self.run(self.arguments, self.reference)
+                something_to_tell = self.run(self.arguments, self.reference)
         else:
-            self.run(self.arguments, self.reference)
+            something_to_tell = self.run(self.arguments, self.reference)
+        if something_to_tell:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Print what the kernel printed, and raise what was found."""
+        config = self.config
         if config.output_length:
             print(self.output.raw[: config.output_length].decode(errors="replace"), end="")
         if config.output_cut:

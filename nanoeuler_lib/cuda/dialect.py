@@ -25,6 +25,8 @@ ON_NEITHER = [
     (r"(?<!\w)(?P<name>new)\s+[\w:(<]", *_HEAP),
     (r"(?<!\w)(?P<name>delete)\s*(?:\[\s*\]\s*)?[\w(*]", *_HEAP),
     (r"(?<![\w.>:])(?P<name>exit|abort)\s*\(", *_END),
+    (r"(?<!\w)(?P<name>thread_local)(?!\w)", "a GPU has no variables of one thread that last",
+     "a plain local variable of the kernel belongs to its thread alone"),
     (r"(?<!\w)(?P<name>try|throw|catch)(?!\w)", "a kernel has no exceptions", "assert(condition) stops the launch"),
     (r"(?<!\w)(?P<name>__activemask)(?!\w)", "it tells which lanes happen to run, and that may change from run to run",
      "use the mask that your branch knows, e.g. __ballot_sync(0xffffffff, condition)"),

@@ -16,14 +16,17 @@ ADVICE = {
     "^race between blocks beside atomics": (
         "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
     ),
+    "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block its own place",
+    "^race of updates": "each reads it and writes it back, and one result is lost: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
     "^race beside atomics": (
         "no __syncthreads() lies between the two; a lock or flag takes __threadfence() before its atomic"
     ),
     "^race": "nothing orders the two: no __syncthreads() (in one warp: __syncwarp()) lies between them",
+    "^missing wait.*still under way": "copy_async_wait<0>() waits for all; then __syncthreads(), before anyone reads",
     "^uninitialised": "which thread was to write it, and before which barrier?",
-    "a named barrier": "whole warps come to one call, and every call of a number says the same count",
+    "named barrier": "whole warps come to one call, and every call of a number says the same count",
     "^divergent barrier": "every thread must reach the same __syncthreads(): guard the work, not the barrier",
     "^deadlock": "a barrier or warp function waits for threads that do not come: check its mask and branch",
     "^read-only.*const,": "results go to an array that is not const",
@@ -36,7 +39,8 @@ ADVICE = {
     r"\[42949\d{5}\]": "the index is unsigned and fell below 0: threadIdx.x - 1 is 4294967295 in thread 0",
     "in no array": "the index is far off, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
-    "int overflow": "an int holds numbers up to 2147483647: compute large indices as long long",
+    "has returned": "a local variable ends with its function: let the caller declare it, and pass its address",
+    "too large for 'int'": "an int holds numbers up to 2147483647: compute large indices as long long",
     "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
 }
 
@@ -111,9 +115,11 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
             f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else "")
         )
     elif other_line:
-        who = {-2: "a thread of another block, ", -3: "another thread, "}.get(raw.other_thread, "the other: ")
+        who = {-2: "a thread of another block, ", -3: "another thread, "}.get(
+            raw.other_thread, _OTHER.get(kind, "the other: ")
+        )
         told.append(f"  {who}{text.quote(other_line)}")
-    if advice := _advice(raw, told[0], text, arrays):
+    if advice := _advice(raw, told[0], text, arrays, line == other_line):
         told.append(f"  {advice}")
     told[0] = textwrap.fill(told[0], WIDTH, subsequent_indent="    ", break_long_words=False)
     file, number, _ = text.find(line)
@@ -124,13 +130,13 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     )
 
 
+_OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  # what the second line is
+
+
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
-    if (
-        b"null pointer" in raw.message
-        or b"local array" in raw.message
-        or (raw.array == -1 and kind != "out of bounds")
-    ):
+    told = re.search(rb"null pointer|local|no array|no end", raw.message)
+    if told or (raw.array == -1 and kind != "out of bounds"):
         return ""
     if raw.array == -1:
         return _written(text.line(line), raw.columns) if raw.columns else " at an address that is in no array"
@@ -162,10 +168,12 @@ def _written(code: str, column: int) -> str:
     return f": {min(found, key=len)}" if found else ""
 
 
-def _advice(raw, told: str, text: Text, arrays: list) -> str:
+def _advice(raw, told: str, text: Text, arrays: list, one_line: bool) -> str:
+    """What to look at; one_line: both accesses stand in the same line."""
     if raw.kind == b"race":
-        told = "race" + (" between blocks" if raw.other_thread == -2 else "")
-        told += ["", " with an atomic", " beside atomics"][raw.atomics]
+        update, blocks = raw.update and one_line, raw.other_thread == -2
+        told = "race" + " of updates" * update + " between blocks" * blocks
+        told += "" if update else ["", " with an atomic", " beside atomics"][raw.atomics]
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):

@@ -7,6 +7,7 @@ expects a float, without a word.
 
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,32 @@ def module(
     """
     name = source.name if isinstance(source, Path) else "kernel.cu"
     text = source.read_text("utf-8") if isinstance(source, Path) else source
+    _check_text(text)
+    _check_defines(defines or {})
+    if isinstance(instantiate, str) or not all(isinstance(name, str) for name in instantiate):
+        raise NanoEulerError(f"instantiate is a tuple of names, as ('k<4>',), got {instantiate!r}")
     return Module(name, text, where or device(), checked, defines or {}, tuple(instantiate))
+
+
+def _check_text(text) -> None:
+    if not isinstance(text, str):
+        raise NanoEulerError(f"a kernel's text is a str, or the Path of a .cu file, got {_kind(text)}")
+    if half := re.search("[\ud800-\udfff]", text):
+        line = text.count("\n", 0, half.start()) + 1
+        raise NanoEulerError(
+            f"line {line}: the text holds U+{ord(half[0]):X}, one half of a character (read it as UTF-8)"
+        )
+
+
+def _check_defines(defines) -> None:
+    """Macros that a compiler takes from its command line."""
+    if not isinstance(defines, dict):
+        raise NanoEulerError(f"defines is a dict of macros, as {{'TILE': 32}}, got {_kind(defines)}")
+    for name, value in defines.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise NanoEulerError(f"defines: a macro's name is letters, digits and _, as TILE, got {name!r}")
+        if not isinstance(value, str | int | float | np.number) or "\n" in str(value):
+            raise NanoEulerError(f"defines: {name} is a number, or a str of one line, got {_kind(value)}")
 
 
 class Module:
@@ -88,7 +114,9 @@ class Module:
         self.name, self.source = name, source
         self.where, self.checked, self.defines, self.instantiate = where, checked, defines, instantiate
         self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines, where)}
-        macros = [f"{name}={value}" for name, value in defines.items()]
+        if taken := self.signatures.keys() & defines.keys():
+            raise NanoEulerError(f"defines: {min(taken)} is the name of a kernel: give the macro another")
+        macros = [f"{name}={_in_cpp(value)}" for name, value in defines.items()]
         text = prepare(self.name, self.source, KERNELS, where)  # what one side refuses the other refuses, too
         if where == "gpu":
             self._functions = _compile_for_gpu(self, text, macros)
@@ -152,6 +180,8 @@ class Kernel:
         """
         grid, block = _shape("grid", grid), _shape("block", block)
         self._check_shape(grid, block, shared_mem, shared_limit)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number) or not seconds > 0:
+            raise NanoEulerError(f"{self.name}: seconds is a number greater than 0, got {_kind(seconds)}")
         parameters = self.signature.parameters
         if len(args) != len(parameters):
             names = ", ".join(p.name for p in parameters)
@@ -197,6 +227,9 @@ class Kernel:
             )
         if grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
             raise NanoEulerError(f"{self.name}: a grid has at most 65535 blocks along y and z, got {grid}")
+        for name, value in (("shared_mem", shared_mem), ("shared_limit", shared_limit)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise NanoEulerError(f"{self.name}: {name} is a whole number of bytes, got {_kind(value)}")
         if not 0 <= shared_limit <= SHARED_LIMIT:
             raise NanoEulerError(
                 f"{self.name}: shared_limit is 0 to {SHARED_LIMIT} bytes, got {shared_limit}"
@@ -225,6 +258,10 @@ class Kernel:
         from nanoeuler_lib.cuda.profile import profile
 
         return profile(self, grid, block, args, shared_mem, block_index)
+
+
+def _in_cpp(value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shape(what: str, value) -> tuple[int, int, int]:

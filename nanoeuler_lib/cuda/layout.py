@@ -12,7 +12,7 @@ DTYPES = {
     "float": "float32", "double": "float64", "bool": "bool",
     "char": "int8", "signed char": "int8", "unsigned char": "uint8",
     "short": "int16", "unsigned short": "uint16",
-    "int": "int32", "unsigned": "uint32", "unsigned int": "uint32",
+    "int": "int32", "unsigned": "uint32",
     "long long": "int64", "unsigned long long": "uint64", "size_t": "uint64",
     "__half": "float16", "half": "float16", "__half2": "float16", "half2": "float16",
     "__nv_bfloat16": "bfloat16", "nv_bfloat16": "bfloat16", "__nv_bfloat162": "bfloat16",
@@ -23,6 +23,16 @@ VECTORS = {"float": "float32", "double": "float64", "int": "int32", "uint": "uin
 _STRUCT = re.compile(
     r"(?<!\w)(?P<typedef>typedef\s+)?struct\s+(?P<align>(?:__align__|alignas)\s*\(\s*(\d+)\s*\)\s*)?(?P<name>\w*)\s*\{"
 )
+
+
+def plain_type(words: list[str]) -> str:
+    """A type as DTYPES spells it: `unsigned long long` for `long unsigned long int`."""
+    if not words or not set(words) <= {"unsigned", "signed", "short", "long", "int", "char"}:
+        return " ".join(words)
+    size = " ".join(word for word in words if word in ("char", "short", "long"))
+    if "unsigned" in words:
+        return f"unsigned {size}".rstrip()
+    return "signed char" if size == "char" and "signed" in words else size or "int"
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,8 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
             why = "a pointer" if first and "*" in statement else f"`{' '.join(statement.split())}`"
             told = f"a struct is passed with numbers alone, here it has {why}: pass an array as a parameter of its own"
             return told, 0, 1
-        kind = " ".join(
-            w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")
+        kind = plain_type(
+            [w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")]
         )
         for part in (first[2] + first[3], *parts[1:]):
             declarator = re.fullmatch(r"\s*(\w+)\s*((?:\[[^]]*\]\s*)*)", part)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,7 +22,10 @@
 
 using namespace runtime;
 
+#define INLINE inline __attribute__((always_inline))  // where a checked kernel spends its time
+
 static void report(Block*, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
+static void report_at(int line, Fiber*, const char* kind, const char* format, ...) __attribute__((format(printf, 4, 5)));
 static void begin_finding(Finding*, Fiber*, const char* kind, const char* message);
 [[noreturn]] static void leave(Block*);
 static void check_begin(Launch*);
@@ -32,15 +36,20 @@ static void check_syncwarp(Block*, Warp*, unsigned lanes);
 static void check_fence(Fiber*, bool of_block);
 static void check_named_barrier(Fiber*, NamedBarrier*, bool complete);
 static void check_exit(Fiber*);
-static void guard(Launch*);
+static void guard();
 static void unguard();
+static void offer_signal_stack();
 
 // ---- launching --------------------------------------------------------------------------------------------
 
 static void* work(void* launch);
 
-RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
+// Returns whether the kernel has printed something or a bug was found.
+RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) {
   Config* c = (Config*)config;
+  c->output_length = c->output_cut = 0;
+  c->trace_length = 0;
+  c->finding.kind[0] = 0;
   Launch launch = {};
   launch.config = c;
   launch.call = call;
@@ -53,7 +62,7 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   if (launch.blocks * launch.threads < 2048) workers = 1;  // a worker takes longer to start than this takes to run
   launch.thread = pthread_self();
   check_begin(&launch);
-  guard(&launch);
+  guard();
   pthread_t thread[MAX_WORKERS];
   int started = 0;
   while (started < workers - 1 && !pthread_create(&thread[started], nullptr, work, &launch)) started++;
@@ -61,6 +70,7 @@ RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void
   for (int i = 0; i < started; i++) pthread_join(thread[i], nullptr);
   unguard();
   check_end(&launch);
+  return c->output_length || c->output_cut || c->finding.kind[0];
 }
 
 static Block* take_block();
@@ -71,10 +81,7 @@ static Block* checked_block;  // checked launches have one worker: this is its b
 static void* work(void* argument) {
   Launch* launch = (Launch*)argument;
   Block* block = take_block();
-  stack_t stack = {}, former_stack;  // for the handler of a fault: the fiber's own stack may be at fault
-  stack.ss_sp = block->signal_stack;
-  stack.ss_size = sizeof block->signal_stack;
-  sigaltstack(&stack, &former_stack);
+  offer_signal_stack();
   block->worker = pthread_self();
   block->launch = launch;
   checked_block = block;
@@ -91,7 +98,6 @@ static void* work(void* argument) {
   }
   checked_block = nullptr;
   block->launch = nullptr;
-  sigaltstack(&former_stack, nullptr);
   give_back_block(block);
   return nullptr;
 }
@@ -123,13 +129,15 @@ static Block* take_block() {
   return block;
 }
 
+static void forget(AsyncCopies& copies) { copies.length = copies.group = copies.waited = copies.left = 0; }
+
 static void give_back_block(Block* block) {
   for (int i = 0; i < block->shared_arrays; i++) free(block->shared[i].shadow);
   block->shared_arrays = 0;
   block->busy = block->meeting = false;
   if (block->failed) {  // fibers that were left halfway start over
     block->stacks_used = block->free_stacks = 0;
-    for (AsyncCopies& copies : block->copies) copies.length = copies.group = 0;
+    for (AsyncCopies& copies : block->copies) forget(copies);
   }
   block->failed = false;
   lock(&free_blocks_lock);
@@ -138,8 +146,13 @@ static void give_back_block(Block* block) {
   unlock(&free_blocks_lock);
 }
 
-static void switch_to(Block*, void** save, int thread);
+static INLINE void switch_to(Block*, void** save, int thread);
 static unsigned serials;
+
+static unsigned all_lanes(Block* block, int warp) {
+  unsigned rest = block->launch->threads - (unsigned)warp * 32;
+  return rest < 32 ? (1u << rest) - 1 : ~0u;
+}
 
 static void run_block(Block* block, uint64_t linear_index) {
   const unsigned* grid = block->launch->config->grid;
@@ -162,8 +175,7 @@ static void run_block(Block* block, uint64_t linear_index) {
   block->warps_used = (threads + 31) / 32;
   memset(block->started, 0, threads);
   for (unsigned w = 0; w < block->warps_used; w++) {
-    unsigned lanes = threads - w * 32 < 32 ? (1u << (threads - w * 32)) - 1 : ~0u;
-    block->warp[w].alive = block->warp[w].runnable = lanes;
+    block->warp[w].alive = block->warp[w].runnable = all_lanes(block, (int)w);
     block->warp[w].first = (int)(w * 32);
   }
   switch_to(block, &block->worker_stack_pointer, 0);  // back when the last thread has returned, or after a finding
@@ -227,26 +239,33 @@ static void become_thread(Fiber* fiber, Block* block, int thread) {
   fiber->block = block;
   fiber->waits_at = nullptr;
   fiber->waits_function = nullptr;
+  fiber->waits_at_line = 0;
   fiber->fence_epoch = 0;
   block->fiber[thread] = fiber;
   block->started[thread] = true;
 }
 
+static int next_warp(Block*, const Warp*);
+
 // The next thread that can run: this warp's other lanes in order, then the next warps. -1: none. With `leave_warp`
 // the lanes below wait for their turn, so that every thread gets one.
-static int next_runnable(Block* block, int thread, bool leave_warp = false) {
-  unsigned w = (unsigned)thread / 32, lane = 1u << thread % 32, others = block->warp[w].runnable & ~lane;
-  unsigned above = others & ~(lane - 1);
-  if (above) return (int)(w * 32) + __builtin_ctz(above);
-  if (others && !leave_warp) return (int)(w * 32) + __builtin_ctz(others);
-  for (unsigned k = 1; k <= block->warps_used; k++) {
-    Warp& warp = block->warp[(w + k) % block->warps_used];
-    if (warp.runnable) return warp.first + __builtin_ctz(warp.runnable);
+static INLINE int next_runnable(Fiber* fiber, bool leave_warp = false) {
+  const Warp* warp = fiber->warp;
+  unsigned lane = 1u << fiber->lane, others = warp->runnable & ~lane, above = others & -lane;
+  if (above) return warp->first + __builtin_ctz(above);
+  if (others && !leave_warp) return warp->first + __builtin_ctz(others);
+  return next_warp(fiber->block, warp);
+}
+
+static int next_warp(Block* block, const Warp* warp) {
+  for (unsigned k = 1, w = (unsigned)(warp - block->warp); k <= block->warps_used; k++) {
+    const Warp& next = block->warp[(w + k) % block->warps_used];
+    if (next.runnable) return next.first + __builtin_ctz(next.runnable);
   }
   return -1;
 }
 
-static void switch_to(Block* block, void** save, int thread) {
+static INLINE void switch_to(Block* block, void** save, int thread) {
   if (!block->started[thread]) become_thread(new_stack(block), block, thread);
   switch_stack(save, block->fiber[thread]->stack_pointer);
 }
@@ -262,9 +281,9 @@ static bool stopped(Block* block) { return __atomic_load_n(&block->launch->stop,
 
 static void deadlock(Block*);
 
-static void run_another(Fiber* fiber, bool leave_warp = false) {
+static INLINE void run_another(Fiber* fiber, bool leave_warp = false) {
   Block* block = fiber->block;
-  int thread = next_runnable(block, fiber->thread, leave_warp);
+  int thread = next_runnable(fiber, leave_warp);
   if (thread < 0) {
     deadlock(block);
     leave(block);
@@ -276,6 +295,7 @@ static void run_another(Fiber* fiber, bool leave_warp = false) {
 RUNTIME_API void let_others_run() { run_another(self(), true); }
 
 static void release_barrier(Block*);
+static void end_block(Block*);
 [[noreturn]] static void divergent_barrier(Fiber*, int line);
 static bool all_wait(Block*, Warp*, unsigned lanes);
 static void meet(Fiber*, unsigned lanes);
@@ -291,9 +311,11 @@ static void run_threads() {
     check_exit(fiber);
     Warp* warp = fiber->warp;
     unsigned lane = 1u << fiber->lane;
+    warp->last_line[fiber->lane] = fiber->waits_at_line;
+    warp->last_mask[fiber->lane] = fiber->waits_mask;
     warp->alive &= ~lane;
     warp->runnable &= ~lane;
-    block->copies[fiber->thread].length = block->copies[fiber->thread].group = 0;
+    forget(block->copies[fiber->thread]);
     block->left_thread = fiber->thread;
     block->alive--;
     if (block->arrived && block->arrived == block->alive) {  // a thread that has returned holds back no barrier
@@ -309,12 +331,12 @@ static void run_threads() {
         break;
       }
     }
-    int next = next_runnable(block, fiber->thread);
+    int next = next_runnable(fiber);
     if (next < 0 && block->alive) {
       deadlock(block);
       leave(block);
     }
-    if (next < 0) check_barrier(block);
+    if (next < 0) end_block(block);
     if (next >= 0 && !block->started[next]) {
       become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
       continue;
@@ -329,21 +351,45 @@ static void run_threads() {
 
 // By which calls a thread came to where it is, as one number: a function with a barrier in it may be called from two
 // branches. Checked kernels are compiled so that the frames of their functions are a linked list.
-static inline uint64_t path_of(Fiber* fiber, uintptr_t frame) {
+struct Frame {
+  Frame* caller;
+  uintptr_t return_address;
+};
+
+#ifdef CHECKED
+// Above the kernel's own frame stand two of device.h's, the same for all threads: the path does not count them.
+static uintptr_t find_kernel_return(Fiber* fiber, const Frame* frame) {
+  uintptr_t last[3] = {1, 1, 1};
+  for (const Frame* next; frame < (Frame*)fiber->top; frame = next) {
+    last[0] = last[1];
+    last[1] = last[2];
+    last[2] = frame->return_address;
+    next = frame->caller;
+    if (next <= frame) break;
+  }
+  return fiber->block->launch->kernel_returns_to = last[0];
+}
+#endif
+
+// `frame`: of a function of the runtime that one of device.h's has called.
+static INLINE uint64_t path_of(Fiber* fiber, void* frame) {
   uint64_t path = 1;
 #ifdef CHECKED
-  for (uintptr_t next; frame < fiber->top && frame % 8 == 0; frame = next) {
-    path = path * 0x9e3779b97f4a7c15u + ((uintptr_t*)frame)[1];
-    next = ((uintptr_t*)frame)[0];
-    if (next <= frame) break;
+  const Frame *top = (Frame*)fiber->top, *next = ((Frame*)frame)->caller;
+  uintptr_t kernel_returns_to = fiber->block->launch->kernel_returns_to;
+  if (!kernel_returns_to) kernel_returns_to = find_kernel_return(fiber, next);
+  for (const Frame* f = next; f < top && f->return_address != kernel_returns_to; f = next) {
+    path = path * 0x9e3779b97f4a7c15u + f->return_address;
+    next = f->caller;
+    if (next <= f) break;  // the kernel wrote over it
   }
 #endif
   return path;
 }
 
-RUNTIME_API unsigned long long call_path() { return path_of(self(), (uintptr_t)__builtin_frame_address(0)); }
+RUNTIME_API unsigned long long call_path() { return path_of(self(), __builtin_frame_address(0)); }
 
-static void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
+static INLINE void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
   Block* block = fiber->block;
   if (block->arrived == 0) {
     block->barrier_line = line;
@@ -363,7 +409,7 @@ static void wait_at_barrier(Fiber* fiber, uint64_t path, int line) {
 
 RUNTIME_API void barrier(int line) {
   Fiber* fiber = self();
-  wait_at_barrier(fiber, path_of(fiber, (uintptr_t)__builtin_frame_address(0)), line);
+  wait_at_barrier(fiber, path_of(fiber, __builtin_frame_address(0)), line);
 }
 
 static void release_barrier(Block* block) {
@@ -387,7 +433,7 @@ static void release_barrier(Block* block) {
 RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
   Fiber* fiber = self();
   Block* block = fiber->block;
-  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
+  uint64_t path = path_of(fiber, __builtin_frame_address(0));
   if (block->arrived == 0) block->votes = block->voters = 0;
   block->votes += predicate != 0;
   block->voters++;
@@ -397,6 +443,29 @@ RUNTIME_API int barrier_reduce(int predicate, int operation, int line) {
   return operation == 0 ? votes : operation == 1 ? votes == voters : votes != 0;
 }
 
+// That no warp sent only some of its lanes to a named barrier.
+static void expect_whole_warps(Block* block, int number) {
+  const NamedBarrier& b = block->named[number];
+  for (int w = 0; w < (int)block->warps_used && b.arrived; w++) {
+    unsigned missing = b.came[w] ? all_lanes(block, w) & ~b.came[w] : 0;
+    if (!missing) continue;
+    report(block, nullptr, "divergent barrier", "named barrier %d: lane %d of warp %d came to it, and lane %d did not",
+           number, __builtin_ctz(b.came[w]), w, __builtin_ctz(missing));
+    block->launch->config->finding.site = site_of_line(b.line);
+    leave(block);
+  }
+}
+
+// Has its whole warp come, and the barrier still waits? A lane that is ahead of its warp lets that catch up first.
+static bool comes_again(Fiber* fiber, const NamedBarrier* b) {
+  const unsigned *came = &b->came[fiber->thread / 32], lane = 1u << fiber->lane;
+  while (*came & lane && fiber->warp->alive & ~*came) {
+    if (next_runnable(fiber) == fiber->thread) return true;
+    run_another(fiber);
+  }
+  return *came & lane;
+}
+
 // Barrier `number`, for `threads` threads of whole warps; one that does not wait only counts (bar.arrive).
 RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Fiber* fiber = self();
@@ -404,26 +473,30 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   Warp* warp = fiber->warp;
   NamedBarrier* b = &block->named[number & (NAMED_BARRIERS - 1)];
   int w = warp->first / 32;
-  uint64_t path = path_of(fiber, (uintptr_t)__builtin_frame_address(0));
+  uint64_t path = path_of(fiber, __builtin_frame_address(0));
   const char* wrong = nullptr;
-  if (number < 1 || number >= NAMED_BARRIERS) wrong = "its number is 1 to 15 (0 is __syncthreads()), got %d";
+  if (number < 1 || number >= NAMED_BARRIERS) wrong = "named barrier: its number is 1 to 15 (0 is __syncthreads()), got %d";
   else if (threads < 32 || threads > MAX_THREADS || threads % 32)
-    wrong = "barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
+    wrong = "named barrier %d: whole warps meet, so the count is 32, 64, ..., 1024, got %d";
   else if (b->arrived && b->threads != threads)
-    wrong = "barrier %d: this call says %d threads, and one that waits says %d";
+    wrong = "named barrier %d: this call says %d threads, and one that waits says %d";
+  else if (comes_again(fiber, b))
+    wrong = "named barrier %d: a warp comes a second time before the others of its %d threads have come once";
   else if (b->path[w] && b->path[w] != path)
-    wrong = "barrier %d: the lanes of a warp come to two different calls";
+    wrong = "named barrier %d: the lanes of a warp come to two different calls";
   if (wrong) {
     char message[160];
     snprintf(message, sizeof message, wrong, number, threads, b->threads);
-    report(block, fiber, "divergent barrier", "a named barrier: %s", message);
-    block->launch->config->finding.site = site_of_line(line);
+    report_at(line, fiber, "divergent barrier", "%s", message);
     leave(block);
   }
   block->named_used = true;
   b->threads = threads;
+  b->line = line;
   b->path[w] = path;
+  b->came[w] |= 1u << fiber->lane;
   bool complete = ++b->arrived == threads;
+  if (complete) expect_whole_warps(block, number);
   if (waits) b->waiting[w] |= 1u << fiber->lane;
   check_named_barrier(fiber, b, complete);
   if (complete) {
@@ -439,6 +512,11 @@ RUNTIME_API void named_barrier(int number, int threads, bool waits, int line) {
   fiber->waits_at = nullptr;
 }
 
+static void end_block(Block* block) {
+  check_barrier(block);
+  for (int number = 1; number < NAMED_BARRIERS && block->named_used; number++) expect_whole_warps(block, number);
+}
+
 // ---- warp functions ---------------------------------------------------------------------------------------
 
 RUNTIME_API void warp_function(unsigned mask, WarpFunction function, void* argument, const char* name, int line) {
@@ -446,8 +524,7 @@ RUNTIME_API void warp_function(unsigned mask, WarpFunction function, void* argum
   Block* block = fiber->block;
   Warp* warp = fiber->warp;
   if (!(mask >> fiber->lane & 1)) {
-    report(block, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%x", name, fiber->lane, mask);
-    block->launch->config->finding.site = site_of_line(line);
+    report_at(line, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%08x", name, fiber->lane, mask);
     leave(block);
   }
   fiber->waits_at = name;
@@ -470,20 +547,34 @@ static bool all_wait(Block* block, Warp* warp, unsigned lanes) {
   return true;
 }
 
+// That of the lanes which this call waited for in vain none had come to it with a mask of others.
+static void expect_one_mask(Fiber* fiber, unsigned gone, unsigned lanes) {
+  const Warp* warp = fiber->warp;
+  for (; gone; gone &= gone - 1) {
+    int lane = __builtin_ctz(gone);
+    if (warp->last_line[lane] != fiber->waits_at_line || warp->last_mask[lane] & lanes) continue;
+    report_at(fiber->waits_at_line, fiber, "warp function", "lanes of one warp come to one %s with different masks: "
+              "lane %d says 0x%08x, and lane %d said 0x%08x", fiber->waits_at, fiber->lane, fiber->waits_mask, lane,
+              warp->last_mask[lane]);
+    leave(fiber->block);
+  }
+}
+
 static void meet(Fiber* fiber, unsigned lanes) {
   Block* block = fiber->block;
   Warp* warp = fiber->warp;
   void* argument[32];
+  if (unsigned gone = fiber->waits_mask & ~lanes) expect_one_mask(fiber, gone & all_lanes(block, fiber->thread / 32), lanes);
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
     int lane = __builtin_ctz(rest);
     Fiber* other = block->fiber[warp->first + lane];
     argument[lane] = other->waits_argument;
-    bool same = other->waits_function == fiber->waits_function && strcmp(other->waits_at, fiber->waits_at) == 0;
-    if (same && other->waits_mask == fiber->waits_mask) continue;
-    report(block, other, "warp function", "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%x) "
-           "and %s (line %d, mask 0x%x)", other->waits_at, other->waits_at_line, other->waits_mask,
-           fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
-    block->launch->config->finding.site = site_of_line(other->waits_at_line);
+    bool same = other->waits_at == fiber->waits_at || strcmp(other->waits_at, fiber->waits_at) == 0;
+    if (same && other->waits_function == fiber->waits_function && other->waits_mask == fiber->waits_mask) continue;
+    report_at(other->waits_at_line, other, "warp function",
+              "lanes of one warp meet at different warp functions: %s (line %d, mask 0x%08x) and %s (line %d, mask 0x%08x)",
+              other->waits_at, other->waits_at_line, other->waits_mask,
+              fiber->waits_at, fiber->waits_at_line, fiber->waits_mask);
     leave(block);
   }
   block->meeting = true;
@@ -496,6 +587,41 @@ static void meet(Fiber* fiber, unsigned lanes) {
     other->waits_at = nullptr;
   }
   warp->runnable |= lanes;
+}
+
+struct Shuffle {
+  int source;  // -1: it takes no part
+  unsigned long long in, out;
+};
+
+static void shuffle_lanes(void** argument, unsigned lanes) {
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    Shuffle* mine = (Shuffle*)argument[__builtin_ctz(rest)];
+    if (lanes >> mine->source & 1) mine->out = ((Shuffle*)argument[mine->source])->in;
+    else mine->source = -1;
+  }
+}
+
+// The bits of another lane of the same segment of `width` lanes; beyond its ends a lane gets its own.
+RUNTIME_API unsigned long long shuffle(unsigned mask, unsigned long long bits, int how, int by, int width,
+                                       const char* name, int line) {
+  Fiber* fiber = self();
+  if (width < 1 || width > 32 || width & (width - 1)) {
+    report_at(line, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
+    leave(fiber->block);
+  }
+  int lane = fiber->lane, first = lane & -width, source = lane;
+  if (how == FROM) source = first + (by & (width - 1));
+  else if (how == UP && (unsigned)by <= (unsigned)(lane - first)) source = lane - by;
+  else if (how == DOWN && (unsigned)by < (unsigned)(first + width - lane)) source = lane + by;
+  else if (how == XOR && (unsigned)(lane ^ by) < (unsigned)(first + width)) source = lane ^ by;
+  Shuffle mine = {source, bits, 0};
+  warp_function(mask, shuffle_lanes, &mine, name, line);
+  if (mine.source >= 0) return mine.out;
+  report_at(line, fiber, "failure", "a shuffle reads from a lane that takes no part in it: %s of lane %d reads lane %d, %s 0x%08x",
+            name, lane, source, mask >> source & 1 ? "which has left the kernel, or never was, though it is in the mask"
+            : "which is not in the mask", mask);
+  leave(fiber->block);
 }
 
 // For the matrix products of matrix.cuh: a checked kernel's own code is not optimised.
@@ -585,55 +711,10 @@ RUNTIME_API void async_wait(int groups_left) {
     memcpy(copy.to, copy.from, copy.given);
     memset((char*)copy.to + copy.given, 0, copy.bytes - copy.given);
   }
+  copies.waited = copies.group;
+  copies.left = groups_left;
   copies.length -= done;
   memmove(copies.copy, copies.copy + done, copies.length * sizeof(AsyncCopy));
-}
-
-// ---- fences, printing, clock, failing ---------------------------------------------------------------------
-
-RUNTIME_API void fence(bool of_block) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  check_fence(self(), of_block);
-}
-
-RUNTIME_API int print(const char* format, ...) {
-  Block* block = self()->block;
-  Launch* launch = block->launch;
-  Config* c = launch->config;
-  va_list values;
-  va_start(values, format);
-  block->busy = true;
-  lock(&launch->output_lock);
-  int room = c->output_capacity - c->output_length;
-  int length = vsnprintf(c->output + c->output_length, room, format, values);
-  c->output_length += length < room ? length : room - 1;
-  c->output_cut |= length >= room;
-  unlock(&launch->output_lock);
-  block->busy = false;
-  va_end(values);
-  return length;
-}
-
-static double seconds_now() {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
-
-RUNTIME_API void fail(const char* message, int line) {
-  Fiber* fiber = self();
-  report(fiber->block, fiber, "failure", "%s", message);
-  fiber->block->launch->config->finding.site = site_of_line(line);
-  leave(fiber->block);
-}
-
-RUNTIME_API void fail_width(const char* name, int width, int line) {
-  Fiber* fiber = self();
-  report(fiber->block, fiber, "warp function", "%s: its width is 1, 2, 4, 8, 16 or 32, got %d", name, width);
-  fiber->block->launch->config->finding.site = site_of_line(line);
-  leave(fiber->block);
 }
 
 // The library's own range of addresses: code, string literals, variables.
@@ -656,6 +737,93 @@ static uintptr_t code_end() { return (uintptr_t)&_etext; }
 #endif
 static bool in_library(uintptr_t address) { return address - library_start() < library_end() - library_start(); }
 
+// ---- fences, printing, clock, failing ---------------------------------------------------------------------
+
+RUNTIME_API void fence(bool of_block) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  check_fence(self(), of_block);
+}
+
+static bool sound_print(Block*, const char* format, va_list values, int room, void* caller);
+
+RUNTIME_API int print(const char* format, ...) {
+  Block* block = self()->block;
+  Launch* launch = block->launch;
+  Config* c = launch->config;
+  va_list values;
+  va_start(values, format);
+  if (!sound_print(block, format, values, c->output_capacity, __builtin_return_address(0))) leave(block);
+  va_end(values);
+  va_start(values, format);
+  block->busy = true;
+  lock(&launch->output_lock);
+  int room = c->output_capacity - c->output_length;
+  int length = vsnprintf(c->output + c->output_length, room, format, values);
+  if (length > 0) c->output_length += length < room ? length : room - 1;
+  c->output_cut |= length >= room;
+  unlock(&launch->output_lock);
+  block->busy = false;
+  va_end(values);
+  return length;
+}
+
+static const char* text_fault(Block*, const char* text, int most);
+
+// Looks at what printf is given before the C library does.
+static bool sound_print(Block* block, const char* format, va_list values, int room, void* caller) {
+  char wrong[120] = "";
+  const char* fault = format ? text_fault(block, format, -1) : "is a null pointer";
+  if (fault) snprintf(wrong, sizeof wrong, "the format %s", fault);
+  for (const char* f = format; !*wrong && (f = strchr(f, '%')) != nullptr; f++) {
+    f += 1 + strspn(f + 1, "-+ #0'");
+    long size[2] = {0, -1};  // width and precision
+    for (int i = 0; i < 2; i++) {
+      if (i == 1 && *f != '.') break;
+      f += i;
+      if (*f == '*') size[i] = va_arg(values, int), f++;
+      else size[i] = strtol(f, (char**)&f, 10);
+    }
+    bool wide = *f && strchr("lqjzt", *f), longest = *f == 'L';
+    f += strspn(f, "hlLqjzt");
+    if (size[0] > room || -size[0] > room || size[1] > room) {
+      snprintf(wrong, sizeof wrong, "a width or precision of %ld, and a launch keeps %d bytes of text", size[size[0] <= room], room);
+    } else if (*f == 's') {
+      const char* text = va_arg(values, const char*);
+      fault = text ? text_fault(block, text, (int)size[1]) : nullptr;  // of null it prints (null)
+      if (fault) snprintf(wrong, sizeof wrong, "the text of %%s %s", fault);
+    } else if (*f == 'n') {
+      snprintf(wrong, sizeof wrong, "a GPU has no %%n");
+    } else if (*f && strchr("eEfFgGaA", *f)) {
+      if (longest) va_arg(values, long double);
+      else va_arg(values, double);
+    } else if (*f == 'p' || (wide && *f && strchr("diuoxX", *f))) {
+      va_arg(values, long long);
+    } else if (*f && strchr("diuoxXc", *f)) {
+      va_arg(values, int);
+    } else if (*f != '%') {
+      break;  // the C library will know
+    }
+  }
+  if (!*wrong) return true;
+  report(block, self(), fault ? "out of bounds" : "failure", "printf: %s", wrong);
+  block->launch->config->finding.site = (Site)((uintptr_t)caller - library_start());
+  return false;
+}
+
+static double seconds_now() {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+RUNTIME_API long long nanoseconds() { return (long long)(seconds_now() * 1e9); }
+
+RUNTIME_API void fail(const char* message, int line) {
+  Fiber* fiber = self();
+  report_at(line, fiber, "failure", "%s", message);
+  leave(fiber->block);
+}
+
 // What the C library offers to end the process ends the kernel: these names stand before its own.
 #if !defined(__APPLE__)
 [[noreturn]] static void ends_process(const char* name, void* caller) {
@@ -672,17 +840,29 @@ ENDS_PROCESS(quick_exit, quick_exit(int)) ENDS_PROCESS(abort, abort())
 #endif
 
 // Write down the first finding of the launch and stop all workers.
-static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
+static Finding* report_values(Block* block, Fiber* fiber, const char* kind, const char* format, va_list values) {
   static Finding spare;  // of a second worker that finds something at the same time
   block->failed = true;
   bool first = !__atomic_exchange_n(&block->launch->stop, 1, __ATOMIC_SEQ_CST);
   Finding* finding = first ? &block->launch->config->finding : &spare;
   char message[sizeof finding->message];
+  vsnprintf(message, sizeof message, format, values);
+  begin_finding(finding, fiber, kind, message);
+  return finding;
+}
+
+static void report(Block* block, Fiber* fiber, const char* kind, const char* format, ...) {
   va_list values;
   va_start(values, format);
-  vsnprintf(message, sizeof message, format, values);
+  report_values(block, fiber, kind, format, values);
   va_end(values);
-  begin_finding(finding, fiber, kind, message);
+}
+
+static void report_at(int line, Fiber* fiber, const char* kind, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  report_values(fiber->block, fiber, kind, format, values)->site = site_of_line(line);
+  va_end(values);
 }
 
 static void begin_finding(Finding* finding, Fiber* fiber, const char* kind, const char* message) {
@@ -717,14 +897,21 @@ static void deadlock(Block* block) {
 // ---- faults and Ctrl-C -------------------------------------------------------------------------------------
 
 // A fault (a wild pointer, a stack that overflows, a division) ends the launch and not the process; so does Ctrl-C. The
-// handlers stand while a launch runs, whichever thread of the process it is in.
+// handlers stand while a launch runs, whichever thread of the process it is in; those of an unchecked text's faults stay,
+// for each change is a system call, and a launch takes a microsecond. With no launch they do what was done before.
 static const int SIGNALS[] = {SIGINT, SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT};
 #if defined(CHECKED) || defined(__APPLE__)
 enum { GUARDED = 6 };
 #else
-enum { GUARDED = 3 };  // each takes time of every launch
+enum { GUARDED = 3 };
+#endif
+#ifdef CHECKED
+enum { STAY = false };
+#else
+enum { STAY = true };
 #endif
 static struct sigaction former_action[GUARDED];
+static bool standing[GUARDED];
 static int guards, guards_lock;
 
 // The block that this thread of the process runs, if the interrupted stack is one of its fibers'.
@@ -747,6 +934,19 @@ static void call_former(int signal, siginfo_t* info, void* context) {
   }
 }
 
+static void registers_of(void* context, uintptr_t* stack_pointer, uintptr_t* instruction) {
+  ucontext_t* interrupted = (ucontext_t*)context;
+#if defined(__linux__) && defined(__x86_64__)
+  *stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
+  *instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  *stack_pointer = interrupted->uc_mcontext.sp;
+  *instruction = interrupted->uc_mcontext.pc;
+#else
+  (void)interrupted;
+#endif
+}
+
 static void on_interrupt(int signal, siginfo_t* info, void* context) {
   Block* block = interrupted_block(0, true);
   bool told = block && stopped(block);
@@ -762,16 +962,7 @@ static void on_interrupt(int signal, siginfo_t* info, void* context) {
 
 static void on_signal(int signal, siginfo_t* info, void* context) {
   uintptr_t stack_pointer = 0, instruction = 0;
-  ucontext_t* interrupted = (ucontext_t*)context;
-#if defined(__linux__) && defined(__x86_64__)
-  stack_pointer = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RSP];
-  instruction = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
-#elif defined(__linux__) && defined(__aarch64__)
-  stack_pointer = interrupted->uc_mcontext.sp;
-  instruction = interrupted->uc_mcontext.pc;
-#else
-  (void)interrupted;
-#endif
+  registers_of(context, &stack_pointer, &instruction);
   Block* block = interrupted_block(0, true);
   if (!block) return call_former(signal, info, context);
   if (block->busy) unlock(&block->launch->output_lock);  // the fault is in what printf was given
@@ -779,24 +970,41 @@ static void on_signal(int signal, siginfo_t* info, void* context) {
   leave(block);
 }
 
-static void guard(Launch*) {
+static void guard() {
   lock(&guards_lock);
-  if (guards++ == 0) {
+  for (int i = 0; i < GUARDED && guards == 0; i++) {
+    if (standing[i]) continue;
     struct sigaction action = {};
-    for (int i = 0; i < GUARDED; i++) {
-      action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
-      action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
-      sigaction(SIGNALS[i], &action, &former_action[i]);
-    }
+    action.sa_sigaction = SIGNALS[i] == SIGINT ? on_interrupt : on_signal;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | (SIGNALS[i] == SIGINT ? 0 : SA_ONSTACK);  // it may never return
+    sigaction(SIGNALS[i], &action, &former_action[i]);
+    standing[i] = true;
   }
+  guards++;
   unlock(&guards_lock);
 }
 
 static void unguard() {
   lock(&guards_lock);
-  if (--guards == 0)
-    for (int i = 0; i < GUARDED; i++) sigaction(SIGNALS[i], &former_action[i], nullptr);
+  guards--;
+  for (int i = 0; i < GUARDED && guards == 0; i++) {
+    if (STAY && SIGNALS[i] != SIGINT) continue;
+    sigaction(SIGNALS[i], &former_action[i], nullptr);
+    standing[i] = false;
+  }
   unlock(&guards_lock);
+}
+
+// For the handler of a fault: the fiber's own stack may be at fault.
+static void offer_signal_stack() {
+  static thread_local char memory[32 * 1024];
+  static thread_local bool offered;
+  if (offered) return;
+  stack_t stack = {};
+  stack.ss_sp = memory;
+  stack.ss_size = sizeof memory;
+  sigaltstack(&stack, nullptr);
+  offered = true;
 }
 
 static Fiber* fiber_at(Block* block, uintptr_t stack_pointer) {
@@ -832,6 +1040,7 @@ RUNTIME_API void check_space(const void*, bool, int) {}
 RUNTIME_API void check_visit(const void*, int, int, int) {}
 RUNTIME_API void count_flops(int, int) {}
 RUNTIME_API void device_variable(Variable*) {}
+static const char* text_fault(Block*, const char*, int) { return nullptr; }
 static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t, uintptr_t) {
   report(block, fiber_at(block, stack_pointer), "crash", "%s", signal == SIGFPE ?
          "an integer division that has no result (the checked build says where)" :

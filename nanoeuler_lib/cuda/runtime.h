@@ -45,6 +45,7 @@ struct Finding {
   int element, columns;  // what the compiler judged itself has its column of the text in `columns`
   int64_t offset;  // in bytes, from the array's start
   uint64_t bytes;  // of the array
+  int update;      // a race: the one who wrote had read the place as the other does now
   int atomics;     // a race: 1 of an atomic or a flag with a plain access, 2 in a block that calls atomics
   Site trail[TRAIL];  // a fault: calls that led there, perhaps
 };
@@ -89,6 +90,7 @@ struct Launch {
   unsigned threads;
   uint64_t blocks, next;
   int stop;  // set by the first finding
+  uintptr_t kernel_returns_to;  // the address, once it is known
   pthread_t thread;  // that launched
   int output_lock;
 };
@@ -96,6 +98,8 @@ struct Launch {
 struct Warp {
   unsigned alive, runnable;  // a bit for each lane
   int first;                 // its first thread
+  int last_line[32];         // of the lanes that have left: where they met others last, and with which mask
+  unsigned last_mask[32];
   unsigned epoch;            // how often some of its lanes met or called a fence, since the process began
   unsigned all_met;          // the epoch at which all of them did, last
   unsigned met[32][32];      // [a][b]: the epoch that was the last to bring a what b had done, by a chain of meetings
@@ -104,7 +108,7 @@ struct Warp {
 // Of bar.sync with a number: some warps of a block wait for one another.
 struct NamedBarrier {
   int arrived, threads, line;
-  unsigned waiting[MAX_THREADS / 32];
+  unsigned came[MAX_THREADS / 32], waiting[MAX_THREADS / 32];
   uint64_t path[MAX_THREADS / 32];  // by which each warp came; 0: it has not
   unsigned* told;                   // what those who came have heard of each thread, and done (checker.cpp)
 };
@@ -117,6 +121,7 @@ struct AsyncCopy {
 struct AsyncCopies {  // of one thread
   AsyncCopy* copy;
   int length, capacity, group;  // group: how many commits the thread has made
+  int waited, left;             // how many it had made at its last wait, and how many groups that left under way
 };
 
 // What a worker needs to run one block after another. It is kept between launches, with its stacks.
@@ -124,7 +129,6 @@ struct Block {
   Block *next_free, *next;  // of all
   pthread_t worker;
   bool busy;  // in a function of the C library that cannot be left halfway
-  char signal_stack[32 * 1024];
   char* stacks;
   unsigned stacks_used, free_stacks;
   Fiber* free_stack[MAX_THREADS];

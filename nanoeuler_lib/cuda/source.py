@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanoeuler_lib.cuda.dialect import refuse
-from nanoeuler_lib.cuda.layout import DTYPES, VECTORS, Field, structs_of
+from nanoeuler_lib.cuda.layout import DTYPES, VECTORS, Field, plain_type, structs_of
 from nanoeuler_lib.cuda.reading import (
     blank_comments,
     bracket_fault,
@@ -118,11 +118,12 @@ def signatures(
     """
     alive = live(source, where)
     words = words_of(blank_comments(alive)) | {name: str(value) for name, value in (defines or {}).items()}
+    alive = _with_heads(alive, words)
     structs = structs_of(alive, words)
     plain, templates = [], {}
     for kernel in _kernels(alive):
         if kernel.template is None:
-            plain.append(_signature(source, kernel, kernel.name, words, structs))
+            plain.append(_signature(alive, source, kernel, kernel.name, words, structs))
         else:
             templates[kernel.name] = kernel
     for name in instantiate:
@@ -132,7 +133,7 @@ def signatures(
         kernel = templates[base.strip()]
         formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
         actual = [a.strip() for a in split(arguments.rstrip()[:-1])]
-        plain.append(_signature(source, kernel, name, words | dict(zip(formal, actual)), structs))
+        plain.append(_signature(alive, source, kernel, name, words | dict(zip(formal, actual)), structs))
     if not plain:
         more = (
             f"; name the templates to compile: instantiate=('{next(iter(templates))}<...>',)"
@@ -141,6 +142,16 @@ def signatures(
         )
         raise NanoEulerError(_no_kernel(source) + more)
     return plain
+
+
+def _with_heads(alive: str, words: dict[str, str]) -> str:
+    """The text with what stands for a kernel's head written out: of #define KERNEL extern "C" __global__ void."""
+    heads = {name: expand(body, words) for name, body in words.items()}
+    heads = {name: body for name, body in heads.items() if _GLOBAL.search(body)}
+    for match in reversed(list(re.finditer(r"[A-Za-z_]\w*", code_only(alive)))):
+        if match[0] in heads:
+            alive = alive[: match.start()] + heads[match[0]] + alive[match.end() :]
+    return alive
 
 
 def _no_kernel(source: str) -> str:
@@ -158,11 +169,13 @@ def _no_kernel(source: str) -> str:
     return f"the text holds no kernel; line {line}: {message}\n  {source.splitlines()[line - 1].strip()}"
 
 
-def _signature(source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict) -> Signature:
-    """words: what macros, aliases and template parameters stand for."""
+def _signature(
+    alive: str, source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict
+) -> Signature:
+    """alive: the text that `kernel` was read from; words: what macros, aliases and template parameters stand for."""
     constants = {m[1]: m[2] for m in _CONSTANT.finditer(blank_comments(source))}
     bound = number(split(kernel.bounds)[0], constants | words)
-    line = source[: kernel.start].count("\n") + 1
+    line = alive[: kernel.start].count("\n") + 1
     try:
         parameters = tuple(_parameter(p, words, structs) for p in split(kernel.parameters) if p.strip())
     except NanoEulerError as error:
@@ -190,7 +203,7 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     stars = declared.count("*") + (1 if shape and not rows else 0)
     pointee = re.findall(r"[\w:]+|<[^*&]*>", declared.split("*")[0].replace("&", " "))
     const = "const" in pointee
-    kind = " ".join(word for word in pointee if word not in ("const", "struct"))
+    kind = plain_type([word for word in pointee if word not in ("const", "struct")])
     if "&" in declared:
         raise NanoEulerError(
             f"parameter `{name}` is a reference, and the caller is in Python: write {kind} {name} for a number, "
@@ -232,16 +245,16 @@ def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
         )
     if kind == "void":
         return f"parameter `{name}` is a void{star}: write the type of its elements, as in float* {name}"
-    if kind in ("long", "unsigned long", "long int", "unsigned long int"):
-        whole = kind.replace("long int", "long").replace("long", "long long")
+    if kind in ("long", "unsigned long"):
+        whole = kind.replace("long", "long long")
         return (
             f"parameter `{name}` is {kind}, of 4 bytes on some systems and 8 on others: write {whole} or int"
         )
     near = difflib.get_close_matches(kind, DTYPES, 1, 0.5)
     return (
-        f"parameter `{name}` is a {kind}{star}; "
-        + (f"did you mean {near[0]}{star}? " if near else "")
-        + "(a kernel takes pointers and numbers: float, int, unsigned, long long, bool, __half, ..., and float4*)"
+        f"parameter `{name}` is a {kind}{star}"
+        + (f"; did you mean {near[0]}{star}?" if near else "")
+        + " (a kernel takes pointers and numbers: float, int, unsigned, long long, bool, __half, ..., and float4*)"
     )
 
 

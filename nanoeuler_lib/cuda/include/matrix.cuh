@@ -136,6 +136,7 @@ template <int N, bool TRANSPOSED> RAW void ldmatrix(unsigned* r, const void* row
   if (names) runtime::check_access(row, 16, READ, line);
   runtime::warp_function(~0u, ldmatrix_lanes<TRANSPOSED>, &mine, name, line);
   for (int i = 0; i < 2 * N; i++) runtime::check_visit(mine.from[i], 2, READ, line);
+  runtime::check_range(r, 4 * N, WRITE, line);
   __builtin_memcpy(r, mine.got, 4 * N);
 }
 
@@ -170,6 +171,9 @@ template <class T> RAW void mma_lanes(void** argument, unsigned lanes) {
   }
 
 template <class T> NE_WARP_FUNCTION void mma(float* d, const unsigned* a, const unsigned* b, NE_LINE) {
+  runtime::check_range(a, 16, runtime::READ, line);
+  runtime::check_range(b, 8, runtime::READ, line);
+  runtime::check_range(d, 16, runtime::WRITE, line);
   runtime::MatrixArgument mine = {line, nullptr, {}, {}, d, a, b};
   runtime::warp_function(~0u, runtime::mma_lanes<T>, &mine, "mma", line);
   runtime::count_flops(2 * 16 * 8 * 8 * nanoeuler_runtime::packed<T> / 32, line);

@@ -10,7 +10,7 @@ extern "C" __global__ void pipe(const float* x, float* y) {
   if (threadIdx.x < 32)
     for (int i = 0; i < 4; i++) {
       s[lane] = x[32 * i + lane];  // HERE
-      named_barrier_arrive(1, 64);
+      named_barrier_arrive(1, 64);  // HERE
     }
   else
     for (int i = 0; i < 4; i++) {

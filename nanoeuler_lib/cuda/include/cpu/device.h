@@ -40,6 +40,7 @@ namespace runtime {
 RUNTIME_API void barrier(int line) SYMBOL(barrier);
 RUNTIME_API int barrier_reduce(int predicate, int operation, int line) SYMBOL(barrier_reduce);  // operation: 0 count, 1 and, 2 or
 RUNTIME_API void warp_function(unsigned mask, runtime::WarpFunction, void* argument, const char* name, int line) SYMBOL(warp_function);
+RUNTIME_API unsigned long long shuffle(unsigned mask, unsigned long long bits, int how, int by, int width, const char* name, int line) SYMBOL(shuffle);
 RUNTIME_API void shared_array(void* start, size_t bytes, size_t element, int columns, const char* name) SYMBOL(shared_array);
 RUNTIME_API void* dynamic_shared(size_t element, const char* name) SYMBOL(dynamic_shared);
 RUNTIME_API void device_variable(runtime::Variable*) SYMBOL(device_variable);
@@ -58,10 +59,9 @@ RUNTIME_API void async_commit() SYMBOL(async_commit);
 RUNTIME_API void async_wait(int groups_left) SYMBOL(async_wait);
 RUNTIME_API double dot(double sum, const double* a, const double* b, int length) SYMBOL(dot);  // + a0 b0 + a1 b1 ...
 RUNTIME_API void fail(const char* message, int line) SYMBOL(fail);
-RUNTIME_API void fail_width(const char* name, int width, int line) SYMBOL(fail_width);
 RUNTIME_API int print(const char* format, ...) SYMBOL(print) __attribute__((__format__(__printf__, 1, 2)));
 RUNTIME_API long long nanoseconds() SYMBOL(nanoseconds);
-RUNTIME_API void launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) SYMBOL(launch);
+RUNTIME_API int launch(void (*call)(void (*)(), void**), void (*kernel)(), void** arguments, void* config) SYMBOL(launch);
 
 }  // namespace runtime
 
@@ -118,30 +118,6 @@ namespace runtime {
 // What a GPU can shuffle: numbers, __half and its kin (half.h); no struct of one's own, and no pointer.
 template <class T> constexpr bool shuffled = !__is_class(T) && !__is_union(T);
 template <class T> constexpr bool shuffled<T*> = false;
-
-// As bytes: a copy of a __half would tell the checker that one thread reads another's local variable.
-struct ShuffleArgument { int source; unsigned char in[8], out[8]; };
-
-template <int BYTES> RAW void shuffle_lanes(void** argument, unsigned lanes) {
-  for (unsigned rest = lanes; rest; rest &= rest - 1) {
-    auto* mine = (ShuffleArgument*)argument[__builtin_ctz(rest)];
-    if (lanes >> mine->source & 1)
-      __builtin_memcpy(mine->out, ((ShuffleArgument*)argument[mine->source])->in, BYTES);
-    else mine->source = -1;
-  }
-}
-
-template <class T> RAW T shuffle(unsigned mask, T& value, int source, const char* name, int line) {
-  static_assert(shuffled<T>, "a shuffle moves one number, an int, a float, a double, a __half or a __half2");
-  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
-  ShuffleArgument argument;
-  argument.source = source & 31;
-  __builtin_memcpy(argument.in, &value, sizeof(T));
-  runtime::warp_function(mask, shuffle_lanes<sizeof(T)>, &argument, name, line);
-  if (argument.source < 0) runtime::fail("a shuffle reads from a lane that takes no part in it", line);
-  __builtin_memcpy((void*)&value, argument.out, sizeof(T));
-  return value;
-}
 
 struct Vote { unsigned predicate, ballot, lanes; };
 
@@ -201,17 +177,18 @@ RAW static inline void __syncwarp(unsigned mask = 0xffffffffu, LINE) {
   runtime::warp_function(mask, runtime::no_lanes, nullptr, "__syncwarp", line);
 }
 
-// `first`: the first lane of the segment of `width` lanes that this lane belongs to.
-#define SHUFFLE(NAME, SOURCE)                                                                       \
-  template <class T> RAW T NAME(unsigned mask, T value, int by, int width = 32, LINE) {             \
-    if (width < 1 || width > 32 || (width & (width - 1))) runtime::fail_width(#NAME, width, line);           \
-    int lane = runtime::self()->lane, first = lane & ~(width - 1);                                  \
-    return runtime::shuffle(mask, value, SOURCE, #NAME, line);                                      \
+// As bits: a copy of a __half would tell the checker that one thread reads another's local variable.
+#define SHUFFLE(NAME, HOW)                                                                                         \
+  template <class T> RAW T NAME(unsigned mask, T value, int by, int width = 32, LINE) {                            \
+    static_assert(runtime::shuffled<T>, "a shuffle moves one number, an int, a float, a double, a __half or a __half2"); \
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");                                              \
+    unsigned long long bits;                                                                                       \
+    __builtin_memcpy(&bits, &value, sizeof(T));                                                                    \
+    bits = runtime::shuffle(mask, bits, runtime::HOW, by, width, #NAME, line);                                     \
+    __builtin_memcpy((void*)&value, &bits, sizeof(T));                                                             \
+    return value;                                                                                                  \
   }
-SHUFFLE(__shfl_sync, first + (by & (width - 1)))
-SHUFFLE(__shfl_up_sync, lane - by < first ? lane : lane - by)
-SHUFFLE(__shfl_down_sync, lane + by >= first + width ? lane : lane + by)
-SHUFFLE(__shfl_xor_sync, (lane ^ by) >= first + width ? lane : (lane ^ by))
+SHUFFLE(__shfl_sync, FROM) SHUFFLE(__shfl_up_sync, UP) SHUFFLE(__shfl_down_sync, DOWN) SHUFFLE(__shfl_xor_sync, XOR)
 
 RAW static inline unsigned __ballot_sync(unsigned mask, int predicate, LINE) {
   return runtime::vote(mask, predicate, "__ballot_sync", line).ballot;
@@ -244,8 +221,8 @@ REDUCE(__reduce_xor_sync, Xor, unsigned)
 
 namespace runtime {
 
-template <class T, class Change> RAW T atomic(T* address, Change change, int line) {
-  runtime::check_access(address, sizeof(T), ATOMIC, line);
+template <class T, class Change> RAW T atomic(T* address, Change change, int line, int kind = UPDATE) {
+  runtime::check_access(address, sizeof(T), kind, line);
   T old;
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   for (;;) {
@@ -294,6 +271,12 @@ RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* nam
     auto change = [value](T old) RAW -> T { return EXPRESSION; };                                \
     return runtime::atomic(address, change, line);                                               \
   }
+#define ATOMIC_EXCHANGE(NAME, T)                                                                 \
+  RAW static inline T NAME(T* address, T value, LINE) {                                          \
+    return runtime::atomic(address, [value](T) RAW -> T { return value; }, line, runtime::ATOMIC); \
+  }
+#define ATOMIC_EXCHANGES(T) \
+  ATOMIC_EXCHANGE(atomicExch, T) ATOMIC_EXCHANGE(atomicExch_block, T) ATOMIC_EXCHANGE(atomicExch_system, T)
 #define ATOMIC_CAS(NAME, T)                                                                      \
   RAW static inline T NAME(T* address, T expected, T value, LINE) {                              \
     auto change = [expected, value](T old) RAW -> T { return old == expected ? value : old; };   \
@@ -306,14 +289,14 @@ RAW static inline void* nanoeuler_dynamic_shared(size_t element, const char* nam
   ATOMIC_FUNCTION(atomicMin, T, value < old ? value : old)                                       \
   ATOMIC_FUNCTION(atomicMax, T, old < value ? value : old)                                       \
   ATOMIC_FUNCTION(atomicAnd, T, old & value) ATOMIC_FUNCTION(atomicOr, T, old | value)           \
-  ATOMIC_FUNCTION(atomicXor, T, old ^ value) ATOMIC_FUNCTION(atomicExch, T, ((void)old, value))  \
-  ATOMIC_CASES(T)
+  ATOMIC_FUNCTION(atomicXor, T, old ^ value)                                                     \
+  ATOMIC_EXCHANGES(T) ATOMIC_CASES(T)
 ATOMIC_FUNCTIONS(int) ATOMIC_FUNCTIONS(unsigned) ATOMIC_FUNCTIONS(unsigned long long)
 ATOMIC_FUNCTION(atomicAdd, int, (int)((unsigned)old + (unsigned)value)) ATOMIC_FUNCTION(atomicAdd, unsigned, old + value)
 ATOMIC_FUNCTION(atomicSub, int, (int)((unsigned)old - (unsigned)value)) ATOMIC_FUNCTION(atomicSub, unsigned, old - value)
 ATOMIC_FUNCTION(atomicAdd, unsigned long long, old + value)
 ATOMIC_FUNCTION(atomicAdd, float, old + value) ATOMIC_FUNCTION(atomicAdd, double, old + value)
-ATOMIC_FUNCTION(atomicExch, float, ((void)old, value))
+ATOMIC_EXCHANGES(float)
 ATOMIC_FUNCTION(atomicMin, long long, value < old ? value : old)
 ATOMIC_FUNCTION(atomicMax, long long, old < value ? value : old)
 ATOMIC_FUNCTION(atomicInc, unsigned, old >= value ? 0 : old + 1)
@@ -371,12 +354,12 @@ template <class... A> struct Signature<void (*)(A...)> {
 
 }  // namespace runtime
 
-template <class Kernel> RAW static inline void nanoeuler_launch(Kernel kernel, void** arguments, void* config) {
-  runtime::launch(runtime::Signature<Kernel>::call, (void (*)())kernel, arguments, config);
+template <class Kernel> RAW static inline int nanoeuler_launch(Kernel kernel, void** arguments, void* config) {
+  return runtime::launch(runtime::Signature<Kernel>::call, (void (*)())kernel, arguments, config);
 }
 #define NANOEULER_EXPORT_KERNEL(NUMBER, ...)                                                                   \
-  extern "C" __attribute__((__visibility__("default"))) NANOEULER_RAW void run_kernel_##NUMBER(void** nanoeuler_a, void* nanoeuler_c) { \
-    nanoeuler_launch(&__VA_ARGS__, nanoeuler_a, nanoeuler_c);                                                  \
+  extern "C" __attribute__((__visibility__("default"))) NANOEULER_RAW int run_kernel_##NUMBER(void** nanoeuler_a, void* nanoeuler_c) { \
+    return nanoeuler_launch(&__VA_ARGS__, nanoeuler_a, nanoeuler_c);                                           \
   }
 
 #if defined(CHECKED) && defined(__clang_major__) && __clang_major__ < 15 && defined(__ELF__)
@@ -399,6 +382,8 @@ asm(".set memcpy, __tsan_memcpy\n.set memmove, __tsan_memmove\n.set memset, __ts
 #undef ATOMIC_FUNCTION
 #undef ATOMIC_FUNCTIONS
 #undef ATOMIC_NAME
+#undef ATOMIC_EXCHANGE
+#undef ATOMIC_EXCHANGES
 #undef ATOMIC_CAS
 #undef ATOMIC_CASES
 #undef LOAD

@@ -24,8 +24,11 @@ struct dim3 {
 namespace runtime {
 
 // How memory is accessed. Bit 0: it is written; bit 1: it may meet another of that bit, as atomics do. STRONG_READ is a
-// volatile read.
-enum { READ = 0, WRITE = 1, STRONG_READ = 2, ATOMIC = 3, ASYNC = 5 };
+// volatile read; UPDATE an atomic whose result depends on what it finds, as atomicAdd's does and atomicExch's does not.
+enum { READ = 0, WRITE = 1, STRONG_READ = 2, ATOMIC = 3, ASYNC = 5, UPDATE = 7 };
+
+// Of a shuffle: the lane `by`, or the one as far below, above or off by these bits.
+enum { FROM, UP, DOWN, XOR };
 
 typedef __UINTPTR_TYPE__ uintptr_t;
 
