@@ -13,7 +13,7 @@ SAMPLE ?= 300
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test portable mutants-library lab execute notebook text mirror maps results assignment numbers terms lint format lock oracle clean
+.PHONY: help setup book test portable mutants-library lab execute notebook text mirror maps results assignment count numbers terms lint format lock oracle clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ assignment: $(READY)  ## the students' version of a chapter, without solutions: 
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
 	@$(BIN)/python -m tools.maps --write
+
+count: $(READY)  ## words, lines and hours of each chapter, the evening's limits marked (ARGS=--write: into the heads)
+	@$(BIN)/python -m tools.count $(ARGS)
 
 numbers: $(READY)  ## figures, equations, exercises and theorems count by chapter (6.5), in JupyterLab too
 	@$(BIN)/python -m tools.numbering --write
