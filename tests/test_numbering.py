@@ -67,7 +67,7 @@ def test_the_book_and_jupyterlab_count_alike(chapter, page):
 
 def test_references_say_the_same_numbers(chapter, page):
     found = numbering.in_jupyterlab(chapter)
-    assert f"Figure {found['fig-attention-scale']}</span></a>" in page
+    assert f"Figure {found['fig-attention-causal']}</span></a>" in page
     assert f'href="#equation-eq-attention-forward">({found["eq-attention-forward"]})</a>' in page
 
 

@@ -132,7 +132,7 @@ def main() -> int:
         if write:
             import nbformat
 
-            path.write_text(nbformat.writes(nbformat.from_dict(notebook)) + "\n", "utf-8")
+            path.write_text(nbformat.writes(nbformat.reads(json.dumps(notebook), 4)) + "\n", "utf-8")
         print(f"{path.name}: {'numbered by chapter' if write else 'not numbered by chapter: make numbers'}")
     return 0 if write else len(found) > 0
 
