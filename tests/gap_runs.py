@@ -182,9 +182,11 @@ class Chapter:
         return eval(expression, names)
 
     def need(self, tree: ast.AST, names: dict, later: dict, seen: set) -> None:
+        """Define what is read in `tree` and defined later in the notebook; a function's own variables are not."""
+        own = bound(tree) if isinstance(tree, ast.FunctionDef) else set()
         for node in ast.walk(tree):
             name = getattr(node, "id", None) if isinstance(node, ast.Name) else None
-            if name in later and name not in seen:
+            if name in later and name not in seen | own:
                 seen.add(name)
                 kind, source = later[name]
                 if kind == "kernel":
@@ -192,6 +194,12 @@ class Chapter:
                 else:
                     self.need(source, names, later, seen)
                     exec(compile(ast.Module([source], []), "later", "exec"), names)
+
+
+def bound(function: ast.FunctionDef) -> set[str]:
+    """The names that a function gives a value: its arguments and variables."""
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
 
 
 def definitions_of(cell) -> dict[str, tuple]:
