@@ -140,3 +140,12 @@ def test_the_table_marks_what_exceeds_an_evening():
     rows = count.table(lengths).split("\n")
     assert ["*" in row for row in rows[1:4]] == [False, True, True]
     assert "2401*" in rows[2] and "251*" in rows[3] and "2 of 3 exceed it" in rows[4]
+
+
+NOTEBOOKS = sorted((count.ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_heads_say_what_is_counted(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert count.count(notebook).time in notebook.cells[0].source, "make count ARGS=--write"

@@ -139,3 +139,7 @@ def test_the_template_is_numbered():
     template = jupytext.read(ROOT / "tools" / "chapter_template.md")
     assert numbering.numbered(template, "99") == template
     assert len(numbering.in_jupyterlab(template)) == 5
+
+
+def test_every_notebook_is_numbered_by_chapter():
+    assert not numbering.outdated(), "make numbers"
