@@ -22,7 +22,8 @@ MATH = re.compile(
 )
 # The map of chapters, the facts at the head, captions, titles and links to chapters may name what comes later.
 NOT_PROSE = re.compile(
-    r"^:::\{(?:admonition\} You are here|figure\}).+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$|\[[^\]]*\]\([^)]*\.ipynb\)"
+    r"^:::\{(?:admonition\} You are here|figure\}).+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$"
+    r"|\[[^\]]*\]\([^)]*\.ipynb\)"
     r"|```\{math\}.+?```|\$\$.+?\$\$|\$[^$]+\$|`[^`\n]+`|^\(ch-[^\n]*$|^(?:```|:)[^\n]*$|\]\([^)]*\)|<[^>]+>",
     re.DOTALL | re.M,
 )
