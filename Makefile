@@ -13,7 +13,7 @@ SAMPLE ?= 300
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test portable mutants-library lab execute notebook text mirror maps results assignment terms lint format lock oracle clean
+.PHONY: help setup book test portable mutants mutants-library lab execute notebook text mirror maps results assignment count numbers terms lint format lock oracle clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: $(READY)  ## the library, the book's tools, and every notebook run again (
 
 portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
 	$(BIN)/python -m tools.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
+
+mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--check check_forward")
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0)
 	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED)
@@ -64,6 +67,12 @@ assignment: $(READY)  ## the students' version of a chapter, without solutions: 
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
 	@$(BIN)/python -m tools.maps --write
+
+count: $(READY)  ## words, lines and hours of each chapter, the evening's limits marked (ARGS=--write: into the heads)
+	@$(BIN)/python -m tools.count $(ARGS)
+
+numbers: $(READY)  ## figures, equations, exercises and theorems count by chapter (6.5), in JupyterLab too
+	@$(BIN)/python -m tools.numbering --write
 
 terms: $(READY)  ## glossary terms and symbols used before they are introduced
 	@$(BIN)/python -m tools.terms

@@ -1,13 +1,16 @@
 """Turn a chapter into an assignment: `make assignment CH=06`.
 
 The chapter's own notebook is the source. Cells tagged `solution` go; the stubs stay, with nbgrader's marks on them; and
-the checks become strict, so that a stub left alone earns nothing (in the book it prints "not written yet").
+a check ends in the points that it gives, which nbgrader counts: `judge` never raises, and a cell that does not raise
+would earn all of them.
 """
+
+import re
 
 from nbconvert.preprocessors import Preprocessor
 from nbgrader import preprocessors as steps
 
-SOFT, STRICT = 'return "not written yet"', 'raise NotImplementedError("not written yet")'
+JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
 
 
 class StudentVersion(Preprocessor):
@@ -15,7 +18,8 @@ class StudentVersion(Preprocessor):
         notebook.cells = [cell for cell in notebook.cells if "solution" not in cell.metadata.get("tags", ())]
         for cell in notebook.cells:
             if cell.metadata.get("nbgrader", {}).get("grade") and cell.cell_type == "code":
-                cell.source = cell.source.replace(SOFT, STRICT)
+                right = " and ".join(f"{name} is not None" for name in JUDGED.findall(cell.source))
+                cell.source += f"\n{cell.metadata.nbgrader.points} * ({right})"
         return notebook, resources
 
 

@@ -25,7 +25,7 @@ __all__ = [
 
 def definitions(name: str, *prefixes: str) -> SimpleNamespace:
     """The imports, functions, classes and kernels of all cells, and what is assigned to names that begin with `wrong_`
-    or with one of `prefixes`; none of the experiments is run.
+    or with one of `prefixes`; none of the experiments is run, and no gap is filled: own_... are None.
     """
     names = {}
     for cell in code_cells(name):
@@ -33,6 +33,9 @@ def definitions(name: str, *prefixes: str) -> SimpleNamespace:
         for node in ast.parse(python(cell)).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             target = target.elts[0] if isinstance(target, ast.Tuple) else target
+            names |= {
+                n.id: None for n in ast.walk(node) if isinstance(n, ast.Name) and n.id.startswith("own_")
+            }
             if getattr(target, "id", "").startswith(("wrong_", *prefixes)) or isinstance(
                 node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
             ):

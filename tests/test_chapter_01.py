@@ -157,7 +157,7 @@ def exercise_answers() -> dict:
     for cell in code_cells("01_bytes_and_pairs"):
         tags = set(cell.metadata.get("tags", ()))
         if "check" in tags:
-            check = cell.source.split("print(")[-1].split()[1].split("(")[0]
+            check = cell.source.split("judge(")[-1].split(",")[0]
         elif "solution" in tags and "wrong_answers" in cell.source:
             source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
             exec(compile(source, "solution", "exec"), names)

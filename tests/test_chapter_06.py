@@ -1,13 +1,18 @@
 """Chapter 06: its checks accept what is right and reject wrong answers, each of them named."""
 
+import math
+
 import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise
 
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("06_attention", "SIZES")
+    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -20,28 +25,95 @@ def test_untouched_gaps_say_so(chapter):
 
 
 def test_the_book_fills_its_gaps(chapter):
-    assert chapter.check_forward(chapter.attention_forward) == "right"
-    assert chapter.check_backward(chapter.attention_backward, chapter.attention_forward) == "right"
+    assert verdict(chapter.check_forward, chapter.attention_forward) == "right"
+    assert verdict(chapter.check_backward, chapter.attention_backward, chapter.attention_forward) == "right"
 
 
-def test_a_forward_pass_that_saves_something_else_is_right_too(chapter):
-    assert chapter.check_forward(lambda q, k, v: (attention(q, k, v), None)) == "right"
+def by_loops(q, k, v):
+    """One output at a time; keeps its inputs."""
+    y = np.zeros_like(q)
+    for b, h, i in np.ndindex(q.shape[:3]):
+        g = h * k.shape[1] // q.shape[1]
+        s = k[b, g, : i + 1] @ q[b, h, i] / math.sqrt(q.shape[-1])
+        e = np.exp(s - s.max())
+        y[b, h, i] = (e / e.sum()) @ v[b, g, : i + 1]
+    return y, (q, k, v)
 
 
-def attention(q, k, v, scale=True, mask="before", offset=1, interleaved=False, stable=True):
+def by_jacobian(dy, saved):
+    """The softmax's Jacobian, row by row, from saved inputs alone."""
+    q, k, v = saved
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    root = math.sqrt(q.shape[-1])
+    for b, h, i in np.ndindex(q.shape[:3]):
+        g, past = h * k.shape[1] // q.shape[1], slice(i + 1)
+        s = k[b, g, past] @ q[b, h, i] / root
+        p = np.exp(s - s.max())
+        p /= p.sum()
+        ds = (np.diag(p) - np.outer(p, p)) @ (v[b, g, past] @ dy[b, h, i]) / root
+        dq[b, h, i] += ds @ k[b, g, past]
+        dk[b, g, past] += np.outer(ds, q[b, h, i])
+        dv[b, g, past] += np.outer(p, dy[b, h, i])
+    return dq, dk, dv
+
+
+def by_einsum(q, k, v):
+    """Keys and values copied for each query head, the weights of the future set to 0 before they are summed."""
+    k, v = (np.repeat(a, q.shape[1] // a.shape[1], axis=1) for a in (k, v))
+    s = np.einsum("bhic,bhjc->bhij", q, k) * q.shape[-1] ** -0.5
+    past = np.tri(q.shape[2], dtype=bool)
+    top = np.max(s, axis=3, keepdims=True, where=past, initial=-np.inf)
+    e = np.exp(np.where(past, s - top, 0)) * past
+    p = (e / e.sum(axis=3, keepdims=True)).astype(q.dtype)
+    y = np.einsum("bhij,bhjc->bhic", p, v)
+    return y, (q, k, v, p, y)
+
+
+def by_einsum_backward(dy, saved):
+    """The row sum as dy . y, as FlashAttention has it. The groups are those of copies that are equal."""
+    q, k, v, p, y = saved
+    H = q.shape[1]
+    G = 1 + sum(not np.array_equal(k[:, h], k[:, h - 1]) for h in range(1, H))
+    ds = (
+        p * (np.einsum("bhic,bhjc->bhij", dy, v) - (dy * y).sum(axis=-1, keepdims=True)) * q.shape[-1] ** -0.5
+    )
+    shared = lambda a: a.astype(dy.dtype).reshape(len(a), G, H // G, *a.shape[2:]).sum(axis=2)
+    dk, dv = np.einsum("bhij,bhic->bhjc", ds, q), np.einsum("bhij,bhic->bhjc", p, dy)
+    return np.einsum("bhij,bhjc->bhic", ds, k).astype(dy.dtype), shared(dk), shared(dv)
+
+
+@pytest.mark.parametrize(
+    "pair", [(by_loops, by_jacobian), (by_einsum, by_einsum_backward)], ids=["loops", "einsum"]
+)
+def test_other_right_answers_are_right(chapter, pair):
+    forward, backward = pair
+    assert verdict(chapter.check_forward, forward) == "right"
+    assert verdict(chapter.check_backward, backward, forward) == "right"
+
+
+def attention(
+    q, k, v, scale=True, mask="before", offset=1, interleaved=False, stable=True, hidden=-np.inf, clip=None
+):
     """Attention with one thing wrong, if asked."""
     H, G, T, C = q.shape[1], k.shape[1], *q.shape[2:]
     k, v = ((np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1)) for a in (k, v))
     scores = q @ k.swapaxes(-1, -2) / (np.sqrt(C) if scale else 1)
     future = np.triu(np.ones((T, T), bool), offset)
     if mask == "before":
-        scores = np.where(future, -np.inf, scores)
+        scores = np.where(future, hidden, scores)
+    if clip:
+        scores = np.where(future, hidden, np.clip(scores, -clip, clip))
     with np.errstate(all="ignore"):
         e = np.exp(scores - (scores.max(axis=-1, keepdims=True) if stable else 0))
         probs = e / e.sum(axis=-1, keepdims=True)
     if mask == "after":
         probs = np.where(future, 0, probs)
     return probs @ v
+
+
+def scales_in_place(q, k, v):
+    q /= np.sqrt(q.shape[-1])
+    return attention(q, k, v, scale=False)
 
 
 WRONG_FORWARD = {
@@ -52,12 +124,34 @@ WRONG_FORWARD = {
     "mask hides the position itself": dict(offset=0),
     "query head h reads key head h mod G": dict(interleaved=True),
     "no maximum subtracted": dict(stable=False),
+    "masked with -50": dict(hidden=-50.0),
+    "masked with -1000": dict(hidden=-1000.0),
+    "scores clipped to 50": dict(clip=50.0, stable=False),
+    "scores clipped to 700": dict(clip=700.0, stable=False),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
 def test_wrong_forward_is_rejected(chapter, wrong):
     assert rejected(chapter.check_forward, lambda q, k, v: (attention(q, k, v, **wrong), None))
+
+
+def test_overwritten_arguments_are_told_as_such(chapter):
+    c = chapter
+    said = verdict(c.check_forward, lambda q, k, v: (scales_in_place(q, k, v), None))
+    assert said.startswith("it writes into its argument q")
+
+    def zeroes(dy, saved):
+        grads = c.attention_backward(dy, saved)
+        dy *= 0
+        return grads
+
+    assert verdict(c.check_backward, zeroes, c.attention_forward).startswith("it writes into its argument dy")
+
+
+def test_a_failure_names_its_smallest_input(chapter):
+    said = verdict(chapter.check_forward, lambda q, k, v: (attention(q, k, v, mask="none"), None))
+    assert said.startswith("y[0, 0, 0, 0] is ") and said.endswith("at B, H, G, T, C = (1, 1, 1, 3, 1)")
 
 
 def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", transposed=True):
@@ -97,7 +191,7 @@ def test_wrong_backward_is_rejected(chapter, wrong):
 EXERCISES = {
     "swap": lambda c: (c.check_swap, c.my_swap, c.swap, c.wrong_swaps),
     "sink": lambda c: (
-        lambda pair: c.check_sink(*pair),
+        c.check_sink,
         (c.my_sink_forward, c.my_sink_backward),
         (c.sink_forward, c.sink_backward),
         c.wrong_sinks,
@@ -113,4 +207,177 @@ def test_exercise_check(chapter, parts):
 
 
 def test_sink_with_only_the_forward_pass_is_not_written_yet(chapter):
-    assert chapter.check_sink(chapter.sink_forward, chapter.my_sink_backward) == "not written yet"
+    assert chapter.check_sink((chapter.sink_forward, chapter.my_sink_backward)) == "not written yet"
+
+
+def sink_as_a_column(q, k, v, b):
+    """The sink is one more score, whose value is zero."""
+    T = q.shape[2]
+    s = np.where(np.tri(T, dtype=bool), np.einsum("bhic,bhjc->bhij", q, k) / math.sqrt(q.shape[3]), -np.inf)
+    s = np.concatenate([s, np.broadcast_to(b[None, :, None, None], (*s.shape[:3], 1))], axis=3)
+    p = np.exp(s - s.max(axis=3, keepdims=True))
+    p /= p.sum(axis=3, keepdims=True)
+    return p[..., :-1] @ v, (q, k, v, p)
+
+
+def sink_as_a_column_backward(dy, saved):
+    q, k, v, p = saved
+    dp = np.concatenate([dy @ v.swapaxes(2, 3), np.zeros((*p.shape[:3], 1))], axis=3)
+    ds = p * (dp - (dp * p).sum(axis=3, keepdims=True))
+    ds, db = ds[..., :-1] / math.sqrt(q.shape[3]), ds[..., -1].sum(axis=(0, 2))
+    return ds @ k, ds.swapaxes(2, 3) @ q, p[..., :-1].swapaxes(2, 3) @ dy, db
+
+
+def sink_by_loops(q, k, v, b):
+    y = np.zeros_like(q)
+    for n, h, i in np.ndindex(q.shape[:3]):
+        s = np.append(k[n, h, : i + 1] @ q[n, h, i] / math.sqrt(q.shape[3]), b[h])
+        p = np.exp(s - s.max())
+        y[n, h, i] = p[:-1] @ v[n, h, : i + 1] / p.sum()
+    return y, (q, k, v, b)
+
+
+def sink_by_loops_backward(dy, saved):
+    q, k, v, b = saved
+    *_, (_, _, _, p) = sink_as_a_column(q, k, v, b)
+    return sink_as_a_column_backward(dy, (q, k, v, p))
+
+
+def reach_by_loops(probs):
+    T = probs.shape[-1]
+    return (
+        sum(((i - j) * probs[..., i, j] for i in range(T) for j in range(i)), np.zeros(probs.shape[:-2])) / T
+    )
+
+
+def reach_by_means(probs):
+    """The mean of i less the mean position that is read."""
+    places = np.arange(probs.shape[-1])
+    return places.mean() - (probs @ places.astype(float)).mean(axis=-1)
+
+
+OTHERS = {
+    "check_sink": [(sink_as_a_column, sink_as_a_column_backward), (sink_by_loops, sink_by_loops_backward)],
+    "check_reach": [reach_by_loops, reach_by_means],
+    "check_diagnosis": [
+        lambda: ((1, 1, 1, 2, 2), (1, 2, 1, 1, 1)),
+        lambda: ((6, 6, 6, 6, 6), (3, 3, 1, 1, 6)),
+    ],
+}
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_solutions_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+
+
+# ---- What `make mutants CH=06` changes, and the inputs that the contracts allow
+
+
+NOTEBOOK = ("06_attention", "SIZES", "SINKS")
+
+
+def shapes(rng):
+    """Any B, H, G, T, C with H a multiple of G."""
+    B, G, R, T, C = rng.integers(1, (4, 4, 4, 8, 7))
+    return B, G * R, G, T, C
+
+
+def qkv(rng, size=None, scale=1.0, dtype=float):
+    B, H, G, T, C = size or shapes(rng)
+    return tuple((scale * rng.normal(size=(B, heads, T, C))).astype(dtype) for heads in (H, G, G))
+
+
+def drawn(rng):
+    """Ordinary, tiny or huge scores, now and then in float32."""
+    return qkv(
+        rng,
+        scale=rng.choice([0.1, 1.0, 30.0, 3000.0]),
+        dtype=rng.choice([np.float64, np.float32], p=[0.9, 0.1]),
+    )
+
+
+EDGE = np.random.default_rng(5)
+EDGES = [
+    qkv(EDGE, size)
+    for size in [(1, 1, 1, 1, 1), (1, 4, 2, 1, 3), (2, 3, 3, 7, 1), (1, 6, 2, 9, 4), (3, 4, 1, 2, 8)]
+]
+EDGES += [
+    qkv(EDGE, (2, 4, 2, 5, 3), 1e-3),
+    qkv(EDGE, (2, 4, 2, 5, 3), 1e4),
+    qkv(EDGE, (1, 2, 1, 6, 3), dtype=np.float32),
+]
+
+
+def gradients(c, given):
+    """y, and what the backward pass makes of dy and saved."""
+    (q, k, v), dy = given
+    y, saved = c.attention_forward(q, k, v)
+    return y, c.attention_backward(dy, saved)
+
+
+def with_dy(rng, x):
+    return x, rng.normal(size=x[0].shape).astype(x[0].dtype)
+
+
+def sink_gradients(c, given):
+    (q, k, v, b), dy = given
+    y, saved = c.sink_forward(q, k, v, b)
+    return y, c.sink_backward(dy, saved)
+
+
+def with_sink(rng, size=None, scale=None):
+    B, H, _, T, C = size or shapes(rng)
+    scale = scale or rng.choice([0.1, 1.0, 30.0, 3000.0])
+    q, k, v = qkv(rng, (B, H, H, T, C), scale)
+    return with_dy(rng, (q, k, v, scale * rng.normal(size=H)))
+
+
+def weights(rng, shape=None):
+    """Rows of weights over the past, as a mask and a softmax leave them; 0 to 3 axes before them."""
+    T = int(rng.integers(1, 9))
+    shape = (*rng.integers(1, 5, rng.integers(0, 4)), T, T) if shape is None else shape
+    e = np.tril(np.exp(rng.normal(size=shape) * rng.choice([0, 1, 5])))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def swap_by_experiment(c, answer):
+    """Two sets of positions, decided by other random weights than the check's."""
+    rng = np.random.default_rng(11)
+    x, w = rng.normal(size=(9, 5)), rng.normal(size=(3, 5, 5))
+    layer = lambda a: c.masked_before(*(a @ m for m in w))
+    order = [0, 1, 5, 3, 4, 2, 6, 7, 8]
+    moved = lambda a, b: set(np.flatnonzero(np.abs(a - b).max(axis=1) > 1e-9).tolist())
+    one = moved(layer(x), layer(x[order]))
+    return answer == (one, moved(layer(layer(x)), layer(layer(x[order]))))
+
+
+def accuses_by_rule(c, answer):
+    """By what the two mistakes are: A leaves out 1/sqrt(C), B all but the first query head of a group."""
+
+    def accused(size):
+        _, H, G, T, C = size
+        a = C > 1 and T > 1
+        b = H > G
+        return {who for who, wrong in (("A", a), ("B", b)) if wrong}
+
+    whole = all(
+        len(s) == 5 and all(type(n) is int and 1 <= n <= 6 for n in s) and s[1] % s[2] == 0 for s in answer
+    )
+    return len(answer) == 2 and whole and [accused(s) for s in answer] == [{"A"}, {"B"}]
+
+
+DOMAINS = [
+    Gap("check_forward", ("attention_forward",), lambda c: verdict(c.check_forward, c.attention_forward),
+        lambda c, x: c.attention_forward(*x)[0], drawn, EDGES),
+    Gap("check_backward", ("attention_backward",),
+        lambda c: verdict(c.check_backward, c.attention_backward, c.attention_forward),
+        gradients, lambda rng: with_dy(rng, drawn(rng)), [with_dy(EDGE, x) for x in EDGES]),
+    Value("check_swap", "swap", lambda c, value: verdict(c.check_swap, lambda: value), swap_by_experiment),
+    Gap("check_sink", ("sink_forward", "sink_backward"),
+        lambda c: verdict(c.check_sink, (c.sink_forward, c.sink_backward)),
+        sink_gradients, with_sink, [with_sink(EDGE, (1, 1, 1, 1, 1), 1.0), with_sink(EDGE, (2, 3, 3, 1, 2), 1.0)]),
+    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value), accuses_by_rule),
+    Gap("check_reach", ("reach",), lambda c: verdict(c.check_reach, c.reach), lambda c, x: c.reach(x), weights,
+        [np.eye(1), np.eye(4), weights(EDGE, (2, 1, 3, 6, 6)), weights(EDGE, (5, 5))]),
+]  # fmt: skip

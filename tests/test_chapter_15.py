@@ -159,9 +159,9 @@ def test_exercise_check(chapter, parts):
 
 def test_exercise_with_two_functions(chapter):
     c = chapter
-    assert c.check_tied(c.my_tied_forward, c.my_tied_backward) == "not written yet"
-    assert c.check_tied(c.tied_forward, c.my_tied_backward) == "not written yet"
-    assert c.check_tied(c.tied_forward, c.tied_backward) == "right"
+    assert c.check_tied((c.my_tied_forward, c.my_tied_backward)) == "not written yet"
+    assert c.check_tied((c.tied_forward, c.my_tied_backward)) == "not written yet"
+    assert c.check_tied((c.tied_forward, c.tied_backward)) == "right"
 
 
 def tied_join(name):
@@ -191,4 +191,4 @@ WRONG_TIED = {
 
 @pytest.mark.parametrize("name", WRONG_TIED, ids=lambda name: name.replace(" ", "-"))
 def test_wrong_answer_to_the_exercise_with_two_functions_is_rejected(chapter, name):
-    assert rejected(chapter.check_tied, *WRONG_TIED[name](chapter))
+    assert rejected(chapter.check_tied, WRONG_TIED[name](chapter))

@@ -82,9 +82,6 @@ def test_gap_transpose_counts_sectors(chapter):
 
 
 def test_gap_swiglu(chapter):
-    def check(pair):
-        return chapter.check_swiglu(*pair)
-
     stubs = chapter.my_swiglu_forward, chapter.my_swiglu_backward
     book = chapter.swiglu_forward, chapter.swiglu_backward
     wrong = {}
@@ -93,7 +90,7 @@ def test_gap_swiglu(chapter):
         assert text != sources("swiglu"), name
         made = cuda.module(text)
         wrong[name] = made["swiglu_forward"], made["swiglu_backward"]
-    try_exercise(check, stubs, book, wrong)
+    try_exercise(chapter.check_swiglu, stubs, book, wrong)
 
 
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names

@@ -1,7 +1,12 @@
-"""Three repairs of the built pages that no option of Jupyter Book makes."""
+"""What no option of Jupyter Book does: numbers by chapter, and three repairs of the built pages."""
+
+import copy
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from tools import numbering
 
 REPEATED = {"exercise-content", "solution-content", "proof-content", "proof"}
 
@@ -26,7 +31,33 @@ def colour_cuda(app: Sphinx, doctree: nodes.document) -> None:
             block["language"], block["force"] = "cuda", True
 
 
+def read_for_sphinx(app: Sphinx, docname: str, content: list[str]) -> None:
+    """A notebook's text, without what it says to JupyterLab alone."""
+    if app.env.doc2path(docname).endswith(".ipynb"):
+        content[0] = numbering.for_sphinx(content[0])
+
+
+def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Give Sphinx the numbers that it gave last time, before it compares: else it writes every page anew."""
+    env.toc_fignumbers = getattr(env, "numbers_through_the_book", env.toc_fignumbers)
+    return []
+
+
+def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Count figures, equations, exercises and theorems from 1 in each chapter: 6.1, 6.2, ..."""
+    env.numbers_through_the_book = copy.deepcopy(env.toc_fignumbers)
+    for docname, kinds in env.toc_fignumbers.items():
+        if number := numbering.chapter(docname):
+            for counted in kinds.values():
+                for n, label in enumerate(sorted(counted, key=counted.get), 1):
+                    counted[label] = (number, n)
+    return []
+
+
 def setup(app: Sphinx) -> dict:
+    app.connect("source-read", read_for_sphinx)
+    app.connect("env-get-updated", restore_numbers, priority=100)  # Sphinx numbers at 500
+    app.connect("env-get-updated", number_by_chapter, priority=900)
     app.connect("doctree-read", colour_cuda)
     app.connect("doctree-resolved", drop_repeated_ids)
     app.connect("html-page-context", drop_thebe, priority=900)

@@ -68,6 +68,7 @@ TESTS = {
     "optim": ["test_settings.py"],
     "plan": ["test_ops.py", "test_settings.py"],
     "plots": ["test_contracts.py", "test_evaluate.py"],
+    "practice": ["test_practice.py"],
     "report": ["test_curves.py", "test_watch.py"],
     "run_folder": ["test_train.py", "test_contracts.py"],
     "sft": ["test_contracts.py", "test_sft.py"],
@@ -153,7 +154,7 @@ def planted(module: str, source: str) -> list[Callable[[], Mutant]]:
     def make(function, node, mutated):
         def mutant():
             text = tree.deep_replace(node, mutated).code
-            old, new = _changed(source, text)
+            old, new = changed(source, text)
             return Mutant(module, function, old, new, text)
 
         at = positions.get(node)  # the node of an operator alone has none
@@ -164,7 +165,7 @@ def planted(module: str, source: str) -> list[Callable[[], Mutant]]:
     return [make(*place) for place in places.found]
 
 
-def _changed(before, after):
+def changed(before, after):
     """The lines that differ, without their indentation and joined by line breaks."""
     a, b = before.splitlines(), after.splitlines()
     start = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))

@@ -4,9 +4,12 @@ python -m tools.pictures    # after a chapter was executed
 """
 
 import base64
+import itertools
 from pathlib import Path
 
 import nbformat
+
+from tools import numbering
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,8 +19,9 @@ PICTURES = {"story.png": ("00_start_here.ipynb", "fig-start-surprise")}
 
 def picture(notebook: str, figure: str) -> bytes:
     """The PNG of a notebook's figure. Raises LookupError if there is none of that name."""
-    for cell in nbformat.read(ROOT / "notebooks" / notebook, as_version=4).cells:
-        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == figure:
+    cells = nbformat.read(ROOT / "notebooks" / notebook, as_version=4).cells
+    for cell, below in itertools.pairwise(cells):
+        if (caption := numbering.CAPTION.match(below.source)) and caption["name"] == figure:
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     return base64.b64decode(output.data["image/png"])

@@ -20,9 +20,10 @@ TERM = re.compile(r"\{term\}`(?:[^`<]*<([^`>]+)>|([^`]+))`")
 MATH = re.compile(
     r"\$\$.+?\$\$|\$[^$]+\$|\\begin\{(align\*?|equation\*?)\}.+?\\end\{\1\}|```\{math\}.+?```", re.DOTALL
 )
-# The map of chapters, the facts at the head, titles and links to chapters may name what comes later.
+# The map of chapters, the facts at the head, captions, titles and links to chapters may name what comes later.
 NOT_PROSE = re.compile(
-    r"^:::\{admonition\} You are here.+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$|\[[^\]]*\]\([^)]*\.ipynb\)"
+    r"^:::\{(?:admonition\} You are here|figure\}).+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$"
+    r"|\[[^\]]*\]\([^)]*\.ipynb\)"
     r"|```\{math\}.+?```|\$\$.+?\$\$|\$[^$]+\$|`[^`\n]+`|^\(ch-[^\n]*$|^(?:```|:)[^\n]*$|\]\([^)]*\)|<[^>]+>",
     re.DOTALL | re.M,
 )

@@ -1,0 +1,142 @@
+"""What a chapter says of a reader's answer: `judge` runs a check, prints one sentence and never stops the notebook.
+
+A check is a function of the answer. It returns "right" or "not written yet", or raises AssertionError with the one
+sentence that the reader needs.
+"""
+
+import contextlib
+import functools
+import inspect
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["judge", "show_rejected", "verdict"]
+
+SECONDS = 60
+
+
+def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
+    """Print in one line what the check says of the answer; return the answer if it is right, else None.
+
+    mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; of a function among
+    it, the forward pass that a backward pass is tried with, the line says whose it is. in_place: the contract lets
+    the function write into its arguments; otherwise that is told as a mistake. seconds: when a check is stopped.
+    """
+    said = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
+    name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
+    with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and said != "not written yet")
+    print(f"{name}: {said}{with_whose}", flush=True)
+    return mine if said == "right" else None
+
+
+def whose(function: Callable) -> str:
+    name = function.__name__
+    return f"your {name}" if name.startswith("my_") else f"the book's {name}"
+
+
+def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> str:
+    """The one line that a check has to say of an answer; "right" if it is. Whatever the answer does, nothing is raised.
+
+    Warnings are dropped, and what the answer writes to stderr goes to stdout. A KeyboardInterrupt passes.
+    """
+    answer = mine if in_place else watched(mine)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(sys.stdout),
+            time_limit(seconds),
+        ):
+            warnings.simplefilter("ignore")
+            said = check(answer, *given)
+    except (Exception, SystemExit) as error:
+        said = str(error) if isinstance(error, AssertionError) and str(error) else stopped(error)
+    return " ".join(str(said).split())
+
+
+def stopped(error: BaseException) -> str:
+    """The exception, and the last line of a notebook's cell that it passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [
+        f.line for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename
+    ]
+    where = f" at `{lines[-1]}`" if lines else ""
+    return f"it stops with {type(error).__name__}{where}{': ' if str(error) else ''}{error}"
+
+
+def watched(answer: Any) -> Any:
+    """A function that does as the given one, and raises AssertionError if that changed an array among its arguments.
+
+    Of a tuple of functions each; any other value as it is.
+    """
+    if isinstance(answer, tuple):
+        return tuple(map(watched, answer))
+    if not inspect.isfunction(answer):
+        return answer
+
+    @functools.wraps(answer)
+    def call(*args, **kwargs):
+        named = inspect.signature(answer).bind(*args, **kwargs).arguments
+        before = [(name, a, a.tobytes()) for name, value in named.items() for a in arrays(value)]
+        result = answer(*args, **kwargs)
+        for name, a, kept in before:
+            assert a.tobytes() == kept, f"it writes into its argument {name}: work on a copy"
+        return result
+
+    return call
+
+
+def arrays(value: Any) -> Iterator[np.ndarray]:
+    """The arrays in a value: itself, or those in a tuple, list or dict."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from arrays(part)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Stop what runs inside after so many seconds with an AssertionError; only the main thread can be stopped so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late, main = threading.Event(), threading.get_ident()
+
+    def interrupt():
+        late.set()
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(main, signal.SIGINT)  # wakes a sleep or a lock, too
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+        raise AssertionError(f"no end after {seconds:g} seconds") from None
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, handler)
+
+
+def show_rejected(
+    check: Callable, wrong_answers: dict[str, Any], *given: Any, in_place: bool = False
+) -> None:
+    """Print why a check rejects each wrong answer, {what is wrong: answer}; RuntimeError if it accepts one."""
+    for what, wrong in wrong_answers.items():
+        said = verdict(check, wrong, *given, in_place=in_place)
+        if said in ("right", "not written yet"):
+            raise RuntimeError(f"{check.__name__} says {said} to a wrong answer: {what}")
+        print(f"rejected, {what}: {said}")

@@ -1,0 +1,202 @@
+"""`judge` says one sentence of any answer, whatever that does, and gives back what is right."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib.practice import judge, show_rejected, verdict
+
+
+def check_double(f):
+    x = np.arange(3.0)
+    if (y := f(x)) is None:
+        return "not written yet"
+    assert np.shape(y) == (3,), f"shape is {np.shape(y)}, expected (3,)"
+    assert np.allclose(y, [0, 2, 4]), "not twice x"
+    return "right"
+
+
+def check_pair(pair):
+    forward, backward = pair
+    assert backward(forward(3)) == 3, "there and back is another number"
+    return "right"
+
+
+def recursive(x):
+    return recursive(x)
+
+
+def leaves(x):
+    sys.exit(3)
+
+
+def fills_memory(x):
+    raise MemoryError
+
+
+def bare(x):
+    raise AssertionError
+
+
+def lines(x):
+    raise ValueError("first line\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda x: 2 * x, "right"),
+        (lambda x: None, "not written yet"),
+        (lambda x: x, "not twice x"),
+        (lambda x: (), "shape is (0,), expected (3,)"),
+        (lambda x: 1 / 0, "it stops with ZeroDivisionError at `(lambda x: 1 / 0, "),
+        (lambda: 1, "it stops with TypeError"),
+        (3, "it stops with TypeError"),
+        (recursive, "it stops with RecursionError at `return recursive(x)`"),
+        (leaves, "it stops with SystemExit at `sys.exit(3)`: 3"),
+        (fills_memory, "it stops with MemoryError at `raise MemoryError`"),
+        (bare, "it stops with AssertionError at `raise AssertionError`"),
+        (lines, "first line second line"),
+    ],
+)
+def test_one_line_on_stdout_and_the_answer_only_if_it_is_right(capsys, answer, said):
+    back = judge(check_double, answer)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("\n") == 1 and out.endswith("\n")
+    assert said in out
+    assert (back is answer) == (said == "right")
+
+
+def test_warnings_and_stderr_do_not_reach_stderr(capsys):
+    def noisy(x):
+        warnings.warn("old", stacklevel=2)
+        np.log(np.zeros(2)) - np.log(np.zeros(2))
+        print("told", file=sys.stderr)
+        return 2 * x
+
+    assert judge(check_double, noisy) is noisy
+    assert capsys.readouterr() == ("told\nnoisy: right\n", "")
+
+
+def test_names(capsys):
+    def check_closures(answer):
+        return "right"
+
+    judge(check_closures, {1})
+    judge(check_pair, (lambda x: x + 1, lambda x: x - 1))
+    assert capsys.readouterr().out.splitlines() == ["my_closures: right", "my_pair: right"]
+
+
+def test_the_line_says_whose_forward_pass_it_was(capsys):
+    def my_forward(x):
+        return 2 * x
+
+    def forward(x):
+        return 2 * x
+
+    def check_backward(backward, forward):
+        return "not written yet" if backward(forward(1)) is None else "right"
+
+    def my_backward(y):
+        return y / 2
+
+    def stub(y):
+        return None
+
+    judge(check_backward, my_backward, my_forward)
+    judge(check_backward, my_backward, forward)
+    judge(check_backward, stub, forward)
+    assert capsys.readouterr().out.splitlines() == [
+        "my_backward: right (with your my_forward)",
+        "my_backward: right (with the book's forward)",
+        "stub: not written yet",
+    ]
+
+
+def test_an_overwritten_argument_is_a_mistake_unless_the_contract_says_so():
+    x, saved = np.arange(3.0), {"a": (np.ones(2), [np.zeros(2)])}
+
+    def check_both(f):
+        assert f(x.copy(), saved) is not None, "nothing"
+        return "right"
+
+    def overwrites(x, saved):
+        x *= 2
+        return x
+
+    def overwrites_saved(x, saved):
+        saved["a"][1][0][0] += np.nan
+        return x
+
+    def puts_back(x, saved):
+        x += 1
+        x -= 1
+        return x
+
+    assert verdict(check_both, overwrites) == "it writes into its argument x: work on a copy"
+    assert verdict(check_both, overwrites, in_place=True) == "right"
+    assert verdict(check_both, overwrites_saved) == "it writes into its argument saved: work on a copy"
+    assert verdict(check_both, puts_back) == "right"  # numbers that come back are no harm, nan among them
+    assert verdict(lambda pair: check_both(pair[0]), (overwrites, puts_back)).startswith("it writes into")
+
+
+@pytest.mark.parametrize("wait", [lambda: time.sleep(20), lambda: threading.Lock().acquire() and spin()])
+def test_a_check_is_stopped_after_its_time(wait):
+    started = time.perf_counter()
+    said = verdict(lambda f: f(), wait, seconds=0.2)
+    assert said == "no end after 0.2 seconds"
+    assert time.perf_counter() - started < 10
+
+
+def spin():
+    while True:
+        try:
+            time.sleep(0)
+        except Exception:
+            pass
+
+
+def test_time_is_kept_where_an_interrupt_would_be_ignored():
+    """As in a process that a shell started in the background."""
+    code = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "from nanoeuler_lib.practice import verdict;"
+        "print(verdict(lambda f: f(), lambda: time.sleep(20), seconds=0.2));"
+        "print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.splitlines() == ["no end after 0.2 seconds", "True"], run.stderr
+
+
+def test_a_readers_interrupt_stops_the_notebook():
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        spin()
+
+    with pytest.raises(KeyboardInterrupt):
+        verdict(lambda f: f(), interrupted)
+
+
+def test_in_another_thread_an_answer_is_judged_too():
+    said = []
+    thread = threading.Thread(target=lambda: said.append(verdict(check_double, lambda x: 2 * x)))
+    thread.start()
+    thread.join()
+    assert said == ["right"]
+
+
+def test_show_rejected(capsys):
+    show_rejected(check_double, {"once": lambda x: x, "nowhere": lambda: 0})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("rejected, once: not twice x")
+    assert second.startswith("rejected, nowhere: it stops with TypeError")
+    for accepted in (lambda x: 2 * x, lambda x: None):
+        with pytest.raises(RuntimeError, match=r"check_double says .* to a wrong answer: sly"):
+            show_rejected(check_double, {"sly": accepted})
