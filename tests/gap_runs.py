@@ -29,11 +29,12 @@ from nanoeuler_lib.practice import verdict  # noqa: E402
 from tools.cells import code_cells, python  # noqa: E402
 
 MODES = ("right", "wrong", "raising", "half")
-BOOK = {
+BOOK = {  # right answers under other names
+    "own_gradient": "lambda f, x, h=1e-5: numeric_gradient(f, x, h, order=2)",
     "own_transpose": "transpose_tiled",
     "own_sum": "sum_shuffle",
     "own_lse": "row_lse",
-}  # under other names
+}
 
 # ---- Answers
 
@@ -76,7 +77,7 @@ def other(value):
         return np.logical_not(value)
     if isinstance(value, str | bytes):
         return value[::-1] + value[:1]
-    return value + 1 if isinstance(value, int | float | np.number | np.ndarray) else set()
+    return -value - 1 if isinstance(value, int | float | np.number | np.ndarray) else set()
 
 
 def fails(*_, **__):
@@ -217,7 +218,7 @@ def definitions_of(cell) -> dict[str, tuple]:
         for node in ast.parse(python(cell)).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found[node.name] = ("python", node)
-            elif isinstance(node, ast.Assign):
+            elif isinstance(node, ast.Assign) and "own_" not in ast.unparse(node):
                 for target in ast.walk(node.targets[0]):
                     if isinstance(target, ast.Name):
                         found[target.id] = ("python", node)

@@ -1,5 +1,6 @@
 """The book: its notebooks are clean and equal to the library where they say so; the tools that check it can fail."""
 
+import ast
 import json
 import re
 import shutil
@@ -19,6 +20,15 @@ from tools import assignment, book_extension, cells, check_site, maps, mirror, r
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEMPLATE = ROOT / "tools" / "chapter_template.md"
+LONG_CELLS = ROOT / "tests" / "long_cells.json"
+FOLDED = {"hide-input", "hide-cell"}
+UNANSWERED = {"10": 1}  # chapter: predictions that the text answers, without a cell
+PLACE = re.compile(
+    r"\b(?:last|first|second|third) lines? (?:of (?:the|this) cell|above|below|asserts?|but one)\b"
+    r"|\b(?:last|first) assertion\b|\bcell's (?:last|first) line\b"
+    r"|\((?:first|second|third|last) (?:line|row|column)\b",
+    re.I,
+)
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -78,6 +88,108 @@ def test_hidden_cells_say_what_they_hide(path):
             assert cell.metadata.get("jupyter", {}).get("source_hidden"), (
                 f"open in JupyterLab:\n{cell.source}"
             )
+
+
+@each_notebook
+def test_what_a_reader_need_not_see_is_folded(path):
+    """Imports, checks, solutions with their outputs, code of figures, and asserts on the book's own numbers."""
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert tags(code[0]) & FOLDED, "the imports are in view"
+    for cell in code:
+        folded = bool(tags(cell) & FOLDED)
+        if tags(cell) & {"check", "claim", "solution"}:
+            assert "hide-cell" in tags(cell), cell.source
+        if "solution" in tags(cell):
+            assert cell.metadata.jupyter.get("outputs_hidden"), f"the output tells the answer:\n{cell.source}"
+        if "check" in tags(cell):
+            assert not cell.metadata.jupyter.get("outputs_hidden"), (
+                f"JupyterLab hides the verdict:\n{cell.source}"
+            )
+        figure = any("image/png" in output.get("data", ()) for output in cell.outputs)
+        assert folded or not figure, f"a figure's code is in view:\n{cell.source}"
+        asserts = [node for node in ast.parse(cells.python(cell)).body if isinstance(node, ast.Assert)]
+        in_view = asserts and not folded and not tags(cell) & {"gap", "raises-exception"}
+        assert not in_view, f"move it to a cell tagged claim, hide-cell:\n{ast.unparse(asserts[0])}"
+
+
+@each_notebook
+def test_claims_are_asserts_alone(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if "claim" in tags(cell):
+            assert all(isinstance(node, ast.Assert) for node in ast.parse(cell.source).body), cell.source
+
+
+@each_notebook
+def test_a_cell_in_view_is_short_and_narrow(path):
+    """At most 25 lines, 60 of CUDA, of 88 columns; long_cells.json lists older cells, and may only shrink."""
+    listed, found = json.loads(LONG_CELLS.read_text()).get(path.stem, {}), long_cells(path)
+    for cell, size in found.items():
+        allowed = listed.get(cell, [0, 0])
+        assert size[0] <= allowed[0] and size[1] <= allowed[1], (
+            f"cell {cell}: {size[0]} lines of {size[1]} columns"
+        )
+    assert listed == found, f"shorter now: put {found} into {LONG_CELLS.name}"
+
+
+def long_cells(path: Path) -> dict[str, list[int]]:
+    """Lines and columns of the cells in view that have too many, by id."""
+    found = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code" and not tags(cell) & FOLDED:
+            lines = cell.source.split("\n")
+            size = [len(lines), max(map(len, lines))]
+            if size[0] > (60 if cell.source.startswith("%%cuda") else 25) or size[1] > 88:
+                found[cell.id] = size
+    return found
+
+
+@each_notebook
+def test_a_prediction_is_answered_behind_a_fold(path):
+    """The cell that answers says "Show what happened"; the conclusion follows in the open."""
+    shows = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert "answer dropdown" not in cell.source
+        if cell.metadata.get("mystnb", {}).get("code_prompt_show") == "Show what happened":
+            shows += 1
+            assert tags(cell) & {"hide-output", "hide-cell"} and cell.metadata.jupyter.outputs_hidden
+    predictions = sum("class: predict" in cell.source for cell in nbformat.read(path, as_version=4).cells)
+    assert shows >= predictions > 0 or shows >= predictions - UNANSWERED.get(path.stem[:2], 0)
+
+
+@each_notebook
+def test_every_gap_gives_points(path):
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code):
+        if "gap" in tags(cell):
+            stub, check = cell.metadata.nbgrader, code[number + 1].metadata.nbgrader
+            assert (stub.solution, stub.grade, stub.locked) == (True, False, False)
+            assert (check.solution, check.grade, check.locked) == (False, True, True)
+            assert check.points > 0
+            assert check.grade_id == f"{stub.grade_id}-check"
+
+
+@each_notebook
+def test_checks_end_in_judge_and_cut_nothing_short(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if "check" not in tags(cell):
+            continue
+        tree = ast.parse(cell.source)
+        assert re.match(r"own_\w+ = judge\(", ast.unparse(tree.body[-1])), (
+            f"no judge at the end of\n{cell.source}"
+        )
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "zip":
+                said = f"zip stops at the shorter: strict=True in {ast.unparse(call)}"
+                assert any(k.arg == "strict" and k.value.value is True for k in call.keywords), said
+
+
+@each_notebook
+def test_prose_names_what_it_means(path):
+    """No reader should count lines: "the last line of the cell" costs a search, and is wrong after the next edit."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            found = PLACE.search(" ".join(cell.source.split()))
+            assert not found, f"name what stands there instead of its place: {found[0]!r}"
 
 
 @each_notebook
@@ -450,6 +562,13 @@ def test_template_follows_its_own_rules(template):
     test_hidden_cells_say_what_they_hide(template)
     test_every_gap_runs_untouched_and_is_checked(template)
     test_every_exercise_has_a_solution(template)
+    test_what_a_reader_need_not_see_is_folded(template)
+    test_claims_are_asserts_alone(template)
+    test_a_cell_in_view_is_short_and_narrow(template)
+    test_a_prediction_is_answered_behind_a_fold(template)
+    test_every_gap_gives_points(template)
+    test_checks_end_in_judge_and_cut_nothing_short(template)
+    test_prose_names_what_it_means(template)
 
 
 def test_running_again_changes_nothing(template):
@@ -488,8 +607,8 @@ def test_assignment_has_no_solutions_and_strict_checks(template, tmp_path):
     assert "def layernorm" not in text
     assert "def my_layernorm" in text
     graded = [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("points")]
-    assert [cell.metadata.nbgrader.points for cell in graded] == [2, 4]
-    assert graded[0].source.endswith("\n2 * (own_layernorm is not None)")
+    assert [cell.metadata.nbgrader.points for cell in graded] == [3, 2, 4]
+    assert graded[1].source.endswith("\n2 * (own_layernorm is not None)")
     assert not [cell for cell in cells if cell.get("outputs")]
 
 

@@ -15,7 +15,7 @@ import nbformat
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-MAP = re.compile(r"(:::\{admonition\} You are here\n:class: here\n).*?(\n:::)", re.S)
+MAP = re.compile(r"(:::\{admonition\} You are here\n:class: here dropdown\n).*?(\n:::)", re.S)
 
 
 def parts(root: Path = ROOT) -> list[tuple[str, list[Path]]]:
