@@ -524,7 +524,8 @@ RUNTIME_API void warp_function(unsigned mask, WarpFunction function, void* argum
   Block* block = fiber->block;
   Warp* warp = fiber->warp;
   if (!(mask >> fiber->lane & 1)) {
-    report_at(line, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%08x", name, fiber->lane, mask);
+    report_at(line, fiber, "warp function", "%s: the calling lane %d is not in its mask 0x%08x", name,
+              fiber->lane, mask);
     leave(block);
   }
   fiber->waits_at = name;
