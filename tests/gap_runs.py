@@ -70,13 +70,14 @@ def too_long(value):
 def other(value):
     """A result of the same form with other numbers in it."""
     if isinstance(value, tuple | list):
-        return type(value)(map(other, value)) if type(value) in (tuple, list) else value
+        parts = map(other, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {key: other(v) for key, v in value.items()}
     if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) is np.dtype(bool):
         return np.logical_not(value)
     if isinstance(value, str | bytes):
-        return value[::-1] + value[:1]
+        return "wrong" if isinstance(value, str) else b"wrong"
     return -value - 1 if isinstance(value, int | float | np.number | np.ndarray) else set()
 
 
@@ -211,17 +212,14 @@ def definitions_of(cell) -> dict[str, tuple]:
             name: ("kernel", text)
             for name in re.findall(r"__global__\s+void[^(]*?(?:__launch_bounds__\(\d+\)\s*)?(\w+)\s*\(", text)
         }
-    found = {}
-    if {"solution", "mirror", "hide-input", "hide-cell", "check"} & set(
-        cell.metadata.get("tags", ())
-    ) or "def book_" in cell.source:
-        for node in ast.parse(python(cell)).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found[node.name] = ("python", node)
-            elif isinstance(node, ast.Assign) and "own_" not in ast.unparse(node):
-                for target in ast.walk(node.targets[0]):
-                    if isinstance(target, ast.Name):
-                        found[target.id] = ("python", node)
+    found, folded = {}, {"solution", "mirror", "check"} & set(cell.metadata.get("tags", ()))
+    for node in ast.parse(python(cell)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = ("python", node)
+        elif folded and isinstance(node, ast.Assign) and "own_" not in ast.unparse(node):
+            for target in ast.walk(node.targets[0]):
+                if isinstance(target, ast.Name):
+                    found[target.id] = ("python", node)
     return found
 
 
