@@ -70,7 +70,9 @@ def test_no_check_takes_junk_for_right(name):
 
 
 @pytest.mark.parametrize(
-    "answer", [{1, 2, 3}, (1.0, 2.0), {"a": 1, "b": 2}, [b"a", b"b"], lambda: (np.ones(4), 2)], ids=str
+    "answer",
+    [{1, 2, 3}, (1.0, 2.0), {"a": 1, "b": 2}, [b"a", b"b"], lambda: (np.ones(4), 2)],
+    ids=["set", "tuple", "dict", "list", "function"],
 )
 def test_junk_differs_from_the_answer(answer):
     value = answer if not callable(answer) else answer()
