@@ -99,6 +99,17 @@ def changed(answer, change):
     return other_answer
 
 
+def spoiled(answer):
+    """A function that writes into its first argument, which is left half done."""
+
+    @functools.wraps(answer)
+    def half_done(first, *rest):
+        answer(first, *rest)
+        first[len(first) // 2 :] = -1
+
+    return half_done
+
+
 def junk_for(answer):
     """What no check may take for right: empty, nan, half, too long."""
     is_value = not callable(answer) and not (isinstance(answer, tuple) and any(map(callable, answer)))
@@ -251,7 +262,9 @@ def fill(chapter: Chapter, at: int, mode: str) -> None:
             answer = fails if callable(stubs[0]) else 3
             answers = [answer] * len(targets)
         else:
-            made = right if type(stubs[0]).__name__ == "Kernel" else changed(right, change)
+            in_place = call.keywords and mode != "right"
+            keep = type(stubs[0]).__name__ == "Kernel"
+            made = right if keep else spoiled(right) if in_place else changed(right, change)
             answers = list(made) if len(targets) > 1 else [made]
         for name, answer in zip(targets, answers, strict=True):
             if isinstance(answer, types.FunctionType):
