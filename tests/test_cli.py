@@ -373,6 +373,7 @@ def test_help_is_complete(name, parser, nanoeuler):
         assert action.help or isinstance(action, argparse._SubParsersAction), (
             f"{name} {action.dest} has no help"
         )
+        assert (action.metavar or "X").isupper(), f"{name} {action.dest}: its value is written in capitals"
         if isinstance(action, argparse._SubParsersAction):
             assert all(choice.help for choice in action._choices_actions)
     code, out, err = nanoeuler(*name.split()[1:], "--help")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from checks import RUN_CONFIG, RUN_MODEL, assert_same_run, run_text
 
-from nanoeuler_lib import checkpoint, train
+from nanoeuler_lib import checkpoint, run_folder, train
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -232,3 +232,11 @@ def test_folder_without_rights(tmp_path):
         "closed/run: cannot be looked at (Permission denied), expected a new folder",
     ]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["closed", "run"]
+
+
+def test_a_run_without_a_lock_file(tmp_path):
+    """A folder where nothing can be written is told with the system's reason."""
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(NanoEulerError) as told, run_folder.sole_writer(tmp_path):
+        pass
+    assert str(told.value) == f"{tmp_path}: cannot be written to (Is a directory), expected a folder to write to"

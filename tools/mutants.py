@@ -70,7 +70,7 @@ TESTS = {
     "plots": ["test_contracts.py", "test_evaluate.py"],
     "practice": ["test_practice.py"],
     "report": ["test_curves.py", "test_watch.py"],
-    "run_folder": ["test_train.py", "test_contracts.py"],
+    "run_folder": ["test_kill.py::test_a_run_without_a_lock_file", "test_train.py", "test_contracts.py"],
     "sft": ["test_contracts.py", "test_sft.py"],
     "step": ["test_step.py", "test_settings.py"],
     "tokenizer": ["test_tokenizer.py", "test_contracts.py"],
