@@ -799,3 +799,12 @@ def test_what_a_message_shows_of_a_value():
 
     assert module._short("a" * 38) == repr("a" * 38) and len(repr("a" * 38)) == 40
     assert module._short("a" * 39) == "'" + "a" * 36 + "..."
+
+
+def test_did_you_mean_asks_for_seven_letters_of_ten():
+    from nanoeuler_lib.errors import did_you_mean
+
+    known = iter(["large", "abcdefghij", "small"])
+    assert did_you_mean("smal", known) == ", did you mean small?"
+    for word, hint in (("abcdefgxyz", ", did you mean abcdefghij?"), ("abcdefwxyz", ""), ("", "")):
+        assert did_you_mean(word, ["abcdefghij"]) == hint
