@@ -87,7 +87,7 @@ class Tokens:
 
     @property
     def bytes(self) -> int:
-        return int(self.lengths[self.ids].sum(dtype=np.int64))
+        return int(self.lengths[self.ids].sum())
 
 
 def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:

@@ -127,5 +127,7 @@ def test_the_script_measures_every_version():
     sums = names["measure_sums"](n=5000, launches=1, runs=2)
     layers = names["measure_layers"](rows=3, D=100, V=70, blocks=(32, 64), launches=1)
     assert len(sums) == 7 and len(layers) == 4
-    assert all(row["ms"] > 0 and row["share_of_copy"] >= 0 for row in sums + layers)  # rounded: 0 where all is busy
+    assert all(
+        row["ms"] > 0 and row["share_of_copy"] >= 0 for row in sums + layers
+    )  # rounded: 0 where all is busy
     assert all(row["results"] == 1 for row in sums if "atomic" not in row["version"])

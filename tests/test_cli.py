@@ -343,6 +343,10 @@ def test_corpus(tmp_path, monkeypatch, nanoeuler):
         and found["bytes"] == len(text.encode())
         and 0 < found["floor_bits_per_byte"] < 3
     )
+    code, said, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "again.txt")
+    assert code == 0 and re.fullmatch(
+        r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said
+    ).groups() == (str(len(text.encode())), f"{world.floor(text.split(world.SEPARATOR)):.4f}")
     code, out, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3)
     assert code == 0 and out == text
     assert nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 4)[1] != text
@@ -494,6 +498,7 @@ BAD = {
     "a word too many": (("generate", "a", "b"), "generate: got 'b', expected no more than"),
     "no value": (("train", "--data"), "train: argument --data: expected one argument"),
     "tool mistyped": (("diagnose", "--tool", "scheduled"), "did you mean schedule?"),
+    "break nowhere": (("break", "--reveal", "nowhere"), "nowhere: no broken copy of this version, expected a folder"),
     "sft surrogate": (("sft", "--data", "half.jsonl", "--run", "new"), "half.jsonl: line 2 holds '\\ud800', half a"),
     "sft long key": (("sft", "--data", "key.jsonl", "--run", "new"), "key.jsonl: line 1 has keys ['xxxxxxxxxxxx..."),
     "resume with a zero": (("train", "--resume", "run", "--data", "text.txt", "--warmup", 0), "got also --warmup"),

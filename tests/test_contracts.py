@@ -808,3 +808,36 @@ def test_did_you_mean_asks_for_seven_letters_of_ten():
     assert did_you_mean("smal", known) == ", did you mean small?"
     for word, hint in (("abcdefgxyz", ", did you mean abcdefghij?"), ("abcdefwxyz", ""), ("", "")):
         assert did_you_mean(word, ["abcdefghij"]) == hint
+
+
+def test_an_entry_of_a_log_needs_all_that_is_read_from_it():
+    from nanoeuler_lib.run_folder import _entry
+
+    step = {"step": 1, "loss": 2.0, "rate": 0.1, "norm": 1.0, "tokens_per_second": 9.0}
+    assert _entry(json.dumps(step).encode()) == step and _entry(b'{"step": 1}') == {"step": 1}
+    for name in ("step", "rate", "norm", "tokens_per_second"):
+        assert _entry(json.dumps({k: v for k, v in step.items() if k != name}).encode()) is None, name
+    for name, value in (("step", 2**53), ("step", -1), ("loss", 1e300), ("norm", "1"), ("rate", True)):
+        assert _entry(json.dumps(step | {name: value}).encode()) is None, (name, value)
+    assert _entry(json.dumps(step | {"step": 2**53 - 1, "loss": -1e299}).encode())
+
+
+def test_a_checkpoint_s_step_is_a_whole_number_below_2_to_the_53(tmp_path):
+    from nanoeuler_lib.checkpoint import _digest_head
+
+    checkpoint.export(checkpoint.load(checkpoint.PRETRAINED / "konigsberg-small"), tmp_path / "model")
+    file = tmp_path / "model" / "checkpoint.json"
+    head = json.loads(file.read_text())
+    for step, good in ((2**53 - 1, True), (2**53, False), (-1, False)):
+        changed = {key: value for key, value in head.items() if key != "digest"} | {"step": step}
+        file.write_text(json.dumps(changed | {"digest": _digest_head(changed)}))
+        if good:
+            assert checkpoint.read_head(tmp_path / "model")["step"] == step
+        else:
+            with pytest.raises(NanoEulerError, match=rf"step is {step}: truncated or edited"):
+                checkpoint.read_head(tmp_path / "model")
+
+
+@pytest.mark.parametrize("seconds, said", [(89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])
+def test_times_as_people_say_them(seconds, said):
+    assert train.duration(seconds) == said

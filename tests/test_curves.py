@@ -149,3 +149,15 @@ def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
     assert shown[-1] == ("update", 8) and len(live.log) == 9 and live.drawn == 108.0
     assert report.Live().seconds == 2.0 and report.Live().floor is None
     assert not plt.get_fignums()
+
+
+def test_the_live_curve_draws_the_floor(monkeypatch):
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(
+        IPython.display, "display", lambda figure, **_: shown.append(figure.axes[1].lines[-1])
+    )
+    for floor in (0.75, 0.5):
+        report.Live(floor)({"step": 1, "loss": 1.0})
+    assert [line.get_ydata()[0] for line in shown] == [0.75, 0.5]

@@ -239,4 +239,6 @@ def test_a_run_without_a_lock_file(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(NanoEulerError) as told, run_folder.sole_writer(tmp_path):
         pass
-    assert str(told.value) == f"{tmp_path}: cannot be written to (Is a directory), expected a folder to write to"
+    assert (
+        str(told.value) == f"{tmp_path}: cannot be written to (Is a directory), expected a folder to write to"
+    )

@@ -328,6 +328,14 @@ def test_encode_takes_an_example_that_just_fits():
     )  # nothing behind a gap
 
 
+def test_an_example_fits_whose_inputs_fill_the_context():
+    """Of n tokens n - 1 are inputs: the last one is a target only."""
+    for letters, kept in ((43, 1), (44, 0)):
+        example = [("x" * letters, "no")]
+        assert len(sft.encode(example, TOKENIZER).ids) == letters + 6
+        assert answers([*EXAMPLES, example]).sizes["train_examples"] == len(EXAMPLES) + kept
+
+
 def test_neighbours_have_about_the_same_length():
     examples = [[("q" * (n * 17 % 40), f"{n}")] for n in range(60)]
     made = answers(examples)
@@ -388,11 +396,12 @@ def test_what_a_fine_tuning_stores(tmp_path):
     assert (info["template"], info["source"], info["workers"]) == ("alpaca", "mine", 1)
 
 
-def test_a_base_with_markers_is_left_alone(tmp_path):
-    wide, names = sft.extend(*base())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_base_with_markers_is_left_alone(tmp_path, dtype):
+    wide, names = sft.extend(*base(dtype))
     before = wide.params.flat.copy()
-    sft.fine_tune(tmp_path / "run", (wide, names), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    assert np.array_equal(wide.params.flat, before)
+    tuned = sft.fine_tune(tmp_path / "run", (wide, names), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
+    assert np.array_equal(wide.params.flat, before) and tuned.dtype == dtype
 
 
 def test_extend_keeps_the_order_of_bytes():
