@@ -97,12 +97,12 @@ def attention(
     """Attention with one thing wrong, if asked."""
     H, G, T, C = q.shape[1], k.shape[1], *q.shape[2:]
     k, v = ((np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1)) for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) / (np.sqrt(C) if scale else 1)
+    scores = q @ k.swapaxes(-1, -2) / (math.sqrt(C) if scale else 1)
     future = np.triu(np.ones((T, T), bool), offset)
     if mask == "before":
         scores = np.where(future, hidden, scores)
     if mask == "added":
-        scores = scores + np.where(future, hidden, 0)
+        scores = scores + future * scores.dtype.type(hidden)
     if clip:
         scores = np.where(future, hidden, np.clip(scores, -clip, clip))
     with np.errstate(all="ignore"):
@@ -114,7 +114,7 @@ def attention(
 
 
 def scales_in_place(q, k, v):
-    q /= np.sqrt(q.shape[-1])
+    q /= math.sqrt(q.shape[-1])
     return attention(q, k, v, scale=False)
 
 
@@ -143,6 +143,13 @@ def test_wrong_forward_is_rejected(chapter, wrong):
     assert rejected(chapter.check_forward, lambda q, k, v: (attention(q, k, v, **wrong), None))
 
 
+def test_the_helper_with_nothing_wrong_is_right(chapter):
+    """So that a wrong answer is rejected for what is wrong with it."""
+    c = chapter
+    assert verdict(c.check_forward, lambda q, k, v: (attention(q, k, v), None)) == "right"
+    assert verdict(c.check_backward, backward, c.attention_forward) == "right"
+
+
 def test_overwritten_arguments_are_told_as_such(chapter):
     c = chapter
     said = verdict(c.check_forward, lambda q, k, v: (scales_in_place(q, k, v), None))
@@ -154,7 +161,7 @@ def test_overwritten_arguments_are_told_as_such(chapter):
         return grads
 
     def divides(dy, saved):
-        dy /= np.sqrt(dy.shape[-1])
+        dy /= math.sqrt(dy.shape[-1])
         return backward(dy, saved, scale=False)
 
     def reuses_probs(dy, saved):
@@ -191,7 +198,7 @@ def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", tra
     dy = dy.reshape(q.shape)
     dprobs = dy @ v.swapaxes(-1, -2)
     along = (dprobs * probs).sum(axis=row_axis, keepdims=True) if row_term else 0
-    dscores = probs * (dprobs - along) / (np.sqrt(C) if scale else 1)
+    dscores = probs * (dprobs - along) / (math.sqrt(C) if scale else 1)
     dscores = np.clip(dscores, -clip, clip)
     first = lambda a, axis: a[:, :, 0]
     shared = {"sum": np.sum, "mean": np.mean, "first": first}[group]
