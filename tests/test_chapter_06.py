@@ -97,10 +97,12 @@ def attention(
     """Attention with one thing wrong, if asked."""
     H, G, T, C = q.shape[1], k.shape[1], *q.shape[2:]
     k, v = ((np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1)) for a in (k, v))
-    scores = q @ k.swapaxes(-1, -2) / (np.sqrt(C) if scale else 1)
+    scores = q @ k.swapaxes(-1, -2) / (math.sqrt(C) if scale else 1)
     future = np.triu(np.ones((T, T), bool), offset)
     if mask == "before":
         scores = np.where(future, hidden, scores)
+    if mask == "added":
+        scores = scores + future * scores.dtype.type(hidden)
     if clip:
         scores = np.where(future, hidden, np.clip(scores, -clip, clip))
     with np.errstate(all="ignore"):
@@ -112,7 +114,7 @@ def attention(
 
 
 def scales_in_place(q, k, v):
-    q /= np.sqrt(q.shape[-1])
+    q /= math.sqrt(q.shape[-1])
     return attention(q, k, v, scale=False)
 
 
@@ -126,6 +128,11 @@ WRONG_FORWARD = {
     "no maximum subtracted": dict(stable=False),
     "masked with -50": dict(hidden=-50.0),
     "masked with -1000": dict(hidden=-1000.0),
+    "masked with -1e4": dict(hidden=-1e4),
+    "masked with -1e9": dict(hidden=-1e9),
+    "masked with -1e30": dict(hidden=-1e30),
+    "masked by adding -1e5": dict(mask="added", hidden=-1e5),
+    "masked by adding -1e9": dict(mask="added", hidden=-1e9),
     "scores clipped to 50": dict(clip=50.0, stable=False),
     "scores clipped to 700": dict(clip=700.0, stable=False),
 }
@@ -134,6 +141,13 @@ WRONG_FORWARD = {
 @pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
 def test_wrong_forward_is_rejected(chapter, wrong):
     assert rejected(chapter.check_forward, lambda q, k, v: (attention(q, k, v, **wrong), None))
+
+
+def test_the_helper_with_nothing_wrong_is_right(chapter):
+    """So that a wrong answer is rejected for what is wrong with it."""
+    c = chapter
+    assert verdict(c.check_forward, lambda q, k, v: (attention(q, k, v), None)) == "right"
+    assert verdict(c.check_backward, backward, c.attention_forward) == "right"
 
 
 def test_overwritten_arguments_are_told_as_such(chapter):
@@ -146,7 +160,30 @@ def test_overwritten_arguments_are_told_as_such(chapter):
         dy *= 0
         return grads
 
-    assert verdict(c.check_backward, zeroes, c.attention_forward).startswith("it writes into its argument dy")
+    def divides(dy, saved):
+        dy /= math.sqrt(dy.shape[-1])
+        return backward(dy, saved, scale=False)
+
+    def reuses_probs(dy, saved):
+        grads = c.attention_backward(dy, saved)
+        _, _, v, probs = saved
+        probs *= dy.reshape(saved[0].shape) @ v.swapaxes(-1, -2)
+        return grads
+
+    for wrong, written in ((zeroes, "dy"), (divides, "dy"), (reuses_probs, "saved")):
+        said = verdict(c.check_backward, wrong, c.attention_forward)
+        assert said.startswith(f"it writes into its argument {written}"), said
+
+
+def test_a_second_call_with_the_same_saved_is_checked_without_judge(chapter):
+    """The check alone, which does not watch the arguments, sees that weights were overwritten."""
+
+    def reuses_probs(dy, saved):
+        grads = chapter.attention_backward(dy, saved)
+        saved[3][:] *= 2
+        return grads
+
+    assert rejected(chapter.check_backward, reuses_probs, chapter.attention_forward)
 
 
 def test_a_failure_names_its_smallest_input(chapter):
@@ -154,14 +191,15 @@ def test_a_failure_names_its_smallest_input(chapter):
     assert said.startswith("y[0, 0, 0, 0] is ") and said.endswith("at B, H, G, T, C = (1, 1, 1, 3, 1)")
 
 
-def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", transposed=True):
+def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", transposed=True, clip=np.inf):
     """The backward pass with one thing wrong, if asked."""
     q, k, v, probs = saved  # as the book's forward pass saves them
     B, G, R, T, C = q.shape
     dy = dy.reshape(q.shape)
     dprobs = dy @ v.swapaxes(-1, -2)
     along = (dprobs * probs).sum(axis=row_axis, keepdims=True) if row_term else 0
-    dscores = probs * (dprobs - along) / (np.sqrt(C) if scale else 1)
+    dscores = probs * (dprobs - along) / (math.sqrt(C) if scale else 1)
+    dscores = np.clip(dscores, -clip, clip)
     first = lambda a, axis: a[:, :, 0]
     shared = {"sum": np.sum, "mean": np.mean, "first": first}[group]
     dk = (dscores.swapaxes(-1, -2) if transposed else dscores) @ q
@@ -176,6 +214,8 @@ WRONG_BACKWARD = {
     "mean over shared heads": dict(group="mean"),
     "first of the shared heads only": dict(group="first"),
     "dk without the transpose": dict(transposed=False),
+    "gradients of scores clipped to 5": dict(clip=5.0),
+    "gradients of scores clipped to 1000": dict(clip=1000.0),
 }
 
 
@@ -226,6 +266,27 @@ def sink_as_a_column_backward(dy, saved):
     ds = p * (dp - (dp * p).sum(axis=3, keepdims=True))
     ds, db = ds[..., :-1] / math.sqrt(q.shape[3]), ds[..., -1].sum(axis=(0, 2))
     return ds @ k, ds.swapaxes(2, 3) @ q, p[..., :-1].swapaxes(2, 3) @ dy, db
+
+
+MASKS = {
+    "-1e4": lambda s, past: np.where(past, s, -1e4),
+    "-1e9": lambda s, past: np.where(past, s, -1e9),
+    "-1e5 added": lambda s, past: s - 1e5 * ~past,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_a_sink_with_a_finite_mask_is_rejected(chapter, mask):
+    def forward(q, k, v, b):
+        T = q.shape[2]
+        s = mask(q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3]), np.tri(T, dtype=bool))
+        top = np.maximum(s.max(axis=3, keepdims=True), b[:, None, None])
+        e = np.exp(s - top)
+        probs = e / (e.sum(axis=3, keepdims=True) + np.exp(b[:, None, None] - top))
+        return probs @ v, (q, k, v, probs)
+
+    said = verdict(chapter.check_sink, (forward, chapter.sink_backward))
+    assert said.startswith("y[") and "near -" in said, said
 
 
 def sink_by_loops(q, k, v, b):
@@ -283,6 +344,11 @@ def shapes(rng):
     return B, G * R, G, T, C
 
 
+def low(q, k, *others):
+    """The same with all scores negative."""
+    return -np.abs(q), np.abs(k), *others
+
+
 def qkv(rng, size=None, scale=1.0, dtype=float):
     B, H, G, T, C = size or shapes(rng)
     return tuple((scale * rng.normal(size=(B, heads, T, C))).astype(dtype) for heads in (H, G, G))
@@ -306,6 +372,8 @@ EDGES += [
     qkv(EDGE, (2, 4, 2, 5, 3), 1e-3),
     qkv(EDGE, (2, 4, 2, 5, 3), 1e4),
     qkv(EDGE, (1, 2, 1, 6, 3), dtype=np.float32),
+    low(*qkv(EDGE, (2, 4, 2, 5, 3), 1e6)),
+    low(*qkv(EDGE, (1, 3, 1, 6, 2), 1e12)),
 ]
 
 

@@ -97,6 +97,8 @@ def test_layers_by_step():
     assert left.get_ylabel() == "gradient norm"
     assert right.get_ylabel() == "size of the update / size of the weights"
     assert [t.get_text() for t in right.get_legend().get_texts()] == names and left.get_legend() is None
+    alone, _ = report.draw_layers(log[:1]).axes
+    assert [line.get_label() for line in alone.lines] == names
 
 
 def test_layers_of_a_log_without_any():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from itertools import pairwise
 from unicodedata import category
@@ -331,6 +332,11 @@ def test_report_says_best_and_above_the_floor(tmp_path):
     ]
     (run / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
     page = report(run).read_text("utf-8")
+    assert "## Warnings\n\nNone.\n\n## Validation" in page
+    log += [{"step": 2, "warning": f"step 2: {what}"} for what in ("one", "two\nlines")]
+    (run / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    page = report(run).read_text("utf-8")
+    assert re.search(r"## Warnings\n\n- step 2: one\n- step 2: two.lines\n\n## Validation", page), page
     assert (
         "1.5000 bits per byte at the end, 1.2500 at best (step 1)" in page
         and "| 1 | 1.2500 | 0.7500 |" in page

@@ -50,7 +50,7 @@ TESTS = {
     "breaks": ["test_breaks.py"],
     "chat": ["test_chat.py"],
     "checkpoint": ["test_contracts.py", "test_train.py"],
-    "cli": ["test_cli.py"],
+    "cli": ["test_cli.py", "test_breaks.py::test_command_break"],
     "config": ["test_contracts.py", "test_train.py"],
     "data": ["test_contracts.py", "test_train.py"],
     "diagnose": ["test_breaks.py"],
