@@ -111,6 +111,8 @@ def test_a_chapter_is_counted_up_to_its_exercises():
         (count.Length(words=150, lines=0, gaps=0, exercises=0), (1, 1)),
         (count.Length(words=0, lines=300, gaps=0, exercises=5), (30, 90)),
         (count.Length(words=0, lines=301, gaps=5, exercises=0), (90.1, 90.1)),
+        (count.Length(words=4500, lines=0, gaps=0, exercises=0), (30, 30)),
+        (count.Length(words=4501, lines=0, gaps=0, exercises=0), (31, 31)),
     ],
 )
 def test_minutes_are_rounded_up_to_the_half_hour(length, hours):
