@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(128) product(const __grid_constant_
   __shared__ __align__(1024) __nv_bfloat16 tile_a[64 * 64], tile_b[64 * 64];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float d[32] = {};
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ unsigned long long full;
   if (threadIdx.x == 0) mbarrier_init(&full, 1);
   fence_async();
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(128) product(const __grid_constant_
     }
     mbarrier_wait(&full, k / 64 % 2);
     wgmma_fence();
-    for (int j = 0; j < 4; j++) wgmma_m64n64k16(d, wgmma_tile(tile_a) + 2 * j, wgmma_tile(tile_b) + 2 * j);
+    for (int j = 0; j < 4; j++) wgmma<64, __nv_bfloat16>(d, wgmma_tile(tile_a) + 2 * j, wgmma_tile(tile_b) + 2 * j);
     wgmma_commit();
     wgmma_wait<0>();
     __syncthreads();

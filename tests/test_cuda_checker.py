@@ -284,7 +284,7 @@ def test_its_bugs_are_found(bug):
 def test_an_earlier_reader_is_not_lost():
     """Within a warp that meets in parts, and of an earlier block behind four readers of the own one."""
     text = HALF_WARP.replace("  __syncwarp();\n  if", "  if").replace("x[1] = v;", "s = v;")
-    with pytest.raises(cuda.KernelError, match=r"race: .*s\[0\]"):
+    with pytest.raises(cuda.KernelError, match=r"race: .*: s\n"):
         run(text, 1, 32, (zeros(32),))
     x = zeros(256)
     with pytest.raises(cuda.KernelError, match="a thread of another block"):
@@ -504,7 +504,7 @@ def test_a_fast_launch_ends_by_a_fault_and_by_ctrl_c(grid):
     kernel = cuda.module(FAST, where="cpu", checked=False)["k"]
     faults = [2, 0] if os.uname().machine == "x86_64" else [2]  # arm64 divides by zero without a fault
     for n in faults:
-        with pytest.raises(cuda.KernelError, match=r"crash: .*the checked build says where"):
+        with pytest.raises(cuda.KernelError, match=r"crash: .*the checker\s+says where: leave out --fast"):
             kernel(grid, 64, (zeros(64), n))
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()

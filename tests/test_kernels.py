@@ -16,7 +16,9 @@ from nanoeuler_lib.optim import clip_factor
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-FILES = sorted(file.stem for file in cuda.KERNELS.glob("*.cu"))
+# test_engine.py, test_unfused.py, test_flash.py, test_flash_backward.py, test_matmul16.py
+TEMPLATES = {"decode", "engine", "layout", "attention_forward", "attention_backward", "matmul16"}
+FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)
 
 
 @pytest.fixture(scope="module", params=["gpu"] if ON_GPU else ["checked", "fast"])
@@ -218,9 +220,11 @@ def swiglu_wide(modules, n, grid, block, shifted=None):
     swiglu(modules, n, grid, block, "_wide", shifted)
 
 
-def cross_entropy(modules, rows, V, block, scale=1.0, masked=False, backward="cross_entropy_backward"):
+def cross_entropy(
+    modules, rows, V, block, scale=1.0, masked=False, backward="cross_entropy_backward", offset=0
+):
     (logits, _), (dlosses, dlosses64) = normal(rows, V), normal(rows, seed=1)
-    logits *= np.float32(scale)
+    logits = view(logits * np.float32(scale), offset)
     logits64 = host(logits).astype(np.float64)
     targets = np.random.default_rng(rows).integers(-1, V, rows).astype(np.int32)
     targets[: rows if masked else 1] = -1
@@ -234,8 +238,8 @@ def cross_entropy(modules, rows, V, block, scale=1.0, masked=False, backward="cr
     close(logits, reference.cross_entropy_backward(dlosses64, saved))
 
 
-def cross_entropy_kept(modules, rows, V, block, scale=1.0, masked=False):
-    cross_entropy(modules, rows, V, block, scale, masked, "cross_entropy_backward_kept")
+def cross_entropy_kept(modules, rows, V, block, scale=1.0, masked=False, offset=0):
+    cross_entropy(modules, rows, V, block, scale, masked, "cross_entropy_backward_kept", offset)
 
 
 PIECE = 64  # of embedding.cu
@@ -263,6 +267,15 @@ def embedding(modules, n, V, D, block, often=(), shifted=None):
         results.append(dtable)
     close(results[0], reference.embed_backward(dx64, saved))
     assert same_bits(*results)  # whatever the block
+
+
+def matmul(modules, M, N, K, shifted=None):
+    """Each sum of K products, in any order: its error is within the bound for K roundings, whatever cancels."""
+    (a, a64), (b, b64), c = normal(M, K), normal(K, N, seed=1), zeros(M, N)
+    a, b, c = aside(shifted, a, b, c)
+    modules["matmul"]["matmul"]((blocks_for(N, 128), blocks_for(M, 128)), 256, (a, b, c, M, N, K))
+    error, unit = np.abs(host(c) - a64 @ b64), 2.0**-24
+    assert (error <= K * unit / (1 - K * unit) * (np.abs(a64) @ np.abs(b64))).all()
 
 
 RATES = 1e-2, 0.9, 0.95, 1e-8, 0.1  # rate, beta1, beta2, eps, decay
@@ -327,13 +340,17 @@ LAUNCHES = [
     (cross_entropy, 3, 2050, 1024), (cross_entropy, 3, 40, 96, 1.0, True),
     (cross_entropy_kept, 1, 1, 32), (cross_entropy_kept, 5, 7, 64), (cross_entropy_kept, 6, 33, 32),
     (cross_entropy_kept, 4, 515, 128, 300.0), (cross_entropy_kept, 3, 2050, 512), (cross_entropy_kept, 2, 4096, 256),
-    (cross_entropy_kept, 3, 40, 96, 1.0, True),
+    (cross_entropy_kept, 3, 40, 96, 1.0, True), (cross_entropy_kept, 5, 516, 64, 3.0),
+    *((cross_entropy_kept, 3, 132, 32, 3.0, False, offset) for offset in (1, 2, 4)),
     (embedding, 1, 1, 1, 32), (embedding, 9, 4, 33, 32), (embedding, 5, 40, 7, 64), (embedding, 3, 2, 132, 128),
     (embedding, 64, 3, 8, 32), (embedding, 65, 1, 12, 64), (embedding, 500, 9, 20, 32, (2, 7)),
     (embedding, 640, 3, 5, 32, (0,)), *((embedding, 200, 4, 8, 32, (1,), shifted) for shifted in range(5)),
     *((adamw, n, n, 2, 32, 1.0) for n in SIZES), (adamw, 1003, 700, 3, 96, 1.0), (adamw, 5001, 5, 2, 256, 0.0),
     (adamw, 40, 0, 1, 64, 1e6), *((adamw, 127, 60, 2, 64, 1.0, shifted) for shifted in range(4)),
     *((adamw, 9, decayed, 1, 32, 0.0) for decayed in range(9)),
+    (matmul, 1, 1, 1), (matmul, 3, 5, 7), (matmul, 128, 128, 16), (matmul, 128, 256, 80), (matmul, 129, 131, 33),
+    (matmul, 1, 260, 50), (matmul, 260, 1, 31), (matmul, 130, 132, 48), (matmul, 1100, 130, 3), (matmul, 5, 4, 150),
+    *((matmul, 128, 128, 32, shifted) for shifted in range(3)),
 ]  # fmt: skip
 
 
@@ -371,8 +388,9 @@ def test_adamw_changes_nothing_when_the_norm_is_not_finite():
 
 
 def test_every_kernel_is_measured():
-    """benchmarks/cuda_bandwidth.py, which takes a GPU, names each."""
-    text = (cuda.KERNELS.parents[1] / "benchmarks" / "cuda_bandwidth.py").read_text("utf-8")
+    """The benchmarks that take a GPU name each: beside a copy, or beside cuBLAS."""
+    folder = cuda.KERNELS.parents[1] / "benchmarks"
+    text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("cuda_bandwidth", "gpu_matmul"))
     names = [
         name for file in FILES for name in re.findall(r"__global__[^{;]*?(\w+)\(\w[^()]*\) {", TEXTS[file])
     ]
@@ -384,7 +402,7 @@ def refused():
     x, y = np.ones(4096, np.float32), np.ones(4096, np.float32)
     few, ints = np.ones(64, np.float32), np.zeros(64, np.int32)
     row = (x[:65], few, y, few[:1].copy(), 65, 1e-5)
-    entropy = (x[:65].copy(), ints[:1], few[:1], few[:1].copy(), 65)
+    entropy = (x[:129].copy(), ints[:1], few[:1], few[:1].copy(), 129)
     turned = (x, few, few, y, 1, 1)
     return {
         "a tree that is no power of two": ("reductions", "sum_tree", {}, 1, 96, (x, few, 96), "a power of two"),
@@ -397,7 +415,7 @@ def refused():
         "two blocks for the norm": ("adamw", "clip_factor", {}, 2, 32, (x, few, 64, 1.0), "one block"),
         "a row wider than the block": ("rmsnorm", "rmsnorm_forward", {"KEEP": 2}, 1, 32, row, "wider than the block"),
         "logits wider than the block": (
-            "cross_entropy", "cross_entropy_backward_kept", {"KEEP": 2}, 1, 32, entropy, "wider than the block",
+            "cross_entropy", "cross_entropy_backward_kept", {"KEEP": 4}, 1, 32, entropy, "wider than the block",
         ),
         "another height": ("transpose", "transpose_wide", {}, 1, (32, 4), (x, y, 64, 64), "32 x HEIGHT"),
         "an odd head": ("rope", "rope_forward", {}, 1, 32, (x, few, few, y, 1, 1, 7), "C is even"),
@@ -423,7 +441,8 @@ def test_a_kernel_refuses_what_it_cannot_do(name):
 
 def test_every_refusal_is_tried():
     """As many launches above as lines with a trap and a sentence; block_sum's and block_max's are one."""
-    texts = [file.read_text("utf-8") for file in sorted(cuda.KERNELS.glob("*.cu*"))]
+    headers = [file.read_text("utf-8") for file in sorted(cuda.KERNELS.glob("*.cuh"))]
+    texts = [*headers, *(TEXTS[file] for file in FILES)]
     traps = [line for text in texts for line in text.split("\n") if "__trap()" in line]
     assert all(re.search(r"__trap\(\);  // \w", line) for line in traps)
     sentences = {line.split("//")[1].strip() for line in traps}

@@ -11,6 +11,7 @@ import pytest
 from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda import magic
 from nanoeuler_lib.cuda.complaints import first_error
 from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
@@ -80,7 +81,7 @@ SYNTAX = {
     "True": (change("i < n", "True"), 3, "write true"),
     "a power as in Python": (change("x[i];", "x[i] ** 2;"), 3, "a power is x * x, or powf(x, y)"),
     "a comment as in Python": (before_guard("# guard"), 3, "a comment starts with //"),
-    "a loop as in Python": (change("if (i < n)", "for i in range(n):"), 3, "expected"),
+    "a loop as in Python": (change("if (i < n)", "for i in range(n):"), 3, "for (int i = 0; i < n; i++)"),
     "a launch from C++": (before_guard("scale<<<1, 32>>>(x, y, by, n);"), 3, "a kernel is launched from Python"),
     "a quote copied from a page": (change("by * x", "by ‘ x"), 3, "a character that C++ does not know"),
     "a const array is written": (change("y[i] = by", "x[i] = by"), 3, "const"),
@@ -98,6 +99,64 @@ SYNTAX = {
         change("by * x[i]", "__shfl_down_sync(x[i], 1)"),
         3, "its first is the mask of lanes"),
     "a text for a number": (change("by * x[i]", '"one"'), 3, "float is wanted here"),
+    "a condition without ( )": (change("if (i < n)", "if i < n"), 3, "if is followed by ( )"),
+    "a : as in Python": (change("(i < n)", "(i < n):"), 3, "no : stands here"),
+    "elif": (change("x[i];", "x[i]; elif (i == n) y[0] = 1;"), 3, "write else if (...) for elif"),
+    "a condition behind its value": (change("x[i];", "x[i] if i > 0 else 0;"), 3, "c ? a : b"),
+    "=< for <=": (change("i < n", "i =< n"), 3, "=< is no sign of C++: write <="),
+    "an else without its if": (change("x[i];", "x[i]; y[0] = 1; else y[i] = 0;"), 3, "this else has no if"),
+    "a value for void": (change("if (i < n)", "if (i >= n) return 0; else"), 3, "is void and returns nothing"),
+    "a variable of the if": (
+        change(BODY, "  if (i < n) float v = by * x[i]; y[i] = v;"),
+        3, "'v' is not declared here: that of line 3 lives in its { }, loop or if alone"),
+    "a variable of the loop": (
+        change(BODY, "  for (int k = 0; k < n; k++) y[k] = by;\n  y[k] = i;"),
+        4, "'k' is not declared here: that of line 3 lives"),
+    "a function that comes too late": (
+        change("by * x[i]", "twice(x[i])") + "__device__ float twice(float v) { return 2 * v; }\n",
+        3, "'twice' is not declared yet: line 5 does it, and must come before"),
+    "a const pointer that loses it": (before_guard("float* p = x;"), 3, "this is const, and a float* may write to it"),
+    "a pointer for a number": (before_guard("float v = x;"), 3, "is an index missing, as in x[i]?"),
+    "an atomic on a const array": (before_guard("atomicAdd(&x[0], 1.0f);"), 3, "(&x[i], value), of numbers"),
+    "an atomic that floats lack": (before_guard("atomicMax(&y[0], by);"), 3, "of whole numbers, not const"),
+    "an index of three": (change("y[i]", "y[threadIdx]"), 3, "threadIdx is three numbers: write threadIdx.x, .y or .z"),
+    "a product of three": (
+        change("blockIdx.x * blockDim.x + threadIdx.x", "blockIdx * blockDim + threadIdx"),
+        2, "blockIdx is three numbers: write blockIdx.x"),
+    "two brackets on a pointer": (change("x[i];", "x[i][0];"), 3, "a matrix is x[row * columns + column]"),
+    "( ) for [ ]": (change("y[i] =", "y(i) ="), 3, "the elements of an array stand in square brackets"),
+    "a method of an array": (change("x[i];", "x.sum();"), 3, "a number or an address has no members"),
+    "NumPy": (change("by * x[i]", "np.exp(x[i])"), 3, "'np' is not there for a kernel: NumPy is Python's"),
+    "print": (before_guard('print("here");'), 3, "'print' is not there for a kernel: write printf"),
+    "a text between '": (before_guard("printf('here');"), 3, "a text stands between two \""),
+    "1f": (change("by *", "1f *"), 3, "a number with an ending that C++ does not know"),
+    "a length that is a float": (before_guard("float s[32.0];"), 3, "the length of an array"),
+    "a function without a type": (
+        "__device__ twice(float v) { return 2 * v; }\n" + SCALE,
+        1, "a function says what it returns, as float or void"),
+    "a ; missing after a struct": ("struct Pair { float a, b; }\n" + SCALE, 1, "a ; is missing"),
+    "a function of a header": (before_guard("by = block_sum(by);"), 3, "write #include <reduce.cuh> at the top"),
+    "wgmma without its header": (before_guard("wgmma_fence();"), 3, "'wgmma_fence' is for the GPU (9.0)"),
+    "shared memory without a size": (before_guard("__shared__ float s[];"), 3, "this __shared__ array has no size"),
+    "a header that is not needed": ("#include <math.h>\n" + SCALE, 1, "are there without it: leave the line out"),
+    "main": (SCALE + "int main() { return 0; }\n", 5, "here Python is the host"),
+    "a variable of the host": ("float by2 = 2;\n" + SCALE, 1, "`by2` is a variable of the host"),
+    "an array of the host": ("static float t[2] = {1, 2};\n" + SCALE, 1, "write __device__ before it, or __constant__"),
+    "a constant inside the kernel": (before_guard("__constant__ float w[2] = {1, 2};"), 3, "outside of functions"),
+    "a kernel that calls a kernel": (
+        SCALE + change("scale", "other").replace("y[i] = by * x[i]", "scale(x, y, by, n)"),
+        7, "`scale` is a kernel, and a kernel cannot call another"),
+    "calloc": (before_guard("float* p = (float*)calloc(n, 4);"), 3, "'calloc' is not there for a kernel"),
+    "what is refused, behind a macro": (
+        "#define LANES __activemask()\n" + before_guard("by += LANES;"),
+        1, "'__activemask' is not there for a kernel"),
+    "a pointer to a function": (change("float by", "float (*by)(float)"), 1, "parameter `by` is a function"),
+    "a template that nobody names": (
+        "template <int N>\n" + change('extern "C" ', ""),
+        2, "scale is a template: name what to compile, as %%cuda -i 'scale<...>'"),
+    "a head behind a macro that is too clever": (
+        '#define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)\nKERNEL(k, float* x) { x[0] = 1; }\n',
+        2, "the head of a kernel stands behind the macro KERNEL(name, ...)"),
 }  # fmt: skip
 
 # What compiles, and is nearly always a bug: a checked module refuses it, and a fast one takes it.
@@ -120,6 +179,12 @@ HARMLESS = {
     "several on a line": change(BODY, "  if (i < n) { y[i] = by; } else if (i == n && n > 0 || n < 0) y[0] = 1;"),
     "int and unsigned": change(BODY, "  for (int k = 0; k < gridDim.x; k++) if (k + i < n) y[k + i] = 1;"),
     "nothing used": change(BODY, "  float unused; int also = 3;"),
+    "variables of every kind": (
+        "const float a = 2;\nconstexpr int b[2] = {1, 2};\n__device__ float c;\n__constant__ float d[2] = {1, 2};\n"
+        "struct Pair { float first, second; };\nnamespace mine { const int e = 3; }\n"
+        + change("by * x[i]", "a + b[0] + c + d[1] + mine::e")
+    ),
+    "inline PTX in a macro that nobody uses": '#define LANE(r) asm("mov.u32 %0, %laneid;" : "=r"(r))\n' + SCALE,
     "a loop that waits": before_guard("while (atomicAdd(y, 0.0f) > 1) ;"),
 }  # fmt: skip
 
@@ -134,7 +199,7 @@ def check(error, text, line, words):
     told = str(error)
     assert words in told, told
     assert not NOISE.search(told) and not re.search("[‘’]", told.split("\n")[0]), told
-    assert len(told) < 400 and max(map(len, told.split("\n"))) < 200, told
+    assert len(told) < 400 and max(map(len, told.split("\n"))) < 240, told
     if not line:
         return
     assert f"line {line}:" in told.split("\n")[0], told
@@ -289,6 +354,39 @@ FINDINGS = {
         1, 32, (zeros(32, np.uint32),),
         ["warp function: lanes of one warp meet at different warp functions: ", "\n    ", "__any_sync (line 3, mask"],
     ),
+    "a barrier in a function": (
+        "(float* x);\n__device__ void wait() { __syncthreads(); }\n"
+        'extern "C" __global__ void k(float* x) {\n  if (threadIdx.x < 32) wait();\n  x[threadIdx.x] = 2;\n}',
+        1, 64, (zeros(64),), ["line 2:", "called in line 4: if (threadIdx.x < 32) wait();", "the other: thread ("],
+    ),
+    "a barrier by two calls": (
+        "(float* x);\n__device__ void wait() { __syncthreads(); }\n"
+        'extern "C" __global__ void k(float* x) {\n  if (threadIdx.x < 32)\n    wait();\n  else\n    wait();\n}',
+        1, 64, (zeros(64),), ["line 2:", "called in line 7: wait();", "the other in line 5: wait();"],
+    ),
+    "an index past a table": (
+        "(float* x) {\n  float w[3] = {1, 2, 3};\n  for (int j = 0; j <= 3; j++) x[threadIdx.x] = w[j];\n}",
+        1, 1, (zeros(64),), ["index 3 of an array 'float [3]'", "line 3:", "the last element is [2]: is a guard"],
+    ),
+    "one place for all": (
+        "(float* x, float* y) {\n  if (x[threadIdx.x] > y[0]) y[0] = x[threadIdx.x];\n}",
+        1, 32, (np.arange(32, dtype=np.float32), zeros(1)),
+        ["race: ", "y[0]", "line 2:", "all threads meet in this one place: let one of them do it"],
+    ),
+    "a lock without fences": (
+        "(float* y, int* lock) {\n  while (atomicCAS(lock, 0, 1)) ;\n  y[0] = y[0] + 1;\n  atomicExch(lock, 0);\n}",
+        4, 1, (zeros(1), zeros(1, np.int32)), ["race: ", "y[0]", "line 3:", "behind a lock, __threadfence() follows"],
+    ),
+    "a volatile flag without fences": (
+        "(float* y) {\n  __shared__ volatile int ready;\n  __shared__ float v;\n"
+        "  if (threadIdx.x == 0) ready = 0;\n  __syncthreads();\n  if (threadIdx.x == 0) { v = 3; ready = 1; }\n"
+        "  else { while (!ready) ; y[threadIdx.x] = v; }\n}",
+        1, 64, (zeros(64),), ["race: one thread writes, another reads: ready\n", "line 6:", "volatile orders nothing"],
+    ),
+    "shared memory that no card has": (
+        "(float* x) {\n\n  __shared__ float tile[256][256];\n  tile[0][0] = x[0];\n}",
+        1, 1, (zeros(1),), ["take 262144 bytes with tile", "line 3: __shared__ float tile", "does a smaller tile do?"],
+    ),
     "a division by zero": (
         "(int* x, int n) {\n  x[threadIdx.x] = 7 / n;\n}", 1, 32, (zeros(32, np.int32), 0),
         ["integer division of 7 by zero", "line 2:"],
@@ -311,7 +409,55 @@ def test_a_kernel_that_goes_wrong(mistake):
     for word in ("in kernel k, block (", "line ", *words):
         assert word in told, told
     assert not NOISE.search(told) and "0x" not in told.replace("0xffffffff", ""), told
-    assert len(told.split("\n")) <= 5 and max(map(len, told.split("\n"))) <= 95, told
+    assert len(told.split("\n")) <= 7 and max(map(len, told.split("\n"))) <= 95, told
+
+
+# head macros: text, and the kernels that it holds
+HEADS = {
+    "a name": (
+        '#define KERNEL(name) extern "C" __global__ void name\nKERNEL(k)(float* x, int n) {\n  x[n] = 1;\n}', ["k"]),
+    "bounds, in two lines": (
+        '#define KERNEL(name, \\\n  most) extern "C" __global__ void __launch_bounds__(most) name\n'
+        "KERNEL(k,\n  64)(float* x, int n) {\n  x[n] = 1;\n}", ["k"]),
+    "a macro in a macro": (
+        '#define C(kind) extern "C" __global__ kind\n#define KERNEL(name) C(void) name\n'
+        "KERNEL(k)(float* x, int n) {\n  x[n] = 1;\n}", ["k"]),
+    "whole kernels": (
+        '#define FILL(name, type) extern "C" __global__ void name##_##type(type* x, int n) { x[n] = 1; }\n'
+        "FILL(k, float)\nFILL(k, int)", ["k_float", "k_int"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", HEADS)
+def test_a_kernel_whose_head_a_macro_makes(made):
+    text, names = HEADS[made]
+    kernels = cuda.module(text, where="cpu")
+    assert list(kernels) == names
+    kernel, x = kernels[names[0]], zeros(8)
+    kernel(1, 1, (x, 5))
+    assert x.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+    with pytest.raises(cuda.KernelError, match=r"out of bounds: write: x\[8\]") as caught:
+        kernel(1, 1, (x, 8))
+    assert (
+        caught.value.finding.line
+        == text[: text.index("x[n]") if "##" not in text else text.index("FILL(k")].count("\n") + 1
+    )
+    assert kernel.signature.max_threads == (64 if "bounds" in made else 1024)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [("k", "got k: name its"), ("k<float>", "<typename T, int N>, got k<float>"), ("k<4, 4, 4>", "as in k<...>"),
+     ("l<4>", "the text holds no template l, found k")],
+)  # fmt: skip
+def test_a_template_named_wrongly(name, words):
+    text = "template <typename T, int N>\n__global__ void k(T* x) { x[0] = N; }\n"
+    assert words in str(complaint(text, instantiate=(name,)))
+
+
+def test_the_magic_names_an_open_quote():
+    with pytest.raises(NanoEulerError, match="no closing quotation; it takes --fast"):
+        magic._options("-i 'k<4>")
 
 
 def test_the_same_finding_has_the_same_words_each_time():

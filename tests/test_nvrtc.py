@@ -16,9 +16,11 @@ import pytest
 from hopper_kernel import PRODUCT
 from matrix_kernels import MATMUL, ONE_AT_A_TIME
 
+from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import KERNELS
 from nanoeuler_lib.cuda.compiler import INCLUDE
 from nanoeuler_lib.cuda.source import signatures
+from nanoeuler_lib.ops import flash, flash_backward, gpu
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,10 +45,48 @@ extern "C" __global__ void named_barriers(float* x) {
   x[threadIdx.x] = 1;
 }
 """
+MATMUL16 = (
+    *(f"matmul16_plain<{number}, float>" for number in ("__nv_bfloat16", "__half")),
+    *(f"{kernel}<{number}, {number}, {sizes}>"
+      for kernel, sizes in (("matmul16", "128, 64, 3"), ("matmul16_wgmma", "64, 3"))
+      for number in ("__nv_bfloat16", "__half", "float")),
+)  # fmt: skip
 # name: text, templates to compile, the first architecture that has what it takes
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
+# Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
+TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
 TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
 TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
+# FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
+ATTENTION = TEXTS.pop("attention_forward.cu")[0]
+ON = flash.Card(80, 99 * 1024)
+TEXTS["attention, float32"] = (ATTENTION, [flash.tile("float", 64, 512, ON).kernel], 75)
+for name, chosen in {
+    "bfloat16": flash.tile("__nv_bfloat16", 64, 512, ON),
+    "float16": flash.tile("__half", 128, 512, ON),
+    "tf32": flash.tile("float", 64, 512, ON, tf32=True),
+    "Hopper": flash.tile("__nv_bfloat16", 64, 512, flash.Card(90, 227 * 1024)),
+}.items():
+    TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], 80)
+# Backward: numbers, width, KB of shared memory, whether RoPE is turned back, whether dq is added up.
+BACKWARD = TEXTS.pop("attention_backward.cu")[0]
+for number, cores, width, shared, turn, atomic in (
+    ("float", False, 32, 64, True, False),
+    ("float", True, 32, 99, False, True),
+    ("__nv_bfloat16", True, 64, 99, True, False),
+):
+    tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, cores)
+    names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
+    TEXTS[f"attention backward, {number}{' on tensor cores' * cores}"] = (
+        BACKWARD,
+        names,
+        80 if cores else 75,
+    )
+# The engine's, for heads and rows of `base`.
+for file, table in (("engine.cu", gpu.engine_kernels), ("decode.cu", gpu.decode_kernels)):
+    text = TEXTS.pop(file)[0]
+    for number, first in (("float", 75), ("__nv_bfloat16", 80)):
+        TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
 # The cells of the chapters that a GPU is to run.
 for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
     for number, source in enumerate(
@@ -54,8 +94,9 @@ for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
     ):
         magic, _, text = source.partition("\n")
         if magic == "%%cuda":
-            TEXTS[f"{chapter.stem}, cell {number}"] = (text, (), 75)
+            TEXTS[f"{chapter.stem}, cell {number}"] = (text, (), 80 if "mma<" in text else 75)
 CASES = [(name, a) for name in TEXTS for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
+CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
 
 
 def in_wheels(pattern):
@@ -114,7 +155,7 @@ def static_shared(code, kernel):
 @pytest.mark.parametrize("name, architecture", CASES)
 def test_compiles_and_fits(name, architecture):
     text, templates, _ = TEXTS[name]
-    if "#include <cuda_" in text and not in_wheels("**/cuda_bf16.h"):
+    if ("#include <cuda_" in text or "#include <attention" in text) and not in_wheels("**/cuda_bf16.h"):
         pytest.skip(
             "the nvidia-cuda-runtime wheel, which has the 16-bit numbers, is not installed: make oracle"
         )
@@ -131,8 +172,9 @@ def test_compiles_and_fits(name, architecture):
 )
 def test_what_came_with_hopper_compiles_for_it():
     assert static_shared(cubin(PRODUCT, "sm_90a"), "product") >= 2 * 64 * 64 * 2 + 8
-    with pytest.raises(AssertionError):  # the plain 9.0 has no wgmma
-        cubin(PRODUCT, "sm_90")
+    cubin(PRODUCT, "sm_90")  # its twin: the plain 9.0 has no wgmma
+    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):
+        cubin(PRODUCT.replace("#ifdef __CUDA_ARCH_FEAT_SM90_ALL", "#ifdef __CUDACC__"), "sm_90")
     cluster = """#include <hopper.cuh>
     extern "C" __global__ void __cluster_dims__(2, 1, 1) k(int* x) { x[blockIdx.x] = cluster_rank(); cluster_sync(); }"""
     cubin(cluster, "sm_90a")

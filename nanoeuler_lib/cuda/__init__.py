@@ -18,7 +18,18 @@ asks for speed, and a bug raises `KernelError`, whose `Finding` names the kernel
 
 from nanoeuler_lib.cuda.clock import copy_seconds, median_seconds
 from nanoeuler_lib.cuda.findings import Finding, KernelError
-from nanoeuler_lib.cuda.launch import KERNELS, Kernel, Launch, Module, array_module, device, module
+from nanoeuler_lib.cuda.launch import (
+    KERNELS,
+    Kernel,
+    Launch,
+    Module,
+    array_module,
+    describe,
+    device,
+    hopper,
+    module,
+)
+from nanoeuler_lib.cuda.tensor_map import tensor_map
 
 __all__ = [
     "KERNELS",
@@ -29,7 +40,10 @@ __all__ = [
     "Module",
     "array_module",
     "copy_seconds",
+    "describe",
     "device",
+    "hopper",
     "median_seconds",
     "module",
+    "tensor_map",
 ]

@@ -336,6 +336,7 @@ static void check_barrier(Block* block) {
            "another thread never comes to this __syncthreads(): it has left the kernel");
     c->finding.site = site_of_line(block->barrier_line);
     c->finding.other_thread = block->left_thread;
+    note_calls(block->fiber[t], c->finding.trail);
     leave(block);
   }
 }
@@ -731,6 +732,18 @@ static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_
   for (uintptr_t* word = (uintptr_t*)(stack_pointer & ~7ul); (uintptr_t)word < fiber->top && found < TRAIL; word++)
     if (fiber->top - (uintptr_t)word < STACK_BYTES && in_library(*word) && *word < code_end())
       finding->trail[found++] = (Site)(*word - library_start());
+}
+
+// The calls that led a thread to the barrier at which it waits, the barrier's own first.
+static void note_calls(Fiber* fiber, Site* trail) {
+  uintptr_t ends_at = fiber->block->launch->kernel_returns_to;
+  const Frame* top = (Frame*)fiber->top;
+  const Frame *f = ((Frame*)fiber->path_frame)->caller, *next;
+  for (int i = 0; i < TRAIL / 2 && f < top && f->return_address != ends_at; i++, f = next) {
+    if (in_library(f->return_address)) trail[i] = (Site)(f->return_address - library_start());
+    next = f->caller;
+    if (next <= f) break;
+  }
 }
 
 static void check_begin(Launch* launch) {

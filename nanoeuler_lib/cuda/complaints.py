@@ -40,6 +40,17 @@ _UNKNOWN = (
 _INCOMPLETE = r"incomplete.*?\b(__half2?|__nv_bfloat162?)\b|\b(__half2?|__nv_bfloat162?)\b.*incomplete"
 # From what a compiler says (any of them) to what the reader is told; {0}, {1}: the groups that matched, without quotes.
 _WORDS = [
+    (r"is of non-class type|must have class type|is not a structure or union",
+     "a number or an address has no members, and nothing stands behind a . of it"),
+    (r"cannot be used as a function|\(pointer-to-\) function type|is not a function or function pointer",
+     "this is no function: the elements of an array stand in square brackets, x[i]"),
+    (r"return-statement with a value|should not return a value|return value type does not match the function type",
+     "this function is void and returns nothing: write return; and let results go to an array"),
+    (r"no type|type is missing|type specifier", "a function says what it returns, as float or void, before its name"),
+    (r"storage size of '|incomplete type \".*\[\]\"|needs an explicit size",
+     "this array has no size: write one in its [ ]"),
+    (r"numeric literal operator|literal operator not found|invalid (?:digit|suffix) '|expected end of number",
+     "a number with an ending that C++ does not know: 1.0f is a float, 1u an unsigned"),
     (r"has no member (?:named )?\"(\w+)\"|no member named '(\w+)'",
      "there is no member '{0}' (threadIdx, blockIdx, blockDim and gridDim have x, y and z)"),
     (r"read-only|modifiable lvalue|not assignable", "what is written to here is const"),
@@ -56,12 +67,11 @@ _WORDS = [
      "a vector type has no operators: compute with its x, y, z and w one by one"),
     (r"operands.*\*'|must have arithmetic|argument to unary|invalid argument type '.*\*'",
      "a pointer stands here where a number should: is an index missing, as in x[i]?"),
-    (r"array subscript|have integral or unscoped|invalid operands",
-     "this must be an integer: an index, or a side of %"),
-    (r"a value of type \"(.*?)\" cannot be (?:assigned|used).*\"(.*?)\"|cannot convert '(.*?)' to '(.*?)'",
-     "{1} is wanted here, and this is {0}"),
-    (r"assigning to '(.*?)' from incompatible type '(.*?)'|cannot initialize .* '(.*?)' with .* '(.*?)'",
-     "{0} is wanted here, and this is {1}"),
+    (r"invalid types '[^'*]*' for array|pointer-to-object type|subscripted value is not",
+     "only an array or a pointer has an index, and here is one too many: a matrix is x[row * columns + column]"),
+    (r"array subscript|have integral or unscoped|invalid operands|converted constant expression|non-integer type|"
+     r"constant expression has type \"(?:float|double)\"",
+     "this must be an integer: an index, the length of an array, or a side of %"),
     (r"unary '\*'|indirection requires|operand of \"\*\"",
      "* stands before a pointer only; a power is x * x, or powf(x, y)"),
     (r"static.assert\w* failed(?: due to requirement '.*?')?(?: with|:)? *\"(.*)\"|"
@@ -89,6 +99,27 @@ _WORDS = [
     (r"frame size of (\d+) bytes|frame size \((\d+)\)",
      "the variables of a thread take {0} bytes, and it has 40000: large arrays belong in shared memory or arguments"),
 ]  # fmt: skip
+# What stands in the line that a compiler stumbles over says more than where it stumbled; {0}: the group.
+_LINES = [
+    (r"=[^;{}=]*\bif\b[^;{}]*\belse\b", "a value that depends on a condition is c ? a : b"),
+    (r"\belif\b", "write else if (...) for elif"),
+    (r"(?<![=<>!])=([<>])(?!=)", "={0} is no sign of C++: write {0}="),
+    (r"\bfor\s+(\w+)\s+in\b", "a loop is for (int {0} = 0; {0} < n; {0}++)"),
+    (r"\b(if|while|for)\b(?!\s*(?:\(|constexpr\b))", "{0} is followed by ( ), as in if (i < n)"),
+    (
+        r"^[^?]*\b(?:else|(?:if|while|for)\b[^?]*\))\s*(:)(?!:)",
+        "no : stands here: {{ }} hold what belongs together",
+    ),
+    (r"'[^'\\]{2,}'", "a text stands between two \", and a single character between two '"),
+]
+# Where a value of one type meets another: what is found and what is wanted, or the other way round.
+_FOUND_WANTED = (
+    r"a value of type \"(.*?)\" cannot be (?:assigned|used).*\"(.*?)\"|cannot convert '(.*?)' to '(.*?)'|"
+    r"invalid conversion from '(.*?)' to '(.*?)'|argument of type \"(.*?)\" is incompatible .* \"(.*?)\""
+)
+_WANTED_FOUND = (
+    r"assigning to '(.*?)' from (?:incompatible type )?'(.*?)'|cannot initialize .* '(.*?)' with .* '(.*?)'"
+)
 # Names of CUDA C++: for one that is misspelt they and the text's own are proposed.
 NAMES = """threadIdx blockIdx blockDim gridDim warpSize __global__ __device__ __shared__ __constant__ __restrict__
 __syncthreads __syncthreads_count __syncwarp __threadfence __shfl_sync __shfl_up_sync __shfl_down_sync __shfl_xor_sync
@@ -110,7 +141,10 @@ _ELSEWHERE = {
     "strlen": "a kernel has no strings", "rand": "random numbers come from Python", "printf_s": "write printf",
     "cout": "write printf", "uint": "write unsigned", "ushort": "write unsigned short",
     "ulong": "write unsigned long long",
-    "True": "write true", "False": "write false", "None": "write nullptr",
+    "True": "write true", "False": "write false", "None": "write nullptr", "print": "write printf",
+    "len": "a pointer does not know its length: pass it as an int", "range": "write for (int i = 0; i < n; i++)",
+    "def": "a function is __device__ float f(float x) { ... }", "math": "write expf, sqrtf, ... by themselves",
+    "np": "NumPy is Python's: write expf, sqrtf, ...", "numpy": "NumPy is Python's: write expf, sqrtf, ...",
 }  # fmt: skip
 _HALF = {
     "__half": "cuda_fp16.h",
@@ -119,6 +153,13 @@ _HALF = {
     "nv_bfloat16": "cuda_bf16.h",
 }
 _HALF |= {f"{name}2": header for name, header in _HALF.items()}
+# The headers of the library that a name may be missing.
+_OURS = {
+    "nanoeuler.cuh": r"copy_async\w*|ldmatrix\w*|mma|to_tf32|wmma",
+    "reduce.cuh": r"(?:warp|block)_(?:sum|max)",
+    "named_barrier.cuh": r"named_barrier_\w+",
+}
+_HOPPER = r"wgmma\w*|mbarrier_\w+|cluster_(?:rank|sync)|copy_tile|fence_async"
 _CUDART = re.compile(r"CUDART_\w+")
 # What CUDA has and the CPU does not: told by its name, lest the reader take it for misspelt.
 _NOT_HERE = [
@@ -189,13 +230,20 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
     if "<<<" in here:
         told = "a kernel is launched from Python: name(grid, block, (arguments,))"
         return line, told, here.index("<<<") + 1
+    if told := _of_the_line(here, message):
+        return line, *told
+    if number and re.search(r"unqualified-id|linkage specification", message):
+        end = _end_of_code_before(code, number, 1)
+        if end < number and _ends_a_struct("\n".join(code[:end])):
+            return line - number + end, "a ; is missing at the end of this line", len(code[end - 1]) + 1
     if number and re.search(r"expected.*(?:;|initializer)|expected (?:a )?declaration", message):
         end = _end_of_code_before(code, number, column)
-        if (end < number or column > len(here)) and not code[end - 1].endswith((";", "{", "}")):
+        ended = code[end - 1].endswith((";", "{", "}")) and not _ends_a_struct("\n".join(code[:end]))
+        if (end < number or column > len(here)) and not ended:
             return line - number + end, "a ; is missing at the end of this line", len(code[end - 1]) + 1
     if match := re.search(_UNKNOWN, message):
         name = (_groups(match) or [_word_at(here, column)])[0]
-        return line, _unknown(name, source), column
+        return line, _declared_elsewhere(name, code, number, column) or _unknown(name, source), column
     if match := re.search(_INCOMPLETE, message):
         name = _groups(match)[0]
         return line, f"'{name}' is of a header: write #include <{_HALF[name]}> at the top", column
@@ -203,10 +251,72 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
         r"no (?:matching function|instance).*?['\"](\w+)|too \w+ arguments.*'[^']*?(\w+)\(", message
     ):
         return line, _call(_groups(match)[0]), column
+    if (
+        re.search(r"'else' without|expected (?:a statement|expression)", message)
+        and _word_at(here, column) == "else"
+    ):
+        told = "this else has no if: between the two stands one statement, or several in { }"
+        return line, told, column
+    triple = re.search(r"\b(threadIdx|blockIdx|blockDim|gridDim)\b(?!\s*\.)", here)
+    if triple and re.search(r"operator|operands|subscript|convert|initialize", message):
+        return line, f"{triple[1]} is three numbers: write {triple[1]}.x, .y or .z", triple.start() + 1
+    for pattern, order in ((_FOUND_WANTED, 1), (_WANTED_FOUND, -1)):
+        if match := re.search(pattern, message):
+            return line, _conversion(*_groups(match)[::order], here[: max(0, column)]), column
     for pattern, words in _WORDS:
         if match := re.search(pattern, message):
             return line, words.format(*_groups(match)), column
     return line, _without_macros(message), column
+
+
+def _of_the_line(here: str, message: str) -> tuple[str, int] | None:
+    """What _LINES has to say, and the column, if the compiler met something else than it expected."""
+    if here.lstrip().startswith("#") or not re.search(
+        r"expected|declared|undefined|undeclared|unknown type|conversion|initialize|incompatible|too many characters",
+        message,
+    ):
+        return None
+    bare = re.sub(r"\"(?:\\.|[^\"\\])*\"", lambda m: " " * len(m[0]), here)
+    for pattern, words in _LINES:
+        if match := re.search(pattern, bare):
+            return words.format(*match.groups()), match.start(1 if match.lastindex else 0) + 1
+    return None
+
+
+def _ends_a_struct(code: str) -> bool:
+    return (
+        re.search(r"(?<!\w)(?:struct|class|union|enum)\b[^;{}()]*\{(?:[^{}]|\{[^{}]*\})*\}\s*$", code)
+        is not None
+    )
+
+
+def _declared_elsewhere(name: str, code: list[str], number: int, column: int) -> str:
+    """That the text declares it, but later, or inside of something that has ended."""
+    declaration = re.compile(
+        rf"\b(?!(?:return|else|case|goto|new|delete|in|def)\b)[A-Za-z_]\w*(?:\s*[*&]+\s*|\s+){re.escape(name)}\s*[][=;,(){{:]"
+    )
+    places = [(n, m.start()) for n, line in enumerate(code, 1) for m in declaration.finditer(line)]
+    before = [n for n, start in places if (n, start) < (number, column)]
+    if before:
+        return (
+            f"'{name}' is not declared here: that of line {before[-1]} lives in its {{ }}, loop or if alone"
+        )
+    if places:
+        return f"'{name}' is not declared yet: line {places[0][0]} does it, and must come before"
+    return ""
+
+
+def _conversion(found: str, wanted: str, before: str) -> str:
+    """What a compiler has to say of a value's type; before: the line up to the value."""
+    found, wanted = (kind.replace(" *", "*") for kind in (found, wanted))  # as g++ writes it
+    bare = [re.sub(r"\bconst\b|\s", "", kind) for kind in (found, wanted)]
+    if "const" in found and bare[0] == bare[1] and "*" in bare[0]:
+        if atomic := re.search(r"\b(atomic\w+)\s*\([^;]*$", before):
+            return _call(atomic[1])
+        return f"this is const, and a {wanted} may write to it: write const there, too, or leave it out here"
+    if "*" in found and "*" not in wanted and "char" not in found:
+        return f"{wanted} is wanted here, and this is a pointer, {found}: is an index missing, as in x[i]?"
+    return f"{wanted} is wanted here, and this is {found}"
 
 
 def _groups(match: re.Match) -> list[str]:
@@ -237,17 +347,33 @@ def _unknown(name: str, source: str) -> str:
             return f"'{name}' is not there for a kernel on the CPU: {why.format(name)}"
     if name in _ELSEWHERE:
         return f"'{name}' is not there for a kernel: {_ELSEWHERE[name]}"
-    words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True))) - {name}
-    near = difflib.get_close_matches(name, sorted(words) + NAMES, 1, 0.7)
+    for header, names in _OURS.items():
+        if re.fullmatch(names, name):
+            return f"'{name}' is of a header: write #include <{header}> at the top"
+    if re.fullmatch(_HOPPER, name):
+        return (
+            f"'{name}' is for the GPU (9.0): with #include <hopper.cuh> the CPU says what it checks instead"
+        )
+    words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True)))
+    near = difflib.get_close_matches(name, sorted((words | set(NAMES)) - {name}), 1, 0.7)
     lower = [word for word in NAMES if word.lower() == name.lower()]
     guess = (lower or near or [""])[0]
     return f"'{name}' is not declared" + (f"; did you mean '{guess}'?" if guess else "")
 
 
+_ATOMIC_KINDS = {
+    "atomicAdd": "numbers (float2 and float4 on GPUs from 9.0 on)",
+    "atomicExch": "whole numbers or floats",
+    "atomicInc": "unsigned",
+    "atomicDec": "unsigned",
+}
+
+
 def _call(name: str) -> str:
     advice = ""
     if name.startswith("atomic"):
-        advice = f": its first is an address, as in {name}(&x[i], value) (of float2 and float4 on GPUs from 9.0 on)"
+        kinds = _ATOMIC_KINDS.get(name, "whole numbers")
+        advice = f": its first is an address, as in {name}(&x[i], value), of {kinds}, not const"
     elif name.endswith("_sync"):
         advice = f": its first is the mask of lanes, as in {name}(0xffffffff, value, ...)"
     return f"{name} does not take these arguments{advice}"
@@ -256,4 +382,4 @@ def _call(name: str) -> str:
 def _without_macros(message: str) -> str:
     """As the text has it: threadIdx and its kin are macros on the CPU."""
     message = re.sub(r"\(?nanoeuler_self\(\)\s*->\s*(?:nanoeuler_runtime::Fiber::)?(\w+)\)?", r"\1", message)
-    return re.sub(r"; did you mean .*|(?:nanoeuler_)?runtime::", "", message)
+    return re.sub(r"; did you mean .*| \[-f\w+\]|(?:nanoeuler_)?runtime::", "", message)

@@ -96,7 +96,8 @@ class CpuLaunch:
         shared_limit: int,
         seconds: float,
     ):
-        self.library, self.signature, self.block = library, signature, block
+        self.library, self.signature = library, signature
+        self.grid, self.block, self.shared_mem = grid, block, shared_mem
         self.run = getattr(library.functions, f"run_kernel_{number}")
         self.arrays = [(p.name, v) for p, v in zip(signature.parameters, values) if p.pointer]
         self.written = [not p.const for p in signature.parameters if p.pointer]

@@ -16,7 +16,14 @@ ADVICE = {
     "^race between blocks beside atomics": (
         "between blocks only this orders: write, __threadfence(), an atomic; there an atomic, then read"
     ),
+    "^race of updates.*beside atomics": (
+        "use atomicAdd; behind a lock, __threadfence() follows taking it and precedes giving it back"
+    ),
     "^race of updates between": "each reads it and writes it back: use atomicAdd, or give every block its own place",
+    "^race in one place": "all threads meet in this one place: let one of them do it, or use an atomic",
+    "^race with a volatile": (
+        "volatile orders nothing: write, __threadfence(), set the flag; see it, __threadfence(), read"
+    ),
     "^race of updates": "each reads it and writes it back, and one result is lost: atomicAdd does it in one step",
     "^race between blocks": "blocks run in any order: use an atomic, or give every block a place of its own",
     "^race with an atomic": "an atomic and a plain access race, too: use atomics for both, or __syncthreads() between",
@@ -39,6 +46,7 @@ ADVICE = {
     r"\[42949\d{5}\]": "the index is unsigned and fell below 0: threadIdx.x - 1 is 4294967295 in thread 0",
     "in no array": "the index is far off, or the pointer was never set",
     "null pointer": "the pointer was not set to an array",
+    "^shared memory": "an array takes rows x columns x bytes of an element: does a smaller tile do?",
     "has returned": "a local variable ends with its function: let the caller declare it, and pass its address",
     "too large for 'int'": "an int holds numbers up to 2147483647: compute large indices as long long",
     "^crash.*stack": "a thread has little room of its own: no recursion, no large local arrays",
@@ -99,6 +107,8 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     message = re.sub(r"'(\w+)\[", r"'\1 [", message)  # 'float [64]', which Clang spells 'float[64]'
     line, other_line = line_of(raw.site), line_of(raw.other_site)
     line = line or next(filter(None, map(line_of, raw.trail)), 0)
+    if kind == "shared memory":
+        line = line or _declaration(message, text)
     told = [f"{kind}: {message}{_place(raw, kind, arrays, text, line)}"]
     thread = block_index = other = None
     if raw.has_thread:
@@ -108,6 +118,8 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
         told.append(f"  in kernel {kernel}")
     if line:
         told.append(f"  {text.quote(line)}")
+    if kind == "divergent barrier":
+        told += _calls(raw, text, line_of)
     if raw.other_thread >= 0:
         t = raw.other_thread
         other = (t % block[0], t // block[0] % block[1], t // (block[0] * block[1]))
@@ -119,7 +131,8 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
             raw.other_thread, _OTHER.get(kind, "the other: ")
         )
         told.append(f"  {who}{text.quote(other_line)}")
-    if advice := _advice(raw, told[0], text, arrays, line == other_line):
+    lines = [text.line(line), text.line(other_line)]
+    if advice := _advice(raw, told[0], text, arrays, lines[:1] if line == other_line else lines):
         told.append(f"  {advice}")
     told[0] = textwrap.fill(told[0], WIDTH, subsequent_indent="    ", break_long_words=False)
     file, number, _ = text.find(line)
@@ -133,6 +146,24 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
 _OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  # what the second line is
 
 
+def _declaration(message: str, text: Text) -> int:
+    """The line of the text that declares the __shared__ array of which the message speaks."""
+    name = re.search(r"bytes with (\w+)", message)
+    found = name and re.search(
+        rf"(?<!\w)__shared__(?!\w)[^;]*?(?<!\w){name[1]}(?!\w)", blank_comments(text.source)
+    )
+    return text.source[: found.end()].count("\n") + 1 if found else 0
+
+
+def _calls(raw, text: Text, line_of) -> list[str]:
+    """Where the function that holds a barrier was called, by a thread that waits there and by the first to come."""
+    half, told = len(raw.trail) // 2, []
+    for who, sites in (("called in ", raw.trail[1:half]), ("the other in ", raw.trail[half + 1 :])):
+        lines = [text.quote(line) for line in map(line_of, sites) if line]
+        told += [f"  {who}{lines[-1]}"] if lines else []  # by the kernel itself
+    return told
+
+
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
     told = re.search(rb"null pointer|local|no array|no end", raw.message)
@@ -143,7 +174,8 @@ def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     index = raw.offset // raw.element
     name = raw.name.decode()
     element = f"[{index // raw.columns}][{index % raw.columns}]" if raw.columns else f"[{index}]"
-    if raw.space.startswith(b"__") and raw.bytes == raw.element and index == 0:
+    single = raw.space.startswith(b"__") or (raw.space and not re.search(rf"\b{name}\s*\[", text.source))
+    if single and raw.bytes == raw.element and index == 0:
         element = ""  # a single number
     if not name:
         return ": a static variable of a function"
@@ -168,12 +200,25 @@ def _written(code: str, column: int) -> str:
     return f": {min(found, key=len)}" if found else ""
 
 
-def _advice(raw, told: str, text: Text, arrays: list, one_line: bool) -> str:
-    """What to look at; one_line: both accesses stand in the same line."""
+def _advice(raw, told: str, text: Text, arrays: list, lines: list[str]) -> str:
+    """What to look at; lines: those of the two accesses, one if both stand in the same."""
     if raw.kind == b"race":
-        update, blocks = raw.update and one_line, raw.other_thread == -2
+        name, atomic = re.escape(raw.name.decode()), any("atomic" in line for line in lines)
+        update, blocks = raw.update and len(lines) == 1, raw.other_thread == -2
+        one_place = rf"(?<!\w){name}\s*\[\s*\d+\s*\]|\*\s*{name}(?!\w)"
         told = "race" + " of updates" * update + " between blocks" * blocks
-        told += "" if update else ["", " with an atomic", " beside atomics"][raw.atomics]
+        if raw.atomics == 1 and not atomic and "volatile" in text.source:
+            told = "race with a volatile"
+        elif raw.atomics and not (update and raw.atomics == 1):
+            told += [" with an atomic", " beside atomics"][raw.atomics - 1]
+        elif not update and name and len(lines) == 1 and re.search(one_place, lines[0]):
+            told = "race in one place"
+    if judged := re.search(r"index (-?\d+) of an array '[^'[]*\[(\d+)\]", told):
+        index, size = map(int, judged.groups())
+        if index < 0:
+            return "the first element is [0]: is a guard for the first threads missing?"
+        told = f"the last element is [{size - 1}]: is a guard missing, or < meant where <= stands?"
+        return told if index == size else ""
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):

@@ -50,6 +50,36 @@ def device() -> str:
     return "gpu" if usable else "cpu"
 
 
+@functools.cache
+def hopper() -> bool:
+    """Whether kernels are compiled for sm_90a, whose wgmma plain 9.0 lacks: on a GPU of compute capability 9.0.
+
+    The environment's NANOEULER_ARCH=80 says no there, too: a kernel's twin of `hopper.cuh` runs instead. Raises
+    NanoEulerError for another value of that variable.
+    """
+    wanted = os.environ.get("NANOEULER_ARCH", "")
+    if wanted not in ("", "80", "90"):
+        raise NanoEulerError(f"NANOEULER_ARCH is {wanted!r}, expected 80 or 90")
+    if device() == "cpu" or wanted == "80":
+        return False
+    import cupy
+
+    return cupy.cuda.Device().compute_capability == "90"
+
+
+def describe(launch: Launch) -> str:
+    """A bound launch in words: its kernel, grid, block and bytes of dynamic shared memory."""
+    if isinstance(launch, CpuLaunch):
+        name, grid, block, shared = launch.signature.name, launch.grid, launch.block, launch.shared_mem
+    else:
+        name, (grid, block), shared = launch.name, launch.args[:2], launch.keywords["shared_mem"]
+    return f"{name}, grid {_in_words(grid)}, block {_in_words(block)}, {shared} bytes"
+
+
+def _in_words(size: tuple[int, int, int]) -> str:
+    return " x ".join(map(str, size)).removesuffix(" x 1").removesuffix(" x 1")
+
+
 def array_module(where: str | None = None):
     """NumPy or CuPy, whose arrays the kernels of that device take (default: `device()`)."""
     if (where or device()) == "cpu":
@@ -174,8 +204,8 @@ class Kernel:
         for each number, a tuple or list for a float4 and its kin, for a struct a dict of its members or a structured
         scalar of NumPy with fields of these names; shared_mem: bytes of `extern __shared__`; seconds: what a checked
         launch may take; shared_limit: the bytes that a block may have on the card that is meant, __shared__ arrays and
-        shared_mem together: 48, 64, 99, 163 or 227 times 1024. (Over 48 KB of shared_mem the GPU is asked for, as it
-        wants.)
+        shared_mem together: 48, 64, 99, 163 or 227 times 1024. (For over 48 KB together the GPU wants to be
+        asked.)
         Raises NanoEulerError for what the kernel cannot take. The launch raises KernelError on a bug.
         """
         grid, block = _shape("grid", grid), _shape("block", block)
@@ -211,9 +241,11 @@ class Kernel:
                 f"{self.name}: the __shared__ arrays take {static} bytes and shared_mem {shared_mem} more: a block has "
                 f"{shared_limit} on this card"
             )
-        if shared_mem > 48 * 1024:
+        if static + shared_mem > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_mem
-        return functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
+        launch = functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
+        launch.name = self.name
+        return launch
 
     def _check_shape(self, grid, block, shared_mem: int, shared_limit: int) -> None:
         threads = block[0] * block[1] * block[2]
@@ -384,6 +416,8 @@ def _compile_for_gpu(owner: Module, text: Text, macros: list[str]) -> dict:
     import cupy
 
     options = ("-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}", f"-DNANOEULER_HEADERS=0x{headers()[:8]}")
+    if hopper():
+        options += ("-arch=sm_90a",)
     mangled = [s.name for s in owner.signatures.values() if s.mangled]
     options += tuple(f"-D{m}" for m in macros)
     try:

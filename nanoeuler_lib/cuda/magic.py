@@ -72,4 +72,8 @@ def _options(line: str) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("-D", dest="define", action="append", default=[])
     parser.add_argument("-i", dest="instantiate", action="append", default=[])
-    return parser.parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quote without its partner
+        parser.error(str(error).lower())
+    return parser.parse_args(words)

@@ -5,6 +5,9 @@ import operator
 import re
 
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\S[^\n]*?)[ \t]*$", re.M)
+_FUNCTION_MACRO = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(((?:[^()\n]|\\\n)*)\)((?:[^\n]*\\\n)*[^\n]*)", re.M
+)
 _ALIAS = re.compile(
     r"(?<!\w)using\s+(\w+)\s*=\s*([\w\s:*<>,]+?)\s*;|(?<!\w)typedef\s+([\w\s:*<>,]+?)\s*\b(\w+)\s*;"
 )
@@ -83,9 +86,17 @@ def expand(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def code_only(source: str) -> str:
-    """The text with blanks for comments, strings and the preprocessor's lines."""
-    bare = blank_comments(source, strings=True)
+def function_macros(text: str) -> dict[str, tuple[list[str], str]]:
+    """Parameters and body of each macro that takes arguments."""
+    return {
+        m[1]: (re.findall(r"\w+|\.\.\.", m[2]), m[3].replace("\\\n", " ").strip())
+        for m in _FUNCTION_MACRO.finditer(blank_comments(text))
+    }
+
+
+def code_only(source: str, strings: bool = False) -> str:
+    """The text with blanks for comments, the preprocessor's lines and, unless they are asked for, strings."""
+    bare = blank_comments(source, strings=not strings)
     return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), bare, flags=re.M)
 
 

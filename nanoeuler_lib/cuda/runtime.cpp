@@ -32,6 +32,7 @@ static void check_begin(Launch*);
 static void check_end(Launch*);
 static void check_block(Block*);
 static void check_barrier(Block*);
+static void note_calls(Fiber*, Site* trail);
 static void check_syncwarp(Block*, Warp*, unsigned lanes);
 static void check_fence(Fiber*, bool of_block);
 static void check_named_barrier(Fiber*, NamedBarrier*, bool complete);
@@ -375,6 +376,7 @@ static uintptr_t find_kernel_return(Fiber* fiber, const Frame* frame) {
 static INLINE uint64_t path_of(Fiber* fiber, void* frame) {
   uint64_t path = 1;
 #ifdef CHECKED
+  fiber->path_frame = frame;
   const Frame *top = (Frame*)fiber->top, *next = ((Frame*)frame)->caller;
   uintptr_t kernel_returns_to = fiber->block->launch->kernel_returns_to;
   if (!kernel_returns_to) kernel_returns_to = find_kernel_return(fiber, next);
@@ -427,6 +429,13 @@ static void release_barrier(Block* block) {
          "threads of one block wait at different __syncthreads(): line %d and line %d", other, line);
   block->launch->config->finding.site = site_of_line(line);
   if (other != line) block->launch->config->finding.other_site = site_of_line(other);
+  note_calls(fiber, block->launch->config->finding.trail);
+  for (unsigned t = 0; t < block->launch->threads; t++) {
+    Fiber* waiting = block->started[t] && block->warp[t / 32].alive >> t % 32 & 1 ? block->fiber[t] : nullptr;
+    if (!waiting || !waiting->waits_at || strcmp(waiting->waits_at, "__syncthreads()")) continue;
+    note_calls(waiting, block->launch->config->finding.trail + TRAIL / 2);
+    break;
+  }
   leave(block);
 }
 
@@ -1035,6 +1044,7 @@ static void check_syncwarp(Block*, Warp*, unsigned) {}
 static void check_fence(Fiber*, bool) {}
 static void check_named_barrier(Fiber*, NamedBarrier*, bool) {}
 static void check_exit(Fiber*) {}
+static void note_calls(Fiber*, Site*) {}
 RUNTIME_API void check_access(const void*, int, int, int) {}
 RUNTIME_API void check_range(const void*, size_t, int, int) {}
 RUNTIME_API void check_space(const void*, bool, int) {}
@@ -1044,7 +1054,7 @@ RUNTIME_API void device_variable(Variable*) {}
 static const char* text_fault(Block*, const char*, int) { return nullptr; }
 static void on_fault(Block* block, int signal, uintptr_t stack_pointer, uintptr_t, uintptr_t) {
   report(block, fiber_at(block, stack_pointer), "crash", "%s", signal == SIGFPE ?
-         "an integer division that has no result (the checked build says where)" :
-         "an access to memory that is nobody's (the checked build says where)");
+         "an integer division that has no result (the checker says where: leave out --fast, or checked=False)" :
+         "an access to memory that is nobody's (the checker says where: leave out --fast, or checked=False)");
 }
 #endif

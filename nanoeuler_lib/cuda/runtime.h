@@ -47,7 +47,7 @@ struct Finding {
   uint64_t bytes;  // of the array
   int update;      // a race: the one who wrote had read the place as the other does now
   int atomics;     // a race: 1 of an atomic or a flag with a plain access, 2 in a block that calls atomics
-  Site trail[TRAIL];  // a fault: calls that led there, perhaps
+  Site trail[TRAIL];  // a fault: calls that led there, perhaps; a barrier: calls of a thread that waits, then of another
 };
 
 struct Access {  // one line of a trace

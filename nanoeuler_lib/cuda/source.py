@@ -13,6 +13,7 @@ from nanoeuler_lib.cuda.reading import (
     bracket_fault,
     code_only,
     expand,
+    function_macros,
     hollow,
     live,
     number,
@@ -73,7 +74,7 @@ class _Kernel:
 
 
 def _kernels(source: str) -> list[_Kernel]:
-    text, code = blank_comments(source), code_only(source)
+    text, code = code_only(source, strings=True), code_only(source)
     found = []
     for match in _GLOBAL.finditer(code):
         start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
@@ -129,29 +130,80 @@ def signatures(
     for name in instantiate:
         base, _, arguments = name.partition("<")
         if base.strip() not in templates:
-            raise NanoEulerError(f"instantiate: no template {base} in the text, only {sorted(templates)}")
+            found = ", ".join(sorted(templates)) or "none"
+            raise NanoEulerError(f"instantiate: the text holds no template {base}, found {found}")
         kernel = templates[base.strip()]
         formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
-        actual = [a.strip() for a in split(arguments.rstrip()[:-1])]
+        actual = [a.strip() for a in split(arguments.rstrip()[:-1]) if a.strip()]
+        needed = sum("=" not in hollow(p) and "..." not in p for p in split(kernel.template))
+        most = len(actual) if "..." in kernel.template else len(formal)
+        if not needed <= len(actual) <= most or not (arguments.rstrip().endswith(">") or not needed):
+            raise NanoEulerError(
+                f"instantiate: {kernel.name} is a template of <{' '.join(kernel.template.split())}>, got {name}: name "
+                f"its arguments, as in {kernel.name}<{'...' if len(formal) > 1 else '4'}>"
+            )
         plain.append(_signature(alive, source, kernel, name, words | dict(zip(formal, actual)), structs))
     if not plain:
-        more = (
-            f"; name the templates to compile: instantiate=('{next(iter(templates))}<...>',)"
-            if templates
-            else ""
-        )
-        raise NanoEulerError(_no_kernel(source) + more)
+        if templates:
+            kernel = next(iter(templates.values()))
+            line = alive[: kernel.start].count("\n") + 1
+            raise _at(
+                source,
+                line,
+                f"{kernel.name} is a template: name what to compile, as %%cuda -i '{kernel.name}<...>', or "
+                f"instantiate=('{kernel.name}<...>',)",
+            )
+        raise NanoEulerError(_no_kernel(source))
     return plain
 
 
 def _with_heads(alive: str, words: dict[str, str]) -> str:
-    """The text with what stands for a kernel's head written out: of #define KERNEL extern "C" __global__ void."""
-    heads = {name: expand(body, words) for name, body in words.items()}
-    heads = {name: body for name, body in heads.items() if _GLOBAL.search(body)}
-    for match in reversed(list(re.finditer(r"[A-Za-z_]\w*", code_only(alive)))):
-        if match[0] in heads:
-            alive = alive[: match.start()] + heads[match[0]] + alive[match.end() :]
+    """The text with what stands for a kernel's head written out, each line where it was.
+
+    Of #define KERNEL extern "C" __global__ void, and of #define KERNEL(name) extern "C" __global__ void name.
+    """
+    macros = function_macros(alive)
+    bodies = {name: expand(body, words) for name, body in words.items()}
+    for name, (parameters, body) in macros.items():
+        bodies[name] = expand(body, {word: words[word] for word in words if word not in parameters})
+    heads: set[str] = set()
+    for _ in range(8):  # a macro may stand in another
+        heads |= {
+            n for n, body in bodies.items() if _GLOBAL.search(body) or heads & set(re.findall(r"\w+", body))
+        }
+    for _ in range(8):
+        uses = [m for m in re.finditer(r"[A-Za-z_]\w*", code_only(alive)) if m[0] in heads]
+        for match in reversed(uses):
+            end, body = match.end(), bodies[match[0]]
+            if match[0] in macros:
+                end, body = _applied(alive, match, macros[match[0]][0], body)
+            alive = alive[: match.start()] + body + alive[end:]
+        if not uses:
+            break
     return alive
+
+
+def _applied(alive: str, use: re.Match, parameters: list[str], body: str) -> tuple[int, str]:
+    """Where the use of a macro with arguments ends, and what it stands for.
+
+    Raises NanoEulerError for one that takes more than putting arguments in their places.
+    """
+    opened = re.match(r"\s*\(", alive[use.end() :])
+    inside = alive[use.end() + opened.end() :] if opened else ""
+    length = (hollow("(" + inside) + ")").index(")") - 1
+    given = [argument.strip() for argument in split(inside[:length])]
+    if not opened or len(given) != len(parameters) or "..." in parameters or re.search(r"(?<!#)#(?!#)", body):
+        line = alive[: use.start()].count("\n") + 1
+        raise _at(
+            alive,
+            line,
+            f"the head of a kernel stands behind the macro {use[0]}({', '.join(parameters)}), and cannot be read here: "
+            'write extern "C" __global__ void name(...)',
+        )
+    meaning = dict(zip(parameters, given))
+    body = re.sub(r"\b[A-Za-z_]\w*", lambda word: meaning.get(word[0], word[0]), body)
+    end = use.end() + opened.end() + length + 1
+    return end, re.sub(r"\s*##\s*", "", body) + "\n" * alive[use.start() : end].count("\n")
 
 
 def _no_kernel(source: str) -> str:
@@ -190,6 +242,12 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     text = text[: len(hollow(text).partition("=")[0])]  # without a default value
     text = _QUALIFIERS.sub(" ", text)
     rows = re.search(r"\(\s*\*\s*(?:const\b)?\s*(\w*)\s*\)", text)  # float (*x)[32]
+    if rows and text[rows.end() :].lstrip().startswith("("):
+        raise NanoEulerError(
+            f"parameter `{rows[1] or '?'}` is a function, which Python cannot pass: call a __device__ function by its "
+            "name, or choose one by a number"
+        )
+    text = re.sub(r"\(\s*(\w+)\s*\)(?=\s*(?:\[[^]]*\]\s*)*$)", r" \1 ", text)  # float (x)
     shape = re.findall(r"\[([^]]*)\]", text)
     plain = re.sub(r"\[[^]]*\]", " ", text.replace(rows[0], f"* {rows[1]} ") if rows else text).rstrip()
     names = re.findall(r"\w+", hollow(plain))
@@ -364,6 +422,13 @@ def _announce(source: str) -> str:
         emptied = hollow(declaration)
         if re.match(r"[^()\n]*=", emptied):
             raise _at(source, line, "__shared__ memory has no value at first: let a thread write it")
+        if re.search(r"\[\s*\]", declaration):
+            raise _at(
+                source,
+                line,
+                "this __shared__ array has no size: write one in its [ ], or extern before __shared__ and give "
+                "shared_mem at the launch",
+            )
         if "=" in emptied:
             continue  # its ; is missing: the compiler will tell
         if not in_macro and bare[:start].count("{") == bare[:start].count("}"):

@@ -1,6 +1,7 @@
 // Softmax cross-entropy, a row of V logits at a time. logits: [gridDim.x, V]; targets: [gridDim.x], -1 costs nothing;
 // losses: [gridDim.x], in nats. ops/reference.py, chapter 24. One block a row, its size a multiple of 32.
 #include <reduce.cuh>
+#include <wide.cuh>
 
 #define AT_ONCE 4           // loads that a thread has on their way together: one at a time, it would mostly wait
 #define LOWEST (-3.4e38f)  // below every logit, and finite
@@ -64,39 +65,68 @@ extern "C" __global__ void cross_entropy_backward(float* __restrict__ logits, co
 }
 
 // The same for V up to KEEP * blockDim.x: each thread keeps its share of the row in registers, so that a row is read
-// once, each exponential is computed once, and no thread reads what another writes.
+// once, each exponential is computed once, and no thread reads what another writes. Rows of fours, if the logits begin at
+// a multiple of 16 bytes, are read and written 16 bytes at a time. KEEP is a multiple of 4.
 #ifndef KEEP
 #define KEEP 16
 #endif
-extern "C" __global__ void __launch_bounds__(512)
-cross_entropy_backward_kept(float* __restrict__ logits, const int* __restrict__ targets,
-                                                       const float* __restrict__ dlosses,
-                                                       float* __restrict__ losses, int V) {
-  if (V > KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
-  float* row = logits + (size_t)blockIdx.x * V;
-  int target = targets[blockIdx.x];
+static_assert(KEEP % 4 == 0, "a thread keeps fours");
+
+// Which logit is number k of this thread: four neighbours, then the next four; or one of every blockDim.x.
+template <bool FOURS> __device__ __forceinline__ int place(int k) {
+  return FOURS ? 4 * (threadIdx.x + k / 4 * blockDim.x) + k % 4 : threadIdx.x + k * blockDim.x;
+}
+
+template <bool FOURS>
+__device__ __forceinline__ void backward_kept(float* row, int target, float dloss, float& loss, int V) {
   float mine[KEEP], largest = LOWEST, own = 0, sum = 0;  // own: the target's logit, in the thread that has it
 #pragma unroll
-  for (int k = 0; k < KEEP; k++) {
-    int i = threadIdx.x + k * blockDim.x;
-    mine[k] = i < V ? row[i] : LOWEST;
+  for (int k = 0; k < KEEP; k += FOURS ? 4 : 1) {
+    int i = place<FOURS>(k);
+    float4 v = make_float4(LOWEST, LOWEST, LOWEST, LOWEST);
+    if constexpr (FOURS) {
+      if (i < V) v = *(const float4*)(row + i);
+      mine[k] = v.x, mine[k + 1] = v.y, mine[k + 2] = v.z, mine[k + 3] = v.w;
+    } else {
+      mine[k] = i < V ? row[i] : LOWEST;
+    }
   }
 #pragma unroll
   for (int k = 0; k < KEEP; k++) largest = fmaxf(largest, mine[k]);
   largest = block_max(largest);
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
-    if (threadIdx.x + k * blockDim.x == target) own = mine[k];
+    if (place<FOURS>(k) == target) own = mine[k];
     mine[k] = __expf(mine[k] - largest);
     sum += mine[k];
   }
   sum = block_sum(sum);
-  float scale = target < 0 ? 0.0f : dlosses[blockIdx.x], share = scale / sum;
+  float scale = target < 0 ? 0.0f : dloss, share = scale / sum;
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
-    int i = threadIdx.x + k * blockDim.x;
-    if (i < V) row[i] = mine[k] * share - (i == target ? scale : 0.0f);
-    if (i == target) losses[blockIdx.x] = logf(sum) + largest - own;
+    mine[k] *= share;
+    if (place<FOURS>(k) != target) continue;
+    mine[k] -= scale;
+    loss = logf(sum) + largest - own;
   }
-  if (target < 0 && threadIdx.x == 0) losses[blockIdx.x] = 0;
+#pragma unroll
+  for (int k = 0; k < KEEP; k += FOURS ? 4 : 1) {
+    int i = place<FOURS>(k);
+    if (i >= V) continue;
+    if constexpr (FOURS) *(float4*)(row + i) = make_float4(mine[k], mine[k + 1], mine[k + 2], mine[k + 3]);
+    else row[i] = mine[k];
+  }
+  if (target < 0 && threadIdx.x == 0) loss = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+cross_entropy_backward_kept(float* __restrict__ logits, const int* __restrict__ targets,
+                            const float* __restrict__ dlosses, float* __restrict__ losses, int V) {
+  if (V > KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
+  float* row = logits + (size_t)blockIdx.x * V;
+  int target = targets[blockIdx.x];
+  if (V % 4 == 0 && whole_fours(V, logits))
+    backward_kept<true>(row, target, dlosses[blockIdx.x], losses[blockIdx.x], V);
+  else
+    backward_kept<false>(row, target, dlosses[blockIdx.x], losses[blockIdx.x], V);
 }

@@ -1,33 +1,46 @@
-// hopper.cuh: what came with compute capability 9.0: products of a whole warpgroup (wgmma), the copy engine of tiles (TMA),
-// barriers in shared memory that count bytes, clusters of blocks. For the GPU alone, compiled for sm_90a. On the CPU a call
-// is refused with the name of its twin, which the checker knows: write both, the one under #ifdef __CUDACC__, the other
-// behind #else, and the CPU checks the indices, the barriers and the sums of the kernel around them.
+// hopper.cuh: what came with compute capability 9.0: products of a whole warpgroup (wgmma), the copy engine of tiles
+// (TMA), barriers in shared memory that count bytes, clusters of blocks. For sm_90a, which the launcher compiles for on
+// such a card. Elsewhere, on other GPUs and on the CPU, a call is refused with the name of its twin, which every GPU from
+// 8.0 on has and the checker knows: write both, the one under #ifdef __CUDA_ARCH_FEAT_SM90_ALL (CUDA's own macro for
+// 9.0a), the other behind #else, and the CPU checks the indices, the barriers and the sums of the kernel around them.
 //
 //   mbarrier_init(b, n)        b: an unsigned long long in __shared__ memory; a phase ends with n arrivals and all bytes
 //   mbarrier_arrive(b)         one arrival; mbarrier_expect(b, bytes): one arrival that announces the bytes of copies
 //   mbarrier_wait(b, parity)   until the phase of that parity, 0, 1, 0, ..., has ended
-//   fence_async()              what threads wrote to shared memory becomes visible to TMA and wgmma (and mbarrier_init to all)
-//   copy_tile(shared, map, column, row, b)   one thread: a box of a matrix, as its TensorMap says, to shared memory; what
-//                              lies outside of the matrix becomes zeros; the bytes count at b
-//   wgmma_tile(shared)         describes a tile for wgmma: rows of 64 16-bit numbers, in pieces of 16 bytes of which number
-//                              c of row r lies at c ^ (r % 8) (the swizzle of 128 bytes), from a multiple of 1024 bytes on;
-//                              add 2 to come to the next 16 columns
-//   wgmma_m64n64k16(d, a, b)   d += a b^T: 64 x 16 and 64 x 16 bfloat16 described by a and b, asynchronously, by the 128
-//                              threads of four warps; d[i] is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
+//   fence_async()              what threads wrote to shared memory becomes visible to TMA and wgmma (and mbarrier_init
+//                              to all)
+//   copy_tile(shared, map, column, row, b)   one thread: a box of a matrix, as its TensorMap says, to shared memory;
+//                              what lies outside of the matrix becomes zeros; the bytes count at b
+//   wgmma_tile(shared)         describes a tile for wgmma: rows of 128 bytes, in pieces of 16 bytes of which number c
+//                              of row r lies at c ^ (r % 8) (the swizzle of 128 bytes), from a multiple of 1024 bytes
+//                              on; add 2 to come to the next 32 bytes of each row
+//   wgmma<N, T>(d, a, b)       d += a b^T: 64 rows and N rows of 32 bytes, described by a and b, asynchronously, by the
+//                              128 threads of four warps; N = 64, 128 or 256, T = __nv_bfloat16, __half or tf32 (float
+//                              numbers whose last 13 bits are left out of account); d[i], N / 2 of them, all indices
+//                              known to the compiler, is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
 //                              8 (i / 4) + 2 (lane % 4) + i % 2
+//   wgmma_of_registers<T>(d, a, b)   d += a b: 64 x 16 numbers a in registers, each warp's 16 rows as mma takes them, and
+//                              16 rows of 64 numbers, described by b; T = __nv_bfloat16 or __half; add 128 to come to
+//                              the next 16 rows
+//   wgmma_hold<N>(d)           no use of the N registers d moves past this place: before the fence and after the wait,
+//                              since the compiler does not know that wgmma reads and writes them in between
 //   wgmma_fence(), wgmma_commit(), wgmma_wait<N>()   before the first product; end a group; until at most N are under way
 //   cluster_rank(), cluster_sync()   which block of its cluster this is; a barrier of them all
 //
 // (PTX ISA, "Asynchronous warpgroup level matrix instructions", "Tensor copy", "mbarrier".)
 #pragma once
 
-// A matrix in global memory for copy_tile: cuTensorMapEncodeTiled fills it on the host. A kernel takes it by value:
+// A matrix in global memory for copy_tile: cuda.tensor_map makes it. A kernel takes it by value:
 // const __grid_constant__ TensorMap map.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-#ifdef __CUDACC__
+struct __half;
+struct __nv_bfloat16;
+struct tf32;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #define NE_HOPPER __device__ __forceinline__
 
@@ -70,17 +83,68 @@ NE_HOPPER void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" 
 template <int GROUPS> NE_HOPPER void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
-NE_HOPPER void wgmma_m64n64k16(float* d, unsigned long long a, unsigned long long b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b) : "memory");
+template <int N> NE_HOPPER void wgmma_hold(float* d) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int N> NE_HOPPER void wgmma_hold(unsigned* a) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+template <int N, class T> NE_HOPPER void wgmma(float* d, unsigned long long a, unsigned long long b) {
+  static_assert(N == 0, "wgmma multiplies by 64, 128 or 256 rows of __nv_bfloat16, __half or tf32");
+}
+
+#define NE_NAMES_64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NE_NAMES_128 NE_NAMES_64 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NE_NAMES_256 NE_NAMES_128 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NE_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NE_16(i) NE_4(i), NE_4(i + 4), NE_4(i + 8), NE_4(i + 12)
+#define NE_SUMS_64(i) NE_16(i), NE_16(i + 16)
+#define NE_SUMS_128(i) NE_SUMS_64(i), NE_SUMS_64(i + 32)
+#define NE_SUMS_256(i) NE_SUMS_128(i), NE_SUMS_128(i + 64)
+#define NE_WGMMA(N, A, B, T, TYPES, LAYOUTS)                                                                          \
+  template <> NE_HOPPER void wgmma<N, T>(float* d, unsigned long long a, unsigned long long b) {                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NE_NAMES_##N "}, %" #A ", %" #B ", 1, 1, 1" LAYOUTS \
+                 ";" : NE_SUMS_##N(0) : "l"(a), "l"(b) : "memory");                                                   \
+  }
+#define NE_WGMMAS(T, TYPES, LAYOUTS)        \
+  NE_WGMMA(64, 32, 33, T, TYPES, LAYOUTS)   \
+  NE_WGMMA(128, 64, 65, T, TYPES, LAYOUTS)  \
+  NE_WGMMA(256, 128, 129, T, TYPES, LAYOUTS)
+NE_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0, 0")
+NE_WGMMAS(__half, "k16.f32.f16.f16", ", 0, 0")
+NE_WGMMAS(tf32, "k8.f32.tf32.tf32", "")
+template <class T> NE_HOPPER void wgmma_of_registers(float* d, const unsigned* a, unsigned long long b) {
+  static_assert(sizeof(T) == 0, "wgmma_of_registers multiplies __nv_bfloat16 or __half");
+}
+#define NE_WGMMA_OF_REGISTERS(T, TYPES)                                                                               \
+  template <> NE_HOPPER void wgmma_of_registers<T>(float* d, const unsigned* a, unsigned long long b) {               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {" NE_NAMES_64 "}, {%32, %33, %34, %35}, %36,"   \
+                 " 1, 1, 1, 1;"                                                                                       \
+                 : NE_SUMS_64(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                    \
+  }
+NE_WGMMA_OF_REGISTERS(__nv_bfloat16, "bf16.bf16")
+NE_WGMMA_OF_REGISTERS(__half, "f16.f16")
+#undef NE_WGMMA_OF_REGISTERS
+#undef NE_WGMMAS
+#undef NE_WGMMA
+#undef NE_SUMS_256
+#undef NE_SUMS_128
+#undef NE_SUMS_64
+#undef NE_16
+#undef NE_4
+#undef NE_NAMES_256
+#undef NE_NAMES_128
+#undef NE_NAMES_64
 
 NE_HOPPER unsigned cluster_rank() {
   unsigned rank;
@@ -93,26 +157,40 @@ NE_HOPPER void cluster_sync() {
 
 #undef NE_HOPPER
 
-#else  // on the CPU: a template, so that the compiler refuses a call and not the header
+#else  // a template, so that the compiler refuses a call and not the header
 
-#define NE_FOR_THE_GPU(NAME, TWIN)                                                                                \
-  template <int N = 0, class... Arguments> unsigned long long NAME(Arguments...) {                                \
-    static_assert(sizeof...(Arguments) > 99, #NAME " is for the GPU (9.0), under #ifdef __CUDACC__: behind #else write " TWIN); \
-    return 0;                                                                                                     \
+#ifdef __CUDACC__
+#define NE_HOPPER __device__
+#else
+#define NE_HOPPER
+#endif
+
+#define NE_REFUSE(NAME, TWIN, PARAMETER)                                                                              \
+  template <PARAMETER, class... Arguments> NE_HOPPER unsigned long long NAME(Arguments...) {                          \
+    static_assert(sizeof...(Arguments) > 99,                                                                          \
+                  #NAME " is for the GPU (9.0), under #ifdef __CUDA_ARCH_FEAT_SM90_ALL: behind #else write " TWIN);    \
+    return 0;                                                                                                         \
   }
-NE_FOR_THE_GPU(mbarrier_init, "nothing, and __syncthreads() for the waits")
-NE_FOR_THE_GPU(mbarrier_arrive, "__syncthreads()")
+#define NE_FOR_THE_GPU(NAME, TWIN) NE_REFUSE(NAME, TWIN, int N = 0)
+NE_FOR_THE_GPU(mbarrier_init, "nothing: named_barrier.cuh has the waits")
+NE_FOR_THE_GPU(mbarrier_arrive, "named_barrier_arrive")
 NE_FOR_THE_GPU(mbarrier_expect, "copy_async_commit()")
-NE_FOR_THE_GPU(mbarrier_wait, "copy_async_wait<0>() and __syncthreads()")
+NE_FOR_THE_GPU(mbarrier_wait, "named_barrier_sync; those who copy come with copy_async_wait<0>(), named_barrier_arrive")
 NE_FOR_THE_GPU(fence_async, "__syncthreads()")
 NE_FOR_THE_GPU(copy_tile, "copy_async<16>(shared, global, given) by all threads")
 NE_FOR_THE_GPU(wgmma_tile, "the address itself, for ldmatrix")
 NE_FOR_THE_GPU(wgmma_fence, "__syncwarp()")
 NE_FOR_THE_GPU(wgmma_commit, "nothing: mma ends where it stands")
 NE_FOR_THE_GPU(wgmma_wait, "__syncthreads(), before the tiles are written again")
-NE_FOR_THE_GPU(wgmma_m64n64k16, "ldmatrix and mma<__nv_bfloat16> in each of the four warps, of its 16 rows")
+#define NE_COMMA ,
+NE_REFUSE(wgmma, "ldmatrix and mma<T> in each of the four warps, of its 16 rows", int N NE_COMMA class T)
+NE_REFUSE(wgmma_of_registers, "ldmatrix_trans and mma<T>", class T)
+NE_FOR_THE_GPU(wgmma_hold, "nothing")
 NE_FOR_THE_GPU(cluster_rank, "0: the CPU runs single blocks")
 NE_FOR_THE_GPU(cluster_sync, "__syncthreads()")
+#undef NE_COMMA
 #undef NE_FOR_THE_GPU
+#undef NE_REFUSE
+#undef NE_HOPPER
 
 #endif

@@ -64,6 +64,7 @@ struct Fiber {
   unsigned waits_mask;  // of a warp function, with its function and argument
   WarpFunction waits_function;
   void* waits_argument;
+  void* path_frame;  // of the runtime's function that asked last which calls led to it
   uintptr_t top;  // of its stack: the frame of the runtime's function that called the kernel
 };
 

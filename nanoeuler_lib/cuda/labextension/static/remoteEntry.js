@@ -1,5 +1,6 @@
-// Colours a cell that begins with %%cuda as C++, in JupyterLab 4 and Notebook 7. It is written by hand in the form that
-// JupyterLab loads (a module federation container), so that nothing has to be built.
+// In JupyterLab 4 and Notebook 7: colours a cell that begins with %%cuda as C++, marks the gaps, gives figures the book's
+// alt text, and follows a link to its place on a page. It is written by hand in the form that JupyterLab loads (a module federation container),
+// so that nothing has to be built.
 (() => {
   const CPP = 'text/x-c++src';
 
@@ -15,6 +16,28 @@
     model.mimeTypeChanged.connect(check); // the notebook sets every cell's when the kernel says its language
   }
 
+  function describe(cell) {
+    const tags = cell.model.getMetadata('tags') || [];
+    if (tags.includes('gap')) cell.node.style.borderLeft = '3px solid var(--jp-warn-color1)';
+    const alt = cell.model.getMetadata('mystnb')?.image?.alt;
+    if (!alt) return;
+    const name = () => cell.node.querySelectorAll('.jp-OutputArea img').forEach(picture => { picture.alt = alt; });
+    name();
+    new MutationObserver(name).observe(cell.node, { childList: true, subtree: true });
+  }
+
+  // JupyterLab opens the page of a link, here of the glossary or the references, but not at its place.
+  function follow(event) {
+    const place = event.target.closest?.('a[href*=".md"]')?.hash.slice(1);
+    let tries = place ? 25 : 0;
+    const look = () => {
+      const found = [...document.querySelectorAll('.jp-MarkdownViewer [id]')].find(e => e.id === place && e.offsetParent);
+      if (found) found.scrollIntoView({ block: 'center' });
+      else if (tries--) setTimeout(look, 200);
+    };
+    if (place) setTimeout(look, 400);
+  }
+
   function watch(notebook) {
     const usual = () => notebook.codeMimetype;
     const seen = new WeakSet();
@@ -22,6 +45,7 @@
       if (seen.has(cell)) return;
       seen.add(cell);
       colour(cell, usual);
+      describe(cell);
     });
     all();
     notebook.modelContentChanged.connect(all);
@@ -36,10 +60,11 @@
       const { INotebookTracker } = (await Object.values(shared['@jupyterlab/notebook'])[0].get())();
       const plugin = {
         id: 'nanoeuler-cuda:colour',
-        description: 'Colours cells that begin with %%cuda as C++.',
+        description: 'Colours cells that begin with %%cuda as C++, marks gaps, describes figures.',
         autoStart: true,
         requires: [INotebookTracker],
         activate: (app, notebooks) => {
+          document.addEventListener('click', follow, true);
           notebooks.forEach(panel => watch(panel.content));
           notebooks.widgetAdded.connect((_, panel) => watch(panel.content));
         },

@@ -1,0 +1,209 @@
+"""FlashAttention's backward pass beside PyTorch's, alternated: `python -m benchmarks.gpu_attention_backward`.
+
+Takes a CUDA device and PyTorch. Every launch is compared with float64 on two texts first, its outputs filled with NaN
+before. PyTorch gets k and v expanded to all heads beforehand, laid out [B, T, H, C], where it is fastest; its sums over
+a group's heads are not counted. Times are medians over rounds; rates count the causal half, and
+backward as 2.5 times forward. Saves data/results/gpu_attention_backward.json.
+"""
+
+import argparse
+import math
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nanoeuler_lib.ops import flash, flash_backward
+from tools.results import FOLDER, save
+
+# B, H, G, T, C
+CASES = [
+    (64, 12, 12, 512, 64), (64, 12, 4, 512, 64), (32, 12, 12, 1024, 64), (32, 12, 4, 1024, 64), (8, 12, 12, 4096, 64),
+    (8, 12, 4, 4096, 64), (64, 12, 12, 512, 32), (64, 6, 6, 512, 128), (8, 6, 6, 4096, 128), (512, 12, 12, 64, 64),
+]  # fmt: skip
+TF32 = [(32, 12, 12, 512, 64), (32, 12, 12, 512, 32), (32, 6, 6, 512, 128)]
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-3}  # relative to the whole gradient, against float64
+
+
+def array(tensor):
+    """The same memory for CuPy; bfloat16 as uint16."""
+    import cupy
+
+    tensor = tensor.detach()
+    return (
+        cupy.from_dlpack(tensor.view(torch.int16)).view(np.uint16)
+        if tensor.dtype == torch.bfloat16
+        else cupy.from_dlpack(tensor)
+    )
+
+
+class Case:
+    """Random inputs of one shape, and what computes their gradients."""
+
+    def __init__(self, B, H, G, T, C, dtype):
+        self.sizes, self.dtype, self.scale = (B, H, G, T, C), dtype, 1 / math.sqrt(C)
+        draw = lambda *shape: torch.randn(*shape, device="cuda").to(dtype)
+        self.qkv, self.dout = draw(B, T, (H + 2 * G) * C), draw(B, T, H * C)
+        self.dqkv = torch.empty_like(self.qkv)
+        self.lse = torch.empty(B, H, T, device="cuda")
+        self.delta, self.work = torch.empty_like(self.lse), torch.empty(B, H, T, C, device="cuda")
+        q, k, v = (
+            x.float().reshape(B, T, -1, C).transpose(1, 2) for x in self.qkv.split([H * C, G * C, G * C], -1)
+        )
+        self.future = torch.ones(T, T, dtype=torch.bool, device="cuda").triu(1)
+        self.out = torch.empty_like(self.dout)
+        for b in range(B):  # a text at a time: scores are T x T
+            scores = q[b] @ k[b].repeat_interleave(H // G, 0).transpose(-1, -2) * self.scale
+            scores.masked_fill_(self.future, -math.inf)
+            self.lse[b] = scores.logsumexp(-1)
+            y = (scores - self.lse[b, :, :, None]).exp_() @ v[b].repeat_interleave(H // G, 0)
+            self.out[b] = y.transpose(0, 1).reshape(T, H * C).to(dtype)
+        self.flops = 2.5 * 4 * B * H * T * T * C / 2
+
+    def ours(self, atomic):
+        _, H, G, _, _ = self.sizes
+        arrays = map(array, (self.dqkv, self.delta, self.dout, self.out, self.lse, self.qkv))
+        launches = flash_backward.backward(
+            *arrays,
+            H,
+            G,
+            self.scale,
+            work=array(self.work) if atomic else None,
+            tf32=self.dtype == torch.float32,
+        )
+        return lambda: flash.run(launches)
+
+    def torchs(self, backend, deterministic=False):
+        B, H, G, T, C = self.sizes
+        parts = [x.reshape(B, T, -1, C) for x in self.qkv.split([H * C, G * C, G * C], -1)]
+        parts = [
+            x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2).detach().requires_grad_() for x in parts
+        ]
+        slope = self.dout.reshape(B, T, H, C).transpose(1, 2)
+        with sdpa_kernel(backend):
+            y = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+
+        def run():
+            torch.use_deterministic_algorithms(deterministic)
+            torch.autograd.grad(y, parts, slope, retain_graph=True)
+            torch.use_deterministic_algorithms(False)
+
+        return run
+
+    def error(self, run):
+        """Of dq, dk and dv of the first two texts, the largest, relative to the whole in float64."""
+        B, H, G, T, C = self.sizes
+        for written in (self.dqkv, self.delta, self.work):
+            written.fill_(math.nan)
+        run()
+        errors = []
+        for b in range(min(B, 2)):
+            q, k, v = (
+                x.double().reshape(T, -1, C).transpose(0, 1)
+                for x in self.qkv[b].split([H * C, G * C, G * C], -1)
+            )
+            k, v = k.repeat_interleave(H // G, 0), v.repeat_interleave(H // G, 0)
+            p = (q @ k.transpose(-1, -2) * self.scale).masked_fill_(self.future, -math.inf).softmax(-1)
+            slope = self.dout[b].double().reshape(T, H, C).transpose(0, 1)
+            dp = slope @ v.transpose(-1, -2)
+            ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * self.scale
+            group = lambda x: x.reshape(G, H // G, T, C).sum(1)
+            wanted = ds @ k, group(ds.transpose(-1, -2) @ q), group(p.transpose(-1, -2) @ slope)
+            for got, want in zip(self.dqkv[b].double().split([H * C, G * C, G * C], -1), wanted):
+                want = want.transpose(0, 1).reshape(T, -1)
+                errors.append(((got - want).norm() / want.norm()).item())
+        assert max(errors) <= TOLERANCE[self.dtype], errors
+        return max(errors)
+
+
+def compile_all(works):
+    """Bind every launch once, side by side: what NVRTC compiles is kept by the process."""
+    import cupy
+
+    def bind(work):
+        (_, H, G, T, C), dtype, atomic = work
+        new = lambda *shape: cupy.empty(shape, np.uint16 if dtype == torch.bfloat16 else np.float32)
+        single = lambda *shape: cupy.empty(shape, np.float32)
+        row = (H + 2 * G) * C
+        arrays = (
+            new(1, T, row),
+            single(1, H, T),
+            new(1, T, H * C),
+            new(1, T, H * C),
+            single(1, H, T),
+            new(1, T, row),
+        )
+        room = single(1, H, T, C) if atomic else None
+        flash_backward.backward(*arrays, H, G, 1.0, work=room, tf32=dtype == torch.float32)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(bind, works))
+
+
+def milliseconds(run, repeats=4):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def measure(sizes, dtype, rounds):
+    """A row for each way to the gradients, all in turns."""
+    case = Case(*sizes, dtype)
+    ways = {"ours": case.ours(False), "ours, atomic": case.ours(True)}
+    errors = {name: case.error(run) for name, run in ways.items()}
+    if dtype == torch.bfloat16:
+        ways["flash"] = case.torchs(SDPBackend.FLASH_ATTENTION)
+        ways["flash, deterministic"] = case.torchs(SDPBackend.FLASH_ATTENTION, True)
+        ways["cuDNN"] = case.torchs(SDPBackend.CUDNN_ATTENTION)
+    else:
+        ways["efficient"] = case.torchs(SDPBackend.EFFICIENT_ATTENTION)
+    for run in ways.values():
+        run()
+    times = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            times[name].append(milliseconds(run))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    peer = medians.get("flash") or medians["efficient"]
+    names = dict(zip("BHGTC", sizes)) | {"numbers": str(dtype).removeprefix("torch.")}
+    return [
+        names | {
+            "way": name, "milliseconds": round(took, 4), "teraflops": round(case.flops / took / 1e9, 1),
+            "against_peer": round(peer / took, 3), "error": errors.get(name),
+            "spread": round(max(times[name]) / min(times[name]), 3),
+        }
+        for name, took in medians.items()
+    ]  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    gpu, rows = torch.cuda.get_device_name(), []
+    print(f"{gpu}, PyTorch {torch.__version__}")
+    works = [(sizes, torch.bfloat16) for sizes in CASES] + [(sizes, torch.float32) for sizes in TF32]
+    compile_all([(*work, atomic) for work in works for atomic in (False, True)])
+    for sizes, dtype in works:
+        for row in measure(sizes, dtype, options.rounds):
+            rows.append(row)
+            error = f"error {row['error']:.1e}" if row["error"] else ""
+            rate = (
+                f"{row['milliseconds']:8.4f} ms {row['teraflops']:6.0f} TFLOP/s {row['against_peer']:6.2f}x"
+            )
+            print(f"{row['numbers']:9} {sizes!s:24} {row['way']:21} {rate}  {error}", flush=True)
+        torch.cuda.empty_cache()
+    config = {"gpu": gpu, "torch": torch.__version__, "rounds": options.rounds}
+    save("gpu_attention_backward", config, rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

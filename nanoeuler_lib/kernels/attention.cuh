@@ -1,0 +1,198 @@
+// attention.cuh: what FlashAttention's kernels share: tiles in shared memory, their fragments for mma, powers of two.
+// Chapters 27 and 28.
+//
+// Number: __nv_bfloat16, __half or float. CORES: on tensor cores, float as TF32; without them float on any card.
+// A tile is ROWS rows of C numbers. A row is cut into pieces of 16 bytes; piece p of row r lies where piece p ^ (r % 8)
+// would, so that eight rows' pieces p, which ldmatrix reads together, lie in 32 different banks. (Of rows of four
+// pieces two fill the banks: there it is p ^ (r / 2 % 4).)
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <nanoeuler.cuh>
+
+template <class Number, int C> constexpr int PIECES = C * (int)sizeof(Number) / 16;  // of a row
+template <class Number> constexpr int PER_PIECE = 16 / (int)sizeof(Number);          // numbers
+template <class Number, int C> constexpr int STEPS = PIECES<Number, C> / 2;  // of mma through a row, two pieces each
+
+// Where a piece of a row begins in its tile, counted in numbers.
+template <class Number, int C> __device__ __forceinline__ int place(int row, int piece) {
+  static_assert(PIECES<Number, C> % 4 == 0, "a row is 64 bytes, or a multiple");
+  return row * C + (piece ^ (PIECES<Number, C> == 4 ? row / 2 % 4 : row % 8)) * PER_PIECE<Number>;
+}
+
+// ---- from global to shared memory -----------------------------------------------------------------------------
+
+// The block's threads ask for a tile whose row r is `from + r pitch`; rows from `given` on become zeros.
+template <class Number, int C, int ROWS, int THREADS>
+__device__ __forceinline__ void load_tile(Number* tile, const Number* from, size_t pitch, int given) {
+  constexpr int P = PIECES<Number, C>;
+  static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
+  int piece = threadIdx.x % P;
+#pragma unroll
+  for (int i = 0; i < ROWS * P / THREADS; i++) {
+    int row = threadIdx.x / P + i * (THREADS / P);
+    copy_async_cg<16>(tile + place<Number, C>(row, piece), from + row * pitch + piece * PER_PIECE<Number>,
+                      row < given ? 16 : 0);
+  }
+}
+
+// The same for the queries of `packed` heads that share keys, position by position: row r is that of position
+// r / packed and head r % packed, which is `from + (r / packed) pitch + (r % packed) width`. From row `first` on; zeros
+// from row `limit` on.
+template <class Number, int C, int ROWS, int THREADS>
+__device__ __forceinline__ void load_packed_tile(Number* tile, const Number* from, size_t pitch, int width, int packed,
+                                                 int first, int limit) {
+  constexpr int P = PIECES<Number, C>;
+  static_assert(ROWS * P % THREADS == 0 && THREADS % P == 0, "every thread copies as many pieces, all of one column");
+  int piece = threadIdx.x % P;
+#pragma unroll
+  for (int i = 0; i < ROWS * P / THREADS; i++) {
+    int row = threadIdx.x / P + i * (THREADS / P), r = first + row;
+    copy_async_cg<16>(tile + place<Number, C>(row, piece),
+                      from + r / packed * pitch + r % packed * width + piece * PER_PIECE<Number>, r < limit ? 16 : 0);
+  }
+}
+
+// What this thread copied by load_tile is rounded to TF32 in place, once for all warps that will read it.
+template <int C, int ROWS, int THREADS> __device__ __forceinline__ void round_tile(float* tile) {
+  constexpr int P = PIECES<float, C>;
+#pragma unroll
+  for (int i = 0; i < ROWS * P / THREADS; i++) {
+    uint4* p = (uint4*)(tile + place<float, C>(threadIdx.x / P + i * (THREADS / P), threadIdx.x % P));
+    float4 x = *(float4*)p;
+    *p = make_uint4(to_tf32(x.x), to_tf32(x.y), to_tf32(x.z), to_tf32(x.w));
+  }
+}
+
+// ---- fragments (matrix.cuh says which lane holds what) -----------------------------------------------------------
+// Rows of a tile are named by the first of 16, a multiple of 16: a lane's place is then that in the first 16 rows and a
+// constant.
+
+__device__ __forceinline__ int lane_of() { return threadIdx.x % 32; }
+template <class Number> __device__ __forceinline__ Number as_number(unsigned bits) { return __uint_as_float(bits); }
+
+// d + a b without tensor cores: every lane asks the lanes that hold its rows and columns. A call, so that the text of a
+// kernel stays short.
+static __device__ __noinline__ float4 multiply_plain(float4 d, uint4 a, uint2 b) {
+  int row = lane_of() / 4 * 4, column = lane_of() % 4 * 8;  // the lanes that hold the row, the first of two columns
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    float up = __uint_as_float(__shfl_sync(~0u, k < 4 ? a.x : a.z, row + k % 4));
+    float down = __uint_as_float(__shfl_sync(~0u, k < 4 ? a.y : a.w, row + k % 4));
+    float left = __uint_as_float(__shfl_sync(~0u, k < 4 ? b.x : b.y, column + k % 4));
+    float right = __uint_as_float(__shfl_sync(~0u, k < 4 ? b.x : b.y, column + 4 + k % 4));
+    d.x += up * left, d.y += up * right, d.z += down * left, d.w += down * right;
+  }
+  return d;
+}
+
+// d += a b.
+template <class Number, bool CORES>
+__device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsigned* b) {
+  if constexpr (!CORES) {
+    float4 sum = make_float4(d[0], d[1], d[2], d[3]);
+    sum = multiply_plain(sum, make_uint4(a[0], a[1], a[2], a[3]), make_uint2(b[0], b[1]));
+    d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
+  } else if constexpr (sizeof(Number) == 2) {
+    mma<Number>(d, a, b);
+  } else {
+    mma<tf32>(d, a, b);
+  }
+}
+
+// a[step]: rows `row` to row + 15 of a tile, two pieces of each; float is rounded.
+template <class Number, bool CORES, int C>
+__device__ __forceinline__ void load_rows(unsigned (*a)[4], const Number* tile, int row) {
+  int lane = lane_of();
+#pragma unroll
+  for (int step = 0; step < STEPS<Number, C>; step++) {
+    ldmatrix<4>(a[step], tile + place<Number, C>(lane % 16, 2 * step + lane / 16) + row * C);
+    if constexpr (CORES && sizeof(Number) == 4)
+#pragma unroll
+      for (int i = 0; i < 4; i++) a[step][i] = to_tf32(as_number<Number>(a[step][i]));
+  }
+}
+
+// b of a product with the tile's transpose, as of q k^T: its columns are rows `row` to row + 15 of the tile, at two
+// pieces; b[0], b[1] are the first eight's, b[2], b[3] the others'.
+template <class Number, int C>
+__device__ __forceinline__ void load_transposed(unsigned* b, const Number* tile, int row, int step) {
+  int lane = lane_of();
+  ldmatrix<4>(b, tile + place<Number, C>(lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2) + row * C);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float low, float high) {
+  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *(unsigned*)&both;
+}
+__device__ __forceinline__ unsigned pack(__half, float low, float high) {
+  __half2 both = __floats2half2_rn(low, high);
+  return *(unsigned*)&both;
+}
+
+// Sums of 16 x 16, as mma leaves them (s[0] columns 0 to 7, s[1] the others), rounded as the a of the next product, and
+// that product: sum += a b with rows `row` to row + 15 of a tile as b. Of 16-bit numbers ldmatrix transposes these.
+//
+// It does not transpose float. But the rows of a b may stand in any order, if the columns of a stand in the same, and
+// its columns in any that the store of the sums knows:
+//   slot t of eight rows is row 2 t, slot t + 4 is row 2 t + 1: so sums are an a as they stand;
+//   slot n of sum[4 i], ..., sum[4 i + 3] is columns 32 i + 4 n, ..., 32 i + 4 n + 3: so a lane reads 16 bytes, for
+//   four products, and holds in sum[4 i][j], ..., sum[4 i + 3][j] columns 32 i + 8 (lane % 4) + 4 (j % 2) and on.
+template <class Number, bool CORES> __device__ __forceinline__ void as_factor(unsigned (*a)[4], const float (*s)[4]) {
+  if constexpr (sizeof(Number) == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[0][i] = pack(Number(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+  } else {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        Number x = s[n][i % 2 * 2 + i / 2];
+        if constexpr (CORES) a[n][i] = to_tf32(x);
+        else a[n][i] = __float_as_uint(x);
+      }
+  }
+}
+
+template <class Number, bool CORES, int C, int BANDS>
+__device__ __forceinline__ void add_product(float (*sum)[C / 8][4], const unsigned (*a)[sizeof(Number) / 2][4],
+                                            const Number* tile, int row) {
+  int lane = lane_of();
+  if constexpr (sizeof(Number) == 2) {
+#pragma unroll
+    for (int n = 0; n < C / 8; n += 2) {
+      unsigned b[4];
+      ldmatrix_trans<4>(b, tile + place<Number, C>(lane % 16, n + lane / 16) + row * C);
+#pragma unroll
+      for (int band = 0; band < BANDS; band++) {
+        multiply<Number, CORES>(sum[band][n], a[band][0], b);
+        multiply<Number, CORES>(sum[band][n + 1], a[band][0], b + 2);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int n = 0; n < C / 8; n += 4) {
+        const Number* from = tile + row * C + 8 * half * C;
+        uint4 low = *(const uint4*)(from + place<Number, C>(lane % 4 * 2, 2 * n + lane / 4));
+        uint4 high = *(const uint4*)(from + place<Number, C>(lane % 4 * 2 + 1, 2 * n + lane / 4));
+        unsigned b[4][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}, {low.w, high.w}};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+          for (int band = 0; band < BANDS; band++) multiply<Number, CORES>(sum[band][n + j], a[band][half], b[j]);
+      }
+  }
+}
+
+// 2^x, off by two units of the last bit at most; 0 for what float holds only as a denormal number.
+__device__ __forceinline__ float fast_exp2(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}

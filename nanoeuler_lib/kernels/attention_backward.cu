@@ -1,0 +1,506 @@
+// FlashAttention, backward: the gradients of causal grouped-query attention from the log-sum-exp that the forward pass
+// saved (Dao 2023; ops/reference.py, chapter 28). With s the scores and dp = dout v^T, both of T x T and never stored:
+//   p = exp(scale s - lse), delta = rowsum(dout * out), ds = p * (dp - delta),
+//   dq = scale ds k, dk = scale ds^T q, dv = p^T dout.
+//
+// qkv, dqkv: [B, T, (H + 2 G) C], at each position H queries, G keys, G values; out, dout: [B, T, H C]; lse, delta:
+// [B, H, T] in float. Head h belongs to group h / (H / G). Where TURN, the gradients of q and k are turned back by
+// RoPE's angles; cosine, sine: [T, C/2] (else any array). All but lse and delta begin at multiples of 16 bytes.
+//
+// Two kernels, each of which owns what it writes, so that no sum depends on timing: `queries` makes dq and delta,
+// `keys`, launched behind it, dk and dv. For that the scores are made twice, seven products in place of five. (With
+// ATOMIC five: `delta`, `keys`, which adds to dq in an order of chance, and `finish`.)
+//
+// Number, CORES and the tiles are attention.cuh's. A block has ROWS rows, a warp 16 BANDS = ROWS / WARPS of them, with
+// HOLD as fragments in registers all the time.
+#include <attention.cuh>
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Where a warp's bands begin in the block: one from above, and if it has a second, one from below, so that on the
+// diagonal, where a band's work grows with its place, all warps have as much.
+template <int BANDS, int WARPS> __device__ __forceinline__ void begin_bands(int* top) {
+  static_assert(BANDS == 1 || BANDS == 2, "a warp has 16 or 32 rows");
+  int warp = threadIdx.x / 32;
+  top[0] = 16 * warp;
+  if (BANDS == 2) top[1] = 16 * (2 * WARPS - 1 - warp);
+}
+
+template <class Number, bool CORES> constexpr bool ROUNDED = CORES && sizeof(Number) == 4;  // tiles are made TF32
+
+// s += a b^T: a is held, or lies in the tile `own`, bands at `top`; b: rows `row` and on of a tile.
+template <class Number, bool CORES, int C, int BANDS, bool HOLD>
+__device__ __forceinline__ void add_scores(float (*s)[2][4], const unsigned (*held)[STEPS<Number, C>][4],
+                                           const Number* own, const int* top, const Number* tile, int row) {
+  int lane = lane_of();
+#pragma unroll
+  for (int step = 0; step < STEPS<Number, C>; step++) {
+    unsigned b[4], loaded[4];
+    load_transposed<Number, C>(b, tile, row, step);
+#pragma unroll
+    for (int band = 0; band < BANDS; band++) {
+      if (!HOLD) ldmatrix<4>(loaded, own + place<Number, C>(lane % 16, 2 * step + lane / 16) + top[band] * C);
+      const unsigned* a = HOLD ? held[band][step] : loaded;
+      multiply<Number, CORES>(s[band][0], a, b);
+      multiply<Number, CORES>(s[band][1], a, b + 2);
+    }
+  }
+}
+
+__device__ __forceinline__ float2 two(const __nv_bfloat16* x) { return __bfloat1622float2(*(const __nv_bfloat162*)x); }
+__device__ __forceinline__ float2 two(const float* x) { return *(const float2*)x; }
+__device__ __forceinline__ void put_two(__nv_bfloat16* x, float a, float b) {
+  *(__nv_bfloat162*)x = __floats2bfloat162_rn(a, b);
+}
+__device__ __forceinline__ void put_two(float* x, float a, float b) { *(float2*)x = make_float2(a, b); }
+
+// Two numbers as they stand.
+template <class Number> struct alignas(2 * sizeof(Number)) Two { Number x, y; };
+
+// The pairs (x, y) turned back by the angles of these cosines and sines.
+__device__ __forceinline__ void turn_back(float2& x, float2& y, const float* cosine, const float* sine) {
+  float2 c = two(cosine), s = two(sine), z = y;
+  y = make_float2(y.x * c.x - x.x * s.x, y.y * c.y - x.y * s.y);
+  x = make_float2(x.x * c.x + z.x * s.x, x.y * c.y + z.y * s.y);
+}
+
+// A band's sums, times `scale`, to the 16 rows of a matrix whose first is the sequence's number `position`, through 16
+// rows of shared memory that are this warp's own: so that whole rows are written, 16 bytes a thread.
+template <class Number, int C, bool TURN>
+__device__ __forceinline__ void put_band(Number* to, size_t stride, const float (*sum)[4], float scale, Number* own,
+                                         int position, int T, const float* cosine, const float* sine) {
+  constexpr int P = PIECES<Number, C>;
+  int lane = lane_of();
+  __syncwarp();  // the rows are read for the last time
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int row = lane / 4 + 8 * half;
+    if constexpr (sizeof(Number) == 2) {
+#pragma unroll
+      for (int n = 0; n < C / 16; n++) {
+        const float *a = &sum[n][2 * half], *b = &sum[n + C / 16][2 * half];
+        float2 x = make_float2(scale * a[0], scale * a[1]), y = make_float2(scale * b[0], scale * b[1]);
+        int j = 8 * n + 2 * (lane % 4), angle = (position + row) * (C / 2) + j;
+        if (TURN && position + row < T) turn_back(x, y, cosine + angle, sine + angle);
+        put_two(own + place<Number, C>(row, n) + 2 * (lane % 4), x.x, x.y);
+        put_two(own + place<Number, C>(row, n + C / 16) + 2 * (lane % 4), y.x, y.y);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < C / 8; n += 4)  // as add_product's columns lie
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; i++)
+          *(float4*)(own + place<Number, C>(row, 2 * n + 2 * (lane % 4) + i % 2)) = make_float4(
+              scale * sum[n][i], scale * sum[n + 1][i], scale * sum[n + 2][i], scale * sum[n + 3][i]);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane; i < 16 * P / 2; i += 32) {  // a piece of the left half and its partner in the right one
+    int row = i / (P / 2), piece = i % (P / 2), angle = (position + row) * (C / 2) + piece * PER_PIECE<Number>;
+    if (position + row >= T) continue;
+    uint4 x = *(const uint4*)(own + place<Number, C>(row, piece));
+    uint4 y = *(const uint4*)(own + place<Number, C>(row, piece + P / 2));
+    if constexpr (TURN && sizeof(Number) == 4) {
+      turn_back(((float2*)&x)[0], ((float2*)&y)[0], cosine + angle, sine + angle);
+      turn_back(((float2*)&x)[1], ((float2*)&y)[1], cosine + angle + 2, sine + angle + 2);
+    }
+    Number* here = to + row * stride + piece * PER_PIECE<Number>;
+    *(uint4*)here = x;
+    *(uint4*)(here + C / 2) = y;
+  }
+}
+
+// ---- dq and delta ---------------------------------------------------------------------------------------------------
+
+// 16 keys, from `row` on in their tiles, for a warp's queries. MASK: some keys lie in a query's future; `ahead` is by
+// how much the first key's position is beyond that of the block's first query.
+template <class Number, bool CORES, int C, int BANDS, bool HOLD, bool MASK>
+__device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsigned (*q)[STEPS<Number, C>][4],
+                                             const unsigned (*slope)[STEPS<Number, C>][4], const Number* own_q,
+                                             const Number* own_slope, const int* top, const Number* k,
+                                             const Number* v, int row,
+                                             int ahead, const float (*base)[2], const float (*delta)[2], float power) {
+  int lane = lane_of();
+  float s[BANDS][2][4] = {}, dp[BANDS][2][4] = {};
+  unsigned ds[BANDS][sizeof(Number) / 2][4];
+  add_scores<Number, CORES, C, BANDS, HOLD>(s, q, own_q, top, k, row);
+  add_scores<Number, CORES, C, BANDS, HOLD>(dp, slope, own_slope, top, v, row);
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float p = fast_exp2(s[band][n][i] * power - base[band][i / 2]);
+        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 > top[band] + lane / 4 + i / 2 * 8) p = 0;
+        s[band][n][i] = p * (dp[band][n][i] - delta[band][i / 2]);
+      }
+    as_factor<Number, CORES>(ds[band], s[band]);
+  }
+  add_product<Number, CORES, C, BANDS>(dq, ds, k, row);
+}
+
+// A block has ROWS queries of a head and goes through the keys before them, STEP at a time. Launch B H ceil(T / ROWS)
+// blocks of 32 WARPS threads with (2 ROWS + 4 STEP) C sizeof(Number) bytes of shared memory.
+template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, bool HOLD, bool TURN>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+attention_backward_queries(const Number* __restrict__ qkv, const Number* __restrict__ out,
+                           const Number* __restrict__ dout, const float* __restrict__ lse, float* __restrict__ delta,
+                           Number* __restrict__ dqkv, const float* __restrict__ cosine, const float* __restrict__ sine,
+                           int T, int heads, int groups, float scale) {
+  constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
+  extern __shared__ __align__(16) unsigned memory[];
+  Number *own_q = (Number*)memory, *own_slope = own_q + ROWS * C, *tiles = own_slope + ROWS * C;  // k, v, k, v
+  int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks % heads, text = blockIdx.x / blocks / heads;
+  int first = (blocks - 1 - blockIdx.x % blocks) * ROWS;  // the longest first
+  int lane = lane_of(), top[BANDS], steps = (min(first + ROWS, T) + STEP - 1) / STEP;
+  size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
+  size_t from = (size_t)text * T * stride, out_from = ((size_t)text * T + first) * out_stride + head * C;
+  size_t at = ((size_t)text * heads + head) * T + first;
+  const Number *k = qkv + from + (heads + head / (heads / groups)) * C, *v = k + groups * C;
+
+  auto fetch = [&](int step) {
+    if (step < steps) {
+      Number* tile = tiles + step % 2 * 2 * STEP * C;
+      load_tile<Number, C, STEP, THREADS>(tile, k + step * STEP * stride, stride, T - step * STEP);
+      load_tile<Number, C, STEP, THREADS>(tile + STEP * C, v + step * STEP * stride, stride, T - step * STEP);
+    }
+    copy_async_commit();
+  };
+  load_tile<Number, C, ROWS, THREADS>(own_q, qkv + from + first * stride + head * C, stride, T - first);
+  load_tile<Number, C, ROWS, THREADS>(own_slope, dout + out_from, out_stride, T - first);
+  copy_async_commit();
+  fetch(0);
+  begin_bands<BANDS, WARPS>(top);
+  Two<Number> outputs[BANDS][2][C / 8] = {};  // this lane's part of out, for delta
+#pragma unroll
+  for (int i = 0; i < 2 * BANDS; i++) {
+    int row = top[i / 2] + 8 * (i % 2) + lane / 4;
+    const Number* here = out + out_from + row * out_stride + 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < C / 8; n++)
+      if (first + row < T) outputs[i / 2][i % 2][n] = *(const Two<Number>*)(here + 8 * n);
+  }
+  copy_async_wait<1>();
+  if constexpr (ROUNDED<Number, CORES> && !HOLD) round_tile<C, 2 * ROWS, THREADS>(own_q);
+  __syncthreads();
+  unsigned q[BANDS][STEPS<Number, C>][4], slope[BANDS][STEPS<Number, C>][4];
+  float dq[BANDS][C / 8][4] = {}, base[BANDS][2], mine[BANDS][2];  // lse in powers of two, delta
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+    if (HOLD) {
+      load_rows<Number, CORES, C>(q[band], own_q, top[band]);
+      load_rows<Number, CORES, C>(slope[band], own_slope, top[band]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int row = top[band] + 8 * half + lane / 4;
+      float dot = 0;
+#pragma unroll
+      for (int n = 0; n < C / 8; n++) {
+        int c = 8 * n + 2 * (lane % 4);
+        float2 a = two((const Number*)&outputs[band][half][n]);
+        float2 b = two(own_slope + place<Number, C>(row, c / PER_PIECE<Number>) + c % PER_PIECE<Number>);
+        dot += a.x * b.x + a.y * b.y;
+      }
+      dot += __shfl_xor_sync(0xffffffffu, dot, 1);
+      dot += __shfl_xor_sync(0xffffffffu, dot, 2);
+      mine[band][half] = dot;
+      base[band][half] = first + row < T ? lse[at + row] * LOG2_E : 0.0f;
+      if (first + row < T && lane % 4 == 0) delta[at + row] = dot;
+    }
+  }
+
+  for (int step = 0; step < steps; step++) {
+    const Number* tile = tiles + step % 2 * 2 * STEP * C;
+    copy_async_wait<0>();
+    if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>((Number*)tile);
+    __syncthreads();  // this step's tiles are there, and those of the step before read
+    fetch(step + 1);
+    const Number* values = tile + STEP * C;
+    int ahead = step * STEP - first;
+    float power = scale * LOG2_E;
+    if (ahead + STEP - 1 <= top[0]) {
+#pragma unroll 4
+      for (int row = 0; row < STEP; row += 16)
+        queries_step<Number, CORES, C, BANDS, HOLD, false>(dq, q, slope, own_q, own_slope, top, tile, values, row, 0,
+                                                           base, mine, power);
+    } else {
+      for (int row = 0; row < STEP && ahead + row < top[BANDS - 1] + 16; row += 16)
+        if (BANDS == 2 && ahead + row >= top[0] + 16)  // they come after the first band
+          queries_step<Number, CORES, C, 1, HOLD, true>(dq + BANDS - 1, q + BANDS - 1, slope + BANDS - 1, own_q,
+                                                        own_slope, top + BANDS - 1, tile, values, row, ahead + row,
+                                                        base + BANDS - 1, mine + BANDS - 1, power);
+        else
+          queries_step<Number, CORES, C, BANDS, HOLD, true>(dq, q, slope, own_q, own_slope, top, tile, values, row,
+                                                            ahead + row, base, mine, power);
+    }
+  }
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+    int row = top[band];
+    put_band<Number, C, TURN>(dqkv + from + (first + row) * stride + head * C, stride, dq[band], scale, own_q + row * C,
+                              first + row, T, cosine, sine);
+  }
+}
+
+// ---- dk and dv ------------------------------------------------------------------------------------------------------
+
+// 16 queries, from `row` on in their tiles, for a warp's keys, which are the rows: s^T = k q^T, and p^T and ds^T lie in
+// registers as the next products take them. MASK: some keys lie in a query's future; `ahead` is by how much the first
+// query's position is beyond that of the block's first key. ds is left for the atomic form.
+template <class Number, bool CORES, int C, int BANDS, int HOLD, bool MASK>
+__device__ __forceinline__ void keys_step(float (*dk)[C / 8][4], float (*dv)[C / 8][4],
+                                          unsigned (*ds)[sizeof(Number) / 2][4],
+                                          const unsigned (*k)[STEPS<Number, C>][4],
+                                          const unsigned (*v)[STEPS<Number, C>][4], const Number* own_k,
+                                          const Number* own_v, const int* top, const Number* q, const Number* slope,
+                                          int row, int ahead, const float* base, const float* delta, float power) {
+  int lane = lane_of();
+  float s[BANDS][2][4] = {}, dp[BANDS][2][4] = {};
+  unsigned p[BANDS][sizeof(Number) / 2][4];
+  add_scores<Number, CORES, C, BANDS, (HOLD > 0)>(s, k, own_k, top, q, row);
+  add_scores<Number, CORES, C, BANDS, (HOLD > 1)>(dp, v, own_v, top, slope, row);
+#pragma unroll
+  for (int n = 0; n < 2; n++) {
+    float2 less = two(base + row + 8 * n + 2 * (lane % 4)), mean = two(delta + row + 8 * n + 2 * (lane % 4));
+#pragma unroll
+    for (int band = 0; band < BANDS; band++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float& x = s[band][n][i];
+        x = fast_exp2(x * power - LOG2_E * (i % 2 ? less.y : less.x));
+        if (MASK && ahead + 8 * n + 2 * (lane % 4) + i % 2 < top[band] + lane / 4 + i / 2 * 8) x = 0;
+        dp[band][n][i] = x * (dp[band][n][i] - (i % 2 ? mean.y : mean.x));
+      }
+  }
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+    as_factor<Number, CORES>(p[band], s[band]);
+    as_factor<Number, CORES>(ds[band], dp[band]);
+  }
+  add_product<Number, CORES, C, BANDS>(dv, p, slope, row);
+  add_product<Number, CORES, C, BANDS>(dk, ds, q, row);
+}
+
+// 16 x 16 numbers, as as_factor leaves them, to rows `row` and on, columns `column` and on of a tile of WIDTH columns;
+// and the transposed of such a part as the a of a product.
+template <class Number, int WIDTH>
+__device__ __forceinline__ void put_part(Number* tile, const unsigned (*a)[4], int row, int column) {
+  int lane = lane_of();
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int r = row + lane / 4 + 8 * half, c = column + 8 * n + 2 * (lane % 4);
+      if constexpr (sizeof(Number) == 2)
+        *(unsigned*)&tile[place<Number, WIDTH>(r, c / 8) + c % 8] = a[0][2 * n + half];
+      else
+        *(uint2*)&tile[place<Number, WIDTH>(r, c / 4) + c % 4] = make_uint2(a[n][half], a[n][half + 2]);
+    }
+}
+template <class Number, int WIDTH>
+__device__ __forceinline__ void load_part(unsigned (*a)[4], const Number* tile, int row, int column) {
+  int lane = lane_of();
+  if constexpr (sizeof(Number) == 2) {
+    ldmatrix_trans<4>(a[0], tile + place<Number, WIDTH>(row + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      int r = row + i / 4 * 8 + lane % 4 * 2 + i % 4 / 2, c = column + lane / 4 + i % 2 * 8;
+      a[i / 4][i % 4] = __float_as_uint(tile[place<Number, WIDTH>(r, c / 4) + c % 4]);
+    }
+  }
+}
+
+__device__ __forceinline__ void add_two(float* x, float a, float b) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  atomicAdd((float2*)x, make_float2(a, b));
+#else
+  atomicAdd(x, a), atomicAdd(x + 1, b);
+#endif
+}
+
+// dq += ds k for the queries of a step and the block's keys; ds^T: [ROWS, STEP] in shared memory; dq: the STEP rows, of
+// which `given` are there, [STEP, C] in global memory. `ahead`: by how much the first query is beyond the first key.
+template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS>
+__device__ __forceinline__ void add_queries(float* dq, const Number* ds, const Number* k, int ahead, int given) {
+  int lane = lane_of();
+  for (int row = threadIdx.x / 32 * 16; row < STEP; row += 16 * WARPS) {
+    float sum[1][C / 8][4] = {};
+    for (int key = 0; key < ROWS && key <= ahead + row + 15; key += 16) {
+      unsigned a[1][sizeof(Number) / 2][4];
+      load_part<Number, STEP>(a[0], ds, key, row);
+      add_product<Number, CORES, C, 1>(sum, a, k, key);
+    }
+#pragma unroll
+    for (int n = 0; n < C / 8; n++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        int r = row + 8 * half + lane / 4;
+        if (r >= given) continue;
+        const float* x = &sum[0][n][2 * half];
+        if constexpr (sizeof(Number) == 2) {
+          add_two(dq + r * C + 8 * n + 2 * (lane % 4), x[0], x[1]);
+        } else {  // as add_product's columns lie
+          float* to = dq + r * C + n / 4 * 32 + 8 * (lane % 4) + n % 4;
+          atomicAdd(to, x[0]), atomicAdd(to + 4, x[1]);
+        }
+      }
+  }
+}
+
+// HOLD: 2 where fragments of k and v stay in registers, 1 where k's alone do, which leaves room for wider steps, 0 for
+// none. A block has ROWS keys of a group and goes through the queries after them, STEP at a time, of one head of the
+// group after the other. dq: [B, H, T, C], added to where ATOMIC. Launch B G ceil(T / ROWS) blocks of 32 WARPS threads
+// with (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP bytes of shared memory, for ATOMIC ROWS STEP sizeof(Number) more.
+template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, int HOLD, bool TURN, bool ATOMIC>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict__ dout, const float* __restrict__ lse,
+                        const float* __restrict__ delta, Number* __restrict__ dqkv, float* __restrict__ dq,
+                        const float* __restrict__ cosine, const float* __restrict__ sine, int T, int heads, int groups,
+                        float scale) {
+  constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
+  constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // more would take the registers that were to be saved
+  extern __shared__ __align__(16) unsigned memory[];
+  Number *own_k = (Number*)memory, *own_v = own_k + ROWS * C, *tiles = own_v + ROWS * C;  // q, dout, q, dout
+  float* numbers = (float*)(tiles + 4 * STEP * C);                                         // lse, delta, lse, delta
+  Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of a step
+  int blocks = (T + ROWS - 1) / ROWS, group = blockIdx.x / blocks % groups, text = blockIdx.x / blocks / groups;
+  int first = blockIdx.x % blocks * ROWS, top[BANDS];
+  begin_bands<BANDS, WARPS>(top);
+  size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
+  size_t from = (size_t)text * T * stride, keys_from = from + first * stride + (heads + group) * C;
+  // Steps of a head begin with the one that holds the first key; head and query of the step that is fetched next.
+  int next_head = group * (heads / groups), last_head = next_head + heads / groups, start = first / STEP * STEP;
+  int next = start, stage = 0;
+
+  auto fetch = [&]() {
+    if (next_head < last_head) {
+      Number* tile = tiles + stage * 2 * STEP * C;
+      float* its = numbers + stage * 2 * STEP;
+      size_t row = (size_t)text * T + next, at = ((size_t)text * heads + next_head) * T + next;
+      load_tile<Number, C, STEP, THREADS>(tile, qkv + row * stride + next_head * C, stride, T - next);
+      load_tile<Number, C, STEP, THREADS>(tile + STEP * C, dout + row * out_stride + next_head * C, out_stride,
+                                          T - next);
+      for (int i = threadIdx.x; i < 2 * STEP; i += THREADS) {
+        bool there = next + i % STEP < T;
+        copy_async<4>(its + i, (i < STEP ? lse : delta) + at + (there ? i % STEP : 0), there ? 4 : 0);
+      }
+      next += STEP;
+      if (next >= T) next = start, next_head++;
+    }
+    stage ^= 1;
+    copy_async_commit();
+  };
+  load_tile<Number, C, ROWS, THREADS>(own_k, qkv + keys_from, stride, T - first);
+  load_tile<Number, C, ROWS, THREADS>(own_v, qkv + keys_from + groups * C, stride, T - first);
+  copy_async_commit();
+  fetch();
+  copy_async_wait<1>();
+  if constexpr (ROUNDED<Number, CORES> && (ATOMIC || HOLD < 2)) round_tile<C, 2 * ROWS, THREADS>(own_k);
+  __syncthreads();
+  unsigned k[BANDS][STEPS<Number, C>][4], v[BANDS][STEPS<Number, C>][4];
+  float dk[BANDS][C / 8][4] = {}, dv[BANDS][C / 8][4] = {};
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+    if (HOLD > 0) load_rows<Number, CORES, C>(k[band], own_k, top[band]);
+    if (HOLD > 1) load_rows<Number, CORES, C>(v[band], own_v, top[band]);
+  }
+
+  for (int head = group * (heads / groups); head < last_head; head++)
+    for (int query = start; query < T; query += STEP) {
+      copy_async_wait<0>();
+      Number* q = tiles + (stage ^ 1) * 2 * STEP * C;
+      const float* base = numbers + (stage ^ 1) * 2 * STEP;
+      if constexpr (ROUNDED<Number, CORES>) round_tile<C, 2 * STEP, THREADS>(q);
+      __syncthreads();  // this step's tiles are there, and those of the step before read
+      fetch();
+      const Number* slope = q + STEP * C;
+      int ahead = query - first;
+      float power = scale * LOG2_E;
+      unsigned ds[BANDS][sizeof(Number) / 2][4];
+      auto keep = [&](int row, int bands) {
+        if constexpr (ATOMIC)
+#pragma unroll
+          for (int band = 0; band < BANDS; band++)
+            if (band < bands) put_part<Number, STEP>(parts, ds[band], top[band], row);
+      };
+      if (ahead >= top[BANDS - 1] + 15) {
+#pragma unroll AT_ONCE
+        for (int row = 0; row < STEP; row += 16) {
+          keys_step<Number, CORES, C, BANDS, HOLD, false>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row, 0, base,
+                                                          base + STEP, power);
+          keep(row, BANDS);
+        }
+      } else {
+        for (int row = 0; row < STEP; row += 16) {
+          if (ahead + row + 15 < top[0]) continue;  // all of these queries come before the warp's keys
+          if (BANDS == 2 && ahead + row + 15 < top[BANDS - 1]) {  // before the second band
+            keys_step<Number, CORES, C, 1, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
+                                                       ahead + row, base, base + STEP, power);
+            keep(row, 1);
+          } else {
+            keys_step<Number, CORES, C, BANDS, HOLD, true>(dk, dv, ds, k, v, own_k, own_v, top, q, slope, row,
+                                                           ahead + row, base, base + STEP, power);
+            keep(row, BANDS);
+          }
+        }
+      }
+      if constexpr (ATOMIC) {
+        __syncthreads();  // all warps' parts of ds^T are there
+        float* to = dq + (((size_t)text * heads + head) * T + query) * C;
+        add_queries<Number, CORES, C, ROWS, STEP, WARPS>(to, parts, own_k, query - first, T - query);
+      }
+    }
+  if (ATOMIC) __syncthreads();  // the keys are read by all warps
+#pragma unroll
+  for (int band = 0; band < BANDS; band++) {
+    int row = top[band];
+    Number* to = dqkv + keys_from + row * stride;
+    put_band<Number, C, TURN>(to, stride, dk[band], scale, own_k + row * C, first + row, T, cosine, sine);
+    put_band<Number, C, false>(to + groups * C, stride, dv[band], 1.0f, own_v + row * C, first + row, T, cosine, sine);
+  }
+}
+
+// ---- around the atomic form -----------------------------------------------------------------------------------------
+
+// Before it: delta, and zeros in dq. A warp takes a row of a head; launch any number of whole warps.
+template <class Number, int C>
+__global__ void attention_backward_delta(const Number* __restrict__ out, const Number* __restrict__ dout,
+                                         float* __restrict__ delta, float* __restrict__ dq, int texts, int T,
+                                         int heads) {
+  int lane = lane_of(), warps = gridDim.x * (blockDim.x / 32);
+  for (size_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < (size_t)texts * T * heads; row += warps) {
+    size_t position = row / heads, at = (position / T * heads + row % heads) * T + position % T;
+    float sum = 0;
+    for (int c = 2 * lane; c < C; c += 64) {
+      float2 a = two(out + row * C + c), b = two(dout + row * C + c);
+      sum += a.x * b.x + a.y * b.y;
+      put_two(dq + at * C + c, 0, 0);
+    }
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (lane == 0) delta[at] = sum;
+  }
+}
+
+// Behind it: dq in its place in dqkv. Any launch.
+template <class Number, int C, bool TURN>
+__global__ void attention_backward_finish(const float* __restrict__ dq, Number* __restrict__ dqkv,
+                                          const float* __restrict__ cosine, const float* __restrict__ sine, int texts,
+                                          int T, int heads, int groups, float scale) {
+  constexpr int PAIRS = C / 4;  // threads of a row: two pairs each
+  size_t stride = (size_t)(heads + 2 * groups) * C, all = (size_t)texts * T * heads * PAIRS;
+  for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += (size_t)gridDim.x * blockDim.x) {
+    size_t row = i / PAIRS, position = row / heads, head = row % heads;
+    int j = i % PAIRS * 2, angle = (int)(position % T) * (C / 2) + j;
+    const float* from = dq + ((position / T * heads + head) * T + position % T) * C + j;
+    float2 x = two(from), y = two(from + C / 2);
+    x = make_float2(scale * x.x, scale * x.y), y = make_float2(scale * y.x, scale * y.y);
+    if (TURN) turn_back(x, y, cosine + angle, sine + angle);
+    Number* to = dqkv + position * stride + head * C + j;
+    put_two(to, x.x, x.y);
+    put_two(to + C / 2, y.x, y.y);
+  }
+}
