@@ -1,0 +1,226 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
+"""Chapter 25: its checks accept what is right and reject wrong answers, each of them named; what it measures is right."""
+
+import pytest
+from chapters import definitions, rejected, run_tagged, try_exercise
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = (
+    "25_matrix_multiplication",
+    "xp", "UNWRITTEN", "TILED", "READ", "VERSIONS", "SIZES", "ASYNC", "ONLY_FMA", "tidied", "slow_text", "EARLY", "ROW",
+    "SWAPPED", "text", "matmul_columns",
+)  # fmt: skip
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps: the book's kernel, and what is changed in it
+
+TILED = {
+    "no barrier before the product": ("__syncthreads();  // the tiles", "// the tiles"),
+    "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
+    "no mask for the rows of a": ("row < M && k0 + x < K ?", "k0 + x < K ?"),
+    "no mask for the columns of a": ("row < M && k0 + x < K ?", "row < M ?"),
+    "no mask for the rows of b": ("k0 + y < K && column < N ?", "column < N ?"),
+    "no mask for the columns of b": ("k0 + y < K && column < N ?", "k0 + y < K ?"),
+    "no mask for c": ("if (row < M && column < N) c", "c"),
+    "threads outside leave": ("float sum = 0;", "float sum = 0; if (row >= M || column >= N) return;"),
+    "one tile": ("k0 < K; k0 += 32", "k0 < 1; k0 += 32"),
+    "the last tile left out": ("k0 < K;", "k0 + 31 < K;"),
+    "31 of a tile": ("k < 32; k++", "k < 31; k++"),
+    "the last tile's sum alone": ("for (int k = 0; k < 32", "sum = 0; for (int k = 0; k < 32"),
+    "the tile of a not moved": ("a[(size_t)row * K + k0 + x]", "a[(size_t)row * K + x]"),
+    "M for K": ("a[(size_t)row * K", "a[(size_t)row * M"),
+    "a transposed": ("sum += as[y][k]", "sum += as[k][y]"),
+    "b transposed": ("bs[k][x];", "bs[x][k];"),
+    "rows and columns of blocks exchanged": ("column = blockIdx.x * 32 + x, row = blockIdx.y", "column = blockIdx.y * 32 + x, row = blockIdx.x"),
+    "from global memory": ("sum += as[y][k] * bs[k][x]", "if (row < M && column < N && k0 + k < K) sum += a[(size_t)row * K + k0 + k] * b[(size_t)(k0 + k) * N + column]"),
+    "a column for a row of the block": ("as[y][x] = row < M && k0 + x < K ? a[(size_t)row * K + k0 + x]", "as[x][y] = blockIdx.y * 32 + x < M && k0 + y < K ? a[(size_t)(blockIdx.y * 32 + x) * K + k0 + y]"),
+}  # fmt: skip
+PATCH = {
+    "columns side by side": ("x + 16 * j", "x * 8 + j"),
+    "rows exchanged": ("u[i] = as[y + 16 * i][k]", "u[i] = as[y + 16 * (7 - i)][k]"),
+    "seven of eight": ("k < 8; k++", "k < 7; k++"),
+    "no mask for rows": ("if (row < M && column < N) c", "if (column < N) c"),
+    "no mask for columns": ("if (row < M && column < N) c", "if (row < M) c"),
+    "the last tile alone": ("sum[i][j] += u[i]", "sum[i][j] = u[i]"),
+    "c written with K": ("c[(size_t)row * N", "c[(size_t)row * K"),
+    "b read for each product": ("+= u[i] * v[j]", "+= u[i] * bs[k][x + 16 * j]"),
+    "one column of eight": ("for (int j = 0; j < 8; j++) sum", "for (int j = 0; j < 1; j++) sum"),
+}
+PIPELINE = {
+    "no barrier": ("__syncthreads();", ""),
+    "the question before the barrier": (
+        "__syncthreads();  // this tile is complete, and nobody reads the one before it any more\n    "
+        "a += BK, b += (size_t)BK * N;\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);",
+        "a += BK, b += (size_t)BK * N;\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);\n    __syncthreads();",
+    ),
+    "no wait": ("copy_async_wait<0>();", ""),
+    "a wait for all but one": ("copy_async_wait<0>();", "copy_async_wait<1>();"),
+    "the same place again": ("ask<INSIDE>(tiles[1 - now]", "ask<INSIDE>(tiles[now]"),
+    "the next tile multiplied": ("multiply_tile(sum, tiles[now]", "multiply_tile(sum, tiles[1 - now]"),
+    "asked for after the product": (
+        "ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);\n    multiply_tile(sum, tiles[now], row, column);",
+        "multiply_tile(sum, tiles[now], row, column);\n    ask<INSIDE>(tiles[1 - now], a, b, N, K, high, wide, K - k - BK);",
+    ),
+    "two barriers": ("multiply_tile(sum, tiles[now], row, column);", "multiply_tile(sum, tiles[now], row, column);\n    __syncthreads();"),
+    "never moved on": ("a += BK, b += (size_t)BK * N;", ""),
+    "the first tile not asked for": ("ask<INSIDE>(tiles[0], a, b, N, K, high, wide, K);", ""),
+    "no commit": ("copy_async_commit();", ""),
+}  # fmt: skip
+GAPS = {  # check, stub, the book's kernel, its wrong variants
+    "tiled": ("check_tiled", "my_tiled", "matmul_tiled", TILED),
+    "patch": ("check_patch", "my_patch", "matmul_patch", PATCH),
+    "pipeline": ("check_pipeline", "my_matmul", "matmul", PIPELINE),
+}
+
+
+@pytest.mark.parametrize("check, stub, book, _", GAPS.values(), ids=GAPS)
+def test_gap(chapter, check, stub, book, _):
+    check = getattr(chapter, check)
+    assert check(getattr(chapter, stub)) == "not written yet"
+    assert check(getattr(chapter, book)) == "right"
+
+
+@pytest.mark.parametrize(
+    "gap, mistake", [(gap, mistake) for gap, (*_, wrong) in GAPS.items() for mistake in wrong]
+)
+def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, mistake):
+    check, _, book, wrong = GAPS[gap]
+    text, name = getattr(chapter, book).module.source, getattr(chapter, book).name
+    assert text.count(wrong[mistake][0]) >= 1
+    assert rejected(getattr(chapter, check), cuda.module(text.replace(*wrong[mistake]))[name])
+
+
+def test_a_kernel_without_reuse_is_not_the_answer_to_the_gaps_on_reuse(chapter):
+    text = chapter.matmul_columns.module.source
+    block = text.replace("blockDim.x", "32").replace("blockDim.y", "32")
+    assert "once would do" in verdict(chapter.check_tiled, cuda.module(block)["matmul_columns"])
+    assert rejected(chapter.check_patch, chapter.matmul_tiled)
+
+
+ONE_FOR_ALL = """
+extern "C" __global__ void one_for_all(const float* a, const float* b, float* c, int M, int N, int K) {
+  if (threadIdx.x || threadIdx.y) return;
+  for (int row = blockIdx.y * 32; row < min(M, (int)blockIdx.y * 32 + 32); row++)
+    for (int column = blockIdx.x * 32; column < min(N, (int)blockIdx.x * 32 + 32); column++) {
+      float sum = 0;
+      for (int k = 0; k < K; k++) sum += a[row * K + k] * b[k * N + column];
+      c[row * N + column] = sum;
+    }
+}
+"""
+
+
+def test_one_thread_that_does_all_is_told(chapter):
+    assert rejected(chapter.check_tiled, cuda.module(ONE_FOR_ALL)["one_for_all"])
+
+
+def test_other_right_answers_to_the_gaps(chapter):
+    """The tile of a transposed by its writer's index, with a padded row; rows and columns of a patch in another order."""
+    text = chapter.matmul_tiled.module.source
+    other = (
+        text.replace("as[32][32]", "as[32][33]")
+        .replace("as[y][x] =", "as[x][y] =")
+        .replace("as[y][k]", "as[k][y]")
+    )
+    assert verdict(chapter.check_tiled, cuda.module(other)["matmul_tiled"]) == "right"
+    other = chapter.matmul_patch.module.source.replace("x + 16 * j", "x + 16 * (7 - j)")
+    assert verdict(chapter.check_patch, cuda.module(other)["matmul_patch"]) == "right"
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+EXERCISES = {
+    "resident": lambda c: (c.check_resident, c.my_resident, c.resident, c.wrong_residents),
+    "slow": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
+    "early": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
+    "triangle": lambda c: (c.check_warps, c.my_warps, c.warps, c.wrong_warps),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def test_the_slow_kernel_is_right_and_slow(chapter):
+    slow = cuda.module(chapter.slow_text)["slow"]
+    assert chapter.expect_product(slow, chapter.PATCH, 130, 132, 12)
+    with pytest.raises(AssertionError, match="8 turns a read of bs, 4 would do"):
+        chapter.expect_turns(chapter.counts(slow, chapter.PATCH, 128, 128, 8))
+
+
+# ---- What the script measures
+
+
+def test_the_script_measures_every_version():
+    names = run_tagged(NOTEBOOK[0], "experiment")
+    rows = names["measure"](side=64, launches=1, rounds=1)
+    assert [row["version"] for row in rows] == list(names["VERSIONS"]) and len(rows) == 8
+    assert all(row["ms"] > 0 and row["threads"] in (256, 512, 1024) for row in rows)
+    assert min(names["measure_ceilings"](blocks=2, rounds=2, size=1 << 16)) > 0
+
+
+# ---- What `make mutants CH=25` changes, and the inputs that the contracts allow
+
+
+def of_size(kernel, launch):
+    """What a kernel of this name does with matrices of a size: C, or that the checker finds something."""
+
+    def behaviour(c, size):
+        M, N, K = size
+        try:
+            return c.product(getattr(c, kernel), getattr(c, launch), c.numbers(M, K), c.numbers(K, N, seed=1))
+        except AssertionError:
+            return "a finding"
+
+    return behaviour
+
+
+def sizes(rng):
+    return tuple(int(n) for n in rng.integers(1, 70, 3))
+
+
+def wide_sizes(rng):
+    """M, N, K for tiles of 128 x 128; now and then with more than one of them, as that takes its time."""
+    most = 180 if rng.random() < 0.05 else 20
+    return (*map(int, rng.integers(1, most, 2)), int(rng.integers(1, 40)))
+
+
+def limits(rng):
+    """Registers, threads, bytes of shared memory."""
+    return int(rng.integers(16, 256)), int(rng.integers(1, 1025)), int(rng.integers(0, 100_000))
+
+
+def mends(c, pairs):
+    """Whether the replaced text is version 6 again, but for names and blanks."""
+    text = c.slow_text
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return "".join(text.split()) == "".join(
+        c.matmul_fours.module.source.replace("matmul_fours", "slow").split()
+    )
+
+
+DOMAINS = [
+    Gap("check_tiled", ("matmul_tiled",), lambda c: verdict(c.check_tiled, c.matmul_tiled),
+        of_size("matmul_tiled", "TILED"), sizes, [(1, 1, 1), (32, 32, 32), (33, 31, 65)]),
+    Gap("check_patch", ("matmul_patch",), lambda c: verdict(c.check_patch, c.matmul_patch),
+        of_size("matmul_patch", "PATCH"), wide_sizes, [(1, 1, 1), (128, 128, 8), (129, 131, 9)]),
+    Gap("check_pipeline", ("matmul",), lambda c: verdict(c.check_pipeline, c.matmul),
+        of_size("matmul", "PATCH"), wide_sizes, [(1, 1, 1), (128, 128, 32), (129, 131, 33), (128, 132, 16)]),
+    Gap("check_resident", ("resident",), lambda c: verdict(c.check_resident, c.resident),
+        lambda c, x: c.resident(*x), limits, [(128, 256, 33280), (255, 1024, 0), (16, 32, 0), (44, 96, 4096)]),
+    Value("check_repair", "repair", lambda c, value: verdict(c.check_repair, lambda: value), mends),
+    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value), lambda c, value: value == 33),
+    Gap("check_warps", ("warps",), lambda c: verdict(c.check_warps, c.warps), lambda c, n: tuple(c.warps(n)),
+        lambda rng: int(rng.integers(1, 400)), [1, 4, 5, 8, 9, 32, 33]),
+]  # fmt: skip

@@ -1,0 +1,193 @@
+"""Chapter 26: its checks accept what is right and reject wrong answers, each of them named; what it measures runs."""
+
+import numpy as np
+import pytest
+from chapters import definitions, rejected, try_exercise
+
+from benchmarks.results import ch26
+from nanoeuler_lib import cuda
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS")
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps: the book's answer, and wrong ones
+
+PRODUCT = {
+    "no barrier before the product": ("__syncthreads();  // the tiles", "// the tiles"),
+    "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
+    "the first columns alone": ("k < K; k += 16", "k < 16; k += 16"),
+    "the last columns left out": ("k < K;", "k + 16 < K;"),
+    "the sums of the last columns": ("unsigned x[4], y[2];", "unsigned x[4], y[2]; d[0] = d[1] = d[2] = d[3] = 0;"),
+    "the columns of a not moved": ("a[i / 16 * K + k + i % 16]", "a[i / 16 * K + i % 16]"),
+    "rows of 16": ("b[i / 16 * K + k + i % 16]", "b[i + k]"),
+    "the halves of a exchanged": ("&as[lane % 16][lane / 16 * 8]", "&as[lane % 16][8 - lane / 16 * 8]"),
+    "the matrices of a in another order": (
+        "&as[lane % 16][lane / 16 * 8]", "&as[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]",
+    ),
+    "one half of b": ("lane / 8 % 2 * 8", "0"),
+    "c transposed": (
+        "(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2",
+        "(2 * (lane % 4) + i % 2) * 16 + lane / 4 + 8 * (i / 2)",
+    ),
+    "the sums of d exchanged": (
+        "8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2", "8 * (i % 2)) * 8 + 2 * (lane % 4) + i / 2",
+    ),
+    "half of the sums": ("for (int i = 0; i < 4; i++) c", "for (int i = 0; i < 2; i++) c"),
+    "rows that meet in a bank": ("as[16][24]", "as[16][64]"),
+    "float16": ("mma<__nv_bfloat16>", "mma<__half>"),
+}  # fmt: skip
+
+
+def test_gap_product(chapter):
+    assert chapter.check_product(chapter.my_product) == "not written yet"
+    assert chapter.check_product(chapter.warp_product) == "right"
+
+
+@pytest.mark.parametrize("mistake", PRODUCT)
+def test_wrong_product_is_rejected(chapter, mistake):
+    text = chapter.warp_product.module.source
+    assert PRODUCT[mistake][0] in text
+    assert rejected(chapter.check_product, cuda.module(text.replace(*PRODUCT[mistake]))["warp_product"])
+
+
+def test_a_product_without_tensor_cores_is_right_as_well_if_it_reads_once(chapter):
+    """The contract is what is computed, and how often memory is read."""
+    text = chapter.warp_product.module.source
+    unrolled = text.replace("as[16][24], bs[8][24]", "as[16][40], bs[8][40]")
+    assert verdict(chapter.check_product, cuda.module(unrolled)["warp_product"]) == "right"
+
+
+BITS = {
+    "cut off": lambda c, x: (x.view(np.uint32) >> 16).astype(np.uint16),
+    "ties away from zero": lambda c, x: ((x.view(np.uint32).astype(np.uint64) + 0x8000) >> 16).astype(np.uint16),
+    "ties to zero": lambda c, x: ((x.view(np.uint32).astype(np.uint64) + 0x7FFF) >> 16).astype(np.uint16),
+    "ties to odd": lambda c, x: ((x.view(np.uint32) + 0x7FFF + (~x.view(np.uint32) >> 16 & 1)) >> 16).astype(np.uint16),
+    "the lower half": lambda c, x: x.view(np.uint32).astype(np.uint16),
+    "the bits of float16": lambda c, x: x.astype(np.float16).view(np.uint16),
+    "wide": lambda c, x: c.bits_of(x).astype(np.uint32),
+    "flat": lambda c, x: c.bits_of(x).ravel(),
+    "in place": lambda c, x: c.bits_of(np.multiply(x, 1, out=x)) * 0,
+}  # fmt: skip
+PLACES = {
+    "rows of a exchanged": lambda c, lane, i: (*c.places(lane, i ^ 3)[:2], *c.places(lane, i)[2:]),
+    "registers of d as those of a": lambda c, lane, i: (
+        *c.places(lane, i)[:2], lane // 4 + 8 * (i % 2), c.places(lane, i)[3],
+    ),
+    "columns of a lane": lambda c, lane, i: (
+        *c.places(lane, i)[:1], lane % 4 + 8 * (i // 2), *c.places(lane, i)[2:],
+    ),
+    "of b": lambda c, lane, i: (2 * (lane % 4), lane // 4, *c.places(lane, i)[2:]),
+    "d first": lambda c, lane, i: (*c.places(lane, i)[2:], *c.places(lane, i)[:2]),
+    "floats": lambda c, lane, i: tuple(map(float, c.places(lane, i))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_wrong_bits_are_rejected(chapter, name):
+    with np.errstate(over="ignore"):
+        assert rejected(chapter.check_bits, lambda x: BITS[name](chapter, x))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_wrong_places_are_rejected(chapter, name):
+    assert rejected(chapter.check_places, lambda lane, i: PLACES[name](chapter, lane, i))
+
+
+def test_the_gaps_in_python(chapter):
+    for check, stub, book in (
+        (chapter.check_bits, chapter.my_bits, chapter.bits_of),
+        (chapter.check_places, chapter.my_places, chapter.places),
+    ):
+        assert check(stub) == "not written yet" and check(book) == "right"
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+EXERCISES = {
+    "split": lambda c: (c.check_split, c.my_split, c.split, c.wrong_splits),
+    "narrow": lambda c: (c.check_place, c.my_place, c.place, c.wrong_places),
+    "slow": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
+    "early": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    with np.errstate(over="ignore"):
+        try_exercise(*parts(chapter))
+
+
+def test_the_slow_text_is_right_and_slow(chapter):
+    a, b = chapter.normal(70, 136), chapter.normal(50, 136, seed=1)
+    slow, fast = (
+        chapter.multiply(chapter.SMALL["pipelined"], a, b, text) for text in (chapter.SLOW, chapter.TEXT)
+    )
+    assert (slow == fast).all()
+    assert "16 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row % 2", "row % 2"))
+
+
+def test_other_repairs_are_right(chapter):
+    """The bits in another order separate the rows as well."""
+    assert verdict(chapter.check_repair, lambda: ("row % 2", "(7 - row % 8)")) == "right"
+
+
+def test_the_wait_for_one_group_fewer_is_found_by_the_checker_alone(chapter):
+    assert chapter.early_finding(8) in ("missing wait", "race")
+
+
+# ---- What the script measures
+
+
+def test_the_script_measures_sums():
+    for numbers in ("bfloat16", "float16", "float32"):
+        r = ch26.row(numbers, "uniform", 64, 0)
+        assert (
+            0 < r["error"] < (1e-3 if numbers == "float32" else 1e-6) and r["plain"] < 1e-6 and r["same_bits"]
+        )
+    assert ch26.row("bfloat16", "normal", 64, 0) != ch26.row("bfloat16", "normal", 64, 1)
+
+
+# ---- What `make mutants CH=26` changes, and the inputs that the contracts allow
+
+
+def any_numbers(rng):
+    x = rng.integers(0, 0x7F800001, 40).astype(np.uint32)
+    ties = rng.random(40) < 0.3
+    x[ties] = x[ties] & 0xFFFF0000 | 0x8000
+    return (x | rng.integers(0, 2, 40).astype(np.uint32) << 31).view(np.float32)
+
+
+def sizes(rng):
+    return (rng.standard_normal((3, 5)) * 10.0 ** rng.integers(-19, 20, (3, 5))).astype(np.float32)
+
+
+def product_of(c, K):
+    rng = np.random.default_rng(K)
+    a, b = (rng.integers(-20, 21, (n, K)).astype(np.float32) for n in (16, 8))
+    try:
+        return c.run(c.warp_product, 1, 32, c.bits_of(a), c.bits_of(b), c.empty(16, 8), K)[2]
+    except AssertionError:
+        return "a finding"
+
+
+DOMAINS = [
+    Gap("check_bits", ("bits_of",), lambda c: verdict(c.check_bits, c.bits_of), lambda c, x: c.bits_of(x), any_numbers,
+        [np.float32([0.0, -0.0, np.inf, -np.inf, 3.4e38, 1.0, 1.00390625])]),
+    Gap("check_places", ("places",), lambda c: verdict(c.check_places, c.places), lambda c, x: tuple(c.places(*x)),
+        lambda rng: (int(rng.integers(32)), int(rng.integers(4))), [(31, 3), (0, 0), (5, 2)]),
+    Gap("check_product", ("warp_product",), lambda c: verdict(c.check_product, c.warp_product), product_of,
+        lambda rng: 16 * int(rng.integers(1, 9)), [16, 32]),
+    Gap("check_split", ("split",), lambda c: verdict(c.check_split, c.split), lambda c, x: tuple(c.split(x)), sizes),
+    Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place), lambda c, x: c.place(*x),
+        lambda rng: (int(rng.integers(64)), int(rng.integers(4))), [(7, 3), (0, 0)]),
+    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value),
+          lambda c, value: value == 8),
+]  # fmt: skip

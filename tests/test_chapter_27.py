@@ -1,0 +1,321 @@
+"""Chapter 27: its checks accept what is right and reject wrong answers, each of them named."""
+
+import math
+
+import numpy as np
+import pytest
+from chapters import definitions, rejected, try_exercise
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = "27_flash_forward", "xp", "tidy"
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps
+
+
+def test_untouched_gaps_say_so(chapter):
+    c = chapter
+    assert c.check_merge(c.my_merge) == "not written yet"
+    assert c.check_tiles(c.my_tiles) == "not written yet"
+    assert c.check_flash(c.my_flash) == "not written yet"
+
+
+def test_the_book_fills_its_gaps(chapter):
+    assert verdict(chapter.check_merge, chapter.merge) == "right"
+    assert verdict(chapter.check_tiles, chapter.tiles) == "right"
+    assert verdict(chapter.check_flash, chapter.flash_tiles) == "right"
+
+
+def merge_with(shift=True, of_l=True, of_o=True, swap=False, empties=True, over=False, largest=np.maximum):
+    """The rule, with a mistake."""
+
+    def merge(a, b):
+        (m1, l1, o1), (m2, l2, o2) = a, b
+        m = largest(m1, m2)
+        top = np.where(np.isneginf(m), 0.0, m) if empties else m
+        f1, f2 = (np.exp(x - top) if shift else np.ones_like(x) for x in (m1, m2))
+        f1, f2 = (f2, f1) if swap else (f1, f2)
+        l = f1 * l1 + f2 * l2 if of_l else l1 + l2
+        o = f1[..., None] * o1 + f2[..., None] * o2 if of_o else o1 + o2
+        if over:
+            np.copyto(o1, o)
+        return m, l, o
+
+    return merge
+
+
+def merge_one_row_at_a_time(a, b):
+    """Another right answer: numbers of Python, and no exponential of an empty set."""
+    (m1, l1, o1), (m2, l2, o2) = a, b
+    m, l, o = m1.copy(), l1.copy(), o1.copy()
+    for at in np.ndindex(m.shape):
+        if m2[at] == -math.inf:
+            continue
+        if m1[at] == -math.inf:
+            m[at], l[at], o[at] = m2[at], l2[at], o2[at]
+            continue
+        m[at] = max(m1[at], m2[at])
+        f1, f2 = math.exp(m1[at] - m[at]), math.exp(m2[at] - m[at])
+        l[at], o[at] = f1 * l1[at] + f2 * l2[at], f1 * o1[at] + f2 * o2[at]
+    return m, l, o
+
+
+def merge_by_logs(a, b):
+    """Another: by the log-sum-exp of both, scaled back to the larger maximum."""
+    (m1, l1, o1), (m2, l2, o2) = a, b
+    m = np.maximum(m1, m2)
+    f1, f2 = (np.where(np.isneginf(x), 0.0, np.exp(np.minimum(x - m, 0.0))) for x in (m1, m2))
+    stacked = np.stack([f1, f2])
+    l = (stacked * np.stack([l1, l2])).sum(axis=0)
+    return m, l, (stacked[..., None] * np.stack([o1, o2])).sum(axis=0)
+
+
+WRONG_MERGES = {
+    "nothing is scaled": dict(shift=False),
+    "l is not scaled": dict(of_l=False),
+    "o is not scaled": dict(of_o=False),
+    "the factors change places": dict(swap=True),
+    "two empty sets make nan": dict(empties=False),
+    "o is overwritten": dict(over=True),
+    "the smaller maximum": dict(largest=np.minimum),
+    "the first maximum": dict(largest=lambda a, b: a),
+}
+
+
+@pytest.mark.parametrize("right", [merge_with(), merge_one_row_at_a_time, merge_by_logs])
+def test_right_merges(chapter, right):
+    assert verdict(chapter.check_merge, right) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_MERGES)
+def test_wrong_merges(chapter, mistake):
+    assert verdict(chapter.check_merge, merge_with(**WRONG_MERGES[mistake])) not in (
+        "right",
+        "not written yet",
+    )
+
+
+def count_tiles(first, rows, keys, T):
+    """Another right answer: ask every pair."""
+    kinds = []
+    for start in range(0, T, keys):
+        seen = [j <= i for i in range(first, min(first + rows, T)) for j in range(start, start + keys)]
+        kinds.append((all(seen), any(seen)))
+    return sum(every for every, _ in kinds), sum(some for _, some in kinds)
+
+
+def walk_tiles(first, rows, keys, T):
+    """Another: step by step."""
+    free = end = 0
+    while (free + 1) * keys - 1 <= first:
+        free += 1
+    while end * keys < min(first + rows, T):
+        end += 1
+    return free, end
+
+
+FREE_UP_TO_THE_LAST = lambda first, rows, keys, T: ((first + rows) // keys, -(-min(first + rows, T) // keys))
+OWN_KEY_LEFT_OUT = lambda first, rows, keys, T: (first // keys, -(-min(first + rows, T) // keys))
+WRONG_TILES = {
+    "free up to the last query": FREE_UP_TO_THE_LAST,
+    "the first query's own key left out": OWN_KEY_LEFT_OUT,
+    "the end rounded down": lambda first, rows, keys, T: ((first + 1) // keys, min(first + rows, T) // keys),
+    "tiles behind the end": lambda first, rows, keys, T: ((first + 1) // keys, -(-(first + rows) // keys)),
+    "all tiles": lambda first, rows, keys, T: ((first + 1) // keys, -(-T // keys)),
+    "none is free": lambda first, rows, keys, T: (0, -(-min(first + rows, T) // keys)),
+    "one too many": lambda first, rows, keys, T: ((first + 1) // keys, min(first + rows, T) // keys + 1),
+    "mixed ones counted, not ended": lambda first, rows, keys, T: (
+        (first + 1) // keys, -(-min(first + rows, T) // keys) - (first + 1) // keys,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("right", [count_tiles, walk_tiles])
+def test_right_tiles(chapter, right):
+    assert verdict(chapter.check_tiles, right) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_TILES)
+def test_wrong_tiles(chapter, mistake):
+    assert verdict(chapter.check_tiles, WRONG_TILES[mistake]) not in ("right", "not written yet")
+
+
+RIGHT_KERNELS = {
+    "exp2": (
+        ("__expf(m - larger)", "exp2f((m - larger) * 1.44269504f)"),
+        ("__expf(p[j] - larger)", "exp2f((p[j] - larger) * 1.44269504f)"),
+    ),
+    "the maximum of all, by its own shuffles": (
+        (
+            "larger = quad_max(larger);",
+            "for (int d = 1; d < 4; d *= 2) larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, d));",
+        ),
+    ),
+}
+WRONG_KERNELS = {
+    "a lane's own maximum": ("larger = quad_max(larger);", ""),
+    "the tile's maximum alone": ("float larger = m;", "float larger = LOWEST;"),
+    "l is not scaled": ("total *= kept;", ""),
+    "o is not scaled": ("o[c] *= kept;", ";"),
+    "scaled by the inverse": ("__expf(m - larger)", "__expf(larger - m)"),
+    "the maximum is forgotten": ("  m = larger;\n", ""),
+    "no maximum subtracted": ("__expf(p[j] - larger)", "__expf(p[j])"),
+    "p stays a score": ("p[j] = __expf(p[j] - larger);\n    total += p[j];", "total += __expf(p[j] - larger);"),
+    "l over four lanes in each": ("total += p[j];", "total += quad_sum(p[j]);"),
+    "half of the keys": (
+        "j < KEYS / 4; j++) {\n    p[j] = __expf",
+        "j < KEYS / 8; j++) {\n    p[j] = __expf",
+    ),
+    "base two": ("__expf(p[j] - larger)", "exp2f(p[j] - larger)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT_KERNELS)
+def test_right_kernels(chapter, name):
+    assert verdict(chapter.check_flash, changed(chapter.flash_tiles, *RIGHT_KERNELS[name])) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_KERNELS)
+def test_wrong_kernels(chapter, mistake):
+    wrong = changed(chapter.flash_tiles, WRONG_KERNELS[mistake])
+    assert verdict(chapter.check_flash, wrong) not in ("right", "not written yet")
+
+
+def changed(kernel, *changes):
+    text = kernel.module.source
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return cuda.module(text)[kernel.name]
+
+
+@pytest.mark.parametrize("barrier", ["__syncthreads();  // nobody", "__syncthreads();  // all"])
+def test_a_deleted_barrier_is_reported(chapter, barrier):
+    assert rejected(chapter.check_flash, changed(chapter.flash_tiles, (barrier, "//")))
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+EXERCISES = {
+    "predict": lambda c: (c.check_predictions, c.my_predictions, c.predictions, c.wrong_predictions),
+    "entropy": lambda c: (c.check_entropy, c.my_entropy, c.entropy, c.wrong_entropies),
+    "repair": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
+    "rounding": lambda c: (c.check_rounding, c.my_rounding, c.rounding, c.wrong_roundings),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def entropy_of_whole_rows(tiles):
+    """Another right answer, though not the one that is asked for: all rows at once."""
+    scores = np.concatenate([s.copy() for s in tiles], axis=1)
+    e = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p = e / e.sum(axis=1, keepdims=True)
+    return -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
+
+
+def entropy_by_mean_score(tiles):
+    """Another: lse minus the mean score, both carried along as quotients."""
+    m, l, u = -np.inf, 0.0, 0.0  # u: the weighted sum of scores, measured from m
+    rows = None
+    for s in tiles:
+        if rows is None:
+            rows = len(s)
+            m, l, u = np.full(rows, -np.inf), np.zeros(rows), np.zeros(rows)
+        for r in range(rows):
+            for x in s[r][s[r] > -np.inf]:
+                top = max(m[r], x)
+                old = math.exp(m[r] - top) if l[r] else 0.0
+                drop = m[r] - top if l[r] else 0.0
+                u[r] = old * (u[r] + drop * l[r]) + math.exp(x - top) * (x - top)
+                l[r] = old * l[r] + math.exp(x - top)
+                m[r] = top
+    return np.log(l) - u / l
+
+
+@pytest.mark.parametrize("right", [entropy_of_whole_rows, entropy_by_mean_score])
+def test_right_entropies(chapter, right):
+    assert verdict(chapter.check_entropy, right) == "right"
+
+
+# ---- What the mutants of `make mutants CH=27` are compared on
+
+
+def triples(rng, shape=None, C=None, scale=None):
+    """Two triples of random sets, some of them empty."""
+    shape = tuple(rng.integers(1, 5, rng.integers(0, 3))) if shape is None else shape
+    C, scale = C or int(rng.integers(1, 6)), scale or rng.choice([1.0, 30.0, 3000.0])
+
+    def one():
+        m = scale * rng.normal(size=shape)
+        m = np.where(rng.random(shape) < 0.2, -np.inf, m)
+        alive = ~np.isneginf(m)
+        return m, alive * (1 + rng.random(shape)), alive[..., None] * rng.normal(size=(*shape, C))
+
+    return one(), one()
+
+
+def launches(rng, size=None):
+    heads, group, T, scale = size or (
+        *[(1, 1), (2, 1), (2, 2), (4, 2)][rng.integers(4)], int(rng.integers(1, 70)), rng.choice([1.0, 20.0]),
+    )  # fmt: skip
+    q = (scale * rng.normal(size=(heads, T, 32))).astype(np.float32)
+    k, v = rng.normal(size=(2, heads // group, T, 32)).astype(np.float32)
+    return q, k, v
+
+
+def outputs(c, given):
+    return tuple(np.round(x.astype(np.float64), 3) for x in c.heads_of(c.flash_tiles, *given))
+
+
+def tile_sizes(rng):
+    T, rows, keys = (int(n) for n in rng.integers(1, (70, 20, 20)))
+    return int(rng.integers(0, -(-T // rows))) * rows, rows, keys, T
+
+
+def tiles_of_scores(rng, scale=None):
+    widths = rng.integers(1, 7, rng.integers(1, 5))
+    scale = scale or rng.choice([1.0, 40.0, 2000.0])
+    scores = scale * rng.normal(size=(3, widths.sum()))
+    scores[rng.random(scores.shape) < 0.3] = -np.inf
+    scores[:, rng.integers(widths.sum())] = scale * rng.normal()
+    return np.split(scores, np.cumsum(widths)[:-1], axis=1)
+
+
+def entropies(c, tiles):
+    with np.errstate(all="ignore"):
+        return np.round(c.entropy(iter(tiles)), 9) + 0.0
+
+
+def predicted(c, answer):
+    try:
+        kept = [[count(n) for n in range(1, 9)] for count in answer["kept"]]
+        same = kept == [list(range(1, 9)), [1] * 8]
+        return tuple(answer["tiles"]) == (10, 4) and same and tuple(answer["moved"]) == (0, 5)
+    except (TypeError, KeyError, ValueError):
+        return False
+
+
+EDGE = np.random.default_rng(0)
+DOMAINS = [
+    Gap("check_merge", ("merge",), lambda c: verdict(c.check_merge, c.merge),
+        lambda c, x: c.merge(*x), triples, [triples(EDGE, (3,), 2, 1.0), triples(EDGE, (), 1, 30.0)]),
+    Gap("check_tiles", ("tiles",), lambda c: verdict(c.check_tiles, c.tiles),
+        lambda c, x: tuple(c.tiles(*x)), tile_sizes, [(0, 8, 8, 1), (32, 16, 8, 33)]),
+    Gap("check_flash", ("flash_tiles",), lambda c: verdict(c.check_flash, c.flash_tiles),
+        outputs, launches, [launches(EDGE, (1, 1, 1, 1.0)), launches(EDGE, (4, 2, 65, 20.0))]),
+    Gap("check_entropy", ("entropy",), lambda c: verdict(c.check_entropy, c.entropy), entropies, tiles_of_scores),
+    Value("check_predictions", "predictions", lambda c, value: verdict(c.check_predictions, lambda: value), predicted),
+]  # fmt: skip
