@@ -64,11 +64,13 @@ def save(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(dict(model.params), partial / "model.safetensors")
+        save_file(dict(model.params.host()), partial / "model.safetensors")
         tokenizer.save(partial / "tokenizer.json")
         if optimizer is not None:
             moments = {
-                f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).items()
+                f"{kind}.{name}": x
+                for kind in ("m", "v")
+                for name, x in getattr(optimizer, kind).host().items()
             }
             save_file(moments, partial / "optimizer.safetensors")
         for file in partial.glob(
@@ -84,7 +86,7 @@ def save(
             "sha256": {file.name: _digest(file) for file in sorted(partial.iterdir())},
         }
         head["digest"] = _digest_head(head)
-        (partial / "checkpoint.json").write_text(to_json(head, indent=1) + "\n", "utf-8")
+        (partial / "checkpoint.json").write_bytes(f"{to_json(head, indent=1)}\n".encode())
         for file in partial.iterdir():
             _sync(file)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -221,7 +223,7 @@ def _read_head(path):
     try:
         if (size := file.stat().st_size) > HEAD_BYTES:
             raise NanoEulerError(f"{file}: has {size} bytes, expected at most {HEAD_BYTES}")
-        head = from_json(file.read_text("utf-8"))
+        head = from_json(file.read_bytes().decode())
     except NanoEulerError:
         raise
     except (

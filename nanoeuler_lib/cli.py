@@ -13,7 +13,7 @@ from nanoeuler_lib import arguments
 from nanoeuler_lib.arguments import SHAPE, TRAINING
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, one_line, printable, write_text
+from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
 
 
 def tokenizer_train(args):
@@ -34,7 +34,7 @@ def tokenizer_encode(args):
     tokenizer = _tokenizer(args)
     text = _utf8(args.text) if args.text is not None else _stdin_text()
     ids = [int(i) for i in tokenizer.encode(text, allowed_special="all" if args.special else frozenset())]
-    pieces = [tokenizer.token_bytes[i].decode("utf-8", "backslashreplace") for i in ids]
+    pieces = [tokenizer.token_bytes[i].decode(errors="backslashreplace") for i in ids]
     _print(args, {"ids": ids, "tokens": pieces, "bytes": len(text.encode())}, " ".join(map(str, ids)))
 
 
@@ -49,7 +49,7 @@ def tokenizer_decode(args):
         if not 0 <= ids[-1] < tokenizer.vocab_size:
             raise NanoEulerError(f"token id is {short(ids[-1])}, expected 0 to {tokenizer.vocab_size - 1}")
     if args.json:
-        _print(args, {"text": tokenizer.decode(ids)}, "")
+        _print(args, {"text": tokenizer.decode(ids)})
     elif sys.stdout.isatty():
         print(printable(tokenizer.decode(ids)))
     else:  # byte for byte what was encoded
@@ -87,14 +87,18 @@ def corpus_konigsberg(args):
 def train(args):
     from nanoeuler_lib import data
     from nanoeuler_lib import train as training
+    from nanoeuler_lib.device import choose
     from nanoeuler_lib.tokenizer import Tokenizer
 
     began = time.perf_counter()
     if args.resume:
-        _only_resume(args, [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer"])
+        _only_resume(
+            args,
+            [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer", "precision"],
+        )
         files, _ = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
         texts = [data.read_text(files[name]) if files[name] else None for name in ("text", "valid")]
-        training.resume(args.resume, *texts, args.quiet, files=files, steps=args.steps)
+        training.resume(args.resume, *texts, args.quiet, files=files, steps=args.steps, device=args.device)
         _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
         return
     for option in ("data", "run"):
@@ -110,9 +114,11 @@ def train(args):
     model_config = preset(args.preset or "small", **changes)
     config = TrainConfig(**_given(args, TRAINING))
     _check_workers(args)
+    _not_negative(args, "profile")
     training.train(
         args.run, texts[0], model_config, config, tokenizer, str(args.data), texts[1], args.quiet, args.workers,
         files={"text": _absolute(args.data), "valid": _absolute(args.valid)},
+        device=choose(args.device or "cpu", args.precision, model_config), profile=args.profile,
     )  # fmt: skip
     _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
@@ -127,30 +133,32 @@ def report(args):
 def generate(args):
     from nanoeuler_lib.generate import stream
 
-    model, tokenizer = _model(args)
+    found = _model(args)
     pieces = []
     options, prompt = _sampling(args) | {"propose": args.propose}, _utf8(args.prompt)
-    for piece in stream(model, tokenizer, prompt, args.tokens, **options):
+    for piece in stream(found.model, found.tokenizer, prompt, args.tokens, **options):
         if not args.json:
             _say(piece if pieces else prompt + piece)
         pieces.append(piece)
     if not (pieces or args.json):
         _say(prompt)
-    _print(args, {"prompt": prompt, "continuation": "".join(pieces)}, "")
+    _print(args, {"prompt": prompt, "continuation": "".join(pieces)})
 
 
 def sft(args):
     from nanoeuler_lib import checkpoint
     from nanoeuler_lib import sft as tuning
+    from nanoeuler_lib.device import choose
 
     began = time.perf_counter()
     if args.resume:
-        _only_resume(args, [*(name for name in TRAINING if name != "steps"), "examples", "data_seed", "base"])
+        settings = (name for name in TRAINING if name != "steps")
+        _only_resume(args, [*settings, "examples", "data_seed", "base", "precision"])
         files, head = _files_of(args.resume, args, {"examples": "data"}, "sft")
         _, *numbers = head["info"]["examples"]
         config = TrainConfig.from_dict(head["train"])
         *examples, _ = tuning.examples_of(files["examples"], *numbers, config.valid_fraction)
-        tuning.resume(args.resume, *examples, args.quiet, files=files, steps=args.steps)
+        tuning.resume(args.resume, *examples, args.quiet, files=files, steps=args.steps, device=args.device)
         _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
         return
     if args.run is None:
@@ -162,11 +170,11 @@ def sft(args):
     source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
     base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
     info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
-    info["files"] = {"examples": source[0] if source[0] == tuning.KONIGSBERG else _absolute(source[0])}
+    info["files"] = {"examples": source[0] if source[0] in tuning.SOURCES else _absolute(source[0])}
     examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
     tuning.fine_tune(
         args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
-        args.workers,
+        args.workers, device=choose(args.device or "cpu", args.precision, base.model.config),
     )  # fmt: skip
     _came_out(args.run, began, "talk with it: nanoeuler chat --run")
 
@@ -177,7 +185,7 @@ def _files_of(run, args, options, command):
     options: what the run calls each file -> the option that says where it stands now; else it is where it was.
     """
     from nanoeuler_lib import checkpoint
-    from nanoeuler_lib.sft import KONIGSBERG
+    from nanoeuler_lib.sft import SOURCES
 
     head = checkpoint.read_head(run)
     info = head["info"]
@@ -188,10 +196,11 @@ def _files_of(run, args, options, command):
     files = {}
     for name, option in options.items():
         files[name], now = before.get(name), getattr(args, option)
-        needed = (name, files[name]) not in (("valid", None), ("examples", KONIGSBERG))
+        built_in = {("examples", source) for source in SOURCES}
+        needed = (name, files[name]) not in {("valid", None), *built_in}
         if now is not None:
-            files[name] = now if (name, now) == ("examples", KONIGSBERG) else _absolute(now)
-        elif needed and not _is_file(files[name] or ""):
+            files[name] = now if (name, now) in built_in else _absolute(now)
+        elif needed and not (files[name] and _is_file(files[name])):
             raise NanoEulerError(
                 f"{files[name] or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
                 f"where it is now: --{option} FILE"
@@ -226,18 +235,23 @@ def _came_out(run, began, what):
 
 
 def chat(args):
-    from nanoeuler_lib import checkpoint
     from nanoeuler_lib.chat import Chat, Loop
+    from nanoeuler_lib.sft import SOURCES
 
     options = _sampling(args)
-    found = checkpoint.load(args.run or checkpoint.PRETRAINED / "konigsberg-chat")
+    found = _model(args, "konigsberg-chat")
     template = found.info.get("template", "plain")
-    loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, **options)
+    stories = found.info.get("source") in SOURCES
+    loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, stories=stories, **options)
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):  # not on Windows: there lines cannot be edited
             import readline  # noqa: F401  input() uses it: arrow keys, earlier lines
-        print("Ask, or /story for a story to ask about, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
+        if stories:
+            print(
+                "This model knows stories from Königsberg and a few questions about each, and nothing else."
+            )
+        print("Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
     while True:
         try:
             line = _utf8(input("> " if interactive else ""))
@@ -262,7 +276,11 @@ def _say(text):
 
 def check(args):
     from nanoeuler_lib import gradcheck, ops
+    from nanoeuler_lib.device import CPU, choose
 
+    device = choose(args.device or "cpu", args.precision)
+    if device != CPU:
+        return _check_engine(args, device)
     tables, good = {}, True
     with ops.use(args.ops):
         for std in (0.3, 0.02):
@@ -288,6 +306,26 @@ def check(args):
     return 0 if good else 1
 
 
+def _check_engine(args, device):
+    """The engine's gradients against the reference's."""
+    from nanoeuler_lib import gradcheck
+
+    rows = gradcheck.check_engine(device.place, device.precision)
+    good = all(row.norm_rel <= allowed for row, _, allowed in rows)
+    found = [
+        {"tensor": row.name, "error": row.norm_rel, "float32": own, "allowed": a} for row, own, a in rows
+    ]
+    facts = {
+        "definition": gradcheck.DEFINITION_ENGINE,
+        "device": str(device),
+        "passed": good,
+        "tensors": found,
+    }
+    text = f"{device}; {gradcheck.DEFINITION_ENGINE}\n{gradcheck.engine_table(rows)}"
+    _print(args, facts, f"{text}\n{'passed' if good else 'FAILED'}")
+    return 0 if good else 1
+
+
 def diagnose(args):
     from nanoeuler_lib.drills.diagnose import TOOLS
     from nanoeuler_lib.drills.diagnose import diagnose as examine
@@ -300,7 +338,7 @@ def diagnose(args):
             print("\n".join(lines or [f"ok      {name}: {TOOLS[name][0].__doc__}"]), flush=True)
     good = not any(found.values())
     if args.json:
-        print(json.dumps({"sound": good, "findings": found}, ensure_ascii=False))
+        print(to_json({"sound": good, "findings": found}))
     return 0 if good else 1
 
 
@@ -327,6 +365,52 @@ def break_(args):
     out = breaks.plant(args.seed, args.out)
     print(f"{out}: a copy of the package with one bug in it; begin with {out / 'README.md'}")
     return 0
+
+
+def assign(args):
+    from nanoeuler_lib.assign import papers
+
+    seed = _stdin_text().strip() if args.seed == "-" else args.seed
+    if not seed:
+        raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
+    if args.grade:
+        _mark(args, seed)
+        return
+    out = args.out
+    if args.student is not None:
+        folders = {args.student: out or Path(f"paper-{args.chapter}-{args.student}")}
+    else:
+        out = out or Path(f"papers-{args.chapter}")
+        folders = {name: out / name for name in papers.roster(args.students)}
+    for student, folder in folders.items():
+        papers.hand_out(args.chapter, seed, student, folder)
+    said = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
+    if len(seed) < 12:
+        said += (
+            "; the seed is short: whoever tries all of that length has the data that papers are marked with"
+        )
+    _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, said)
+
+
+def _mark(args, seed):
+    from nanoeuler_lib.assign import papers
+
+    out = args.out or Path(f"marks-{args.chapter}")
+    papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
+    students = papers.submissions(args.grade)
+    _refuse_existing(out)
+    marks = {}
+    for student, answers in students.items():
+        marks[student] = papers.grade(args.chapter, seed, student, answers)
+        if not args.json:
+            row = marks[student]
+            points = f"{sum(m.points for m in row)} of {sum(m.of for m in row)}"
+            each = "  ".join(f"{m.problem} {m.points}" for m in row)
+            print(f"{printable(student):20} {points:10} {each}", flush=True)
+    papers.write_marks(out, args.chapter, marks)
+    told = {name: [vars(mark) for mark in row] for name, row in marks.items()}
+    said = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
+    _print(args, {"out": str(out), "students": told}, said)
 
 
 def info(args):
@@ -395,13 +479,18 @@ def _check_workers(args):
         raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
 
 
-def _model(args):
-    from nanoeuler_lib import checkpoint
+def _model(args, default="konigsberg-small"):
+    """The checkpoint that --run names, by default one of the package, with its model on the device asked for.
 
-    if args.run is None:
-        return checkpoint.load_pretrained()
-    found = checkpoint.load(args.run)
-    return found.model, found.tokenizer
+    Without --device that is the CPU: one token after another of a small model is faster there.
+    """
+    from nanoeuler_lib import checkpoint
+    from nanoeuler_lib.device import choose
+
+    found = checkpoint.load(args.run or checkpoint.PRETRAINED / default)
+    if args.device or args.precision:
+        found.model = choose(args.device or "gpu", args.precision, found.model.config).place(found.model)
+    return found
 
 
 def _tokenizer(args):
@@ -455,7 +544,7 @@ def _write_bytes(content):
     if hasattr(sys.stdout, "buffer"):
         sys.stdout.buffer.write(content)
     else:
-        sys.stdout.write(content.decode("utf-8", "replace"))
+        sys.stdout.write(content.decode(errors="replace"))
 
 
 def _progress(items, what, unit):
@@ -470,14 +559,15 @@ def _refuse_existing(path):
         raise NanoEulerError(f"{path}: exists already, expected a new file name")
 
 
-def _print(args, facts, text):
-    print(json.dumps(facts, ensure_ascii=False) if args.json else text)
+def _print(args, facts, text=""):
+    print(to_json(facts) if args.json else text)
 
 
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, "train": train, "sft": sft, "report": report, "generate": generate,
-    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "info": info,
+    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
+    "info": info,
 }  # fmt: skip
 
 

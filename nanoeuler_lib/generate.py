@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
@@ -28,7 +29,7 @@ class Decoder:
     """
 
     def __init__(self, model: GPT):
-        c, p, dtype = model.config, model.params, model.dtype
+        c, p, dtype = model.config, model.params.host(), model.dtype
         H, G, C = c.heads, c.kv_heads, c.head_dim
         rope = Rope(c, c.context, dtype)  # q and k are paired and q divided by sqrt(C), as in `ops/cpu.py`
         self.config, self.turn, self.embed = c, rope.turn, p["embed"]
@@ -72,16 +73,8 @@ class Decoder:
 
         Raises what `feed` does.
         """
-        context, start, T = self.config.context, self.length, len(tokens)
-        if T == 0 or start + T > context:
-            raise NanoEulerError(
-                f"context is {context}, {start} used: got {T} tokens, expected 1 to {context - start}"
-            )
-        if not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
-            raise NanoEulerError(
-                f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{self.config.vocab_size - 1}"
-            )
-        return self._one(tokens[0])[None] if T == 1 else self._many(tokens)
+        check_room(self.config, self.length, tokens)
+        return self._one(tokens[0])[None] if len(tokens) == 1 else self._many(tokens)
 
     def _one(self, token):
         """The residual stream behind one more token, normed: [D]."""
@@ -140,6 +133,19 @@ class Decoder:
     def _normed(self, x):
         """RMSNorm but for its gain, which is in the weights."""
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
+
+
+def check_room(config: ModelConfig, length: int, tokens: np.ndarray) -> None:
+    """Raises NanoEulerError where tokens cannot follow `length` others: none, too many, or outside the vocabulary."""
+    room, T = config.context - length, len(tokens)
+    if not 1 <= T <= room:
+        raise NanoEulerError(
+            f"context is {config.context}, {length} used: got {T} tokens, expected 1 to {room}"
+        )
+    if not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
+        raise NanoEulerError(
+            f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{config.vocab_size - 1}"
+        )
 
 
 def filtered_probs(
@@ -234,7 +240,7 @@ def speculate(
     context, most = model.config.context, model.config.predict - 1
     if not 0 <= propose <= most:
         raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
-    decoder, ids = Decoder(model), list(ids)
+    decoder, ids = model.decoder(), list(ids)
     fresh, guesses, qs = ids[-context:], [], []
     while True:
         if decoder.length + len(fresh) > context:

@@ -155,6 +155,46 @@ def check_model(
     return [compare(name, grads[name], numeric_gradient(loss, p)) for name, p in model.params.items()]
 
 
+# The model that `check --device` runs: what the GPU's kernels take, small, and an odd number of positions.
+ENGINE_CONFIG = ModelConfig(
+    dim=64, heads=2, kv_heads=1, layers=2, context=37, vocab_size=96, predict=2, ffn=176
+)
+DEFINITION_ENGINE = (
+    "against the reference in float64, per tensor: ||g - g64|| <= ||g64|| times the larger of 1e-6 and twice what "
+    "NumPy's float32 is off by; tf32: times 1e-2; bfloat16: times 8e-2"
+)
+COARSE = {"tf32": 1e-2, "bfloat16": 8e-2}
+
+
+def check_engine(placed_by: Callable[[GPT], GPT], precision: str, std: float = 0.2, seed: int = 0):
+    """Compare the engine's gradients with the reference's in float64, and NumPy's float32 beside it.
+
+    placed_by: puts a model where it is to run, `device.Device.place`. Returns (row, float32's error in norm, the error
+    allowed) of each tensor. See DEFINITION_ENGINE.
+    """
+    params = init(ENGINE_CONFIG, seed, std, np.float64)
+    pair = check_batch(ENGINE_CONFIG, 2, ENGINE_CONFIG.context, seed + 2)
+    single = init(ENGINE_CONFIG, seed, std)
+    _, expected = GPT(ENGINE_CONFIG, params).loss_and_gradients(*pair)
+    _, rounded = GPT(ENGINE_CONFIG, single).loss_and_gradients(*pair)
+    _, found = placed_by(GPT(ENGINE_CONFIG, single)).loss_and_gradients(*pair)
+    rows = []
+    for name, g in expected.items():
+        own = compare(name, rounded[name], g).norm_rel
+        rows.append((compare(name, found[name], g), own, COARSE.get(precision, max(1e-6, 2 * own))))
+    return rows
+
+
+def engine_table(rows: list[tuple[Row, float, float]]) -> str:
+    """The rows of `check_engine` as text."""
+    lines = [f"{'tensor':<18} {'shape':<12} {'in norm':>8} {'float32':>8}  verdict"]
+    for row, own, allowed in rows:
+        verdict = "ok" if row.norm_rel <= allowed else f"WRONG (allowed {allowed:.1e})"
+        shape = "x".join(map(str, row.shape))
+        lines.append(f"{row.name:<18} {shape:<12} {row.norm_rel:8.1e} {own:8.1e}  {verdict}")
+    return "\n".join(lines)
+
+
 def table(rows: list[Row], by_norm: bool = False) -> str:
     """The rows as text: name, shape, largest absolute and relative error, error in norm, verdict.
 

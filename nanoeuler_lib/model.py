@@ -58,6 +58,10 @@ class Parameters(Mapping):
     def __len__(self):
         return len(self._views)
 
+    def host(self) -> "Parameters":
+        """The same in this machine's memory: itself. (`engine.Parameters` copies.)"""
+        return self
+
 
 def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32) -> Parameters:
     """Fresh parameters: gains 1, matrices N(0, std), those that write to the residual stream divided by sqrt(2L).
@@ -98,7 +102,7 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
 
     tokens: integers [B, T] as the plan was made for.
     """
-    op, config, eps = ops.active(), plan.config, plan.config.norm_eps
+    op, config, eps = plan.op, plan.config, plan.config.norm_eps
     before, delta = plan.layers[0].x1, None
     op.embed(before, tokens.reshape(-1), params["embed"])
     for i, a in enumerate(plan.layers):
@@ -130,14 +134,14 @@ def backward(
 
     targets: [B, T, K], -1 for "no target"; scale: [K]; accumulate: add to `grads` instead of overwriting.
     """
-    op, config, eps, add = ops.active(), plan.config, plan.config.norm_eps, accumulate
+    op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
     targets = targets.reshape(-1, config.predict)
     op.heads_loss(
         plan.losses, plan.dy, grads["heads"], plan.y_final, params["heads"], targets, scale,
         plan.work_logits, plan.work_weight, add,
     )  # fmt: skip
     dx, dy = plan.dx, plan.dy
-    dx[...] = 0
+    plan.clear(dx)
     gain = params["norm_final"]
     op.add_rmsnorm_back(dx, grads["norm_final"], dy, plan.x_final, plan.rstd_final, gain, eps, plan.work, add)
     for i, a in reversed(list(enumerate(plan.layers))):
@@ -189,6 +193,12 @@ class GPT:
         if self._plan is None or (self._plan.batch, self._plan.time) != (batch, time):
             self._plan = Plan(self.config, batch, time, self.dtype)
         return self._plan
+
+    def decoder(self):
+        """A `generate.Decoder` of this model, which has seen nothing yet."""
+        from nanoeuler_lib.generate import Decoder  # which needs this module
+
+        return Decoder(self)
 
     def _check(self, tokens):
         tokens = np.asarray(tokens)

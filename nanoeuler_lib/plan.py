@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, reference
@@ -95,6 +96,20 @@ class Plan:
             self.buffers[name] = _empty(shape, self.dtype)
             setattr(self, name, self.buffers[name])
         self.rope = Rope(config, time, self.dtype)
+
+    @property
+    def op(self):
+        """The composites that fill it: those in use (`ops.use`). Raises NanoEulerError for kernels among them."""
+        if ops.kernels() is not None:
+            raise NanoEulerError(
+                "ops.use(kernels=...) is for a model on the GPU's engine, this one is on the CPU: "
+                'device.choose("gpu").place(model) moves it'
+            )
+        return ops.active()
+
+    def clear(self, x: np.ndarray) -> None:
+        """x = 0."""
+        x[...] = 0
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ class Step:
     Each worker has its own plan and gradient and takes every n-th micro-batch; gradients are then added in the order
     of the workers. So on one machine results are the same bits for the same number of workers; another number adds in
     another order, and rounds otherwise. BLAS and NumPy release Python's lock while they compute, and each worker uses
-    one BLAS thread (call inside `one_blas_thread()`).
+    one BLAS thread (call inside `one_blas_thread()`). A context manager, which ends the threads.
 
     rows: sequences in a batch; workers: threads, by default one for each core, never more than there are micro-batches.
     """
@@ -43,6 +43,14 @@ class Step:
         # A step that overflows shows in its loss or norm, which are looked at; NumPy's warnings would only add noise.
         self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
+
+    told = ""  # of the GPU's steps: what they take
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.pool.shutdown()
 
     def fit(self, time: int) -> None:
         """Take the workers' plans for rows of this length; they are made when it comes for the first time."""
@@ -96,6 +104,10 @@ class Step:
 
         list(self.pool.map(move, range(self.workers)))
         return norm
+
+    def whole_gradient(self) -> Parameters:
+        """What the last step has moved the parameters by, up to a factor."""
+        return self.grads[0]
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
         """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from nanoeuler_lib import __version__, checkpoint, data, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, from_json, to_json, write_text
 from nanoeuler_lib.generate import generate
@@ -35,7 +36,7 @@ from nanoeuler_lib.step import Step, cores, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
-__all__ = ["TextDataset", "bits_per_byte", "fingerprint", "read_log", "resume", "start_run", "train"]
+__all__ = ["Step", "TextDataset", "bits_per_byte", "fingerprint", "read_log", "resume", "start_run", "train"]
 KEEP = 2  # checkpoints kept; older ones are removed
 
 
@@ -65,6 +66,8 @@ def train(
     workers: int | None = None,
     on_entry: Callable[[dict], None] | None = None,
     files: dict[str, str] | None = None,
+    device: Device = CPU,
+    profile: int = 0,
 ) -> GPT:
     """Train a model on a text and leave a run folder.
 
@@ -72,7 +75,8 @@ def train(
     trained on the training part; source: what to call the text in run.json; valid_text: by default the last
     `config.valid_fraction` of the text; workers: threads, by default one for each core (another number gives other
     rounding); on_entry: called with each entry of the log (`report.Live` draws them); files: where the texts were read
-    from, kept for whoever resumes the run. Returns the trained model.
+    from, kept for whoever resumes the run; device: where it runs (`device.choose`); profile: on a GPU, time every
+    launch of so many steps, the second and those behind it, and say where the time goes. Returns the trained model.
     Raises NanoEulerError when the folder holds a run, the text is too short, or the loss is not finite.
     """
     run = Path(run)
@@ -87,9 +91,13 @@ def train(
         )
     model = GPT(model_config, seed=config.seed)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
-    info |= {"files": files} if files else {}
+    info |= ({"files": files} if files else {}) | device.info
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
-    return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry)
+    if profile and device == CPU:
+        raise NanoEulerError(
+            "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
+        )
+    return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry, profile)
 
 
 def resume(
@@ -100,19 +108,21 @@ def resume(
     on_entry: Callable[[dict], None] | None = None,
     files: dict[str, str] | None = None,
     steps: int | None = None,
+    device: str | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
     text, valid_text: as given to `train`; files: where they were read from this time. steps: how many steps the run
     shall have in all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run
-    of so many steps: behind the end of a run it rises again, as far as that schedule has it at this step. Raises
-    NanoEulerError when the text is another one, and when another process is training into the folder.
+    of so many steps: behind the end of a run it rises again, as far as that schedule has it at this step. device: the
+    name of one, by default that of the run; on another its numbers round otherwise. Raises NanoEulerError when the text
+    is another one, and when another process is training into the folder.
     """
 
     def again(found):
         return TextDataset(*_split(text, valid_text, found.train), found)
 
-    return resume_run(Path(run), again, quiet, on_entry, files, steps)
+    return resume_run(Path(run), again, quiet, on_entry, files, steps, device)
 
 
 class TextDataset:
@@ -158,6 +168,7 @@ def start_run(
     dataset: TextDataset,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
+    profile: int = 0,
 ) -> GPT:
     """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
     found.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
@@ -169,9 +180,11 @@ def start_run(
         ) from None
     with sole_writer(run) as still_there:
         expect_new(run)
+        place = chosen_before(found.info, None, found.model.config)
         write_text(run / "run.json", to_json(_description(found, dataset), indent=1) + "\n")
         _save(run, found, 0)
-        return _train(_Journal(run, found, dataset, quiet, on_entry, still_there))
+        _move(found, place)
+        return _train(_Journal(run, found, dataset, quiet, on_entry, still_there), profile=profile)
 
 
 def resume_run(
@@ -181,6 +194,7 @@ def resume_run(
     on_entry: Callable[[dict], None] | None = None,
     files: dict[str, str] | None = None,
     steps: int | None = None,
+    device: str | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; dataset_of makes of it what the run began with."""
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
@@ -189,12 +203,15 @@ def resume_run(
         found = checkpoint.load(run, training=True)
         dataset = dataset_of(found)
         _expect_the_same(run, found, dataset)
+        place = chosen_before(found.info, device, found.model.config)
+        found.info = {k: v for k, v in found.info.items() if k not in ("device", "precision")} | place.info
         _prune(run)  # a kill may have come between writing the last checkpoint and that
         found.info |= {"files": files} if files else {}
         told = trim_log(run / "log.jsonl", found.step or -1)
         if lengthened := steps is not None and steps != found.train.steps:
             _lengthen(run, found, steps)
         _update_description(run / "run.json", found, dataset)
+        _move(found, place)
         warnings = [told] if told else []
         return _train(_Journal(run, found, dataset, quiet, on_entry, still_there), warnings, lengthened)
 
@@ -214,6 +231,12 @@ def _expect_the_same(run, found, dataset):
             )
     if type(workers := found.info.get("workers")) is not int or not 1 <= workers <= 4096:
         raise NanoEulerError(f"{found.path}: workers is {short(workers)}, expected 1 to 4096: edited")
+
+
+def _move(found, device):
+    """Put the model and the optimiser's state where they are to run."""
+    found.model = device.place(found.model)
+    found.optimizer = device.optimizer(found.optimizer, found.model.config)
 
 
 def _lengthen(run, found, steps):
@@ -239,7 +262,7 @@ def _description(found, dataset):
 def _update_description(file, found, dataset):
     """Write run.json anew where it is not that of the checkpoint: the run has other steps now, or it was damaged."""
     try:
-        old = from_json(file.read_text("utf-8"))
+        old = from_json(file.read_bytes().decode())
     except (OSError, ValueError, RecursionError):
         old = None
     old, new = old if isinstance(old, dict) else {}, _description(found, dataset)
@@ -280,32 +303,39 @@ def _prune(run):
         checkpoint.remove(old)
 
 
-def _train(journal, warnings=(), lengthened=False):
-    """The loop. warnings: what to say first; lengthened: whether the number of steps is a new one."""
+def _train(journal, warnings=(), lengthened=False, profile=0):
+    """The loop. warnings: what to say first; lengthened: whether the number of steps is a new one; profile: `train`."""
     found, dataset, config = journal.found, journal.dataset, journal.found.train
     model, rows = found.model, config.batch * config.accumulate
-    take_step = Step(model, found.optimizer, config, rows, found.info.get("workers"))
+    take_step = step_of(model)(model, found.optimizer, config, rows, found.info.get("workers"))
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
         _stop_between_steps() as stop,
-        take_step.pool,
+        take_step,
         journal.bar,
         appending(journal.run / "log.jsonl", lambda: journal.saved) as journal.append,
     ):
+        if take_step.told:
+            journal.say(take_step.told)
         journal.begin(warnings, lengthened)
         journal.estimate(take_step)
         for step in range(found.step, config.steps):
             began, done = time.perf_counter(), step + 1
             rng = np.random.default_rng([config.seed, step])
             validates = done % config.valid_every == 0 or done == config.steps
-            before = model.params.flat.copy() if validates or done == 1 else None
+            if profile and step == found.step + 1:  # the first one has compiled and taken memory
+                times = take_step.watched()
+            before = model.params.host().flat.copy() if validates or done == 1 else None
             inputs, targets = dataset.batch(rng, rows)
             losses, norm = take_step(inputs, targets)
             seconds = time.perf_counter() - began
+            if profile and done == found.step + 1 + profile:
+                journal.say(times.table(profile), always=True)
+                take_step.unwatched()
             journal.step(done, losses, norm, learning_rate(step, config), inputs.size, seconds)
             if before is not None:
-                journal.vitals(done, vitals(before, model.params, take_step.grads[0], norm))
+                journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
             if validates:
                 journal.validate(done)
             if config.sample_every and done % config.sample_every == 0:
@@ -452,9 +482,10 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def _stop_between_steps():
-    """Ctrl-C, SIGTERM and a closed terminal fill the list given, which the loop looks at after a whole step.
+    """Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal fill the list given, which the loop looks at after a whole step.
 
-    The same signal once more interrupts at once, but for SIGHUP: a shell that ends sends it after the terminal has.
+    SIGUSR1 is what clusters can be told to send before they end a job. The same signal once more interrupts at once,
+    but for SIGHUP: a shell that ends sends it after the terminal has.
     """
     stop = []
 
@@ -466,10 +497,11 @@ def _stop_between_steps():
     if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
         yield stop
         return
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    hangup = getattr(signal, "SIGHUP", None)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
-        numbers.append(hangup)
+    for number in (hangup, getattr(signal, "SIGUSR1", None)):  # Windows has none
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+            numbers.append(number)
     before = {number: signal.signal(number, remember) for number in numbers}
     try:
         yield stop

@@ -91,7 +91,7 @@ def test_learns_one_batch_by_heart(layers, later):
     config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=layers, context=9, vocab_size=20, predict=2)
     settings = TrainConfig(steps=120, batch=4, warmup=5, rate=1e-2, decay=0.0, later_heads=later)
     model = GPT(config)
-    step = train.Step(model, AdamW(config, settings), settings, 4)
+    step = step_module.Step(model, AdamW(config, settings), settings, 4)
     tokens, targets = check_batch(config, 4, 9, 0, masked=0.0)
     tokens = np.arange(36).reshape(4, 9) % 20  # each first token tells the row
     losses = [step(tokens, targets)[0] for _ in range(120)]
@@ -115,7 +115,7 @@ def _three_steps(workers, rows=8, accumulate=1, dtype=np.float32):
     settings = changed(RUN_CONFIG, batch=rows // accumulate, accumulate=accumulate)
     model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL, 0, 0.1, dtype))
     with patch.object(step_module, "MICRO_TOKENS", 2 * RUN_MODEL.context), train.one_blas_thread():
-        step = train.Step(model, AdamW(RUN_MODEL, settings, dtype), settings, rows, workers)
+        step = step_module.Step(model, AdamW(RUN_MODEL, settings, dtype), settings, rows, workers)
         assert step.workers == workers
         for number in range(3):
             step(*check_batch(RUN_MODEL, rows, RUN_MODEL.context, number))
@@ -132,7 +132,7 @@ def test_workers(workers):
 
 
 def test_no_more_workers_than_micro_batches():
-    step = train.Step(GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4, workers=16)
+    step = step_module.Step(GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4, workers=16)
     assert step.workers * step.micro <= 4
     step.pool.shutdown()
 
@@ -144,7 +144,7 @@ def test_every_row_counts_once(rows):
     tokens, targets = check_batch(RUN_MODEL, rows, RUN_MODEL.context, 0)
     _, expected = model.loss_and_gradients(tokens, targets)
     with patch.object(step_module, "MICRO_TOKENS", 3 * RUN_MODEL.context):
-        step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG, np.float64), RUN_CONFIG, rows, workers=2)
+        step = step_module.Step(model, AdamW(RUN_MODEL, RUN_CONFIG, np.float64), RUN_CONFIG, rows, workers=2)
         step.gradient(tokens, targets)
         step.pool.shutdown()
     checks.close(sum(grads.flat for grads in step.grads), expected.flat, 1e-12)
@@ -255,14 +255,14 @@ def test_loss_that_is_not_finite(tmp_path, bad):
             plan.y_final[0, 0] = bad
 
     optimizer_step = [0]
-    step_call = train.Step.__call__
+    step_call = step_module.Step.__call__
 
     def call(self, *batch):
         optimizer_step[0] = self.optimizer.step
         return step_call(self, *batch)
 
     run = tmp_path / "run"
-    with patch.object(step_module, "forward", forward), patch.object(train.Step, "__call__", call):
+    with patch.object(step_module, "forward", forward), patch.object(step_module.Step, "__call__", call):
         message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert message.startswith("step 5: loss is nan") and "lower the rate" in message
     assert "the checkpoint of step 4 is intact" in message
@@ -287,7 +287,7 @@ def test_gradient_that_is_not_finite(tmp_path):
     assert message.startswith("step 4: loss is 5.") and "the gradient's norm inf" in message
     assert "the checkpoint of step 2 is intact" in message
     model = GPT(RUN_MODEL)
-    step = train.Step(model, AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4)
+    step = step_module.Step(model, AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4)
     before = model.params.flat.copy()
     with patch.object(step_module, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
         for plan in step.plans:

@@ -1,6 +1,7 @@
 // AdamW with clipping by the global norm, over all parameters at once: `squares` over the flat gradient, `clip_factor`,
 // `adamw`. What changes from step to step lies in device memory, so that a captured launch can be replayed and the host
 // waits for nothing. ops/reference.py, optim.py; Loshchilov and Hutter 2019, algorithm 2.
+#include <adamw.cuh>
 #include <reduce.cuh>
 #include <wide.cuh>
 
@@ -36,19 +37,6 @@ extern "C" __global__ void clip_factor(const float* __restrict__ part, float* __
   if (threadIdx.x > 0) return;
   factor[0] = limit > 0 && norm > limit ? limit / norm : 1.0f;
   factor[1] = norm;
-}
-
-struct Step {  // what is the same for every parameter
-  float clip, rate, unbias1, unbias2, beta1, beta2, eps, decay;
-};
-
-__device__ __forceinline__ void update(float& p, float g, float& m, float& v, const Step& s, bool decays) {
-  g *= s.clip;
-  m += (1.0f - s.beta1) * (g - m);
-  v += (1.0f - s.beta2) * (g * g - v);
-  float change = m * s.unbias1 / (sqrtf(v * s.unbias2) + s.eps);
-  if (decays) change += s.decay * p;
-  p -= s.rate * change;
 }
 
 // p, g, m, v: [n], of which the first `decayed` are matrices; behind them are gains, which do not decay.

@@ -5,6 +5,9 @@
 #ifndef PIECE
 #define PIECE 64  // positions of the sorted list that a block of the backward pass adds
 #endif
+#ifndef ADD
+#define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
+#endif
 
 // A warp copies one row, as Numbers of 4 or of 16 bytes.
 template <class Number>
@@ -16,7 +19,7 @@ __device__ __forceinline__ void copy_row(const Number* __restrict__ from, Number
       if (first + 32 * k < width) v[k] = from[first + 32 * k];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++)
-      if (first + 32 * k < width) to[first + 32 * k] = v[k];
+      if (first + 32 * k < width) __stcs(to + first + 32 * k, v[k]);  // nobody reads it soon: the table stays in the cache
   }
 }
 
@@ -60,6 +63,7 @@ __device__ __forceinline__ void add_piece(const int* place, const int* target, i
         int to = target[first + k];
         if (to == 0) continue;
         Number* row = to > 0 ? dtable + (size_t)(to - 1) * width : edges + (size_t)(-to - 1) * width;
+        if (ADD && to > 0) add_to(sum, row[i]);
         row[i] = sum;
         sum = {};
       }
@@ -99,16 +103,18 @@ __device__ __forceinline__ void add_edges(const Number* edges, Number* row, int 
       for (int k = 0; k < AT_ONCE; k++)
         if (first + k <= last) add_to(sum, v[k]);
     }
+    if (ADD) add_to(sum, row[i]);
     row[i] = sum;
   }
 }
 
-// One block a token, after `embedding_backward`: adds what several pieces have left, and writes 0 where a token does not
-// occur.
+// One block a token, after `embedding_backward`: adds what several pieces have left, and writes 0 (with ADD nothing) where
+// a token does not occur.
 extern "C" __global__ void embedding_join(const int* __restrict__ start, const float* __restrict__ edges,
                                           float* __restrict__ dtable, int D) {
   int token = blockIdx.x, from = start[token], to = start[token + 1];
   int piece = from / PIECE, last = (to - 1) / PIECE;
+  if (ADD && from == to) return;
   if (from == to)
     piece = last = -1;  // no piece: the sum is 0
   else if (piece == last)

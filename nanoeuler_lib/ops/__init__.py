@@ -8,6 +8,8 @@ composites (`attention`, `attention_back`), which write into the buffers of a pl
         model.loss_and_gradients(tokens, targets)
     with ops.use("plain"):                      # everything by the reference
         ...
+    with ops.use(kernels=cuda.module(text)):    # a reader's kernels inside the GPU's engine
+        ...
 """
 
 from contextlib import contextmanager
@@ -41,7 +43,7 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
     return SimpleNamespace(**chosen)
 
 
-_active = [("cpu", {}, _composites("cpu", {}))]
+_active = [("cpu", {}, _composites("cpu", {}), None)]
 
 
 def active() -> SimpleNamespace:
@@ -49,15 +51,27 @@ def active() -> SimpleNamespace:
     return _active[-1][2]
 
 
+def functions() -> dict:
+    """The reader's functions now in use, by name."""
+    return _active[-1][1]
+
+
+def kernels():
+    """The reader's kernels now in use, a `cuda.Module`, or None."""
+    return _active[-1][3]
+
+
 @contextmanager
-def use(version: str | None = None, **own):
-    """Inside the `with` block the model runs on `version` ("cpu" or "plain") and on the given pure functions.
+def use(version: str | None = None, kernels=None, **own):
+    """Inside the `with` block the model runs on `version` ("cpu" or "plain") and on the given functions or kernels.
 
     version: None keeps the one in use, as functions of an outer `use` are kept; own: functions by the names of
-    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast.
-    Raises NanoEulerError on an unknown version or name, and on a value that cannot be called.
+    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast. kernels: a `cuda.Module`, for
+    models on the GPU's engine: each kernel with name and types of one of the chapters' takes its place, in float32,
+    after it was tried on three odd shapes (`ops/unfused.py`).
+    Raises NanoEulerError on an unknown version or name, a value that cannot be called, and a kernel that is wrong.
     """
-    outer_version, outer_own, _ = _active[-1]
+    outer_version, outer_own, _, outer_kernels = _active[-1]
     version, all_own = version or outer_version, outer_own | own
     if version not in ("cpu", "plain"):
         raise NanoEulerError(f"version is {version!r}, expected 'cpu' or 'plain'")
@@ -68,7 +82,13 @@ def use(version: str | None = None, **own):
             )
         if not callable(function):
             raise NanoEulerError(f"{name} is {function!r}, expected a function")
-    _active.append((version, all_own, _composites(version, all_own)))
+    if kernels is not None:
+        from nanoeuler_lib.engine.trial import errors_of  # the engine needs this module
+        from nanoeuler_lib.ops import unfused
+
+        unfused.check_names(kernels)
+        unfused.tried(kernels, errors_of)
+    _active.append((version, all_own, _composites(version, all_own), kernels or outer_kernels))
     try:
         yield
     finally:

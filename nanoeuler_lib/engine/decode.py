@@ -1,0 +1,114 @@
+"""Continuing a text on a GPU: a few launches of own kernels for each token."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.blas import to_bfloat16
+from nanoeuler_lib.engine.memory import download, upload
+from nanoeuler_lib.generate import check_room
+from nanoeuler_lib.ops import gpu, reference
+
+if TYPE_CHECKING:
+    from nanoeuler_lib.engine.gpt import GPT
+
+ROWS = 8  # tokens that a launch takes at most
+
+
+class Decoder:
+    """The model one piece of text after another, on the GPU: the face of `generate.Decoder`.
+
+    Weights lie transposed, with the gains of RMSNorm multiplied into them, in the model's precision; keys and values of
+    the tokens seen lie in a cache. Tokens go through up to ROWS at a time, and no sum depends on how many there are.
+    When the model's weights change, make a new decoder.
+    """
+
+    def __init__(self, owner: "GPT"):
+        c, self.config, self.program = owner.config, owner.config, owner.program
+        self.length, self.number = 0, owner.program.number
+        self.xp = xp = cuda.array_module(owner.program.where)
+        host = owner.params.host()
+
+        def turned(name, norm=None):  # [outputs, inputs]
+            w = host[name] if norm is None else host[norm][:, None] * host[name]
+            there = xp.empty(w.shape[::-1], owner.half)
+            put = to_bfloat16 if owner.half == np.uint16 else np.asarray
+            upload(there, put(np.ascontiguousarray(w.T)))
+            return there
+
+        self.embed, self.gain = owner.params["embed"], host["norm_final"]
+        self.heads = self.gain[:, None] * host["heads"][:, : c.vocab_size]
+        self.later = host["heads"][:, c.vocab_size :]
+        self.layers = [
+            SimpleNamespace(
+                qkv=turned(f"layers.{i}.qkv", f"layers.{i}.norm1"),
+                out=turned(f"layers.{i}.out"),
+                gate_up=turned(f"layers.{i}.gate_up", f"layers.{i}.norm2"),
+                down=turned(f"layers.{i}.down"),
+                cache=xp.zeros((2 * c.kv_heads, c.context, c.head_dim), owner.half),
+            )
+            for i in range(c.layers)
+        ]
+        self.first_head = turned("heads", "norm_final")[: c.vocab_size]
+        cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
+        self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
+        self.tokens, self.position = xp.zeros(ROWS, np.int32), xp.zeros(1, np.int32)
+        sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn, logits=c.vocab_size)
+        self.buffers = SimpleNamespace(
+            **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
+        )
+        self.lists = {}
+
+    def feed(self, tokens: np.ndarray) -> np.ndarray:
+        """Append tokens [T] and return the logits [V] of head 0 for the token that comes next.
+
+        Raises NanoEulerError when there is nothing to feed or the context is full.
+        """
+        return self._through(tokens)[1][-1]
+
+    def feed_all(self, tokens: np.ndarray) -> np.ndarray:
+        """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
+        return self._through(tokens)[1]
+
+    def read(self, tokens: np.ndarray) -> np.ndarray:
+        """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].
+
+        Raises what `feed` does.
+        """
+        x = self._through(tokens)[0]
+        return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + np.float32(self.config.norm_eps))
+
+    def later_logits(self, y: np.ndarray) -> np.ndarray:
+        """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
+        return ((y * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
+
+    def _through(self, tokens):
+        """The residual stream [T, D] and the logits [T, V] behind each of the tokens."""
+        check_room(self.config, self.length, tokens)
+        streams, logits = [], []
+        for start in range(0, len(tokens), ROWS):
+            some = np.asarray(tokens[start : start + ROWS])
+            upload(self.tokens[: len(some)], some)
+            upload(self.position, [self.length])
+            gpu.run(self._list(len(some)))
+            self.length += len(some)
+            streams.append(download(self.buffers.x[: len(some)]))
+            logits.append(download(self.buffers.logits[: len(some)]))
+        return np.concatenate(streams), np.concatenate(logits)
+
+    def _list(self, rows):
+        """The launches for so many tokens, five a layer."""
+        if rows not in self.lists:
+            c, b, op = self.config, self.buffers, self.program
+            op.embed(b.x[:rows], self.tokens[:rows], self.embed)
+            for a in self.layers:
+                op.project(b.qkv[:rows], b.x[:rows], a.qkv, c.norm_eps)
+                op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, a.cache, self.position, c)
+                op.project(b.x[:rows], b.attended[:rows], a.out, None)
+                op.project_glu(b.hidden[:rows], b.x[:rows], a.gate_up, c.norm_eps)
+                op.project(b.x[:rows], b.hidden[:rows], a.down, None)
+            op.project(b.logits[:rows], b.x[:rows], self.first_head, c.norm_eps)
+            self.lists[rows] = op.take()
+        return self.lists[rows]

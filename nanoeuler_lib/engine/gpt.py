@@ -1,0 +1,157 @@
+"""The model on a GPU: `model.GPT`'s methods, with NumPy's arrays in and out."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from nanoeuler_lib import cuda, model, ops
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.engine.decode import Decoder
+from nanoeuler_lib.engine.memory import Parameters, Plan, download, upload
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, parameter_shapes
+from nanoeuler_lib.ops import flash, gpu, unfused
+
+
+class GPT(model.GPT):
+    """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
+
+    params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; recompute: whether training
+    keeps the norms' outputs and `hidden` or makes them again, for a third of the memory; where, checked, on: as for
+    `gpu.Program`; kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision
+    that the kernels or the card do not take.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Mapping | None = None,
+        seed: int = 0,
+        precision: str = "float32",
+        recompute: bool = True,
+        where: str | None = None,
+        checked: bool = True,
+        on: flash.Card | None = None,
+        kernels: cuda.Module | None = None,
+    ):
+        self.config, self.precision, self.recompute, self._plan = config, precision, recompute, None
+        self.kernels, self._unfused = kernels, None
+        self.program = gpu.Program(config, precision, where, checked, on)
+        self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
+        self.params = Parameters(config, self.program.where)
+        self.copy = None if self.half == np.float32 else Parameters(config, self.program.where, self.half)
+        self.weights = self.params if self.copy is None else {
+            name: p if p.ndim == 1 or name == "embed" else self.copy[name] for name, p in self.params.items()
+        }  # fmt: skip
+        self.fill(model.init(config, seed) if params is None else params)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(math.prod(shape) for shape in parameter_shapes(self.config).values())
+
+    def fill(self, host: Mapping) -> None:
+        """Take the numbers of NumPy's arrays of the same names."""
+        self.params.fill(host)
+        if self.copy is not None:
+            self.program.round_to(self.copy.flat, self.params.flat)
+            gpu.run(self.program.take())
+
+    def plan(self, batch: int, time: int) -> Plan:
+        """The plan for [batch, time]; the last one is kept."""
+        p, op = self._plan, self._op()
+        if p is None or (p.batch, p.time, p.op) != (batch, time, op):
+            self._plan = None  # its memory goes first
+            self._plan = Plan(self, batch, time, op)
+        return self._plan
+
+    def _op(self):
+        """The composites in use: the fused ones, or those with a reader's kernels."""
+        if functions := ops.functions():
+            raise NanoEulerError(
+                f"ops.use({min(functions)}=...) puts a NumPy function into a model on the CPU, this one runs as on a "
+                "GPU: expected ops.use(kernels=...)"
+            )
+        kernels = self.kernels or ops.kernels()
+        if kernels is None:
+            return self.program
+        if self.precision != "float32":
+            raise NanoEulerError(
+                f"ops.use(kernels=...) is for precision float32, this model has {self.precision}"
+            )
+        if self._unfused is None or self._unfused.kernels is not kernels:
+            p = self.program
+            self._unfused = unfused.Unfused(self.config, kernels, p.where, p.checked, p.on)
+        return self._unfused
+
+    def _forward(self, tokens):
+        tokens = self._check(tokens)
+        plan = self.plan(*tokens.shape)
+        return tokens, plan, plan.list("forward", lambda: forward(self.weights, plan, plan.tokens))
+
+    def hidden(self, tokens: np.ndarray) -> np.ndarray:
+        """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
+        tokens, plan, trunk = self._forward(tokens)
+        plan.put(tokens)
+        gpu.run(trunk)
+        return download(plan.y_final).reshape(*tokens.shape, self.config.dim)
+
+    def logits(self, tokens: np.ndarray, head: int = 0) -> np.ndarray:
+        """Logits of one prediction head for tokens [B, T]: [B, T, V]."""
+        V = self.config.vocab_size
+        tokens, plan, trunk = self._forward(tokens)
+        plan.put(tokens)
+        gpu.run(trunk)
+        found = cuda.array_module(self.program.where).empty((tokens.size, V), np.float32)
+        plan.op.linear(found, plan.y_final, self.weights["heads"][:, head * V : (head + 1) * V])
+        gpu.run(plan.op.take())
+        return download(found).reshape(*tokens.shape, V)
+
+    def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Nats at each position, without gradients.
+
+        tokens: [B, T]; targets: [B, T] for head 0, or [B, T, K] for the first K heads. Returns an array like targets,
+        0 where the target is -1.
+        """
+        tokens, plan, trunk = self._forward(tokens)
+        heads = (*targets.shape, 1)[2]  # 1 for [B, T]
+        V, N = self.config.vocab_size, tokens.size
+        of = (
+            plan.losses.reshape(-1)[: N * heads].reshape(N, heads),
+            plan.targets.reshape(-1)[: N * heads].reshape(N, heads),
+        )
+        last = plan.list(("losses", heads), lambda: plan.op.heads_loss(
+            of[0], None, None, plan.y_final, self.weights["heads"][:, : heads * V], of[1], plan.scale,
+            self._logits(plan, heads), None, False,
+        ))  # fmt: skip
+        upload(plan.tokens, tokens)
+        upload(of[1], targets)
+        gpu.run(trunk)
+        gpu.run(last)
+        return download(of[0]).reshape(targets.shape)
+
+    def _logits(self, plan, heads):
+        """Scratch space for logits of the first heads, as contiguous rows."""
+        wide = heads * self.config.vocab_size
+        rows = plan.work_logits.size // wide
+        return plan.work_logits.reshape(-1)[: rows * wide].reshape(rows, wide)
+
+    def decoder(self) -> "Decoder":
+        """A decoder of this model, which has seen nothing yet."""
+        return Decoder(self)
+
+    def loss_and_gradients(self, tokens: np.ndarray, targets: np.ndarray, weights=None):
+        """The loss and its gradient with respect to every parameter, a `model.Parameters`.
+
+        tokens: [B, T]; targets: [B, T, K], -1 for "no target"; weights: [K], by default `head_weights(config)`.
+        """
+        tokens, plan, trunk = self._forward(tokens)
+        weights = head_weights(self.config) if weights is None else weights
+        scale, grads = loss_scale(targets, weights), Parameters(self.config, self.program.where)
+        backward(self.weights, grads, plan, plan.tokens, plan.targets, plan.scale)
+        back = plan.op.take()
+        plan.put(tokens, targets, scale)
+        gpu.run(trunk)
+        gpu.run(back)
+        return float((download(plan.losses) * scale).sum(dtype=np.float64)), grads.host()

@@ -1,0 +1,266 @@
+"""Parameters, the optimiser's state and every buffer of a step, in the device's memory.
+
+`shapes` is the whole plan on one page; `bytes_needed` says what it costs before a run starts.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler_lib import cuda, model, optim
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.cuda.blas import from_bfloat16
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.ops import gpu, reference
+
+ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
+LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
+# Buffers that lie in another's memory, which is not in use while they are: the forward pass needs those on the right,
+# `heads_loss` the logits, the backward pass the others.
+SHARED = {"dy": "delta", "dqkv": "dgate_up", "dattended": "dhidden", "y_final": "y", "logits": "dgate_up"}
+PIECE = 64  # positions of the sorted list that a block of the embedding's backward pass adds (embedding.cu)
+
+
+def upload(to, values) -> None:
+    """Copy NumPy's numbers into an array of the device, rounded to its type."""
+    values = np.ascontiguousarray(np.asarray(values).reshape(to.shape), to.dtype)
+    if isinstance(to, np.ndarray):
+        to[...] = values
+    else:
+        to.set(values)
+
+
+def download(array) -> np.ndarray:
+    """A NumPy array of what a device's array holds; of bfloat16 as float32."""
+    host = array.copy() if isinstance(array, np.ndarray) else array.get()
+    return from_bfloat16(host) if host.dtype == np.uint16 else host
+
+
+class Parameters(Mapping):
+    """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
+
+    Each tensor begins at a multiple of 256 bytes, with zeros between them. `decayed` numbers belong to matrices.
+    """
+
+    def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
+        self.config, shapes = config, parameter_shapes(config)
+        starts, end = {}, 0
+        for name in sorted(
+            shapes, key=lambda name: len(shapes[name]) == 1
+        ):  # stable: the order but for the gains
+            if len(shapes[name]) == 2:
+                self.decayed = end + math.prod(shapes[name]) + -math.prod(shapes[name]) % ALIGN
+            starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
+        self.flat = cuda.array_module(where).zeros(end, dtype)
+        self._views = {
+            name: self.flat[starts[name] : starts[name] + math.prod(shape)].reshape(shape)
+            for name, shape in shapes.items()
+        }
+
+    def __getitem__(self, name):
+        return self._views[name]
+
+    def __iter__(self):
+        return iter(self._views)
+
+    def __len__(self):
+        return len(self._views)
+
+    def fill(self, host: Mapping) -> "Parameters":
+        """Take the numbers of NumPy's arrays of the same names."""
+        for name, view in self.items():
+            upload(view, host[name])
+        return self
+
+    def host(self) -> model.Parameters:
+        """The same as NumPy's arrays."""
+        found = model.Parameters(self.config)
+        for name, view in self.items():
+            found[name][...] = download(view)
+        return found
+
+
+class AdamW:
+    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW`, but `update`."""
+
+    def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
+        self.config, self.step = config, 0
+        self.m, self.v = Parameters(shape, where), Parameters(shape, where)
+
+    @classmethod
+    def of(cls, host: optim.AdamW, shape: ModelConfig, where: str) -> "AdamW":
+        """The same state in the device's memory."""
+        made = cls(shape, host.config, where)
+        made.m.fill(host.m), made.v.fill(host.v)
+        made.step = host.step
+        return made
+
+
+def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, processors: int = 2):
+    """Shapes and types of the buffers of a step: of each layer, of the whole step, and scratch space.
+
+    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. With `recompute` the norms' outputs
+    y1 and y2 share one buffer for all layers, and so does `hidden`: the backward pass makes them again.
+    """
+    B, T, N = batch, time, batch * time
+    D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
+    H, G, C = config.heads, config.kv_heads, config.head_dim
+    layer = dict(
+        x1=("f", N, D),
+        rstd1=("f", N),
+        y1=("n", N, D),
+        qkv=("n", N, (H + 2 * G) * C),
+        inv_sum=("f", B, H, T),  # log of the sum of exp(scores)
+        attended=("n", N, H * C),
+        x2=("f", N, D),
+        rstd2=("f", N),
+        y2=("n", N, D),
+        gate_up=("n", N, 2 * F),
+        hidden=("n", N, F),
+    )
+    step = dict(
+        tokens=("i", N),
+        targets=("i", N, K),
+        scale=("f", K),
+        delta=("n", N, D),
+        x_final=("f", N, D),
+        rstd_final=("f", N),
+        y_final=("n", N, D),
+        losses=("f", N, K),
+        dx_full=("f", N, D),
+        dx_half=("n", N, D),
+        dy=("n", N, D),
+        dqkv=("n", N, (H + 2 * G) * C),
+        dattended=("n", N, H * C),
+        dgate_up=("n", N, 2 * F),
+        dhidden=("n", N, F),
+    )
+    logit_rows = min(N, max(2 * F * N // (K * V), LOGIT_ROWS))
+    scratch = dict(
+        order=("i", N),  # positions sorted by token
+        start=("i", V + 1),  # where each token's begin
+        edges=("f", 2 * -(-N // PIECE), D),
+        gain_parts=("f", min(N, gpu.NORM_BLOCKS * processors), D),
+        along=("f", B, H, T),  # of attention's backward pass: dout . out
+        loss_parts=("f", max(1, min(64, N // 64)), K),
+        logits=("n", logit_rows, K * V),
+    )
+    if recompute:
+        step |= {"y": layer.pop("y1"), "hidden": layer.pop("hidden")}
+        layer.pop("y2")
+    return layer, step, scratch
+
+
+def bytes_needed(
+    config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True
+) -> dict[str, int]:
+    """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
+    size = {"n": 2 if precision == "bfloat16" else 4, "f": 4, "i": 4}
+    count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
+    layer, step, scratch = shapes(config, batch, time, recompute)
+    together = step | scratch
+    for name in lying_in(together):
+        del together[name]
+    each, rest = (
+        sum(size[kind] * math.prod(shape) for kind, *shape in part.values()) for part in (layer, together)
+    )
+    if precision != "bfloat16":  # dx_half is dx_full
+        rest -= 4 * batch * time * config.dim
+    copies = 2 if precision == "bfloat16" else 0
+    return {"states": count * (16 + copies), "buffers": config.layers * each + rest}
+
+
+def lying_in(buffers: dict) -> dict[str, str]:
+    """Which of the buffers of `shapes` lie in which other's memory: those of SHARED that find room there."""
+    return {
+        name: other
+        for name, other in SHARED.items()
+        if other in buffers and math.prod(buffers[name][1:]) <= math.prod(buffers[other][1:])
+    }
+
+
+def free_bytes(where: str) -> int:
+    """Bytes of memory that are free on the GPU, with those that CuPy keeps for later; on the CPU 2 GiB are taken."""
+    if where == "cpu":
+        return 2 << 30
+    import cupy
+
+    return cupy.cuda.Device().mem_info[0] + cupy.get_default_memory_pool().free_bytes()
+
+
+class Plan:
+    """The buffers for a batch of B sequences of T tokens, in the device's memory, and the lists that fill them.
+
+    Attributes as of `plan.Plan`. owner: the `engine.GPT` that runs here; op: its composites. Raises NanoEulerError when
+    `time` is not in 1..config.context.
+    """
+
+    def __init__(self, owner, batch: int, time: int, op: gpu.Program | None = None):
+        config = owner.config
+        if not 1 <= time <= config.context:
+            raise NanoEulerError(
+                f"context is {config.context}, got {time} tokens: expected 1 to {config.context}"
+            )
+        self.config, self.batch, self.time = config, batch, time
+        self.op, self.lists = op or owner.program, {}
+        xp = cuda.array_module(owner.program.where)
+        types = {"n": owner.half, "f": np.float32, "i": np.int32}
+        layer, step, scratch = shapes(config, batch, time, owner.recompute, owner.program.on.processors)
+
+        places = lying_in(step | scratch)
+        arrays = {}
+
+        def made(part):
+            for name, (kind, *shape) in sorted(part.items(), key=lambda item: item[0] in places):
+                if name in places:
+                    arrays[name] = arrays[places[name]].reshape(-1)[: math.prod(shape)].reshape(shape)
+                else:
+                    arrays[name] = xp.empty(shape, types[kind])
+            return SimpleNamespace(**{name: arrays[name] for name in part})
+
+        vars(self).update(vars(made(step)))
+        self.layers = [made(layer) for _ in range(config.layers)]
+        for index, names in enumerate(self.layers):
+            names.probs = names.sigmoid = None
+            if owner.recompute:
+                self._share(names, owner.params, f"layers.{index}.norm")
+        half = self.dx_full if owner.half == np.float32 else self.dx_half
+        self.dx = gpu.Residual(self.dx_full, half)
+        cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
+        self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
+        self.work = self.work_heads = made(scratch)
+        self.work.rope, self.work.square_parts = self.rope, xp.empty(owner.program.on.processors, np.float32)
+        self.work_logits = self.work.logits
+        self.work_probs = self.work_weight = self.work_qkv_weight = None
+
+    def clear(self, x) -> None:
+        """x = 0, a launch of the list."""
+        self.op.zero(x)
+
+    def _share(self, a, params, norm):
+        """Give a layer the buffers of the whole step for what its backward pass makes again."""
+        y, hidden, op = self.y, self.hidden, self.op
+        a.y1 = gpu.Again(y, lambda: op.rmsnorm_again(y, a.x1, a.rstd1, params[norm + "1"]))
+        a.y2 = gpu.Again(y, lambda: op.rmsnorm_again(y, a.x2, a.rstd2, params[norm + "2"]))
+        a.hidden = gpu.Again(hidden, lambda: op.swiglu(hidden, None, a.gate_up))
+
+    def put(self, tokens: np.ndarray, targets: np.ndarray | None = None, scale=None) -> None:
+        """Upload a batch: tokens [B, T], targets [B, T, K], scale [K]."""
+        upload(self.tokens, tokens)
+        if targets is None:
+            return
+        upload(self.targets, targets)
+        upload(self.scale, scale)
+        upload(self.work.order, np.argsort(tokens, axis=None, kind="stable"))
+        counts = np.bincount(tokens.reshape(-1), minlength=self.config.vocab_size)
+        upload(self.work.start, np.concatenate([[0], np.cumsum(counts)]))
+
+    def list(self, key, record: Callable[[], None]) -> list[gpu.Entry]:
+        """The launches that `record` writes; kept under a key."""
+        if key not in self.lists:
+            record()
+            self.lists[key] = self.op.take()
+        return self.lists[key]

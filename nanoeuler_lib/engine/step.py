@@ -1,0 +1,189 @@
+"""A training step on a GPU."""
+
+import math
+import time
+from itertools import pairwise
+
+import numpy as np
+
+from nanoeuler_lib import cuda, model, optim
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.engine.gpt import GPT
+from nanoeuler_lib.engine.memory import AdamW, Parameters, bytes_needed, download, free_bytes, upload
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import backward, forward, head_weights, loss_scale
+from nanoeuler_lib.ops import gpu
+
+
+class Step:
+    """One optimisation step on a batch, on the GPU: the face of `step.Step`.
+
+    The batch is cut into micro-batches of `micro` rows, by default as many as memory allows; their gradients add up.
+    The host uploads tokens, targets and three numbers, and reads the K losses and the norm: nothing else waits for it.
+    Where the norm is not finite nothing moves.
+    """
+
+    def __init__(
+        self,
+        owner: GPT,
+        optimizer: AdamW,
+        config: TrainConfig,
+        rows: int,
+        workers: int | None = None,
+        micro: int | None = None,
+    ):
+        self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
+        self.weights = head_weights(owner.config, config.later_heads)
+        self.micro = micro or fitting(owner, rows)
+        self.run, self.profile = gpu.run, None
+        xp = cuda.array_module(owner.program.where)
+        self.grads = Parameters(owner.config, owner.program.where)
+        self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
+        self.sums = xp.empty(owner.config.predict, np.float32)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    @property
+    def told(self) -> str:
+        """What a step takes, for who starts a run."""
+        m, config = self.model, self.model.config
+        need = bytes_needed(config, self.micro, config.context, m.precision, m.recompute)
+        shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
+        return f"GPU: {m.precision}, {self.micro} of {self.rows} rows at a time; {shares}"
+
+    def watched(self) -> "Profile":
+        """From now on each launch is timed."""
+        self.profile = Profile(self.model.program.where)
+        self.run = self.profile.run
+        return self.profile
+
+    def unwatched(self) -> None:
+        """No more."""
+        self.run, self.profile = gpu.run, None
+
+    def _gradient_list(self, plan, accumulate):
+        m = self.model
+
+        def record():
+            forward(m.weights, plan, plan.tokens)
+            backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
+            plan.op.sum_losses(self.sums, plan.losses, plan.work, accumulate)
+
+        return plan.list(("gradient", accumulate, id(self)), record)
+
+    def _update_list(self, plan):
+        m, o, c = self.model, self.optimizer, self.config
+
+        def record():
+            plan.op.norm(self.factor, self.grads.flat, c.clip, plan.work)
+            copy = None if m.copy is None else m.copy.flat
+            arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy, self.factor, self.numbers
+            plan.op.adamw(*arrays, m.params.decayed, c)
+
+        return plan.list(("update", id(self)), record)
+
+    def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
+        scale = loss_scale(targets, self.weights)
+        plan = self.model.plan(min(self.micro, len(tokens)), tokens.shape[1])
+        for start in range(0, len(tokens), plan.batch):
+            part = slice(start, start + plan.batch)
+            plan.put(tokens[part], targets[part], scale)
+            self.run(self._gradient_list(plan, start > 0))
+        counts = (targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0)
+        return download(self.sums) / np.maximum(counts, 1)
+
+    def apply(self) -> float:
+        """Clip, move the parameters. Returns the gradient's norm before clipping."""
+        o, c = self.optimizer, self.config
+        t = o.step + 1
+        upload(self.numbers, [optim.learning_rate(o.step, c), 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+        self.run(self._update_list(self.model._plan))
+        norm = float(download(self.factor)[1])
+        if math.isfinite(norm):
+            o.step = t
+        return norm
+
+    def whole_gradient(self) -> model.Parameters:
+        """The gradient of the last step, before it was clipped."""
+        return self.grads.host()
+
+    def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
+        """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
+        losses = self.gradient(tokens, targets)
+        return losses, self.apply() if np.isfinite(losses).all() else math.nan
+
+
+def fitting(owner: GPT, rows: int) -> int:
+    """The largest divisor of `rows` whose buffers fit into the memory that is free.
+
+    Raises NanoEulerError if none does.
+    """
+    free, config = free_bytes(owner.program.where), owner.config
+    needs = {}
+    for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
+        found = bytes_needed(config, micro, config.context, owner.precision, owner.recompute)
+        needs[micro] = found["buffers"] + found["states"] * 3 // 4  # the weights are there already
+        if needs[micro] <= free:
+            return micro
+    raise NanoEulerError(
+        f"one row of {config.context} tokens takes {needs[1] / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free: "
+        f"expected a smaller model, a shorter context, or precision bfloat16"
+    )
+
+
+class Profile:
+    """Where the time of launches goes. `run` takes the place of `gpu.run`; each launch is timed alone."""
+
+    def __init__(self, where: str):
+        self.where = where
+        self.of: dict[str, list[float]] = {}  # composite: launches, seconds, bytes, floating-point operations
+
+    def run(self, entries: list[gpu.Entry]) -> None:
+        """One launch after another, each between two marks of a clock: the GPU's where there is one."""
+        marks = [_mark(self.where)]
+        for entry in entries:
+            entry.launch()
+            marks.append(_mark(self.where))
+        for entry, (before, after) in zip(entries, pairwise(marks), strict=True):
+            found = self.of.setdefault(entry.composite, [0, 0.0, 0, 0])
+            for k, value in enumerate((1, _seconds(before, after), entry.bytes, entry.flops)):
+                found[k] += value
+
+    def table(self, steps: int) -> str:
+        """By composite, of one step: launches, milliseconds, GB/s, TFLOP/s where it multiplies, share of the time."""
+        whole = sum(seconds for _, seconds, _, _ in self.of.values())
+        lines = [f"{'composite':<18} {'launches':>8} {'ms':>9} {'GB/s':>8} {'TFLOP/s':>8} {'share':>6}"]
+        for name, (count, seconds, moved, flops) in sorted(self.of.items(), key=lambda item: -item[1][1]):
+            rate = f"{flops / seconds / 1e12:8.3g}" if flops else " " * 8
+            lines.append(
+                f"{name:<18} {count / steps:8.0f} {1e3 * seconds / steps:9.3f} {moved / seconds / 1e9:8.3g} {rate} "
+                f"{seconds / whole:6.1%}"
+            )
+        count = sum(found[0] for found in self.of.values())
+        lines.append(f"{'all':<18} {count / steps:8.0f} {1e3 * whole / steps:9.3f}")
+        return "\n".join(lines)
+
+
+def _mark(where):
+    """A point in time: an event of the GPU's stream, or the clock."""
+    if where == "cpu":
+        return time.perf_counter()
+    import cupy
+
+    event = cupy.cuda.Event()
+    event.record()
+    return event
+
+
+def _seconds(before, after) -> float:
+    if isinstance(before, float):
+        return after - before
+    import cupy
+
+    after.synchronize()
+    return cupy.cuda.get_elapsed_time(before, after) / 1e3

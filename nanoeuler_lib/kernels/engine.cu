@@ -1,0 +1,276 @@
+// What stands between the matrix products of a training step, in as few passes over memory as there are. ops/gpu.py.
+//
+// Number: what the products multiply, float or __nv_bfloat16. The residual stream, its gradient, gains and sums are float.
+// Rows are read and written by fours: D, F, V and the width of a head are multiples of 8, and every array begins at a
+// multiple of 16 bytes. Where a thread keeps its share of a row in registers, KEEP fours of it, the row has at most
+// 4 KEEP blockDim.x numbers. The mathematics is that of ops/reference.py, chapters 07 to 09 and 24.
+#include <cuda_bf16.h>
+#include <adamw.cuh>
+#include <reduce.cuh>
+#include <wide.cuh>
+
+// ---- fours of either type --------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float4 read_four(const float* p) { return *(const float4*)p; }
+__device__ __forceinline__ float4 read_four(const __nv_bfloat16* p) {
+  uint2 v = *(const uint2*)p;  // a bfloat16 is the first half of a float
+  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
+                     __uint_as_float(v.y & 0xffff0000u));
+}
+__device__ __forceinline__ void write_four(float* p, float4 v) { *(float4*)p = v; }
+__device__ __forceinline__ void write_four(__nv_bfloat16* p, float4 v) {
+  __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
+  *(uint2*)p = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
+}
+__device__ __forceinline__ float4 times(float4 a, float4 b) {
+  return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+__device__ __forceinline__ float4 times(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
+__device__ __forceinline__ float4 minus(float4 a, float4 b) {
+  return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w);
+}
+__device__ __forceinline__ float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+__device__ __forceinline__ float4 zeros() { return make_float4(0, 0, 0, 0); }
+
+// ---- residual add and RMSNorm, one block a row --------------------------------------------------------------------
+
+// x = before + delta (with ADD), y = rmsnorm(x). before, x: [rows, D]; delta, y: [rows, D]; gain: [D]; rstd: [rows].
+template <class Number, int KEEP, bool ADD>
+__global__ void __launch_bounds__(512)
+add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, const float* __restrict__ gain,
+            float* __restrict__ x, Number* __restrict__ y, float* __restrict__ rstd, int D, float eps) {
+  if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
+  size_t row = (size_t)blockIdx.x * D;
+  float4 mine[KEEP];
+  float squares = 0;
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x);
+    mine[k] = i < D ? read_four(before + row + i) : zeros();
+    if (ADD && i < D) add_to(mine[k], read_four(delta + row + i));
+    squares += total(times(mine[k], mine[k]));
+  }
+  float r = rsqrtf(block_sum(squares) / D + eps);
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x);
+    if (i >= D) continue;
+    if (ADD) write_four(x + row + i, mine[k]);
+    write_four(y + row + i, times(times(mine[k], r), read_four(gain + i)));
+  }
+  if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+}
+
+// y of `add_rmsnorm` once more, from x and rstd. One block a row.
+template <class Number>
+__global__ void rmsnorm_again(const float* __restrict__ x, const float* __restrict__ rstd,
+                              const float* __restrict__ gain, Number* __restrict__ y, int D) {
+  size_t row = (size_t)blockIdx.x * D;
+  float r = rstd[blockIdx.x];
+  for (int i = 4 * threadIdx.x; i < D; i += 4 * blockDim.x)
+    write_four(y + row + i, times(times(read_four(x + row + i), r), read_four(gain + i)));
+}
+
+// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
+// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, x, dx, half: [rows, D].
+template <class Number, int KEEP>
+__global__ void __launch_bounds__(512)
+add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, const float* __restrict__ gain,
+                 const float* __restrict__ rstd, float* dx, Number* half, float* __restrict__ part, int rows, int D) {
+  if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
+  float4 share[KEEP], g[KEEP];
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x);
+    share[k] = zeros();
+    g[k] = i < D ? read_four(gain + i) : zeros();
+  }
+  for (int n = blockIdx.x; n < rows; n += gridDim.x) {
+    size_t row = (size_t)n * D;
+    float4 normed[KEEP], slope[KEEP], past[KEEP];
+    float r = rstd[n], along = 0;
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+      int i = 4 * (threadIdx.x + k * blockDim.x);
+      normed[k] = i < D ? times(read_four(x + row + i), r) : zeros();
+      slope[k] = i < D ? read_four(dy + row + i) : zeros();
+      past[k] = i < D ? read_four(dx + row + i) : zeros();
+    }
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+      add_to(share[k], times(slope[k], normed[k]));
+      slope[k] = times(slope[k], g[k]);
+      along += total(times(slope[k], normed[k]));
+    }
+    along = block_sum(along) / D;
+#pragma unroll
+    for (int k = 0; k < KEEP; k++) {
+      int i = 4 * (threadIdx.x + k * blockDim.x);
+      if (i >= D) continue;
+      add_to(past[k], times(minus(slope[k], times(normed[k], along)), r));
+      write_four(dx + row + i, past[k]);
+      if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x);
+    if (i < D) write_four(part + (size_t)blockIdx.x * D + i, share[k]);
+  }
+}
+
+// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + blockDim.y, ... one after
+// another, then the blockDim.y sums. Blocks of (32, 8) threads, one for each 32 columns.
+extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restrict__ y, int rows, int columns,
+                                     int add) {
+  __shared__ float s[8][32];
+  if (blockDim.x != 32 || blockDim.y != 8) __trap();  // blocks of 32 x 8 threads
+  int column = blockIdx.x * 32 + threadIdx.x;
+  float sum = 0;
+  if (column < columns)
+    for (int row = threadIdx.y; row < rows; row += 8) sum += x[(size_t)row * columns + column];
+  s[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= columns) return;
+  for (int k = 1; k < 8; k++) sum += s[k][threadIdx.x];
+  y[column] = add ? y[column] + sum : sum;
+}
+
+// ---- RoPE on packed q and k, in place -----------------------------------------------------------------------------
+
+// qkv: [rows, pitch], whose first heads * C columns turn; cosine, sine: [T, C/2]; the position of a row is row % T. A
+// thread has four pairs: launch rows * heads * C / 8 threads or more.
+template <class Number>
+__global__ void rope_packed(Number* __restrict__ qkv, const float* __restrict__ cosine,
+                            const float* __restrict__ sine, int rows, int T, int heads, int C, int pitch) {
+  int id = blockIdx.x * blockDim.x + threadIdx.x, each = C / 8, row = id / (heads * each), head = id / each % heads;
+  if (row >= rows) return;
+  int j = 4 * (id % each), half = C / 2;
+  Number* at = qkv + (size_t)row * pitch + head * C + j;
+  float4 c = read_four(cosine + row % T * half + j), s = read_four(sine + row % T * half + j);
+  float4 a = read_four(at), b = read_four(at + half);
+  write_four(at, minus(times(a, c), times(b, s)));
+  float4 up = times(a, s);
+  add_to(up, times(b, c));
+  write_four(at + half, up);
+}
+
+// ---- SwiGLU on packed gate and up ---------------------------------------------------------------------------------
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+
+// hidden = gate sigmoid(gate) up. gate_up: [rows, 2F], gate in the first F columns; hidden: [rows, F].
+template <class Number>
+__global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __restrict__ hidden, int rows, int F) {
+  int each = F / 4, all = rows * each;
+  for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
+    int row = id / each, i = 4 * (id % each);
+    const Number* at = gate_up + (size_t)row * 2 * F + i;
+    float4 g = read_four(at), s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w));
+    write_four(hidden + (size_t)row * F + i, times(times(g, s), read_four(at + F)));
+  }
+}
+
+// dgate_up from dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
+template <class Number>
+__global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Number* __restrict__ gate_up,
+                                   Number* __restrict__ dgate_up, int rows, int F) {
+  int each = F / 4, all = rows * each;
+  for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
+    int row = id / each, i = 4 * (id % each);
+    size_t at = (size_t)row * 2 * F + i;
+    float4 g = read_four(gate_up + at), d = read_four(dhidden + (size_t)row * F + i);
+    float4 s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w)), silu = times(g, s);
+    float4 slope = s;  // of silu: s + silu (1 - s)
+    add_to(slope, minus(silu, times(silu, s)));
+    write_four(dgate_up + at, times(times(d, read_four(gate_up + at + F)), slope));
+    write_four(dgate_up + at + F, times(d, silu));
+  }
+}
+
+// ---- cross-entropy of all prediction heads -------------------------------------------------------------------------
+
+#define LOWEST (-3.4e38f)  // below every logit, and finite
+
+// The loss of a row of V logits, in nats, and with GRADIENT in place of the logits the gradient of scale[head] times it.
+// logits: [gridDim.x, V]; targets, losses: [gridDim.x], 0 where the target is -1; scale: [heads]; the head of a row is
+// row % heads. One block a row.
+template <class Number, int KEEP, bool GRADIENT>
+__global__ void __launch_bounds__(512)
+heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets, const float* __restrict__ scale,
+                    float* __restrict__ losses, int V, int heads) {
+  if (V > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
+  Number* row = logits + (size_t)blockIdx.x * V;
+  int target = targets[blockIdx.x];
+  float4 mine[KEEP];
+  float largest = LOWEST, sum = 0;
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x);
+    mine[k] = i < V ? read_four(row + i) : make_float4(LOWEST, LOWEST, LOWEST, LOWEST);
+    largest = fmaxf(fmaxf(largest, fmaxf(mine[k].x, mine[k].y)), fmaxf(mine[k].z, mine[k].w));
+  }
+  largest = block_max(largest);
+  __shared__ float own;
+  if (threadIdx.x == 0 && target < 0) losses[blockIdx.x] = 0;
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int at = target - 4 * (threadIdx.x + k * blockDim.x);
+    if (0 <= at && at < 4) own = at == 0 ? mine[k].x : at == 1 ? mine[k].y : at == 2 ? mine[k].z : mine[k].w;
+    mine[k] = make_float4(__expf(mine[k].x - largest), __expf(mine[k].y - largest), __expf(mine[k].z - largest),
+                          __expf(mine[k].w - largest));
+    sum += total(mine[k]);
+  }
+  sum = block_sum(sum);  // its barriers are between the write of `own` and this read, too
+  if (threadIdx.x == 0 && target >= 0) losses[blockIdx.x] = logf(sum) + largest - own;
+  if (!GRADIENT) return;
+  float weight = target < 0 ? 0.0f : scale[blockIdx.x % heads], share = weight / sum;
+#pragma unroll
+  for (int k = 0; k < KEEP; k++) {
+    int i = 4 * (threadIdx.x + k * blockDim.x), at = target - i;
+    if (i >= V) continue;
+    float4 d = times(mine[k], share);
+    if (at == 0) d.x -= weight;
+    if (at == 1) d.y -= weight;
+    if (at == 2) d.z -= weight;
+    if (at == 3) d.w -= weight;
+    write_four(row + i, d);
+  }
+}
+
+// ---- the optimiser ------------------------------------------------------------------------------------------------
+
+// `adamw` of adamw.cu by fours, and copy = p as products will multiply it. p, g, m, v, copy: [n]; n and `decayed` are
+// multiples of 4.
+extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
+                                          float* __restrict__ v, __nv_bfloat16* __restrict__ copy,
+                                          const float* __restrict__ factor, const float* __restrict__ step, int n,
+                                          int decayed, float beta1, float beta2, float eps, float decay) {
+  if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
+  if (n % 4 || decayed % 4 || whole_fours(n, p, g, m, v) != n / 4) __trap();  // whole fours
+  Step s = {factor[0], step[0], step[1], step[2], beta1, beta2, eps, decay};
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  for (int i = me; i < n / 4; i += threads) {
+    float4 a = ((float4*)p)[i], b = ((const float4*)g)[i], c = ((float4*)m)[i], d = ((float4*)v)[i];
+    bool decays = 4 * i < decayed;
+    update(a.x, b.x, c.x, d.x, s, decays);
+    update(a.y, b.y, c.y, d.y, s, decays);
+    update(a.z, b.z, c.z, d.z, s, decays);
+    update(a.w, b.w, c.w, d.w, s, decays);
+    ((float4*)p)[i] = a;
+    ((float4*)m)[i] = c;
+    ((float4*)v)[i] = d;
+    write_four(copy + 4 * (size_t)i, a);
+  }
+}
+
+// ---- copies -------------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void zero(float* __restrict__ x, int fours) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) ((float4*)x)[i] = zeros();
+}
+
+template <class Number> __global__ void round_to(const float* __restrict__ x, Number* __restrict__ y, int fours) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x)
+    write_four(y + 4 * (size_t)i, read_four(x + 4 * (size_t)i));
+}

@@ -1,0 +1,425 @@
+"""The composites of a training step on the GPU: each puts kernel launches and matrix products on a list.
+
+    program = Program(config, "bfloat16")
+    forward(weights, plan, plan.tokens)          # the same text as on the CPU: here it writes the list
+    launches = program.take()
+    run(launches)                                # as often as wanted, or captured in a CUDA graph
+
+Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
+targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
+checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`. What only the CPU keeps is None
+(probs, sigmoid, the `work...` of products), `inv_sum` holds the log-sum-exp [B, H, T], and `work` is the plan's scratch
+space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
+`embedding.cu`, `adamw.cu`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.cuda.blas import Product, product
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.ops import flash, flash_backward
+
+NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
+THREADS = 256  # of a block whose threads do not depend on each other
+BLOCKS = 16  # of those blocks on each multiprocessor: enough that all of its threads are busy
+NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
+SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
+TOGETHER = 1, 8  # tokens that an instance of a decoding kernel takes at most
+WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One launch of the list: its composite, the bytes that it must move, its floating-point operations."""
+
+    composite: str
+    launch: Any
+    bytes: int = 0
+    flops: int = 0
+
+    def __str__(self):
+        """kernel, grid, block and bytes of shared memory, or the shape of the product."""
+        if isinstance(self.launch, Product):
+            p = self.launch
+            kind = f"{p.a.dtype}{'^T' if p.transpose_a else ''} {p.b.dtype}{'^T' if p.transpose_b else ''}"
+            shape = " x ".join(map(str, p.shape))
+            return f"{self.composite}: product {shape} of {kind} {'+=' if p.add else '='} {p.c.dtype}"
+        return f"{self.composite}: {cuda.describe(self.launch)}"
+
+
+def run(entries: list[Entry]) -> None:
+    """One launch after another."""
+    for entry in entries:
+        entry.launch()
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The gradient of the residual stream: `full` [N, D] float32, and `half`, the same as products take it."""
+
+    full: Any
+    half: Any
+
+
+@dataclass(frozen=True)
+class Again:
+    """A buffer that all layers share. Backward calls `make`, which fills it as this layer's forward pass did."""
+
+    array: Any
+    make: Callable[[], None]
+
+
+def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
+    """Raises NanoEulerError in one sentence where the kernels do not take a model or a card a precision."""
+    if precision not in NUMBER:
+        raise NanoEulerError(f"precision is {precision!r}, expected one of {', '.join(NUMBER)}")
+    if precision != "float32" and on.capability < 80:
+        raise NanoEulerError(
+            f"{precision} needs compute capability 8.0, this card has {on.capability / 10}: expected float32"
+        )
+    if config.head_dim not in flash.WIDTHS:
+        raise NanoEulerError(
+            f"head width dim/heads is {config.head_dim}, expected 32, 64 or 128 on the GPU: or use --device cpu"
+        )
+    for name in ("dim", "ffn", "vocab_size"):
+        value = getattr(config, name)
+        if value % 8 or value > WIDEST:
+            raise NanoEulerError(
+                f"{name} is {value}, expected a multiple of 8 up to {WIDEST} on the GPU: or use --device cpu"
+            )
+
+
+class Program:
+    """The composites, and the list that they write.
+
+    precision: "float32", "tf32" or "bfloat16"; where, checked: as for `cuda.module`; on: the card to choose for.
+    Raises NanoEulerError for what the kernels do not take.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        precision: str = "float32",
+        where: str | None = None,
+        checked: bool = True,
+        on: flash.Card | None = None,
+    ):
+        self.where, self.on = where or cuda.device(), on or flash.card(where)
+        check_config(config, precision, self.on)
+        self.number, self.tf32, self.checked = NUMBER[precision], precision == "tf32", checked
+        self.config, self.entries = config, []
+
+    def take(self) -> list[Entry]:
+        """What was recorded since the last call."""
+        taken, self.entries = self.entries, []
+        return taken
+
+    # ---- writing the list ------------------------------------------------------------------------------------
+
+    def _add(self, composite, launch, bytes=0, flops=0):
+        self.entries.append(Entry(composite, launch, bytes, flops))
+
+    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
+        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
+
+    def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
+        self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
+
+    def _engine_file(self):
+        return self._file("engine.cu", engine_kernels(self.number, self.config))
+
+    def _file(self, name, instantiate=(), add=False):
+        return _module(name, instantiate, self.where, self.checked, add)
+
+    def _product(self, composite, c, a, b, **options):
+        made = product(c, a, b, tf32=self.tf32, **options)
+        moved = a.nbytes + b.nbytes + c.nbytes * (2 if made.add else 1)
+        self._add(composite, made, moved, 2 * math.prod(made.shape))
+
+    def _filled(self, x):
+        """The array of an x that the backward pass reads, made again first if it was not kept."""
+        if isinstance(x, Again):
+            x.make()
+        return _array(x)
+
+    def _blocks(self, threads):
+        """Blocks for so many threads that take several turns, if there are more than the card runs at once."""
+        return min(-(-threads // THREADS), BLOCKS * self.on.processors)
+
+    # ---- the composites, in the order of the model -----------------------------------------------------------
+
+    def zero(self, x):
+        """x = 0."""
+        full = x.full if isinstance(x, Residual) else x
+        self._engine(
+            "zero", "zero", self._blocks(full.size // 4), THREADS, (full, full.size // 4), full.nbytes
+        )
+
+    def round_to(self, half, full):
+        """half = full, as products take it. Both flat, of a multiple of 4 numbers."""
+        grid, arguments = self._blocks(full.size // 4), (full, half, full.size // 4)
+        self._engine("round", f"round_to<{self.number}>", grid, THREADS, arguments, full.nbytes + half.nbytes)
+
+    def embed(self, x, tokens, table):
+        """x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [N] int32; table: [V, D] float32."""
+        N, D = x.shape
+        arguments = tokens, table, x, N, D
+        file = self._file("embedding.cu")
+        self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
+
+    def embed_back(self, dtable, dx, tokens, work, accumulate):
+        """dtable[v] (+)= the sum of dx[n] over positions of token v, in their order.
+
+        work: order [N] and start [V + 1], the positions sorted by token; edges: space for sums of parts.
+        """
+        (N, D), V = dx.full.shape, len(dtable)
+        file = self._file("embedding.cu", add=bool(accumulate))
+        threads = min(THREADS, 32 * -(-D // 128))
+        for kernel, grid, arguments, moved in (
+            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
+             dx.full.nbytes + dtable.nbytes),
+            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
+        ):  # fmt: skip
+            self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
+
+    def linear(self, y, x, w):
+        """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
+        self._product("linear", y, _array(x), w)
+
+    def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
+        """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
+        x, dy = self._filled(x), dy.half if isinstance(dy, Residual) else dy
+        if dx is not None:
+            self._product("linear_back", dx, dy, w, transpose_b=True)
+        self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
+
+    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
+        """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; delta None adds nothing (x is before)."""
+        (N, D), y = x.shape, _array(y)
+        threads, keep = _row(D)
+        kernel = f"add_rmsnorm<{self.number}, {keep}, {'false' if delta is None else 'true'}>"
+        arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
+        moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
+        self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
+
+    def rmsnorm_again(self, y, x, rstd, gain):
+        """y of `add_rmsnorm` once more, where it was not kept."""
+        N, D = x.shape
+        arguments = x, rstd, gain, y, D
+        self._engine(
+            "rmsnorm_again", f"rmsnorm_again<{self.number}>", N, _row(D)[0], arguments, x.nbytes + y.nbytes
+        )
+
+    def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
+        """dx += the gradient through rmsnorm; dgain (+)= its own."""
+        N, D = x.shape
+        threads, keep = _row(D)
+        blocks = min(N, NORM_BLOCKS * self.on.processors)
+        part = work.gain_parts[:blocks]
+        arguments = dy, x, gain, rstd, dx.full, dx.half, part, N, D
+        moved = dy.nbytes + x.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
+        kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
+        self._engine("add_rmsnorm_back", kernel, blocks, threads, arguments, moved)
+        self._sum_parts("add_rmsnorm_back", part, dgain, accumulate)
+
+    def _sum_parts(self, composite, parts, to, accumulate):
+        rows, columns = parts.shape
+        arguments = parts, to, rows, columns, int(accumulate)
+        self._engine(composite, "sum_parts", -(-columns // 32), (32, 8), arguments, parts.nbytes)
+
+    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+        """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
+        self._product("qkv_rope", qkv, _array(y), w)
+        N, pitch = qkv.shape
+        heads, C = config.heads + config.kv_heads, config.head_dim
+        grid = -(-N * heads * C // 8 // THREADS)
+        arguments = qkv, rope.cos, rope.sin, N, len(rope.cos), heads, C, pitch
+        self._engine(
+            "qkv_rope",
+            f"rope_packed<{self.number}>",
+            grid,
+            THREADS,
+            arguments,
+            2 * N * heads * C * qkv.itemsize,
+        )
+
+    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+        """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
+        y = self._filled(y)
+        self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
+        self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
+
+    def attention(self, y, probs, lse, qkv, config):
+        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
+        B, _, T = lse.shape
+        for launch in flash.forward(
+            y.reshape(B, T, -1), lse, qkv.reshape(B, T, -1), config.heads, config.kv_heads,
+            1 / math.sqrt(config.head_dim), tf32=self.tf32, where=self.where, checked=self.checked, on=self.on,
+        ):  # fmt: skip
+            work = 2 * B * config.heads * T * (T + 1) * config.head_dim  # two products, half of each square
+            self._add("attention", launch, qkv.nbytes + y.nbytes, work)
+
+    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
+        """dqkv of `attention` and of RoPE before it."""
+        B, _, T = lse.shape
+        batched = [x.reshape(B, T, -1) for x in (dqkv, dy, y, qkv)]
+        launches = flash_backward.backward(
+            batched[0], work.along, batched[1], batched[2], lse, batched[3], config.heads, config.kv_heads,
+            1 / math.sqrt(config.head_dim), tables=(work.rope.cos, work.rope.sin), tf32=self.tf32,
+            where=self.where, checked=self.checked, on=self.on,
+        )  # fmt: skip
+        for products, launch in zip((3, 4), launches, strict=True):  # of the first kernel, of the second
+            flops = products * B * config.heads * T * (T + 1) * config.head_dim
+            self._add("attention_back", launch, 2 * qkv.nbytes + 2 * y.nbytes, flops)
+
+    def swiglu(self, hidden, sigmoid, gate_up):
+        """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
+        hidden = _array(hidden)
+        N, F = hidden.shape
+        grid, arguments = self._blocks(N * F // 4), (gate_up, hidden, N, F)
+        self._engine(
+            "swiglu",
+            f"swiglu_packed<{self.number}>",
+            grid,
+            THREADS,
+            arguments,
+            gate_up.nbytes + hidden.nbytes,
+        )
+
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+        """dgate_up of `swiglu`."""
+        N, F = dhidden.shape
+        grid, arguments = self._blocks(N * F // 4), (dhidden, gate_up, dgate_up, N, F)
+        moved = dhidden.nbytes + 2 * gate_up.nbytes
+        self._engine("swiglu_back", f"swiglu_packed_back<{self.number}>", grid, THREADS, arguments, moved)
+
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+        """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
+
+        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32; work_logits:
+        [rows, K V]; dy: [N, D]; dw: [D, K V] float32. With dy and dw None only the losses are computed.
+        """
+        N, K = losses.shape
+        V, gradient = w.shape[1] // K, dw is not None
+        threads, keep = _row(V)
+        kernel = f"heads_cross_entropy<{self.number}, {keep}, {'true' if gradient else 'false'}>"
+        for start in range(0, N, len(work_logits)):
+            rows = slice(start, min(start + len(work_logits), N))
+            count = rows.stop - rows.start
+            z = work_logits[:count, : K * V]
+            self._product("heads_loss", z, y[rows], w)
+            arguments = z, targets[rows], scale, losses[rows], V, K
+            moved = z.nbytes * (2 if gradient else 1)
+            self._engine("heads_loss", kernel, count * K, threads, arguments, moved)
+            if gradient:
+                self._product("heads_loss", dy[rows], z, w, transpose_b=True)
+                add = bool(accumulate) or start > 0
+                self._product("heads_loss", dw, y[rows], z, transpose_a=True, add=add)
+
+    # ---- the optimiser, over all parameters at once ----------------------------------------------------------
+
+    def sum_losses(self, sums, losses, work, accumulate):
+        """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
+        (N, K), parts = losses.shape, work.loss_parts
+        file, grid, arguments = self._file("reductions.cu"), (1, len(parts)), (losses, parts, N, K)
+        self._launch("sum_losses", file, "column_sums", grid, (32, 8), arguments, losses.nbytes)
+        self._sum_parts("sum_losses", parts, sums, accumulate)
+
+    def norm(self, factor, g, limit, work):
+        """factor = (what clipping multiplies g by, the norm of g). g: flat, [n]; factor: [2]."""
+        parts, file = work.square_parts, self._file("adamw.cu")
+        self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
+        self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
+
+    def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
+        """One step of AdamW over flat arrays; copy: bfloat16 of the same length, or None. step: [3] float32.
+
+        decayed: how many numbers, from the first on, belong to matrices; settings: a `TrainConfig`.
+        """
+        numbers = params.size, decayed, settings.beta1, settings.beta2, settings.adam_eps, settings.decay
+        arrays = (params, grads, m, v) if copy is None else (params, grads, m, v, copy)
+        kernel, moved = "adamw" if copy is None else "adamw_and_copy", 7 * params.nbytes
+        moved += 0 if copy is None else copy.nbytes
+        file = self._file("adamw.cu") if copy is None else self._engine_file()
+        arguments, grid = (*arrays, factor, step, *numbers), self._blocks(params.size // 4)
+        self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
+
+    # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
+
+    def project(self, out, x, w, eps):
+        """out = norm(x) w^T, or with eps None out += x w^T. x: [rows, I]; w: [O, I]; out: [rows, O]."""
+        norm = eps is not None
+        flags = "true, false" if norm else "false, true"
+        (rows, inputs), outputs = x.shape, len(w)
+        kernel, blocks = f"project<{self.number}, {_together(rows)}, {flags}>", self._warps(outputs)
+        arguments = x, w, out, rows, inputs, outputs, float(eps or 0)
+        self._decode("project", kernel, blocks, 256, arguments, 4 * rows * inputs, w.nbytes)
+
+    def project_glu(self, hidden, x, w, eps):
+        """hidden = silu(gate) up, with gate and up = norm(x) w^T. x: [rows, I]; w: [2F, I]; hidden: [rows, F]."""
+        (rows, inputs), outputs = x.shape, hidden.shape[1]
+        kernel = f"project_glu<{self.number}, {_together(rows)}>"
+        arguments = x, w, hidden, rows, inputs, outputs, float(eps)
+        self._decode("project_glu", kernel, self._warps(outputs), 256, arguments, 4 * rows * inputs, w.nbytes)
+
+    def attend(self, out, qkv, cos, sin, cache, position, config):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
+        rows, C = len(qkv), config.head_dim
+        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
+        grid, shared = (config.heads, rows), 4 * (config.context + 2 * C + 128)
+        self._decode("attend", f"attend<{self.number}>", grid, 128, arguments, shared, cache.nbytes)
+
+    def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
+        module = self._file("decode.cu", decode_kernels(self.number, self.config))
+        self._add(composite, module[kernel].bind(grid, block, arguments, shared, seconds=60.0), bytes)
+
+    def _warps(self, outputs):
+        """Blocks of eight warps, one for each output, if there are more than the card runs at once."""
+        return min(-(-outputs // 8), 8 * self.on.processors)
+
+
+@functools.cache
+def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
+    """The instances of the templates of engine.cu that a model needs, compiled together."""
+    (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size), ("true", "false")
+    names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
+    names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
+    plain = "rmsnorm_again", "rope_packed", "swiglu_packed", "swiglu_packed_back", "round_to"
+    return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
+
+
+@functools.cache
+def decode_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
+    """Those of decode.cu."""
+    flags = "true, false", "false, true"  # behind a norm, or added to the residual stream
+    names = [f"project<{number}, {rows}, {flag}>" for rows in TOGETHER for flag in flags]
+    return *names, *(f"project_glu<{number}, {rows}>" for rows in TOGETHER), f"attend<{number}>"
+
+
+def _together(rows: int) -> int:
+    """The instance of a decoding kernel for so many rows."""
+    return next(most for most in TOGETHER if rows <= most)
+
+
+def _array(x):
+    return x.array if isinstance(x, Again) else x
+
+
+def _row(width: int) -> tuple[int, int]:
+    """Threads of a block that keeps a row, and how many fours each keeps."""
+    threads = min(512, 32 * -(-width // 128))
+    return threads, -(-width // (4 * threads))
+
+
+@functools.cache
+def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, add: bool = False):
+    defines = {"ADD": 1} if add else {}
+    return cuda.module(
+        cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines
+    )

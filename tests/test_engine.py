@@ -1,0 +1,781 @@
+"""The GPU's engine, run whole through the CPU runtime, every access checked: what it computes is what the CPU computes.
+
+Tiny shapes, odd lengths. The lists of launches that a card would run stand in tests/launches.txt (written anew by
+`python tests/test_engine.py`), and thirty planted bugs are caught.
+"""
+
+import functools
+import json
+import sys
+import types
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import checkpoint, cli, cuda, device, engine, gradcheck, sft, step, train
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
+from nanoeuler_lib.engine import memory
+from nanoeuler_lib.engine import step as engine_step
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generate import Decoder, speculate
+from nanoeuler_lib.model import GPT, backward, forward, init
+from nanoeuler_lib.ops import flash, gpu
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.tokenizer import Tokenizer
+
+TINY = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=65, vocab_size=96, predict=2, ffn=176)
+LAUNCHES = Path(__file__).with_name("launches.txt")
+pytestmark = [] if cuda.device() == "gpu" else [pytest.mark.compiler]
+on_the_cpu = pytest.mark.skipif(cuda.device() == "gpu", reason="checks lists with the CPU runtime's checker")
+
+
+def parameters(config=TINY, std=0.2, seed=0):
+    """Gains that are not 1, matrices larger than at the beginning: so that every term counts."""
+    params = init(config, seed, std, np.float64)
+    rng = np.random.default_rng(seed)
+    for p in params.values():
+        if p.ndim == 1:
+            p[...] = rng.uniform(0.5, 1.5, p.shape)
+    return params
+
+
+def batch(time, rows=2, seed=0, config=TINY):
+    """Tokens of which some come often, targets of which some are missing."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, config.vocab_size, (rows, time)) // rng.integers(1, 9, (rows, time))
+    tokens[:, 3::5] = config.vocab_size - 1  # where the list of positions is cut in two
+    return tokens, rng.integers(-1, config.vocab_size, (rows, time, config.predict))
+
+
+def engine_of(params=None, precision="float32", config=TINY, **options):
+    return engine.GPT(config, params or parameters(config), precision=precision, **options)
+
+
+def apart(found, expected):
+    """The largest over tensors of ||found - expected|| / ||expected||."""
+    return max(
+        np.linalg.norm(found[name] - p) / max(np.linalg.norm(p), 1e-30) for name, p in expected.items()
+    )
+
+
+# float32's own rounding through two layers; of bfloat16, 8 bits a number, what single precision lengths were seen to
+# give is 2% to 4%.
+ALLOWED = {"float32": 1e-5, "tf32": 1e-2, "bfloat16": 8e-2}
+
+
+def compare(precision, time, **options):
+    """Loss, gradients, logits and losses against the reference in float64."""
+    params = parameters()
+    mine, reference = engine_of(params, precision, **options), GPT(TINY, params)
+    tokens, targets = batch(time)
+    loss, grads = mine.loss_and_gradients(tokens, targets)
+    expected_loss, expected = reference.loss_and_gradients(tokens, targets)
+    allowed = ALLOWED[precision]
+    assert abs(loss - expected_loss) <= allowed * expected_loss
+    assert apart(grads, expected) <= allowed
+    for found, wanted in (
+        (mine.hidden(tokens), reference.hidden(tokens)),
+        (mine.logits(tokens, 1), reference.logits(tokens, 1)),
+        (mine.losses(tokens, targets), reference.losses(tokens, targets)),
+        (mine.losses(tokens, targets[..., 0]), reference.losses(tokens, targets[..., 0])),
+    ):
+        assert found.shape == wanted.shape and np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
+    again, twice = mine.loss_and_gradients(tokens, targets)
+    assert again == loss and all(np.array_equal(twice[name], grads[name]) for name in grads), "the same bits"
+
+
+@pytest.mark.parametrize("time", [1, 37, 65])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_loss_and_gradients_are_the_references(precision, time):
+    compare(precision, time)
+
+
+def test_tf32_and_everything_kept():
+    compare("tf32", 37)
+    compare("float32", 37, recompute=False)
+
+
+@pytest.mark.parametrize("groups, width", [(1, 32), (4, 32), (1, 64), (2, 128)])
+def test_other_heads(groups, width):
+    config = replace(
+        TINY, dim=4 * width, heads=4, kv_heads=groups, layers=1, ffn=48, predict=1, vocab_size=40
+    )
+    params, pair = parameters(config, 0.1), batch(19, config=config)
+    loss, grads = engine_of(params, config=config).loss_and_gradients(*pair)
+    expected_loss, expected = GPT(config, params).loss_and_gradients(*pair)
+    assert abs(loss - expected_loss) <= 1e-5 * expected_loss and apart(grads, expected) <= 1e-5
+
+
+def steps_of(model, optimizer, config, lengths, **options):
+    """Losses and norms of some steps, and the parameters behind them."""
+    found = []
+    with device.step_of(model)(model, optimizer, config, 4, **options) as take_step:
+        for seed, time in enumerate(lengths):
+            losses, norm = take_step(*batch(time, 4, seed))
+            found.append([*losses, norm])
+    return np.array(found), model.params.host()
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_steps_are_those_of_the_cpu(micro):
+    """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay."""
+    config = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4)
+    lengths = [9, 33, 9]
+    ours = engine_of(parameters())
+    found, params = steps_of(ours, engine.AdamW(TINY, config, "cpu"), config, lengths, micro=micro)
+    theirs = GPT(TINY, parameters())
+    expected, wanted = steps_of(theirs, AdamW(TINY, config, np.float64), config, lengths)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert apart(params, wanted) <= 1e-5
+    moved = init(TINY, 0)  # a step has moved every tensor
+    assert all(not np.array_equal(params[name], moved[name]) for name in params)
+
+
+def test_bfloat16_copies_follow_the_master_weights():
+    config = TrainConfig(steps=9, warmup=0, rate=1e-2)
+    model = engine_of(precision="bfloat16")
+    steps_of(model, engine.AdamW(TINY, config, "cpu"), config, [9, 9])
+    for name, p in model.params.items():
+        assert np.array_equal(model.copy[name], to_bfloat16(p)), name
+    assert model.params.flat.dtype == np.float32
+
+
+def test_nothing_moves_where_the_norm_is_not_finite():
+    config = TrainConfig(steps=9, warmup=0, clip=0.0)
+    params = parameters()
+    params["layers.0.out"][3, 5] = np.inf
+    model = engine_of(params)
+    optimizer = engine.AdamW(TINY, config, "cpu")
+    before = model.params.flat.copy()
+    with engine.Step(model, optimizer, config, 2) as take_step:
+        losses = take_step.gradient(*batch(5))
+        norm = take_step.apply()
+        assert not np.isfinite(losses).all() and not np.isfinite(norm)
+        assert (
+            np.array_equal(model.params.flat, before) and not optimizer.m.flat.any() and optimizer.step == 0
+        )
+        assert np.isnan(take_step(*batch(5))[1])
+
+
+def test_memory_is_what_was_said():
+    """Buffers and states take the bytes that `bytes_needed` says, and `fitting` goes by them."""
+    for precision in ("float32", "bfloat16"):
+        for recompute in (True, False):
+            model = engine_of(precision=precision, recompute=recompute)
+            said = memory.bytes_needed(TINY, 3, 40, precision, recompute)
+            owners = {}
+            plan = memory.Plan(model, 3, 40)
+            for holder in (plan, plan.work, plan.dx, *plan.layers):
+                for x in vars(holder).values():
+                    x = getattr(x, "array", x)
+                    while isinstance(x, np.ndarray) and x.base is not None:
+                        x = x.base
+                    if isinstance(x, np.ndarray):
+                        owners[id(x)] = x.nbytes
+            unused = plan.dx_half.nbytes if precision == "float32" else 0
+            assert sum(owners.values()) - plan.work.square_parts.nbytes - unused == said["buffers"]
+            states = 4 * model.params.flat.nbytes + (0 if model.copy is None else model.copy.flat.nbytes)
+            assert states == said["states"]
+    one, two = (memory.bytes_needed(TINY, rows, TINY.context, "float32")["buffers"] for rows in (1, 2))
+    states = memory.bytes_needed(TINY, 1, TINY.context, "float32")["states"] * 3 // 4
+    model = engine_of()
+    with patch.object(engine_step, "free_bytes", lambda where: two + states):
+        assert engine_step.fitting(model, 4) == 2 and engine_step.fitting(model, 3) == 1
+    with patch.object(engine_step, "free_bytes", lambda where: one):
+        with pytest.raises(NanoEulerError, match=r"one row of 65 tokens takes .* GiB are free: expected"):
+            engine_step.fitting(model, 4)
+
+
+def test_tensors_begin_at_multiples_of_256_bytes():
+    params = engine.Parameters(replace(TINY, dim=72, heads=1, ffn=24, vocab_size=40), "cpu")
+    starts = sorted((x.ctypes.data - params.flat.ctypes.data, x) for x in params.values())
+    assert all(at % 256 == 0 for at, _ in starts)
+    assert all(at + x.nbytes <= later for (at, x), (later, _) in pairwise(starts))
+    first_gain = min(at for at, x in starts if x.ndim == 1)
+    assert max(at for at, x in starts if x.ndim == 2) < first_gain == 4 * params.decayed
+
+
+@pytest.mark.parametrize(
+    "change, precision, words",
+    [
+        (dict(heads=4), "float32", "head width dim/heads is 16, expected 32, 64 or 128 on the GPU"),
+        (dict(vocab_size=97), "float32", "vocab_size is 97, expected a multiple of 8 up to 32768"),
+        (dict(ffn=100), "float32", "ffn is 100, expected a multiple of 8"),
+        (dict(vocab_size=40000), "float32", "vocab_size is 40000, expected a multiple of 8 up to 32768"),
+        ({}, "float64", "precision is 'float64', expected one of float32, tf32, bfloat16"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_one_sentence(change, precision, words):
+    with pytest.raises(NanoEulerError, match=words):
+        engine_of(SimpleNamespace(), precision, replace(TINY, **change))
+
+
+def test_old_cards_have_float32_alone():
+    old = flash.Card(75, 64 << 10)
+    with pytest.raises(NanoEulerError, match=r"bfloat16 needs compute capability 8\.0, this card has 7\.5"):
+        engine_of(precision="bfloat16", on=old)
+    engine_of(precision="float32", on=old)
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+def fed(decoder, tokens):
+    """Logits behind some of the tokens, fed in pieces of many sizes, with a piece taken back."""
+    found = [decoder.feed(tokens[:11]), *(decoder.feed(tokens[i : i + 1]) for i in range(11, 14))]
+    found += list(decoder.feed_all(tokens[14:17]))
+    decoder.read(tokens[30:34])
+    decoder.length -= 4
+    return [*found, decoder.feed(tokens[17:18])]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_decoding_gives_the_models_logits(precision):
+    params, tokens = parameters(), np.random.default_rng(1).integers(0, 96, 65)
+    expected, decoder = fed(Decoder(GPT(TINY, params)), tokens), engine_of(params, precision).decoder()
+    for found, wanted in zip(fed(decoder, tokens), expected, strict=True):
+        assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
+    assert decoder.length == 18
+    decoder.feed_all(tokens[18:65])
+    with pytest.raises(NanoEulerError, match="context is 65, 65 used: got 1 tokens, expected 1 to 0"):
+        decoder.feed(tokens[:1])
+    decoder.length = 0
+    with pytest.raises(NanoEulerError, match=r"tokens lie in 96\.\.96, expected 0\.\.95"):
+        decoder.feed(np.array([96]))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
+    """What speculation stands on: the same bits, one token at a time or eight."""
+    tokens, model = np.random.default_rng(2).integers(0, 96, 20), engine_of(precision=precision)
+    singly, together = model.decoder(), model.decoder()
+    ones = [singly.feed(tokens[i : i + 1]) for i in range(20)]
+    assert np.array_equal(together.feed_all(tokens), ones)
+    some = model.decoder()
+    assert np.array_equal(np.concatenate([some.feed_all(tokens[:3]), some.feed_all(tokens[3:])]), ones)
+
+
+def test_other_heads_decode():
+    config = replace(
+        TINY, dim=512, heads=4, kv_heads=2, layers=1, ffn=48, predict=1, vocab_size=40, context=150
+    )
+    params, tokens = parameters(config, 0.1), np.random.default_rng(1).integers(0, 40, 140)
+    expected = GPT(config, params).logits(tokens[None])[0]
+    decoder = engine_of(params, config=config).decoder()
+    found = np.concatenate([decoder.feed_all(tokens[:136]), decoder.feed_all(tokens[136:])])
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_speculation_gives_the_text_of_plain_decoding():
+    model = engine_of(precision="bfloat16")
+    for seed in range(3):
+        ids = list(np.random.default_rng(seed).integers(0, 96, 5))
+        texts = []
+        for propose in (0, 1):
+            rounds = speculate(model, ids, np.random.default_rng(0), propose, temperature=0.0)
+            texts.append(list(islice(chain.from_iterable(rounds), 24)))
+        assert texts[0] == texts[1]
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_rounds_to_the_nearest_even():
+    x = np.array(
+        [1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0, 3.4e38, np.inf, np.nan, 1e-40], np.float32
+    )
+    wanted = np.array([1, 1, 1 + 2**-6, 1 + 2**-7, -0.0, np.inf, np.inf, np.nan, 1e-40], np.float32)
+    found = from_bfloat16(to_bfloat16(x))
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=1e-40)
+    assert np.array_equal(found[:6], wanted[:6], equal_nan=True) and np.signbit(found[4])
+    torch = pytest.importorskip("torch", reason="make oracle")
+    every = np.random.default_rng(0).integers(0, 2**32, 4096, np.uint32).view(np.float32)
+    theirs = torch.from_numpy(every).to(torch.bfloat16).float().numpy()
+    assert np.array_equal(from_bfloat16(to_bfloat16(every)), theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["float32", "uint16"])
+@pytest.mark.parametrize("a_turned", [False, True])
+@pytest.mark.parametrize("b_turned", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_products(kind, a_turned, b_turned, add):
+    xp, rng = cuda.array_module(), np.random.default_rng(0)
+    M, N, K = 24, 40, 56
+
+    def made(rows, columns, turned):
+        x = rng.standard_normal((columns, rows) if turned else (rows, columns)).astype(np.float32)
+        wide = np.zeros((len(x), x.shape[1] + 8), np.float32)  # rows further apart than they are long
+        wide[:, : x.shape[1]] = x
+        stored = to_bfloat16(wide) if kind == "uint16" else wide
+        back = from_bfloat16(stored) if kind == "uint16" else stored
+        there = xp.asarray(stored)[:, : x.shape[1]]
+        return there, back[:, : x.shape[1]].T if turned else back[:, : x.shape[1]]
+
+    (a, x), (b, y) = made(M, K, a_turned), made(K, N, b_turned)
+    c = xp.full((M, N), 2.0, np.float32)
+    product(c, a, b, transpose_a=a_turned, transpose_b=b_turned, add=add)()
+    np.testing.assert_allclose(memory.download(c), x @ y + (2 if add else 0), rtol=1e-4, atol=1e-4)
+    with pytest.raises(NanoEulerError, match=r"c \[M, N\] = a \[M, K\] b \[K, N\], got c \(24, 40\)"):
+        product(c, a, b[:8], transpose_a=a_turned, transpose_b=b_turned)
+
+
+# ---- the list that a card would run ----------------------------------------------------------------------------------
+
+CARDS = {  # name: compute capability, bytes of shared memory, multiprocessors, precision
+    "7.5": (75, 64, 40, "float32"),
+    "8.6": (86, 99, 84, "bfloat16"),
+    "9.0": (90, 227, 132, "bfloat16"),
+}
+
+
+def launches(name, rows=64):
+    """The list of a step of `base` on a card, two layers of it; memory is asked for and never touched."""
+    capability, shared, processors, precision = CARDS[name]
+    config = replace(preset("base"), layers=2)
+    program = gpu.Program(config, precision, "cpu", True, flash.Card(capability, shared << 10, processors))
+    half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
+    params, grads, copy = (engine.Parameters(config, "cpu", t) for t in (np.float32, np.float32, half))
+    owner = SimpleNamespace(config=config, program=program, half=half, recompute=True, params=params)
+    plan = memory.Plan(owner, rows, config.context)
+    weights = {n: p if p.ndim == 1 or n == "embed" else copy[n] for n, p in params.items()}
+    forward(weights, plan, plan.tokens)
+    backward(weights, grads, plan, plan.tokens, plan.targets, plan.scale)
+    settings, small = TrainConfig(), np.empty(4, np.float32)
+    program.sum_losses(small, plan.losses, plan.work, False)
+    program.norm(small, grads.flat, settings.clip, plan.work)
+    arrays = params.flat, grads.flat, grads.flat, grads.flat, copy.flat if half == np.uint16 else None
+    program.adamw(*arrays, small, small, params.decayed, settings)
+    return [str(entry) for entry in program.take()]
+
+
+def all_launches():
+    return "".join(f"{name}\n" + "".join(f"  {line}\n" for line in launches(name)) for name in CARDS)
+
+
+@on_the_cpu
+def test_the_lists_of_launches_are_those_written_down():
+    assert all_launches() == LAUNCHES.read_text("utf-8"), "python tests/test_engine.py writes them anew"
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+RUN = (
+    "--dim 64 --heads 2 --kv-heads 1 --layers 1 --context 16 --vocab-size 288 --predict 2 --batch 2 --warmup 1 "
+    "--valid-every 2 --sample-every 2 --save-every 2 --valid-fraction 0.2 --device checked --precision"
+).split()
+
+
+def run_cli(*words):
+    return cli.main([str(word) for word in words])
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_cli("corpus", "konigsberg", "--bytes", 6000, "--out", "text.txt", "--seed", 5) == 0
+    return "text.txt"
+
+
+@on_the_cpu
+def test_train_resume_and_go_on_with_the_other_device(text, capsys):
+    """A run that was interrupted ends with the bits of one that was not; either device opens the other's checkpoint."""
+    whole = ["train", "--data", text, *RUN, "bf16", "--quiet"]
+    assert run_cli(*whole, "--run", "whole", "--steps", 4) == 0
+    assert run_cli(*whole, "--run", "part", "--steps", 2) == 0
+    assert run_cli("train", "--resume", "part", "--steps", 4, "--quiet") == 0
+    # the schedule of two steps is another: so the second half is compared with a run resumed in the same way
+    found = checkpoint.load("whole", training=True)
+    assert found.info["device"] == "checked" and found.info["precision"] == "bfloat16"
+    assert found.step == 4 and checkpoint.load("part").step == 4
+    tokens = batch(16, config=found.model.config)[0]
+    placed = device.Device("checked", "float32").place(found.model)
+    expected = found.model.logits(tokens)
+    assert np.abs(placed.logits(tokens) - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert run_cli("train", "--resume", "whole", "--steps", 5, "--device", "cpu", "--quiet") == 0
+    assert "device" not in checkpoint.load("whole").info
+    assert run_cli("train", "--resume", "whole", "--steps", 6, "--device", "checked", "--quiet") == 0
+    assert checkpoint.load("whole").info["precision"] == "bfloat16"
+    capsys.readouterr()
+    assert run_cli("train", "--resume", "whole", "--precision", "float32") == 2
+    assert "--resume takes its settings from the run, got also --precision" in capsys.readouterr().err
+
+
+@on_the_cpu
+def test_an_interrupted_run_ends_with_the_same_bits(text):
+    """Stopped behind step 2 by the signal that Ctrl-C sends, and resumed."""
+    model = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=16, vocab_size=288, predict=2)
+    config = TrainConfig(
+        steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=2, valid_fraction=0.2
+    )
+    content, options = Path(text).read_text("utf-8"), {"quiet": True}
+    place = device.Device("checked", "bfloat16")
+    whole = train.train("a", content, model, config, device=place, **options)
+
+    def stop(entry):
+        if entry.get("step") == 3 and "loss" in entry:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train("b", content, model, config, device=place, on_entry=stop, **options)
+    again = train.resume("b", content, **options)
+    assert isinstance(again, engine.GPT) and again.precision == "bfloat16"
+    assert np.array_equal(whole.params.flat, again.params.flat)
+
+
+@on_the_cpu
+def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
+    """The markers of who speaks make 259 tokens of 256."""
+    model = GPT(ModelConfig(dim=32, heads=1, kv_heads=1, layers=1, context=16, vocab_size=256, predict=1))
+    examples = [[("a" * n, "b")] for n in range(1, 5)]
+    config = TrainConfig(steps=1, batch=1, valid_every=1, sample_every=0)
+    base = model, Tokenizer([], ())
+    tuned = sft.fine_tune(
+        tmp_path / "run",
+        base,
+        examples,
+        examples,
+        config,
+        quiet=True,
+        device=device.Device("checked", "bfloat16"),
+    )
+    found = checkpoint.load(tmp_path / "run")
+    assert (
+        found.tokenizer.vocab_size == 259 and found.model.config.vocab_size == tuned.config.vocab_size == 264
+    )
+    assert (
+        sft.fine_tune(tmp_path / "cpu", base, examples, examples, config, quiet=True).config.vocab_size == 259
+    )
+
+
+@on_the_cpu
+def test_a_run_says_where_its_time_goes(text, capsys):
+    words = ["train", "--data", text, "--run", "r", *RUN, "bf16", "--valid-every", 9, "--sample-every", 0]
+    assert run_cli(*words, "--steps", 4, "--profile", 2) == 0
+    out = capsys.readouterr().out
+    assert "GPU: bfloat16, 2 of 2 rows at a time; states 0.00 GiB, buffers 0.00 GiB" in out
+    table = out[out.index("composite") :].splitlines()
+    end = next(i for i, line in enumerate(table) if line.startswith("all"))
+    rows = {line.split()[0]: line.split()[1:] for line in table[1 : end + 1]}
+    assert {"linear", "attention_back", "adamw", "heads_loss", "norm", "all"} <= rows.keys()
+    assert rows["linear"][0] == "3" and rows["norm"][0] == "2"  # launches a step, of one layer
+    shares = [float(row[-1].rstrip("%")) for name, row in rows.items() if name != "all"]
+    assert abs(sum(shares) - 100) < 1 and shares == sorted(shares, reverse=True)
+    assert run_cli("train", "--data", text, "--run", "r2", "--device", "cpu", "--profile", 2) == 2
+    assert "profile times the launches of a GPU" in capsys.readouterr().err
+    assert run_cli("train", "--data", text, "--run", "r2", "--profile", -1) == 2
+    assert "--profile is -1" in capsys.readouterr().err
+
+
+@on_the_cpu
+def test_generate_and_check_on_a_device(capsys):
+    words = "generate", "K\u00e4the had", "--tokens", 6, "--temperature", 0
+    texts = []
+    for options in ((), ("--device", "checked", "--precision", "float32")):
+        assert run_cli(*words, *options) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert run_cli("check", "--device", "checked", "--precision", "float32") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("checked, float32") and out.endswith("passed\n") and out.count(" ok\n") == 15
+    with patch.object(gradcheck, "COARSE", {"bfloat16": 1e-3}):
+        assert run_cli("check", "--device", "checked", "--precision", "bf16") == 1
+    out = capsys.readouterr().out
+    assert out.endswith("FAILED\n") and "WRONG (allowed 1.0e-03)" in out
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--device tpu", "device is 'tpu', expected one of auto, cpu, gpu, checked, gpu:1"),
+        ("--device gpu:x", "device is 'gpu:x', expected one of"),
+        ("--device cpu --precision tf32", "precision is tf32, expected float32 on the CPU, or --device gpu"),
+        (
+            "--device checked --precision float16",
+            "precision is 'float16', expected one of float32, tf32, bfloat16",
+        ),
+        (
+            "--device checked --dim 60 --heads 2",
+            "head width dim/heads is 30, expected 32, 64 or 128 on the GPU",
+        ),
+    ],
+)
+def test_wrong_devices_are_one_line(text, capsys, words, said):
+    assert run_cli("train", "--data", text, "--run", "r", *words.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not Path("r").exists()
+
+
+def test_devices_by_name(monkeypatch):
+    """Without a card auto is the CPU; with one it is the GPU, unless the model is not for it."""
+    monkeypatch.setattr(device, "_cards", lambda: 0)
+    assert device.choose("auto") == device.CPU == device.choose("cpu")
+    for name in ("gpu", "cuda", "gpu:0"):
+        with pytest.raises(NanoEulerError, match="device is gpu, and CuPy finds no CUDA device"):
+            device.choose(name)
+    with pytest.raises(
+        NanoEulerError, match="the run began on a GPU, and CuPy finds none here: --device cpu goes"
+    ):
+        device.chosen_before({"device": "gpu", "precision": "bfloat16"})
+    assert device.chosen_before({"device": "gpu", "precision": "bfloat16"}, "cpu") == device.CPU
+    monkeypatch.setattr(device, "_cards", lambda: 1)
+    monkeypatch.setattr(flash, "card", lambda where: flash.Card(75, 64 << 10))
+    assert device.choose("auto") == device.Device("gpu", "float32")
+    monkeypatch.setattr(flash, "card", lambda where: flash.Card(90, 227 << 10))
+    assert device.choose("cuda") == device.Device("gpu", "bfloat16")
+    assert device.choose("auto", None, replace(TINY, heads=4)) == device.CPU
+    with pytest.raises(NanoEulerError, match="head width"):
+        device.choose("gpu", None, replace(TINY, heads=4))
+    with pytest.raises(NanoEulerError, match="device is gpu:1, expected a number below 1"):
+        device.choose("gpu:1")
+
+
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
+
+KERNEL_BUGS = {
+    "engine.cu": [
+        ("if (ADD && i < D) add_to(mine[k]", "if (false) add_to(mine[k]"),
+        ("block_sum(squares) / D + eps", "block_sum(squares) / D"),
+        ("block_sum(squares) / D + eps", "block_sum(squares) / (D - 1) + eps"),
+        ("if (ADD) write_four(x + row + i, mine[k]);", ""),
+        ("if (threadIdx.x == 0) rstd[blockIdx.x] = r;", "if (threadIdx.x == 1) rstd[blockIdx.x] = r * r;"),
+        ("add_to(share[k], times(slope[k], normed[k]));", "share[k] = times(slope[k], normed[k]);"),
+        ("minus(slope[k], times(normed[k], along))", "slope[k]"),
+        ("along = block_sum(along) / D;", "along = block_sum(along);"),
+        ("past[k] = i < D ? read_four(dx + row + i) : zeros();", "past[k] = zeros();"),
+        (
+            "for (int k = 1; k < 8; k++) sum += s[k][threadIdx.x];",
+            "for (int k = 1; k < 7; k++) sum += s[k][threadIdx.x];",
+        ),
+        ("sum;\n  __syncthreads();\n  if (threadIdx.y > 0", "sum;\n  if (threadIdx.y > 0"),
+        ("y[column] = add ? y[column] + sum : sum;", "y[column] = sum;"),
+        (
+            "write_four(at, minus(times(a, c), times(b, s)));",
+            "write_four(at, minus(times(b, c), times(a, s)));",
+        ),
+        (
+            "row % T * half + j), s",
+            "row * half % (T * half) + j + 0), s",
+        ),  # the same number: must not be caught
+        (
+            "s = read_four(sine + row % T * half + j);",
+            "s = read_four(sine + (row % T ? row % T - 1 : 0) * half + j);",
+        ),
+        ("times(times(g, s), read_four(at + F))", "times(times(g, s), read_four(at))"),
+        ("add_to(slope, minus(silu, times(silu, s)));", ""),
+        ("write_four(dgate_up + at + F, times(d, silu));", "write_four(dgate_up + at + F, times(d, s));"),
+        ("logf(sum) + largest - own", "logf(sum) - own"),
+        ("scale[blockIdx.x % heads]", "scale[0]"),
+        ("if (at == 3) d.w -= weight;", ""),
+        ("float weight = target < 0 ? 0.0f : ", "float weight = "),
+        ("if (threadIdx.x == 0 && target < 0) losses[blockIdx.x] = 0;", ""),
+        ("bool decays = 4 * i < decayed;", "bool decays = true;"),
+        ("if (!(factor[1] <= 3.4e38f)) return;", ""),
+    ],
+    "embedding.cu": [
+        ("if (ADD) add_to(sum, row[i]);", ""),
+        ("if (ADD && to > 0) add_to(sum, row[i]);", ""),
+    ],
+    "adamw.cu": [
+        ("if (!(factor[1] <= 3.4e38f)) return;", ""),
+    ],
+}
+ENGINE_BUGS = {
+    gpu: [
+        ("add = bool(accumulate) or start > 0", "add = bool(accumulate)"),
+        ("        if isinstance(x, Again):\n            x.make()\n", ""),
+        ("x, dy, transpose_a=True, add=bool(accumulate)", "x, dy, transpose_a=True"),
+        ("products, launch in zip((3, 4), launches", "products, launch in zip((3,), launches[1:]"),
+        ("(work.rope.cos, work.rope.sin)", "(work.rope.sin, work.rope.cos)"),
+    ],
+    memory: [
+        ("op.rmsnorm_again(y, a.x2, a.rstd2,", "op.rmsnorm_again(y, a.x2, a.rstd1,"),
+        ('SHARED = {"dy": "delta", ', 'SHARED = {"dx_half": "dattended", "dattended": "dhidden", "dy": "delta", '),
+        ('kind="stable"))', 'kind="stable")[::-1])'),
+    ],
+    engine_step: [
+        ("self._gradient_list(plan, start > 0)", "self._gradient_list(plan, True)"),
+        ("1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)", "1 / (1 - c.beta2**t), 1 / (1 - c.beta1**t)"),
+    ],
+}  # fmt: skip
+DECODE_BUGS = [
+    ("  __syncthreads();\n}\n\n// sum[row]", "}\n\n// sum[row]"),
+    ("  __syncthreads();\n  float largest", "  float largest"),
+    ("  __syncthreads();\n  if (first > 0) return;", "  if (first > 0) return;"),
+    ("block_sum(squares) / I + eps", "block_sum(squares) / I"),
+    ("rstd[row] = 1;\n    if (NORM)", "rstd[row] = 1;\n    if (row == 0 && NORM)"),
+    ("(size_t)(F + o) * I", "(size_t)(F + o / 2) * I"),
+    ("g / (1.0f + __expf(-g))", "g / (1.0f + __expf(g))"),
+    ("if (head % (H / G) == 0) {", "if (head == 0) {"),
+    ("(size_t)at * C + j, mine[j]", "(size_t)at * C + j, q[j]"),
+    ("t <= at; t += 128) {\n    float sum", "t < at; t += 128) {\n    float sum"),
+    ("t == at ? mine[j + e] : turned(", "t == at ? mine[j + e] : 0 * turned("),
+    ("(t - start) * pitch, cosine, sine, t, j + e, C)", "(t - start) * pitch, cosine, sine, at, j + e, C)"),
+    ("largest = block_max(largest);", ""),
+    ("if (t < start) v = value_cache", "if (t <= start) v = value_cache"),
+    ("for (int k = 1; k < sharers; k++) sum += part[k * C + j];", ""),
+]  # fmt: skip
+HARMLESS = "j + 0"
+
+
+@contextmanager
+def planted(where, old, new):
+    """A piece of a kernel's file, or of a Python module, replaced."""
+    if isinstance(where, types.ModuleType):
+        source = Path(where.__file__).read_text("utf-8")
+        assert source.count(old) == 1, old
+        before = dict(vars(where))
+        exec(compile(source.replace(old, new), where.__file__, "exec"), vars(where))
+        new_of = {id(x): vars(where)[name] for name, x in before.items() if vars(where)[name] is not x}
+        users = [m for name, m in sys.modules.items() if name.startswith("nanoeuler_lib.") and m is not where]
+        held = [(m, n, x) for m in users for n, x in vars(m).items() if id(x) in new_of and n in before]
+        for m, n, x in held:  # those who have the old class or function by name
+            setattr(m, n, new_of[id(x)])
+        try:
+            yield
+        finally:
+            vars(where).clear()
+            vars(where).update(before)
+            for m, n, x in held:
+                setattr(m, n, x)
+        return
+    path = cuda.KERNELS / where
+    source = path.read_text("utf-8")
+    assert old in source, old
+    plain = gpu._module
+
+    @functools.cache
+    def module(file, instantiate, at, checked, add=False):
+        if file != where:
+            return plain(file, instantiate, at, checked, add)
+        defines = {"ADD": 1} if add else {}
+        return cuda.module(
+            source.replace(old, new), where=at, checked=checked, instantiate=instantiate, defines=defines
+        )
+
+    with patch.object(gpu, "_module", module):
+        yield
+
+
+# Logits of all positions find no room in dgate_up, tokens come more often than a piece of the embedding's list is long.
+SMALL = replace(TINY, layers=1, vocab_size=40, context=70, ffn=24)
+
+
+def same_updates():
+    """AdamW with a copy in bfloat16 moves what it moves without, and the copy is the rounded parameter."""
+    xp, rng, settings = cuda.array_module(), np.random.default_rng(0), TrainConfig(decay=0.5)
+    start = [xp.asarray(abs(rng.standard_normal(1024)), np.float32) for _ in range(4)]
+    factor, numbers = xp.asarray([0.5, 2], np.float32), xp.asarray([0.1, 1.5, 2.5], np.float32)
+    program, found = gpu.Program(SMALL, "bfloat16"), []
+    for copy in (None, xp.empty(1024, np.uint16)):
+        arrays = [x.copy() for x in start]
+        program.adamw(*arrays, copy, factor, numbers, 512, settings)
+        gpu.run(program.take())
+        found.append([memory.download(x) for x in arrays])
+    assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True))
+    assert np.array_equal(memory.download(copy), from_bfloat16(to_bfloat16(found[0][0])))
+
+
+def examine():
+    """Loss, gradients and steps on a few tokens, in both precisions: raises where they are not the CPU's."""
+    same_updates()
+    params, options = parameters(SMALL), TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3)
+    for precision in ("float32", "bfloat16"):
+        model = engine.GPT(SMALL, params, precision=precision)
+        pair = batch(70, 2, config=SMALL)
+        with patch.object(memory, "LOGIT_ROWS", 16):
+            loss, grads = model.loss_and_gradients(*pair)
+            expected_loss, expected = GPT(SMALL, params).loss_and_gradients(*pair)
+            assert abs(loss - expected_loss) <= ALLOWED[precision] * expected_loss
+            assert apart(grads, expected) <= ALLOWED[precision]
+            theirs = GPT(SMALL, parameters(SMALL))  # trained in place
+            results = []
+            for one, optimizer in (
+                (model, engine.AdamW(SMALL, options, "cpu")),
+                (theirs, AdamW(SMALL, options, np.float64)),
+            ):
+                kwargs = {"micro": 1} if one is model else {}
+                kind = engine.Step if one is model else step.Step
+                with kind(one, optimizer, options, 2, **kwargs) as take_step:
+                    out = [np.append(*take_step(*batch(70, 2, seed, SMALL))) for seed in range(2)]
+                results.append((np.array(out), one.params.host()))
+            (found, moved), (wanted, goal) = results
+            np.testing.assert_allclose(found, wanted, rtol=ALLOWED[precision])
+            if precision == "float32":
+                assert apart(moved, goal) <= 1e-5
+            else:  # where the sign of a gradient is rounding, so is a step of AdamW
+                still = {name: np.asarray(p, np.float64) for name, p in params.items()}
+                assert (
+                    apart({n: moved[n] - still[n] for n in still}, {n: goal[n] - still[n] for n in still})
+                    < 0.5
+                )
+            bad = dict(params)
+            bad["layers.0.out"] = np.full_like(bad["layers.0.out"], np.inf)
+            model.fill(bad)
+            with engine.Step(model, engine.AdamW(SMALL, options, "cpu"), options, 2, micro=2) as take_step:
+                take_step.gradient(*pair)
+                before = model.params.flat.copy()
+                take_step.apply()
+                assert np.array_equal(before, model.params.flat, equal_nan=True)
+
+
+@on_the_cpu
+def test_the_examination_passes_what_is_right():
+    examine()
+
+
+@on_the_cpu
+@pytest.mark.parametrize(
+    "where, old, new",
+    [
+        pytest.param(where, *bug, id=f"{getattr(where, '__name__', where)} {number}")
+        for table in (KERNEL_BUGS, ENGINE_BUGS)
+        for where, bugs in table.items()
+        for number, bug in enumerate(bugs)
+    ],
+)
+def test_planted_bugs_are_caught(where, old, new):
+    with planted(where, old, new):
+        try:
+            examine()
+        except Exception:
+            assert HARMLESS not in new
+        else:
+            assert HARMLESS in new, f"not caught: {old} -> {new}"
+
+
+def examine_decoding():
+    """Logits of tokens that come singly and together, in a model whose heads share keys."""
+    config = replace(
+        TINY, dim=128, heads=4, kv_heads=2, layers=1, ffn=24, vocab_size=40, predict=1, context=150
+    )
+    params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, 150)
+    expected = GPT(config, params).logits(tokens[None])[0]
+    decoder = engine_of(params, config=config).decoder()
+    found = np.concatenate(
+        [decoder.feed_all(part) for part in (tokens[:3], tokens[3:4], tokens[4:14], tokens[14:])]
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@on_the_cpu
+def test_the_examination_of_decoding_passes_what_is_right():
+    examine_decoding()
+
+
+@on_the_cpu
+@pytest.mark.parametrize("old, new", DECODE_BUGS, ids=map(str, range(len(DECODE_BUGS))))
+def test_planted_bugs_in_decoding_are_caught(old, new):
+    with planted("decode.cu", old, new), pytest.raises((AssertionError, cuda.KernelError)):
+        examine_decoding()
+
+
+if __name__ == "__main__":
+    LAUNCHES.write_text(all_launches(), "utf-8")
+    print(json.dumps({"lines": len(LAUNCHES.read_text("utf-8").splitlines())}), file=sys.stderr)

@@ -1,0 +1,174 @@
+"""A reader's kernels in the engine: right ones compute what it computes, wrong ones are named, types are told."""
+
+import re
+
+import pytest
+from test_engine import TINY, apart, batch, parameters
+
+from nanoeuler_lib import cuda, engine, ops
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.ops import unfused
+
+pytestmark = [] if cuda.device() == "gpu" else [pytest.mark.compiler]
+
+# As a reader who has just read chapters 23 and 24 might write them.
+MINE = r"""
+extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) c[i] = a[i] + b[i];
+}
+
+extern "C" __global__ void rmsnorm_forward(const float* x, const float* gain, float* y, float* rstd, int D, float eps) {
+  __shared__ float r;
+  const float* row = x + blockIdx.x * D;
+  if (threadIdx.x == 0) {
+    float squares = 0;
+    for (int i = 0; i < D; i++) squares += row[i] * row[i];
+    r = rsqrtf(squares / D + eps);
+    rstd[blockIdx.x] = r;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < D; i += blockDim.x) y[blockIdx.x * D + i] = row[i] * r * gain[i];
+}
+
+extern "C" __global__ void swiglu_backward(const float* dy, const float* gate, const float* up, float* dgate,
+                                           float* dup, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  float s = 1 / (1 + expf(-gate[i]));
+  dgate[i] = dy[i] * up[i] * s * (1 + gate[i] * (1 - s));
+  dup[i] = dy[i] * gate[i] * s;
+}
+"""
+
+
+def compiled(old="", new="", text=MINE):
+    assert old in text
+    return cuda.module(text.replace(old, new) if old else text)
+
+
+@pytest.mark.parametrize("time", [1, 37])
+def test_the_chapters_kernels_alone_make_a_model(time):
+    """Every composite unfused: no kernel of engine.cu takes part in loss, gradients and a step."""
+    one = compiled(text=MINE[: MINE.index('extern "C" __global__ void rmsnorm')])
+    params, (tokens, targets) = parameters(), batch(time)
+    with ops.use(kernels=one):
+        model = engine.GPT(TINY, params)
+        loss, grads = model.loss_and_gradients(tokens, targets)
+        entries = [entry for entries in model._plan.lists.values() for entry in entries]
+    expected_loss, expected = GPT(TINY, params).loss_and_gradients(tokens, targets)
+    assert abs(loss - expected_loss) <= 1e-5 * expected_loss and apart(grads, expected) <= 1e-5
+    ran = {re.sub(r".*: |,.*|<.*", "", str(entry)) for entry in entries}
+    assert {"vector_add", "rmsnorm_forward", "swiglu_forward", "rope_forward"} <= ran
+    assert not ran & {"add_rmsnorm", "rope_packed", "swiglu_packed"}
+    again = model.loss_and_gradients(tokens, targets)[0]  # outside: fused once more
+    assert model._plan.op is model.program and abs(again - loss) <= 1e-5 * loss
+
+
+def test_right_kernels_are_taken_and_used():
+    mine = compiled()
+    with ops.use(kernels=mine):
+        assert ops.kernels() is mine
+        model = engine.GPT(TINY, parameters())
+        model.losses(*batch(5))
+        used = [e.launch for e in model._plan.lists["forward"] if "rmsnorm_forward" in str(e)]
+        assert used and all(launch.library is mine.library for launch in used if hasattr(launch, "library"))
+    assert ops.kernels() is None
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("squares / D + eps", "squares / D", "with your rmsnorm_forward"),
+        (
+            "rsqrtf(squares / D + eps);\n",
+            "rsqrtf(squares / (D + 1) + eps);\n",
+            "with your rmsnorm_forward the gradient of",
+        ),
+        ("c[i] = a[i] + b[i]", "c[i] = a[i] - b[i]", "with your vector_add"),
+        ("1 + gate[i] * (1 - s)", "1 + (1 - s)", "with your swiglu_backward the gradient of"),
+        ("dup[i] = dy[i] * gate[i] * s;", "", "with your swiglu_backward"),
+        ("gain[i];", "gain[0];", "with your rmsnorm_forward"),
+    ],
+)
+def test_wrong_kernels_are_named(old, new, said):
+    with pytest.raises(NanoEulerError, match=re.escape(said)), ops.use(kernels=compiled(old, new)):
+        pass
+
+
+@pytest.mark.skipif(cuda.device() == "gpu", reason="the checker's words")
+def test_a_kernel_with_a_race_or_a_wrong_index_is_told_by_the_checker():
+    for old, new in (("  __syncthreads();\n", ""), ("if (i < n) c[i]", "if (i <= n) c[i]")):
+        with pytest.raises(cuda.KernelError), ops.use(kernels=compiled(old, new)):
+            pass
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("void swiglu_forward(const float* gate, const float* up, float* y, float n) {}",
+         "kernel swiglu_forward(float* gate, float* up, float* y, float n), expected swiglu_forward(float* gate, "
+         "float* up, float* y, int n)"),
+        ("void swiglu_foward(float* y) {}", "kernel swiglu_foward has no place in the engine, expected one of"),
+        ("void swiglu_foward(float* y) {}", "did you mean swiglu_forward?"),
+        ("void sum_tree(const float* x, float* part, int n) {}", "kernel sum_tree has no place in the engine"),
+    ],
+)  # fmt: skip
+def test_other_names_and_types_are_one_sentence(text, said):
+    module = cuda.module(f'extern "C" __global__ {text}')
+    with pytest.raises(NanoEulerError, match=re.escape(said)), ops.use(kernels=module):
+        pass
+
+
+def test_where_it_does_not_apply():
+    mine, pair = compiled(), batch(5)
+    with ops.use(kernels=mine):
+        with pytest.raises(
+            NanoEulerError, match="is for a model on the GPU's engine, this one is on the CPU"
+        ):
+            GPT(TINY, parameters()).losses(*pair)
+        with pytest.raises(NanoEulerError, match="is for precision float32, this model has bfloat16"):
+            engine.GPT(TINY, parameters(), precision="bfloat16").losses(*pair)
+    with (
+        ops.use(rmsnorm_forward=lambda *x: None),
+        pytest.raises(NanoEulerError, match=r"ops.use\(rmsnorm_forward"),
+    ):
+        engine.GPT(TINY, parameters()).losses(*pair)
+
+
+def test_every_place_is_a_kernel_of_its_file():
+    for file, names in unfused.PLACES.items():
+        assert set(names) <= set(unfused._book(file, "cpu").signatures)
+
+
+def test_adamw_and_its_kin_take_part_in_the_trial():
+    """Wrong in the update alone: caught by the step that `ops.use` tries."""
+    for file, name, old, new in (
+        (
+            "adamw.cu",
+            "adamw",
+            "{factor[0], step[0], step[1], step[2],",
+            "{factor[0], step[0], step[2], step[1],",
+        ),
+        (
+            "adamw.cu",
+            "clip_factor",
+            "norm > limit ? limit / norm : 1.0f",
+            "norm > limit ? 1.0f : limit / norm",
+        ),
+        ("embedding.cu", "embedding_backward", "bool last = k + 1 == end ||", "bool last ="),
+        (
+            "reductions.cu",
+            "column_sums",
+            "if (threadIdx.y < half) s[t] +=",
+            "if (threadIdx.y < half / 2) s[t] +=",
+        ),
+    ):
+        source = (cuda.KERNELS / file).read_text("utf-8")
+        assert old in source
+        module = cuda.module(source.replace(old, new), checked=False)
+        kept = {n: s for n, s in module.signatures.items() if n in unfused.FILE_OF}
+        module.signatures = kept
+        with pytest.raises(NanoEulerError, match=f"with your {name} "), ops.use(kernels=module):
+            pass
