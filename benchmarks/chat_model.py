@@ -2,26 +2,41 @@
 
     python -m benchmarks.chat_model --run runs/chat     # ends with the figures, and exports; the same again goes on
 
+Two rounds: the first as `nanoeuler sft --run one` does it, each question in the wording of the corpus; the second goes
+on from there, on other stories, as `nanoeuler sft --base one --data konigsberg-reworded` does it, in many wordings.
+
 Writes nanoeuler_lib/pretrained/konigsberg-chat and data/results/konigsberg-chat.json: the share of held-out questions
 answered right by the most frequent answer of each kind, by the base model asked as its corpus asks, by the base model
-asked as a chat asks, and by the chat model, over all and by kind; what it forgot. Chapter 20 reads the wrong answers.
+asked as a chat asks, and by the chat model after each round, over all and by kind; the same by wording, taught or not;
+what it forgot. Chapter 20 reads the wrong answers.
 """
 
 import argparse
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from nanoeuler_lib import checkpoint, evaluate, sft, world
-from nanoeuler_lib import train as training
+from nanoeuler_lib.chat import Chat
 from nanoeuler_lib.checkpoint import PRETRAINED
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
 from nanoeuler_lib.tokenizer import END_OF_TEXT
+from nanoeuler_lib.world import wordings
 from tools.results import save
 
 TEST_STORIES, TEST_SEED, MAJORITY_SEED = 1000, 203, 204
 BASE, NAME = PRETRAINED / "konigsberg-small", "konigsberg-chat"
+FIRST = TrainConfig(**SFT_DEFAULTS, valid_every=250, sample_every=0, save_every=500)
+SECOND, SECOND_SEED = replace(FIRST, steps=600, valid_every=100, save_every=50), 205
+ASKED = {
+    "taught": 4,
+    "never taught": 15,
+    "a reader's": 15,
+    "never taught, typed carelessly": 5,
+}  # each wording
 
 
 def questions(count: int, seed: int) -> list[dict]:
@@ -69,36 +84,110 @@ def shares(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
     return found
 
 
+def by_wording(asked: list[dict], stories: list[world.Story]) -> list[dict]:
+    """Questions in other wordings, each of another story: as `questions` gives them, with the wording and its group."""
+    found, of_kind = [], {}
+    for one, story in zip(asked, stories, strict=True):
+        of_kind.setdefault(one["kind"], []).append((one, story))
+    for kind, ones in of_kind.items():
+        groups = {
+            "taught": wordings.taught(kind),
+            "never taught": wordings.untaught(kind),
+            "a reader's": [wordings.READERS[kind]] if kind in wordings.READERS else [],
+            "never taught, typed carelessly": wordings.untaught(kind),
+        }
+        for group, texts in groups.items():
+            for number, wording in enumerate(texts):
+                for one, story in ones[number :: len(texts)][: ASKED[group]]:
+                    text = wordings.in_words(story, wording)
+                    if group.endswith("carelessly"):
+                        text = (text[0].lower() + text[1:]).rstrip(".?")
+                    question = one["question"]._replace(text=text)
+                    found.append(one | {"question": question, "group": group, "wording": wording})
+    return found
+
+
+def shares_by_wording(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
+    """The share right of each wording."""
+    cells: dict[tuple, list[int]] = {}
+    for i, one in enumerate(asked):
+        cells.setdefault((one["group"], one["kind"], one["wording"]), []).append(i)
+    return [
+        {"group": group, "kind": kind, "wording": wording, "questions": len(chosen)}
+        | {name: round(float(values[chosen].mean()), 4) for name, values in right.items()}
+        for (group, kind, wording), chosen in cells.items()
+    ]
+
+
+def wrong_answers(found: checkpoint.Checkpoint, asked: list[dict], right: np.ndarray) -> list[dict]:
+    """The wrong answers to wordings never taught: what was said, and the question of the story that it is right for."""
+    told = {story.body: story for story in world.stories(TEST_STORIES, TEST_SEED)}
+    wrong = []
+    for one, good in zip(asked, right, strict=True):
+        if one["group"] == "never taught" and not good:
+            body, question = one["body"], one["question"]
+            chat = Chat(found.model, found.tokenizer)
+            said = "".join(chat.reply(f"{body} {question.text}", 30, temperature=0.0))
+            others = [other.text for other in told[body].questions if other.answer == said]
+            wrong.append({
+                "kind": one["kind"], "body": body, "asked": question.text, "expected": question.answer, "said": said,
+                "right_for": others[0] if others else None,
+            })  # fmt: skip
+    return wrong
+
+
+def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config: TrainConfig) -> Path:
+    """Fine-tune a model, or go on with that, and export it beside its run: float16, as a reader gets it."""
+    exported = run.with_name(f"{run.name}-exported")
+    if exported.exists():
+        return exported
+    given = (source, 0, seed)
+    examples, held_out, template = sft.examples_of(*given)
+    if run.exists():
+        sft.resume(run, examples, held_out)
+    else:
+        found = checkpoint.load(base)
+        info = {"source": source, "examples": given, "base": name}
+        sft.fine_tune(run, (found.model, found.tokenizer), examples, held_out, config, template, info)
+    checkpoint.export(checkpoint.load(run), exported)
+    return exported
+
+
+def fitting(asked: list[dict], *forms: list[sft.Encoded], most: int) -> list[int]:
+    """Which questions fit into so many tokens, in all their forms."""
+    return [i for i in range(len(asked)) if max(len(form[i].ids) for form in forms) <= most]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--run", type=Path, default=Path("runs/chat"))
     arguments.add_argument("--export", type=Path, default=PRETRAINED / NAME)
     args = arguments.parse_args()
-    source = (sft.KONIGSBERG, 0, SFT_DATA_SEED)
-    examples, held_out, template = sft.examples_of(*source)
-    base = checkpoint.load(BASE)
-    if args.run.exists():
-        sft.resume(args.run, examples, held_out)
-    else:
-        config = TrainConfig(**SFT_DEFAULTS, valid_every=250, sample_every=0, save_every=500)
-        info = {"source": sft.KONIGSBERG, "examples": source, "base": BASE.name}
-        pair = (base.model, base.tokenizer)
-        sft.fine_tune(args.run, pair, examples, held_out, config, template, info)
-    found = checkpoint.load(args.run)
-    checkpoint.export(found, args.export)
-    shipped = checkpoint.load(args.export)  # what the reader gets: float16
+    args.run.mkdir(parents=True, exist_ok=True)
+    one = fine_tuned(args.run / "one", BASE, BASE.name, sft.KONIGSBERG, SFT_DATA_SEED, FIRST)
+    again = f"{BASE.name}, fine-tuned on {sft.KONIGSBERG}"
+    two = fine_tuned(args.run / "two", one, again, sft.REWORDED, SECOND_SEED, SECOND)
+    shutil.rmtree(args.export, ignore_errors=True)
+    shutil.copytree(two, args.export)
+    base, first, shipped = (checkpoint.load(path) for path in (BASE, one, args.export))
 
     asked, most = questions(TEST_STORIES, TEST_SEED), base.model.config.context + 1
-    both = zip(as_text(asked, base.tokenizer), as_chat(asked), strict=True)
-    lengths = [max(len(text.ids), len(sft.encode(chat, shipped.tokenizer).ids)) for text, chat in both]
-    fitting = [i for i, length in enumerate(lengths) if length <= most]
-    left_out, asked = len(asked) - len(fitting), [asked[i] for i in fitting]
-    chats = as_chat(asked)
+    told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
+    encoded = [sft.encode(chat, shipped.tokenizer) for chat in as_chat(asked)]
+    kept = fitting(asked, as_text(asked, base.tokenizer), encoded, most=most)
+    reworded = by_wording([asked[i] for i in kept], [told[i] for i in kept])
+    left_out, asked = len(asked) - len(kept), [asked[i] for i in kept]
+    encoded = [sft.encode(chat, shipped.tokenizer) for chat in as_chat(reworded)]
+    reworded = [reworded[i] for i in fitting(reworded, encoded, most=most)]
+    chats, rounds = as_chat(asked), {"one_wording": first, "chat": shipped}
     right = {
         "majority": majority(asked),
         "base_in_its_own_words": sft.greedy_match(base.model, as_text(asked, base.tokenizer)),
         "base_in_a_chat": sft.exact_match(*sft.extend(base.model, base.tokenizer), chats),
-        "chat": sft.exact_match(shipped.model, shipped.tokenizer, chats),
+    } | {name: sft.exact_match(found.model, found.tokenizer, chats) for name, found in rounds.items()}
+    in_words = {
+        name: sft.exact_match(found.model, found.tokenizer, as_chat(reworded))
+        for name, found in rounds.items()
     }
     stories = list(world.stories(TEST_STORIES, 3))
     forgetting = {}
@@ -108,17 +197,20 @@ def main() -> None:
             "bits_per_byte": round(measured.bits_per_byte, 4),
             "fact_accuracy_beyond_10_words": round(measured.accuracy(world.FACT, 10), 4),
         }
-    log = training.read_log(args.run)
     rows = [
         {"shares": shares(asked, right), "too_long": left_out, "stories": forgetting,
          "floor": round(measured.floor, 4)},
-        {"seconds": round(sum(entry.get("seconds", 0) for entry in log)),
-         "valid": [[e["step"], round(e["valid_bits_per_byte"], 5)] for e in log if "valid_bits_per_byte" in e]},
+        {"wordings": shares_by_wording(reworded, in_words),
+         "wrong": wrong_answers(shipped, reworded, in_words["chat"])},
     ]  # fmt: skip
     for row in rows[0]["shares"]:
         print(*row.values(), sep="\t")
     print(forgetting)
-    config = {"model": shipped.model.config.to_dict(), "train": found.train.to_dict(), **found.info}
+    config = {
+        "model": shipped.model.config.to_dict(),
+        "rounds": [FIRST.to_dict(), SECOND.to_dict()],
+        **shipped.info,
+    }
     save("konigsberg-chat", config, rows)
 
 

@@ -10,6 +10,7 @@ typing a marker's name cannot end a turn or speak in the model's name. Chapter 2
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.files import one_line, write_text
-from nanoeuler_lib.generate import Decoder, sample
+from nanoeuler_lib.generate import sample
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -75,7 +76,7 @@ class Chat:
         self.model, self.tokenizer, self.prompt_of = model, tokenizer, TEMPLATES[template]
         self.end, *others = markers(tokenizer)
         self.never = np.array(others)  # a reply holds no marker but its end
-        self.decoder, self.fed = Decoder(model), []
+        self.decoder, self.fed = model.decoder(), []
         self.reset()
 
     def reset(self) -> None:
@@ -92,7 +93,10 @@ class Chat:
         """
         context, prompt = self.model.config.context, encode_turn(self.tokenizer, self.prompt_of(text))
         if len(prompt) > (most := context - 2):
-            raise NanoEulerError(f"text has {len(prompt)} tokens with its markers, expected at most {most}")
+            raise NanoEulerError(
+                f"text has {len(prompt)} tokens with its markers, expected at most {most}: the model reads {context} "
+                "at a time, a story and a question together"
+            )
         room = min(tokens, max(context // 16, 1))  # what a reply gets at least, before turns are forgotten
         while self.rows and 1 + sum(map(len, self.rows)) + len(prompt) + room > context:
             self.rows.pop(1 if len(self.rows) > 1 else 0)
@@ -135,26 +139,43 @@ class Chat:
         return [{"role": role, "content": said} for turn in self.turns for role, said in zip(roles, turn)]
 
 
-HELP = """/reset            forget what was said
-/temperature T    0 is greedy
-/story [SEED]     a new story from Königsberg, to ask about
-/save FILE        write what was said, as one line of JSON that `nanoeuler sft --data FILE` reads
+HELP = """/story [SEED]     a new story from Königsberg and the questions it answers; each line after it asks about it.
+                  A story of your own, in one line with its question, takes its place
+/reset            forget the story and what was said
+/temperature T    0, the likeliest answer, is the default
+/save FILE        write what was said, in lines of JSON that `nanoeuler sft --data FILE` reads
 /quit             end; so does Ctrl-D. Ctrl-C stops a reply"""
+COMMANDS = [line.split()[0] for line in HELP.splitlines() if line.startswith("/")]
+TOLD_AND_ASKED = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question behind the last full stop
 
 
 class Loop:
     """The loop of `nanoeuler chat`: lines in, replies and what commands say out.
 
+    While a story stands, each line asks about it in a conversation of its own, so that no earlier story or answer is in
+    the model's context. Without one, lines are the turns of one conversation.
+
     write: called with each piece of text; tokens, seed, options: those of `Chat.reply`; each turn takes the next seed.
-    Raises NanoEulerError on options that `generate.sample` refuses.
+    stories: begin with an empty story: for a model that was taught to answer about stories and nothing else. Raises
+    NanoEulerError on options that `generate.sample` refuses.
     """
 
-    def __init__(self, chat: Chat, write: Callable[[str], None], tokens: int = 200, seed: int = 0, **options):
+    def __init__(
+        self,
+        chat: Chat,
+        write: Callable[[str], None],
+        tokens: int = 200,
+        seed: int = 0,
+        stories: bool = False,
+        **options,
+    ):
         sample(
             np.zeros(1), np.random.default_rng(0), **options
         )  # bad options end here, not in the first reply
         self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
-        self.story = ""
+        self.no_story = "" if stories else None
+        self.story: str | None = self.no_story
+        self.over: list[list[dict[str, str]]] = []  # conversations that are over, as messages
 
     def line(self, text: str) -> bool:
         """Answer a line, or do what it commands. Returns whether to go on."""
@@ -171,19 +192,29 @@ class Loop:
         return True
 
     def _answer(self, text):
-        asked, turns, forgotten = f"{self.story} {text}".strip(), len(self.chat.turns), self.chat.forgotten
+        story = self.story
+        if story is not None:
+            if own := TOLD_AND_ASKED.fullmatch(text):
+                story, text = own.groups()
+            text = f"{story} {text}".strip()
+            self._end_conversation()
+        forgotten = self.chat.forgotten
         try:
-            for piece in self.chat.reply(asked, self.tokens, self._next_seed(), **self.options):
+            for piece in self.chat.reply(text, self.tokens, self._next_seed(), **self.options):
                 self.write(piece)
         except KeyboardInterrupt:
             self.write(" ...")
+        self.story = story  # not before: a story that was refused takes no other's place
         self.write("\n")
-        if len(self.chat.turns) > turns:
-            self.story = ""  # it was heard
-        if self.chat.forgotten > forgotten:
-            self.write(
-                f"(the context is full: {self.chat.forgotten - forgotten} earlier turns are forgotten)\n"
-            )
+        if lost := self.chat.forgotten - forgotten:
+            context = self.chat.model.config.context
+            turns = "an earlier turn is" if lost == 1 else f"{lost} earlier turns are"
+            self.write(f"(the model reads {context} tokens at a time: {turns} forgotten)\n")
+
+    def _end_conversation(self):
+        if self.chat.turns:
+            self.over.append(self.chat.messages())
+        self.chat.reset()
 
     def _next_seed(self):
         self.seed += 1
@@ -192,31 +223,36 @@ class Loop:
     def _command(self, command, argument):
         if command == "/reset":
             self.chat.reset()
-            self.story = ""
+            self.story, self.over = self.no_story, []
         elif command == "/temperature":
             self.options["temperature"] = _number(argument, float, "temperature", 0, 100)
         elif command == "/story":
             seed = _number(argument, int, "seed", 0, 2**63) if argument else self._next_seed()
-            self.chat.reset()
-            self.story = world.sample(seed).text.rpartition("\n")[0]
-            self.write(f"{self.story}\n")
+            self._end_conversation()
+            story = world.sample(seed)
+            self.story = story.body
+            asks = " ".join(question.text for question in story.questions)
+            self.write(f"{story.body}\n(It answers: {asks})\n")
         elif command == "/save":
-            if not self.chat.turns:
-                raise NanoEulerError("/save: nothing was said yet, expected a turn")
-            if not argument or _taken(argument):
-                raise NanoEulerError(f"/save: got {short(argument)}, expected the name of a new file")
-            write_text(
-                Path(argument), json.dumps({"messages": self.chat.messages()}, ensure_ascii=False) + "\n"
-            )
-            self.write(f"{argument}: {len(self.chat.turns)} turns\n")
+            self._save(argument)
         elif command == "/help":
             self.write(f"{HELP}\n")
         else:
-            known = [line.split()[0] for line in HELP.splitlines()]
-            hint = did_you_mean(command, known)
+            hint = did_you_mean(command, COMMANDS)
             raise NanoEulerError(
                 f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}"
             )
+
+    def _save(self, name):
+        said = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]
+        if not said:
+            raise NanoEulerError("/save: nothing was said yet, expected a turn")
+        if not name or _taken(name):
+            raise NanoEulerError(f"/save: got {short(name)}, expected the name of a new file")
+        lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in said]
+        write_text(Path(name), "".join(lines))
+        turns = sum(map(len, said)) // 2
+        self.write(f"{name}: {turns} turn{'s' * (turns != 1)}\n")
 
 
 def _taken(name):

@@ -17,6 +17,7 @@ import numpy as np
 from nanoeuler_lib import checkpoint, train, world
 from nanoeuler_lib.chat import ASSISTANT, TEMPLATES, USER, Chat, alpaca_prompt, encode_turn, markers
 from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.device import CPU, Device
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.model import GPT, init
@@ -24,6 +25,7 @@ from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.step import cores
 from nanoeuler_lib.tokenizer import Tokenizer
 
+LARGEST = 1 << 30  # bytes of a file of examples, unpacked: a few MB of .xz can hold terabytes
 MEASURABLE = 8  # with fewer examples held out, validation says little
 BUCKET = 32  # rows are as long as the longest example of their batch, rounded up to a multiple of this
 
@@ -161,9 +163,10 @@ class SFTDataset:
 # ---- From a base model to one that answers
 
 
-def extend(model: GPT, tokenizer: Tokenizer) -> tuple[GPT, Tokenizer]:
+def extend(model: GPT, tokenizer: Tokenizer, multiple: int = 1) -> tuple[GPT, Tokenizer]:
     """The same model with markers for who speaks: rows of the embedding and columns of the heads are added.
 
+    multiple: of what the vocabulary's size shall be one; the GPU's kernels want 8. No text has the tokens beyond.
     Logits of the tokens there were change by rounding only. Returned as they are if the tokenizer has the markers.
     """
     names = list(tokenizer.special_tokens)
@@ -172,7 +175,8 @@ def extend(model: GPT, tokenizer: Tokenizer) -> tuple[GPT, Tokenizer]:
         return model, tokenizer
     tokenizer = Tokenizer(tokenizer.merges, names, tokenizer.byte_order)
     old = model.config
-    config = ModelConfig.from_dict(old.to_dict() | {"vocab_size": max(old.vocab_size, tokenizer.vocab_size)})
+    size = -(-max(old.vocab_size, tokenizer.vocab_size) // multiple) * multiple
+    config = ModelConfig.from_dict(old.to_dict() | {"vocab_size": size})
     params = init(config, dtype=model.dtype)
     for name, p in model.params.items():
         if name == "heads":  # [D, K V]: each head has its own V columns
@@ -194,6 +198,7 @@ def fine_tune(
     quiet: bool = False,
     workers: int | None = None,
     on_entry: Callable[[dict], None] | None = None,
+    device: Device = CPU,
 ) -> GPT:
     """Fine-tune a base model on examples and leave a run folder; the model given is not changed.
 
@@ -202,16 +207,15 @@ def fine_tune(
     """
     if template not in TEMPLATES:
         raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
-    model, tokenizer = extend(*base)
+    model, tokenizer = extend(*base, multiple=1 if device == CPU else 8)
     if model is base[0]:  # it had the markers: leave the caller's parameters alone
         model = GPT(model.config, init(model.config, dtype=model.dtype))
         model.params.flat[...] = base[0].params.flat
     info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
-    optimizer = AdamW(model.config, config)
-    found = checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info)
-    return train.start_run(
-        Path(run), found, SFTDataset(list(examples), list(held_out), found), quiet, on_entry
-    )
+    info |= device.info
+    run, optimizer = Path(run), AdamW(model.config, config)
+    found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
+    return train.start_run(run, found, SFTDataset(examples, held_out, found), quiet, on_entry)
 
 
 def resume(
@@ -222,18 +226,19 @@ def resume(
     on_entry: Callable[[dict], None] | None = None,
     files: dict[str, str] | None = None,
     steps: int | None = None,
+    device: str | None = None,
 ) -> GPT:
     """Go on with a run of `fine_tune` from its latest checkpoint; examples and held_out as they were given to it.
 
-    files, steps: as for `train.resume`.
+    files, steps, device: as for `train.resume`.
     """
 
     def again(found):
         if found.info.get("template") not in TEMPLATES:
             raise NanoEulerError(f"{run}: was not begun by fine-tuning, expected a run of nanoeuler sft")
-        return SFTDataset(list(examples), list(held_out), found)
+        return SFTDataset(examples, held_out, found)
 
-    return train.resume_run(Path(run), again, quiet, on_entry, files, steps)
+    return train.resume_run(Path(run), again, quiet, on_entry, files, steps, device)
 
 
 def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
@@ -276,19 +281,25 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
 # ---- Where examples come from
 
 
-def konigsberg_examples(count: int, seed: int) -> list[Example]:
-    """Stories with all their questions in an order of their own: the first turn holds the story, the others do not."""
+def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[Example]:
+    """Stories with all their questions in an order of their own: the first turn holds the story, the others do not.
+
+    reworded: each question in one of the wordings that may be taught (`world.wordings`), not always in the corpus's.
+    """
     random = Random(seed)
     found = []
     for story in world.stories(count, seed):
         questions = random.sample(story.questions, len(story.questions))
-        body = story.text.rpartition("\n")[0]
-        asked = [f"{body} {questions[0].text}", *(question.text for question in questions[1:])]
-        found.append([(text, question.answer) for text, question in zip(asked, questions)])
+        asked = [
+            world.wordings.reworded(story, question, random) if reworded else question.text
+            for question in questions
+        ]
+        asked[0] = f"{story.body} {asked[0]}"
+        found.append([(text, question.answer) for text, question in zip(asked, questions, strict=True)])
     return found
 
 
-KONIGSBERG = "konigsberg"  # the name of the source that needs no file
+SOURCES = KONIGSBERG, REWORDED = "konigsberg", "konigsberg-reworded"  # the names of those that need no file
 STORIES, HELD_OUT = 10_000, 200
 
 
@@ -297,11 +308,13 @@ def examples_of(
 ) -> tuple[list[Example], list[Example], str]:
     """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
 
-    source: "konigsberg" for `count` stories of this seed (0: 10,000), with stories of the next seed held out; or a
-    file (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
+    source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
+    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; or a file
+    (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
     """
-    if source == KONIGSBERG:
-        return konigsberg_examples(count or STORIES, seed), konigsberg_examples(HELD_OUT, seed + 1), "plain"
+    if source in SOURCES:
+        parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
+        return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"
     examples, template = read_examples(source)
     examples = examples[: count or None]
     if len(examples) < 2:
@@ -320,13 +333,16 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
-        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
-    except (OSError, lzma.LZMAError, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
+        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+        text = data.decode() if len(data) <= LARGEST else None
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(
             f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
         ) from None
+    if text is None:
+        raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
     examples, template = [], None
     for place, value in _objects(path, text):
         example, its_template = _conversation(value) or _instruction(value) or (None, None)
@@ -388,13 +404,13 @@ def _conversation(value):
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages or len(messages) % 2:
         return None
-    for message, role in zip(messages, ("user", "assistant") * (len(messages) // 2), strict=True):
+    for message, role in zip(messages, ("user", "assistant") * (len(messages) // 2)):
         if not isinstance(message, dict) or message.get("role") != role:
             return None
         if not isinstance(message.get("content"), str):
             return None
     said = [message["content"] for message in messages]
-    return list(zip(said[::2], said[1::2], strict=True)), "plain"
+    return list(zip(said[::2], said[1::2])), "plain"
 
 
 def _keys(value):

@@ -153,7 +153,9 @@ def test_a_text_too_long_is_refused_and_nothing_is_lost(model):
     chat = Chat(model, TOKENIZER)
     said(chat, "ab", tokens=3)
     before = (list(chat.turns), [list(row) for row in chat.rows])
-    with pytest.raises(NanoEulerError, match="text has 49 tokens with its markers, expected at most 46"):
+    with pytest.raises(
+        NanoEulerError, match="text has 49 tokens with its markers, expected at most 46: the model reads 48"
+    ):
         said(chat, "x" * 47)
     with pytest.raises(NanoEulerError, match="temperature is -1"):
         said(chat, "ab", temperature=-1)
@@ -176,7 +178,7 @@ def test_loop_answers_and_commands(loop, tmp_path):
     assert loop.line("ab") and loop.read() == "H\n"
     assert loop.line("   ") and loop.read() == ""
     assert loop.line("/temperature 0.5") and loop.options["temperature"] == 0.5
-    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turns" in loop.read()
+    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turn\n" in loop.read()
     assert loop.line("/reset") and loop.chat.turns == []
     assert loop.line("/help") and "/story" in loop.read()
     assert not loop.line("/quit")
@@ -212,11 +214,11 @@ def test_loop_tells_a_story_and_asks_about_it():
     )
     loop = Loop(Chat(GPT(config), TOKENIZER), written.append, tokens=3, temperature=0.0)
     loop.line("/story 5")
-    story = "".join(written).strip()
-    assert "\n" not in story and story[-1] in '."'
-    loop.line("Who?")
-    loop.line("Where?")
-    assert [text for text, _ in loop.chat.turns] == [f"{story} Who?", "Where?"]
+    story, answers = "".join(written).splitlines()
+    assert story[-1] in '."' and answers.startswith("(It answers: Wh") and answers.endswith("?)")
+    for question in ("hello", "Where?"):
+        loop.line(question)
+        assert [text for text, _ in loop.chat.turns] == [f"{story} {question}"]
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_loop(loop, monkeypatch):
@@ -349,8 +351,8 @@ def test_loop_says_how_many_turns_it_forgot():
     loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
     for text in ("a" * 15, "b" * 15, "c" * 5, "d" * 20, "e" * 20):
         loop.line(text)
-    told = [piece for piece in written if "context is full" in piece]
-    assert [piece.split(": ")[1].split()[0] for piece in told] == ["1", "1", "1"]
+    told = [piece for piece in written if "forgotten" in piece]
+    assert told == ["(the model reads 48 tokens at a time: an earlier turn is forgotten)\n"] * 3
 
 
 def test_saved_text_is_itself(tmp_path):

@@ -14,6 +14,7 @@ from test_train import contents, error_of
 
 from benchmarks import chat_model, pretrained
 from nanoeuler_lib import checkpoint, report, sft, train, world
+from nanoeuler_lib import step as step_module
 from nanoeuler_lib.chat import ASSISTANT, USER, Chat, alpaca_prompt, markers
 from nanoeuler_lib.config import SFT_DATA_SEED, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
@@ -426,7 +427,7 @@ def test_a_run_uses_the_workers_it_stores(tmp_path, monkeypatch):
             super().__init__(*arguments)
             made.append(arguments[4])
 
-    monkeypatch.setattr(train, "Step", Watched)
+    monkeypatch.setattr(step_module, "Step", Watched)
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True, workers=3)
     sft.resume(tmp_path / "run", EXAMPLES, HELD_OUT, quiet=True)
     assert made == [3, 3]

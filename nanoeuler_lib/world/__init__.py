@@ -7,9 +7,10 @@
     >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
 
 `grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
-above, `tasks` what is built from them: preferences, routes and their rewards.
+above, `tasks` what is built from them: preferences, routes and their rewards, `wordings` other ways to ask.
 """
 
+from nanoeuler_lib.world import wordings
 from nanoeuler_lib.world.stories import KINDS, Question
 from nanoeuler_lib.world.story import (
     FACT,
@@ -59,4 +60,5 @@ __all__ = [
     "sample",
     "stories",
     "token_truth",
+    "wordings",
 ]

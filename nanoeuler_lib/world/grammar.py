@@ -98,8 +98,13 @@ def parts_of(template: str) -> tuple[bytes | Slot, ...]:
             parts += [piece.encode()] if piece else []
         else:
             name, _, form = piece.partition(".")
-            parts.append(Slot(name.lower(), form.lower(), (form or name)[0].isupper()))
+            parts.append(Slot(_small(name), _small(form), (form or name)[0].isupper()))
     return tuple(parts)
+
+
+def _small(name: str) -> str:
+    """The name without a capital at its beginning; elsewhere there is none."""
+    return name[:1].lower() + name[1:]
 
 
 @cache

@@ -137,7 +137,7 @@ def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
         else:
             told = min(step_ends[step], start)
             rows.append((bits, FACT, words_before[start] - words_before[told], start - told))
-    bits, tag, words, distance = zip(*rows, strict=True)
+    bits, tag, words, distance = zip(*rows)
     return TokenTruth(
         np.array(bits), np.array(tag, np.int8), np.array(words, np.int32), np.array(distance, np.int32)
     )

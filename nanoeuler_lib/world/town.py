@@ -110,7 +110,7 @@ CAST = (*PEOPLE, MURR)
 
 def thing(name: str, *lines: str) -> Word:
     """A thing that is carried, lost and hidden; `line` is a sentence about it that does not name it."""
-    return Word({"": f"the {name}", "name": name, "line": lines})
+    return Word({"": f"the {name}", "line": lines})
 
 
 SMALL = (
