@@ -9,8 +9,10 @@ How text flows through the rooms of this house:
                   sees what goes wrong, `run_folder` and `checkpoint` keep what survives a kill, `report` draws it
     speaking      `generate` samples from the model, `chat` answers, `evaluate` and `ngram` say how good it is
     the command   `cli` does, `arguments` explains, `files` writes and shows, `errors` says it in one line
-    beside        `drills` plants bugs and finds them, `cuda` and `kernels` are the GPU's side, `plots` the book's look,
-                  `practice` says what is wrong with a reader's answer
+    a GPU         `engine` is the model there: parameters, plan, step, decoder, run as lists of launches that `ops.gpu`
+                  writes from `kernels`; `cuda` compiles, checks and launches these; `device` chooses where a model runs
+    beside        `drills` plants bugs and finds them, `plots` is the book's look, `practice` says what is wrong with a
+                  reader's answer
 """
 
 __version__ = "0.1.0"

@@ -58,11 +58,23 @@ OTHERS_SAY = {  # what options are called elsewhere
     "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
 }  # fmt: skip
 
+MISSING = "the following arguments are required: "  # argparse's words
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with what was perhaps meant."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's. It complains of a missing argument first, which a mistyped option may have been."""
+        self.words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> None:
+        if message.startswith(MISSING):
+            known = self._options()
+            for word in self.words:  # an option may be cut short
+                if word.startswith("--") and not any(o.startswith(word.partition("=")[0]) for o in known):
+                    self.refuse([word])
         raise NanoEulerError(self._where() + self._said(message))
 
     def refuse(self, unknown: list[str]) -> None:
@@ -71,8 +83,7 @@ class Parser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         if not name.startswith("-"):
             raise NanoEulerError(f"{self._where()}got {short(word)}, expected no more than stands before it")
-        known = [option for action in self._actions for option in action.option_strings]
-        other = OTHERS_SAY.get(name)
+        known, other = self._options(), OTHERS_SAY.get(name)
         hint = f", did you mean {other}?" if other in known else did_you_mean(name, known)
         raise NanoEulerError(
             f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}"
@@ -81,6 +92,9 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message, file=None):
         """Help and version, printed; argparse's own says nothing when they cannot be."""
         (file or sys.stderr).write(message)
+
+    def _options(self):
+        return [option for action in self._actions for option in action.option_strings]
 
     def _where(self):
         return f"{self.prog.partition(' ')[2]}: ".removeprefix(": ")
@@ -95,9 +109,9 @@ class Parser(argparse.ArgumentParser):
         if found := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
             kind = {"int": "a whole number", "float": "a number"}[found[2]]
             return f"{found[1]} is {short(found[3])}, expected {kind}"
-        if message.startswith("the following arguments are required: "):
-            missing = message.partition(": ")[2]
-            words = next((a.choices for a in self._actions if a.metavar == missing and a.choices), ())
+        if message.startswith(MISSING):
+            missing = message.removeprefix(MISSING)
+            words = [word for a in self._actions if a.metavar == missing for word in a.choices or ()]
             return f"{missing} is missing" + (f", expected one of {', '.join(words)}" if words else "")
         return message
 
@@ -135,10 +149,11 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("sft", "teach a base model to answer", _sft, as_json=False)
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
-    command("chat", "ask a model that was taught to answer", _sampling, as_json=False)
+    command("chat", "ask a model that was taught to answer", _chat, as_json=False)
     command("check", "compare every gradient with difference quotients", _check)
     command("diagnose", "what is wrong with this package? the book's tools as a checklist", _diagnose)
     command("break", "plant a bug in a copy of the package, to find it", _break, as_json=False)
+    command("assign", "papers that are marked: for an instructor, from a secret seed", _assign)
     command("info", "shapes, sizes and memory of a preset or a checkpoint", _info)
     return top
 
@@ -212,6 +227,8 @@ def _train(new):
         help="tokenizer file (default: trained on the training part)",
     )
     _how_to_run(new)
+    text = "time every launch of N steps on the GPU, and say where the time goes (default 0)"
+    new.add_argument("--profile", type=int, default=0, metavar="N", help=text)
     shape = new.add_argument_group("model shape (default: the preset's)")
     for name, meaning in SHAPE.items():
         values = ", ".join(f"{preset} {numbers[name]}" for preset, numbers in PRESETS.items())
@@ -221,8 +238,8 @@ def _train(new):
 
 def _sft(new):
     new.add_argument(
-        "--data", metavar="FILE", help="konigsberg (the default), or a file: Alpaca's or Dolly's JSON, or messages; "
-        ".xz too (--resume: where it stands now, if it moved)",
+        "--data", metavar="FILE", help="konigsberg (the default), konigsberg-reworded, or a file: Alpaca's or Dolly's "
+        "JSON, or messages; .xz too (--resume: where it stands now, if it moved)",
     )  # fmt: skip
     new.add_argument(
         "--examples",
@@ -255,10 +272,19 @@ def _run_folder(new):
 
 
 def _how_to_run(new):
+    _device(new, "cpu; --resume: where the run was")
     new.add_argument("--workers", type=int, metavar="N", help="threads (default: one for each core)")
     new.add_argument(
         "--quiet", action="store_true", help="nothing but what came out: no plan, progress or samples"
     )
+
+
+def _device(new, default):
+    text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if there is one that takes the model; checked: the GPU's "
+    text += f"launches on the CPU, each access checked, slow (default {default})"
+    new.add_argument("--device", metavar="NAME", help=text)
+    text = "of products on a GPU: float32, tf32, bfloat16 (default bfloat16 where the card has it)"
+    new.add_argument("--precision", metavar="NAME", help=text)
 
 
 def _training(new, defaults):
@@ -288,12 +314,13 @@ def _generate(new):
     _sampling(new)
 
 
-def _sampling(new):
+def _sampling(new, temperature=0.8):
     new.add_argument("--run", type=Path, help="run or checkpoint folder (default: the one in the package)")
     new.add_argument(
         "--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)"
     )
-    new.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 is greedy (default 0.8)")
+    default = f"0 is greedy (default {temperature:g})"
+    new.add_argument("--temperature", type=float, default=temperature, metavar="X", help=default)
     new.add_argument(
         "--top-k", type=int, default=0, metavar="K", help="only the k most likely tokens (default 0: all)"
     )
@@ -308,10 +335,16 @@ def _sampling(new):
         help="only tokens this share as likely as the likeliest (default 0)",
     )
     new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
+    _device(new, "cpu")
+
+
+def _chat(new):
+    _sampling(new, temperature=0.0)  # a question has one right answer
 
 
 def _check(new):
     new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
+    _device(new, "cpu")
 
 
 def _diagnose(new):
@@ -325,7 +358,10 @@ def _break(new):
     new.add_argument(
         "--out", type=Path, metavar="FOLDER", help="folder to make; must not exist (default: broken-SEED)"
     )
-    text = "run its test_found.py against the bug and against this package: a folder from someone else is their code"
+    text = (
+        "run its test_found.py against the bug and against this package: a folder from someone else "
+        "is their code"
+    )
     new.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
     new.add_argument(
         "--reveal",
@@ -334,6 +370,29 @@ def _break(new):
         type=Path,
         metavar="FOLDER",
         help="tell all about a folder's or a seed's bug",
+    )
+
+
+def _assign(new):
+    new.add_argument("chapter", help="04, 05, 06, 08, 11 or 14")
+    text = (
+        "any text that students do not know and cannot guess, the same for handing out and marking; "
+        "-: one line of standard input"
+    )
+    new.add_argument("--seed", required=True, metavar="NAME", help=text)
+    what = new.add_mutually_exclusive_group(required=True)
+    what.add_argument("--student", metavar="NAME", help="hand out a paper: one student")
+    what.add_argument("--students", type=Path, metavar="FILE", help="hand out papers: a name a line")
+    text = (
+        "mark NAME/answers.py or NAME.py of each student in this folder: a file from someone else is "
+        "their code"
+    )
+    what.add_argument("--grade", type=Path, metavar="FOLDER", help=text)
+    new.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to make; must not exist (default: paper-CHAPTER-NAME, papers-CHAPTER or marks-CHAPTER)",
     )
 
 

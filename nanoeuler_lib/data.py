@@ -54,9 +54,9 @@ def _unix_separators(text):
 def without_outer_separators(text: str) -> str:
     """The text without separators before its first document and behind its last: there they separate nothing."""
     while text.startswith((SEPARATOR, SEPARATOR[1:])):
-        text = text[text.index(">\n") + 2 :]
+        text = text.removeprefix("\n").removeprefix(SEPARATOR[1:])
     while text.endswith((SEPARATOR, SEPARATOR[:-1])):
-        text = text[: text.rindex(SEPARATOR[:-1])]
+        text = text.removesuffix("\n").removesuffix(SEPARATOR[:-1])
     return text
 
 
@@ -64,12 +64,12 @@ def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
     """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
     text = without_outer_separators(text)
     cut = round(len(text) * (1 - valid_fraction))
-    boundary = text.find(SEPARATOR, cut)
-    if boundary >= 0:
-        return text[:boundary], text[boundary + len(SEPARATOR) :]
-    boundary = text.rfind(SEPARATOR, 0, cut)  # the last document began before the cut: hold it out whole
-    if boundary >= 0 and valid_fraction > 0:
-        return text[:boundary], text[boundary + len(SEPARATOR) :]
+    before, found, after = text[cut:].partition(SEPARATOR)
+    if found:
+        return text[:cut] + before, after
+    before, found, after = text.rpartition(SEPARATOR)
+    if found and valid_fraction > 0:  # the last document began before the cut: hold it out whole
+        return before, after
     return text[:cut], text[cut:]
 
 

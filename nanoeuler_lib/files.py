@@ -36,6 +36,8 @@ def write_text(path: str | Path, text: str) -> None:
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+    except NanoEulerError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(f"{path}: cannot be written ({reason})") from None

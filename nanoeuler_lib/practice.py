@@ -7,6 +7,7 @@ sentence that the reader needs.
 import contextlib
 import functools
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -19,7 +20,9 @@ import numpy as np
 
 __all__ = ["judge", "show_rejected", "verdict"]
 
-SECONDS = 60
+SECONDS = float(
+    os.environ.get("NANOEULER_CHECK_SECONDS", 60)
+)  # a busy machine that grades a class gives more
 
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:

@@ -44,7 +44,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
 
 def _head(file):
     try:
-        head = from_json(file.read_text("utf-8"))
+        head = from_json(file.read_bytes().decode())
     except (OSError, ValueError, RecursionError) as error:
         raise NanoEulerError(
             f"{file}: not readable as JSON ({error}), expected a run's description"
@@ -106,16 +106,16 @@ def _page(run, head, log, steps, floor):
     warnings = [entry["warning"] for entry in log if "warning" in entry]
     lines += ["## Warnings", "", *([f"- {one_line(text, 2000)}" for text in warnings] or ["None."]), ""]
     if valid:
-        above = [f" {bits - floor:.4f} |" if floor is not None else "" for _, bits in valid]
+        above = floor is not None
         lines += [
             "## Validation",
             "",
-            "| step | bits per byte |" + (" above the floor |" if floor is not None else ""),
+            "| step | bits per byte |" + (" above the floor |" if above else ""),
+            "|--:|--:|" + ("--:|" if above else ""),
         ]
-        lines += ["|--:|--:|" + ("--:|" if floor is not None else "")]
-        lines += [
-            f"| {step} | {bits:.4f} |{more}" for (step, bits), more in zip(valid, above, strict=True)
-        ] + [""]
+        for step, bits in valid:
+            lines += [f"| {step} | {bits:.4f} |" + (f" {bits - floor:.4f} |" if above else "")]
+        lines += [""]
     samples = [(entry["step"], entry["sample"]) for entry in log if "sample" in entry]
     lines += ["## Samples", ""] if samples else []
     for step, text in samples:
@@ -149,7 +149,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
     left.legend()
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
     if valid:
-        right.plot(*zip(*valid, strict=True), marker=".", label="validation")
+        right.plot(*zip(*valid), marker=".", label="validation")
         step, bits = valid[-1]
         right.annotate(
             f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"

@@ -179,7 +179,7 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 def _entry(line: bytes) -> dict | None:
     """The entry that a line of a log holds, or None."""
     try:
-        entry = from_json(line.decode("utf-8", "replace"))
+        entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
     numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte")

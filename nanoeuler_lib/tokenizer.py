@@ -550,7 +550,7 @@ def _file_tasks(paths: Sequence[PathLike], special_tokens: Collection[str], proc
     try:
         sizes = [os.path.getsize(path) for path in paths]
         step = min(_TASK, sum(sizes) // processes + 1)
-        for path, size in zip(paths, sizes, strict=True):
+        for path, size in zip(paths, sizes):
             start, stop = 0, step
             with open(path, "rb") as file:
                 while stop < size:

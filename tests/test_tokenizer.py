@@ -626,7 +626,9 @@ def test_small_gpt2_files_are_read(tmp_path):
     assert tokenizer.special_tokens == {END_OF_TEXT: 258}
 
 
-@pytest.mark.parametrize("change", ["order", "later", "gap", "bytes", "unknown", "list", "words"])
+@pytest.mark.parametrize(
+    "change", ["order", "later", "gap", "bytes", "unknown", "unknown first", "list", "words"]
+)
 def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
     alphabet = gpt2_alphabet()
     id_of = {alphabet[byte]: byte for byte in range(256)} | {"ab": 256, "abc": 257, "bc": 258}
@@ -644,6 +646,10 @@ def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
         id_of["xyz"] = 258
         del id_of["bc"]
         lines = ["a b", "ab c", "x yz"]
+    elif change == "unknown first":
+        id_of["xyz"] = 258
+        del id_of["bc"]
+        lines = ["a b", "ab c", "xy z"]
     elif change == "list":
         id_of = list(id_of)
     elif change == "words":
@@ -651,3 +657,41 @@ def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
     with pytest.raises(NanoEulerError) as caught:
         Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, lines))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+@pytest.mark.parametrize("block, task", [(8, 5), (16, 12), (5, 1000)])
+def test_files_are_cut_at_the_first_good_place(tmp_path, monkeypatch, block, task, processes):
+    """By the rule: from each part's size on, block by block, a space before a letter with no special token near."""
+    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_TASK", task)
+    names = ["<|x|>", "<y>"]
+    rng = random.Random(4)
+    for _ in range(40):
+        paths = [tmp_path / name for name in ("one", "two")]
+        for path in paths:
+            parts = rng.choices(
+                ["a", " b", " ", " cd", ". ", "<|x|>", " <y>", " <y", "e"], k=rng.randrange(30)
+            )
+            path.write_text("".join(parts))
+        step = min(task, sum(path.stat().st_size for path in paths) // processes + 1)
+        expected = []
+        for path in paths:
+            data, start, stop = path.read_bytes(), 0, step
+            while stop < len(data):
+                window = range(
+                    stop + 5, min(stop + 5 + block, len(data) - 5) - 1
+                )  # 5: the longest special token
+                good = (
+                    at
+                    for at in window
+                    if data[at] == 32 and chr(data[at + 1]).isalpha()
+                    and not any(name.encode() in data[at - 5 : at + 6] for name in names)
+                )  # fmt: skip
+                if (at := next(good, None)) is None:
+                    stop += block
+                else:
+                    expected.append((path, start, at))
+                    start, stop = at, at + step
+            expected.append((path, start, len(data)))
+        assert module._file_tasks(paths, names, processes) == expected

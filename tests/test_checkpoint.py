@@ -1,0 +1,310 @@
+"""A checkpoint folder: what its description says, what is refused in whole sentences, what a kill may leave."""
+
+import hashlib
+import json
+import shutil
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_train import contents, error_of, seal
+
+from nanoeuler_lib import checkpoint
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.tokenizer import Tokenizer
+
+CONFIG = ModelConfig(dim=4, heads=2, kv_heads=1, layers=1, context=4, vocab_size=258, predict=1, ffn=3)
+SETTINGS = TrainConfig(steps=9)
+MODEL = GPT(CONFIG, seed=1)
+TOKENIZER = Tokenizer([(97, 98)])
+INFO = {
+    "source": "ü", "template": "plain", "base": "b", "fingerprint": "f", "valid_fingerprint": "v", "files": {"a": None},
+    "valid_bits_per_byte": 2, "floor_bits_per_byte": None, "examples": ["konigsberg", 0, 2**53 - 1], "mine": [1],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    optimizer = AdamW(CONFIG, SETTINGS)
+    checkpoint.save(tmp_path / "c", MODEL, TOKENIZER, 5, SETTINGS, optimizer, INFO)
+    return tmp_path / "c"
+
+
+def test_what_the_description_says(folder):
+    text = (folder / "checkpoint.json").read_text("utf-8")
+    head = json.loads(text)
+    files = ["model.safetensors", "optimizer.safetensors", "tokenizer.json"]
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
+    digest = head.pop("digest")
+    assert list(head.items()) == [
+        ("format", "nanoeuler-checkpoint-1"), ("model", CONFIG.to_dict()), ("train", SETTINGS.to_dict()), ("step", 5),
+        ("info", INFO), ("sha256", digests),
+    ]  # fmt: skip
+    assert digest == hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    assert text.startswith('{\n "format"') and text.endswith("}\n") and '"ü"' in text
+    moments = load_file(folder / "optimizer.safetensors")
+    assert moments.keys() == {f"{kind}.{name}" for kind in "mv" for name in MODEL.params}
+    modes = {file.stat().st_mode for file in folder.iterdir()}
+    assert len(modes) == 1, "who may read one may read all"
+    assert checkpoint.read_head(folder) == head == checkpoint.read_head(str(folder))
+
+
+def test_a_checkpoint_without_training(tmp_path):
+    checkpoint.save(str(tmp_path / "a" / "c"), MODEL, TOKENIZER, 0)
+    found = checkpoint.load(str(tmp_path / "a" / "c"))
+    assert (found.step, found.train, found.optimizer, found.info) == (0, None, None, {})
+    assert error_of(checkpoint.load, tmp_path / "a" / "c", True) == (
+        f"{tmp_path}/a/c: holds no optimizer state, expected a checkpoint of a training run"
+    )
+    checkpoint.save(tmp_path / "d", MODEL, TOKENIZER, 0, SETTINGS)  # settings without moments
+    assert "holds no optimizer state" in error_of(checkpoint.load, tmp_path / "d", True)
+
+
+def test_an_old_checkpoint_of_the_name_is_replaced(folder):
+    for left in (".c.partial", ".c.replaced"):
+        (folder.parent / left / "x").mkdir(parents=True)
+    checkpoint.save(folder, MODEL, TOKENIZER, 6)
+    assert checkpoint.load(folder).step == 6 and [f.name for f in folder.parent.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("place", ["os.replace", "_sync"])
+def test_a_write_that_fails_leaves_what_was_there(folder, place):
+    before, calls = contents(folder.parent), []
+    original = checkpoint.os.replace
+
+    def replace(*given):
+        calls.append(given)
+        if len(calls) == 2:  # the old one is out of the way, the new one cannot take its place
+            raise OSError(5, "Input/output error")
+        original(*given)
+
+    change = patch.object(checkpoint.os, "replace", replace)
+    if place == "_sync":
+        change = patch.object(checkpoint, "_sync", side_effect=OSError(5, "Input/output error"))
+    with change:
+        assert error_of(checkpoint.save, folder, MODEL, TOKENIZER, 6) == (
+            f"{folder}: cannot write the checkpoint (Input/output error); earlier ones are intact"
+        )
+    assert contents(folder.parent) == before
+
+
+def test_what_is_exported(folder):
+    found = checkpoint.load(folder, training=True)
+    checkpoint.export(found, folder.parent / "small")
+    small = checkpoint.load(folder.parent / "small")
+    assert small.info == {name: value for name, value in INFO.items() if name != "files"} and small.step == 5
+    assert {x.dtype for x in load_file(folder.parent / "small" / "model.safetensors").values()} == {
+        np.dtype(np.float16)
+    }
+    assert small.model.dtype == np.float32 and small.tokenizer.merges == TOKENIZER.merges
+
+
+REFUSED = {
+    "source": ([7, None], "text"), "template": ([7], "text"), "base": ([None], "text"), "fingerprint": ([7], "text"),
+    "valid_fingerprint": ([["v"]], "text"), "valid_bits_per_byte": (["2", True], "a number"),
+    "floor_bits_per_byte": ([[]], "a number"), "files": ([[], {"a": 7}, "a"], "names of files"),
+    "examples": (
+        ["a", ["a", 1], ["a", 1, 2, 3], [7, 1, 2], ["a", True, 2], ["a", 1, 2.0], ["a", -1, 2], ["a", 1, 2**53]],
+        "a source, a number and a seed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_library_reads_again_is_of_its_kind(folder, name):
+    """Of another kind it is damaged, or not ours: refused at the door, not where it is used."""
+    values, expected = REFUSED[name]
+    for value in values:
+        seal(folder, info=INFO | {name: value})
+        with patch.object(checkpoint, "short", str):
+            message = error_of(checkpoint.read_head, folder)
+        assert message == f"{folder}/checkpoint.json: info.{name} is {value}, expected {expected}"
+    seal(folder, info=INFO)
+    assert checkpoint.read_head(folder)["info"] == INFO
+
+
+def sealed(**changes):
+    return lambda c: seal(c, **changes)
+
+
+def tensor(change):
+    def spoil(c):
+        tensors = load_file(c / "model.safetensors")
+        change(tensors)
+        save_file(tensors, c / "model.safetensors")
+        seal(c)
+
+    return spoil
+
+
+SHA = {"model.safetensors": "0" * 64, "tokenizer.json": "1" * 64}
+DAMAGE = {
+    "large": (
+        lambda c: (c / "checkpoint.json").write_text(" " * 1_000_001),
+        "checkpoint.json: has 1000001 bytes, expected at most 1000000",
+    ),
+    "format": (sealed(format="x"), "checkpoint.json: format is 'x', expected 'nanoeuler-checkpoint-1'"),
+    "a list": (
+        lambda c: (c / "checkpoint.json").write_text("[]"),
+        "checkpoint.json: format is 'list', expected 'nanoeuler-checkpoint-1'",
+    ),
+    "model": (sealed(model=[]), "checkpoint.json: model is []: truncated or edited"),
+    "train": (sealed(train=[]), "checkpoint.json: train is []: truncated or edited"),
+    "step": (sealed(step="5"), "checkpoint.json: step is '5': truncated or edited"),
+    "info": (sealed(info=None), "checkpoint.json: info is None: truncated or edited"),
+    "sha256": (sealed(sha256=[]), "checkpoint.json: sha256 is []: truncated or edited"),
+    "one file": (
+        sealed(sha256={"model.safetensors": "0"}),
+        "checkpoint.json: lists files ['model.safetensors'], expected "
+        "['model.safetensors', 'optimizer.safetensors', 'tokenizer.json']",
+    ),
+    "a file too many": (
+        sealed(sha256=SHA | {"x": "0"}),
+        "checkpoint.json: lists files ['model.safetensors', 'tokenizer.json', 'x'], expected "
+        "['model.safetensors', 'optimizer.safetensors', 'tokenizer.json']",
+    ),
+    "a digest that is none": (
+        sealed(sha256=SHA | {"tokenizer.json": 7}),
+        "checkpoint.json: a SHA-256 is 7, expected text",
+    ),
+    "settings": (
+        sealed(model=CONFIG.to_dict() | {"heads": 3}),
+        "checkpoint.json: dim is 4, expected a multiple of heads (3)",
+    ),
+    "a vocabulary too large": (
+        lambda c: (
+            Tokenizer([(97, 98), (98, 99)]).save(c / "t"),
+            shutil.move(c / "t", c / "tokenizer.json"),
+            seal(c),
+        ),
+        "tokenizer has 259 tokens, expected at most the model's 258",
+    ),
+    "five tensors missing": (
+        tensor(lambda t: [t.pop(name) for name in sorted(t)[:5]]),
+        "model.safetensors: missing or unknown tensors ['embed', 'heads', 'layers.0.down', 'layers.0.gate_up']",
+    ),
+    "a shape": (
+        tensor(lambda t: t.update(norm_final=np.zeros((2, 2), np.float32))),
+        "model.safetensors: norm_final is [2, 2], expected [4]",
+    ),
+    "a kind": (
+        tensor(lambda t: t.update(norm_final=np.zeros(4))),
+        "model.safetensors: norm_final is float64, expected float16 or float32",
+    ),
+    "NaN": (
+        tensor(lambda t: t.update(norm_final=np.full(4, np.nan, np.float32))),
+        "model.safetensors: norm_final holds NaN or infinity, expected finite numbers",
+    ),
+    "a missing file": (
+        lambda c: (c / "tokenizer.json").unlink(),
+        "tokenizer.json: no such file, expected it beside checkpoint.json",
+    ),
+    "another digest": (
+        sealed(sha256=SHA),
+        "model.safetensors: SHA-256 is {found}..., expected 000000000000...: truncated or edited",
+    ),
+    "an edit": (
+        lambda c: (c / "checkpoint.json").write_text(
+            (c / "checkpoint.json").read_text().replace('"mine"', '"ours"')
+        ),
+        "checkpoint.json: its digest does not match its content: edited",
+    ),
+    "a string for NaN": (
+        lambda c: (c / "checkpoint.json").write_text('{"a": NaN}'),
+        "checkpoint.json: not readable as JSON (a number is NaN, expected a finite one): truncated or edited",
+    ),
+    "not safetensors": (
+        lambda c: ((c / "model.safetensors").write_bytes(b"x" * 99), seal(c)),
+        "model.safetensors: not readable as safetensors (",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_wrong_is_told_with_its_file(folder, damage):
+    spoil, expected = DAMAGE[damage]
+    spoil(folder)
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
+    message = error_of(checkpoint.load, folder)
+    file = folder if expected.startswith("tokenizer has") else None
+    expected = f"{folder}: {expected}" if file else f"{folder}/{expected}"
+    assert message.startswith(expected.replace("{found}", found))
+    assert damage == "not safetensors" or message == expected.replace("{found}", found)
+
+
+def test_float16_comes_back_as_float32_and_moments_in_their_place(folder):
+    tensors = load_file(folder / "optimizer.safetensors")
+    for number, name in enumerate(sorted(tensors)):
+        tensors[name][...] = number + 1
+    save_file(tensors, folder / "optimizer.safetensors")
+    half = {name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()}
+    save_file(half, folder / "model.safetensors")
+    seal(folder)
+    found = checkpoint.load(folder, training=True)
+    assert found.model.dtype == np.float32 and found.optimizer.m["embed"].dtype == np.float32
+    for number, name in enumerate(sorted(tensors)):
+        kind, _, rest = name.partition(".")
+        assert (getattr(found.optimizer, kind)[rest] == number + 1).all()
+    for name, x in half.items():
+        assert np.array_equal(found.model.params[name], x.astype(np.float32))
+
+
+def test_which_folder_is_meant(tmp_path, folder):
+    run = tmp_path / "run"
+    run.mkdir()
+    assert (
+        error_of(checkpoint.find, run) == f"{run}: holds no checkpoint, expected a checkpoint or a run folder"
+    )
+    assert (
+        error_of(checkpoint.find, run / "x")
+        == f"{run}/x: no such folder, expected a checkpoint or a run folder"
+    )
+    (run / "lock").touch()
+    assert error_of(checkpoint.find, run) == (
+        f"{run}: holds no checkpoint: the run was stopped before its first, begin it again"
+    )
+    places = run / "checkpoints"
+    for name in (".step-000003.replaced", ".step-000004.replaced"):  # their successors never came
+        shutil.copytree(folder, places / name)
+    assert checkpoint.find(run) == places / ".step-000004.replaced"
+    shutil.copytree(folder, places / "step-000001")
+    (places / "step-000009").mkdir()  # no checkpoint
+    assert checkpoint.find(run) == checkpoint.find(places / "step-000001") == places / "step-000001"
+
+
+def test_what_a_kill_left_is_finished_or_swept(tmp_path):
+    names = [
+        ".step-000001.replaced", ".step-000002.replaced", "step-000002", ".step-000003.partial", ".step-000004.removed",
+        ".step-000005.mine", ".other.partial",
+    ]  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+    checkpoint.sweep(tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == [
+        ".other.partial", ".step-000005.mine", "step-000001", "step-000002",
+    ]  # fmt: skip
+    assert (tmp_path / "step-000002" / "x").read_text() == "step-000002"
+    assert (tmp_path / "step-000001" / "x").read_text() == ".step-000001.replaced"
+
+
+def test_a_folder_is_renamed_before_it_is_deleted(folder):
+    with patch.object(checkpoint.shutil, "rmtree") as rmtree:
+        checkpoint.remove(folder)
+        rmtree.assert_called_once_with(folder.parent / ".c.removed")
+    assert [f.name for f in folder.parent.iterdir()] == [".c.removed"]
+
+
+def test_models_of_the_package_are_known_by_name():
+    assert error_of(checkpoint.load_pretrained, "x") == (
+        "no pretrained model 'x', the package has konigsberg-chat, konigsberg-small"
+    )
+    with patch.object(checkpoint, "PRETRAINED", checkpoint.PRETRAINED / "none"):
+        assert error_of(checkpoint.load_pretrained) == (
+            "no pretrained model 'konigsberg-small', the package has none"
+        )
+    chat = checkpoint.load_pretrained("konigsberg-chat")[1]
+    assert chat.vocab_size > checkpoint.load_pretrained()[1].vocab_size

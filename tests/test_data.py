@@ -1,0 +1,109 @@
+"""From a text to batches and rows: every number of small cases written out."""
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import data
+from nanoeuler_lib.data import SEPARATOR, Tokens
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+LENGTHS = np.ones(100, np.int32)
+
+
+def numbered(count, starts=None):
+    """Token i is number i: what is read shows where."""
+    return Tokens(np.arange(count, dtype=np.uint16), None if starts is None else np.array(starts), LENGTHS)
+
+
+def rows(tokens, time):
+    inputs, targets = data.validation_rows(tokens, time)
+    assert inputs.dtype == targets.dtype == np.int64
+    return inputs.tolist(), targets.tolist()
+
+
+def test_validation_rows_of_a_text_without_documents():
+    assert rows(numbered(7), 3) == ([[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]])
+    assert rows(numbered(8), 3) == ([[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]])
+    assert rows(numbered(2), 3) == ([[0, 0, 0]], [[1, -1, -1]])
+
+
+def test_validation_rows_of_documents():
+    """Each with its closing end of text; what a row cannot hold of one is left out."""
+    tokens = numbered(13, [0, 3, 5, 7])  # the last has 5 tokens, and its row 4
+    assert rows(tokens, 4) == (
+        [[0, 1, 2, 0], [3, 4, 0, 0], [5, 6, 0, 0], [7, 8, 9, 10]],
+        [[1, 2, 3, -1], [4, 5, -1, -1], [6, 7, -1, -1], [8, 9, 10, 11]],
+    )
+    assert rows(tokens, 5)[1][3] == [8, 9, 10, 11, 12]
+    assert rows(tokens, 6)[1][3] == [8, 9, 10, 11, 12, -1]
+    assert len(rows(numbered(13, [0, 9]), 8)[0]) == 2  # none fits: windows
+
+
+@pytest.mark.parametrize("rows_", [1, 4])
+def test_rows_start_at_each_document_that_fits_and_at_no_other(rows_):
+    """The first one too, and one that ends with the text."""
+    tokens, rng, seen = numbered(12, [0, 3, 7, 10]), np.random.default_rng(0), set()
+    for _ in range(60):
+        inputs, targets = data.batch(tokens, rng, rows_, 3, 2)
+        assert inputs.shape == (rows_, 3) and targets.shape == (rows_, 3, 2)
+        assert inputs.dtype == targets.dtype == np.int64
+        assert np.array_equal(targets, inputs[..., None] + [1, 2])
+        seen |= set(inputs[:, 0].tolist())
+    assert seen == {0, 3, 7}
+
+
+def test_a_batch_is_that_of_its_generator():
+    """A run goes on with the same batches: they are drawn from the generator given, a whole number for each row."""
+    for tokens, places in (
+        (numbered(20), np.arange(16)),
+        (numbered(20, [0, 2, 5, 8, 11]), np.array([0, 2, 5, 8, 11])),
+    ):
+        found, _ = data.batch(tokens, np.random.default_rng(7), 6, 3, 2)
+        expected = places[np.random.default_rng(7).integers(0, len(places), 6)]
+        assert found[:, 0].tolist() == expected.tolist()
+
+
+def test_a_stream_holds_ids_as_the_tokenizer_gives_them():
+    tokenizer = Tokenizer([(97, 98)], (END_OF_TEXT,))
+    for text in ("abc", SEPARATOR.join(["abc", "d"])):
+        found = data.tokenize(text, tokenizer)
+        assert found.ids.dtype == tokenizer.encode("abc").dtype == np.uint16
+        assert found.lengths.tolist() == tokenizer.token_lengths.tolist() and type(found.bytes) is int
+    assert np.issubdtype(found.starts.dtype, np.integer)
+    assert found.ids.tolist() == [257, 256, 99, 257, 100, 257] and found.starts.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("around", ["", SEPARATOR, SEPARATOR[1:], SEPARATOR[:-1], SEPARATOR * 2])
+def test_separators_at_the_ends_separate_nothing(around):
+    for text in ("a\n\nb", "\na>\n", f"a>\n{SEPARATOR}b", "<|endoftext|> a <|endoftext|", "\n", "a\n"):
+        before = around if around != SEPARATOR[:-1] else SEPARATOR
+        behind = around if around != SEPARATOR[1:] else SEPARATOR
+        assert data.without_outer_separators(before + text + behind) == text
+    assert data.without_outer_separators(around) in ("", SEPARATOR[:-1] if around == SEPARATOR[:-1] else "")
+
+
+def test_a_cut_within_a_separator_cuts_no_separator():
+    """Wherever the cut falls: whole documents on both sides, none lost."""
+    documents = ["a" * 9, "b" * 20]
+    for per_cent in range(1, 90):
+        part, valid = data.split_text(SEPARATOR.join(documents), per_cent / 100)
+        assert (part, valid) == ("a" * 9, "b" * 20), per_cent
+    text = SEPARATOR.join(["a" * 9, "b" * 20, "c" * 20])
+    for per_cent in range(1, 100):
+        part, valid = data.split_text(text, per_cent / 100)
+        assert part + SEPARATOR + valid == text
+    assert data.split_text(text, 0) == (text, "")
+
+
+def test_line_ends_within_a_document_stay(tmp_path):
+    mark = END_OF_TEXT
+    for written, read in (
+        (f"a\r\nb\r\n{mark}\r\nc\r\n", f"a\r\nb\n{mark}\nc\r\n"),
+        (f"{mark}\r\na\r\n{mark}", f"{mark}\na\n{mark}"),
+        (f"a\r\n{mark}x\r\nb\rc", f"a\r\n{mark}x\r\nb\rc"),
+        (f"a\n{mark}\nb", f"a\n{mark}\nb"),
+        (f"a\r\r\n{mark}\r\nb", f"a\r\n{mark}\nb"),
+    ):
+        (tmp_path / "text.txt").write_bytes(written.encode())
+        assert data.read_text(tmp_path / "text.txt") == read
+        assert data.read_text(str(tmp_path / "text.txt")) == read

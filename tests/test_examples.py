@@ -1,0 +1,361 @@
+"""Fine-tuning's examples: what is said of them in whole lines, what is read from files, and what is handed on."""
+
+import json
+import lzma
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from test_train import changed, error_of
+
+from nanoeuler_lib import checkpoint, sft, train
+from nanoeuler_lib.chat import ASSISTANT, USER, alpaca_prompt
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+
+CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=20, vocab_size=260, predict=2)
+TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))  # ids 257, 258, 259
+SETTINGS = TrainConfig(steps=8, batch=4, rate=3e-3)
+FITS, LONG = [("a", "b")], [("a" * 50, "b")]
+HELD = [[(f"{i}", "ab")] for i in range(8)]
+
+
+def found(info=None, context=20):
+    model = SimpleNamespace(config=changed(CONFIG, context=context), dtype=np.float32)
+    return SimpleNamespace(model=model, tokenizer=TOKENIZER, info={"template": "plain"} | (info or {}))
+
+
+def test_what_a_set_of_examples_says_of_itself():
+    made = sft.SFTDataset([FITS, [("c", "dd")]], HELD, found())
+    assert (made.warnings, made.tokens, made.row_tokens) == ([], 6 + 7, 6.5)
+    assert made.sizes == {"train_examples": 2, "valid_examples": 8} and list(made.sizes) == [
+        "train_examples", "valid_examples",
+    ]  # fmt: skip
+    assert (made.source, made.template, made.prompt) == ("examples", "plain", "0")
+    assert (
+        sft.SFTDataset([FITS], HELD, found({"source": "s" * 300})).source == "s" * 100 + " ... " + "s" * 100
+    )
+    made = sft.SFTDataset([FITS, FITS, LONG, FITS], HELD[:7] + [LONG], found())
+    assert made.warnings == [
+        *(
+            f"{fits} examples fit in 20 tokens; the others are left out. A base model of a longer context takes more"
+            for fits in ("3 of 4 training", "7 of 8 validation")
+        ),
+        "2 of 3 training examples stand there more than once",
+        "validation rests on 7 examples, which say little: hold out more (--valid-fraction)",
+    ]
+
+
+def test_examples_may_be_given_once():
+    """As an iterator: what is read from it is kept."""
+    made = sft.SFTDataset(iter([FITS, LONG]), iter([LONG, *HELD]), found())
+    assert made.sizes == {"train_examples": 1, "valid_examples": 8} and made.prompt == "0"
+
+
+@pytest.mark.parametrize(
+    "learnt, held_out, said",
+    [
+        ([LONG], HELD, "0 of 1 training examples fit in 20 tokens, expected at least 1"),
+        ([], HELD, "0 of 0 training examples fit in 20 tokens, expected at least 1"),
+        ([FITS], [], "0 of 0 validation examples fit in 20 tokens, expected at least 1"),
+        (
+            [FITS],
+            [*HELD[:2], LONG, LONG, LONG],
+            "2 of 5 validation examples fit in 20 tokens, expected at least 3",
+        ),
+        (
+            [FITS],
+            [*HELD[:7], *[LONG] * 90],
+            "7 of 97 validation examples fit in 20 tokens, expected at least 8",
+        ),
+    ],
+)
+def test_too_few_examples_are_refused(learnt, held_out, said):
+    message = error_of(sft.SFTDataset, learnt, held_out, found({"source": "mine"}))
+    assert message == (
+        f"mine: {said}: take a base model of a longer context (--base), shorter examples, or more of them"
+    )
+    half = sft.SFTDataset([FITS], [*HELD[:3], LONG, LONG, LONG], found())
+    assert half.sizes["valid_examples"] == 3  # half of them is enough to go on
+    assert sft.SFTDataset([FITS], [*HELD, *[LONG] * 90], found()).sizes["valid_examples"] == 8
+
+
+def test_the_tokens_of_an_example():
+    """End, user, prompt, assistant, reply, end; what counts are reply and end."""
+    encoded = sft.encode([("ab", "c"), ("d", "")], TOKENIZER)
+    assert encoded.ids.tolist() == [257, 258, 256, 259, 99, 257, 258, 100, 259, 257]
+    assert encoded.counted.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True]
+    assert encoded.ids.dtype == np.int64 and encoded.counted.dtype == bool
+    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 10).ids.size == 10
+    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 9).ids.tolist() == [257, 258, 256, 259, 99, 257]
+    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 5).ids.tolist() == [257]
+    behind = sft.encode([("ab", "c"), ("d" * 9, ""), ("e", "")], TOKENIZER, 12)
+    assert behind.ids.size == 6, "no turn stands behind one that was left out"
+
+
+def test_rows_of_examples_are_written_out():
+    encoded = [sft.encode([("ab", "c")], TOKENIZER), sft.encode([("", "")], TOKENIZER)]
+    inputs, targets = sft.rows(encoded, 6, 2)
+    assert inputs.dtype == targets.dtype == np.int64
+    assert inputs.tolist() == [[257, 258, 256, 259, 99, 0], [257, 258, 259, 0, 0, 0]]
+    assert targets[..., 0].tolist() == [[-1, -1, -1, 99, 257, -1], [-1, -1, 257, -1, -1, -1]]
+    assert targets[..., 1].tolist() == [[-1, -1, 99, 257, -1, -1], [-1, 257, -1, -1, -1, -1]]
+    many = sft.rows(encoded[1:], 4, 9)[1]
+    assert (many[0, :, 3:] == -1).all() and many.shape == (1, 4, 9)
+
+
+def test_a_batch_is_a_run_of_neighbours_by_length():
+    """Stable in the order given, begun where the generator says, going on at the other end."""
+    learnt = [[("a", "b" * n)] for n in (3, 1, 2, 1)]
+    made = sft.SFTDataset(learnt, HELD, found())
+    assert made.order.tolist() == [1, 3, 2, 0]
+    for seed in range(6):
+        inputs, targets = made.batch(np.random.default_rng(seed), 3)
+        start = np.random.default_rng(seed).integers(4)
+        chosen = [made.part[made.order[(start + i) % 4]] for i in range(3)]
+        expected = sft.rows(chosen, 20, 2)
+        assert np.array_equal(inputs, expected[0]) and np.array_equal(targets, expected[1])
+
+
+def test_held_out_replies_are_measured_sixteen_at_a_time():
+    held_out = [[(f"{i}", "b" * (i % 5))] for i in range(35)]
+    made = sft.SFTDataset([FITS], held_out, found())
+    model = GPT(CONFIG, seed=1)
+    with patch.object(model, "losses", wraps=model.losses) as losses:
+        bits = made.bits_per_byte(model)
+    assert [call.args[0].shape for call in losses.call_args_list] == [(16, 20), (16, 20), (3, 20)]
+    nats = sum(
+        model.losses(*(part[..., 0] if part.ndim == 3 else part for part in sft.rows([e], 20, 1))).sum()
+        for e in made.valid
+    )
+    assert bits == pytest.approx(nats / np.log(2) / sum(i % 5 for i in range(35)), rel=1e-5)
+    silent = sft.SFTDataset([FITS], [[("a", "")]] * 8, found())
+    assert np.isfinite(silent.bits_per_byte(model)), "replies of no byte"
+    short = sft.SFTDataset([FITS], [[("a", "")]] * 7 + [[("a", "b")]], found())
+    nats = sum(
+        model.losses(*rows).sum()
+        for rows in [sft.rows(short.valid, 20, 1)]
+        for rows in [(rows[0], rows[1][..., 0])]
+    )
+    assert short.bits_per_byte(model) == pytest.approx(nats / np.log(2), rel=1e-5), "one byte is one"
+
+
+def test_a_sample_has_sixty_tokens_at_most_and_is_greedy():
+    made = sft.SFTDataset([FITS], HELD, found())
+    with patch.object(sft, "Chat") as chat:
+        chat.return_value.reply.return_value = iter(["a", "b"])
+        assert made.sample("model", 7) == "ab"
+        chat.assert_called_once_with("model", TOKENIZER)
+        chat.return_value.reply.assert_called_once_with("0", 60, 7, temperature=0.0)
+
+
+# From a base to a run.
+
+
+@pytest.fixture
+def begun():
+    with (
+        patch.object(train, "start_run", return_value="model") as start,
+        patch.object(sft, "SFTDataset") as dataset,
+    ):
+        yield SimpleNamespace(start=start, dataset=dataset)
+
+
+def test_a_fine_tuning_is_begun_with_what_was_given(begun, tmp_path):
+    base = GPT(CONFIG, seed=3), TOKENIZER
+    got = sft.fine_tune(
+        str(tmp_path / "run"),
+        base,
+        [FITS],
+        HELD,
+        SETTINGS,
+        "alpaca",
+        {"base": "b", "workers": 9},
+        True,
+        3,
+        print,
+    )
+    assert got == "model"
+    run, checkpoint_, dataset, quiet, on_entry = begun.start.call_args.args
+    assert run == checkpoint_.path == tmp_path / "run" and (quiet, on_entry) == (True, print)
+    assert isinstance(checkpoint_, checkpoint.Checkpoint) and dataset is begun.dataset.return_value
+    assert (checkpoint_.step, checkpoint_.train, checkpoint_.tokenizer) == (0, SETTINGS, TOKENIZER)
+    assert checkpoint_.optimizer.config == SETTINGS and checkpoint_.optimizer.step == 0
+    assert checkpoint_.info == {"source": "examples", "workers": 9, "template": "alpaca", "base": "b"}
+    assert checkpoint_.model is not base[0]
+    assert np.array_equal(checkpoint_.model.params.flat, base[0].params.flat)
+    begun.dataset.assert_called_once_with([FITS], HELD, checkpoint_)
+    sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS, workers=3)
+    _, checkpoint_, _, quiet, on_entry = begun.start.call_args.args
+    assert (quiet, on_entry) == (False, None)
+    assert checkpoint_.info == {"source": "examples", "workers": 3, "template": "plain"}
+    sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS)
+    assert begun.start.call_args.args[1].info["workers"] == sft.cores()
+    assert error_of(sft.fine_tune, tmp_path / "run", base, [FITS], HELD, SETTINGS, "odd") == (
+        "template is 'odd', expected one of plain, alpaca"
+    )
+
+
+def test_a_fine_tuning_goes_on_with_what_was_given(begun):
+    with patch.object(train, "resume_run", return_value="model") as again:
+        assert sft.resume("r", [FITS], HELD, True, print, {"a": "b"}, 9) == "model"
+        run, make, *rest = again.call_args.args
+        assert str(run) == "r" and rest == [True, print, {"a": "b"}, 9, None]
+        make(SimpleNamespace(info={"template": "alpaca"}))
+        assert begun.dataset.call_args.args[:2] == ([FITS], HELD)
+        for info in ({}, {"template": "odd"}):
+            assert error_of(make, SimpleNamespace(info=info)) == (
+                "r: was not begun by fine-tuning, expected a run of nanoeuler sft"
+            )
+        sft.resume("r", [FITS], HELD)
+        assert again.call_args.args[2:] == (False, None, None, None, None)
+
+
+def test_markers_get_rows_and_columns_of_their_own():
+    """The old rows stay, each head's columns stand in their block, the new ones are small and not zero."""
+    old = changed(CONFIG, vocab_size=258)
+    model = GPT(old, seed=2, dtype=np.float64)
+    model.params.flat[...] = np.arange(model.size)
+    wide, tokenizer = sft.extend(model, Tokenizer([(97, 98)], (END_OF_TEXT,)))
+    assert tokenizer.special_tokens == TOKENIZER.special_tokens and wide.dtype == np.float64
+    assert wide.config == changed(old, vocab_size=260)
+    heads = wide.params["heads"].reshape(16, 2, 260)
+    assert np.array_equal(heads[..., :258], model.params["heads"].reshape(16, 2, 258))
+    assert np.array_equal(wide.params["embed"][:258], model.params["embed"])
+    for new in (heads[..., 258:], wide.params["embed"][258:]):
+        assert 0 < np.abs(new).max() < 1
+    for name in wide.params:
+        if name not in ("heads", "embed"):
+            assert np.array_equal(wide.params[name], model.params[name])
+    plain = sft.extend(model, Tokenizer([(97, 98)], ()))[1]  # it had no end of text either
+    assert list(plain.special_tokens) == [END_OF_TEXT, USER, ASSISTANT]
+    assert sft.extend(wide, tokenizer) == (wide, tokenizer)
+
+
+# Where examples come from.
+
+
+def lines(count):
+    return "\n".join(json.dumps({"instruction": f"{n}", "output": "x"}) for n in range(count))
+
+
+def test_the_examples_of_a_source(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(20))
+    whole = [[(alpaca_prompt(f"{n}"), "x")] for n in range(20)]
+    learnt, held_out, template = sft.examples_of(tmp_path / "a.jsonl")
+    assert (len(learnt), len(held_out), template) == (18, 2, "alpaca")
+    assert sorted(learnt + held_out) == sorted(whole) and learnt + held_out != whole
+    assert sft.examples_of(str(tmp_path / "a.jsonl"), 0, 0, 0.1) == (learnt, held_out, template)
+    learnt, held_out, _ = sft.examples_of(tmp_path / "a.jsonl", 5, 3, 0.0)
+    assert sorted(learnt + held_out) == sorted(whole[:5]) and len(held_out) == 1, "one is held out at least"
+    assert [len(part) for part in sft.examples_of(tmp_path / "a.jsonl", 2)[:2]] == [1, 1]
+    assert error_of(sft.examples_of, tmp_path / "a.jsonl", 1) == (
+        f"{tmp_path}/a.jsonl: holds 1 example, expected two or more: some are held out"
+    )
+    with patch.object(sft, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
+        assert sft.examples_of("konigsberg") == ((10_000, 0), (200, 1), "plain")
+        assert sft.examples_of("konigsberg", 30, 7) == ((30, 7), (200, 8), "plain")
+
+
+REFUSED = {
+    "": "holds no example, expected one or more",
+    "\n \n": "holds no example, expected one or more",
+    "[]": "holds no example, expected one or more",
+    "[7]": "item 1 has a int, expected texts under ",
+    "\n\n7": "line 3 has a int, expected texts under ",
+    '{"output": "a", "instruction": 1}': "line 1 has keys ['instruction', 'output'], expected texts under ",
+    '{"instruction": "a", "input": 1, "output": "b"}': "line 1 has keys ['input', 'instruction', 'output'], expected",
+    '{"messages": "a"}': "line 1 has keys ['messages'], expected texts under ",
+    '{"messages": []}': "line 1 has keys ['messages'], expected texts under ",
+    '{"messages": [1, 2]}': "line 1 has keys ['messages'], expected texts under ",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": 1}]}': "line 1 has keys ['mess",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}': "line 1 has keys ['messages'",
+    '  [{"instruction": "a", "output": "b"}, 3]': "item 2 has a int, expected texts under ",
+    '{"instruction": "a", "output": "b"}\nx': "line 2 is not JSON (",
+    " [1": "the file is not JSON (",
+    '{"instruction": "a", "output": "b\\udc00"}': r"line 1 holds '\udc00', half a surrogate pair: expected Unicode",
+    '{"instruction": "\\ud800", "output": "b"}': r"line 1 holds '\ud800', half a surrogate pair: expected Unicode",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_files_that_hold_something_else(tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    message = error_of(sft.read_examples, str(tmp_path / "file"))
+    assert message.startswith(f"{tmp_path}/file: {REFUSED[text]}")
+    if "texts under" in REFUSED[text]:
+        assert message.endswith(
+            "texts under instruction and output, instruction and response, or messages of user and assistant in turn"
+        )
+    if "not JSON" in message:
+        assert message.endswith("), expected an array, or an object a line")
+
+
+def test_a_mixture_is_told_by_its_place(tmp_path):
+    talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "file").write_text(json.dumps([talk, {"instruction": "a", "output": "b"}]))
+    assert error_of(sft.read_examples, tmp_path / "file") == (
+        f"{tmp_path}/file: item 2 is of another kind than those before, expected one kind a file"
+    )
+
+
+def test_conversations_and_their_forms(tmp_path):
+    turns = [("user", "a"), ("assistant", "b"), ("user", "ä"), ("assistant", "")]
+    talk = {"messages": [{"role": role, "content": said} for role, said in turns], "source": "kept out"}
+    (tmp_path / "file").write_text("\n" + json.dumps(talk, ensure_ascii=False) + "\n")
+    assert sft.read_examples(tmp_path / "file") == ([[("a", "b"), ("ä", "")]], "plain")
+    dolly = {"instruction": "a", "context": "c", "response": "r", "category": "x"}
+    (tmp_path / "file").write_text(json.dumps([dolly, {"instruction": "a", "response": "r"}]))
+    assert sft.read_examples(tmp_path / "file") == (
+        [[(alpaca_prompt("a", "c"), "r")], [(alpaca_prompt("a"), "r")]], "alpaca",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz"])
+def test_a_file_larger_than_memory_is_refused(tmp_path, monkeypatch, name):
+    """A small .xz may hold terabytes: what is read is bounded, and one line says so."""
+    text = lines(3).encode()
+    (tmp_path / name).write_bytes(lzma.compress(text) if name.endswith("xz") else text)
+    monkeypatch.setattr(sft, "LARGEST", len(text))
+    assert len(sft.read_examples(tmp_path / name)[0]) == 3
+    monkeypatch.setattr(sft, "LARGEST", len(text) - 1)
+    assert error_of(sft.read_examples, tmp_path / name) == (
+        f"{tmp_path}/{name}: holds more than {len(text) - 1} bytes, expected at most that many"
+    )
+
+
+def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
+    (tmp_path / "a.xz").write_bytes(lzma.compress(lines(99).encode())[:-20])
+    message = error_of(sft.read_examples, tmp_path / "a.xz")
+    assert message.startswith(f"{tmp_path}/a.xz: cannot be read (Compressed file ended")
+    assert message.endswith("), expected UTF-8 JSON, perhaps as .xz")
+    for name, reason in (
+        ("none", "No such file or directory"),
+        ("none.xz", "No such file or directory"),
+        ("a\0", "embedded null byte"),
+    ):
+        expected = f"{tmp_path}/{name}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
+        assert error_of(sft.read_examples, tmp_path / name) == expected
+    (tmp_path / "b").write_bytes(b'"\xff"')
+    assert "cannot be read ('utf-8' codec can't decode byte 0xff" in error_of(
+        sft.read_examples, tmp_path / "b"
+    )
+
+
+def test_stories_as_examples():
+    """The story stands in the first turn, without its last line; its questions come in an order of their own."""
+    examples = sft.konigsberg_examples(12, 5)
+    stories = sft.world.stories(12, 5)
+    assert examples == sft.konigsberg_examples(12, 5) != sft.konigsberg_examples(12, 6)
+    orders = set()
+    for example, story in zip(examples, stories, strict=True):
+        body, _, _ = story.text.rpartition("\n")
+        first, *others = example
+        asked = [(first[0].removeprefix(f"{body} "), first[1]), *others]
+        assert first[0].startswith(f"{body} ")
+        wanted = [(question.text, question.answer) for question in story.questions]
+        assert sorted(asked) == sorted(wanted)
+        orders.add(tuple(wanted.index(turn) for turn in asked))
+    assert len(orders) > 1

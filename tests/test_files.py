@@ -1,0 +1,182 @@
+"""Text on its way to files and screens: JSON as people read it, one line of a message, a stream that nobody reads."""
+
+import io
+import json
+import math
+import re
+
+import pytest
+from test_train import error_of
+
+from nanoeuler_lib import files
+from nanoeuler_lib.files import Voice
+
+
+def test_json_as_people_read_it():
+    value = {"ü": [1, 2.5, None, True], "a": "\u2028"}
+    assert files.to_json(value) == '{"ü": [1, 2.5, null, true], "a": "\u2028"}'
+    assert files.to_json(value, 1) == json.dumps(value, indent=1, ensure_ascii=False)
+    assert files.from_json(files.to_json(value)) == value
+
+
+def test_a_name_that_is_not_utf_8_is_escaped():
+    value = {"ü": "a\udcff"}
+    assert files.to_json(value) == r'{"\u00fc": "a\udcff"}' and files.from_json(files.to_json(value)) == value
+    assert files.to_json(value, 1) == json.dumps(value, indent=1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("more", ["", "\udcff"])
+def test_json_knows_finite_numbers_only(bad, more):
+    """Others could not be read again."""
+    with pytest.raises(ValueError):
+        files.to_json([bad, more])
+    with pytest.raises(ValueError):
+        files.from_json(json.dumps([bad]))
+
+
+def test_numbers_are_read_as_they_were_written():
+    assert files.from_json("[1, 2.5, 1e300]") == [1, 2.5, 1e300]
+    assert [type(x) for x in files.from_json("[1, 2.0]")] == [int, float]
+    for text in ("1e999", "-1e999", "1" * 30 + "e999"):
+        with pytest.raises(ValueError, match=rf"^a number is {re.escape(text[:20])}, expected a finite one$"):
+            files.from_json(text)
+
+
+def test_one_line_of_a_message():
+    assert files.one_line("a\nb\r\nc\u2028d\te\x1b") == "a b c d e\ufffd"
+    assert files.one_line("x" * 600) == "x" * 600
+    assert files.one_line("a" * 300 + "-" + "b" * 300) == "a" * 300 + " ... " + "b" * 300
+    assert files.one_line("abcdefg", 6) == "abc ... efg" and files.one_line("abcdef", 6) == "abcdef"
+    assert files.one_line("abcdefgh", 7) == "abc ... efgh"
+
+
+class Broken(io.StringIO):
+    """A stream of which the reader leaves: what is called is counted, and fails."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error, self.calls = error, []
+
+    def write(self, text):
+        self.calls.append("write")
+        raise self.error
+
+    def flush(self):
+        self.calls.append("flush")
+        raise self.error
+
+    def isatty(self):
+        self.calls.append("isatty")
+        raise self.error
+
+
+def test_a_voice_that_is_heard():
+    class Terminal(io.StringIO):
+        encoding = "latin-1"
+
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 7
+
+    stream = Terminal()
+    voice = Voice(stream)
+    assert voice.write("aü") == 2
+    voice.line("b\x1bc\td")
+    assert stream.getvalue() == "aüb\ufffdc\td\n"
+    assert voice.isatty() is True and voice.fileno() == 7 and voice.encoding == "latin-1"
+    assert Voice(io.StringIO()).isatty() is False and Voice(io.StringIO()).encoding == "utf-8"
+
+
+def test_a_line_is_shown_at_once():
+    class Counting(io.StringIO):
+        flushed = 0
+
+        def flush(self):
+            self.flushed += 1
+
+    voice = Voice(Counting())
+    voice.write("a")
+    assert voice.stream.flushed == 0
+    voice.line("b")
+    assert voice.stream.flushed == 1
+    voice.flush()
+    assert voice.stream.flushed == 2
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "x"), ValueError("closed")])
+@pytest.mark.parametrize("first", ["write", "flush", "isatty"])
+def test_a_voice_falls_silent_when_nobody_listens(error, first):
+    stream = Broken(error)
+    voice = Voice(stream)
+    expected = {"write": 1, "flush": None, "isatty": False}[first]
+    assert getattr(voice, first)(*("x" if first == "write" else "")) == expected
+    assert stream.calls == [first] and voice.stream is None
+    assert voice.write("ab") == 2 and voice.isatty() is False and voice.flush() is None
+    voice.line("c")
+    assert stream.calls == [first], "it is not tried again"
+    with pytest.raises(OSError, match="no stream"):
+        voice.fileno()
+
+
+def test_a_voice_without_a_stream():
+    voice = Voice(None)
+    voice.line("x")
+    assert (voice.write("abc"), voice.isatty(), voice.encoding) == (3, False, "utf-8")
+
+
+def test_what_a_killed_writer_left_is_written_over(tmp_path):
+    (tmp_path / ".a.txt.partial").write_text("much longer than what comes")
+    files.write_text(tmp_path / "a.txt", "ü")
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"] and (
+        tmp_path / "a.txt"
+    ).read_bytes() == "ü".encode()
+
+
+def test_two_writers_of_a_file_are_kept_apart(tmp_path):
+    with open(tmp_path / ".a.txt.partial", "ab") as other:
+        assert files.locked(other) is True
+        with open(tmp_path / ".a.txt.partial", "ab") as same:
+            assert files.locked(same) is False
+        assert error_of(files.write_text, tmp_path / "a.txt", "x") == (
+            f"{tmp_path}/a.txt: another process is writing it, expected one at a time"
+        )
+    files.write_text(tmp_path / "a.txt", "x")
+    assert (tmp_path / "a.txt").read_text() == "x"
+
+
+def test_a_file_that_was_renamed_before_it_was_locked_is_opened_again(tmp_path, monkeypatch):
+    """Its last writer finished between the opening and the locking: what it wrote is not written into."""
+    original, opened = files.locked, []
+
+    def locked(file):
+        opened.append(file)
+        if len(opened) == 1:
+            (tmp_path / ".a.txt.partial").rename(tmp_path / "a.txt")
+        return original(file)
+
+    monkeypatch.setattr(files, "locked", locked)
+    files.write_text(tmp_path / "a.txt", "new")
+    assert len(opened) == 2 and (tmp_path / "a.txt").read_text() == "new"
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with open(tmp_path / "a", "a") as file:
+        assert files.locked(file) is True
+    monkeypatch.setattr(files, "fcntl", None)
+    with open(tmp_path / "a", "a") as file:
+        assert files.locked(file) is True
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    assert error_of(files.write_text, "a\0b", "x").endswith(": cannot be written (embedded null byte)")
+    name = tmp_path / ("x" * 300)
+    assert error_of(files.write_text, name, "x") == f"{name}: cannot be written (File name too long)"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,318 @@
+"""The page and the figures of `nanoeuler report`, whole: every line of a page, and how the figures are laid out."""
+
+import json
+import math
+from unittest.mock import patch
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+
+from nanoeuler_lib import plots, report
+from nanoeuler_lib.errors import NanoEulerError
+
+matplotlib.use("agg")
+
+STEP = {"rate": 0.1, "norm": 0.5, "tokens_per_second": 1000}
+LOG = [
+    {"step": 0, "warning": "the data will repeat\nitself"},
+    {"step": 0, "valid_bits_per_byte": 8.0},
+    {"step": 1, "loss": 5.0, "seconds": 2.0} | STEP,
+    {"step": 1, "groups": {"embed": [0.5, 0.01], "heads": [0.25, 0.02]}},
+    {"step": 1, "valid_bits_per_byte": 1.25},
+    {"step": 2, "loss": 4.0, "seconds": 1.5, "rate": 0.1, "norm": 0.125, "tokens_per_second": 3000},
+    {"step": 2, "valid_bits_per_byte": 1.5},
+    {"step": 2, "sample": "\n\nKäthe\x1b ran.\n```\n"},
+    {"step": 3, "loss": 4.5, "rate": 0.1, "norm": 0.25, "tokens_per_second": 2000},
+    {"step": 3, "sample": "She"},
+]
+HEAD = {
+    "version": "1",
+    "machine": "a | b",
+    "model": {"dim": 4},
+    "train": {"steps": 5, "rate": 0.5},
+    "data": {
+        "train_tokens": 900,
+        "valid_tokens": 100,
+        "train_examples": 7,
+        "source": "über",
+        "floor_bits_per_byte": 0.5,
+    },
+}
+PAGE = """\
+# my run
+
+| | |
+|:--|:--|
+| steps | 3 of 5, unfinished |
+| data | über, 900 tokens and 7 examples to train on |
+| machine | a \\| b |
+| throughput | 2,000 tokens a second (median); 6,500 tokens in 4 s of steps |
+| gradient norm | median 0.25 |
+| validation | 1.5000 bits per byte at the end, 1.2500 at best (step 1) |
+| floor | 0.5000 bits per byte for the source itself; 1.0000 above it |
+
+![Loss and validation by step](loss.png)
+
+![Gradient norms and update sizes](layers.png)
+
+## Warnings
+
+- the data will repeat itself
+
+## Validation
+
+| step | bits per byte | above the floor |
+|--:|--:|--:|
+| 0 | 8.0000 | 7.5000 |
+| 1 | 1.2500 | 0.7500 |
+| 2 | 1.5000 | 1.0000 |
+
+## Samples
+
+Step 2:
+
+````text
+Käthe\ufffd ran.
+```
+````
+
+Step 3:
+
+```text
+She
+```
+
+## Settings
+
+```json
+{
+ "model": {
+  "dim": 4
+ },
+ "train": {
+  "steps": 5,
+  "rate": 0.5
+ }
+}
+```
+"""
+SHORT_PAGE = """\
+# my run
+
+| | |
+|:--|:--|
+| steps | 5 of 5 |
+| data | None,  to train on |
+| machine | None |
+| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |
+| gradient norm | median 1.23 |
+
+![Loss and validation by step](loss.png)
+
+![Gradient norms and update sizes](layers.png)
+
+## Warnings
+
+None.
+
+## Settings
+
+```json
+{
+ "model": {},
+ "train": {
+  "steps": 5
+ }
+}
+```
+"""
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def run_of(folder, head, log):
+    run = folder / "my run"
+    run.mkdir(exist_ok=True)
+    (run / "run.json").write_text(
+        head if isinstance(head, str) else json.dumps(head, ensure_ascii=False), "utf-8"
+    )
+    (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log), "utf-8")
+    return run
+
+
+def test_a_whole_page(tmp_path):
+    run, open_before = run_of(tmp_path, HEAD, LOG), plt.get_fignums()
+    with patch.object(report, "draw_loss", wraps=report.draw_loss) as loss:
+        with patch.object(report, "draw_layers", wraps=report.draw_layers) as layers:
+            page = report.report(run)
+    loss.assert_called_once_with(LOG, 0.5)
+    layers.assert_called_once_with(LOG)
+    assert page == run / "report" / "report.md" and page.read_text("utf-8") == PAGE
+    assert sorted(f.name for f in page.parent.iterdir()) == ["layers.png", "loss.png", "report.md"]
+    assert plt.get_fignums() == open_before, "figures that are written are closed"
+    assert report.report(str(run), str(tmp_path / "a" / "b")) == tmp_path / "a" / "b" / "report.md"
+    assert report.report(run).read_text("utf-8") == PAGE, "a page is written over"
+
+
+def test_a_whole_page_of_a_run_that_has_little_to_say(tmp_path):
+    """No validation, no floor, no sample, no seconds: no heading of what is not there."""
+    head = {"model": {}, "train": {"steps": 5}, "data": {}}
+    log = [{"step": 5, "loss": 4.0, "rate": 0.1, "norm": 1.2345, "tokens_per_second": 7}]
+    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    head["data"]["floor_bits_per_byte"] = 0.5  # without a validation nothing is above it
+    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    head["data"]["floor_bits_per_byte"] = "low"  # edited: nobody knows it
+    log += [{"step": 5, "valid_bits_per_byte": 2}]
+    page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+    assert (
+        "floor" not in page and "\n| step | bits per byte |\n|--:|--:|\n| 5 | 2.0000 |\n\n## Settings" in page
+    )
+    head["data"]["floor_bits_per_byte"] = 1  # a whole number is one
+    assert "above the floor" in report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+
+
+def test_a_warning_may_be_long_and_a_fact_not(tmp_path):
+    log = [*LOG, {"step": 3, "warning": "w" * 1999}, {"step": 3, "warning": "v" * 2001}]
+    head = HEAD | {"machine": "m" * 601}
+    page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+    assert f"- {'w' * 1999}\n- {'v' * 1000} ... {'v' * 1000}\n" in page
+    assert f"| machine | {'m' * 300} ... {'m' * 300} |\n" in page
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("{", "run.json: not readable as JSON ("),
+        ('{"a": NaN}', "run.json: not readable as JSON ("),
+        ("[" * 99_999, "run.json: not readable as JSON ("),
+        ("[]", "run.json: model, train or data is missing: edited"),
+        ('{"model": {}, "train": {}}', "run.json: model, train or data is missing: edited"),
+        ('{"model": {}, "train": {}, "data": 1}', "run.json: model, train or data is missing: edited"),
+        ('{"model": [], "train": {}, "data": {}}', "run.json: model, train or data is missing: edited"),
+        ('{"model": {}, "train": null, "data": {}}', "run.json: model, train or data is missing: edited"),
+    ],
+)
+def test_a_description_that_is_none(tmp_path, text, expected):
+    run = run_of(tmp_path, text, LOG)
+    with pytest.raises(NanoEulerError) as caught:
+        report.report(run)
+    assert str(caught.value).startswith(f"{run}/{expected}") and not (run / "report").exists()
+
+
+def test_where_no_page_can_be_written(tmp_path):
+    run = run_of(tmp_path, HEAD, LOG)
+    with pytest.raises(NanoEulerError) as caught:
+        report.report(run, run / "log.jsonl")
+    assert str(caught.value) == f"{run}/log.jsonl: cannot be written to (File exists)"
+    (run / "run.json").unlink()
+    with pytest.raises(NanoEulerError, match=r"run.json: not readable as JSON .*No such file"):
+        report.report(run)
+    run_of(tmp_path, HEAD, LOG[:2])
+    with pytest.raises(NanoEulerError) as caught:
+        report.report(run)
+    assert str(caught.value) == f"{run}: its log has no step yet, expected at least one"
+
+
+def test_two_panels_side_by_side_in_the_book_s_look():
+    plt.style.use("default")
+    for figure in (report.draw_loss(LOG, 0.5), report.draw_layers(LOG)):
+        assert tuple(figure.get_size_inches()) == (9, 3.4) and figure.get_constrained_layout()
+        assert figure.get_dpi() == 144, "the book's style"
+        figure.canvas.draw()
+        left, right = figure.axes
+        assert left.get_position().x1 < right.get_position().x0
+        assert abs(left.get_position().y0 - right.get_position().y0) < 0.05
+
+
+def test_what_is_drawn_stays_in_the_background():
+    """Single steps are thin and grey, the floor is grey and dashed; what is read is in the book's colours."""
+    left, right = report.draw_loss(LOG, 0.5).axes
+    each, mean = left.lines
+    assert (each.get_color(), each.get_linewidth()) == ("0.6", 0.6)
+    assert mean.get_color() == plt.rcParams["axes.prop_cycle"].by_key()["color"][0]
+    assert (right.lines[1].get_color(), right.lines[1].get_linestyle()) == ("0.5", "--")
+    (note,) = right.texts
+    assert (note.get_text(), note.xy, note.xyann) == ("1.500", (2, 1.5), (-2, 6))
+    assert (note.anncoords, note.get_ha()) == ("offset points", "right")
+    assert note.get_fontsize() < plt.rcParams["font.size"]
+
+
+def test_the_validation_s_scale_is_logarithmic_where_it_can_be():
+    for bits, scale in ((0.001, "log"), (0.0, "linear"), (1.0, "log")):
+        log = [{"step": 0, "valid_bits_per_byte": 8.0}, {"step": 1, "valid_bits_per_byte": bits}]
+        assert report.draw_loss(log).axes[1].get_yscale() == scale
+
+
+def test_the_layers_figure_as_it_is_read():
+    left, right = report.draw_layers(LOG).axes
+    for axes in (left, right):
+        assert [line.get_marker() for line in axes.lines] == ["o", "s"]
+        assert {(line.get_markersize(), line.get_linewidth()) for line in axes.lines} == {(3, 1)}
+    assert right.get_legend()._ncols == 2 and left.get_legend() is None
+    assert right.get_legend().get_texts()[0].get_fontsize() < 8
+    assert len({name for name in "os^vD*<>PX"}) == 10
+
+
+@pytest.mark.parametrize(
+    "low, high, labels",
+    [
+        (1.0, 5.9, ["1", "2", "3", "4", "5"]),  # a linear grid reads best
+        (1.0, 6.0, ["1", "1.5", "2", "3", "5"]),
+        (1.0, 20.0, ["1", "1.5", "2", "3", "5", "7", "10", "15", "20"]),
+        (1.0, 20.5, ["1", "2", "5", "10", "20"]),
+        (1.0, 1000.0, ["1", "2", "5", "10", "20", "50", "100", "200", "500", "1000"]),
+    ],
+)
+def test_the_labels_of_a_logarithmic_scale(low, high, labels):
+    _, axes = plt.subplots()
+    axes.plot([0, 1], [low, high])
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    with patch.object(axes, "set_yscale") as scale:  # it would choose other limits
+        report._log_scale(axes)
+    scale.assert_called_once_with("log")
+    axes.figure.canvas.draw()
+    shown = [
+        tick.label1.get_text()
+        for tick in axes.yaxis.get_major_ticks()
+        if low * 0.999 <= tick.get_loc() <= high * 1.001
+    ]
+    assert shown == labels
+    assert not len(axes.yaxis.get_minorticklocs())
+
+
+def test_powers_of_ten_beyond_three_decades():
+    _, axes = plt.subplots()
+    axes.plot([0, 1], [1.0, 1001.0])
+    axes.set_yscale("log")
+    axes.set_ylim(1.0, 1001.0)
+    report._log_scale(axes)
+    axes.figure.canvas.draw()
+    texts = [tick.label1.get_text() for tick in axes.yaxis.get_major_ticks()]
+    assert any("mathdefault" in text for text in texts) and len(axes.yaxis.get_minorticklocs()) > 5
+
+
+def test_a_mean_of_few_steps_is_over_those_there_are():
+    mean = report.draw_loss(LOG).axes[0].lines[1]
+    assert mean.get_ydata().tolist() == pytest.approx([4.5] * 3) and mean.get_xdata().tolist() == [1, 2, 3]
+    assert not math.isnan(plots.np.sum(mean.get_ydata()))
+
+
+def test_a_live_curve_draws_its_first_step_at_once_and_keeps_every_entry(monkeypatch):
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda figure, display_id: shown.append(display_id))
+    monkeypatch.setattr(report.time, "monotonic", lambda: 0.0)
+    live = report.Live()
+    assert (live.log, live.handle, live.drawn) == ([], None, -math.inf)
+    for entry in LOG[:2]:
+        live(entry)
+    assert shown == []
+    live(LOG[2])
+    assert shown == [True] and live.log == LOG[:3] and live.drawn == 0.0
