@@ -1,39 +1,26 @@
-"""Turn a chapter into an assignment: `make assignment CH=06`.
+"""The course that `make assignment CH=06` fills: how nbgrader makes a release and grades what comes back.
 
-The chapter's own notebook is the source. Cells tagged `solution` go; the stubs stay, with nbgrader's marks on them; and
-a check ends in the points that it gives, which nbgrader counts: `judge` never raises, and a cell that does not raise
-would earn all of them.
+tools/assignment.py writes the instructor's notebook, which has no solutions in it already, and copies this file to it.
 """
 
-import re
-
-from nbconvert.preprocessors import Preprocessor
 from nbgrader import preprocessors as steps
-
-JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
-
-
-class StudentVersion(Preprocessor):
-    def preprocess(self, notebook, resources):
-        notebook.cells = [cell for cell in notebook.cells if "solution" not in cell.metadata.get("tags", ())]
-        for cell in notebook.cells:
-            if cell.metadata.get("nbgrader", {}).get("grade") and cell.cell_type == "code":
-                right = " and ".join(f"{name} is not None" for name in JUDGED.findall(cell.source))
-                cell.source += f"\n{cell.metadata.nbgrader.points} * ({right})"
-        return notebook, resources
-
 
 c = get_config()  # noqa: F821  (nbgrader provides it)
 c.CourseDirectory.course_id = "nanoeuler"
-c.StudentVersion.enabled = True
+# ClearSolutions is not among them: it would write its own words over the stubs, contract and all.
 c.GenerateAssignment.preprocessors = [
-    StudentVersion,
     steps.LockCells,
     steps.ComputeChecksums,
     steps.SaveCells,
     steps.CheckCellMetadata,
     steps.ClearOutput,
-    steps.ClearHiddenTests,
     steps.ComputeChecksums,
     steps.CheckCellMetadata,
 ]
+c.OverwriteCells.add_missing_cells = True  # a check that was deleted is put back
+c.Execute.timeout = (
+    300  # seconds a cell; nbgrader's 30 are few on a busy machine, and a check stops after 60 itself
+)
+c.Execute.startup_timeout = 180
+c.LimitOutput.max_lines = 200
+c.ClearMetadataPreprocessor.enabled = False

@@ -1,0 +1,227 @@
+"""What a paper is made of: problems whose functions take arrays and return arrays, and how each answer is judged.
+
+No right answer is written down here. A derivation is compared with difference quotients of the forward pass, a repaired
+function with its specification, clause by clause, and a measurement with the number that the data was made from.
+"""
+
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Arrays = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a paper: what the student reads, the inputs that the grader draws, and its judgement.
+
+    contract: the source of the function to write, a stub. given: source that the student gets beside it. calls: from a
+    generator the inputs of each call, and what they were made from where that is the answer; this never reaches the
+    student's process. judge: from both and the arrays that came back one sentence, "" if they are right.
+    """
+
+    name: str
+    points: int
+    title: str
+    statement: str
+    contract: str
+    calls: Callable[[np.random.Generator], list[tuple[Arrays, Any]]]
+    judge: Callable[[Arrays, Any, list[np.ndarray]], str]
+    given: str = ""
+
+
+def pick(rng: np.random.Generator, options):
+    """One of the options."""
+    return options[int(rng.integers(len(options)))]
+
+
+def number(rng: np.random.Generator, low: float, high: float) -> float:
+    """A constant for a statement: two decimals, so that text and code hold the same number."""
+    return round(float(rng.uniform(low, high)), 2)
+
+
+def functions(source: str) -> dict:
+    """The functions that a source defines."""
+    names = {"np": np}
+    exec(source, names)
+    return names
+
+
+def same(name: str, found: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> str:
+    """Shape, then the worst element: a sentence, "" if they agree. NaN agrees with nothing."""
+    if found.shape != np.shape(expected):
+        return f"{name} has shape {found.shape}, expected {np.shape(expected)}"
+    if found.dtype.kind not in "fiub":
+        return f"{name} has dtype {found.dtype}, expected numbers"
+    with np.errstate(invalid="ignore"):
+        close = (np.abs(found - expected) <= atol + rtol * np.abs(expected)) | (found == expected)
+    if close.all():
+        return ""
+    wrong = np.argwhere(~close)
+    return f"{name} is wrong at {len(wrong)} of {close.size} elements, the first {wrong[0].tolist()}"
+
+
+# ---- Derive
+
+
+def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: list[tuple]) -> Problem:
+    """Gradients of a forward pass that no chapter has, judged by its difference quotients.
+
+    forward: source of `forward(*names)`. draw(rng, *size): its arguments. Of the last size, the large one, only some
+    elements and directions are compared: a difference quotient for every element would not end within the limits.
+    """
+    run = functions(forward)["forward"]
+    given = ", ".join(names)
+    contract = (
+        f"def backward(dy, {given}):\n"
+        f'    """Gradients of (forward({given}) * dy).sum(): the tuple ({", ".join("d" + n for n in names)}).\n\n'
+        "    Each has the shape of its array. NumPy alone; the grader's largest arrays have a hundred "
+        "thousand elements.\n"
+        f'    """\n    return None  # your code here\n'
+    )
+
+    def calls(rng):
+        made = [draw(rng, *size) for size in sizes]
+        return [((rng.normal(size=np.shape(run(*arrays))), *arrays), None) for arrays in made]
+
+    def judge(inputs, _, found):
+        dy, *arrays = inputs
+        if len(found) != len(names):
+            return (
+                f"{len(found)} arrays came back, expected {len(names)}: ({', '.join('d' + n for n in names)})"
+            )
+        for name, array, grad in zip(names, arrays, found, strict=True):
+            if grad.shape != array.shape:
+                return f"d{name} has shape {grad.shape}, expected {array.shape}"
+            if grad.dtype.kind != "f":
+                return f"d{name} has dtype {grad.dtype}, expected floating-point numbers"
+
+        def loss(changed, at):
+            return float((run(*[changed if i == at else a for i, a in enumerate(arrays)]) * dy).sum())
+
+        rng = np.random.default_rng(0)
+        for at, (name, array, grad) in enumerate(zip(names, arrays, found, strict=True)):
+            size = "x".join(map(str, array.shape))
+            picked = (
+                rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
+            )
+            directions = [np.eye(1, array.size, i).reshape(array.shape) for i in picked]
+            directions += [min(1, 20 / array.size**0.5) * rng.normal(size=array.shape) for _ in range(2)]
+            for number_, u in enumerate(directions):
+                slope = quotient(lambda h, u=u, at=at, array=array: loss(array + h * u, at))
+                size_of = np.abs(grad * u).sum() + np.linalg.norm(u) * 1e-2
+                if not abs(float((grad * u).sum()) - slope) <= 2e-6 * size_of:
+                    where = (
+                        f"at element {int(picked[number_])}" if number_ < len(picked) else "along a direction"
+                    )
+                    return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
+        return ""
+
+    statement = (
+        f"{text}\n\n```python\n{forward.strip()}\n```\n\n`y` is what it returns. Derive the "
+        "gradients of `(y * dy).sum()`."
+    )
+    return Problem("backward", 4, title, statement, contract, calls, judge, forward)
+
+
+def quotient(loss, h: float = 2e-3) -> float:
+    """The slope of loss(h) at 0, by the quotient whose error falls with the sixth power of h."""
+    a, b, c = (loss(k * h) - loss(-k * h) for k in (1, 2, 3))
+    return (45 * a - 9 * b + c) / (60 * h)
+
+
+# ---- Repair
+
+
+def repair(
+    rng: np.random.Generator,
+    title: str,
+    text: str,
+    template: str,
+    clauses: dict,
+    draw: list[Callable],
+    constants: dict,
+) -> Problem:
+    """A function that obeys all rules of its specification but one.
+
+    clauses: {placeholder of the template: [(sentence, code), ...]}: none of them is right by itself. The specification
+    is a drawn choice of each; the given code follows another choice of one. It is drawn anew until that shows on the
+    data. draw: makes the inputs of a call each. constants: {name: what stands for <name> in sentences and code}.
+    """
+
+    def with_constants(words):
+        for name, value in constants.items():
+            words = words.replace(f"<{name}>", repr(value))
+        return words
+
+    def source(choice):
+        code = template.strip() + "\n"
+        for name, options in clauses.items():
+            indent = re.search(rf"^( *)\{{{name}\}}$", code, re.M)[1]
+            code = code.replace(f"{indent}{{{name}}}", textwrap.indent(options[choice[name]][1], indent))
+        return re.sub(r"^def \w+", "def repaired", with_constants(code))
+
+    def calls(rng):
+        return [(make(rng), None) for make in draw]
+
+    def judge_by(right):
+        def judge(inputs, _, found):
+            expected = results(right, inputs)
+            if len(found) != len(expected):
+                return f"{len(found)} arrays came back, expected {len(expected)}"
+            pairs = enumerate(zip(found, expected, strict=True))
+            told = (same(f"result {i}", f, e, 1e-9, 1e-12) for i, (f, e) in pairs)
+            return next((sentence for sentence in told if sentence), "")
+
+        return judge
+
+    shows = False
+    while not shows:
+        spec = {name: int(rng.integers(len(options))) for name, options in clauses.items()}
+        broken = pick(rng, list(clauses))
+        other = pick(rng, [i for i in range(len(clauses[broken])) if i != spec[broken]])
+        given = source(spec | {broken: other})
+        wrong, right = (functions(s)["repaired"] for s in (given, source(spec)))
+        judge = judge_by(right)
+        tries = [calls(np.random.default_rng(seed)) for seed in range(3)]
+        shows = all(any(judge(i, None, results(wrong, i)) for i, _ in made) for made in tries)
+    rules = "\n".join(f"* {with_constants(clauses[name][spec[name]][0])}" for name in clauses)
+    statement = (
+        f"{with_constants(text)}\n\n{rules}\n\nThe function `repaired` in `answers.py` breaks one of these rules. "
+        "Find out which, and mend it."
+    )
+    return Problem("repaired", 3, title, statement, given, calls, judge)
+
+
+def results(function, inputs: Arrays) -> list[np.ndarray]:
+    """What a function returns for copies of the inputs, as a list of arrays."""
+    with np.errstate(all="ignore"):
+        found = function(*(a.copy() for a in inputs))
+    return [np.asarray(part) for part in (found if isinstance(found, tuple) else (found,))]
+
+
+# ---- Measure
+
+
+def measure(title: str, text: str, signature: str, returns: str, draw, judge) -> Problem:
+    """A number to find in data that was made from it.
+
+    draw(rng): (inputs, truth). judge(inputs, truth, found): a sentence, "" if near enough.
+    """
+    contract = f'def measured({signature}):\n    """{returns}"""\n    return None  # your code here\n'
+    return Problem("measured", 3, title, text, contract, lambda rng: [draw(rng) for _ in range(3)], judge)
+
+
+def near(name: str, found: list[np.ndarray], truths, tolerances, at: int = 0) -> str:
+    """Whether the numbers that came back, one array of them, are within their tolerances of the truth."""
+    if len(found) != 1 or found[0].shape != (len(truths),):
+        shapes = ", ".join(str(f.shape) for f in found)
+        return f"arrays of shape {shapes or 'none'} came back, expected one of shape ({len(truths)},): {name}"
+    for i, (value, truth, tolerance) in enumerate(zip(found[0], truths, tolerances, strict=True)):
+        if not abs(value - truth) <= tolerance:
+            return f"number {i} of {name} is {value:.4g}, which is off by more than {tolerance:.2g}"
+    return ""

@@ -1,0 +1,326 @@
+"""Papers that are marked: right answers earn all, a named wrong one loses its own points, cheating earns nothing."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import paper_answers
+import pytest
+
+from nanoeuler_lib.assign import papers, problems, worker
+from nanoeuler_lib.cli import main
+from nanoeuler_lib.errors import NanoEulerError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
+SEED, STUDENT = "a seed for the tests", "emmy"
+each_chapter = pytest.mark.parametrize("chapter", papers.CHAPTERS)
+
+
+@pytest.fixture(scope="module")
+def right():
+    """{chapter: {problem: source of a right answer}}."""
+    patch = pytest.MonkeyPatch()
+    return {chapter: paper_answers.right(chapter, SEED, STUDENT, patch) for chapter in papers.CHAPTERS}
+
+
+def marks_of(chapter, answers, tmp_path, seed=SEED, student=STUDENT):
+    path = tmp_path / "answers.py"
+    path.write_text(paper_answers.file(answers))
+    return {m.problem: m for m in papers.grade(chapter, seed, student, path)}
+
+
+# ---- Points
+
+
+@each_chapter
+def test_right_answers_earn_everything(chapter, right, tmp_path):
+    marks = marks_of(chapter, right[chapter], tmp_path)
+    assert {m.said for m in marks.values()} == {""}
+    assert [m.points for m in marks.values()] == [m.of for m in marks.values()] == [4, 3, 3]
+
+
+@each_chapter
+def test_an_untouched_paper_earns_nothing(chapter, tmp_path):
+    papers.hand_out(chapter, SEED, STUDENT, tmp_path / "paper")
+    marks = papers.grade(chapter, SEED, STUDENT, tmp_path / "paper" / "answers.py")
+    assert [m.points for m in marks] == [0, 0, 0]
+    assert all(m.said for m in marks)
+
+
+@each_chapter
+def test_each_wrong_answer_is_wrong(chapter, right):
+    """In this process: its judgement alone. That the others keep their points is tested below."""
+    for problem in papers.paper(chapter, SEED, STUDENT):
+        source = right[chapter][problem.name]
+        calls = problem.calls(np.random.default_rng(5))
+        wrong = paper_answers.wrong(chapter, problem.name, source, problem.contract)
+        assert len(wrong) >= 2
+        assert judged(problem, source, calls) == ""
+        for name, answer in wrong.items():
+            assert judged(problem, answer, calls), f"{problem.name}: accepted: {name}"
+
+
+def judged(problem, source, calls):
+    """What the grader says of a source, without a process for it."""
+    names = problems.functions(paper_answers.TAPE + problem.given)
+    exec(source, names)
+    for inputs, truth in calls:
+        with np.errstate(all="ignore"):
+            result = names[problem.name](*(a.copy() for a in inputs))
+            if result is None:
+                return "not written yet"
+            if said := problem.judge(inputs, truth, worker.arrays_of(result)):
+                return said
+    return ""
+
+
+def test_a_wrong_answer_loses_its_own_points_alone(right, tmp_path):
+    for problem in papers.paper("05", SEED, STUDENT):
+        broken = right["05"] | {problem.name: f"def {problem.name}(*a):\n    raise ValueError('a mistake')\n"}
+        marks = marks_of("05", broken, tmp_path)
+        assert {name for name, m in marks.items() if m.points < m.of} == {problem.name}
+        assert marks[problem.name].said == "ValueError: a mistake"
+
+
+@pytest.mark.slow
+@each_chapter
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_seed_right_is_right_and_what_was_handed_out_is_not(
+    chapter, seed, monkeypatch, tmp_path
+):
+    answers = paper_answers.right(chapter, str(seed), "ada", monkeypatch)
+    marks = marks_of(chapter, answers, tmp_path, str(seed), "ada")
+    assert {m.said for m in marks.values()} == {""}
+    contracts = paper_answers.contracts(chapter, str(seed), "ada")
+    assert [m.points for m in marks_of(chapter, contracts, tmp_path, str(seed), "ada").values()] == [0, 0, 0]
+
+
+# ---- Papers
+
+
+@each_chapter
+def test_every_student_has_another_paper(chapter):
+    texts = [[p.statement + p.contract for p in papers.paper(chapter, SEED, f"s{i}")] for i in range(12)]
+    derive, repair, measure = (len(set(column)) for column in zip(*texts, strict=True))
+    assert derive >= 11 and repair >= 11
+    assert measure >= 3, "here the data is the student's own, and the law it follows one of a few"
+    again, other = (papers.paper(chapter, seed, "s1")[0] for seed in (SEED, SEED + "!"))
+    assert again.statement + again.contract == texts[1][0] != other.statement + other.contract
+
+
+@each_chapter
+def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
+    marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
+    earned = {name for name, m in marks.items() if m.points}
+    assert earned <= {"measured"}, "only the way of measuring may be the same for two students"
+
+
+@each_chapter
+def test_the_given_function_breaks_its_rule_on_the_graders_data(chapter):
+    for student in range(40):
+        repaired = papers.paper(chapter, SEED, str(student))[1]
+        calls = repaired.calls(np.random.default_rng(student))
+        assert judged(repaired, repaired.contract, calls), f"student {student}: what is broken does not show"
+
+
+def test_the_books_version_earns_nothing(tmp_path):
+    import inspect
+
+    from nanoeuler_lib.ops import reference
+
+    book = inspect.getsource(reference.rmsnorm_forward) + inspect.getsource(reference.rmsnorm_backward)
+    answer = (
+        book
+        + "\n\ndef backward(dy, x, gain):\n    return rmsnorm_backward(dy, rmsnorm_forward(x, gain)[1])\n"
+    )
+    answer += "\n\ndef repaired(x, gain):\n    return rmsnorm_forward(x, gain)[0]\n"
+    marks = marks_of("08", {"backward": answer, "measured": ""}, tmp_path)
+    assert [m.points for m in marks.values()] == [0, 0, 0]
+
+
+def test_the_seed_is_not_in_the_students_folder(tmp_path):
+    papers.hand_out("08", "xyzzy-secret", STUDENT, tmp_path / "paper")
+    assert not [f for f in (tmp_path / "paper").iterdir() if b"xyzzy" in f.read_bytes()]
+
+
+def test_a_student_can_try_the_examples(right, tmp_path):
+    folder = tmp_path / "paper"
+    papers.hand_out("08", SEED, STUDENT, folder)
+    run = lambda: (
+        subprocess.run(
+            [sys.executable, "try_answers.py"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert "backward: None: not written yet" in run()
+    (folder / "answers.py").write_text(paper_answers.file(right["08"]))
+    said = run()
+    assert "backward: float64 (4, 3), float64 (3,)" in said
+    assert "the example was made from [" in said
+
+
+# ---- Cheats and accidents
+
+
+HOSTILE = {
+    "print": "print('right: 4 of 4 points')\ndef weights(o):\n    print(4)\n    return None\n",
+    "exit": "import os\nos._exit(0)\n",
+    "system exit": "raise SystemExit(0)\n",
+    "no Python": "def weights(:\n",
+    "an object": "import numpy as np\ndef weights(o):\n    return np.array([object()] * len(o))\n",
+    "a liar": """
+import numpy as np
+
+class Liar(np.ndarray):
+    def __sub__(self, other):
+        return 0
+    __mul__ = __eq__ = __sub__
+
+def weights(o):
+    return np.zeros(o.shape).view(Liar)
+""",
+    "its own results": "import os\nopen('results.npz', 'wb').write(b'PK' + b'0' * 99)\nos._exit(0)\n",
+    "a pickle": "import numpy as np, os\nnp.savez('results.npz', **{'0/0': np.array([print], object)})\nos._exit(0)\n",
+    "the grader": "from nanoeuler_lib.assign import papers\ndef weights(o):\n    return papers.paper\n",
+    "another process": "import os, sys\nif os.fork():\n    os._exit(0)\n",
+    "memory": "import numpy as np\nkept = [np.ones(2**27) for _ in range(99)]\n",
+    "a large file": "open('x', 'wb').write(bytes(2**28))\n",
+    "a deep stack": "def weights(o):\n    return weights(o)\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_file_does_costs_its_own_points_and_nothing_else(name, tmp_path):
+    path = tmp_path / "answers.py"
+    path.write_text(HOSTILE[name])
+    problem = papers.paper("05", SEED, STUDENT)[0]
+    calls = problem.calls(np.random.default_rng(0))
+    found, said = papers.run("weights", [inputs for inputs, _ in calls], "", path)
+    assert said or any(problem.judge(i, t, f) for (i, t), f in zip(calls, found, strict=True))
+    if name == "memory":
+        assert "MemoryError" in said
+    if name == "the grader":
+        assert said.startswith("ImportError: nanoeuler_lib")
+
+
+def test_an_endless_loop_ends(tmp_path, monkeypatch):
+    path = tmp_path / "answers.py"
+    path.write_text("import time\ndef weights(o):\n    while True: time.sleep(1)\n")
+    monkeypatch.setattr(papers, "WALL_SECONDS", 3)
+    began = time.perf_counter()
+    assert papers.run("weights", [(np.ones(2),)], "", path)[1].startswith("no end after")
+    assert time.perf_counter() - began < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c != "05"])
+def test_difference_quotients_instead_of_a_derivation_run_out_of_time(chapter, tmp_path):
+    source = """
+import numpy as np
+from given import forward
+
+def backward(dy, *inputs):
+    grads = []
+    for x in inputs:
+        grad = np.zeros(x.shape)
+        for i in np.ndindex(x.shape):
+            kept, sums = x[i], []
+            for h in (1e-5, -1e-5):
+                x[i] = kept + h
+                sums.append((forward(*inputs) * dy).sum())
+            x[i], grad[i] = kept, (sums[0] - sums[1]) / 2e-5
+        grads.append(grad)
+    return tuple(grads)
+"""
+    marks = marks_of(chapter, {"backward": source}, tmp_path)
+    assert marks["backward"].points == 0
+    assert marks["backward"].said.startswith("no end after")
+
+
+def test_results_that_unpack_to_gigabytes_are_not_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "results.npz", **{"0/0": np.zeros(2**20)})
+    monkeypatch.setattr(papers, "LARGEST", 2**20)
+    assert papers._read(tmp_path / "results.npz", 1, 0) == ([], "more than 1 MiB came back")
+
+
+# ---- The command
+
+
+def test_command_hands_out_and_marks(tmp_path, capsys, right, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "names.txt").write_text("emmy\nada\n\n")
+    assert main(["assign", "05", "--seed", SEED, "--students", "names.txt", "--out", "papers"]) == 0
+    assert capsys.readouterr().out == "papers: 2 of chapter 05\n"
+    assert sorted(f.name for f in (tmp_path / "papers" / "ada").iterdir()) == [
+        "README.md", "answers.py", "examples.npz", "given.py", "try_answers.py",
+    ]  # fmt: skip
+    (tmp_path / "papers" / "emmy" / "answers.py").write_text(paper_answers.file(right["05"]))
+    (tmp_path / "papers" / "ada" / "answers.py").write_text("import numpy as np\nraise ValueError('=1+1')\n")
+    assert main(["assign", "05", "--seed", SEED, "--grade", "papers"]) == 0
+    assert "emmy                 10 of 10" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "marks-05" / "marks.csv").open()))
+    assert [(row["student"], row["points"], row["of"]) for row in rows] == [
+        ("ada", "0", "10"),
+        ("emmy", "10", "10"),
+    ]
+    assert rows[0]["weights: what was wrong"] == "ValueError: =1+1"
+    assert "weights: 4 of 4. Right." in (tmp_path / "marks-05" / "emmy.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["8", "--seed", "s", "--student", "a"], "chapter is '8', expected one of 04, 05, 06, 08, 11, 14"),
+        (
+            ["08", "--seed", "s", "--student", "../a"],
+            "student is '../a', expected letters, digits and . - _ @",
+        ),
+        (["08", "--seed", "", "--student", "a"], "--seed is empty"),
+        (["08", "--seed", "s", "--grade", "nowhere"], "nowhere is no folder"),
+        (["08", "--seed", "s", "--grade", "."], ". holds no submission"),
+        (["08", "--seed", "s"], "one of the arguments --student --students --grade is required"),
+        (["08", "--student", "a"], "--seed is missing"),
+        (["08", "--seed", "s", "--students", "missing.txt"], "missing.txt: no such file"),
+        (["08", "--seed", "s", "--student", "a", "--out", "there"], "there exists, expected a new folder"),
+    ],
+)
+def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / ".keep").touch()
+    if "." in words:
+        (tmp_path / "empty").mkdir()
+        words = [w if w != "." else "empty" for w in words]
+        said = said.replace(".", "empty", 1)
+    assert main(["assign", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_a_name_twice_is_refused(tmp_path):
+    (tmp_path / "names").write_text("a\nb\na\n")
+    with pytest.raises(NanoEulerError, match="'a' twice"):
+        papers.roster(tmp_path / "names")
+
+
+def test_json_tells_what_was_marked(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "ada.py").write_text("")
+    assert main(["assign", "05", "--seed", "s", "--grade", "work", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [m["points"] for m in told["students"]["ada"]] == [0, 0, 0]
+    assert told["students"]["ada"][0]["said"] == "AttributeError: module 'answers' has no attribute 'weights'"
+
+
+def test_no_answer_is_in_the_library():
+    """A derivation and a measurement are judged without one: nothing in the package computes a backward pass."""
+    for chapter in papers.CHAPTERS:
+        module = importlib.import_module(f"nanoeuler_lib.assign.ch{chapter}")
+        assert not [
+            name for name in dir(module) if "backward" in name or "solution" in name or "answer" in name
+        ]
