@@ -1,0 +1,456 @@
+"""The models in the book's pages compute what the library does, in a real browser, and their source is the true one."""
+
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
+
+from docutils import nodes
+
+from nanoeuler_lib import checkpoint, generate, ops, world
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.ops import reference
+from tools import live
+
+STATIC = live.ROOT / "book" / "_static" / "live"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
+MODEL, TOKENIZER = checkpoint.load_pretrained(live.MODEL)
+END = TOKENIZER.special_tokens["<|endoftext|>"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The files of the pages as in the built book, where a browser may open them."""
+    folder = tmp_path_factory.mktemp("live")
+    for file in STATIC.iterdir():
+        shutil.copy(file, folder)
+    assert live.write_script(folder / "konigsberg.js")
+    return folder
+
+
+def page_data(folder: Path) -> dict:
+    """What the page has loaded."""
+    return json.loads((folder / "konigsberg.js").read_text().split("NanoEuler.data = ")[1].rstrip(";\n"))
+
+
+def run_page(folder: Path, script: str, body: str = "", given: object = None):
+    """What the body of an async JavaScript function returns, in a page opened from a file. `given` is its variable."""
+    page = f"""<!doctype html><meta charset="utf-8"><html lang="en"><body>{body}<pre id="result"></pre>
+<script>const given = {json.dumps(given)};</script>
+<script src="model.js"></script>
+<script src="page.js"></script>
+<script>
+window.addEventListener("load", async () => {{
+  const until = async (found) => {{
+    while (!found()) await new Promise((done) => setTimeout(done, 20));
+    return found();
+  }};
+  let result;
+  try {{ result = {{ value: await (async () => {{ {script} }})() }}; }}
+  catch (error) {{ result = {{ error: String(error.stack) }}; }}
+  document.getElementById("result").textContent = JSON.stringify(result);
+}});
+</script>"""
+    (folder / "page.html").write_text(page)
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=120000",
+        "--dump-dom",
+    ]
+    done = subprocess.run(
+        [*command, (folder / "page.html").as_uri()], capture_output=True, text=True, timeout=300, check=True
+    )
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
+    assert found and found[1], f"the page did not come to an end: {done.stderr[-2000:]}"
+    result = json.loads(html.unescape(found[1]))
+    assert "error" not in result, result["error"]
+    return result["value"]
+
+
+MODEL_IN_PAGE = """
+await new Promise((done) => document.head.append(Object.assign(document.createElement("script"),
+  { src: "konigsberg.js", onload: done })));
+const page = NanoEuler.unpack(NanoEuler.data);
+const reading = new NanoEuler.Reading(page);
+"""
+
+
+# ---- The tokens
+
+
+def nasty_texts() -> list[str]:
+    """Contractions, spaces of all kinds, umlauts, marks, digits of other scripts, emoji, and texts drawn from these."""
+    texts = [
+        "", " ", "  ", "\n", " \n ", "a  b", "a \n\n b ", "trailing  ", "\t\ttabs\r\nlines\r",
+        "it's we'll I'd you've they're I'm 'twas IT'S we’ll ''s 'll's", "Käthe, Straße, Möller", "na\u0308ive e\u0301",
+        "12345 ٣٤٥ Ⅻ ½ ² ੫੬", "日本語のテキスト 一二三", "한국어", "😀👩\u200d👩\u200d👧 🏳️\u200d🌈🇩🇪",
+        "\u00a0\u2003\u3000nbsp\u2028line\x85next",
+        "\ufeffBOM\ufeff and \u200bzero",
+        "a  \ufeffb", "a  \x85\x85b", "\x00\x1c\x1f\x7f control", "<|endoftext|>", "snake_case __init__(x) != y\\n",
+        "…—„“”«»", "a" * 300, "ab" * 100 + " " * 50 + "!?" * 40,
+    ]  # fmt: skip
+    rng = np.random.default_rng(3)
+    letters = list(" \n's'tllädÄß_-.,123٣Ⅻ😀é日\u0301\u00a0\u2028KönigsbergMurr") + [
+        "'ll",
+        "  ",
+        "The ",
+        " Murr",
+        "\r\n",
+    ]
+    texts += ["".join(rng.choice(letters, rng.integers(1, 40))) for _ in range(300)]
+    return texts + [world.sample(seed).text for seed in range(40)]
+
+
+@browser
+def test_tokens_are_the_librarys(folder):
+    texts = nasty_texts()
+    found = run_page(
+        folder,
+        MODEL_IN_PAGE + "return given.map((text) => { const ids = page.tokenizer.encode(text);"
+        "return [ids, page.tokenizer.decode(ids)]; });",
+        given=texts,
+    )
+    for text, (ids, again) in zip(texts, found, strict=True):
+        assert ids == TOKENIZER.encode(text).tolist(), repr(text)
+        assert again == text.removeprefix("\ufeff"), repr(text)  # TextDecoder takes a byte order mark away
+
+
+# ---- The model
+
+
+def sequences() -> list[list[int]]:
+    """Token ids to read one after another: some begin alike, some are noise, some fill the context."""
+    rng = np.random.default_rng(8)
+    story = [END, *map(int, TOKENIZER.encode(world.sample(3, "belief").text))]
+    other = [END, *map(int, TOKENIZER.encode("Käthe lent the moon to 77 geese; it’s naïve!\n\n" * 3))]
+    noise = rng.integers(0, TOKENIZER.vocab_size, MODEL.config.context).tolist()
+    return [story, story[:20] + other[1:60], [END], noise, other]
+
+
+@browser
+def test_logits_and_attention_are_the_librarys(folder):
+    """At every position, to 1e-4, with a cache that is cut back where the next text begins as the last one did."""
+    looked = [  # layer, head (None: the mean of all), from where
+        (layer, head, place) for layer in range(4) for head in (0, 1, 2, 3, None) for place in (0, 19, 70)
+    ]
+    given = {"sequences": sequences(), "looked": looked}
+    found = run_page(
+        folder,
+        MODEL_IN_PAGE
+        + """
+        const logits = []; let before = [];
+        for (const ids of given.sequences) {
+          let common = 0;
+          while (common < before.length && ids[common] === before[common]) common++;
+          page.decoder.length = Math.min(common, ids.length - 1);
+          const start = page.decoder.length;
+          logits.push([start, ids.slice(start).map((id) => Array.from(page.decoder.feed(id)))]);
+          before = ids;
+        }
+        page.decoder.length = 0;
+        for (const id of given.sequences[0]) page.decoder.feed(id);
+        const attention = given.looked.map((place) => Array.from(page.decoder.attention(...place)));
+        return { logits, attention };""",
+        given=given,
+    )
+    for ids, (start, rows) in zip(given["sequences"], found["logits"], strict=True):
+        expected = MODEL.logits(np.array([ids]))[0, start:]
+        assert not (np.abs(np.array(rows) - expected).max() > 1e-4)
+    probs = []
+
+    def spy(q, k, v):
+        y, saved = reference.attention_forward(q, k, v)
+        probs.append(saved[3].reshape(MODEL.config.heads, *saved[3].shape[-2:]))
+        return y, saved
+
+    with ops.use(attention_forward=spy):
+        MODEL.logits(np.array([given["sequences"][0]]))
+    for (layer, head, place), row in zip(looked, found["attention"], strict=True):
+        p = probs[layer].mean(axis=0) if head is None else probs[layer][head]
+        np.testing.assert_allclose(row, p[place, : place + 1], atol=1e-5)
+
+
+@browser
+def test_a_text_longer_than_the_context_is_read_as_the_library_reads_it(folder):
+    """Growing token by token, the later half is read again whenever the context is full: `generate.speculate`."""
+    context = MODEL.config.context
+    ids = np.random.default_rng(5).integers(0, END, 2 * context + 10).tolist()
+    lengths = [0, 1, context - 1, context, context + 63, context + 64, 2 * context + 9]
+    found = run_page(
+        folder,
+        MODEL_IN_PAGE + "return given.lengths.map((n) => { reading.read(given.ids.slice(0, n));"
+        "return [reading.window, Array.from(reading.logits)]; });",
+        given={"ids": ids, "lengths": lengths},
+    )
+    for n, (window, logits) in zip(lengths, found, strict=True):
+        expected = [END]
+        for token in ids[:n]:
+            expected = (
+                [*expected, token] if len(expected) < context else [*expected, token][-(context // 2 + 1) :]
+            )
+        assert window == expected
+        assert not (np.abs(MODEL.logits(np.array([window]))[0, -1] - logits).max() > 1e-4)
+
+
+@browser
+def test_the_cuts_and_the_draw_are_the_librarys(folder):
+    rng = np.random.default_rng(11)
+    cases = []
+    for _ in range(200):
+        logits = np.round(rng.normal(0, rng.choice([0.1, 3.0, 12.0]), rng.integers(1, 40)), 1)
+        options = {
+            "temperature": float(rng.choice([0, 0.3, 1, 2.5])),
+            "top_k": int(rng.choice([0, 1, 3, 100])),
+            "top_p": float(rng.choice([0.07, 0.513, 0.93, 1])),
+            "min_p": float(rng.choice([0, 0.0511, 0.31, 1])),
+        }
+        cases.append((logits.tolist(), options, rng.choice([0.0, rng.random(), 1 - 1e-12])))
+    found = run_page(
+        folder,
+        """return given.map(([logits, o, r]) => {
+          const options = { temperature: o.temperature, topK: o.top_k, topP: o.top_p, minP: o.min_p };
+          const kept = NanoEuler.filteredProbs(logits, options);
+          return [kept, NanoEuler.pick(kept, r)]; });""",
+        given=cases,
+    )
+    for (logits, options, r), (kept, drawn) in zip(cases, found, strict=True):
+        tokens, probs = generate.filtered_probs(np.array(logits), **options)
+        assert kept["tokens"] == tokens.tolist(), options
+        np.testing.assert_allclose(kept["probs"], probs, rtol=1e-12)
+        assert drawn == generate.pick(tokens, probs, SimpleNamespace(random=lambda r=r: r))
+
+
+# ---- The true source
+
+
+@pytest.mark.parametrize("kind", world.KINDS)
+def test_the_sources_tokens_cost_what_the_story_costs(kind):
+    """The product over the tokens is the probability of the text, which the grammar's own reader finds byte by byte."""
+    for seed in (31, 32):
+        text = world.sample(seed, kind).text
+        ids, rows = live.next_tokens(text, TOKENIZER)
+        assert ids == TOKENIZER.encode(text).tolist()
+        assert len(rows) == len(ids) + 1 and rows[-1] == {END: 1.0}
+        assert all(math.isclose(sum(row.values()), 1) for row in rows)
+        bits = -sum(math.log2(row[token]) for token, row in zip(ids, rows, strict=False))
+        assert math.isclose(bits, world.code_length(text), abs_tol=1e-9)
+
+
+def test_the_source_says_what_many_stories_do():
+    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
+    drawn = [[int(i) for i in TOKENIZER.encode(story.text)] for story in world.stories(5_000, seed=77)]
+    ids, rows = live.next_tokens(world.sample(8, "errand").text, TOKENIZER)
+    for at in (0, 1, 2, 3):
+        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
+        n = followers.total()
+        assert n > 100 and followers.keys() <= rows[at].keys()
+        for token, p in rows[at].items():
+            assert abs(followers[token] - n * p) <= 5 * math.sqrt(n * p * (1 - p)) + 1, (at, token)
+
+
+def test_what_is_no_story_has_no_source():
+    with pytest.raises(NanoEulerError, match="not a story"):
+        live.next_tokens("Euler sold the moon.", TOKENIZER)
+
+
+# ---- The page
+
+
+INSTRUMENT = """
+const root = await until(() => document.querySelector("section.live"));
+const press = (name) => [...root.querySelectorAll("button")].find((button) => button.textContent === name).click();
+const set = (control, value, kind = "input") => { control.value = value; control.dispatchEvent(new Event(kind)); };
+const texts = (row) => [...row.children].map((cell) => cell.textContent);
+const rows = () => [...root.querySelectorAll("tbody tr")].map(texts);
+"""
+PICTURE = '<img class="{}" src="writer.png" alt="picture" width="300" height="200">'
+
+
+@browser
+def test_the_writer_works(folder):
+    """From a file: the picture becomes the instrument, whose controls do what they say, by keyboard names alone."""
+    found = run_page(
+        folder,
+        INSTRUMENT
+        + """
+        const text = root.querySelector("textarea"), status = root.querySelector("[role=status]");
+        const [temperature, from] = root.querySelectorAll("input[type=range]");
+        const out = { left: document.querySelectorAll("img").length };
+        out.start = [text.value, rows(), root.querySelector(".live-note[aria-live]").textContent];
+        press("As the story goes on"); out.follow = [text.value, status.textContent];
+        root.querySelector("tbody button").click(); out.choose = text.value;
+        out.focus = document.activeElement === root.querySelector("tbody button");
+        set(text, "Zwölf 😀"); out.typed = [rows(), root.querySelector("select").value];
+        set(text, ""); out.empty = rows();
+        set(temperature, 0); press("Draw a token"); out.greedy = text.value;
+        set(root.querySelector("select"), "2", "change"); out.story = text.value;
+        press("Write on"); await until(() => /^The end/.test(status.textContent)); out.written = text.value;
+        set(from, 0); out.first = root.querySelector(".live-note[aria-live]").textContent;
+        out.named = [...root.querySelectorAll("input, select, textarea")].map((control) => control.labels.length);
+        return out;""",
+        body=PICTURE.format("live-model"),
+    )
+    data = page_data(folder)
+    story, place = data["stories"][0]["ids"], data["places"]["fact"]
+    decode = TOKENIZER.decode
+    assert found["left"] == 0
+    text, rows, looked = found["start"]
+    assert text == decode(story[:place])
+    p = generate.filtered_probs(MODEL.logits(np.array([[END, *story[:place]]]))[0, -1])[1][
+        0
+    ]  # of the likeliest
+    assert rows[0][0] == decode(story[place : place + 1]) and rows[0][2] == "100 %"
+    assert {row[2] for row in rows[1:]} == {"0"}  # the story has said who, so the source knows
+    assert rows[0][1] == f"{100 * p:.0f} %"
+    holder = re.search(r'"(\w+)', decode(story[place - 1 :]))[1]  # who has it, says the story
+    assert f"␣{holder} (token" in looked.split(",")[0], looked
+    assert found["follow"][0] == decode(story[: place + 1])
+    assert re.fullmatch(r"“.+”: the model gave it \d+ %, the source 100 %\.", found["follow"][1])
+    assert found["choose"].startswith(found["follow"][0]) and len(found["choose"]) > len(found["follow"][0])
+    assert found["focus"]
+    assert found["typed"][1] == "" and all(row[2] == "–" for row in found["typed"][0])
+    first = live.next_tokens(world.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
+    shown = {row[0].replace("␣", " "): row[2] for row in found["empty"]}
+    said = {decode([token]): p for token, p in first.items()}
+    assert all(
+        share == (f"{100 * said[t]:.0f} %" if said[t] >= 0.0995 else f"{100 * said[t]:.1f} %")
+        for t, share in shown.items()
+    )
+    likeliest = int(MODEL.logits(np.array([[END]]))[0, -1].argmax())
+    assert found["greedy"] == decode([likeliest])
+    assert found["story"] == decode(data["stories"][2]["ids"])[: len(found["story"])] and found[
+        "story"
+    ].endswith(".")
+    assert found["written"] == found["story"] + generate.generate(
+        MODEL, TOKENIZER, found["story"], temperature=0
+    )
+    assert found["first"] == "Most of all at end of text (token 1) 100 %."
+    assert set(found["named"]) == {1}
+
+
+@browser
+def test_the_cuts_work(folder):
+    found = run_page(
+        folder,
+        INSTRUMENT
+        + """
+        const [at, temperature, topK, topP, minP] = root.querySelectorAll("input[type=range]");
+        const summary = () => root.querySelector("[role=status]").textContent;
+        const out = { start: [rows(), summary(), Number(at.value)] };
+        set(topK, 3); set(temperature, 2); out.cut = [rows(), summary()];
+        press("Draw 100 times"); out.drawn = rows();
+        press("No cuts"); out.again = [rows(), summary()];
+        press("The fact"); set(topP, 0.5); out.fact = [rows(), summary(), Number(at.value)];
+        return out;""",
+        body=PICTURE.format("live-cuts"),
+    )
+    data = page_data(folder)
+    story, places = data["stories"][0]["ids"], data["places"]
+    logits = MODEL.logits(np.array([[END, *story]]))[0]
+    source = live.next_tokens(TOKENIZER.decode(story), TOKENIZER)[1]
+    rows, summary, at = found["start"]
+    assert at == places["free"]
+    assert summary.startswith("512 of 512 tokens are left") and found["again"] == [rows, summary]
+    tokens, probs = generate.filtered_probs(logits[at], temperature=2, top_k=3)
+    cut, said = found["cut"]
+    assert [row[2] == "cut" for row in cut] == [False] * 3 + [True] * (len(cut) - 3)
+    assert [row[2] for row in cut[:3]] == [f"{100 * p:.0f} %" for p in probs]
+    lost = sum(p for token, p in source[at].items() if token not in tokens)
+    heated = generate.filtered_probs(logits[at], temperature=2)[1]
+    entropies = [-(p * np.log(p)).sum() for p in (probs, heated)]
+    assert said.startswith("3 of 512 tokens are left, entropy {:.2f} of {:.2f} nats.".format(*entropies))
+    assert said.endswith(f"and {100 * lost:.0f} % of what the true source might say.")
+    counts = [int(row[4]) for row in found["drawn"]]
+    assert sum(counts[:3]) == 100 and not any(counts[3:])
+    assert found["fact"][2] == places["fact"] and found["fact"][1].startswith("1 of 512")
+
+
+@browser
+def test_without_its_weights_the_page_keeps_the_picture_and_says_so(folder, tmp_path):
+    for name in ("model.js", "page.js"):
+        shutil.copy(folder / name, tmp_path)
+    left, said = run_page(
+        tmp_path,
+        'const note = await until(() => document.querySelector(".live-note"));'
+        'return [document.querySelectorAll("img").length, note.textContent];',
+        body=PICTURE.format("live-model"),
+    )
+    assert left == 1 and "konigsberg.js is missing" in said
+
+
+# ---- The build
+
+
+def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
+    """16 bits hold them; weights that 16 bits do not hold are refused, the page would compute something else."""
+    monkeypatch.setattr(live, "STORIES", live.STORIES[:1])
+    data = live.page_data()
+    assert (
+        sum(size for _, size in data["tensors"])
+        == MODEL.size - 3 * MODEL.config.dim * MODEL.config.vocab_size
+    )
+    other = SimpleNamespace(
+        params=dict(MODEL.params) | {"norm_final": MODEL.params["norm_final"] * (1 + 1e-5)},
+        config=MODEL.config,
+    )
+    monkeypatch.setattr(live, "load_pretrained", lambda name: (other, TOKENIZER))
+    with pytest.raises(ValueError, match="16-bit"):
+        live.page_data()
+
+
+def test_the_file_is_written_when_what_it_is_made_from_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "page_data", dict)
+    path = tmp_path / "new" / "live.js"
+    assert live.write_script(path) and not live.write_script(path)
+    monkeypatch.setattr(live, "digest", lambda: "another")
+    assert live.write_script(path) and not live.write_script(path)
+    assert path.read_text().endswith("NanoEuler.data = {};\n")
+
+
+def test_only_a_page_with_an_instrument_gets_the_scripts():
+    for classes, expected in (
+        (["live-cuts", "center"], ["page.css", "model.js", "page.js"]),
+        (["center"], []),
+    ):
+        added = []
+        app = SimpleNamespace(
+            add_css_file=lambda name, added=added: added.append(name),
+            add_js_file=lambda name, added=added, **how: added.append(name),
+        )
+        document = nodes.document("", "")
+        document += nodes.image(uri="x.png", classes=classes)
+        live.add_scripts(app, "page", "page.html", {}, document)
+        assert added == [f"live/{name}" for name in expected] and all(
+            (STATIC.parent / name).exists() for name in added
+        )
+
+
+def test_the_pages_that_hold_an_instrument_have_its_picture():
+    """One on the first page, one in the chapter on sampling; who has no JavaScript sees the picture."""
+    for page, name in (("book/intro.md", "live-model"), ("notebooks/14_sampling.ipynb", "live-cuts")):
+        text = (live.ROOT / page).read_text().replace("\\n", "\n")
+        found = re.findall(r"\{image\} (\S+?\.png)[\s\",]+:class: (\S+?)[\s\",]+:alt: \w+ ", text)
+        assert [which for _, which in found] == [name]
+        assert (live.ROOT / page).parent.joinpath(found[0][0]).is_file()
+
+
+def test_the_scripts_ask_no_other_server():
+    for file in STATIC.glob("*.[jc]*s"):
+        assert not re.search(r"https?:|//\w+\.|\bfetch\(|XMLHttpRequest|import\(", file.read_text()), (
+            file.name
+        )

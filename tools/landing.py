@@ -1,0 +1,195 @@
+"""What the first page says of the chapters, computed when it is built: hours, the map, and ways through the book.
+
+Directives `{chapter-map}` and `{reading-paths}`, and the substitutions `chapters`, `hours` and `hours_with_exercises`.
+Titles and what a chapter needs come from its head, its question from README.md's table, its hours from `tools.count`.
+"""
+
+import html
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from tools import count, maps
+
+ROOT = Path(__file__).resolve().parent.parent
+QUESTION = re.compile(r"^\| ([A\d]\d) [^|]+ \| (.+) \|$", re.M)
+NEEDS = re.compile(r"\* - You need\n  - (.+)")
+LINK = re.compile(r"\]\(([A\d]\d)_\w+\.ipynb\)")
+
+# What you have when you have read a part; by the beginning of its caption in _toc.yml.
+GIVES = {
+    "I ": "a tokenizer, a measure of prediction, and gradients that you can trust",
+    "II ": "each layer of the model, forward and backward, and the whole of them checked",
+    "III ": "a trained model, what its curves say, and how it becomes fast and speaks",
+    "IV ": "what depth does, put to the test",
+    "V ": "a model that answers",
+    "VI ": "kernels for a graphics card, which a processor runs and checks",
+    "Appendix": "how that checker works",
+}
+# name: (its chapters, what for)
+PATHS = {
+    "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
+    "On a laptop": (
+        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 20",
+        "the whole model, no graphics card",
+    ),
+    "Kernels": ("04 06 09 23 24 A1 25 26 27 28", "CUDA by hand, on a graphics card or without one"),
+}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    number: str
+    title: str
+    address: str  # from the first page
+    question: str
+    needs: tuple[str, ...]  # numbers of chapters
+    hours: tuple[float, float]  # of the page, and with the exercises
+
+
+@cache
+def parts(root: Path = ROOT) -> list[tuple[str, list[Chapter]]]:
+    """(caption, chapters) of each part. Raises LookupError on a chapter without a question or a row of needs."""
+    questions = dict(QUESTION.findall((root / "README.md").read_text()))
+    found = []
+    for caption, files in maps.parts(root):
+        chapters = []
+        for file in files:
+            notebook, number = nbformat.read(file, as_version=4), file.name[:2]
+            needs = NEEDS.search(notebook.cells[0].source)
+            if number not in questions or not needs:
+                raise LookupError(
+                    f"{file.name}: no {'row `You need`' if number in questions else 'question in README.md'}"
+                )
+            chapters.append(
+                Chapter(
+                    number, maps.title(notebook), f"../notebooks/{file.stem}.html", questions[number],
+                    tuple(dict.fromkeys(LINK.findall(needs[1]))), count.count(notebook).hours,
+                )
+            )  # fmt: skip
+        found.append((caption, chapters))
+    return found
+
+
+def all_chapters(root: Path = ROOT) -> dict[str, Chapter]:
+    """By number."""
+    return {chapter.number: chapter for _, chapters in parts(root) for chapter in chapters}
+
+
+def total(chapters: list[Chapter]) -> tuple[float, float]:
+    """Hours of the pages, and with their exercises."""
+    return sum(c.hours[0] for c in chapters), sum(c.hours[1] for c in chapters)
+
+
+def said(hours: tuple[float, float]) -> str:
+    return f"{hours[0]:g} h, {hours[1]:g} with exercises"
+
+
+# ---- The map
+
+
+def chapter_map(root: Path = ROOT) -> str:
+    """A list of all chapters by part; at its side an arc leads from each chapter to those that need it."""
+    rows, row_of = [], {}
+    for caption, chapters in parts(root):
+        gives = next(text for start, text in GIVES.items() if caption.startswith(start))
+        rows.append(
+            f'<li class="part"><span class="name">{html.escape(caption)}</span>'
+            f'<span class="hours">{said(total(chapters))}</span><span class="gives">{gives}</span></li>'
+        )
+        for chapter in chapters:
+            row_of[chapter.number] = len(rows)
+            needs = f"; needs {', '.join(chapter.needs)}" if chapter.needs else ""
+            rows.append(
+                f'<li><a href="{chapter.address}">{html.escape(chapter.title)}</a>'
+                f'<span class="hours">{chapter.hours[1]:g} h</span>'
+                f'<span class="question">{html.escape(chapter.question)}</span>'
+                f'<span class="visually-hidden">{needs}</span></li>'
+            )
+    arcs = "".join(
+        arc(row_of[need], row_of[chapter.number])
+        for chapter in all_chapters(root).values()
+        for need in chapter.needs
+    )
+    size = f'viewBox="0 0 100 {ROW * len(rows)}" preserveAspectRatio="none"'
+    return (
+        f'<div class="chapter-map"><svg {size} aria-hidden="true" focusable="false">{arcs}</svg>'
+        f"<ol>{''.join(rows)}</ol></div>"
+    )
+
+
+ROW = 40  # height of a row in the drawing's own units
+
+
+def y(row: int) -> float:
+    return ROW * (row + 0.5)
+
+
+def arc(above: int, below: int) -> str:
+    """From one row to another, the wider the farther."""
+    reach = max(4, 100 - 18 * abs(below - above) ** 0.55)
+    return (
+        f'<path d="M100 {y(above):g} C{reach:.0f} {y(above):g} {reach:.0f} {y(below):g} 100 {y(below):g}"/>'
+    )
+
+
+# ---- Ways through the book
+
+
+def reading_paths(root: Path = ROOT) -> str:
+    """A table of the ways, with their hours and links to their chapters."""
+    chapters = all_chapters(root)
+    rows = []
+    for name, (numbers, what) in PATHS.items():
+        way = [chapters[number] for number in numbers.split()]
+        links = " ".join(f'<a href="{c.address}" title="{html.escape(c.title)}">{c.number}</a>' for c in way)
+        rows.append(
+            f'<tr><th scope="row">{name}</th><td>{what}</td><td>{said(total(way))}</td><td>{links}</td></tr>'
+        )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("way", "what for", "hours", "chapters"))
+    return (
+        '<div class="pst-scrollable-table-container"><table class="table paths">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+# ---- In the build
+
+
+def directive(make) -> type[Directive]:
+    """A directive without content that puts HTML where it stands."""
+
+    class Computed(Directive):
+        def run(self) -> list[nodes.Node]:
+            environment = self.state.document.settings.env
+            for path in [ROOT / "README.md", *(ROOT / "notebooks").glob("*.ipynb")]:
+                environment.note_dependency(str(path))
+            return [nodes.raw("", make(), format="html")]
+
+    return Computed
+
+
+def substitute(app: Sphinx, config: Config) -> None:
+    """The numbers that the first page names."""
+    chapters = list(all_chapters().values())
+    page, whole = total(chapters)
+    config.myst_substitutions |= {
+        "chapters": len(chapters),
+        "hours": f"{page:g}",
+        "hours_with_exercises": f"{whole:g}",
+    }
+
+
+def setup(app: Sphinx) -> dict:
+    app.add_directive("chapter-map", directive(chapter_map))
+    app.add_directive("reading-paths", directive(reading_paths))
+    app.connect("config-inited", substitute, priority=400)  # MyST reads them at 500
+    app.add_css_file("landing.css")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
