@@ -13,7 +13,7 @@ SAMPLE ?= 300
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test portable mutants mutants-library lab execute notebook text mirror maps results assignment count numbers terms lint format lock oracle clean
+.PHONY: help setup book test portable mutants mutants-library lab execute notebook text mirror maps results assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,11 +24,22 @@ $(READY): requirements.txt pyproject.toml tools/setup.sh
 	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 	@touch $@
 
+# A changed chapter alone is read and written again; anything else that is changed makes all pages anew, and so does a
+# page with a fault, which would not be reported again. Without rfc3987_syntax, which nothing here needs, jsonschema
+# starts 3 s sooner.
+SHARED := $(wildcard project.toml) _toc.yml _config.yml Makefile book tools nanoeuler_lib
+JUPYTER_BOOK := -c "import sys; sys.modules['rfc3987_syntax'] = None; from jupyter_book.cli.main import main; main()"
+
 book: $(READY)  ## the rendered book: _build/html/index.html (warnings are errors, the pages are checked)
-	@rm -rf _build/html _build/.doctrees
-	@$(BIN)/jupyter-book build . --path-output . -W -n --keep-going --quiet
+	@[ -f _build/html/objects.inv ] && [ -z "$$(find $(SHARED) -name __pycache__ -prune -o -type f \
+	    -newer _build/html/objects.inv -print -quit)" ] || rm -rf _build/html
+	@$(BIN)/python $(JUPYTER_BOOK) build . --path-output . -W -n --keep-going --quiet \
+	    || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@$(BIN)/python -m tools.check_site _build/html
 	@echo "open _build/html/index.html"
+
+pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (needs Chromium or Chrome)
+	@$(BIN)/python -m tools.pdf _build/html _build/nanoeuler.pdf
 
 # Each process computes with one BLAS thread: JOBS processes share the cores already.
 test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
@@ -44,8 +55,9 @@ mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0)
 	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED)
 
-lab: $(READY)  ## JupyterLab on the notebooks
-	$(BIN)/jupyter lab --notebook-dir=. notebooks
+lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
+	@$(BIN)/python -m tools.lab
+	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
 
 execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
 	@$(BIN)/python -m tools.notebook execute $(NB)
@@ -64,6 +76,13 @@ results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.js
 
 assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
 	@$(BIN)/python -m tools.assignment $(CH)
+
+assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (an hour)
+	@$(BIN)/python -m tools.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
+	$(BIN)/python -m pytest --slow -n $(JOBS) tests/test_assignment.py $(ARGS)
+
+autograde: $(READY)  ## grade a folder of submissions: feedback and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER)
+	@$(BIN)/python -m tools.autograde "$(CH)" "$(FROM)"
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
 	@$(BIN)/python -m tools.maps --write
@@ -94,6 +113,12 @@ oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that o
 	@# PyTorch alone first: where a CPU build is on offer it is taken, and the others do not ask for another.
 	$(BIN)/python -m pip install --quiet $$(grep -o 'torch==[0-9.]*' pyproject.toml)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle]"
+
+look: book browser  ## ten pages at three widths, light and dark, and three chapters in JupyterLab: _build/screenshots
+	@$(BIN)/python -m tools.look _build/html _build/screenshots
+
+browser: $(READY)  ## Playwright and axe, for the tests that look at the pages in Chromium and are otherwise skipped
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[browser]"
 
 clean:  ## remove what was built, the virtual environment too
 	rm -rf _build $(VENV) build dist *.egg-info

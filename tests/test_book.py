@@ -158,6 +158,14 @@ def test_a_prediction_is_answered_behind_a_fold(path):
 
 
 @each_notebook
+def test_every_gap_says_what_its_check_will_try(path):
+    """In the box above it, in a sentence about the check."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        for box in re.findall(r"\{admonition\} Your turn\n(.*?)\n:::", cell.source, re.DOTALL):
+            assert re.search(r"\b[Cc]hecks?\s|\bIt tries\b", box), f"{cell.id}: {box[:200]}"
+
+
+@each_notebook
 def test_every_gap_gives_points(path):
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     for number, cell in enumerate(code):
@@ -588,7 +596,8 @@ def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch)
     (tmp_path / "notebooks").mkdir()
     shutil.copy(template, tmp_path / "notebooks")
     notebook.to_text(template)
-    monkeypatch.setattr(notebook, "run", lambda *_: None)
+    monkeypatch.setattr(notebook, "run", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(notebook.runs, "record", lambda *_: None)
     notebook.from_text(tmp_path / "text" / "99_template.md")
     old, new = (
         nbformat.read(path, as_version=4) for path in (template, tmp_path / "notebooks" / template.name)

@@ -1,14 +1,39 @@
-"""What no option of Jupyter Book does: numbers by chapter, and three repairs of the built pages."""
+"""What no option of Jupyter Book does: numbers by chapter, references as cited, and repairs of the built pages."""
 
 import copy
+import html
+import os
+import zlib
+from pathlib import Path
 
+import sphinx.search
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from tools import numbering
+from tools.references import list_references
+from tools.search_index import Index
 
 REPEATED = {"exercise-content", "solution-content", "proof-content", "proof"}
+BUNDLES = (
+    "latest",
+    "loader",
+    "startup",
+    "core",
+    "node-main",
+    "mml-*",
+    "tex-mml-*",
+    "tex-svg*",
+    "tex-chtml-*",
+)
+UNUSED = [
+    "**/*.map",  # of the theme's scripts and styles
+    "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
+    "vendor/**/*.ttf",  # every browser of the last ten years takes the woff2 beside it
+    *(f"mathjax/{bundle}.js" for bundle in BUNDLES),  # one bundle is used, tex-chtml.js
+    "mathjax/sre/**/*",
+]
 
 
 def drop_repeated_ids(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -17,11 +42,80 @@ def drop_repeated_ids(app: Sphinx, doctree: nodes.document, docname: str) -> Non
         box["ids"] = [name for name in box["ids"] if name not in REPEATED]
 
 
-def drop_thebe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Jupyter Book always includes Thebe, which would fetch its code from another server; the book does not use it."""
+def link_pictures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A picture with a scale becomes a link to itself (html_scaled_image_link): a tap shows it as large as it is."""
+    for picture in doctree.findall(nodes.image):
+        picture["scale"] = 100
+
+
+def drop_scripts(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """Thebe would fetch its code from another server; MathJax is for pages with formulas. Both are included always."""
+    unused = ["thebe"] + ["mathjax"] * ('class="math' not in context.get("body", ""))
     context["script_files"] = [
-        script for script in context["script_files"] if "thebe" not in str(script) + str(script.attributes)
+        script
+        for script in context["script_files"]
+        if not any(name in str(script).lower() + str(script.attributes) for name in unused)
     ]
+
+
+def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """A folded cell is called what its line says ("Show the check"), by a voice and by a screen reader, too."""
+    if "body" in context:
+        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
+
+
+def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """What a shared link shows: the page's first paragraph, and the book's picture where its address is known."""
+    words = next((p.astext() for p in doctree.findall(nodes.paragraph)), "") if doctree else ""
+    words = words or "Build a language model by hand, and know that each part is right."
+    if len(words) > 200:
+        words = words[:200].rpartition(" ")[0] + " …"
+    words = html.escape(" ".join(words.split()))
+    title = html.escape(" ".join(doctree.next_node(nodes.title).astext().split())) if doctree else "NanoEuler"
+    tags = [
+        ("name", "description", words),
+        ("property", "og:title", title),
+        ("property", "og:description", words),
+    ]
+    tags += [("property", "og:type", "article"), ("property", "og:site_name", "NanoEuler")]
+    if base := app.config.html_baseurl:
+        tags += [
+            ("property", "og:url", f"{base}{page}.html"),
+            ("name", "twitter:card", "summary_large_image"),
+        ]
+        tags += [("property", "og:image", f"{base}_static/story.png")]
+    found = "".join(f'\n<meta {kind}="{name}" content="{value}" />' for kind, name, value in tags)
+    if page == "404" and base:  # shown at any address: its links start from the book's
+        found = f'\n<base href="{html.escape(base)}" />{found}'
+    context["metatags"] = context.get("metatags", "") + found
+
+
+def page_not_found(app: Sphinx) -> list[tuple[str, dict, str]]:
+    """404.html, which GitHub Pages and others show for an address that does not exist."""
+    body = (
+        "<section><h1>There is no such page</h1><p>It may have been renamed. The chapters are listed at the side "
+        'and on <a href="book/intro.html">the first page</a>; <a href="search.html">search</a> finds a word in '
+        "all of them.</p></section>"
+    )
+    return [("404", {"title": "There is no such page", "body": body}, "page.html")]
+
+
+def rank_results(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """The search page ranks by how much each page says of the words."""
+    if page == "search":
+        app.add_js_file("search_rank.js", priority=100)
+
+
+def drop_unused(app: Sphinx, exception: Exception | None) -> None:
+    """Half of the bytes that the theme and MathJax copy into the book are never asked for."""
+    for pattern in UNUSED if exception is None else ():
+        for path in Path(app.outdir, "_static").glob(pattern):
+            if path.is_file():
+                path.unlink()
 
 
 def colour_cuda(app: Sphinx, doctree: nodes.document) -> None:
@@ -37,10 +131,23 @@ def read_for_sphinx(app: Sphinx, docname: str, content: list[str]) -> None:
         content[0] = numbering.for_sphinx(content[0])
 
 
+def write_in_parallel(app: Sphinx, env: BuildEnvironment) -> None:
+    """Jupyter Book's command has no option for it; reading stays serial, for some extensions cannot do otherwise."""
+    app.parallel = os.cpu_count() or 1
+
+
 def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Give Sphinx the numbers that it gave last time, before it compares: else it writes every page anew."""
     env.toc_fignumbers = getattr(env, "numbers_through_the_book", env.toc_fignumbers)
     return []
+
+
+def write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """What depends on other pages: the pages that are no chapters; all of them when the name of one has changed."""
+    names = {page: title.astext() for page, title in env.titles.items()}
+    renamed = names != getattr(env, "names_written", names)
+    env.names_written = names
+    return [page for page in env.found_docs if renamed or not numbering.chapter(page)]
 
 
 def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:
@@ -55,10 +162,20 @@ def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 
 def setup(app: Sphinx) -> dict:
+    sphinx.search.IndexBuilder = Index
     app.connect("source-read", read_for_sphinx)
     app.connect("env-get-updated", restore_numbers, priority=100)  # Sphinx numbers at 500
     app.connect("env-get-updated", number_by_chapter, priority=900)
+    app.connect("env-get-updated", write_again)
+    app.connect("env-updated", write_in_parallel)
     app.connect("doctree-read", colour_cuda)
     app.connect("doctree-resolved", drop_repeated_ids)
-    app.connect("html-page-context", drop_thebe, priority=900)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    app.connect("doctree-resolved", link_pictures)
+    app.connect("doctree-resolved", list_references)
+    app.connect("html-collect-pages", page_not_found)
+    for change in (rank_results, name_folds, describe, drop_scripts):
+        app.connect("html-page-context", change, priority=900)
+    app.connect("build-finished", drop_unused, priority=900)
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    # What was read with other tools is read again.
+    return {"env_version": zlib.crc32(sources), "parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,8 +6,10 @@ language, and nothing is loaded from another server: no script, style sheet, pic
     python -m tools.check_site _build/html
 """
 
+import os
 import re
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,7 +31,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.ids: list[str] = []
+        self.ids: Counter[str] = Counter()
         self.links: list[tuple[str, str, bool]] = []  # tag, address, whether the browser loads it
         self.problems: list[str] = []
         self.title = ""
@@ -38,9 +40,7 @@ class Page(HTMLParser):
         self.feed(text)
         if not self.title.strip() and not self.redirects:
             self.problems.append("no title")
-        self.problems += [
-            f"id {name!r} occurs twice" for name in {n for n in self.ids if self.ids.count(n) > 1}
-        ]
+        self.problems += [f"id {name!r} occurs twice" for name, n in self.ids.items() if n > 1]
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         values = dict(attributes)
@@ -49,7 +49,7 @@ class Page(HTMLParser):
         if tag == "html" and not values.get("lang"):
             self.problems.append("no language on <html>")
         if values.get("id"):
-            self.ids.append(values["id"])
+            self.ids[values["id"]] += 1
         loads = tag in LOADING_TAGS and not LINK_ONLY_RELATIONS & set((values.get("rel") or "").split())
         self.links += [(tag, values[key], loads) for key in ("href", "src", "poster") if values.get(key)]
         for candidate in filter(None, (values.get("srcset") or "").split(",")):
@@ -105,7 +105,7 @@ def check_link(path: Path, link: str, loads: bool, pages: dict[Path, Page]) -> s
     url = urlsplit(link)
     if url.scheme or url.netloc:
         return f"loads {link} from outside" if loads and url.scheme != "data" else ""
-    target = (path.parent / unquote(url.path)).resolve() if url.path else path
+    target = Path(os.path.normpath(path.parent / unquote(url.path))) if url.path else path
     if target.is_dir():
         target /= "index.html"
     if not target.exists():

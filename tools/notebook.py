@@ -5,10 +5,11 @@
     python -m tools.notebook from-text _build/text/06_attention.md    # -> notebooks/06_attention.ipynb, executed
 
 Outputs are normalised, so that a second run changes only what truly changed: no timings, no Python version, adjacent
-pieces of a stream joined.
+pieces of a stream joined. data/runs.json notes when and how long the code ran, for the status page (tools/runs.py).
 """
 
 import argparse
+import resource
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tools import runs
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "_build" / "text"
 CELL_SECONDS = 600
@@ -26,19 +29,19 @@ CELL_SECONDS = 600
 def execute(path: Path) -> None:
     """Run the notebook from top to bottom in its own folder; the file is replaced only if every cell ran."""
     notebook = nbformat.read(path, as_version=4)
-    started = time.perf_counter()
-    run(notebook, path.parent)
+    took = run(notebook, path.parent)
     text = nbformat.writes(notebook) + "\n"
     changed = text != path.read_text()
     if changed:
         path.write_text(text)
-    print(
-        f"{path.name}: {time.perf_counter() - started:.1f} s, {'updated' if changed else 'nothing changed'}"
-    )
+    if path.parent == ROOT / "notebooks":
+        runs.record(path, *took)
+    print(f"{path.name}: {took[0]:.1f} s, {'updated' if changed else 'nothing changed'}")
 
 
-def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Execute every cell and normalise what is stored."""
+def run(notebook: nbformat.NotebookNode, folder: Path) -> tuple[float, float]:
+    """Execute every cell and normalise what is stored. Returns seconds by the clock, and of all cores together."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     client = NotebookClient(
         notebook,
         timeout=CELL_SECONDS,
@@ -48,8 +51,10 @@ def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute()
+    client.execute()  # ends with the kernel's process, and so with its time among ours
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     normalise(notebook)
+    return seconds, sum(after[:2]) - sum(before[:2])  # in user and in system mode
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
@@ -84,8 +89,9 @@ def from_text(path: Path) -> None:
     if target.exists():
         keep_ids(notebook, nbformat.read(target, as_version=4))
     target.parent.mkdir(exist_ok=True)
-    run(notebook, target.parent)
+    took = run(notebook, target.parent)
     nbformat.write(notebook, target)
+    runs.record(target, *took)
     print(target.relative_to(ROOT))
 
 

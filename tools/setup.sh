@@ -29,7 +29,7 @@ if command -v uv >/dev/null; then
 else
     echo "set-up: pip into $venv (about a minute; uv, where installed, takes seconds)"
     "$interpreter" -m venv "$venv"
-    install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
+    install() { "$python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"; }  # Python compiles what it uses
 fi
 # The lock names every package, so pip has nothing to resolve (and older pips trip over a locked package's extras).
 if ! install --no-deps --require-hashes -r requirements.txt; then
@@ -38,10 +38,16 @@ if ! install --no-deps --require-hashes -r requirements.txt; then
 fi
 install --no-deps --no-build-isolation --editable .
 
-# JupyterLab without nbgrader's buttons (instructors use `make assignment`) and without asking to fetch news.
+# JupyterLab without nbgrader's buttons (instructors use `make assignment`), without asking to fetch news, and with pages shown
+# as they read.
 settings=$venv/share/jupyter/lab/settings
 mkdir -p "$settings" "$venv/etc/jupyter/labconfig"
-echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' >"$settings/overrides.json"
+cat >"$settings/overrides.json" <<'END'
+{
+  "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},
+  "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}
+}
+END
 echo '{"disabledExtensions": {"@jupyter/nbgrader": true}}' >"$venv/etc/jupyter/labconfig/page_config.json"
 # An editable install leaves out data files: the colours of %%cuda cells.
 ln -sfn "$PWD/nanoeuler_lib/cuda/labextension" "$venv/share/jupyter/labextensions/nanoeuler-cuda"

@@ -78,6 +78,15 @@ def notation_symbols(text: str) -> list[tuple[str, str]]:
     return [(symbol.strip(), label) for symbol, label in rows]
 
 
+def introductions(root: Path = ROOT) -> dict[str, str]:
+    """The chapter with the first {term} link to each term, by the term in small letters."""
+    found = {}
+    for chapter in chapters(root):
+        for link in TERM.finditer(chapter.text):
+            found.setdefault(" ".join((link[1] or link[2]).split()).lower(), chapter.name)
+    return found
+
+
 def term_problems(terms: list[str], book: list[Chapter]) -> list[str]:
     problems = []
     for term in terms:

@@ -1,0 +1,312 @@
+"""The built pages: what stands in them, and what a browser shows, on a desk, a phone and paper."""
+
+import json
+import re
+from collections import Counter
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("jupyter_book", reason="jupyter-book is not installed: pip install -e .[book]")
+
+import pages
+
+from tools import pdf
+from tools.references import author_year
+
+BASE = "https://book.example/nanoeuler/"
+TEMPLATES = [*pages.PAGES, *(f"notebooks/{name}" for name in pages.CHAPTERS), "search", "genindex", "404"]
+CHAPTER = f"notebooks/{pages.CHAPTERS[0]}"
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+in_a_browser = pytest.mark.skipif(bool(pages.missing()), reason=pages.missing() or "all is there")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return pages.build(tmp_path_factory.mktemp("book"), BASE)
+
+
+def text(site, page: str) -> str:
+    return (site / f"{page}.html").read_text("utf-8")
+
+
+# ---- What stands in the pages
+
+
+def test_references_begin_as_they_are_cited_and_lead_back(site):
+    found = text(site, "book/references")
+    assert "doc-biblioentry" not in found
+    entries = dict(re.findall(r'<li id="(ref-[\w-]+)">\s*<p><strong>(.+?)\. </strong>', found))
+    assert entries["ref-dao2022"] == "Dao et al., 2022" and len(entries) >= 8
+    for name in pages.CHAPTERS:
+        chapter = text(site, f"notebooks/{name}")
+        cited = re.findall(
+            r'<a class="reference internal" href="\.\./book/references\.html#(ref-[\w-]+)"[^>]*>(.*?)</a>',
+            chapter,
+        )
+        assert cited
+        for key, words in cited:
+            label = entries[key].replace("&amp;", "&")
+            plain = re.sub(r"<[^>]+>|[\[\]()]", "", words).strip()
+            assert plain in (
+                label,
+                label.rpartition(", ")[0],
+                label.rpartition(" ")[2],
+            ) or plain in label.replace(",", "")
+        for place in re.findall(rf'href="\.\./notebooks/{name}\.html#(\w+)"', found):
+            assert f'id="{place}"' in chapter
+
+
+def test_every_work_has_its_own_label_and_a_link():
+    from pybtex.database import parse_file
+
+    entries = parse_file(str(pages.ROOT / "book" / "references.bib")).entries
+    labels = Counter(author_year(entry) for entry in entries.values())
+    assert not [label for label, n in labels.items() if n > 1], (
+        "two works are cited alike: give their years an a and a b"
+    )
+    bare = {key for key, entry in entries.items() if not {"doi", "url", "eprint"} & set(entry.fields)}
+    assert bare <= UNLINKED, f"no doi, url or eprint: {sorted(bare - UNLINKED)}"
+    assert UNLINKED <= bare, f"linked now: {sorted(UNLINKED - bare)}"
+
+
+UNLINKED = {
+    "gage1994",
+    "heaps1978",
+    "heun1900",
+    "zipf1949",
+}  # printed, and nowhere to be read without a library
+
+
+def test_search_does_not_know_the_map_of_the_book(site):
+    index = json.loads((site / "searchindex.js").read_text("utf-8").removeprefix("Search.setIndex(")[:-1])
+    chapter = index["docnames"].index(CHAPTER)
+    assert "You are here" in text(site, CHAPTER)
+    for word in ("swiglu", "speculative"):  # of the map's titles, and not of the chapter
+        found = index["terms"].get(word, [])
+        assert chapter not in (found if isinstance(found, list) else [found]), word
+    counts = index["often"]["attent"]
+    assert max(counts, key=counts.get) == str(chapter)
+
+
+def test_a_shared_link_has_a_description_and_a_picture(site):
+    for page in (CHAPTER, "book/intro"):
+        found = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)" />', text(site, page)))
+        assert 40 < len(found["description"]) <= 202 and found["og:description"] == found["description"]
+        assert found["og:url"] == f"{BASE}{page}.html" and found["og:title"]
+        assert (site / found["og:image"].removeprefix(BASE)).exists()
+
+
+def test_a_page_that_does_not_exist_leads_back_from_any_address(site):
+    found = text(site, "404")
+    assert found.index(f'<base href="{BASE}"') < found.index("stylesheet")
+    assert 'href="book/intro.html"' in found
+
+
+def test_the_book_carries_no_weight_that_nothing_asks_for(site):
+    static = site / "_static"
+    assert not [*static.rglob("*.map"), *static.rglob("fontawesome.js"), *static.glob("mathjax/*svg*")]
+    assert sum(path.stat().st_size for path in static.rglob("*")) < 10.5e6
+    assert "mathjax/tex" not in text(site, "search") and "mathjax/tex" in text(site, CHAPTER)
+    icons = set(
+        re.findall(
+            r'class="fa[sb]? ?(?:fa-\w+ )?(fa-[a-z-]+)', "".join(text(site, page) for page in TEMPLATES)
+        )
+    )
+    drawn = set(re.findall(r"\.(fa-[a-z-]+)::before", (static / "custom.css").read_text()))
+    assert icons and icons <= drawn | {"fa-lg"}, f"no letter of the web font for {icons - drawn}"
+
+
+def test_folds_are_called_what_they_say(site):
+    found = text(site, CHAPTER)
+    assert "<summary>" in found and "Toggle hidden" not in found
+
+
+# ---- What a browser shows
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        found = play.chromium.launch(executable_path=pdf.chromium(), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(site, browser):
+    """Open a page at the book's address; what it asks of other places, and what goes wrong on it, fails the test."""
+    opened, outside, errors = [], [], []
+
+    def answer(route):
+        url = route.request.url
+        path = site / unquote(urlsplit(url).path.removeprefix(urlsplit(BASE).path))
+        if url.startswith(BASE) and path.is_file():
+            route.fulfill(path=path)
+        elif (
+            path.name == "basic.css"
+        ):  # Chromium's scanner looks for an import of theme.css beside the page, too
+            route.fulfill(body="", content_type="text/css")
+        else:
+            (errors if url.startswith(BASE) else outside).append(f"not there: {url}")
+            route.fulfill(status=404)
+
+    def opened_page(page: str, width: int = 1400, theme: str = "light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        context.set_default_timeout(120_000)
+        opened.append(context)
+        context.route("**/*", answer)
+        tab = context.new_page()
+        tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        name, _, query = page.partition("?")
+        tab.goto(f"{BASE}{name}.html" + (f"?{query}" if query else ""))
+        if "mathjax/tex" in tab.content():
+            tab.evaluate("() => MathJax.startup.promise")
+            tab.wait_for_timeout(300)
+        return tab
+
+    yield opened_page
+    for context in opened:
+        context.close()
+    assert not outside, f"asked of another server: {outside}"
+    assert not errors, errors
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", TEMPLATES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_no_fault_of_wcag_21(visit, page, theme, width):
+    tab = visit(page, width, theme)
+    assert tab.evaluate("document.documentElement.dataset.theme") == theme
+    if page.startswith("notebooks/"):
+        tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
+    tab.evaluate(pages.axe())
+    result = tab.evaluate("tags => axe.run(document, {runOnly: tags})", WCAG)
+    assert len(result["passes"]) > 10
+    faults = [
+        f"{v['id']} ({v['impact']}) x {len(v['nodes'])}: {v['nodes'][0]['html'][:200]}"
+        for v in result["violations"]
+    ]
+    assert not faults, "\n".join(faults)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+
+
+@in_a_browser
+def test_the_sidebar_shows_the_chapter(visit):
+    tab = visit(CHAPTER)
+    tab.evaluate("""() => {  // as long as the whole book's
+        const list = document.querySelector('.bd-sidebar-primary .toctree-l1.current').parentElement;
+        for (let i = 0; i < 60; i++) list.prepend(list.firstElementChild.cloneNode(true));
+        showPlace();
+    }""")
+    top = tab.evaluate(
+        "document.querySelector('.bd-sidebar-primary .current.active a').getBoundingClientRect().top"
+    )
+    assert 0 < top < 900
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["book/intro", CHAPTER, "search"])
+def test_the_keyboard_sees_where_it_is_and_stops_at_no_formula(visit, page):
+    tab = visit(page)
+    stops = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        stops.append(
+            tab.evaluate("""() => {
+                const e = document.activeElement, s = getComputedStyle(e);
+                const ring = parseFloat(s.outlineWidth) > 0 && s.outlineStyle !== 'none';
+                return [e.tagName, e.outerHTML.slice(0, 120), ring];
+            }""")
+        )
+    assert len({html for _, html, _ in stops}) > 10
+    assert not [html for tag, html, ring in stops if tag != "BODY" and not ring]
+    assert not tab.locator("mjx-container[tabindex]:not([data-wide])").count()
+
+
+@in_a_browser
+def test_folds_open_by_their_names(visit):
+    tab = visit(CHAPTER)
+    hint = tab.get_by_role("button", name=re.compile("^Click to show: Hint")).first
+    hint.click()
+    assert tab.get_by_role("button", name=re.compile("^Click to hide: Hint")).count() == 1
+
+
+@in_a_browser
+def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_read(visit):
+    tab = visit(CHAPTER, 390)
+    rows = tab.evaluate("""() => [...document.querySelectorAll('div.math:has(> .eqno)')].map(row => {
+        const [n, f] = ['.eqno', 'mjx-container'].map(s => row.querySelector(s).getBoundingClientRect());
+        return !(n.left < f.right - 1 && f.left < n.right - 1 && n.top < f.bottom - 1 && f.top < n.bottom - 1);
+    })""")
+    assert len(rows) > 3 and all(rows), "a number lies on its formula"
+    wide = tab.locator("mjx-container[data-wide]")
+    assert wide.count() and wide.first.get_attribute("tabindex") == "0"
+    assert "gradient" in wide.first.evaluate("e => getComputedStyle(e).maskImage")
+    figure = tab.locator(".cell_output a.image-reference img").first
+    assert (
+        figure.evaluate("e => e.getBoundingClientRect().width / e.naturalWidth") >= 0.45
+    )  # 20 pixels high: 9
+    target = figure.evaluate("e => e.parentElement.getAttribute('href')")
+    assert target.endswith(".png")
+
+
+@in_a_browser
+def test_only_what_a_reader_types_has_a_copy_button(visit):
+    tab = visit(CHAPTER)
+    assert tab.locator(".cell_input .copybtn").count() > 10
+    assert not tab.locator(".cell_output .copybtn").count()
+
+
+@in_a_browser
+def test_paper_is_white_and_shows_everything(visit):
+    tab = visit(CHAPTER, theme="dark")
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert not tab.locator("article details:not([open]), article .toggle-hidden").count()
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") in (
+        "rgb(255, 255, 255)",
+        "rgba(0, 0, 0, 0)",
+    )
+    cut = tab.evaluate("""() => [...document.querySelectorAll('article pre')].filter(
+        e => e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).length""")
+    assert not cut, f"{cut} cells are cut at the edge"
+
+
+@in_a_browser
+@pytest.mark.parametrize(("query", "first"), [("attention", "06_attention"), ("warp", "23_first_kernels")])
+def test_search_finds_the_chapter_that_treats_it_first(visit, query, first):
+    tab = visit(f"search?q={query}")
+    tab.wait_for_selector("#search-results li a")
+    tab.wait_for_timeout(1500)
+    links = tab.eval_on_selector_all("#search-results li > a", "all => all.map(a => a.getAttribute('href'))")
+    chapters = [link for link in links if "notebooks/" in link]
+    assert first in chapters[0], links
+
+
+# ---- The whole book as one PDF
+
+
+def test_the_whole_book_keeps_every_anchor_and_link(site):
+    every = pdf.pages(site.parent.parent / "_toc.yml")
+    assert every == [*pages.PAGES, *(f"notebooks/{name}" for name in pages.CHAPTERS)]
+    found = pdf.whole(site, every)
+    ids = re.findall(r'\bid="([^"]+)"', found)
+    assert len(ids) == len(set(ids))
+    inside = [link for link in re.findall(r'href="#([^"]+)"', found) if "--" in link]
+    inside = [link for link in inside if not link.endswith((".ipynb", ".md"))]  # to pages left out here
+    assert len(inside) > 100 and set(inside) <= set(ids)
+    assert found.count("<article") == len(every) and "mathjax/tex" in found
+    assert not re.search(r"<details(?![^>]*\bopen)", found)
+
+
+def test_without_chromium_a_pdf_says_what_is_missing(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("NANOEULER_CHROMIUM", raising=False)
+    with pytest.raises(SystemExit, match=r"needs Chromium or Chrome.*NANOEULER_CHROMIUM"):
+        pdf.make(site, tmp_path / "book.pdf")
+    assert not list(site.rglob("_whole.html"))

@@ -1,0 +1,228 @@
+"""The way in: README.md, the first page, the project's addresses, and a chapter that is downloaded."""
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
+
+from tools import count, landing, maps, project  # noqa: E402
+
+ROOT = project.ROOT
+README = (ROOT / "README.md").read_text()
+INTRO = (ROOT / "book" / "intro.md").read_text()
+SOMEWHERE = project.Project(
+    "https://github.com/anna/euler", "https://anna.github.io/euler", "main", ("binder", "colab")
+)
+
+
+# ---- Numbers and links of the two first pages
+
+
+def test_readme_says_how_many_chapters_and_hours_there_are():
+    lengths = [count.count(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
+    page, whole = (sum(length.hours[i] for length in lengths) for i in (0, 1))
+    assert f"{len(lengths)} chapters, about {page:g} hours, {whole:g} with all exercises" in README
+
+
+def test_the_first_page_takes_its_numbers_from_the_chapters():
+    """They are computed when it is built; none is typed."""
+    config = SimpleNamespace(myst_substitutions={})
+    landing.substitute(None, config)
+    lengths = [count.count(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
+    page, whole = (sum(length.hours[i] for length in lengths) for i in (0, 1))
+    assert config.myst_substitutions == {
+        "chapters": len(lengths), "hours": f"{page:g}", "hours_with_exercises": f"{whole:g}",
+    }  # fmt: skip
+    assert set(re.findall(r"\{\{ (\w+) \}\}", INTRO)) == {*config.myst_substitutions, "repository"}
+    assert not re.search(r"\d+ (chapters|hours)", INTRO)
+
+
+def test_links_of_the_readme_lead_to_files():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_chapter_stands_in_the_map_with_its_question_hours_and_needs():
+    drawn = landing.chapter_map()
+    rows = re.findall(r"<li>(.*?)</li>", drawn)
+    titles = [maps.title(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
+    assert [
+        re.sub(r"<.*?>", "", re.search(r"<a .*?</a>", row)[0]).replace("&#x27;", "'") for row in rows
+    ] == titles
+    assert all('class="question"' in row and re.search(r"[\d.]+ h<", row) for row in rows)
+    assert drawn.count("<path ") == sum(len(c.needs) for c in landing.all_chapters().values()) > 30
+    assert landing.all_chapters()["06"].needs == ("04", "05")
+
+
+def test_an_arc_leads_to_the_row_of_a_chapter(monkeypatch):
+    chapters = [
+        landing.Chapter("00", "00 A", "a.html", "Why <a>?", (), (1, 2)),
+        landing.Chapter("01", "01 B", "b.html", "How?", ("00",), (0.5, 1)),
+    ]
+    monkeypatch.setattr(landing, "parts", lambda root: [("I  One", chapters[:1]), ("II  Two", chapters[1:])])
+    drawn = landing.chapter_map()
+    ends = re.findall(r'd="M100 (\d+) C\d+ \1 \d+ (\d+) 100 \2"', drawn)
+    assert ends == [("60", "140")]  # the part, 00, the next part, 01: rows of 40
+    assert "Why &lt;a&gt;?" in drawn and "1 h, 2 with exercises" in drawn and "; needs 00" in drawn
+
+
+def test_a_chapter_without_a_question_is_refused(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "README.md").write_text(README.replace("| 06 Attention |", "| Attention |"))
+    for name in ("_toc.yml", "notebooks"):
+        (tmp_path / name).unlink(missing_ok=True) if name == "_toc.yml" else (tmp_path / name).rmdir()
+        (tmp_path / name).symlink_to(ROOT / name)
+    with pytest.raises(LookupError, match=r"06_attention.ipynb: no question in README.md"):
+        landing.parts(tmp_path)
+
+
+def test_ways_through_the_book_name_chapters_that_exist():
+    chapters = landing.all_chapters()
+    table = landing.reading_paths()
+    for name, (numbers, _) in landing.PATHS.items():
+        way = [chapters[number] for number in numbers.split()]
+        assert len(set(way)) == len(way)
+        assert (
+            f"{sum(c.hours[0] for c in way):g} h, {sum(c.hours[1] for c in way):g} with exercises" in table
+        ), name
+    on_a_laptop = landing.PATHS["On a laptop"][0].split()
+    for number in on_a_laptop:  # what a chapter of that way needs stands before it
+        assert set(chapters[number].needs) <= set(on_a_laptop[: on_a_laptop.index(number)])
+
+
+# ---- Where the project lives
+
+
+def test_without_an_address_nothing_leads_anywhere():
+    nowhere = project.Project()
+    assert "](http" not in project.readme_part(nowhere) and nowhere.issues == ""
+    config = SimpleNamespace(myst_substitutions={}, html_theme_options={"a": 1}, html_baseurl="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(project, "load", lambda: nowhere)
+        project.configure(None, config)
+    assert config.html_theme_options == {"a": 1} and config.html_baseurl == ""
+    assert config.myst_substitutions == {"repository": "repository"}
+
+
+def test_with_addresses_pages_and_readme_use_them():
+    part = project.readme_part(SOMEWHERE)
+    assert "git clone https://github.com/anna/euler nanoeuler" in part
+    assert (
+        "[Read the book](https://anna.github.io/euler), [report a mistake](https://github.com/anna/euler/issues)"
+        in part
+    )
+    config = SimpleNamespace(myst_substitutions={}, html_theme_options={}, html_baseurl="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(project, "load", lambda: SOMEWHERE)
+        project.configure(None, config)
+    options = config.html_theme_options
+    assert options["use_repository_button"] and options["use_issues_button"] and options["use_source_button"]
+    assert options["launch_buttons"].keys() == {"binderhub_url", "notebook_interface", "colab_url"}
+    assert config.html_baseurl == "https://anna.github.io/euler/"
+
+
+def test_readme_says_what_project_toml_says():
+    assert project.readme(project.load(environment={}), README) == README, "python -m tools.project --write"
+    other = project.readme(SOMEWHERE, README)
+    assert other != README and project.readme(project.load(environment={}), other) == README
+
+
+def test_the_environment_fills_in_what_the_file_leaves_empty(tmp_path):
+    path = tmp_path / "project.toml"
+    given = {"NANOEULER_REPOSITORY": "https://github.com/anna/euler/", "NANOEULER_BOOK": "https://x.io"}
+    path.write_text('book = "https://mine.org/euler"\nlaunch = ["colab"]\n')
+    found = project.load(path, given)
+    assert found == project.Project(
+        "https://github.com/anna/euler", "https://mine.org/euler", "main", ("colab",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('repository = "github.com/a/b"', "repository is 'github.com/a/b', expected an address"),
+        ('book = "https://a b"', "book is 'https://a b', expected an address"),
+        ('launch = ["mars"]', "launch has 'mars', expected some of binder, colab"),
+        ('repo = ""', "'repo', expected repository, book, branch, launch"),
+    ],
+)
+def test_a_wrong_address_is_named(tmp_path, text, said):
+    (tmp_path / "project.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        project.load(tmp_path / "project.toml", {})
+
+
+def test_the_workflow_fills_in_both_addresses():
+    workflow = (ROOT / ".github" / "workflows" / "book.yml").read_text()
+    for name in (
+        "NANOEULER_REPOSITORY: ${{ github.server_url }}/${{ github.repository }}",
+        "NANOEULER_BOOK: https://",
+    ):
+        assert name in workflow
+
+
+# ---- A chapter that is downloaded
+
+
+def run(code: str, folder) -> subprocess.CompletedProcess:
+    """Run code where a reader might have put a download: in a folder that has nothing else in it."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+MISSING = """
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name == "nanoeuler_lib" else real(name)
+"""
+
+
+def test_a_download_runs_where_the_library_is(tmp_path):
+    """From any folder it finds what the chapters read."""
+    cell = project.fetching_cell(project.Project()).source
+    look = "\nprint((Path('../data/results/ladder.json')).exists())"
+    done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{cell}{look}", tmp_path)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_download_says_what_to_do_where_the_library_is_not(tmp_path):
+    done = run(MISSING + project.fetching_cell(project.Project()).source, tmp_path)
+    assert done.returncode and "make lab" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_download_fetches_the_library_where_the_repository_is_known(tmp_path):
+    """git and pip are played: what they are asked for, and that the library is found where git would have put it."""
+    played = MISSING + (
+        "import subprocess, pathlib\n"
+        "def play(command, check):\n"
+        "    print(*command[-2:] if command[0] == 'git' else command[-3:])\n"
+        "    if command[0] == 'git':\n"
+        "        for name in ('nanoeuler_lib', 'notebooks', 'data/results'):\n"
+        "            pathlib.Path('nanoeuler', name).mkdir(parents=True)\n"
+        "        pathlib.Path('nanoeuler/nanoeuler_lib/__init__.py').touch()\n"
+        "    else:\n"
+        "        importlib.util.find_spec = real\n"
+        "subprocess.run = play\n"
+    )
+    done = run(f"{played}{project.fetching_cell(SOMEWHERE).source}\nprint(os.getcwd())", tmp_path)
+    assert done.stdout.split("\n")[:2] == [
+        "https://github.com/anna/euler nanoeuler",
+        "--quiet --editable nanoeuler",
+    ]
+    assert done.stdout.endswith("nanoeuler/notebooks\n"), done.stdout + done.stderr
+
+
+def test_the_books_downloads_begin_with_that_cell_once(tmp_path):
+    folder = tmp_path / "_sources" / "notebooks"
+    folder.mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")]), folder / "a.ipynb")
+    for _ in range(2):
+        project.complete_downloads(SimpleNamespace(outdir=str(tmp_path)), None)
+        cells = nbformat.read(folder / "a.ipynb", as_version=4).cells
+        assert [cell.source for cell in cells] == [project.fetching_cell(project.load()).source, "1"]
