@@ -1,0 +1,75 @@
+"""Is a difference seen, or could it be chance? Student's t for a few seeds, and Holm's rule for a table of comparisons.
+
+The book calls a difference one when it exceeds the 95% quantile of Student's t for its seeds, corrected for the number
+of comparisons in its table (Holm, A simple sequentially rejective multiple test procedure, 1979).
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["differences", "half_width", "p_value", "quantile"]
+
+
+def p_value(t: float, n: int) -> float:
+    """Chance that Student's t of the mean of n normal numbers lies beyond -t or t; n at least 2."""
+    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4, with n - 1 degrees of freedom
+    if n < 2:
+        raise ValueError(f"{n} values have no spread, expected at least 2")
+    t, freedom = abs(t), n - 1
+    angle = math.atan2(t, math.sqrt(freedom))
+    cos, odd = math.cos(angle), freedom % 2
+    term, total = (cos if odd else 1.0), 0.0
+    for j in range(1 + odd, freedom, 2):  # the terms with cosines up to the power freedom - 2
+        total += term
+        term *= cos * cos * j / (j + 1)
+    total *= math.sin(angle)
+    within = 2 / math.pi * (angle + total) if odd else total
+    return 1 - within
+
+
+def quantile(p: float, n: int) -> float:
+    """The t that is exceeded, to either side, with probability p (0 < p < 1) by the mean of n normal numbers."""
+    low, high = 0.0, 1.0
+    while p_value(high, n) > p:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle, n) > p else (low, middle)
+    return high
+
+
+def half_width(values: ArrayLike, p: float = 0.05, axis: int = 0) -> np.ndarray:
+    """Half the width of the interval that holds the mean of `values` along an axis with probability 1 - p."""
+    values = np.asarray(values)
+    n = values.shape[axis]
+    return quantile(p, n) * values.std(axis=axis, ddof=1) / math.sqrt(n)
+
+
+def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, str]:
+    """Print each row's mean with its 95% interval and what Holm's rule says of it; return that: "lower", "higher" or
+    "none seen".
+
+    table: {title: differences [seeds]}, paired by seed. The last column is the size from which a difference of this
+    spread would have been called one even if it were the smallest of its table.
+    """
+    rows = {title: np.asarray(values, float) for title, values in table.items()}
+    error = {title: d.std(ddof=1) / math.sqrt(len(d)) for title, d in rows.items()}
+    p = {}
+    for title, d in rows.items():
+        t = d.mean() / error[title] if error[title] else math.copysign(math.inf, d.mean()) if d.any() else 0.0
+        p[title] = p_value(t, len(d))
+    verdicts, still = {}, True
+    for i, title in enumerate(sorted(rows, key=p.__getitem__)):
+        still = still and p[title] <= 0.05 / (len(rows) - i)
+        verdicts[title] = ("lower" if rows[title].mean() < 0 else "higher") if still else "none seen"
+    width = max(map(len, rows))
+    for title, d in rows.items():
+        sure = quantile(0.05 / len(rows), len(d)) * error[title]
+        print(
+            f"{title:{width}} {d.mean():+{4 + digits}.{digits}f} ± {half_width(d):.{digits}f}"
+            f"  {verdicts[title]:9}  (sure to be seen from {sure:.{digits}f})"
+        )
+    return {title: verdicts[title] for title in rows}
