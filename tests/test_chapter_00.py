@@ -1,15 +1,95 @@
-"""Chapter 00: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
+"""Chapter 00: its checks accept what is right and reject wrong answers, each of them named."""
+
+import math
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from chapters import code_cells, run_tagged
+from chapters import definitions, rejected, try_exercise
 
-CHAPTER = run_tagged("00_start_here", "setup", "gap", "check")
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps
+
+
+def frequencies(train, valid, ones=1, log=np.log2, mean=np.mean, counts=np.int64, all=256):
+    """Bits per byte from counts, with one thing wrong, if asked."""
+    counted = (np.bincount(list(train), minlength=all)[:all]).astype(counts) + counts(ones)
+    return mean(-log((counted / (len(train) + all))[list(valid)]))
+
+
+def by_characters(train, valid):
+    train, valid = train.decode("latin-1"), valid.decode("latin-1")
+    seen = Counter(train)
+    return np.mean([-math.log2((seen[c] + 1) / (len(train) + 256)) for c in valid])
+
+
+def of_text(train, valid):
+    """Letters for bytes, as far as the text is UTF-8."""
+    train, valid = train.decode(errors="ignore"), valid.decode(errors="ignore")
+    seen = Counter(train)
+    return np.mean([-math.log2((seen[c] + 1) / (len(train) + 256)) for c in valid])
+
+
+def one_by_one(train, valid):
+    return sum(math.log2((len(train) + 256) / (train.count(bytes([b])) + 1)) for b in valid) / len(valid)
+
+
+def embedded(tokens, table):
+    return table[tokens], (tokens, table.shape)
+
+
+def saving(save):
+    """The right x, with something else saved."""
+    return lambda tokens, table: (table[tokens], save(tokens, table))
+
+
+def by_rows(tokens, table):
+    x = np.empty((*tokens.shape, table.shape[1]), table.dtype)
+    for b, t in np.ndindex(tokens.shape):
+        x[b, t] = table[tokens[b, t]]
+    return x, (tokens.copy(), list(table.shape))
+
+
+def by_indicators(tokens, table):
+    hot = (tokens[..., None] == np.arange(len(table))).astype(table.dtype)
+    return np.take(table, tokens, axis=0), (hot.argmax(axis=2), table.shape)
+
+
+def collected(dx, saved):
+    tokens, shape = saved
+    grad = np.zeros(shape, dx.dtype)
+    np.add.at(grad, tokens, dx)
+    return grad
+
+
+def by_loop(dx, saved):
+    tokens, shape = saved
+    grad = np.zeros(shape, dx.dtype)
+    for b, t in np.ndindex(tokens.shape):
+        grad[tokens[b, t]] += dx[b, t]
+    return grad
+
+
+def by_product(dx, saved):
+    tokens, (V, D) = saved
+    hot = (tokens.reshape(-1, 1) == np.arange(V)).astype(dx.dtype)
+    return hot.T @ dx.reshape(-1, D)
 
 
 def lost_repeats(dx, saved):
     tokens, shape = saved
-    grad = np.zeros(shape)
+    grad = np.zeros(shape, dx.dtype)
     grad[tokens] += dx
     return grad
 
@@ -17,111 +97,431 @@ def lost_repeats(dx, saved):
 def averaged_repeats(dx, saved):
     tokens, shape = saved
     count = np.maximum(np.bincount(tokens.ravel(), minlength=shape[0]), 1)
-    return CHAPTER["embed_backward"](dx, saved) / count[:, None]
+    return collected(dx, saved) / count[:, None]
 
 
-def frequencies(train, valid, ones=1, log=np.log2, mean=np.mean):
-    counts = np.bincount(list(train), minlength=256) + ones
-    return mean(-log((counts / counts.sum())[list(valid)]))
+def row_by_row(dx, saved):
+    """Each text for itself, repeats within a text lost."""
+    return sum(lost_repeats(d[None], (t[None], saved[1])) for d, t in zip(dx, saved[0], strict=True))
 
 
-embed_forward, embed_backward = CHAPTER["embed_forward"], CHAPTER["embed_backward"]
-
-# check: (the right answer, {name of the mistake: wrong answer})
+# check: (right answers, {name of the mistake: wrong answer})
 GAPS = {
     "check_surprise": (
-        CHAPTER["surprise"],
+        [lambda p: -np.log2(p), lambda p: np.log2(1 / np.asarray(p)), lambda p: -np.log(p) / math.log(2)],
         {
             "the sign forgotten": np.log2,
             "in nats": lambda p: -np.log(p),
+            "nats by a rounded factor": lambda p: -1.4427 * np.log(p),
             "one over p": lambda p: 1 / p - 1,
             "the chance of being wrong": lambda p: 2 * (1 - p),
             "not for arrays": lambda p: float(-np.log2(np.ravel(p)[0])),
+            "the sum over an array": lambda p: -np.log2(p).sum(),
+            "bounded": lambda p: -np.log2(np.maximum(p, 1e-4)),
+            "bounded far down": lambda p: -np.log2(p + 1e-12),
+            "whole bits": lambda p: np.ceil(-np.log2(p)),
+            "two axes made one": lambda p: np.ravel(-np.log2(p)) if np.ndim(p) else -np.log2(p),
         },
     ),
     "check_frequency_bits": (
-        CHAPTER["frequency_bits"],
+        [frequencies, one_by_one, by_characters],
         {
             "counts from the text that is scored": lambda train, valid: frequencies(valid, valid),
-            "nothing added": lambda train, valid: frequencies(train, valid, ones=1e-9),
+            "nothing added": lambda train, valid: frequencies(train, valid, ones=0),
             "in nats": lambda train, valid: frequencies(train, valid, log=np.log),
             "the sum, not the mean": lambda train, valid: frequencies(train, valid, mean=np.sum),
             "every letter counted once": lambda train, valid: frequencies(train, sorted(set(valid))),
+            "128 bytes only": lambda train, valid: frequencies(train, valid, all=128),
+            "counts in one byte": lambda train, valid: frequencies(train, valid, counts=np.uint8),
+            "letters for bytes": of_text,
+            "both texts counted": lambda train, valid: frequencies(train + valid, valid),
         },
     ),
     "check_embed_forward": (
-        embed_forward,
+        [embedded, by_rows, by_indicators],
         {
-            "columns for rows": lambda tokens, table: (table.T[tokens % 3], (tokens, table.shape)),
+            "columns for rows": lambda tokens, table: (table.T[tokens], (tokens, table.shape)),
             "the first rows": lambda tokens, table: (
-                np.broadcast_to(table[: tokens.shape[1]], (*tokens.shape, 3)),
+                np.broadcast_to(table[: tokens.shape[1]], (*tokens.shape, table.shape[1])),
                 (tokens, table.shape),
             ),
-            "the shape of x saved": lambda tokens, table: (table[tokens], (tokens, table[tokens].shape)),
             "off by one": lambda tokens, table: (table[tokens - 1], (tokens, table.shape)),
+            "always float64": lambda tokens, table: (table[tokens].astype(float), (tokens, table.shape)),
+            "the shape of x saved": saving(lambda tokens, table: (tokens, table[tokens].shape)),
+            "x saved for the tokens": saving(lambda tokens, table: (table[tokens], table.shape)),
+            "the table saved": saving(lambda tokens, table: (table, table.shape)),
+            "no tokens saved": saving(lambda tokens, table: (None, table.shape)),
+            "the tokens in a row": saving(lambda tokens, table: (tokens.ravel(), table.shape)),
+            "the tokens as floats": saving(lambda tokens, table: (tokens.astype(float), table.shape)),
+            "the pair exchanged": saving(lambda tokens, table: (table.shape, tokens)),
+            "three things returned": lambda tokens, table: (table[tokens], tokens, table.shape),
         },
     ),
     "check_embed_backward": (
-        embed_backward,
+        [collected, by_loop, by_product],
         {
             "repeats lost": lost_repeats,
             "repeats averaged": averaged_repeats,
-            "divided by the number of positions": lambda dx, saved: embed_backward(dx, saved) / saved[0].size,
-            "the first text only": lambda dx, saved: embed_backward(dx[:1], (saved[0][:1], saved[1])),
-            "of the wrong shape": lambda dx, saved: embed_backward(dx, saved).T,
+            "repeats lost within a text": row_by_row,
+            "divided by the number of positions": lambda dx, saved: collected(dx, saved) / saved[0].size,
+            "the first text only": lambda dx, saved: collected(dx[:1], (saved[0][:1], saved[1])),
+            "of the wrong shape": lambda dx, saved: collected(dx, saved).T,
+            "up to the last token that occurs": lambda dx, saved: collected(
+                dx, (saved[0], (saved[0].max() + 1, saved[1][1]))
+            ),
+            "always float64": lambda dx, saved: collected(dx.astype(float), saved),
+            "tripled": lambda dx, saved: collected(3 * dx, saved),
         },
     ),
 }
 
 
-def exercise_answers() -> dict:
-    """For each exercise check, the right answer and the wrong ones of its solution cell."""
-    answers, names = {}, dict(CHAPTER)
-    for cell in code_cells("00_start_here"):
-        tags = set(cell.metadata.get("tags", ()))
-        if "check" in tags:
-            check = cell.source.split("(")[0].removeprefix("def ")
-        elif "solution" in tags and "wrong_answers" in cell.source:
-            source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
-            exec(compile(source, "solution", "exec"), names)
-            answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
-    return answers
+def answers(c):
+    """For each exercise: check, stub, solution, and the wrong answers that the notebook itself names."""
+    return {
+        "closures": (c.check_closures, c.my_closures, c.closures, c.wrong_closures),
+        "forecasts": (c.check_forecast_bits, c.my_forecast_bits, c.forecast_bits, c.wrong_forecast_bits),
+        "mean": (c.check_mean_embed_backward, c.my_mean_embed_backward, c.mean_embed_backward, c.wrong_means),
+        "peeks": (c.check_peeks, c.my_peeks, c.peeks, c.wrong_peeks),
+        "bigram": (c.check_bigram_bits, c.my_bigram_bits, c.bigram_bits, c.wrong_bigrams),
+    }
 
 
-ANSWERS = GAPS | exercise_answers()
-
-
-def test_all_checks_are_tried():
-    assert set(ANSWERS) == {name for name in CHAPTER if name.startswith("check_")}
-    assert len(ANSWERS) == 9
-    assert all(len(wrong) >= 3 for _, wrong in ANSWERS.values())
-
-
-@pytest.mark.parametrize("check", ANSWERS)
-def test_right_answer_passes(check):
-    assert CHAPTER[check](ANSWERS[check][0]) == "right"
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in ANSWERS.items() for m in wrong])
-def test_wrong_answer_is_rejected_with_a_sentence(check, mistake):
-    with pytest.raises(AssertionError) as error:
-        CHAPTER[check](ANSWERS[check][1][mistake])
-    assert len(str(error.value).split()) >= 5
-
-
-def test_untouched_gap_says_so():
-    for name in CHAPTER:
+def test_untouched_gaps_say_so(chapter):
+    for name, stub in vars(chapter).items():
         if name.startswith("my_"):
-            assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
+            assert getattr(chapter, name.replace("my_", "check_", 1))(stub) == "not written yet"
 
 
-def test_bridges_are_those_of_the_world():
+def test_the_book_fills_its_gaps(chapter):
+    c = chapter
+    assert verdict(c.check_surprise, c.book_surprise) == "right"
+    assert verdict(c.check_frequency_bits, c.frequency_bits) == "right"
+    assert verdict(c.check_embed_forward, c.embed_forward) == "right"
+    assert verdict(c.check_embed_backward, c.embed_backward) == "right"
+
+
+@pytest.mark.parametrize("check", GAPS)
+def test_other_right_answers_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in GAPS[check][0]] == ["right"] * 3
+
+
+@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in GAPS.items() for m in wrong])
+def test_wrong_answer_is_rejected_with_a_sentence(chapter, check, mistake):
+    said = verdict(getattr(chapter, check), GAPS[check][1][mistake])
+    assert said not in ("right", "not written yet") and len(said.split()) >= 5
+
+
+@pytest.mark.parametrize("name", ["closures", "forecasts", "mean", "peeks", "bigram"])
+def test_exercise_check(chapter, name):
+    try_exercise(*answers(chapter)[name])
+
+
+def test_overwritten_gradients_are_told_as_such(chapter):
+    """A gradient tripled in place, and the right mean computed in place."""
+
+    def triples(dx, saved):
+        dx *= 3
+        return collected(dx, saved)
+
+    def divides(dx, saved):
+        dx /= saved[0].shape[1]
+        return collected(np.repeat(dx[:, None], saved[0].shape[1], axis=1), saved)
+
+    for check, wrong in (("check_embed_backward", triples), ("check_mean_embed_backward", divides)):
+        assert verdict(getattr(chapter, check), wrong).startswith("it writes into its argument dx")
+    assert rejected(chapter.check_embed_backward, triples)  # the check alone hands over a copy
+
+
+def test_a_failure_names_its_smallest_input(chapter):
+    assert verdict(chapter.check_embed_backward, lost_repeats).endswith("for tokens [[1, 1]]")
+    said = verdict(chapter.check_embed_forward, GAPS["check_embed_forward"][1]["off by one"])
+    assert said.endswith("at B, T, V, D = (1, 3, 4, 2)")
+
+
+# ---- The exercises
+
+
+def mean_by_loop(dx, saved):
+    tokens, shape = saved
+    grad = np.zeros(shape, dx.dtype)
+    for b, t in np.ndindex(tokens.shape):
+        grad[tokens[b, t]] += dx[b] / tokens.shape[1]
+    return grad
+
+
+def mean_by_shares(dx, saved):
+    """The share of each token in each text, times dx."""
+    tokens, (V, _) = saved
+    shares = (tokens[:, :, None] == np.arange(V)).mean(axis=1).astype(dx.dtype)  # [B, V]
+    return shares.T @ dx
+
+
+def peeks_one_byte(predict):
+    """Change one byte at a time."""
+    text = bytes(range(40, 63))
+    for i in range(len(text)):
+        changed = text[:i] + b"\0" + text[i + 1 :]
+        if (predict(text)[: i + 1] != predict(changed)[: i + 1]).any():
+            return True
+    return False
+
+
+def peeks_random_ends(predict):
+    """The same beginning with other random ends."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 256, (2, 30), np.uint8)
+    rows = lambda i: predict(a[:i].tobytes() + b[i:].tobytes())[: i + 1]
+    whole = predict(a.tobytes())
+    return any(not np.array_equal(rows(i), whole[: i + 1]) for i in range(30))
+
+
+def bigrams_by_dictionary(train, valid):
+    pairs = Counter(pairwise(train))
+    first = Counter(train[:-1])
+    bits = 8.0
+    for a, b in pairwise(valid):
+        bits -= math.log2((pairs[a, b] + 1) / (first[a] + 256))
+    return bits / len(valid)
+
+
+def bigrams_in_one_index(train, valid):
+    """A pair as one number."""
+    numbers = lambda text: 256 * np.array(list(text[:-1]), int) + np.array(list(text[1:]), int)
+    counts = np.bincount(numbers(train), minlength=65536).reshape(256, 256) + 1
+    p = (counts / counts.sum(axis=1, keepdims=True)).ravel()[numbers(valid)]
+    return (8 - np.log2(p).sum()) / len(valid)
+
+
+BRIDGE_NAMES = {"Blacksmith's", "Merchant's", "Green", "Giblet", "Honey", "Wooden", "High"}
+OTHERS = {
+    "check_mean_embed_backward": [mean_by_loop, mean_by_shares],
+    "check_peeks": [peeks_one_byte, peeks_random_ends],
+    "check_bigram_bits": [bigrams_by_dictionary, bigrams_in_one_index],
+    "check_closures": [lambda: BRIDGE_NAMES, lambda: BRIDGE_NAMES | {"High"}],
+    "check_forecast_bits": [lambda: [1.75, 2, 2.5], lambda: (7 / 4, 2.0, 5 / 2)],
+}
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_solutions_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+
+
+def differ(predict, a, b):
+    return (predict(a) != predict(b)).any(axis=1)
+
+
+def bigrams(train, valid, counts=np.int64, ones=1, all=256):
+    """Bits per byte from pairs, with one thing wrong, if asked."""
+    n = np.zeros((all, all), counts)
+    np.add.at(n, (list(train[:-1]), list(train[1:])), 1)
+    n = n + counts(ones)
+    p = n / n.sum(axis=1, keepdims=True)
+    return (8 - np.log2(p[list(valid[:-1]), list(valid[1:])]).sum()) / len(valid)
+
+
+WRONG = {
+    "check_peeks": {
+        "compares all rows when the last byte changes": lambda f: differ(f, b"Murr", b"Mure").any(),
+        "compares row 0 when all bytes change": lambda f: differ(f, b"Murr", b"purs")[0],
+        "leaves row 0 out": lambda f: any(
+            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[1 : i + 1].any()
+            for i in range(12)
+        ),
+        "leaves out the row whose byte changes": lambda f: any(
+            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[:i].any() for i in range(12)
+        ),
+        "looks at even places only": lambda f: any(
+            differ(f, b"Murr the cat", b"Murr the cat"[:i] + b"?" + b"Murr the cat"[i + 1 :])[i]
+            for i in range(0, 12, 2)
+        ),
+        "everybody peeks": lambda f: True,
+        "nobody peeks": lambda f: False,
+    },
+    "check_mean_embed_backward": {
+        "divided by B for T": lambda dx, saved: (
+            mean_by_loop(dx, saved) * saved[0].shape[1] / saved[0].shape[0]
+        ),
+        "each token of a text once": lambda dx, saved: collected(
+            np.concatenate([np.repeat(d[None], len(set(t)), axis=0) for d, t in zip(dx, saved[0].tolist())])
+            / saved[0].shape[1],
+            (np.concatenate([sorted(set(t)) for t in saved[0].tolist()]), saved[1]),
+        ),
+        "always float64": lambda dx, saved: mean_by_loop(dx.astype(float), saved),
+    },
+    "check_bigram_bits": {
+        "counts in one byte": lambda train, valid: bigrams(train, valid, counts=np.uint8),
+        "nothing added": lambda train, valid: bigrams(train, valid, ones=0),
+        "128 bytes only": lambda train, valid: bigrams(train, valid, all=128),
+        "the end of train counted as a context": lambda train, valid: (
+            (
+                8
+                - sum(
+                    math.log2((train.count(bytes([a, b])) + 1) / (train.count(bytes([a])) + 256))
+                    for a, b in pairwise(valid)
+                )
+            )
+            / len(valid)
+        ),
+    },
+    "check_closures": {
+        "a word": lambda: "Green",
+        "the places": lambda: {"Altstadt", "Kneiphof", "Vorstadt", "Lomse"},
+        "a list of six": lambda: sorted(BRIDGE_NAMES)[:6],
+    },
+    "check_forecast_bits": {
+        "the third is charged like the first": lambda: (1.75, 2, 1.75),
+        "two numbers": lambda: (1.75, 2),
+        "NaN": lambda: (1.75, 2, math.nan),
+    },
+}
+
+
+@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, wrong in WRONG.items() for m in wrong])
+def test_wrong_solution_is_rejected(chapter, check, mistake):
+    assert verdict(getattr(chapter, check), WRONG[check][mistake]) not in ("right", "not written yet")
+
+
+def test_the_helper_with_nothing_wrong_is_right(chapter):
+    """So that a wrong answer is rejected for what is wrong with it."""
+    assert verdict(chapter.check_bigram_bits, bigrams) == "right"
+
+
+def test_bridges_are_those_of_the_world(chapter):
     from nanoeuler_lib.world import town
 
-    assert CHAPTER["BRIDGES"] == {name: tuple(map(str, shores)) for name, shores in town.SPAN.items()}
+    assert chapter.BRIDGES == {name: tuple(map(str, shores)) for name, shores in town.SPAN.items()}
 
 
 def test_pictures_in_the_pages_come_from_the_notebook():
     from tools import pictures
 
     assert pictures.stale() == []
+
+
+# ---- What `make mutants CH=00` changes, and the inputs that the contracts allow
+
+
+def probabilities(rng):
+    """A number, or an array of one to three axes; now and then tiny."""
+    shape = tuple(rng.integers(1, 5, rng.integers(0, 4)))
+    p = rng.uniform(1e-6, 1, shape) ** rng.choice([1, 40])
+    return float(p) if not shape else p
+
+
+def two_texts(rng, longest=400):
+    """Bytes to count, perhaps none, and bytes to score; of a few kinds or of all."""
+    kinds = rng.choice(256, rng.choice([1, 2, 10, 256]), replace=False)
+    train = rng.choice(kinds, rng.integers(0, longest)).astype(np.uint8).tobytes()
+    return train, rng.integers(0, 256, rng.integers(1, 40), np.uint8).tobytes()
+
+
+def sizes(rng):
+    return rng.integers(1, 7, 4)
+
+
+def lookup(rng, size=None, dtype=None):
+    """Tokens and a table."""
+    B, T, V, D = sizes(rng) if size is None else size
+    table = rng.normal(size=(V, D)).astype(dtype or rng.choice([np.float64, np.float32]))
+    return rng.integers(0, V, (B, T)), table
+
+
+def with_dx(rng, given, mean=False):
+    """The gradient of the rows, or of their means, and what the forward pass saved."""
+    tokens, table = given
+    shape = (len(tokens), table.shape[1]) if mean else (*tokens.shape, table.shape[1])
+    return rng.normal(size=shape).astype(table.dtype), (tokens, table.shape)
+
+
+def forward_and_back(c, given):
+    """x, and what the library's backward pass makes of saved."""
+    x, saved = c.embed_forward(*given)
+    return x, collected(np.ones_like(x), saved)
+
+
+def seeing(which):
+    """A predictor whose row i depends on the bytes that which(text, i) picks, in their order."""
+
+    def predict(text):
+        rows = np.ones((len(text), 256))
+        for i in range(len(text)):
+            for n, byte in enumerate(which(text, i)):
+                rows[i, byte] += 1 + n
+        return rows / rows.sum(axis=1, keepdims=True)
+
+    return predict
+
+
+# None of these is in the check: eight honest ones, then twelve that peek.
+IMPLEMENTATIONS = [
+    lambda t, i: t[:i][::-1],
+    lambda t, i: t[max(0, i - 3) : i],
+    lambda t, i: t[: i // 2],
+    lambda t, i: bytes([i % 256]),
+    lambda t, i: t[:i] if i % 2 else b"",
+    lambda t, i: bytes(sorted(t[:i])),
+    lambda t, i: t[i - 1 : i] if i % 3 else b"",
+    lambda t, i: t[:i].lower(),
+    lambda t, i: t[: i + 1],
+    lambda t, i: t[: i + 2],
+    lambda t, i: t[i + 2 : i + 3] + t[:i],
+    lambda t, i: t[::-1],
+    lambda t, i: bytes(sorted(t)),
+    lambda t, i: t[i : i + 1] if i % 2 else t[:i],
+    lambda t, i: t[i : i + 1] if i % 2 == 0 else t[:i],
+    lambda t, i: t[i + 1 : i + 2] if i == 0 else t[:i],
+    lambda t, i: t[-1:] if i == len(t) // 3 else t[:i],
+    lambda t, i: t[i:] if i >= len(t) // 2 else t[:i],
+    lambda t, i: t[i : i + 1] if i == len(t) - 1 else b"",
+    lambda t, i: t[i : i + 1] if i == 0 else b"",
+]
+
+EDGE = np.random.default_rng(5)
+EDGES = [lookup(EDGE, size) for size in [(1, 1, 1, 1), (1, 6, 2, 3), (4, 1, 3, 2), (2, 3, 9, 1)]]
+TEXTS = [(b"", b"a"), (b"", b"ab"), (b"a" * 700, b"ab"), (bytes(range(256)) * 2, bytes(range(256)))]
+
+
+def closes_by_degree(c, answer):
+    """By Euler's condition and its converse, without a walk."""
+    for closed in BRIDGE_NAMES:
+        ends = Counter(end for name, pair in c.BRIDGES.items() if name != closed for end in pair)
+        if (sum(n % 2 for n in ends.values()) <= 2) != (closed in answer):
+            return False
+    return answer <= BRIDGE_NAMES
+
+
+def pays_by_entropy(c, answer):
+    q = np.array([4, 2, 1, 1]) / 8
+    says = q, np.full(4, 0.25), np.array([1, 2, 1, 4]) / 8
+    return len(answer) == 3 and np.allclose(answer, [-(q @ np.log2(p)) for p in says])
+
+
+DOMAINS = [
+    Gap("check_surprise", ("book_surprise",), lambda c: verdict(c.check_surprise, c.book_surprise),
+        lambda c, p: c.book_surprise(p), probabilities, [1.0, 0.5, 2.0**-1000, np.array([1.0, 1e-300])]),
+    Gap("check_frequency_bits", ("frequency_bits",), lambda c: verdict(c.check_frequency_bits, c.frequency_bits),
+        lambda c, texts: c.frequency_bits(*texts), two_texts, TEXTS),
+    Gap("check_embed_forward", ("embed_forward",), lambda c: verdict(c.check_embed_forward, c.embed_forward),
+        forward_and_back, lookup, EDGES),
+    Gap("check_embed_backward", ("embed_backward",), lambda c: verdict(c.check_embed_backward, c.embed_backward),
+        lambda c, given: c.embed_backward(*given), lambda rng: with_dx(rng, lookup(rng)),
+        [with_dx(EDGE, given) for given in EDGES]),
+    Value("check_closures", "closures", lambda c, value: verdict(c.check_closures, lambda: value), closes_by_degree),
+    Value("check_forecast_bits", "forecast_bits", lambda c, value: verdict(c.check_forecast_bits, lambda: value),
+        pays_by_entropy),
+    Gap("check_mean_embed_backward", ("mean_embed_backward",),
+        lambda c: verdict(c.check_mean_embed_backward, c.mean_embed_backward),
+        lambda c, given: c.mean_embed_backward(*given), lambda rng: with_dx(rng, lookup(rng), mean=True),
+        [with_dx(EDGE, given, mean=True) for given in EDGES]),
+    Gap("check_peeks", ("peeks",), lambda c: verdict(c.check_peeks, c.peeks),
+        lambda c, which: bool(c.peeks(seeing(IMPLEMENTATIONS[which]))), lambda rng: int(rng.integers(20)), range(20)),
+    Gap("check_bigram_bits", ("bigram_bits",), lambda c: verdict(c.check_bigram_bits, c.bigram_bits),
+        lambda c, texts: c.bigram_bits(*texts), two_texts, TEXTS),
+]  # fmt: skip
+
+
+def test_the_domain_of_peeks_holds_both_kinds(chapter):
+    """Brute force: the right test tells the eight honest ones from the twelve."""
+    assert [chapter.peeks(seeing(which)) for which in IMPLEMENTATIONS] == [False] * 8 + [True] * 12

@@ -1,13 +1,21 @@
 """Chapter 03: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
 import json
+import math
+from collections import Counter, defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells, run_tagged
+from chapters import ROOT, definitions
 
-CHAPTER = run_tagged("03_measuring_prediction", "setup")
-cross_entropy, bits_per_byte = CHAPTER["book_cross_entropy"], CHAPTER["book_bits_per_byte"]
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = ("03_measuring_prediction",)
+chapter = definitions(*NOTEBOOK)
+CHAPTER = vars(chapter)
+cross_entropy, bits_per_byte = chapter.book_cross_entropy, chapter.book_bits_per_byte
 
 
 def next_probs(counts, context, strength, V, kinds=len, shorter=lambda rest: rest[1:], unseen=None):
@@ -38,6 +46,10 @@ GAPS = {
                 q * np.where(p > 0, -np.log2(p + (p == 0)), np.inf)
             ),
             "the mean over outcomes": lambda q, p: cross_entropy(q, p) / len(q),
+            "what had p = 0 left out": lambda q, p: float(-(q[p > 0] * np.log2(p[p > 0])).sum()),
+            "p bounded below": lambda q, p: cross_entropy(q, np.clip(p, 1e-3, 1)),
+            "a little added to p": lambda q, p: cross_entropy(q, p + 1e-12),
+            "infinity made a number": lambda q, p: float(np.nan_to_num(q * -np.log2(p)).sum()),
         },
     ),
     "check_bits_per_byte": (
@@ -62,23 +74,50 @@ GAPS = {
             "unseen contexts are impossible": lambda *a: next_probs(*a, unseen=0.0),
             "the strength forgotten": lambda counts, context, strength, V: next_probs(counts, context, 1, V),
             "not normalised": lambda *a: next_probs(*a) * 1.01,
+            "unseen contexts added to the counts": lambda counts, context, *rest: (
+                counts[context],
+                next_probs(counts, context, *rest),
+            )[1],
         },
     ),
 }
 
 
+def sums(probability, tokens, lengths=range(4)):
+    """Of the probabilities after each context of these lengths."""
+    contexts = (context for k in lengths for context in product(tokens, repeat=k))
+    return np.array([sum(probability(context, w) for w in tokens) for context in contexts])
+
+
+def weighted_difference(a, b, s):
+    return (b - a).sum() / s.sum()
+
+
+# Wrong answers to exercises beside those that their solutions name.
+EXERCISES = {
+    "check_spends_one": {
+        "no context of one token": lambda p, tokens: np.allclose(sums(p, tokens, (0, 2, 3)), 1),
+        "the mean of all sums": lambda p, tokens: bool(np.isclose(sums(p, tokens).mean(), 1)),
+        "within a twentieth": lambda p, tokens: bool((abs(sums(p, tokens) - 1) < 0.05).all()),
+    },
+    "check_difference": {
+        "the error of the mean of ratios": lambda a, b, s: (
+            weighted_difference(a, b, s),
+            ((b - a) / s).std() / len(s) ** 0.5,
+        ),
+    },
+}
+
+
 def exercise_answers() -> dict:
-    """For each exercise check, the right answer and the wrong ones of its solution cell."""
-    answers, names = {}, dict(CHAPTER)
-    for cell in code_cells("03_measuring_prediction"):
-        tags = set(cell.metadata.get("tags", ()))
-        if "check" in tags:
-            check = cell.source.split("(")[0].removeprefix("def ")
-        elif "solution" in tags and "wrong_answers" in cell.source:
-            source = cell.source.split("\n\ndef try_answers")[0].split("\ntry_answers(")[0]
-            exec(compile(source, "solution", "exec"), names)
-            answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
-    return answers
+    """For each exercise's check, the right answer and the wrong ones of its solution cell."""
+    c = chapter
+    return {
+        "check_moves": (c.moves, c.wrong_moves),
+        "check_mixture_bits": (c.mixture_bits, c.wrong_mixtures),
+        "check_spends_one": (c.spends_one, c.wrong_tests),
+        "check_difference": (c.difference, c.wrong_differences),
+    }
 
 
 ANSWERS = GAPS | exercise_answers()
@@ -108,10 +147,112 @@ def test_wrong_answer_is_rejected_with_a_sentence(check, mistake):
     assert len(str(error.value).split()) >= 5
 
 
+@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, wrong in EXERCISES.items() for m in wrong])
+def test_wrong_solution_is_rejected(check, mistake):
+    with pytest.raises(AssertionError):
+        CHAPTER[check](EXERCISES[check][mistake])
+
+
 def test_untouched_gap_says_so():
     for name in CHAPTER:
         if name.startswith("my_"):
             assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
+
+
+def cost_by_loop(q, p):
+    """Outcome by outcome; infinite as soon as one happens that had no chance."""
+    bits = 0.0
+    for happens, chance in zip(q, p, strict=True):
+        if happens > 0:
+            bits += happens * (math.inf if chance == 0 else -math.log2(chance))
+    return bits
+
+
+def cost_by_where(q, p):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(q > 0, -q * np.log(p) / math.log(2), 0).sum()
+
+
+def recursive_lists(counts, context, strength, V):
+    """As the chapter says it: the shorter context first, as a list."""
+    shorter = recursive_lists(counts, context[1:], strength, V) if context else [1 / V] * V
+    followers = counts.get(context, Counter())
+    rest = strength * len(followers)
+    if not followers:
+        return shorter
+    return [(followers[w] + rest * p) / (followers.total() + rest) for w, p in enumerate(shorter)]
+
+
+def interpolated(counts, context, strength, V):
+    """With lambda, from the empty context upwards."""
+    p = np.full(V, 1 / V)
+    for k in range(len(context) + 1):
+        followers = counts.get(context[len(context) - k :])
+        if followers:
+            c, d = sum(followers.values()), len(followers)
+            share = np.bincount(list(followers), list(followers.values()), V) / c
+            trust = c / (c + strength * d)
+            p = trust * share + (1 - trust) * p
+    return p
+
+
+def by_posterior(bits_a, bits_b):
+    """The shares of the two in what was foreseen so far, carried along."""
+    shares, costs = np.array([0.5, 0.5]), []
+    for bits in zip(bits_a, bits_b, strict=True):
+        shares = shares * 2.0 ** -np.array(bits)
+        costs.append(-np.log2(shares.sum()))
+        shares /= shares.sum()
+    return np.array(costs)
+
+
+def by_shifts(bits_a, bits_b):
+    """Sums of costs, the smaller one taken out before the powers."""
+    a, b = np.cumsum(bits_a), np.cumsum(bits_b)
+    total = np.minimum(a, b) + 1 - np.log2(1 + 2.0 ** -np.abs(a - b))
+    return np.diff(np.concatenate([[0], total]))
+
+
+def spends_by_arrays(probability, tokens):
+    return bool(np.allclose(sums(probability, tokens), 1))
+
+
+def spends_by_walk(probability, tokens, context=()):
+    """Depth first, with an exact sum."""
+    if abs(math.fsum(probability(context, w) for w in tokens) - 1) > 1e-6:
+        return False
+    return len(context) == 3 or all(spends_by_walk(probability, tokens, (*context, w)) for w in tokens)
+
+
+def with_one_less(a, b, m):
+    """Divided by S - 1, as for a sample."""
+    ratio, S = (b - a).sum() / m.sum(), len(m)
+    return ratio, np.sqrt(S / (S - 1) * ((b - a - ratio * m) ** 2).sum()) / m.sum()
+
+
+def by_leaving_out(a, b, m):
+    """The jackknife: how the ratio moves when one story is left out."""
+    d, S = b - a, len(m)
+    without = (d.sum() - d) / (m.sum() - m)
+    return d.sum() / m.sum(), np.sqrt((S - 1) / S * ((without - without.mean()) ** 2).sum())
+
+
+OTHERS = {
+    "check_cross_entropy": [cost_by_loop, cost_by_where],
+    "check_bits_per_byte": [
+        lambda nats, lengths: sum(nats) / (math.log(2) * sum(lengths)),
+        lambda nats, lengths: np.log2(np.exp(nats)).sum() / lengths.sum(),
+    ],
+    "check_next_probs": [recursive_lists, interpolated],
+    "check_mixture_bits": [by_posterior, by_shifts],
+    "check_spends_one": [spends_by_arrays, spends_by_walk],
+    "check_difference": [with_one_less, by_leaving_out],
+}
+
+
+@pytest.mark.parametrize(("check", "other"), [(c, other) for c, others in OTHERS.items() for other in others])
+def test_other_right_answers_are_right(check, other):
+    assert verdict(CHAPTER[check], other) == "right"
 
 
 def test_ladder_rises_towards_the_floor():
@@ -119,3 +260,140 @@ def test_ladder_rises_towards_the_floor():
     bits = [row["bits_per_byte"] for row in ladder["rows"]]
     assert bits == sorted(bits, reverse=True) and bits[-1] > ladder["config"]["floor"]
     assert [row["name"] for row in ladder["rows"] if row.get("goal")] == ["full model"]
+
+
+# ---- What `make mutants CH=03` changes, and the inputs that the contracts allow
+
+
+def shares(rng, n):
+    """n shares that sum to one, some of them 0."""
+    counts = rng.integers(0, 5, n)
+    counts[rng.integers(n)] += 1
+    return counts / counts.sum()
+
+
+def two_shares(rng):
+    """What happens, and what a predictor says; now and then it rules out what happens."""
+    n = int(rng.integers(1, 9))
+    p = shares(rng, n) if rng.random() < 0.3 else rng.dirichlet(np.ones(n)) + 1e-12
+    return shares(rng, n), p
+
+
+def tokens_of_a_text(rng):
+    """Nats of up to eight tokens, and their bytes: one has some, the others may be ends of text."""
+    n = int(rng.integers(1, 9))
+    lengths = rng.integers(0, 7, n)
+    lengths[rng.integers(n)] += 1
+    return rng.exponential(2, n), lengths
+
+
+def counted(rng):
+    """Counts of a short text with contexts of up to three tokens, a context, a strength, V."""
+    V = int(rng.integers(1, 8))
+    text = rng.integers(0, V, rng.integers(0, 25)).tolist()
+    counts = defaultdict(Counter)
+    for k in range(4):
+        for i in range(k, len(text)):
+            counts[tuple(text[i - k : i])][text[i]] += 1
+    context = tuple(rng.integers(0, V, rng.integers(0, 4)).tolist())
+    return counts, context, float(rng.choice([0.1, 0.5, 1.0, 3.0])), V
+
+
+def probs_and_counts(c, given):
+    """The probabilities, and how many contexts the counts hold afterwards."""
+    return np.asarray(c.book_next_probs(*given)), len(given[0])
+
+
+def two_costs(rng, n=None):
+    """The bits of two predictors at each token, sometimes of a long text."""
+    n = n or int(rng.choice([1, 2, 7, 3000], p=[0.2, 0.2, 0.5, 0.1]))
+    return rng.exponential(1, n), rng.exponential(rng.choice([0.5, 1.0, 4.0]), n)
+
+
+def three_of_stories(rng):
+    """Bits of two models and bytes of some dozens of stories."""
+    S = int(rng.integers(30, 200))
+    sizes = rng.integers(50, 800, S).astype(float)
+    hard = rng.gamma(4, 0.1, S)
+    return tuple(sizes * (hard + 0.03 * rng.normal(size=S)) for _ in range(2)) + (sizes,)
+
+
+def to_a_tenth(c, given):
+    """The error of the error is larger than a tenth: what agrees within it says the same."""
+    change, error = c.difference(*given)
+    return change, float(np.round(10 * np.log(error)))
+
+
+def spender(place, more, number):
+    """Probabilities that sum to 1 + more after the context with this number among those of its length."""
+
+    def probability(context, token):
+        length, which = place
+        extra = len(context) == length and number(context) == which
+        return (1 + more * extra) / 2
+
+    return probability
+
+
+TWO = ("x", "y")
+NUMBER = lambda context: sum(2**i * (token == "y") for i, token in enumerate(context))
+# None of these is in the check: eight honest predictors, then twelve that are not.
+PREDICTORS = [
+    lambda context, token: 0.5,
+    lambda context, token: 0.3 if token == "x" else 0.7,
+    lambda context, token: (0.9 if token == "x" else 0.1) if len(context) % 2 else 0.5,
+    lambda context, token: float(token == (context[-1] if context else "x")),
+    lambda context, token: (NUMBER(context) + 1) / 9 if token == "x" else 1 - (NUMBER(context) + 1) / 9,
+    spender((4, 3), 0.5, NUMBER),
+    spender((5, 0), -0.5, NUMBER),
+    lambda context, token: 0.5 + 1e-12,
+    spender((0, 0), 0.01, NUMBER),
+    spender((1, 1), -0.01, NUMBER),
+    spender((2, 2), 0.3, NUMBER),
+    spender((3, 7), 0.001, NUMBER),
+    spender((3, 0), -0.001, NUMBER),
+    spender((2, 0), 1.0, NUMBER),
+    lambda context, token: 0.0,
+    lambda context, token: 1.0,
+    lambda context, token: 0.25,
+    lambda context, token: 0.6 if token == "x" else 0.5,
+    lambda context, token: 0.5 if token == "x" else 0.45,
+    lambda context, token: math.nan,
+]
+
+
+def right_moves(_, answer):
+    """By reasoning: a ratio is the same for a text twice over; a bigram sees one token back; an end costs bits."""
+    return answer == {
+        "twice": "same",
+        "windows, n = 2": "same",
+        "windows, n = 6": "higher",
+        "no ends": "lower",
+    }
+
+
+EDGE = np.random.default_rng(5)
+EMPTY = defaultdict(Counter)
+DOMAINS = [
+    Gap("check_cross_entropy", ("book_cross_entropy",),
+        lambda c: verdict(c.check_cross_entropy, c.book_cross_entropy),
+        lambda c, given: float(c.book_cross_entropy(*given)), two_shares,
+        [(np.ones(1), np.ones(1)), (np.array([0.5, 0.5]), np.array([1.0, 0.0])), (np.eye(2)[1], np.eye(2)[1])]),
+    Gap("check_bits_per_byte", ("book_bits_per_byte",),
+        lambda c: verdict(c.check_bits_per_byte, c.book_bits_per_byte),
+        lambda c, given: float(c.book_bits_per_byte(*given)), tokens_of_a_text),
+    Gap("check_next_probs", ("book_next_probs",), lambda c: verdict(c.check_next_probs, c.book_next_probs),
+        probs_and_counts, counted, [(EMPTY, (0, 1, 2), 1.0, 4), (EMPTY, (), 0.5, 1)]),
+    Value("check_moves", "moves", lambda c, value: verdict(c.check_moves, lambda: value), right_moves),
+    Gap("check_mixture_bits", ("mixture_bits",), lambda c: verdict(c.check_mixture_bits, c.mixture_bits),
+        lambda c, given: c.mixture_bits(*given), two_costs, [two_costs(EDGE, 1), two_costs(EDGE, 5000)]),
+    Gap("check_spends_one", ("spends_one",), lambda c: verdict(c.check_spends_one, c.spends_one),
+        lambda c, which: bool(c.spends_one(PREDICTORS[which], TWO)), lambda rng: int(rng.integers(20)), range(20)),
+    Gap("check_difference", ("difference",), lambda c: verdict(c.check_difference, c.difference),
+        to_a_tenth, three_of_stories),
+]  # fmt: skip
+
+
+def test_the_domain_of_spends_one_holds_both_kinds():
+    """Brute force: the right test tells the eight honest ones from the twelve."""
+    assert [chapter.spends_one(p, TWO) for p in PREDICTORS] == [True] * 8 + [False] * 12

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise
 
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = ("04_first_gradients",)
+
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("04_first_gradients", "zeros", "my_zeros")
+    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -17,8 +22,8 @@ def test_untouched_gaps_say_so(chapter):
     c = chapter
     assert c.check_linear(c.my_linear_backward) == "not written yet"
     assert c.check_cross_entropy(c.my_cross_entropy_forward) == "not written yet"
-    verdict = c.check_cross_entropy_backward(c.my_cross_entropy_backward, c.cross_entropy_forward)
-    assert verdict == "not written yet"
+    said = c.check_cross_entropy_backward(c.my_cross_entropy_backward, c.cross_entropy_forward)
+    assert said == "not written yet"
 
 
 def test_the_book_fills_its_gaps(chapter):
@@ -71,7 +76,9 @@ def cross_entropy(u, targets, shift=True, masked=True, base=np.e, late=False, ax
             log_p = np.log(e / e.sum(axis=axis, keepdims=True))
         else:
             log_p = u - top - np.log(np.exp(u - top).sum(axis=axis, keepdims=True))
-    losses = -np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], axis=-1)[..., 0] / np.log(base)
+    losses = -np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], axis=-1)[..., 0] / float(
+        np.log(base)
+    )
     return np.where((targets >= 0) | (not masked), losses, 0.0), None
 
 
@@ -136,6 +143,132 @@ def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
 
 
+# ---- Other right answers
+
+
+def linear_by_einsum(dy, saved):
+    x, w = saved
+    return np.einsum("...o,io->...i", dy, w), np.einsum(
+        "ni,no->io", *(a.reshape(-1, a.shape[-1]) for a in (x, dy))
+    )
+
+
+def linear_by_loop(dy, saved):
+    x, w = saved
+    dx, dw = np.zeros_like(x), np.zeros_like(w)
+    for n in np.ndindex(x.shape[:-1]):
+        dx[n] = w @ dy[n]
+        dw += np.outer(x[n], dy[n])
+    return dx, dw
+
+
+def entropy_by_loop(logits, targets):
+    losses = np.zeros(targets.shape, logits.dtype)
+    for n in np.ndindex(targets.shape):
+        if targets[n] >= 0:
+            shifted = logits[n] - logits[n].max()
+            losses[n] = np.log(np.exp(shifted).sum()) - shifted[targets[n]]
+    return losses, (logits.copy(), targets.copy())
+
+
+def entropy_by_logaddexp(logits, targets):
+    column = np.maximum(targets, 0)[..., None]
+    losses = np.logaddexp.reduce(logits, axis=-1) - np.take_along_axis(logits, column, -1)[..., 0]
+    return (losses * (targets >= 0)).astype(logits.dtype), ()
+
+
+def gradient_by_onehot(dlosses, saved):
+    probs, column, valid = saved
+    onehot = np.arange(probs.shape[-1]) == column
+    return (probs - onehot) * (dlosses * valid)[..., None]
+
+
+def gradient_by_loop(dlosses, saved):
+    probs, column, valid = saved
+    found = np.zeros_like(probs)
+    for n in np.ndindex(valid.shape):
+        if valid[n]:
+            found[n] = probs[n] * dlosses[n]
+            found[n][column[n][0]] -= dlosses[n]
+    return found
+
+
+def temperature_by_formula(dlosses, logits, targets, tau):
+    p = np.exp(logits / tau - (logits / tau).max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    weight = dlosses * (targets >= 0)
+    onehot = np.eye(logits.shape[1])[np.maximum(targets, 0)]
+    dtau = (weight * ((onehot - p) * logits).sum(axis=1)).sum() / tau**2
+    return weight[:, None] * (p - onehot) / tau, dtau
+
+
+def temperature_by_loop(dlosses, logits, targets, tau):
+    du, dtau = np.zeros_like(logits), 0.0
+    for i, (u, b) in enumerate(zip(logits, targets, strict=True)):
+        if b >= 0:
+            p = np.exp(u / tau) / np.exp(u / tau).sum()
+            du[i] = dlosses[i] * p / tau
+            du[i, b] -= dlosses[i] / tau
+            dtau += dlosses[i] * (u[b] - p @ u) / tau**2
+    return du, dtau
+
+
+def exponent_by_covariance(steps, distances):
+    s, d = np.log(steps), np.log(distances)
+    return -np.mean((s - s.mean()) * d) / np.var(s)
+
+
+def exponent_by_solving(steps, distances):
+    lines = np.stack([np.log(steps), np.ones(len(steps))], axis=1)
+    return -np.linalg.lstsq(lines, np.log(distances), rcond=None)[0][0]
+
+
+def other_batches():
+    return (
+        ([[6, 5, 4], [3, 2, 1]], [[0, 0, 0], [0, 0, -1]]),
+        (np.zeros((2, 3), int), np.full((2, 3), 4)),
+        [np.arange(6).reshape(2, 3), np.zeros((2, 3), int)],
+    )
+
+
+def repeated_behind():
+    """A token that occurs twice, first without a target: what is kept is all there is. B is right."""
+    return (
+        ([[0, 0, 1], [2, 3, 4]], [[-1, 3, 3], [3, 3, 3]]),
+        ([[0, 0, 1], [2, 3, 4]], [[3, 3, 3], [3, 3, 3]]),
+        ([[0, 5, 1], [2, 3, 4]], [[3, 3, 3], [3, 3, 3]]),
+    )
+
+
+OTHERS = {
+    "check_linear": [linear_by_einsum, linear_by_loop],
+    "check_cross_entropy": [entropy_by_loop, entropy_by_logaddexp],
+    "check_zeros": [lambda: ({2}, set(), set(), {(1, 2)}), lambda: [frozenset({2}), set(), set(), {(1, 2)}]],
+    "check_temperature": [temperature_by_formula, temperature_by_loop],
+    "check_batches": [other_batches, repeated_behind],
+    "check_exponent": [exponent_by_covariance, exponent_by_solving],
+}
+
+
+@pytest.mark.parametrize(("check", "other"), [(c, other) for c, others in OTHERS.items() for other in others])
+def test_other_right_answers_are_right(chapter, check, other):
+    assert verdict(getattr(chapter, check), other) == "right"
+
+
+@pytest.mark.parametrize("backward", [gradient_by_onehot, gradient_by_loop])
+def test_other_right_gradients_are_right(chapter, backward):
+    assert verdict(chapter.check_cross_entropy_backward, backward, chapter.cross_entropy_forward) == "right"
+
+
+def overwrites(logits, targets):
+    logits -= logits.max(axis=-1, keepdims=True)
+    return entropy_by_loop(logits, targets)
+
+
+def test_overwritten_logits_are_told_as_such(chapter):
+    assert verdict(chapter.check_cross_entropy, overwrites).startswith("it writes into its argument logits")
+
+
 # ---- The real mistake: it hides exactly where the chapter says
 
 
@@ -144,3 +277,96 @@ def test_the_tempting_line_is_right_for_different_tokens_alone(chapter):
     for tokens, same in (([4, 0, 2], True), ([4, 0, 4], False)):
         saved = (np.array(tokens), (5, 2))
         assert np.allclose(c.tempting_backward(dx, saved), c.embed_backward(dx, saved)) == same
+
+
+# ---- What `make mutants CH=04` changes, and the inputs that the contracts allow
+
+
+def shape_of(rng, axes=3):
+    return tuple(rng.integers(1, 5, rng.integers(0, axes + 1)).tolist())
+
+
+def with_matrix(rng, shape=None, I=None, O=None):
+    """dy, and what the linear layer saved."""
+    shape = shape_of(rng) if shape is None else shape
+    I, O = I or int(rng.integers(1, 6)), O or int(rng.integers(1, 6))
+    x, w = 3 * rng.normal(size=(*shape, I)), rng.normal(size=(I, O))
+    return rng.normal(size=(*shape, O)), (x, w)
+
+
+def with_targets(rng, shape=None, V=None, scale=None, dtype=None):
+    """Logits of any size, and targets of which some are -1."""
+    shape = shape_of(rng) if shape is None else shape
+    V, scale = V or int(rng.integers(1, 7)), scale or float(rng.choice([1.0, 5.0, 1000.0]))
+    targets = rng.integers(-1, V, shape)
+    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.8, 0.2])
+    return (scale * rng.normal(size=(*shape, V))).astype(dtype), np.asarray(targets)
+
+
+def with_saved(rng, *given):
+    """What arrives, and what the forward pass saved of moderate logits."""
+    logits, targets = with_targets(rng, *given)
+    valid = targets >= 0
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    return rng.normal(size=targets.shape), (
+        p.astype(np.float64),
+        np.where(valid, targets, 0)[..., None],
+        valid,
+    )
+
+
+def with_temperature(rng, N=None):
+    logits, targets = with_targets(rng, (N or int(rng.integers(1, 8)),), None, 2.0, np.float64)
+    return rng.normal(size=len(targets)), logits, targets, float(rng.choice([0.3, 1.0, 1.7, 4.0]))
+
+
+def power_law(rng):
+    steps = np.sort(rng.choice(1000, rng.integers(2, 8), replace=False)) + 1.0
+    return steps, rng.uniform(0.1, 5) * steps ** -rng.uniform(0.2, 3) * rng.uniform(0.5, 2, len(steps))
+
+
+def zeros_by_sums(_, answer):
+    """By the two sums: dW_io has the factors x_ni and dy_no, dx_bti the factors dy_bto and W_io."""
+    return tuple(map(set, answer)) == ({2}, set(), set(), {(1, 2)}) and all(
+        isinstance(a, set) for a in answer
+    )
+
+
+def accused_by_reasoning(_, answer):
+    """A is wrong if a target is -1; B if an occurrence of a token that is not its last one has a target."""
+    found = []
+    for tokens, targets in answer:
+        tokens, targets = np.array(tokens), np.array(targets)
+        if not tokens.shape == targets.shape == (2, 3) or not (targets >= 0).any():
+            return False
+        if not (np.isin(tokens, range(7)).all() and np.isin(targets, range(-1, 7)).all()):
+            return False
+        last = {token: i for i, token in enumerate(tokens.ravel())}
+        lost = [i for i, token in enumerate(tokens.ravel()) if i != last[token] and targets.ravel()[i] >= 0]
+        found.append(((targets < 0).any(), bool(lost)))
+    return found == [(True, False), (False, True), (False, False)]
+
+
+EDGE = np.random.default_rng(5)
+DOMAINS = [
+    Gap("check_linear", ("linear_backward",), lambda c: verdict(c.check_linear, c.linear_backward),
+        lambda c, given: c.linear_backward(*given), with_matrix,
+        [with_matrix(EDGE, *given) for given in [((), 1, 1), ((1,), 3, 3), ((4, 2), 1, 5), ((2, 1, 3), 2, 2)]]),
+    Gap("check_cross_entropy", ("cross_entropy_forward",),
+        lambda c: verdict(c.check_cross_entropy, c.cross_entropy_forward),
+        lambda c, given: c.cross_entropy_forward(*given)[0], with_targets,
+        [with_targets(EDGE, *given) for given in [((), 1, 1.0), ((3,), 5, 1e4, np.float32), ((2, 2, 2), 3, 300.0)]]),
+    Gap("check_cross_entropy_backward", ("cross_entropy_backward",),
+        lambda c: verdict(c.check_cross_entropy_backward, c.cross_entropy_backward, c.cross_entropy_forward),
+        lambda c, given: c.cross_entropy_backward(*given), with_saved,
+        [with_saved(EDGE, *given) for given in [((), 1, 1.0), ((3,), 5, 1.0), ((2, 2, 2), 3, 5.0)]]),
+    Value("check_zeros", "zeros", lambda c, value: verdict(c.check_zeros, lambda: value), zeros_by_sums),
+    Gap("check_temperature", ("temperature_backward",),
+        lambda c: verdict(c.check_temperature, c.temperature_backward),
+        lambda c, given: c.temperature_backward(*given), with_temperature, [with_temperature(EDGE, 1)]),
+    Value("check_batches", "three_batches", lambda c, value: verdict(c.check_batches, lambda: value),
+        accused_by_reasoning),
+    Gap("check_exponent", ("exponent",), lambda c: verdict(c.check_exponent, c.exponent),
+        lambda c, given: float(c.exponent(*given)), power_law),
+]  # fmt: skip
