@@ -1,86 +1,146 @@
-"""The checks of chapter 08: the right answer passes, every named wrong answer fails."""
+"""Chapter 08: its checks accept what is right and reject wrong answers, each of them named."""
 
-import json
+import math
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from chapters import definitions, rejected, try_exercise
 
-NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "08_residual_stream.ipynb"
-RUN = {"setup", "mirror", "gap", "check", "solution"}
-OPEN_EXERCISE = "residual-delete"  # its reference result needs the trained model; nbval runs it
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
 
 
 @pytest.fixture(scope="module")
 def chapter():
-    """The names that the notebook's set-up, mirror, gap, check and solution cells define."""
-    names, cells = {"__name__": "chapter_08"}, json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-    for cell in cells:
-        if cell["metadata"].get("nbgrader", {}).get("grade_id") == OPEN_EXERCISE:
-            break
-        if cell["cell_type"] == "code" and RUN & set(cell["metadata"].get("tags", ())):
-            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
-    return names
+    return definitions(*NOTEBOOK)
 
 
-EXERCISES = {
-    "factors": ("check_factors", "factors", "wrong_factors"),
-    "partial": ("check_partial", "partial_backward", "wrong_partial"),
-    "bugs": ("check_inputs", "three_inputs", "wrong_inputs"),
-    "division": ("check_ratios", "ratios", "wrong_ratios"),
-}
+# ---- The gaps
 
 
-@pytest.mark.parametrize("check, right, wrong", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check_tells_right_from_wrong(chapter, check, right, wrong):
-    check, wrong_answers = chapter[check], chapter[wrong]
-    assert check(chapter[right]) == "right"
-    assert len(wrong_answers) >= 3
-    for name, answer in wrong_answers.items():
-        with pytest.raises(AssertionError):
-            check(answer)
-            pytest.fail(f"accepted: {name}", pytrace=False)
+def test_untouched_gaps_say_so(chapter):
+    c = chapter
+    assert c.check_rmsnorm(c.my_rmsnorm) == "not written yet"
+    assert c.check_backward(c.my_rmsnorm_backward) == "not written yet"
 
 
-@pytest.mark.parametrize(
-    "check, gap",
-    [
-        ("check_rmsnorm", "my_rmsnorm"),
-        ("check_backward", "my_rmsnorm_backward"),
-        ("check_factors", "my_factors"),
-        ("check_partial", "my_partial_backward"),
-        ("check_inputs", "my_inputs"),
-        ("check_ratios", "my_ratios"),
-    ],
-)
-def test_untouched_gap_is_not_written_yet(chapter, check, gap):
-    assert chapter[check](chapter[gap]) == "not written yet"
+def test_the_book_fills_its_gaps(chapter):
+    assert verdict(chapter.check_rmsnorm, chapter.rmsnorm_forward) == "right"
+    assert verdict(chapter.check_backward, chapter.rmsnorm_backward) == "right"
 
 
-def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True):
+def by_loops(x, gain, eps=1e-5):
+    """One vector at a time."""
+    y, normed, rstd = np.empty_like(x), np.empty_like(x), np.empty((*x.shape[:-1], 1), x.dtype)
+    for i in np.ndindex(x.shape[:-1]):
+        rstd[i] = (x[i] @ x[i] / len(gain) + eps) ** -0.5
+        normed[i] = x[i] * rstd[i]
+        y[i] = gain * normed[i]
+    return y, (normed, rstd, gain)
+
+
+def by_norms(x, gain, eps=1e-5):
+    """By the Euclidean length: the mean square is its square over D."""
+    D = x.shape[-1]
+    length = np.linalg.norm(x, axis=-1, keepdims=True)
+    rstd = (math.sqrt(D) / np.sqrt(length**2 + D * eps)).astype(x.dtype)
+    return np.einsum("...d,d->...d", x * rstd, gain), (x * rstd, rstd, gain)
+
+
+def by_jacobian(dy, saved):
+    """The Jacobian of each vector, written out."""
+    normed, rstd, gain = saved
+    D = len(gain)
+    dx, dgain = np.empty_like(dy), np.zeros_like(gain)
+    for i in np.ndindex(dy.shape[:-1]):
+        n = normed[i]
+        jacobian = gain[:, None] * (np.eye(D) - np.outer(n, n) / D) * rstd[i]
+        dx[i] = dy[i] @ jacobian
+        dgain += dy[i] * n
+    return dx, dgain
+
+
+def by_intermediates(dy, saved):
+    """As the list in the chapter, from x = n / s."""
+    n, s, g = saved
+    x, dn = n / s, dy * g
+    ds = np.sum(dn * x, axis=-1, keepdims=True)
+    dm = -0.5 * s**3 * ds
+    dx = dn * s + 2 * x / x.shape[-1] * dm
+    return dx, (dy * n).reshape(-1, len(g)).sum(axis=0)
+
+
+@pytest.mark.parametrize("forward", [by_loops, by_norms])
+def test_other_right_norms_are_right(chapter, forward):
+    assert verdict(chapter.check_rmsnorm, forward) == "right"
+
+
+@pytest.mark.parametrize("backward", [by_jacobian, by_intermediates])
+def test_other_right_backward_passes_are_right(chapter, backward):
+    assert verdict(chapter.check_backward, backward) == "right"
+
+
+def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True, width=None, floor=0.0):
     """RMSNorm; the arguments after eps are the mistakes that one can make."""
-    m = np.mean(x * x if squared else np.abs(x), axis=axis, keepdims=True)
+    squares = x * x if squared else np.abs(x)
+    m = (
+        np.mean(squares, axis=axis, keepdims=True)
+        if width is None
+        else squares.sum(-1, keepdims=True) / width
+    )
+    m = np.maximum(m, floor).astype(x.dtype)
     rstd = (1 / np.sqrt(m + eps) if inside else 1 / (np.sqrt(m) + eps)) * np.ones_like(x[..., :1])
     return x * rstd * (gain if use_gain else 1), (x * rstd, rstd, gain)
 
 
+def scales_in_place(x, gain, eps=1e-5):
+    rstd = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    x *= rstd
+    return x * gain, (x, rstd, gain)
+
+
 WRONG_FORWARD = {
-    "eps outside the root": lambda x, g, e: forward(x, g, e, inside=False),
-    "eps fixed": lambda x, g, e: forward(x, g),
-    "the mean over all vectors": lambda x, g, e: forward(x, g, e, axis=None),
-    "mean of absolute values": lambda x, g, e: forward(x, g, e, squared=False),
-    "the gain forgotten": lambda x, g, e: forward(x, g, e, use_gain=False),
-    "LayerNorm": lambda x, g, e: forward(x - x.mean(axis=-1, keepdims=True), g, e),
-    "standard deviation in place of its reciprocal": lambda x, g, e: (
+    "eps outside the root": partial(forward, inside=False),
+    "eps fixed": lambda x, g, e=1e-5: forward(x, g),
+    "eps of another size when left out": lambda x, g, e=1e-6: forward(x, g, e),
+    "no eps": lambda x, g, e=0: forward(x, g, 0),
+    "the mean over all vectors": partial(forward, axis=None),
+    "the mean over the first axis": partial(forward, axis=0),
+    "axis 2 in place of the last": partial(forward, axis=2),
+    "a width of 7 written in": partial(forward, width=7),
+    "mean of absolute values": partial(forward, squared=False),
+    "the gain forgotten": partial(forward, use_gain=False),
+    "max(m, eps) in place of m + eps": lambda x, g, e=1e-5: forward(x, g, 0.0, floor=e),
+    "LayerNorm": lambda x, g, e=1e-5: forward(x - x.mean(axis=-1, keepdims=True), g, e),
+    "the root in place of its reciprocal": lambda x, g, e=1e-5: (
         forward(x, g, e)[0],
-        (x, 1 / x[..., :1], g),
+        (forward(x, g, e)[1][0], 1 / forward(x, g, e)[1][1], g),
     ),
+    "y saved in place of n": lambda x, g, e=1e-5: (
+        forward(x, g, e)[0],
+        (forward(x, g, e)[0], *forward(x, g, e)[1][1:]),
+    ),
+    "float64 whatever comes": lambda x, g, e=1e-5: forward(x.astype(float), g, e),
 }
 
 
+@pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
+def test_wrong_forward_is_rejected(chapter, wrong):
+    assert verdict(chapter.check_rmsnorm, wrong) not in ("right", "not written yet")
+
+
 def backward(
-    dy, saved, gain_in_mean=True, axis=-1, rstd_power=1, subtract=True, sum_rows=True, gain_in_dgain=False
+    dy,
+    saved,
+    gain_in_mean=True,
+    axis=-1,
+    rstd_power=1,
+    subtract=True,
+    sum_rows=True,
+    gain_in_dgain=False,
+    exact=False,
+    clip=np.inf,
 ):
     """The backward pass of RMSNorm; the arguments after saved are the mistakes that one can make."""
     normed, rstd, gain = saved
@@ -88,7 +148,10 @@ def backward(
     dgain = dgain.reshape(-1, gain.size).sum(axis=0) if sum_rows else dgain
     dn = dy * gain
     along = np.mean((dn if gain_in_mean else dy) * normed, axis=axis, keepdims=True)
-    return rstd**rstd_power * (dn - normed * along * subtract), dgain
+    if exact:  # as if eps were 0
+        along = along / np.mean(normed * normed, axis=-1, keepdims=True)
+    dx = rstd**rstd_power * (dn - normed * along * subtract)
+    return np.clip(dx, -clip, clip), dgain
 
 
 WRONG_BACKWARD = {
@@ -99,22 +162,280 @@ WRONG_BACKWARD = {
     "1 / rms cubed": dict(rstd_power=3),
     "the gain's gradient not summed": dict(sum_rows=False),
     "the gain inside its own gradient": dict(gain_in_dgain=True),
+    "as if eps were 0": dict(exact=True),
+    "clipped to 100": dict(clip=100.0),
 }
 
 
-def test_forward_check(chapter):
-    check = chapter["check_rmsnorm"]
-    assert check(forward) == "right" and check(chapter["rmsnorm_forward"]) == "right"
-    for name, wrong in WRONG_FORWARD.items():
-        with pytest.raises(AssertionError):
-            check(wrong)
-            pytest.fail(f"accepted: {name}", pytrace=False)
+@pytest.mark.parametrize("mistake", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
+def test_wrong_backward_is_rejected(chapter, mistake):
+    assert rejected(chapter.check_backward, partial(backward, **mistake))
 
 
-def test_backward_check(chapter):
-    check = chapter["check_backward"]
-    assert check(backward) == "right" and check(chapter["rmsnorm_backward"]) == "right"
-    for name, mistake in WRONG_BACKWARD.items():
-        with pytest.raises(AssertionError):
-            check(partial(backward, **mistake))
-            pytest.fail(f"accepted: {name}", pytrace=False)
+def test_the_helpers_with_nothing_wrong_are_right(chapter):
+    """So that a wrong answer is rejected for what is wrong with it."""
+    assert verdict(chapter.check_rmsnorm, forward) == "right"
+    assert verdict(chapter.check_backward, backward) == "right"
+
+
+def test_overwritten_arguments_are_told_as_such(chapter):
+    c = chapter
+    assert verdict(c.check_rmsnorm, scales_in_place).startswith("it writes into its argument x")
+
+    def divides(dy, saved):
+        dy *= saved[2]
+        return backward(dy, (*saved[:2], np.ones_like(saved[2])))
+
+    def spoils(dy, saved):
+        found = backward(dy, saved)
+        saved[0][...] *= 2
+        return found
+
+    assert verdict(c.check_backward, divides).startswith("it writes into its argument dy")
+    assert verdict(c.check_backward, spoils).startswith("it writes into its argument saved")
+    assert rejected(c.check_backward, spoils)  # the check alone, by its second call with the same saved
+
+
+def test_a_failure_names_its_smallest_input(chapter):
+    said = verdict(chapter.check_rmsnorm, WRONG_FORWARD["the gain forgotten"])
+    assert said.startswith("y[0] is ") and "for x of shape (1,)" in said
+    said = verdict(chapter.check_backward, partial(backward, subtract=False))
+    assert said.startswith("dx[0] is ") and "for x of shape (1,)" in said
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+
+EXERCISES = {
+    "factors": lambda c: (c.check_factors, c.my_factors, c.factors, c.wrong_factors),
+    "partial": lambda c: (c.check_partial, c.my_partial_backward, c.partial_backward, c.wrong_partial),
+    "bugs": lambda c: (c.check_inputs, c.my_inputs, c.three_inputs, c.wrong_inputs),
+    "division": lambda c: (c.check_ratios, c.my_ratios, c.ratios, c.wrong_ratios),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def partial_by_jacobian(dy, saved):
+    x, s, g, k = saved
+    D = len(g)
+    first = np.arange(D) < k
+    dx, dgain = np.empty_like(dy), np.zeros_like(g)
+    for i in np.ndindex(dy.shape[:-1]):
+        dx[i] = dy[i] @ (g[:, None] * (s[i] * np.eye(D) - s[i] ** 3 * np.outer(x[i], x[i] * first) / k))
+        dgain += dy[i] * x[i] * s[i]
+    return dx, dgain
+
+
+def partial_by_mask(dy, saved):
+    x, s, g, k = saved
+    dn = dy * g
+    normed = x * s
+    mask = (np.arange(x.shape[-1]) < k).astype(x.dtype) / k
+    along = np.einsum("...d,...d->...", dn, normed)[..., None]
+    return s * (dn - normed * mask * along), (dy * normed).reshape(-1, len(g)).sum(axis=0)
+
+
+def lists_for_bugs():
+    return {
+        "gain": ([[1, 2, -3]], [1, 2, 3]),
+        "axis": ([[1, 2], [-3, 1]], [1, 1]),
+        "eps": ([[0.002, -0.001, 0.003]], [1, 1, 1]),
+    }
+
+
+def equal_gains_for_bugs():
+    """A gain of 2 everywhere is as good as random ones; several equal rows do not hide the mean over rows."""
+    rng = np.random.default_rng(12)
+    return {
+        "gain": (rng.normal(size=(1, 5)), np.full(5, 2.0)),
+        "axis": (rng.normal(size=(6, 5)), np.ones(5)),
+        "eps": (1e-3 * rng.normal(size=(1, 5)), np.ones(5)),
+    }
+
+
+OTHERS = {
+    "check_partial": [partial_by_jacobian, partial_by_mask],
+    "check_inputs": [lists_for_bugs, equal_gains_for_bugs],
+    "check_factors": [
+        lambda: {"gain": (10.0, 10.0, 1.0), "x": (1.0, 1 / 10, 1.0)},
+        lambda: {"x": tuple(np.array([1, 0.1, 1])), "gain": tuple(np.array([10, 10, 1]))},
+    ],
+}
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_solutions_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+
+
+def test_ratios_measured_otherwise_are_right(chapter):
+    """As arrays of NumPy's, and rounded to half a percent."""
+    with_, without = chapter.ratios()
+    for other in ((np.array(with_), np.float32(without)), (1.004 * with_, 0.996 * without)):
+        assert verdict(chapter.check_ratios, lambda other=other: other) == "right"
+
+
+WRONG_PARTIAL = {
+    "s constant": lambda dy, s: (dy * s[2] * s[1], (dy * s[0] * s[1]).reshape(-1, len(s[2])).sum(0)),
+    "a copy of the right one in float64": lambda dy, s: tuple(
+        a.astype(float) for a in partial_by_mask(dy, s)
+    ),
+    "dgain for one row only": lambda dy, s: (
+        partial_by_mask(dy, s)[0],
+        (dy * s[0] * s[1]).reshape(-1, len(s[2]))[0],
+    ),
+    "s squared in place of cubed": lambda dy, s: (
+        s[1] * dy * s[2]
+        - s[0] * (np.arange(len(s[2])) < s[3]) * s[1] ** 2 * (dy * s[2] * s[0]).sum(-1, keepdims=True) / s[3],
+        partial_by_mask(dy, s)[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PARTIAL.values(), ids=WRONG_PARTIAL)
+def test_wrong_partial_is_rejected(chapter, wrong):
+    assert verdict(chapter.check_partial, wrong) not in ("right", "not written yet")
+
+
+WRONG_INPUTS = {
+    "one input only": lambda: {"gain": ([[1, 2, -3]], [1, 2, 3])},
+    "no x": lambda: dict.fromkeys(("gain", "axis", "eps"), ()),
+    "zeros": lambda: dict.fromkeys(("gain", "axis", "eps"), (np.zeros((2, 3)), np.ones(3))),
+    "NaN": lambda: dict.fromkeys(("gain", "axis", "eps"), (np.full((1, 3), np.nan), np.ones(3))),
+    "the inputs of gain and axis exchanged": lambda: (
+        lists_for_bugs() | {"gain": lists_for_bugs()["axis"], "axis": lists_for_bugs()["gain"]}
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_wrong_inputs_are_rejected(chapter, wrong):
+    assert verdict(chapter.check_inputs, wrong) not in ("right", "not written yet")
+
+
+NOT_SIX_NUMBERS = {
+    "lists of factors": {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
+    "NaN": {"x": (1, math.nan, 1), "gain": (10, 10, 1)},
+    "arrays of factors": {"x": (np.ones(7), 0.1 * np.ones(7), np.ones(7)), "gain": (10, 10, 1)},
+}
+
+
+@pytest.mark.parametrize("wrong", NOT_SIX_NUMBERS.values(), ids=NOT_SIX_NUMBERS)
+def test_factors_are_six_numbers(chapter, wrong):
+    assert verdict(chapter.check_factors, lambda: wrong) not in ("right", "not written yet")
+
+
+NOT_RATIOS = {
+    "NaN": lambda c: (math.nan, math.nan),
+    "none": lambda c: (),
+    "three": lambda c: (*c.ratios(), 1.0),
+    "arrays": lambda c: tuple(np.full(3, ratio) for ratio in c.ratios()),
+    "off by 2%": lambda c: tuple(1.02 * ratio for ratio in c.ratios()),
+}
+
+
+@pytest.mark.parametrize("wrong", NOT_RATIOS.values(), ids=NOT_RATIOS)
+def test_what_is_not_two_right_ratios_is_rejected(chapter, wrong):
+    value = wrong(chapter)
+    assert verdict(chapter.check_ratios, lambda: value) not in ("right", "not written yet")
+
+
+# ---- What `make mutants CH=08` changes, and the inputs that the contracts allow
+
+
+NOTEBOOK = ("08_residual_stream", "SHAPES", "deep", "shapes", "exam", "rng", "with_division")
+
+
+def shape_of(rng):
+    """Any shape with one to four axes."""
+    return tuple(rng.integers(1, 6, rng.integers(1, 5)).tolist())
+
+
+def vectors(rng, shape=None, scale=None, dtype=None):
+    """x of any size, gain: now and then zeros, or float32."""
+    shape = shape or shape_of(rng)
+    scale = rng.choice([0.0, 1e-3, 1.0, 1e3]) if scale is None else scale
+    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.9, 0.1])
+    return (scale * rng.normal(size=shape)).astype(dtype), rng.normal(size=shape[-1]).astype(dtype)
+
+
+def with_eps(rng, *given):
+    """x, gain, and an eps or none."""
+    x, gain = vectors(rng, *given)
+    return (x, gain) if rng.random() < 0.2 else (x, gain, float(rng.choice([1e-6, 1e-5, 0.3, 2.0])))
+
+
+def with_saved(rng, *given):
+    """dy and what the norm saved, in the dtype of x."""
+    x, gain, *eps = with_eps(rng, *given)
+    return rng.normal(size=x.shape).astype(x.dtype), forward(x, gain, *eps)[1]
+
+
+def with_partial(rng, *given):
+    """dy and what the norm of the first k coordinates saved."""
+    x, gain = vectors(rng, *given)
+    k = int(rng.integers(1, len(gain) + 1))
+    rstd = 1 / np.sqrt(np.mean(x[..., :k] ** 2, axis=-1, keepdims=True) + rng.choice([1e-5, 0.5]))
+    return rng.normal(size=x.shape).astype(x.dtype), (x, rstd.astype(x.dtype), gain, k)
+
+
+EDGE = np.random.default_rng(5)
+EDGES = [((1,),), ((6,), 0.0), ((3, 2), 1e-4), ((2, 1, 4), 1e4), ((2, 3, 1, 5), 1.0, np.float32)]
+
+
+def six_right_factors(_, answer):
+    """By hand: n = x / rms(x) and s = 1 / rms(x)."""
+    right = {"x": (1, 0.1, 1), "gain": (10, 10, 1)}
+    return (
+        isinstance(answer, dict)
+        and answer.keys() == right.keys()
+        and all(isinstance(answer[key], tuple) and np.shape(answer[key]) == (3,) for key in right)
+        and all(np.allclose(answer[key], right[key], rtol=1e-4) for key in right)
+    )
+
+
+def bugs_show_alone(_, answer):
+    """By the formula for dx, with other dy than the check's: each bug on its own input and on no other."""
+    if not (isinstance(answer, dict) and answer.keys() == {"gain", "axis", "eps"}):
+        return False
+    rng = np.random.default_rng(21)
+    for wanted, pair in answer.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            return False
+        x, gain = (np.asarray(a, float) for a in pair)
+        if x.ndim != 2 or gain.shape != x.shape[1:]:
+            return False
+        _, saved = forward(x, gain)
+        dy = rng.normal(size=x.shape)
+        true, _ = backward(dy, saved)
+        for name, mistake in (("gain", "gain_in_mean"), ("axis", "axis"), ("eps", "exact")):
+            wrong, _ = backward(dy, saved, **{mistake: {"gain": False, "axis": None, "eps": True}[name]})
+            off = np.linalg.norm(wrong - true) / np.linalg.norm(true)
+            if not (off >= 0.01 if name == wanted else off < 1e-4):
+                return False
+    return True
+
+
+def ratios_within_a_percent(c, answer):
+    return (
+        isinstance(answer, tuple)
+        and len(answer) == 2
+        and all(abs(found / true - 1) < 0.01 for found, true in zip(answer, c.ratios(), strict=True))
+    )
+
+
+DOMAINS = [
+    Gap("check_rmsnorm", ("rmsnorm_forward",), lambda c: verdict(c.check_rmsnorm, c.rmsnorm_forward),
+        lambda c, x: c.rmsnorm_forward(*x), with_eps, [with_eps(EDGE, *given) for given in EDGES]),
+    Gap("check_backward", ("rmsnorm_backward",), lambda c: verdict(c.check_backward, c.rmsnorm_backward),
+        lambda c, x: c.rmsnorm_backward(*x), with_saved, [with_saved(EDGE, *given) for given in EDGES]),
+    Value("check_factors", "factors", lambda c, value: verdict(c.check_factors, lambda: value), six_right_factors),
+    Gap("check_partial", ("partial_backward",), lambda c: verdict(c.check_partial, c.partial_backward),
+        lambda c, x: c.partial_backward(*x), with_partial, [with_partial(EDGE, *given) for given in EDGES]),
+    Value("check_inputs", "three_inputs", lambda c, value: verdict(c.check_inputs, lambda: value), bugs_show_alone),
+    Value("check_ratios", "ratios", lambda c, value: verdict(c.check_ratios, lambda: value), ratios_within_a_percent),
+]  # fmt: skip

@@ -1,13 +1,22 @@
 """Chapter 09: its checks accept what is right and reject wrong answers, each of them named."""
 
+import itertools
+import json
+import math
+
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import ROOT, definitions, rejected, try_exercise
+
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
 
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("09_swiglu", "WIDTHS", "FUNCTIONS")
+    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -31,6 +40,12 @@ WRONG_FORWARD = {
     "nan for large gates": dict(stable=False),
     "gate and up exchanged in saved": dict(saved=lambda gate, up, s: (up, gate, s)),
     "silu in the place of the sigmoid": dict(saved=lambda gate, up, s: (gate, up, gate * s)),
+    "a sigmoid saved as nan far out": dict(
+        saved=lambda gate, up, s: (gate, up, np.where(np.abs(gate) > 500, np.nan, s))
+    ),
+    "the saved sigmoid in float64": dict(saved=lambda gate, up, s: (gate, up, s.astype(float))),
+    "two saved": dict(saved=lambda gate, up, s: (gate, up)),
+    "gates clipped to 50": dict(bend=lambda g: np.clip(g, -50, 50) / (1 + np.exp(-np.clip(g, -50, 50)))),
 }
 
 
@@ -55,6 +70,12 @@ WRONG_BACKWARD = {
     "dup without g": dict(bent=False),
     "gate and up exchanged": dict(exchanged=True),
     "dgate and dup exchanged": lambda dy, saved: backward(dy, saved)[::-1],
+    "the sigmoid computed anew as e^g/(1 + e^g)": lambda dy, saved: backward(
+        dy, (saved[0], saved[1], np.exp(saved[0]) / (1 + np.exp(saved[0])))
+    ),
+    "float64 for float32": lambda dy, saved: tuple(g.astype(float) for g in backward(dy, saved)),
+    "nan": lambda dy, saved: tuple(np.nan * g for g in backward(dy, saved)),
+    "dup missing": lambda dy, saved: backward(dy, saved)[:1],
 }
 
 
@@ -66,6 +87,45 @@ def test_untouched_gaps_say_so(chapter):
 def test_right_answers_to_the_gaps(chapter):
     assert chapter.check_swiglu(chapter.swiglu_forward) == chapter.check_swiglu(forward) == "right"
     assert chapter.check_backward(chapter.swiglu_backward) == chapter.check_backward(backward) == "right"
+
+
+def by_tanh(gate, up):
+    """The sigmoid as (1 + tanh(g/2))/2, which never overflows; near 0 it loses digits, so negative gates by exp."""
+    small = np.exp(-np.abs(gate))
+    s = (np.where(gate >= 0, 1, small) / (1 + small)).astype(gate.dtype)
+    return up * (gate * s), (gate.copy(), up.copy(), s)
+
+
+def by_numbers(gate, up):
+    y, s = np.empty_like(gate), np.empty_like(gate)
+    for i in np.ndindex(gate.shape):
+        g = float(gate[i])
+        s[i] = 0.0 if g < -700 else 1 / (1 + math.exp(-g))
+        y[i] = g * s[i] * up[i]
+    return y, (gate, up, s)
+
+
+def backward_in_s(dy, saved):
+    """With s(1 + g - r) for the bracket."""
+    gate, up, s = saved
+    r = gate * s
+    return dy * up * s * (1 + gate - r), dy * r
+
+
+def backward_by_parts(dy, saved):
+    gate, up, s = saved
+    dr = up * dy
+    return dr * s + (dr * gate) * (s - s * s), (gate * dy) * s
+
+
+@pytest.mark.parametrize("right", [by_tanh, by_numbers])
+def test_other_right_forward_passes_are_right(chapter, right):
+    assert verdict(chapter.check_swiglu, right) == "right"
+
+
+@pytest.mark.parametrize("right", [backward_in_s, backward_by_parts])
+def test_other_right_backward_passes_are_right(chapter, right):
+    assert verdict(chapter.check_backward, right) == "right"
 
 
 @pytest.mark.parametrize("mistake", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
@@ -95,7 +155,119 @@ def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
 
 
+def symmetries_by_rule(function):
+    """By what f does to a factor: f(3g) = 3 f(g), f(-g) = -f(g), f(g) u = g f(u)."""
+    f = {"SiLU": lambda g: g / (1 + math.exp(-g)), "ReLU": lambda g: max(g, 0.0), "linear": lambda g: g}[
+        function
+    ]
+    keeps = {"scale up", "negate up"}
+    keeps |= {"scale gate"} if all(math.isclose(f(3 * g), 3 * f(g)) for g in (-1, 2)) else set()
+    keeps |= {"negate gate"} if all(math.isclose(f(-g), -f(g)) for g in (-1, 2)) else set()
+    return keeps | (
+        {"exchange"} if all(math.isclose(f(g) * u, g * f(u)) for g, u in ((1, 2), (-1, 2))) else set()
+    )
+
+
+def symmetries_by_table(function):
+    order = ("scale up", "negate up", "scale gate", "negate gate", "exchange")
+    return set(order[: {"SiLU": 2, "ReLU": 3, "linear": 5}[function]])
+
+
+def beta_by_loops(dy, saved):
+    gate, up, beta, s = saved
+    dgate, dup, dbeta = np.zeros_like(gate), np.zeros_like(up), np.zeros_like(beta)
+    for i in np.ndindex(gate.shape):
+        g, u, b, o = gate[i], up[i], beta[i[-1]], s[i]
+        dgate[i] = dy[i] * u * o * (1 + b * g * (1 - o))
+        dup[i] = dy[i] * g * o
+        dbeta[i[-1]] += dy[i] * u * g * g * o * (1 - o)
+    return dgate, dup, dbeta
+
+
+def beta_by_einsum(dy, saved):
+    gate, up, beta, s = saved
+    slope = s - s**2
+    dbeta = np.einsum("nf,nf->f", *(a.reshape(-1, beta.size) for a in (dy * up, gate**2 * slope)))
+    return dy * up * (s + gate * slope * beta), dy * s * gate, dbeta
+
+
+def needed_by_loops(h, share):
+    counts = []
+    for row in np.asarray(h) ** 2:
+        left, n = share * row.sum(), 0
+        for square in sorted(row, reverse=True):
+            n += 1
+            left -= square
+            if left <= 0:
+                break
+        counts.append(n)
+    return np.array(counts)
+
+
+def needed_by_search(h, share):
+    sums = np.cumsum(-np.sort(-(h**2), axis=1), axis=1)
+    return np.argmax(sums >= share * sums[:, -1:], axis=1) + 1
+
+
+OTHERS = {
+    "check_symmetries": [symmetries_by_rule, symmetries_by_table],
+    "check_beta": [beta_by_loops, beta_by_einsum],
+    "check_needed": [needed_by_loops, needed_by_search],
+    "check_inputs": [
+        lambda: {"a": ([1, 1, 1], [1, 1, 1]), "b": ([50.0, 60.0], [50.0, 60.0]), "c": ([60.0, 45.0], [1, 1])},
+        lambda: {"a": (np.ones(1), np.ones(1)), "b": ((35.0,), (35.0,)), "c": ((40.0,), (1.0,))},
+    ],
+}
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_solutions_are_right(chapter, check):
+    said = [verdict(getattr(chapter, check), other) for other in OTHERS[check]]
+    assert said == ["right", "right"]
+
+
+WRONG = {
+    "symmetries: a list": ("check_symmetries", lambda f: list(symmetries_by_rule(f))),
+    "symmetries: nothing": ("check_symmetries", lambda f: set()),
+    "beta: float32": ("check_beta", lambda d, s: tuple(g.astype(np.float32) for g in beta_by_loops(d, s))),
+    "beta: dbeta missing": ("check_beta", lambda d, s: beta_by_loops(d, s)[:2]),
+    "beta: nan": ("check_beta", lambda d, s: tuple(np.nan * g for g in beta_by_loops(d, s))),
+    "inputs: two of three": ("check_inputs", lambda: {"a": ([1], [1]), "b": ([40], [40])}),
+    "inputs: empty": ("check_inputs", lambda: dict.fromkeys("abc", ([], []))),
+    "inputs: nan": ("check_inputs", lambda: dict.fromkeys("abc", ([np.nan], [1]))),
+    "needed: floats": ("check_needed", lambda h, share: needed_by_loops(h, share).astype(float)),
+    "needed: slack in the share": ("check_needed", lambda h, share: needed_by_loops(h, share - 0.005)),
+    "needed: a share of the sum of sizes": (
+        "check_needed",
+        lambda h, s: needed_by_loops(np.sqrt(np.abs(h)), s),
+    ),
+}
+
+
+@pytest.mark.parametrize("check, wrong", WRONG.values(), ids=WRONG)
+def test_wrong_solutions_are_rejected(chapter, check, wrong):
+    assert verdict(getattr(chapter, check), wrong) not in ("right", "not written yet")
+
+
 # ---- What the experiments rest on
+
+
+@pytest.mark.parametrize("n, t", [(3, 4.3027), (5, 2.7764), (7, 2.4469)])
+def test_the_quantile_of_students_t(chapter, n, t):
+    """Against the printed table for n - 1 degrees of freedom."""
+    assert math.isclose(chapter.quantile(0.05, n), t, rel_tol=1e-4)
+
+
+def test_stored_results_are_of_this_experiment(chapter):
+    result = json.loads((ROOT / "data" / "results" / "ch09.json").read_text("utf-8"))
+    config, rows = result["config"], result["rows"]
+    assert config["model"] == chapter.MINI and config["widths"] == chapter.WIDTHS
+    assert len(config["seeds"]) >= 5 and config["choosing_seed"] not in config["seeds"]
+    for form, function in itertools.product(chapter.WIDTHS, chapter.FUNCTIONS):
+        own = [r for r in rows if (r["form"], r["function"]) == (form, function)]
+        tried = {r["rate"]: r["bits_per_byte"] for r in own if r["seed"] == config["choosing_seed"]}
+        used = {(r["seed"], r["rate"]) for r in own if r["seed"] != config["choosing_seed"]}
+        assert used == {(seed, min(tried, key=tried.get)) for seed in config["seeds"]}
 
 
 @pytest.mark.parametrize("function", ["SiLU", "GELU", "ReLU", "linear"])
@@ -118,3 +290,78 @@ def test_auc_against_counting_pairs(chapter):
     h, positive = draw.normal(size=(17, 3)), draw.random(17) < 0.4
     pairs = h[positive][:, None] > h[~positive][None]  # [positives, others, units]
     assert np.allclose(chapter.auc(h, positive), pairs.mean(axis=(0, 1)))
+
+
+# ---- What `make mutants CH=09` changes, and the inputs that the contracts allow
+
+
+def arrays(rng, n=2, scale=None, dtype=None):
+    """n arrays of one shape with one to four axes; gates now and then far from 0, or float32."""
+    shape = tuple(rng.integers(1, 6, rng.integers(1, 5)).tolist())
+    scale = rng.choice([0.1, 2.0, 300.0]) if scale is None else scale
+    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.8, 0.2])
+    return tuple((scale * rng.normal(size=shape)).astype(dtype) for _ in range(n))
+
+
+def with_saved(rng):
+    gate, up, dy = arrays(rng, 3)
+    return dy, forward(gate, up)[1]
+
+
+def far(dtype):
+    gate = np.array([-1000, -90, -1, 0, 1, 90, 1000], dtype)
+    return gate, np.linspace(-2, 3, 7).astype(dtype)
+
+
+def with_beta(rng):
+    gate, up, dy = arrays(rng, 3, 2.0, np.float64)
+    beta = rng.normal(size=gate.shape[-1]) * 2
+    return dy, (gate, up, beta, 1 / (1 + np.exp(-beta * gate)))
+
+
+def squares(rng):
+    h = rng.integers(-99, 100, rng.integers(1, (6, 9))).astype(float)
+    h[:, 0] += h.any(axis=1) == 0
+    return h, float(rng.integers(1, 65)) / 64
+
+
+def inputs_accuse_one(_, answer):
+    """By the formula for dgate and dup, with other dy than the check's."""
+    if not (isinstance(answer, dict) and answer.keys() == {"a", "b", "c"}):
+        return False
+    rng = np.random.default_rng(21)
+    for wanted, pair in answer.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            return False
+        gate, up = (np.asarray(numbers, float) for numbers in pair)
+        if gate.ndim != 1 or gate.shape != up.shape or not gate.size:
+            return False
+        dy, saved = rng.normal(size=gate.shape), forward(gate, up)[1]
+        true = np.concatenate(backward(dy, saved))
+        exchange = (up, gate, 1 / (1 + np.exp(-up)))
+        for name, found in (
+            ("a", backward(dy, saved, inner=0.0)),
+            ("b", backward(dy, saved, use_up=False)),
+            ("c", backward(dy, exchange)),
+        ):
+            off = np.linalg.norm(np.concatenate(found) - true) / np.linalg.norm(true)
+            if not (off >= 0.01 if name == wanted else off < 1e-4):
+                return False
+    return True
+
+
+EDGE = np.random.default_rng(5)
+DOMAINS = [
+    Gap("check_swiglu", ("swiglu_forward",), lambda c: verdict(c.check_swiglu, c.swiglu_forward),
+        lambda c, x: c.swiglu_forward(*x), arrays, [far(np.float64), far(np.float32)]),
+    Gap("check_backward", ("swiglu_backward",), lambda c: verdict(c.check_backward, c.swiglu_backward),
+        lambda c, x: c.swiglu_backward(*x), with_saved, [with_saved(EDGE) for _ in range(5)]),
+    Gap("check_symmetries", ("symmetries",), lambda c: verdict(c.check_symmetries, c.symmetries),
+        lambda c, f: sorted(c.symmetries(f)), lambda rng: str(rng.choice(["SiLU", "ReLU", "linear"])),
+        ["SiLU", "ReLU", "linear"]),
+    Gap("check_beta", ("beta_backward",), lambda c: verdict(c.check_beta, c.beta_backward),
+        lambda c, x: c.beta_backward(*x), with_beta),
+    Value("check_inputs", "three_inputs", lambda c, value: verdict(c.check_inputs, lambda: value), inputs_accuse_one),
+    Gap("check_needed", ("units_needed",), lambda c: verdict(c.check_needed, c.units_needed),
+        lambda c, x: c.units_needed(*x), squares, [(np.array([[4.0]]), 1.0), (np.ones((1, 4)), 0.5)]),
+]  # fmt: skip

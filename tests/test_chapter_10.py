@@ -1,21 +1,87 @@
-"""Chapter 10: its checks accept the right answer and reject wrong ones by name; its stored results are its own."""
+"""Chapter 10: its checks accept what is right and reject wrong answers by name; its stored results are its own."""
 
 import json
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells
+from chapters import ROOT, code_cells, definitions, try_exercise
 
-CELLS = {cell.id: cell for cell in code_cells("10_whole_model")}
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap
 
-# Wrong answers to the two gaps; those to the exercises stand in the notebook's solution cells.
+NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "norm_back", "no_", "late_")
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+def source_of(text: str) -> str:
+    """The one cell that holds `text` at the start of a line."""
+    cells = [cell.source for cell in code_cells("10_whole_model")]
+    found = [source for source in cells if f"\n{text}" in f"\n{source}"]
+    assert len(found) == 1, f"{len(found)} cells hold {text!r}"
+    return found[0]
+
+
+# ---- The gaps
+
+
+def test_untouched_gaps_say_so(chapter):
+    c = chapter
+    assert c.check_loss_scale(c.my_loss_scale) == "not written yet"
+    assert c.check_block_backward(c.my_block_backward) == "not written yet"
+
+
+def test_the_book_fills_its_gaps(chapter):
+    assert verdict(chapter.check_loss_scale, chapter.loss_scale) == "right"
+    assert verdict(chapter.check_block_backward, chapter.block_backward) == "right"
+
+
+def scale_by_loops(targets, weights):
+    scale = []
+    for k, weight in enumerate(weights):
+        n = sum(1 for target in targets[..., k].ravel() if target != -1)
+        scale.append(weight / n if n else 0.0)
+    return np.array(scale)
+
+
+def scale_by_division(targets, weights):
+    n = np.count_nonzero(targets >= 0, axis=(0, 1))
+    return np.divide(weights, n, out=np.zeros(len(weights)), where=n != 0)
+
+
+@pytest.mark.parametrize("right", [scale_by_loops, scale_by_division])
+def test_other_right_scales_are_right(chapter, right):
+    assert verdict(chapter.check_loss_scale, right) == "right"
+
+
 WRONG_SCALE = {
     "mean over all positions": lambda targets, weights: weights / targets[..., 0].size,
     "sum in place of the mean": lambda targets, weights: np.asarray(weights, float),
     "one count for all heads": lambda targets, weights: weights / max(1, (targets >= 0).sum()) * len(weights),
     "weights forgotten": lambda targets, weights: 1 / np.maximum((targets >= 0).sum(axis=(0, 1)), 1),
     "nan for an empty head": lambda targets, weights: weights / (targets >= 0).sum(axis=(0, 1)),
+    "the weight for an empty head": lambda targets, weights: (
+        weights / np.maximum((targets >= 0).sum((0, 1)), 1)
+    ),
+    "token 0 taken for no target": lambda targets, weights: (
+        weights / np.maximum((targets > 0).sum((0, 1)), 1)
+    ),
+    "one head too few": lambda targets, weights: scale_by_loops(targets, weights)[:-1],
+    "in float32": lambda targets, weights: scale_by_loops(targets, weights).astype(np.float32),
+    "nan": lambda targets, weights: scale_by_loops(targets, weights) * np.nan,
+    "nothing": lambda targets, weights: (),
 }
+
+
+@pytest.mark.parametrize("wrong", WRONG_SCALE.values(), ids=WRONG_SCALE)
+def test_wrong_loss_scale_is_rejected(chapter, wrong):
+    assert verdict(chapter.check_loss_scale, wrong) not in ("right", "not written yet")
+
+
 WRONG_BLOCK = {  # the book's version with one fragment replaced
     "upper fork lost": ("dx = dx + through", "dx = through"),
     "lower fork lost": ("return dx + through, dw", "return through, dw"),
@@ -30,76 +96,304 @@ WRONG_BLOCK = {  # the book's version with one fragment replaced
         "dqkv = np.concatenate([dq, dk, dv], axis=1).reshape(*dx.shape[:2], -1)",
     ),
     "out misses the stream": ('linear_backward(dx, saved["out"])', 'linear_backward(through, saved["out"])'),
+    "width of a head written in": ("config.head_dim", "2"),
+    "in float32": ("return dx + through, dw", "return (dx + through).astype(np.float32), dw"),
+    "nan": ("return dx + through, dw", "return (dx + through) * np.nan, dw"),
+    "a gradient missing": ("return dx + through, dw", 'del dw["norm1"]; return dx + through, dw'),
 }
-EXERCISES = [
-    ("right_rows", "wrong_rows"),
-    ("tied_backward", "wrong_tied"),
-    ("test", "wrong_tests"),
-    ("longest_row", "wrong_lengths"),
-]
 
 
-def source_of(text: str) -> str:
-    """The one cell that begins with `text` somewhere on a line of its own."""
-    found = [cell.source for cell in CELLS.values() if f"\n{text}" in f"\n{cell.source}"]
-    assert len(found) == 1, f"{len(found)} cells hold {text!r}"
-    return found[0]
-
-
-@pytest.fixture(scope="module")
-def names():
-    """What the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
-    defined = {}
-    for cell in CELLS.values():
-        if "setup" in cell.metadata.get("tags", ()):
-            exec(cell.source, defined)
-    return defined
-
-
-@pytest.mark.parametrize(
-    "gap", ["loss_scale", "block_backward", "right_rows", "tied_backward", "test", "longest_row"]
-)
-def test_untouched_gap_is_not_an_error(names, gap):
-    assert names[f"check_{gap}"](names[f"my_{gap}"]) == "not written yet"
-
-
-@pytest.mark.parametrize(
-    "check, answer",
-    [(name, name) for name in ("loss_scale", "block_backward", "right_rows", "tied_backward", "longest_row")]
-    + [("test", "small_test")],
-)
-def test_check_accepts_the_right_answer(names, check, answer):
-    assert names[f"check_{check}"](names[answer]) == "right"
-
-
-@pytest.mark.parametrize("wrong", WRONG_SCALE)
-def test_check_rejects_wrong_loss_scale(names, wrong):
-    with pytest.raises(AssertionError):
-        names["check_loss_scale"](WRONG_SCALE[wrong])
-
-
-@pytest.mark.parametrize("wrong", WRONG_BLOCK)
-def test_check_rejects_wrong_block_backward(names, wrong):
-    old, new = WRONG_BLOCK[wrong]
+def block_with(chapter, old, new):
     source = source_of("def block_backward")
-    assert source.count(old) == 1
-    defined = dict(names)
-    exec(source.replace(old, new), defined)
-    with pytest.raises(AssertionError, match="the gradient of"):
-        names["check_block_backward"](defined["block_backward"])
+    assert old in source
+    names = dict(vars(chapter))
+    exec(source.replace(old, new), names)
+    return names["block_backward"]
 
 
-@pytest.mark.parametrize("check, answers", EXERCISES)
-def test_check_rejects_every_wrong_answer(names, check, answers):
-    assert len(names[answers]) >= 3
-    for name, wrong in names[answers].items():
-        with pytest.raises(AssertionError):
-            names[f"check_{check}"](wrong)
-            pytest.fail(f"the check accepts {name}", pytrace=False)
+@pytest.mark.parametrize("change", WRONG_BLOCK.values(), ids=WRONG_BLOCK)
+def test_wrong_block_backward_is_rejected(chapter, change):
+    said = verdict(chapter.check_block_backward, block_with(chapter, *change))
+    assert said not in ("right", "not written yet"), said
 
 
-def test_stored_results_are_of_this_experiment(names):
+RIGHT_BLOCK = {
+    "dx added in place, on a copy": ("dw = {}\n", "dw, dx = {}, dx.copy()\n"),
+    "the fork by np.add": ("dx = dx + through  #", "dx = np.add(through, dx)  #"),
+}
+
+
+@pytest.mark.parametrize("change", RIGHT_BLOCK.values(), ids=RIGHT_BLOCK)
+def test_other_right_block_backwards_are_right(chapter, change):
+    assert verdict(chapter.check_block_backward, block_with(chapter, *change)) == "right"
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+
+EXERCISES = {
+    "rows": lambda c: (c.check_right_rows, c.my_right_rows, c.right_rows, c.wrong_rows),
+    "tied": lambda c: (c.check_tied_backward, c.my_tied_backward, c.tied_backward, c.wrong_tied),
+    "test": lambda c: (c.check_test, c.my_test, c.small_test, c.wrong_tests),
+    "longest": lambda c: (c.check_longest_row, c.my_longest_row, c.longest_row, c.wrong_lengths),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def tied_by_loops(dlogits, saved):
+    """Position by position; the norm's Jacobian written out."""
+    (ids, *_), (normed, rstd, gain), y, table, logits, cap = saved
+    dtable, dgain = np.zeros_like(table), np.zeros_like(gain)
+    for b, t in np.ndindex(ids.shape):
+        dz = dlogits[b, t] * (1 - np.tanh(np.arctanh(logits[b, t] / cap)) ** 2)
+        dtable += np.outer(dz, y[b, t])
+        dy, n = dz @ table, normed[b, t]
+        dgain += dy * n
+        jacobian = gain[:, None] * (np.eye(len(n)) - np.outer(n, n) / len(n)) * rstd[b, t]
+        dtable[ids[b, t]] += dy @ jacobian
+    return dtable, dgain
+
+
+def tied_by_one_hot(dlogits, saved):
+    """The embedding's part as a product with one-hot rows."""
+    (ids, *_), (normed, rstd, gain), y, table, logits, cap = saved
+    dz = (dlogits * (cap - logits) * (cap + logits) / cap**2).reshape(-1, len(table))
+    dy = dz @ table
+    n = normed.reshape(dy.shape)
+    dn = dy * gain
+    dx = (dn - n * np.mean(dn * n, axis=1, keepdims=True)) * rstd.reshape(-1, 1)
+    return dz.T @ y.reshape(dy.shape) + np.eye(len(table))[ids.ravel()].T @ dx, (dy * n).sum(axis=0)
+
+
+def by_perturbation(f):
+    """Moves each of twelve logits, some of them at masked positions."""
+    logits, targets, h = np.random.default_rng(3).normal(size=(4, 3)), np.array([2, -1, 0, -1]), 1e-5
+    _, claimed = f(logits, targets)
+    for i in np.ndindex(logits.shape):
+        up, down = logits.copy(), logits.copy()
+        up[i] += h
+        down[i] -= h
+        if not abs((f(up, targets)[0] - f(down, targets)[0]) / (2 * h) - claimed[i]) < 1e-7:
+            return False
+    return True
+
+
+def formula_test(f):
+    """p - delta over the number of valid targets, by hand."""
+    logits, targets = np.array([[1.0, 0.0, -1.0], [0.0, 2.0, 0.5], [0.3, 0.3, 0.1]]), np.array([0, -1, 2])
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    p[[0, 2], [0, 2]] -= 1
+    p[1] = 0
+    return np.allclose(f(logits, targets)[1], p / 2, rtol=1e-6, atol=1e-12)
+
+
+def longest_by_walking(budget):
+    """Steps of 64, then of 1: needs the chapter's names, which the test hands over."""
+    from nanoeuler_lib.config import preset
+    from nanoeuler_lib.model import parameter_shapes
+    from nanoeuler_lib.plan import shapes
+
+    base = preset("base")
+
+    def needed(T):
+        layer, step, scratch = shapes(base, 1, T)
+        numbers = sum(int(np.prod(s)) for s in (*step.values(), *scratch.values()))
+        numbers += base.layers * sum(int(np.prod(s)) for s in layer.values())
+        return 4 * numbers + 16 * sum(int(np.prod(s)) for s in parameter_shapes(base).values())
+
+    T = 256
+    for stride in (64, 1):
+        while needed(T + stride) <= budget:
+            T += stride
+    return T
+
+
+def longest_from_above(budget):
+    T = longest_by_walking(budget)
+    return np.int64(T)
+
+
+def rows_by_the_walk(bug):
+    """Walks from the loss until the layer with the mistake has run."""
+    order = ["heads", "norm_final"]
+    order += [f"layers.{i}.{n}" for i in (1, 0) for n in ("down", "gate_up", "norm2", "out", "qkv", "norm1")]
+    stop = {"swiglu": "layers.1.gate_up", "rope": "layers.1.qkv", "embed": "embed"}[bug]
+    order.append("embed")
+    return set(order[: order.index(stop)])
+
+
+def rows_as_differences(bug):
+    layer0 = {f"layers.0.{n}" for n in ("down", "gate_up", "norm2", "out", "qkv", "norm1")}
+    everything = layer0 | {n.replace(".0.", ".1.") for n in layer0} | {"heads", "norm_final", "embed"}
+    after = {"layers.1.norm1", "layers.1.qkv", "embed"} | layer0
+    return (
+        everything
+        - {
+            "embed": {"embed"},
+            "rope": after,
+            "swiglu": after | {"layers.1.gate_up", "layers.1.norm2", "layers.1.out"},
+        }[bug]
+    )
+
+
+OTHERS = {
+    "check_right_rows": [rows_by_the_walk, rows_as_differences],
+    "check_tied_backward": [tied_by_loops, tied_by_one_hot],
+    "check_test": [by_perturbation, formula_test],
+    "check_longest_row": [longest_by_walking, longest_from_above],
+}
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_solutions_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+
+
+WRONG = {
+    "tied: nan": ("check_tied_backward", lambda d, s: tuple(np.nan * g for g in tied_by_loops(d, s))),
+    "tied: dgain missing": ("check_tied_backward", lambda d, s: tied_by_loops(d, s)[:1]),
+    "tied: float32": (
+        "check_tied_backward",
+        lambda d, s: tuple(g.astype(np.float32) for g in tied_by_loops(d, s)),
+    ),
+    "test: two of six numbers": (
+        "check_test",
+        lambda f: bool(
+            np.allclose(f(np.zeros((3, 2)), np.array([0, 1, -1]))[1].flat[[0, 4]], [-0.25, 0.0], atol=1e-9)
+        ),
+    ),
+    "test: a number for a verdict": ("check_test", lambda f: 0.3),
+    "longest: a parabola rounded to 64": (
+        "check_longest_row",
+        lambda budget: longest_by_walking(budget) // 64 * 64,
+    ),
+    "longest: a float": ("check_longest_row", lambda budget: float(longest_by_walking(budget))),
+    "longest: one too many": ("check_longest_row", lambda budget: longest_by_walking(budget) + 1),
+    "longest: nan": ("check_longest_row", lambda budget: np.nan),
+    "rows: lists": ("check_right_rows", lambda bug: list(rows_by_the_walk(bug))),
+    "rows: empty": ("check_right_rows", lambda bug: set()),
+}
+
+
+@pytest.mark.parametrize("check, wrong", WRONG.values(), ids=WRONG)
+def test_wrong_solutions_are_rejected(chapter, check, wrong):
+    assert verdict(getattr(chapter, check), wrong) not in ("right", "not written yet")
+
+
+# ---- What the experiments rest on
+
+
+def test_bytes_are_no_parabola_between_multiples_of_64(chapter):
+    """Why the exercise asks for a search."""
+    total = {T: sum(chapter.buffer_bytes(chapter.base, 1, T).values()) for T in (256, 300, 384, 512, 640)}
+    parabola = np.polyfit([256, 384, 512], [total[T] for T in (256, 384, 512)], 2)
+    assert np.isclose(np.polyval(parabola, 640), total[640], rtol=1e-12)
+    assert abs(np.polyval(parabola, 300) - total[300]) > 1e5
+
+
+def test_widths_of_the_tiny_model_differ(chapter):
+    t = chapter.TINY
+    assert len({t.dim, t.ffn, 2 * t.ffn, t.qkv_dim, t.vocab_size, t.predict * t.vocab_size, t.heads}) == 7
+
+
+def test_stored_results_are_of_this_experiment(chapter):
     result = json.loads((ROOT / "data" / "results" / "ch10.json").read_text("utf-8"))
-    assert result["config"]["model"] == names["MINI"].to_dict()
-    assert {row["bug"] for row in result["rows"]} == {"healthy", "exercise", *names["bugs"]}
+    assert result["config"]["model"] == chapter.MINI.to_dict()
+    assert {row["bug"] for row in result["rows"]} == {"healthy", "exercise", *chapter.bugs}
     assert len({row["seed"] for row in result["rows"]}) >= 5
+
+
+# ---- What `make mutants CH=10` changes, and the inputs that the contracts allow
+
+
+def some_targets(rng):
+    B, T, K = rng.integers(1, (4, 8, 6))
+    targets = rng.integers(0, 7, (B, T, K))
+    targets[rng.random(targets.shape) < rng.choice([0, 0.3, 0.9])] = -1
+    return targets, rng.random(K) + 0.1
+
+
+def all_masked():
+    targets = np.zeros((2, 3, 2), int)
+    targets[..., 1] = -1
+    return targets, np.array([1.0, 0.25])
+
+
+WIDE = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=8, vocab_size=7, ffn=3)
+
+
+def block_input(rng):
+    return rng.integers(1, (3, 5)).tolist(), int(rng.integers(1000)), bool(rng.integers(2))
+
+
+def block_gradients(c, given):
+    (B, T), seed, wide = given
+    config, rng = WIDE if wide else c.TINY, np.random.default_rng(seed)
+    model = c.random_model(config, seed=seed)
+    w = {name: model.params[f"layers.0.{name}"] for name in c.BLOCK}
+    y, saved = c.block_forward(rng.standard_normal((B, T, config.dim)), w, config)
+    dx, dw = c.block_backward(rng.standard_normal(y.shape), saved, config)
+    return dx, sorted(dw), [dw[name] for name in sorted(dw)]
+
+
+def tied_input(rng):
+    V, D, B, T = rng.integers(2, (7, 6, 4, 5))
+    tokens, cap = rng.integers(0, V, (B, T)), float(rng.choice([0.7, 1.5, 30.0]))
+    return tokens, rng.standard_normal((V, D)), rng.standard_normal(D), cap, int(rng.integers(1000))
+
+
+def tied_gradients(c, given):
+    *inputs, seed = given
+    logits, saved = c.tied_forward(*inputs)
+    return c.tied_backward(np.random.default_rng(seed).standard_normal(logits.shape), saved)
+
+
+def surprise(logits, targets, divide=None, change=None):
+    """Mean surprise and its gradient by the formula; `change` spoils the gradient."""
+    valid = targets >= 0
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    rows = np.flatnonzero(valid)
+    loss = -np.log(p[rows, targets[rows]]).sum() / len(rows)
+    p[rows, targets[rows]] -= 1
+    p[~valid] = 0
+    p /= len(rows) if divide is None else divide(targets)
+    return loss, p if change is None else change(p, valid)
+
+
+SPOILT = [
+    {}, {}, {}, {"divide": len}, {"divide": lambda t: 1}, {"divide": lambda t: (t >= 0).sum() + 1},
+    {"divide": lambda t: (t > 0).sum() + 0.5}, {"divide": lambda t: 2 * (t >= 0).sum()},
+    {"change": lambda p, v: -p}, {"change": lambda p, v: p + 1e-3}, {"change": lambda p, v: p * 1.01},
+    {"change": lambda p, v: p + 0.1 * ~v[:, None]}, {"change": lambda p, v: p - p.mean(axis=0)},
+    {"change": lambda p, v: p[::-1]}, {"change": lambda p, v: p[:, ::-1]}, {"change": lambda p, v: 0 * p},
+    {"change": lambda p, v: np.maximum(p, 0)}, {"change": lambda p, v: np.clip(p, -0.2, 0.2)},
+    {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == p.size - 1, p + 0.05, p)},
+    {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == 0, p + 0.05, p)},
+]  # fmt: skip
+
+
+def verdict_on(c, which):
+    return bool(c.small_test(lambda logits, targets: surprise(logits, targets, **SPOILT[which])))
+
+
+DOMAINS = [
+    Gap("check_loss_scale", ("loss_scale",), lambda c: verdict(c.check_loss_scale, c.loss_scale),
+        lambda c, x: c.loss_scale(*x), some_targets, [all_masked()]),
+    Gap("check_block_backward", ("block_backward",), lambda c: verdict(c.check_block_backward, c.block_backward),
+        block_gradients, block_input, [((1, 1), 0, False), ((1, 1), 0, True), ((2, 4), 1, False)]),
+    Gap("check_right_rows", ("right_rows",), lambda c: verdict(c.check_right_rows, c.right_rows),
+        lambda c, bug: sorted(c.right_rows(bug)), lambda rng: str(rng.choice(["swiglu", "rope", "embed"])),
+        ["swiglu", "rope", "embed"]),
+    Gap("check_tied_backward", ("tied_backward",), lambda c: verdict(c.check_tied_backward, c.tied_backward),
+        tied_gradients, tied_input),
+    Gap("check_test", ("small_test",), lambda c: verdict(c.check_test, c.small_test), verdict_on,
+        lambda rng: int(rng.integers(len(SPOILT))), list(range(len(SPOILT)))),
+    Gap("check_longest_row", ("longest_row",), lambda c: verdict(c.check_longest_row, c.longest_row),
+        lambda c, budget: c.longest_row(budget), lambda rng: int(rng.integers(2_200_000_000, 40 * 2**30)),
+        [4 * 2**30, 2_300_000_000]),
+]  # fmt: skip
