@@ -7,6 +7,11 @@ import numpy as np
 import pytest
 from chapters import ROOT, code_cells
 
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.ops import reference
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
 CELLS = code_cells("11_optimisers")
 
 # Wrong answers to the gaps, as the book's version with one fragment replaced; those to the exercises stand in the
@@ -112,6 +117,250 @@ def test_slips_differ_from_the_rule_they_are_made_of(names):
     right = names["adamw_step"](p, g, m, v, *numbers)[0]
     for rule in ("sgd_step", "heavy_ball_step", "l2_step", "inside_root_step", "uncorrected_step"):
         assert not np.allclose(names[rule](p, g, m, v, *numbers)[0], right), rule
+
+
+# ---- Other right answers, and wrong ones that earlier checks accepted
+
+
+def curvature_by_rayleigh(gradient, w, v, products=30, h=1e-4):
+    """One more product gives the value."""
+    times = lambda u: (gradient(w + h * u) - gradient(w - h * u)) / (2 * h)
+    for _ in range(products):
+        u = v / np.sqrt(v @ v)
+        v = times(u)
+    u = v / np.sqrt(v @ v)
+    return u @ times(u), u
+
+
+def curvature_by_sides(gradient, w, v, products=30, h=1e-4):
+    """Two one-sided steps from unit vectors."""
+    unit = v / np.linalg.norm(v)
+    for _ in range(products):
+        there, back = gradient(w + unit * h), gradient(w - unit * h)
+        Hv = 0.5 * there / h - 0.5 * back / h
+        value = float(unit @ Hv)
+        unit = Hv / np.linalg.norm(Hv)
+    return value, unit
+
+
+def adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay):
+    m, v = beta1 * m + g * (1 - beta1), beta2 * v + g**2 * (1 - beta2)
+    size = np.sqrt(v) / np.sqrt(1 - beta2**step) + eps
+    return (1 - rate * decay) * p - rate / (1 - beta1**step) * m / size, m, v
+
+
+def adamw_by_lists(p, g, m, v, step, rate, beta1, beta2, eps, decay):
+    rows = [
+        reference.adamw_step(*map(float, row), step, rate, beta1, beta2, eps, decay)
+        for row in zip(p, g, m, v, strict=True)
+    ]
+    return list(np.array(rows).T)
+
+
+def rate_by_parts(step, config):
+    if step < config.warmup:
+        return (step + 1) * config.rate / config.warmup
+    low, span = config.rate * config.rate_end, config.steps - config.warmup
+    share = min(1.0, (step - config.warmup) / span) if span else 1.0
+    return low + (config.rate - low) * math.cos(math.pi / 2 * share) ** 2
+
+
+def rate_by_sine(step, config):
+    if config.warmup and step + 1 <= config.warmup:
+        return config.rate * (step + 1) / config.warmup
+    done = min(max(step, config.warmup), config.steps)
+    angle = (done - config.warmup) / (config.steps - config.warmup) * np.pi
+    fall = 1 - (1 - config.rate_end) * np.sin(angle / 2) ** 2
+    return config.rate * fall
+
+
+def hand_test(f):
+    """Two steps from moments that are not zero, against AdamW by weighted parts."""
+    p, g = np.array([2.0, 1.0, -1.0]), np.array([1.0, 1e-4, -2.0])
+    m, v = np.array([0.1, 0.2, 0.0]), np.array([0.3, 1e-8, 0.5])
+    for step in (3, 4):
+        new = f(p, g, m, v, step, 0.2, 0.7, 0.6, 1e-4, 0.3)
+        right = adamw_by_powers(p, g, m, v, step, 0.2, 0.7, 0.6, 1e-4, 0.3)
+        if len(new) != 3 or not all(
+            np.allclose(a, b, rtol=1e-8, atol=0) for a, b in zip(new, right, strict=True)
+        ):
+            return False
+        p, m, v = (np.array(a) for a in new)
+        g = g[::-1]
+    return True
+
+
+def one_call_test(f):
+    """All of it at a later step."""
+    given = np.array(
+        [[1.5, -2.0, 0.5, 1.0], [1e-3, 0.0, -4.0, 2.0], [0.2, 1e-3, 3.0, 0.0], [0.4, 1e-7, 2.0, 0.1]]
+    )
+    found = f(*given, 5, 0.3, 0.6, 0.9, 1e-3, 0.2)
+    return all(
+        np.allclose(a, b, rtol=1e-9, atol=1e-15)
+        for a, b in zip(found, adamw_by_powers(*given, 5, 0.3, 0.6, 0.9, 1e-3, 0.2), strict=True)
+    )
+
+
+OTHERS = {
+    "largest_curvature": [curvature_by_rayleigh, curvature_by_sides],
+    "adamw_step": [adamw_by_powers, adamw_by_lists],
+    "learning_rate": [rate_by_parts, rate_by_sine],
+    "same": [
+        lambda: [("ball", "turn"), ("sgd", "turn"), ("adamw", "loss"), ("adam", "loss")],
+        lambda: frozenset({("adam", "loss"), ("adamw", "loss"), ("sgd", "turn"), ("ball", "turn")}),
+    ],
+    "limit": [lambda curvature, beta: 2 / curvature + 2 * beta / curvature,
+              lambda curvature, beta: np.float64(2 + 2 * beta) / curvature],
+    "test": [hand_test, one_call_test],
+    "noise_scale": [
+        lambda each: (np.var(each, axis=0, ddof=1).sum())
+        / (np.sum(each.mean(axis=0) ** 2) - np.var(each, axis=0, ddof=1).sum() / len(each)),
+        lambda each: np.mean([a @ a for a in each])
+        / np.mean([each[i] @ each[j] for i in range(len(each)) for j in range(i)]) - 1,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_answers_are_right(names, check):
+    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right", "right"]
+
+
+ACCEPTED_ONCE = {
+    "learning_rate": {
+        "rate_end of 0.1 written in": lambda step, c: rate_by_parts(
+            step, TrainConfig(steps=c.steps, rate=c.rate, rate_end=0.1, warmup=c.warmup)
+        ),
+        "a rate of 0.3 written in": lambda step, c: rate_by_parts(
+            step, TrainConfig(steps=c.steps, rate=0.3, rate_end=c.rate_end, warmup=c.warmup)
+        ),
+    },
+    "largest_curvature": {
+        "products ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(gradient, w, v, 30, h),
+        "h ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(gradient, w, v, products),
+        "the direction ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(
+            gradient, w, np.cos(np.arange(len(w))), products, h
+        ),
+    },
+    "test": {"looks at p alone": lambda f: bool(
+        np.allclose(f(1.0, 2.0, 0.0, 0.0, 1, 0.1, 0.9, 0.99, 1e-8, 0.1)[0], 1 - 0.01 - 0.1)
+    )},
+    "limit": {"NaN": lambda curvature, beta: math.nan, "3% too large": lambda c, beta: 2.06 * (1 + beta) / c},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "check, name", [(check, name) for check, wrong in ACCEPTED_ONCE.items() for name in wrong]
+)
+def test_wrong_answers_that_were_once_accepted(names, check, name):
+    assert verdict(names[f"check_{check}"], ACCEPTED_ONCE[check][name]) not in ("right", "not written yet")
+
+
+# ---- What `make mutants CH=11` changes, and the inputs that the contracts allow
+
+
+NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
+
+
+def hessian(rng):
+    """Eigenvalues with one clearly the largest, a turn, a place, a direction, products, h."""
+    P = int(rng.integers(1, 6))
+    values = np.sort(rng.uniform(-1, 1, P))[::-1].copy()
+    values[0] = rng.choice([-3.0, 2.5])
+    Q = np.linalg.qr(rng.normal(size=(P, P)))[0]
+    products = int(rng.integers(1, 5)) if rng.random() < 0.5 else 40
+    return (
+        Q * values @ Q.T,
+        rng.normal(size=P),
+        3 * rng.normal(size=P),
+        products,
+        float(rng.choice([1e-4, 1e-2])),
+    )
+
+
+def curvature_found(c, given):
+    """The direction, where the gradients were taken, and the value once the iteration has come to rest."""
+    H, w, v, products, h = given
+    asked = []
+    value, along = c.largest_curvature(
+        lambda x: asked.append(x - w) or H @ (x - w) + (x - w) ** 2, w, v, products, h
+    )
+    return along, max(np.linalg.norm(x) for x in asked), float(value) if products == 40 else 0.0
+
+
+def moments(rng):
+    shape = tuple(rng.integers(1, 4, rng.integers(0, 3)).tolist())
+    p, g, m = rng.normal(size=(3, *shape)) * 10.0 ** rng.integers(-3, 2)
+    v = rng.random(shape) * 10.0 ** rng.integers(-8, 1)
+    numbers = (
+        rng.uniform(0, 1),
+        rng.uniform(0, 0.99),
+        rng.uniform(0, 0.99),
+        10.0 ** rng.integers(-6, -1),
+        rng.random(),
+    )
+    return p, g, m, v, int(rng.integers(1, 30)), *map(float, numbers)
+
+
+def schedule(rng):
+    steps = int(rng.integers(1, 40))
+    config = TrainConfig(
+        steps=steps,
+        rate=float(rng.uniform(1e-3, 2)),
+        rate_end=float(rng.random()),
+        warmup=int(rng.integers(0, steps)),
+    )
+    return int(rng.integers(0, steps + 20)), config
+
+
+def other_rule(kind):
+    """Rules that the check does not hold: right ones (kinds 0 and 1), and wrong ones."""
+    if kind < 2:
+        return (reference.adamw_step, adamw_by_powers)[kind]
+
+    def rule(p, g, m, v, step, rate, beta1, beta2, eps, decay):
+        if kind == 2:
+            return adamw_by_powers(p, -g, m, v, step, rate, beta1, beta2, eps, decay)
+        if kind == 3:
+            return adamw_by_powers(p, g, m, v, step + 1, rate, beta1, beta2, eps, decay)
+        if kind == 4:
+            return adamw_by_powers(p, g, m, v, step, rate, beta2, beta1, eps, decay)
+        if kind == 5:
+            return adamw_by_powers(p, g + decay * p, m, v, step, rate, beta1, beta2, eps, 0.0)
+        if kind == 6:
+            return adamw_by_powers(p, g, 0 * m, v, step, rate, beta1, beta2, eps, decay)
+        if kind == 7:
+            return adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps**2, decay)
+        if kind == 8:
+            new, m, v = adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay)
+            return new - rate * decay * (new - p), m, v
+        new, m, v = adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay)
+        return new, m * (1 - beta1) if kind == 9 else m, v + 1e-3 * v if kind == 10 else v
+
+    return rule
+
+
+DOMAINS = [
+    Gap("check_largest_curvature", ("largest_curvature",),
+        lambda c: verdict(c.check_largest_curvature, c.largest_curvature), curvature_found, hessian),
+    Gap("check_adamw_step", ("adamw_step",), lambda c: verdict(c.check_adamw_step, c.adamw_step),
+        lambda c, x: c.adamw_step(*x), moments),
+    Gap("check_learning_rate", ("learning_rate",), lambda c: verdict(c.check_learning_rate, c.learning_rate),
+        lambda c, x: float(c.learning_rate(*x)), schedule),
+    Value("check_same", "same", lambda c, value: verdict(c.check_same, lambda: value),
+          lambda c, value: set(value) == c.same()),
+    Gap("check_limit", ("ball_limit",), lambda c: verdict(c.check_limit, c.ball_limit),
+        lambda c, x: float(c.ball_limit(*x)), lambda rng: (float(rng.uniform(0.1, 99)), float(rng.uniform(0, 0.99)))),
+    Gap("check_test", ("small_test",), lambda c: verdict(c.check_test, c.small_test),
+        lambda c, kind: bool(c.small_test(other_rule(kind))), lambda rng: int(rng.integers(11)), range(11)),
+    Gap("check_noise_scale", ("noise_scale",), lambda c: verdict(c.check_noise_scale, c.noise_scale),
+        lambda c, each: float(c.noise_scale(each)),
+        lambda rng: 2 + rng.normal(size=(int(rng.integers(2, 9)), int(rng.integers(1, 9))))),
+]  # fmt: skip
+
+
+# ---- The stored results
 
 
 def test_stored_results_are_of_this_experiment(names):

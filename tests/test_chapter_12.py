@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from chapters import ROOT, code_cells
 
+from nanoeuler_lib import data, gradcheck
+from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.drills import breaks
+from nanoeuler_lib.model import GPT, init
+from nanoeuler_lib.optim import AdamW, clip_factor
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap
 
 CELLS = code_cells("12_pretraining")
 
@@ -26,6 +32,9 @@ WRONG_STEPS = {  # the book's version with one fragment replaced
     "loss after the step": ("return loss,", "return model.loss(tokens, targets),"),
     "matrices only": ("list(model.params)", "[n for n, p in model.params.items() if p.ndim == 2]"),
     "norm after clipping": ("return loss, norm,", "return loss, float(np.linalg.norm(grads.flat)),"),
+    "clipped upwards, too": ("clip_factor(norm, optimizer.config.clip)", "optimizer.config.clip / norm"),
+    "no gradients": ("return loss, norm, grads", "return loss, norm"),
+    "None for gradients": ("return loss, norm, grads", "return loss, norm, None"),
 }
 WRONG_FIRST_LOSSES = {
     "ln V alone": lambda V, D, sigma: math.log(V),
@@ -33,11 +42,16 @@ WRONG_FIRST_LOSSES = {
     "D forgotten": lambda V, D, sigma: math.log(V) + sigma**2 / 2,
     "half forgotten": lambda V, D, sigma: math.log(V) + D * sigma**2,
     "bits": lambda V, D, sigma: math.log2(V) + D * sigma**2 / 2,
+    "NaN": lambda V, D, sigma: math.nan,
 }
 WRONG_EXPOSURES = {
     "rank from 0": lambda scores, secret: (
         math.log2(scores.size) - math.log2(np.sum(scores > scores[secret]) or 0.5)
     ),
+    "ties stand behind": lambda scores, secret: (
+        math.log2(scores.size) - math.log2(1 + np.sum(scores > scores[secret]))
+    ),
+    "the first axis alone": lambda scores, secret: math.log2(len(scores) / np.sum(scores >= scores[secret])),
     "rank from the wrong end": lambda scores, secret: (
         math.log2(scores.size) - math.log2(np.sum(scores <= scores[secret]))
     ),
@@ -79,7 +93,7 @@ def test_check_rejects_wrong_step(names, wrong):
     assert source.count(old) == 1
     defined = dict(names)
     exec(source.replace(old, new), defined)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, AttributeError)):  # `judge` catches each
         names["check_step"](defined["take_step"])
 
 
@@ -88,9 +102,265 @@ def test_check_rejects_every_wrong_answer(names, check):
     answers = WRONG[check] if check in WRONG else names[EXERCISES[check]]
     assert len(answers) >= 3
     for name, wrong in answers.items():
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, UnboundLocalError)):  # `judge` catches each
             names[f"check_{check}"](wrong)
             pytest.fail(f"the check accepts {name}", pytrace=False)
+
+
+# ---- Other right answers
+
+
+def step_by_parts(model, optimizer, tokens, targets):
+    """Tensor by tensor."""
+    loss, grads = model.loss_and_gradients(tokens, targets)
+    norm = math.sqrt(sum(float(np.sum(g * g)) for g in grads.values()))
+    optimizer.step += 1
+    for name in model.params:
+        optimizer.update(model.params, grads, [name], clip_factor(norm, optimizer.config.clip))
+    return loss, norm, grads
+
+
+def step_with_a_copy(model, optimizer, tokens, targets):
+    """Gradients as they were before they were clipped."""
+    loss, grads = model.loss_and_gradients(tokens, targets)
+    kept = type(grads)(model.config, grads.flat.dtype)
+    kept.flat[...] = grads.flat
+    norm = np.sqrt(np.vdot(grads.flat, grads.flat))
+    optimizer.step = optimizer.step + 1
+    names = sorted(model.params)
+    optimizer.update(model.params, grads, names, clip_factor(float(norm), optimizer.config.clip))
+    return [loss, norm, kept]
+
+
+def plateau_by_table(tokens, targets, sees):
+    """Counts in a table."""
+    view = {"nothing": 0 * tokens, "token": tokens, "position": np.indices(tokens.shape)[1]}[sees]
+    table = np.zeros((view.max() + 1, targets.max() + 1))
+    np.add.at(table, (view, targets), 1)
+    share = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    return -np.mean(np.log(share[view, targets]))
+
+
+def plateau_by_pairs(tokens, targets, sees):
+    """Entropy of pairs less entropy of what is seen."""
+
+    def entropy(columns):
+        _, counts = np.unique(columns, axis=0, return_counts=True)
+        return -np.sum(counts / counts.sum() * np.log(counts / counts.sum()))
+
+    seen = {
+        "nothing": np.zeros_like(tokens),
+        "token": tokens,
+        "position": tokens * 0 + np.arange(tokens.shape[1]),
+    }
+    view = seen[sees].ravel()
+    return entropy(np.stack([view, targets.ravel()], 1)) - entropy(view[:, None])
+
+
+def batch_test_by_places(batch):
+    """A text whose ids are even numbers, documents of several lengths, more draws."""
+    lengths = np.array([4, 3, 6, 5, 4, 3, 7, 4, 5, 4])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    text = data.Tokens(2 * np.arange(lengths.sum()), starts, np.ones(2 * lengths.sum(), int))
+    begun, seen = set(), set()
+    for seed in range(40):
+        x, y = batch(text, np.random.default_rng(seed), 6, 8, 2)
+        if (y % 2).any():
+            return False
+        for row, wants in zip(x // 2, y // 2, strict=True):
+            if not all(np.array_equal(wants[:, k], row + 1 + k) for k in range(2)):
+                return False
+            begun.add(int(row[0]))
+        seen.add(x.tobytes())
+    return begun == {int(s) for s in starts if s + 10 <= lengths.sum()} and len(seen) > 20
+
+
+def batch_test_by_text(batch):
+    """The library's own tokens of words, each of them once."""
+    ids = np.random.default_rng(3).permutation(90)
+    place = np.argsort(ids)
+    text = data.Tokens(ids, np.arange(0, 90, 5), np.ones(90, int))
+    draws = [batch(text, np.random.default_rng(100 + i), 16, 9, 4) for i in range(12)]
+    for x, y in draws:
+        at = place[x]
+        if (np.diff(at) != 1).any() or (at[:, 0] % 5).any():
+            return False
+        if (place[np.minimum(y, 89)] != at[..., None] + np.arange(1, 5)).any() or y.max() > 89:
+            return False
+    return len({int(v) for x, _ in draws for v in place[x[:, 0]]}) == 16 and not np.array_equal(
+        draws[0][0], draws[1][0]
+    )
+
+
+OTHERS = {
+    "step": [step_by_parts, step_with_a_copy],
+    "first_loss": [
+        lambda V, D, sigma: math.log(V * math.exp(D * sigma * sigma / 2)),
+        lambda V, D, sigma: np.log(V) + 0.5 * (math.sqrt(D) * sigma) ** 2,
+    ],
+    "exposure": [
+        lambda scores, secret: -math.log2(np.mean(scores >= scores[secret])),
+        lambda scores, secret: math.log2(scores.size) - math.log2(
+            sum(score >= scores[secret] for score in scores.flat)
+        ),
+    ],
+    "plateau": [plateau_by_table, plateau_by_pairs],
+    "batch_test": [batch_test_by_places, batch_test_by_text],
+    "chance_exposure": [
+        lambda n: np.log2(n) - math.lgamma(n + 1) / n / np.log(2),
+        lambda n: (n * math.log(n) - math.lgamma(n + 1)) / (n * math.log(2)),
+    ],
+    "stop": [
+        lambda valid, patience: min(
+            ((i, int(np.argmin(valid[: i + 1]))) for i in range(len(valid))
+             if i - int(np.argmin(valid[: i + 1])) >= patience or i == len(valid) - 1),
+        ),
+        lambda valid, patience: next(
+            [i, valid.index(min(valid[: i + 1]))] for i in range(len(valid))
+            if i + 1 == len(valid) or i - valid.index(min(valid[: i + 1])) >= patience
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", GAPS)
+def test_other_right_answers_are_right(names, check):
+    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right", "right"]
+
+
+def test_a_test_with_short_rows_is_told_what_it_asks(names):
+    """Documents of six tokens and rows of five: the contract lets the library's rows begin anywhere."""
+
+    def short(batch):
+        text = data.Tokens(np.arange(60), np.arange(0, 60, 6), np.ones(60, int))
+        x, y = batch(text, np.random.default_rng(0), 8, 5, 2)
+        return bool((x[:, 0] % 6 == 0).all() and (y[..., 0] == x + 1).all())
+
+    said = verdict(names["check_batch_test"], short)
+    assert "the median document has 6 tokens, and the rows are shorter, 5" in said
+
+
+def only_first_targets(batch):
+    text = data.Tokens(np.arange(60), np.arange(0, 60, 6), np.ones(60, int))
+    draws = [batch(text, np.random.default_rng(seed), 8, 7, 3) for seed in range(20)]
+    ahead = all((y[:, 0] == x[:, :1] + [1, 2, 3]).all() for x, y in draws)
+    begun = {int(start) for x, _ in draws for start in x[:, 0]}
+    return ahead and begun == set(range(0, 51, 6)) and len({x.tobytes() for x, _ in draws}) > 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [only_first_targets, lambda batch: 1, lambda batch: True], ids=["position 0", "1", "True"]
+)
+def test_wrong_tests_of_batches_are_rejected(names, wrong):
+    assert verdict(names["check_batch_test"], wrong) not in ("right", "not written yet")
+
+
+# ---- What `make mutants CH=12` changes, and the inputs that the contracts allow
+
+
+NOTEBOOK = ("12_pretraining",)
+
+
+def three_steps(chapter, given):
+    """Loss, norm, gradients or what clipping left of them, count and parameters of some steps of a small model."""
+    seed, clip, steps = given
+    shape = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=7, predict=2)
+    model, config = GPT(shape, init(shape, seed, 0.3, np.float64)), TrainConfig(steps=9, rate=0.1, clip=clip)
+    optimizer, found = AdamW(shape, config, np.float64), []
+    for step in range(steps):
+        batch = gradcheck.check_batch(shape, batch=1 + seed % 3, time=1 + seed % 6, seed=seed + step)
+        loss, norm, grads = chapter.take_step(model, optimizer, *batch)
+        found.append((float(loss), float(norm), optimizer.step, grads.flat.copy()))
+    return found, model.params.flat.copy()
+
+
+def scores_and_secret(rng):
+    shape = tuple(rng.integers(1, 6, rng.integers(1, 4)).tolist())
+    scores = rng.integers(-9, 0, shape) + rng.choice([0, 1]) * rng.normal(size=shape)
+    return scores.astype(rng.choice([np.float64, np.float32])), tuple(int(rng.integers(n)) for n in shape)
+
+
+def text_with_views(rng):
+    shape = tuple(rng.integers(1, 9, 2).tolist())
+    most = int(rng.integers(1, 7))
+    return (
+        rng.integers(0, most, shape),
+        rng.integers(0, most, shape),
+        str(rng.choice(["nothing", "token", "position"])),
+    )
+
+
+def some_batch(kind):
+    """Functions that the check does not hold: sound ones (kind "sound", "reversed"), and broken ones."""
+
+    def batch(tokens, rng, rows, time, predict):
+        room = len(tokens.ids) - time - predict
+        starts = tokens.starts[tokens.starts <= room]
+        if kind == "reversed":
+            starts = starts[::-1]
+        if kind == "the first two documents":
+            starts = starts[:2]
+        if kind == "the middle one is left out":
+            starts = np.delete(starts, len(starts) // 2)
+        if kind == "by the second":
+            rng = np.random.default_rng(1)
+        at = starts[rng.integers(0, len(starts), rows)] + (kind == "one place late")
+        if kind == "half of the rows anywhere":
+            at[::2] = rng.integers(0, room + 1, len(at[::2]))
+        w = tokens.ids[at[:, None] + np.arange(time + predict)].astype(np.int64)
+        x, y = w[:, :time].copy(), np.stack([w[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
+        if kind == "heads backwards":
+            y = y[..., ::-1].copy()
+        if kind == "the last target of a row":
+            y[:, -1] = y[:, 0]
+        if kind == "one target":
+            y[-1, time // 2, -1] += 1
+        if kind == "rows swapped":
+            y = np.roll(y, 1, axis=0)
+        if kind == "one input":
+            x[:, time // 2] += 1
+        if kind == "targets behind":
+            y = y - 2
+        if kind == "heads two apart":
+            y = np.stack([y[..., 0] + 2 * k for k in range(predict)], axis=-1)
+        return x, y
+
+    return batch
+
+
+KINDS = (
+    "sound", "reversed", "the first two documents", "the middle one is left out", "by the second", "one place late",
+    "half of the rows anywhere", "heads backwards", "the last target of a row", "one target", "rows swapped",
+    "one input", "targets behind", "heads two apart",
+)  # fmt: skip
+
+
+def series_of_validations(rng):
+    values = rng.integers(0, 9, rng.integers(1, 20)).tolist()
+    return [v / 4 for v in values] if rng.random() < 0.5 else values, int(rng.integers(1, 6))
+
+
+DOMAINS = [
+    Gap("check_step", ("take_step",), lambda c: verdict(c.check_step, c.take_step), three_steps,
+        lambda rng: (int(rng.integers(99)), float(rng.choice([0.0, 0.01, 0.5, 100.0])), 2), [(3, 0.02, 4)]),
+    Gap("check_first_loss", ("first_loss",), lambda c: verdict(c.check_first_loss, c.first_loss),
+        lambda c, x: c.first_loss(*x),
+        lambda rng: (int(rng.integers(2, 9999)), int(rng.integers(1, 999)), float(rng.uniform(0, 0.3))),
+        [(2, 1, 0.02)]),
+    Gap("check_exposure", ("exposure",), lambda c: verdict(c.check_exposure, c.exposure),
+        lambda c, x: float(c.exposure(*x)), scores_and_secret, [(np.zeros(9), (4,)), (np.array([-1.0]), (0,))]),
+    Gap("check_plateau", ("plateau",), lambda c: verdict(c.check_plateau, c.plateau),
+        lambda c, x: float(c.plateau(*x)), text_with_views, [(np.array([[3]]), np.array([[2]]), "token")]),
+    Gap("check_batch_test", ("batch_test",), lambda c: verdict(c.check_batch_test, c.batch_test),
+        lambda c, kind: bool(c.batch_test(some_batch(kind))), lambda rng: str(rng.choice(KINDS)), KINDS),
+    Gap("check_chance_exposure", ("chance_exposure",), lambda c: verdict(c.check_chance_exposure, c.chance_exposure),
+        lambda c, n: float(c.chance_exposure(n)), lambda rng: int(10 ** rng.uniform(0, 12)), [1, 2, 10**12]),
+    Gap("check_stop", ("stop",), lambda c: verdict(c.check_stop, c.stop),
+        lambda c, x: tuple(int(i) for i in c.stop(*x)), series_of_validations, [([3], 1), ([2, 2, 2], 2)]),
+]  # fmt: skip
+
+
+# ---- The experiments
 
 
 def test_the_worked_case_is_the_one_that_the_text_tells():
@@ -104,7 +374,7 @@ def test_silent_layers_are_a_pair(names):
     """Zeros out, zeros back, in the shapes of the inputs."""
     inputs = [np.ones(shape) for shape in ((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2))]
     y, saved = names["silent"](*inputs)
-    grads = names["silent_backward"](np.ones_like(y), saved)
+    grads = names["silent_back"](np.ones_like(y), saved)
     assert y.shape == inputs[0].shape and not y.any()
     assert [g.shape for g in grads] == [x.shape for x in inputs] and not any(g.any() for g in grads)
 

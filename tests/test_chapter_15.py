@@ -8,6 +8,15 @@ from chapters import definitions, rejected, try_exercise
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.ops.reference import (
+    attention_backward,
+    attention_forward,
+    rope_backward,
+    rope_forward,
+    rope_tables,
+)
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +31,9 @@ def scores(q, keys, order=np.repeat, scale=np.sqrt, copy=False):
     """The scores of q with the keys of each head's group, with one thing wrong, if asked."""
     H, C, G = q.shape[1], q.shape[3], keys.shape[1]
     if copy:
-        return q @ np.repeat(keys, H // G, axis=1).mT / scale(C)
+        return q @ np.repeat(keys, H // G, axis=1).mT / float(scale(C))
     read = order(np.arange(G), H // G)
-    return np.stack([q[:, h] @ keys[:, read[h]].mT for h in range(H)], axis=1) / scale(C)
+    return np.stack([q[:, h] @ keys[:, read[h]].mT for h in range(H)], axis=1) / float(scale(C))
 
 
 WRONG_SCORES = {
@@ -138,8 +147,10 @@ def test_merging_equal_heads_changes_nothing_and_the_mean_is_of_neighbours(chapt
 
 
 def test_the_shapes_compared_have_the_parameters_that_the_chapter_says(chapter):
-    sizes = {name: GPT(arm).size for name, arm in definitions("15_grouped_queries", "ARMS").ARMS.items()}
-    assert sizes["G = 1, wider"] == sizes["G = 4"] > sizes["G = 2"] > sizes["G = 1"]
+    defined = definitions("15_grouped_queries", "ARMS", "WIDER")
+    sizes = {name: GPT(arm).size for name, arm in defined.ARMS.items()}
+    wider = GPT(defined.shape(1, ffn=defined.WIDER)).size
+    assert wider == sizes["G = 4"] > sizes["G = 2"] > sizes["G = 1"]
 
 
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
@@ -147,7 +158,6 @@ def test_the_shapes_compared_have_the_parameters_that_the_chapter_says(chapter):
 
 EXERCISES = {
     "hears": lambda c: (c.check_hears, c.my_hears, c.hears, c.wrong_hears),
-    "shapes": lambda c: (c.check_shapes, c.my_shapes, c.shapes, c.wrong_shapes),
     "crossover": lambda c: (c.check_crossover, c.my_crossover, c.crossover, c.wrong_crossovers),
 }
 
@@ -192,3 +202,189 @@ WRONG_TIED = {
 @pytest.mark.parametrize("name", WRONG_TIED, ids=lambda name: name.replace(" ", "-"))
 def test_wrong_answer_to_the_exercise_with_two_functions_is_rejected(chapter, name):
     assert rejected(chapter.check_tied, WRONG_TIED[name](chapter))
+
+
+# ---- Other right answers, and wrong ones that earlier checks accepted
+
+
+def scores_by_einsum(q, keys):
+    B, H, m, C = q.shape
+    G = keys.shape[1]
+    s = np.einsum("bgrmc,bgnc->bgrmn", q.reshape(B, G, H // G, m, C), keys)
+    return s.reshape(B, H, m, -1) / np.sqrt(C).astype(s.dtype)
+
+
+def scores_by_group(q, keys):
+    """Key head by key head, scaled before the product."""
+    (B, H, m, C), (_, G, n, _) = q.shape, keys.shape
+    s, share = np.empty((B, H, m, n), q.dtype), H // G
+    for g in range(G):
+        s[:, g * share : (g + 1) * share] = (q[:, g * share : (g + 1) * share] / C**0.5) @ keys[
+            :, g : g + 1
+        ].mT
+    return s
+
+
+def grouped_by_heads(forward, backward):
+    """One query head at a time."""
+
+    def grouped_forward(q, k, v):
+        n = q.shape[1] // k.shape[1]
+        parts = [forward(q[:, [h]], k[:, [h // n]], v[:, [h // n]]) for h in range(q.shape[1])]
+        return np.concatenate([y for y, _ in parts], axis=1), (k.shape, [saved for _, saved in parts])
+
+    def grouped_backward(dy, saved):
+        shape, parts = saved
+        n, dq, dk, dv = dy.shape[1] // shape[1], [], np.zeros(shape), np.zeros(shape)
+        for h, part in enumerate(parts):
+            d, k, v = backward(dy[:, [h]], part)
+            dq.append(d)
+            dk[:, [h // n]] += k
+            dv[:, [h // n]] += v
+        return np.concatenate(dq, axis=1), dk, dv
+
+    return grouped_forward, grouped_backward
+
+
+def grouped_by_matrix(forward, backward):
+    """The matrix R of the chapter."""
+
+    def reads(H, G):
+        return (np.arange(H)[:, None] // (H // G) == np.arange(G)).astype(float)
+
+    def grouped_forward(q, k, v):
+        R = reads(q.shape[1], k.shape[1])
+        y, saved = forward(q, np.einsum("hg,bgtc->bhtc", R, k), np.einsum("hg,bgtc->bhtc", R, v))
+        return y, (saved, R)
+
+    def grouped_backward(dy, saved):
+        dq, dk, dv = backward(dy, saved[0])
+        return dq, np.einsum("hg,bhtc->bgtc", saved[1], dk), np.einsum("hg,bhtc->bgtc", saved[1], dv)
+
+    return grouped_forward, grouped_backward
+
+
+def tied(negative):
+    """Keys turned by the tables; the turn back by the tables of negative angles, or by the library."""
+
+    def forward(q, s):
+        cos, sin = rope_tables(*s.shape[2:])
+        k, turned = rope_forward(s, cos, sin)
+        y, saved = attention_forward(q, k, s)
+        return y, (saved, turned, cos, sin)
+
+    def backward(dy, saved):
+        saved, turned, cos, sin = saved
+        dq, dk, dv = attention_backward(dy, saved)
+        return dq, dv + (rope_forward(dk, cos, -sin)[0] if negative else rope_backward(dk, turned))
+
+    return forward, backward
+
+
+OTHERS = {
+    "check_scores": [scores_by_einsum, scores_by_group],
+    "check_grouped": [grouped_by_heads, grouped_by_matrix],
+    "check_hears": [lambda: ([1, 4], [2, 0]), lambda: (frozenset({4, 1}), np.array([0, 2]))],
+    "check_tied": [tied(True), tied(False)],
+    "check_crossover": [
+        lambda c, texts: next(
+            T for T in range(1, 10**6)
+            if 2 * texts * T * c.kv_heads * c.head_dim > c.dim * (c.qkv_dim + c.dim + 3 * c.ffn)
+        ),
+        lambda c, texts: int(np.floor(
+            (c.dim * (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.dim * c.ffn)
+            / (2 * texts * c.kv_heads * c.head_dim)
+        )) + 1,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_answers_are_right(chapter, check):
+    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+
+
+def copies_in_turn(q, keys):
+    n = q.shape[1] // keys.shape[1]
+    return (
+        np.stack([q[:, h] @ keys[:, h // n].copy().mT for h in range(q.shape[1])], axis=1) / q.shape[3] ** 0.5
+    )
+
+
+ACCEPTED_ONCE = {
+    "keys copied for each head in turn": copies_in_turn,
+    "divided by the root of 3": lambda q, keys: scores_by_group(q, keys) * q.shape[3] ** 0.5 / 3**0.5,
+    "float64 whatever comes": lambda q, keys: scores_by_group(q.astype(float), keys.astype(float)),
+}
+
+
+@pytest.mark.parametrize("wrong", ACCEPTED_ONCE.values(), ids=ACCEPTED_ONCE)
+def test_scores_that_were_once_accepted(chapter, wrong):
+    assert verdict(chapter.check_scores, wrong) not in ("right", "not written yet")
+
+
+@pytest.mark.parametrize("wrong", [(), ({1, 4},), ({1, 4}, {0, 2}, set()), (set(), set())], ids=repr)
+def test_parts_of_two_sets_are_rejected(chapter, wrong):
+    assert verdict(chapter.check_hears, lambda: wrong) not in ("right", "not written yet")
+
+
+# ---- What `make mutants CH=15` changes, and the inputs that the contracts allow
+
+
+NOTEBOOK = ("15_grouped_queries",)
+
+
+def heads(rng):
+    G, n = rng.integers(1, 4, 2)
+    return int(G * n), int(G), int(rng.integers(1, 4)), int(rng.integers(1, 6)), int(rng.integers(1, 6))
+
+
+def queries_and_keys(rng):
+    H, G, m, n, C = heads(rng)
+    dtype = rng.choice([np.float64, np.float32])
+    B = int(rng.integers(1, 3))
+    return rng.normal(size=(B, H, m, C)).astype(dtype), rng.normal(size=(B, G, n, C)).astype(dtype)
+
+
+def three_inputs(rng):
+    H, G, B, T, C = heads(rng)
+    return rng.normal(size=(B, H, T, C)), *rng.normal(size=(2, B, G, T, C)), rng.normal(size=(B, H, T, C))
+
+
+def both_ways(pair, inputs, dy):
+    y, saved = pair[0](*inputs)
+    return y, tuple(pair[1](dy, saved))
+
+
+def two_inputs(rng):
+    H, G, B, T, C = heads(rng)
+    return (
+        rng.normal(size=(B, H, T, 2 * C)),
+        rng.normal(size=(B, G, T, 2 * C)),
+        rng.normal(size=(B, H, T, 2 * C)),
+    )
+
+
+def some_config(rng):
+    H, G, *_ = heads(rng)
+    width = 2 * int(rng.integers(1, 5))
+    ffn = int(rng.integers(1, 30))
+    config = ModelConfig(
+        H * width, H, G, int(rng.integers(1, 4)), context=9, vocab_size=11, predict=1, ffn=ffn
+    )
+    return config, int(rng.integers(1, 70))
+
+
+DOMAINS = [
+    Gap("check_scores", ("book_scores",), lambda c: verdict(c.check_scores, c.book_scores),
+        lambda c, x: c.book_scores(*x), queries_and_keys),
+    Gap("check_grouped", ("book_grouped",), lambda c: verdict(c.check_grouped, c.book_grouped),
+        lambda c, x: both_ways(c.book_grouped(attention_forward, attention_backward), x[:3], x[3]), three_inputs),
+    Value("check_hears", "hears", lambda c, value: verdict(c.check_hears, lambda: value),
+          lambda c, value: len(value) == 2 and tuple(map(set, value)) == c.hears()),
+    Gap("check_tied", ("tied_forward", "tied_backward"),
+        lambda c: verdict(c.check_tied, (c.tied_forward, c.tied_backward)),
+        lambda c, x: both_ways((c.tied_forward, c.tied_backward), x[:2], x[2]), two_inputs),
+    Gap("check_crossover", ("crossover",), lambda c: verdict(c.check_crossover, c.crossover),
+        lambda c, x: c.crossover(*x), some_config),
+]  # fmt: skip

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
 
+from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +21,20 @@ def chapter():
 
 
 def rebuilt(
-    model, order, scale=1.0, wrote=(".out", ".down"), at=lambda order, i: order[i], reads=False, own=False
+    model,
+    order,
+    scale=1.0,
+    wrote=(".out", ".down"),
+    at=lambda order, i: order[i],
+    reads=False,
+    own=False,
+    heads=True,
 ):
     """The model with its layers in another order, with one thing wrong, if asked."""
     new = GPT(replace(model.config, layers=len(order)), dtype=model.dtype)
     for name, tensor in new.params.items():
+        if name == "heads" and not heads:
+            continue
         parts = name.split(".")
         if len(parts) == 3:
             parts[1] = str(at(order, int(parts[1])))
@@ -41,6 +53,7 @@ WRONG_REBUILT = {
     "order ignored": dict(at=lambda order, i: i % 3),
     "order from behind": dict(at=lambda order, i: order[-1 - i]),
     "the given model changed": dict(own=True),
+    "the heads left as they were drawn": dict(heads=False),
 }
 
 
@@ -61,30 +74,9 @@ WRONG_HEUN = {
 }
 
 
-def adjoint(x, W, a, n, back=1.0, down=1.0, keep=False, scale=True, last=False):
-    """The adjoint, with one thing wrong, if asked."""
-    h, dW = 1 / n, np.zeros_like(W)
-    for _ in range(n):
-        u = np.tanh(x @ W)
-        du = a * (1 - u**2)
-        step = x.T @ du
-        dW = step * h if last else dW + step * (h if scale else 1)
-        x, a = x if keep else x - back * h * u, a + down * h * du @ W.T
-    return x, a, dW
-
-
-WRONG_ADJOINT = {
-    "x walks on in place of back": dict(back=-1.0),
-    "x left at its end": dict(keep=True),
-    "the sign of a": dict(down=-1.0),
-    "no step in the integral": dict(scale=False),
-    "only the last term of the integral": dict(last=True),
-}
-
 GAPS = {
     "rebuilt": (rebuilt, WRONG_REBUILT, "check_rebuilt", "my_rebuilt", "book_rebuilt"),
     "heun": (heun, WRONG_HEUN, "check_heun", "my_heun", "book_heun"),
-    "adjoint": (adjoint, WRONG_ADJOINT, "check_adjoint", "my_adjoint", "book_adjoint"),
 }
 
 
@@ -111,3 +103,86 @@ EXERCISES = {
 @pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
 def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
+
+
+def test_the_adjoint_tends_to_the_gradient_and_the_steps_have_it_exactly(chapter):
+    """Against difference quotients of the solver's own loss, and of a walk in very many steps."""
+    rng = np.random.default_rng(5)
+    x, goal, W = rng.normal(size=(3, 2)), rng.normal(size=(3, 2)), rng.normal(size=(2, 2))
+
+    def end(W, n):
+        y = x
+        for _ in range(n):
+            y = y + chapter.field(y, W) / n
+        return y
+
+    def gradient(n):
+        slope = np.empty_like(W)
+        for at in np.ndindex(W.shape):
+            losses = []
+            for move in (1e-6, -1e-6):
+                moved = W.copy()
+                moved[at] += move
+                losses.append(((end(moved, n) - goal) ** 2).sum() / 2)
+            slope[at] = (losses[0] - losses[1]) / 2e-6
+        return slope
+
+    assert np.allclose(chapter.through_steps(x, W, lambda y: y - goal, 7)[1], gradient(7), rtol=1e-6)
+    off = []
+    for n in (100, 200):
+        back, _, dW = chapter.adjoint(end(W, n), W, end(W, n) - goal, n)
+        off.append((np.abs(back - x).max(), np.abs(dW - gradient(n)).max()))
+    assert all(0.4 < fine / coarse < 0.6 for coarse, fine in zip(*off, strict=True))
+
+
+# ---- Domains for the mutants, written from the contracts
+
+
+def models(rng, layers=None):
+    """A model with random parameters, an order of its layers, a scale, and a text."""
+    layers = int(layers or rng.integers(1, 4))
+    shape = ModelConfig(8, 2, 1, layers, context=6, vocab_size=9, predict=2, ffn=5)
+    model = GPT(shape, dtype=np.float64)
+    model.params.flat[...] = rng.normal(size=model.params.flat.size) * 0.5
+    order = rng.integers(0, layers, rng.integers(1, 5)).tolist()
+    return model, order, float(rng.choice([1.0, rng.uniform(0.1, 2)])), rng.integers(0, 9, (1, 6))
+
+
+def rebuilt_does(c, given):
+    model, order, scale, text = given
+    new = c.book_rebuilt(model, order, scale)
+    return new.config.layers, new.dtype, new.logits(text), new.logits(text, 1), model.params.flat
+
+
+SLOPES = {"linear": lambda y: 0.3 * y, "bent": np.tanh, "square": lambda y: -y * y}
+BACK = {
+    "linear": lambda y, a: 0.3 * a,
+    "bent": lambda y, a: a / np.cosh(y) ** 2,
+    "square": lambda y, a: -2 * y * a,
+}
+
+
+def steps_from(rng):
+    return (
+        str(rng.choice(list(SLOPES))),
+        rng.normal(size=(2, 3)),
+        float(rng.uniform(0.05, 1)),
+        rng.normal(size=(2, 3)),
+    )
+
+
+DOMAINS = [
+    Gap("check_rebuilt", ("book_rebuilt",), lambda c: verdict(c.check_rebuilt, c.book_rebuilt), rebuilt_does, models,
+        [models(np.random.default_rng(1), 1), models(np.random.default_rng(2), 3)]),
+    Gap("check_heun", ("book_heun",), lambda c: verdict(c.check_heun, c.book_heun),
+        lambda c, x: c.book_heun(SLOPES[x[0]], *x[1:3]), steps_from),
+    Gap("check_factors", ("factors",), lambda c: verdict(c.check_factors, c.factors), lambda c, x: c.factors(x),
+        lambda rng: rng.uniform(-1.5, 1.5, rng.integers(1, 6)).tolist(), [[0.0], [-2.0, 0.5]]),
+    Gap("check_heun_back", ("heun_back",), lambda c: verdict(c.check_heun_back, c.heun_back),
+        lambda c, x: c.heun_back(SLOPES[x[0]], BACK[x[0]], *x[1:]), steps_from),
+    Value("check_orders", "orders", lambda c, value: verdict(c.check_orders, lambda: value),
+          lambda c, value: value == {"a": 2, "b": 0, "c": 1}),
+]  # fmt: skip
+
+
+NOTEBOOK = ("17_eulers_method",)

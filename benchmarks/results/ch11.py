@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from nanoeuler_lib.train import bits_per_byte
 from tools.cells import run_tagged
 from tools.results import save
 
@@ -19,7 +20,7 @@ def main() -> None:
 
     def run(group: str, name: str, settings: dict, rate: float, seed: int) -> dict:
         losses, model = names["train"](STEPS, seed, rate=rate, **settings)
-        bits = names["bits_per_byte"](model, names["valid"]) if math.isfinite(losses[-1]) else math.inf
+        bits = bits_per_byte(model, names["valid"]) if math.isfinite(losses[-1]) else math.inf
         row = {"group": group, "name": name, "rate": rate, "seed": seed, "bits_per_byte": None}
         if math.isfinite(bits):
             row["bits_per_byte"] = round(bits, 5)
