@@ -436,7 +436,7 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
     optimizer, own = optim.AdamW(TINY, c, np.float64), optim.AdamW(TINY, c, np.float64)
     clipped = 0
     with ops.use(), patch.object(step_module, "MICRO_TOKENS", 2 * TINY.context), train.one_blas_thread():
-        step_of = train.Step(model, optimizer, c, rows, workers)
+        step_of = step_module.Step(model, optimizer, c, rows, workers)
         assert step_of.micro == 2 and step_of.workers == workers
         for plan, grads in zip(step_of.plans, step_of.grads):
             poison(plan)

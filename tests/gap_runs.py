@@ -34,6 +34,11 @@ BOOK = {  # right answers under other names
     "own_transpose": "transpose_tiled",
     "own_sum": "sum_shuffle",
     "own_lse": "row_lse",
+    "own_tiled": "matmul_tiled",
+    "own_patch": "matmul_patch",
+    "own_matmul": "matmul",
+    "own_flash": "flash_tiles",
+    "own_keys": "keys_kernel",
 }
 
 # ---- Answers
@@ -221,7 +226,9 @@ def definitions_of(cell) -> dict[str, tuple]:
         text = cell.source.partition("\n")[2]
         return {
             name: ("kernel", text)
-            for name in re.findall(r"__global__\s+void[^(]*?(?:__launch_bounds__\(\d+\)\s*)?(\w+)\s*\(", text)
+            for name in re.findall(
+                r"__global__\s+void[^(]*?(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text
+            )
         }
     found, folded = {}, {"solution", "mirror", "check"} & set(cell.metadata.get("tags", ()))
     for node in ast.parse(python(cell)).body:
@@ -234,7 +241,8 @@ def definitions_of(cell) -> dict[str, tuple]:
     return found
 
 
-KERNEL = re.compile(r'(extern "C" __global__\s+void (my_\w+)\(([^)]*)\) \{)\n(.*?)\n\}', re.S)
+BOUNDS = r"(?:__launch_bounds__\([^)]*\)\s+)?"
+KERNEL = re.compile(rf'(extern "C" __global__\s+void {BOUNDS}(my_\w+)\(([^)]*)\) \{{)\n(.*?)\n\}}', re.S)
 
 
 def kernel_text(text: str, mode: str) -> str:

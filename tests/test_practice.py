@@ -200,3 +200,107 @@ def test_show_rejected(capsys):
     for accepted in (lambda x: 2 * x, lambda x: None):
         with pytest.raises(RuntimeError, match=r"check_double says .* to a wrong answer: sly"):
             show_rejected(check_double, {"sly": accepted})
+
+
+def test_what_is_judged_is_named_by_itself_or_by_its_check(capsys):
+    """A function by its own name, what has a `name` by that, a value by the check's; functions given are named too."""
+
+    class Model:
+        name = "own model"
+
+    def check_model(answer, *given):
+        return "right"
+
+    def my_helper():
+        pass
+
+    for answer in (Model(), 3, my_helper):
+        judge(check_model, answer, 7, my_helper, np.mean)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}: right (with your my_helper) (with the book's mean)"
+        for name in ("own model", "my_model", "my_helper")
+    ]
+
+
+def test_options_of_a_check_are_handed_on(capsys):
+    x = np.arange(3.0)
+
+    def check_doubled(f, more=None):
+        f(x)
+        return "right"
+
+    def doubles(x):
+        x *= 2
+
+    assert (
+        judge(check_doubled, doubles, 1, in_place=True) is doubles
+        and judge(check_doubled, doubles, 1) is None
+    )
+    assert verdict(lambda f, n: f"{n}", doubles, 7) == "7"
+    assert judge(lambda f: time.sleep(20), doubles, seconds=0.2) is None
+    show_rejected(lambda f, n: check_doubled(f) if n else "no", {"all": doubles}, 0, in_place=True)
+    with pytest.raises(RuntimeError, match="says right to a wrong answer: sly"):
+        show_rejected(check_doubled, {"sly": doubles}, 1, in_place=True)
+    show_rejected(check_doubled, {"sly": doubles}, 1)
+    assert capsys.readouterr().out.splitlines() == [
+        "doubles: right",
+        "doubles: it writes into its argument x: work on a copy",
+        "doubles: no end after 0.2 seconds",
+        "rejected, all: no",
+        "rejected, sly: it writes into its argument x: work on a copy",
+    ]
+
+
+def test_a_line_is_shown_before_the_next_check_begins(monkeypatch):
+    flushed = []
+
+    class Out:
+        def write(self, text):
+            return len(text)
+
+        def flush(self):
+            flushed.append(True)
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    judge(lambda answer: "right", 3)
+    assert flushed
+
+
+def test_an_exception_without_a_line_of_its_own():
+    """Raised within a library, or without a word."""
+    assert verdict(lambda f: f(), lambda: (_ for _ in ()).throw(KeyError)).startswith(
+        "it stops with KeyError at `"
+    )
+    error = ValueError("x")
+    from nanoeuler_lib.practice import stopped
+
+    assert stopped(error) == "it stops with ValueError: x" and stopped(KeyError()) == "it stops with KeyError"
+
+
+def test_the_watched_function_passes_everything_on():
+    def f(a, *rest, b=2, **more):
+        return a, rest, b, more
+
+    from nanoeuler_lib.practice import watched
+
+    assert watched(f)(1, 2, 3, b=4, c=5) == (1, (2, 3), 4, {"c": 5}) and watched(f).__name__ == "f"
+    assert watched(7) == 7 and watched((f, 7))[1] == 7 and watched(np.mean) is np.mean
+    x = np.ones(2)
+
+    def spoils(*, out):
+        out[0]["deep"][0] = 7
+
+    with pytest.raises(AssertionError, match=r"^it writes into its argument out: work on a copy$"):
+        watched(spoils)(out=[{"deep": x}])
+
+
+def test_the_handler_of_an_interrupt_comes_back():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert verdict(lambda f: signal.getsignal(signal.SIGINT) is signal.default_int_handler, 1) == "True"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    count = threading.active_count()
+    verdict(lambda f: "right", 1)
+    assert threading.active_count() <= count, "its clock has stopped"

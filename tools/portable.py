@@ -33,10 +33,11 @@ KERNELS = {"Nehalem": "SSE42", "Sandybridge": "AVX", "Haswell": "AVX2", "Zen": "
            "Cooperlake": "AVX512BF16"}  # fmt: skip
 VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest that NumPy's loops may use
 THREADS = (1, 2, 4)
+HOURS = 4  # before the last commit: what changed since then is new, for the sample
 
 # Tests that compute nothing in floating point, or run kernels whose operations the host compiler fixes.
-NOT_NUMERIC = ("test_book", "test_cuda_", "test_hostile", "test_kernels", "test_kill", "test_learner", "test_mutants",
-               "test_nvrtc", "test_portable")  # fmt: skip
+NOT_NUMERIC = ("test_book", "test_cuda_", "test_flash", "test_hostile", "test_kernels", "test_kill", "test_learner",
+               "test_matmul16", "test_mutants", "test_nvrtc", "test_portable")  # fmt: skip
 UNSET = re.compile(r"(OPENBLAS|GOTO|OMP|MKL|NPY)_")
 PROBE = """
 import json, threadpoolctl
@@ -144,15 +145,24 @@ def with_tests(notebooks: list[Path]) -> list[Path]:
 
 
 def sample() -> tuple[list[Path], int]:
-    """Notebooks changed in the day before the last commit and a third of the others, and a number that turns."""
+    """Notebooks whose code changed in the hours before the last commit, a third of the others, a number that turns."""
     count = int(_git("rev-list", "--count", "HEAD"))
-    last = int(_git("log", "-1", "--format=%ct"))
-    changed = set(
-        _git("log", f"--since={last - 86400}", "--name-only", "--format=", "--", "notebooks").split()
-    )
+    before = int(_git("log", "-1", "--format=%ct")) - 3600 * HOURS
+    base = _git("rev-list", "-1", f"--before={before}", "HEAD")
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    others = [path for path in notebooks if path.relative_to(ROOT).as_posix() not in changed]
+    others = [path for path in notebooks if base and _code(path.read_text("utf-8")) == _code_then(base, path)]
     return [path for path in notebooks if path not in others or others.index(path) % 3 == count % 3], count
+
+
+def _code(notebook: str) -> list:
+    return [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+
+
+def _code_then(commit: str, path: Path) -> list | None:
+    try:
+        return _code(_git("show", f"{commit}:{path.relative_to(ROOT).as_posix()}"))
+    except subprocess.CalledProcessError:  # the notebook is new
+        return None
 
 
 def unlike(own: dict, runnable: list[Setting], turn: int) -> list[Setting]:
