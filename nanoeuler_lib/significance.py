@@ -69,7 +69,7 @@ def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, st
     for title, d in rows.items():
         sure = quantile(0.05 / len(rows), len(d)) * error[title]
         print(
-            f"{title:{width}} {d.mean():+{4 + digits}.{digits}f} ± {half_width(d):.{digits}f}"
+            f"{title:{width}} {d.mean():+z{4 + digits}.{digits}f} ± {half_width(d):.{digits}f}"
             f"  {verdicts[title]:9}  (sure to be seen from {sure:.{digits}f})"
         )
     return {title: verdicts[title] for title in rows}

@@ -64,11 +64,13 @@ def test_holm_goes_on_while_the_smallest_is_small_enough(capsys):
 
 
 def test_what_the_table_prints(capsys):
-    differences({"longer title": [0.1, 0.2, 0.3], "same": [0.0, 0.0, 0.0], "sure": [1.0, 1.0, 1.0]}, digits=3)
-    first, second, third = capsys.readouterr().out.splitlines()
+    rows = {"longer title": [0.1, 0.2, 0.3], "same": [0.0, 0.0, 0.0], "sure": [1.0, 1.0, 1.0]}
+    differences(rows | {"a hair below": [0.0, 0.0, -1e-5]}, digits=3)
+    first, second, third, below = capsys.readouterr().out.splitlines()
     error = 0.1 / math.sqrt(3)
     assert first == (
         f"longer title  +0.200 ± {quantile(0.05, 3) * error:.3f}  none seen  "
-        f"(sure to be seen from {quantile(0.05 / 3, 3) * error:.3f})"
+        f"(sure to be seen from {quantile(0.05 / 4, 3) * error:.3f})"
     )
     assert "none seen" in second and "higher" in third
+    assert "+0.000" in below

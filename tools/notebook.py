@@ -84,6 +84,8 @@ def to_text(path: Path) -> None:
 
 def from_text(path: Path) -> None:
     """Make the notebook from the text, keep the ids of unchanged cells, run it, and only then write it."""
+    if path.suffix != ".md":
+        raise SystemExit(f"{path.name}: expected a text that `text` wrote, _build/text/{path.stem}.md")
     target = ROOT / "notebooks" / f"{path.stem}.ipynb"
     notebook = jupytext.read(path)
     if target.exists():
