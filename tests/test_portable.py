@@ -129,6 +129,15 @@ def test_ci_takes_two_settings_unlike_the_machine():
     assert len(seen) == 4  # all that are unlike, in time
 
 
+def test_the_sample_holds_changed_notebooks_first_and_all_in_turn():
+    changed, others = ([Path(f"{kind}{i:02}") for i in range(30)] for kind in "ab")
+    assert portable.chosen(changed[:3], others[:4], 7) == [*changed[:3], *others[:4]]
+    assert portable.chosen(changed[:3], others, 7, most=5) == [*changed[:3], *others[:2]]
+    turns = [portable.chosen(changed, others, turn, most=12) for turn in range(5)]
+    assert all(len(set(turn)) == 12 and not set(turn) & set(others) for turn in turns)
+    assert set().union(*turns) == set(changed)
+
+
 def test_every_test_file_is_told_apart():
     """Each pattern of NOT_NUMERIC names a file, and the tests of the numeric modules run under every setting."""
     stems = [path.stem for path in (ROOT / "tests").glob("test_*.py")]

@@ -34,6 +34,7 @@ KERNELS = {"Nehalem": "SSE42", "Sandybridge": "AVX", "Haswell": "AVX2", "Zen": "
 VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest that NumPy's loops may use
 THREADS = (1, 2, 4)
 HOURS = 4  # before the last commit: what changed since then is new, for the sample
+SAMPLE = 12  # notebooks in it at most
 
 # Tests that compute nothing in floating point, or run kernels whose operations the host compiler fixes.
 NOT_NUMERIC = ("test_book", "test_cuda_", "test_flash", "test_hostile", "test_kernels", "test_kill", "test_learner",
@@ -145,13 +146,21 @@ def with_tests(notebooks: list[Path]) -> list[Path]:
 
 
 def sample() -> tuple[list[Path], int]:
-    """Notebooks whose code changed in the hours before the last commit, a third of the others, a number that turns."""
+    """Some of the notebooks whose code changed in the hours before the last commit and of a third of the others, and a
+    number that turns with the commits: by it, others are chosen where there are too many."""
     count = int(_git("rev-list", "--count", "HEAD"))
     before = int(_git("log", "-1", "--format=%ct")) - 3600 * HOURS
     base = _git("rev-list", "-1", f"--before={before}", "HEAD")
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     others = [path for path in notebooks if base and _code(path.read_text("utf-8")) == _code_then(base, path)]
-    return [path for path in notebooks if path not in others or others.index(path) % 3 == count % 3], count
+    turning = [path for path in others if others.index(path) % 3 == count % 3]
+    return chosen([path for path in notebooks if path not in others], turning, count), count
+
+
+def chosen(changed: list[Path], others: list[Path], turn: int, most: int = SAMPLE) -> list[Path]:
+    """At most so many, the changed ones first; where those are too many already, those from a turning place on."""
+    begin = turn * most % len(changed) if len(changed) > most else 0
+    return sorted([*changed[begin:], *changed[:begin], *others][:most])
 
 
 def _code(notebook: str) -> list:
