@@ -39,7 +39,7 @@ def download(array) -> np.ndarray:
     return from_bfloat16(host) if host.dtype == np.uint16 else host
 
 
-class Parameters(Mapping):
+class Parameters(model.Parameters):
     """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
 
     Each tensor begins at a multiple of 256 bytes, with zeros between them. `decayed` numbers belong to matrices.
@@ -59,15 +59,6 @@ class Parameters(Mapping):
             name: self.flat[starts[name] : starts[name] + math.prod(shape)].reshape(shape)
             for name, shape in shapes.items()
         }
-
-    def __getitem__(self, name):
-        return self._views[name]
-
-    def __iter__(self):
-        return iter(self._views)
-
-    def __len__(self):
-        return len(self._views)
 
     def fill(self, host: Mapping) -> "Parameters":
         """Take the numbers of NumPy's arrays of the same names."""
