@@ -1,4 +1,4 @@
-"""The way in: README.md, the first page, the project's addresses, and a chapter that is downloaded."""
+"""The way in: README.md, the first page, the project's addresses, and a chapter in a folder of its own."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
-from tools import count, landing, maps, project  # noqa: E402
+from tools import count, landing, maps, project, runs  # noqa: E402
 
 ROOT = project.ROOT
 README = (ROOT / "README.md").read_text()
@@ -162,11 +162,12 @@ def test_the_workflow_fills_in_both_addresses():
     for name in (
         "NANOEULER_REPOSITORY: ${{ github.server_url }}/${{ github.repository }}",
         "NANOEULER_BOOK: https://",
+        "tools.project --write\n          make book",
     ):
         assert name in workflow
 
 
-# ---- A chapter that is downloaded
+# ---- A chapter in a folder of its own
 
 
 def run(code: str, folder) -> subprocess.CompletedProcess:
@@ -183,20 +184,20 @@ importlib.util.find_spec = lambda name: None if name == "nanoeuler_lib" else rea
 """
 
 
-def test_a_download_runs_where_the_library_is(tmp_path):
+def test_a_chapter_runs_where_the_library_is(tmp_path):
     """From any folder it finds what the chapters read."""
-    cell = project.fetching_cell(project.Project()).source
+    cell = project.library_cell(project.Project()).source
     look = "\nprint((Path('../data/results/ladder.json')).exists())"
     done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{cell}{look}", tmp_path)
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_download_says_what_to_do_where_the_library_is_not(tmp_path):
-    done = run(MISSING + project.fetching_cell(project.Project()).source, tmp_path)
+def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):
+    done = run(MISSING + project.library_cell(project.Project()).source, tmp_path)
     assert done.returncode and "make lab" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_download_fetches_the_library_where_the_repository_is_known(tmp_path):
+def test_a_chapter_fetches_the_library_where_the_repository_is_known(tmp_path):
     """git and pip are played: what they are asked for, and that the library is found where git would have put it."""
     played = MISSING + (
         "import subprocess, pathlib\n"
@@ -210,7 +211,7 @@ def test_a_download_fetches_the_library_where_the_repository_is_known(tmp_path):
         "        importlib.util.find_spec = real\n"
         "subprocess.run = play\n"
     )
-    done = run(f"{played}{project.fetching_cell(SOMEWHERE).source}\nprint(os.getcwd())", tmp_path)
+    done = run(f"{played}{project.library_cell(SOMEWHERE).source}\nprint(os.getcwd())", tmp_path)
     assert done.stdout.split("\n")[:2] == [
         "https://github.com/anna/euler nanoeuler",
         "--quiet --editable nanoeuler",
@@ -218,11 +219,30 @@ def test_a_download_fetches_the_library_where_the_repository_is_known(tmp_path):
     assert done.stdout.endswith("nanoeuler/notebooks\n"), done.stdout + done.stderr
 
 
-def test_the_books_downloads_begin_with_that_cell_once(tmp_path):
-    folder = tmp_path / "_sources" / "notebooks"
-    folder.mkdir(parents=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")]), folder / "a.ipynb")
+def test_every_chapter_has_that_cell_after_its_head():
+    wanted = project.library_cell(project.load(environment={}))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        found = nbformat.read(path, as_version=4).cells[1]
+        assert (found.source, found.metadata) == (wanted.source, wanted.metadata), (
+            "python -m tools.project --write"
+        )
+
+
+def test_the_cell_is_put_in_once_and_counted():
+    code = nbformat.v4.new_code_cell(
+        "1", execution_count=1, outputs=[nbformat.v4.new_output("execute_result", {}, execution_count=1)]
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("head"), code])
     for _ in range(2):
-        project.complete_downloads(SimpleNamespace(outdir=str(tmp_path)), None)
-        cells = nbformat.read(folder / "a.ipynb", as_version=4).cells
-        assert [cell.source for cell in cells] == [project.fetching_cell(project.load()).source, "1"]
+        head, library, one = project.with_library(notebook, SOMEWHERE).cells
+        assert (head.source, one.source) == ("head", "1") and "anna/euler" in library.source
+        assert (library.execution_count, one.execution_count, one.outputs[0].execution_count) == (1, 2, 2)
+
+
+def test_the_cell_leaves_a_record_of_the_run_as_it_is(tmp_path):
+    path, notebook = tmp_path / "a.ipynb", nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_markdown_cell("head"), nbformat.v4.new_code_cell("1")]
+    nbformat.write(notebook, path)
+    before = runs.digest(path)
+    nbformat.write(project.with_library(notebook, SOMEWHERE), path)
+    assert runs.digest(path) == before

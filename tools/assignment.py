@@ -77,7 +77,7 @@ def instructor_version(notebook, book: str) -> tuple:
     answers = {name for found in IN_ITS_PLACE.findall(text) for name in found if name}
     needed, made = set(), []
     for number, cell in enumerate(cells):
-        if "solution" in tags(cell):
+        if tags(cell) & {"solution", "library"}:
             continue
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(r"\1", cell.source)

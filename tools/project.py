@@ -1,12 +1,13 @@
-"""Where the project lives (project.toml): buttons on the pages, the head of README.md, and downloads that run.
+"""Where the project lives (project.toml): buttons on the pages, the head of README.md, and chapters that run.
 
-    python -m tools.project            # is README.md up to date? exit status 1 if not
-    python -m tools.project --write    # write its part anew
+    python -m tools.project            # are README.md and the chapters up to date? exit status 1 if not
+    python -m tools.project --write    # write their parts anew
 
 As an extension of Sphinx: with a repository, chapters get buttons for their source, a new issue and a launch; with the
 book's address, its pages know their own. NANOEULER_REPOSITORY and NANOEULER_BOOK in the environment fill in what the
-file leaves empty. A chapter that is downloaded gets one cell more at its head, which fetches the library where it is
-missing.
+file leaves empty. Each chapter's first cell of code finds the library and the stored results from any folder; where the
+library is missing, it says what to do, and with a repository it does it: so a chapter runs where it is downloaded to,
+and in Colab.
 """
 
 import argparse
@@ -29,16 +30,17 @@ LAUNCHERS = {
 }
 PART = re.compile(r"(<!-- from project.toml -->\n).*?(<!-- end -->)", re.S)
 
+LIBRARY = "fetch-the-library"  # the id of the cell
 FETCH = """\
-# Where the book's library is missing, this fetches it with the stored results (git and a network are needed).
+# Finds the book's library and stored results from any folder; says or does what is needed where they are missing.
 import importlib.util, os, subprocess, sys
 from pathlib import Path
 
 if importlib.util.find_spec("nanoeuler_lib") is None:
     {fetch}
-book = Path(importlib.util.find_spec("nanoeuler_lib").origin).parents[1]
-if not Path("../data/results").is_dir() and (book / "notebooks").is_dir():
-    os.chdir(book / "notebooks")  # the chapters read ../data/results"""
+_book = Path(importlib.util.find_spec("nanoeuler_lib").origin).parents[1]
+if not Path("../data/results").is_dir() and (_book / "notebooks").is_dir():
+    os.chdir(_book / "notebooks")  # the chapters read ../data/results"""
 CLONE = """\
 clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}", "{repository}", "nanoeuler"]
     subprocess.run(clone, check=True)
@@ -120,6 +122,31 @@ def readme(project: Project, text: str) -> str:
     return PART.sub(lambda found: found[1] + readme_part(project) + found[2], text)
 
 
+# ---- The chapters
+
+
+def library_cell(project: Project) -> nbformat.NotebookNode:
+    """The cell that finds the library: seen in a notebook, folded, and not in the page."""
+    fetch = (
+        CLONE.format(branch=project.branch, repository=project.repository) if project.repository else REFUSE
+    )
+    metadata = {"jupyter": {"source_hidden": True}, "tags": ["library", "remove-cell"]}
+    return nbformat.v4.new_code_cell(FETCH.format(fetch=fetch), id=LIBRARY, metadata=metadata)
+
+
+def with_library(notebook: nbformat.NotebookNode, project: Project) -> nbformat.NotebookNode:
+    """The notebook with that cell after its head, in place of an older one; cells counted as a clean run counts."""
+    others = [cell for cell in notebook.cells if cell.id != LIBRARY]
+    cells = [others[0], library_cell(project), *others[1:]]
+    for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), start=1):
+        cell.execution_count = number
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = number
+    notebook.cells = cells
+    return notebook
+
+
 # ---- The pages
 
 
@@ -143,42 +170,32 @@ def configure(app: Sphinx, config: Config) -> None:
     }
 
 
-def fetching_cell(project: Project) -> nbformat.NotebookNode:
-    """The cell that a downloaded chapter begins with."""
-    fetch = (
-        CLONE.format(branch=project.branch, repository=project.repository) if project.repository else REFUSE
-    )
-    return nbformat.v4.new_code_cell(FETCH.format(fetch=fetch), id="fetch-the-library")
-
-
-def complete_downloads(app: Sphinx, exception: Exception | None) -> None:
-    """The notebooks that the pages offer begin with that cell."""
-    cell = fetching_cell(load())
-    for path in Path(app.outdir, "_sources", "notebooks").glob("*.ipynb") if exception is None else ():
-        notebook = nbformat.read(path, as_version=4)
-        notebook.cells = [cell, *(old for old in notebook.cells if old.id != cell.id)]
-        path.write_text(nbformat.writes(notebook) + "\n", "utf-8")
-
-
 def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=400)  # MyST reads its substitutions at 500
-    app.connect("build-finished", complete_downloads)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--write", action="store_true")
-    write, path = arguments.parse_args().write, ROOT / "README.md"
+    write = arguments.parse_args().write
     try:
-        wanted = readme(load(), path.read_text())
+        project = load()
     except ValueError as error:
         print(f"project.toml: {error}", file=sys.stderr)
         return 2
-    if stale := wanted != path.read_text():
-        print("README.md: its part from project.toml is", "written anew" if write else "out of date")
-        if write:
-            path.write_text(wanted)
+    stale = False
+    for path in (ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.ipynb"))):
+        text = path.read_text("utf-8")
+        if path.suffix == ".md":
+            wanted = readme(project, text)
+        else:
+            wanted = nbformat.writes(with_library(nbformat.reads(text, as_version=4), project)) + "\n"
+        if wanted != text:
+            stale = True
+            print(f"{path.name}: its part from project.toml is", "written anew" if write else "out of date")
+            if write:
+                path.write_text(wanted, "utf-8")
     return int(stale and not write)
 
 

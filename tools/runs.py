@@ -24,9 +24,13 @@ def recorded(root: Path = ROOT) -> dict[str, dict]:
 
 
 def digest(path: Path) -> str:
-    """A name for the notebook's code: it changes when a code cell does, not with text, outputs or metadata."""
+    """A name for the notebook's code: it changes when a code cell does, not with text, outputs or metadata.
+
+    The cell that finds the library, the same in all of them, is left out.
+    """
     cells = json.loads(path.read_text("utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    own = [cell for cell in cells if "library" not in cell["metadata"].get("tags", ())]
+    code = ["".join(cell["source"]) for cell in own if cell["cell_type"] == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
 
 
