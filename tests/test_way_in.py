@@ -59,6 +59,18 @@ def test_every_chapter_stands_in_the_map_with_its_question_hours_and_needs():
     assert landing.all_chapters()["06"].needs == ("04", "05")
 
 
+def test_every_part_has_a_card_with_a_figure_out_of_it(tmp_path):
+    cards = re.findall(r"<li>(.*?)</li>", landing.book_parts())
+    assert len(cards) == len(landing.parts())
+    landing.copy_figures(SimpleNamespace(outdir=str(tmp_path)), None)
+    for card, (caption, chapters) in zip(cards, landing.parts(), strict=True):
+        assert f'href="{chapters[0].address}"' in card and caption in card
+        picture = tmp_path / "_static" / re.search(r'src="../_static/(parts/[\w-]+\.png)"', card)[1]
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        source = next(c for _, c, figure in landing.GIVES.values() if figure == picture.stem)
+        assert any(source in chapter.address for chapter in chapters), "a figure of another part"
+
+
 def test_an_arc_leads_to_the_row_of_a_chapter(monkeypatch):
     chapters = [
         landing.Chapter("00", "00 A", "a.html", "Why <a>?", (), (1, 2)),

@@ -1,7 +1,8 @@
 """What the first page says of the chapters, computed when it is built: hours, the map, and ways through the book.
 
-Directives `{chapter-map}` and `{reading-paths}`, and the substitutions `chapters`, `hours` and `hours_with_exercises`.
-Titles and what a chapter needs come from its head, its question from README.md's table, its hours from `tools.count`.
+Directives `{book-parts}`, `{chapter-map}` and `{reading-paths}`, and the substitutions `chapters`, `hours` and
+`hours_with_exercises`. Titles and what a chapter needs come from its head, its question from README.md's table, its
+hours from `tools.count`.
 """
 
 import html
@@ -16,23 +17,27 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from tools import count, maps
+from tools import count, maps, pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = re.compile(r"^\| ([A\d]\d) [^|]+ \| (.+) \|$", re.M)
 NEEDS = re.compile(r"\* - You need\n  - (.+)")
 LINK = re.compile(r"\]\(([A\d]\d)_\w+\.ipynb\)")
 
-# What you have when you have read a part; by the beginning of its caption in _toc.yml.
+# By the beginning of a part's caption in _toc.yml: what you have when you have read it, and a chapter's figure for it.
 GIVES = {
-    "I ": "a tokenizer, a measure of prediction, and gradients that you can trust",
-    "II ": "each layer of the model, forward and backward, and the whole of them checked",
-    "III ": "a trained model, what its curves say, and how it becomes fast and speaks",
-    "IV ": "what depth does, put to the test",
-    "V ": "a model that answers",
-    "VI ": "kernels for a graphics card, which a processor runs and checks",
-    "Appendix": "how that checker works",
-}
+    "I ": ("a tokenizer, a measure of prediction, and gradients that you can trust",
+           "01_bytes_and_pairs", "fig-bytes-tree"),
+    "II ": ("each layer of the model, forward and backward, and the whole of them checked",
+            "06_attention", "fig-attention-map"),
+    "III ": ("a trained model, what its curves say, and how it becomes fast and speaks",
+             "12_pretraining", "fig-pretraining-ladder"),
+    "IV ": ("what depth does, put to the test", "17_eulers_method", "fig-euler-lens"),
+    "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
+    "VI ": ("kernels for a graphics card, which a processor runs and checks",
+            "26_tensor_cores", "fig-tensor-cores-fragments"),
+    "Appendix": ("how that checker works", "A1_cpu_runtime", "fig-cpu-runtime-shadow"),
+}  # fmt: skip
 # name: (its chapters, what for)
 PATHS = {
     "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
@@ -92,6 +97,35 @@ def said(hours: tuple[float, float]) -> str:
     return f"{hours[0]:g} h, {hours[1]:g} with exercises"
 
 
+# ---- The parts
+
+
+def given(caption: str) -> tuple[str, str, str]:
+    """What a part gives; the chapter and the label of its figure."""
+    return next(found for start, found in GIVES.items() if caption.startswith(start))
+
+
+def book_parts(root: Path = ROOT) -> str:
+    """A card for each part: a figure out of it, its hours and what it gives; it leads to the part's first chapter."""
+    cards = []
+    for caption, chapters in parts(root):
+        gives, _, figure = given(caption)
+        cards.append(
+            f'<li><a href="{chapters[0].address}"><img src="../_static/parts/{figure}.png" alt="" loading="lazy">'
+            f'<span class="name">{html.escape(caption)}</span></a>'
+            f'<span class="gives">{gives}</span><span class="hours">{said(total(chapters))}</span></li>'
+        )
+    return f'<ul class="book-parts">{"".join(cards)}</ul>'
+
+
+def copy_figures(app: Sphinx, exception: Exception | None) -> None:
+    """The figures of the cards, as the chapters' last runs drew them. Raises LookupError if a chapter lacks its one."""
+    folder = Path(app.outdir, "_static", "parts")
+    folder.mkdir(parents=True, exist_ok=True)
+    for chapter, label in (figure for _, *figure in GIVES.values()) if exception is None else ():
+        (folder / f"{label}.png").write_bytes(pictures.picture(f"{chapter}.ipynb", label))
+
+
 # ---- The map
 
 
@@ -99,10 +133,9 @@ def chapter_map(root: Path = ROOT) -> str:
     """A list of all chapters by part; at its side an arc leads from each chapter to those that need it."""
     rows, row_of = [], {}
     for caption, chapters in parts(root):
-        gives = next(text for start, text in GIVES.items() if caption.startswith(start))
         rows.append(
             f'<li class="part"><span class="name">{html.escape(caption)}</span>'
-            f'<span class="hours">{said(total(chapters))}</span><span class="gives">{gives}</span></li>'
+            f'<span class="hours">{said(total(chapters))}</span></li>'
         )
         for chapter in chapters:
             row_of[chapter.number] = len(rows)
@@ -189,7 +222,9 @@ def substitute(app: Sphinx, config: Config) -> None:
 
 def setup(app: Sphinx) -> dict:
     app.add_directive("chapter-map", directive(chapter_map))
+    app.add_directive("book-parts", directive(book_parts))
     app.add_directive("reading-paths", directive(reading_paths))
     app.connect("config-inited", substitute, priority=400)  # MyST reads them at 500
+    app.connect("build-finished", copy_figures)
     app.add_css_file("landing.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}
