@@ -85,25 +85,42 @@ class Peer(nn.Module):
 
 
 class Trainer:
-    """Steps of AdamW with the settings of a TrainConfig; `compiled` hands forward and backward to torch.compile."""
+    """Steps of AdamW with the settings of a TrainConfig; `compiled` hands forward and backward to torch.compile.
 
-    def __init__(self, c: ModelConfig, params: Parameters, config: TrainConfig, compiled: bool):
-        self.model = Peer(c, params)
+    precision: "float32", "tf32", or "bfloat16": products and attention by autocast, with the residual stream and the
+    weights that AdamW sees in float32, as in `nanoeuler_lib.engine`. mode: of torch.compile.
+    """
+
+    def __init__(
+        self,
+        c: ModelConfig,
+        params: Parameters,
+        config: TrainConfig,
+        compiled: bool,
+        device: str = "cpu",
+        precision: str = "float32",
+        mode: str | None = None,
+    ):
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        self.device, self.half = device, precision == "bfloat16"
+        self.model = Peer(c, params).to(device)
         matrices = [p for p in self.model.parameters() if p.ndim == 2]
         gains = [p for p in self.model.parameters() if p.ndim == 1]
         groups = [{"params": matrices, "weight_decay": config.decay}, {"params": gains, "weight_decay": 0.0}]
         betas = (config.beta1, config.beta2)
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, fused=True)
         self.clip = config.clip
-        self.weights = torch.tensor(head_weights(c, config.later_heads), dtype=torch.float32)
-        self.loss = torch.compile(self.model.loss) if compiled else self.model.loss
+        self.weights = torch.tensor(head_weights(c, config.later_heads), dtype=torch.float32, device=device)
+        self.loss = torch.compile(self.model.loss, mode=mode) if compiled else self.model.loss
 
     def step(self, tokens: np.ndarray, targets: np.ndarray, rate: float) -> float:
         """One step; returns the loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        loss = self.loss(torch.from_numpy(tokens), torch.from_numpy(targets), self.weights)
+        tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            loss = self.loss(tokens, targets, self.weights)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()

@@ -1,0 +1,165 @@
+"""A training step of the engine beside torch.compile, in one process and in turns; needs a GPU and PyTorch.
+
+    python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step.json
+    python -m benchmarks.gpu_step --quick          # few rounds, printed alone
+    python -m benchmarks.gpu_step --out FOLDER     # the JSON goes there
+
+The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, from the same weights, on the same
+batches, with the same precision of products, residual stream and master weights; both clip, and both give the host the
+loss of each step. The losses of the first steps must agree, so that the work is the same. Each takes `STEPS` steps in
+turn, timed by the clock from an idle GPU to an idle GPU; the time is the median over rounds, the ratio that of the
+rounds. At 16 texts, where gaps between launches count, PyTorch's modes that capture a graph take part as well.
+
+Memory is the peak of a process of its own (`--memory`): what the driver says is in use after three steps, less what it
+said before the model was made.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import engine, model, optim
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from tools.results import FOLDER, ROOT, save
+
+CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
+SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first steps show in the losses
+STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
+APART = {"bfloat16": 5e-3, "tf32": 1e-3, "float32": 1e-5}  # by how much of themselves losses may differ
+US, PEER = "NanoEuler", "torch.compile"
+MODES = {PEER: None, "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}
+Batch = tuple[np.ndarray, np.ndarray]
+Take = Callable[[int, Batch], float]
+
+
+def batch(config: ModelConfig, rows: int, number: int) -> Batch:
+    """Random tokens [rows, T] and their targets [rows, T, K], the same for all."""
+    rng, T, K = np.random.default_rng(number), config.context, config.predict
+    text = rng.integers(0, config.vocab_size, (rows, T + K))
+    return text[:, :T].copy(), np.stack([text[:, 1 + k : 1 + k + T] for k in range(K)], axis=-1)
+
+
+def ours(config: ModelConfig, precision: str, rows: int, where: str) -> Take:
+    """A function that takes step 0, 1, ... on a batch and returns the loss before it."""
+    made = engine.GPT(config, precision=precision, where=where)
+    take = engine.Step(made, engine.AdamW(config, SETTINGS, where), SETTINGS, rows)
+
+    def step(number, batch):  # the optimiser counts the steps itself
+        losses, _ = take(*batch)
+        return float(losses @ take.weights)
+
+    return step
+
+
+def theirs(config: ModelConfig, precision: str, rows: int, where: str, mode: str | None = None) -> Take:
+    """The same in PyTorch, compiled where there is a GPU."""
+    from benchmarks.torch_peer import Trainer
+
+    on = "cuda" if where == "gpu" else "cpu"
+    trainer = Trainer(config, model.GPT(config).params, SETTINGS, on == "cuda", on, precision, mode)
+    return lambda number, batch: trainer.step(*batch, optim.learning_rate(number, SETTINGS))
+
+
+def agreeing(contestants: dict[str, Take], batches: list[Batch], precision: str) -> list[float]:
+    """Our losses of the first steps. AssertionError if another's differ by more than the precision explains."""
+    found = {name: [take(n, one) for n, one in enumerate(batches)] for name, take in contestants.items()}
+    for name, losses in found.items():
+        apart = max(abs(a / b - 1) for a, b in zip(losses, found[US], strict=True))
+        assert apart < APART[precision], f"{name}: losses {losses}, ours {found[US]}: not the same work"
+    return found[US]
+
+
+def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: str = "gpu") -> dict:
+    """The row of a case: seconds of a step by contestant, and each one's time over ours."""
+    contestants = {US: ours(config, precision, rows, where)}
+    peers = MODES if where == "gpu" and rows <= 16 else {PEER: None}
+    contestants |= {name: theirs(config, precision, rows, where, mode) for name, mode in peers.items()}
+    batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
+    losses = agreeing(contestants, batches[:AGREE], precision)
+    taken = {name: [] for name in contestants}
+    for turn in range(rounds):
+        for name, take in contestants.items():
+            began = time.perf_counter()
+            for number, one in enumerate(batches[AGREE:], start=AGREE + turn * STEPS):
+                take(number, one)  # ends with the loss on the host: the GPU has done all before
+            taken[name].append((time.perf_counter() - began) / STEPS)
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    return {
+        "precision": precision,
+        "rows": rows,
+        "context": config.context,
+        "first_losses": [round(loss, 5) for loss in losses],
+        "milliseconds": {name: round(1e3 * seconds, 3) for name, seconds in median.items()},
+        "spread": {name: [round(1e3 * f(times), 3) for f in (min, max)] for name, times in taken.items()},
+        "tokens_per_second": {
+            name: round(rows * config.context / seconds) for name, seconds in median.items()
+        },
+        "speedup": {
+            name: round(statistics.median(a / b for a, b in zip(times, taken[US], strict=True)), 3)
+            for name, times in taken.items()
+            if name != US
+        },
+    }
+
+
+def peak_gib(who: str, precision: str, rows: int) -> float:
+    """GiB that the driver gave a process of its own for three steps."""
+    command = [sys.executable, "-m", "benchmarks.gpu_step", "--memory", who, precision, str(rows)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def remembered(who: str, precision: str, rows: int) -> float:
+    """What `--memory` prints, of this process."""
+    import cupy
+
+    cupy.zeros(1).sum()  # the context is there
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    take = (ours if who == US else theirs)(preset("base"), precision, rows, "gpu")
+    for number in range(3):
+        take(number, batch(preset("base"), rows, number))
+    return (before - cupy.cuda.runtime.memGetInfo()[0]) / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
+    )
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        who, precision, rows = options.memory
+        return print(remembered(who, precision, int(rows)))
+    import cupy
+    import torch
+
+    gpu, rounds, rows = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS, []
+    print(
+        f"{gpu}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
+    )
+    for precision, texts in CASES:
+        row = measure(preset("base"), precision, texts, rounds)
+        torch.cuda.empty_cache()
+        cupy.get_default_memory_pool().free_all_blocks()
+        row["gib"] = {who: round(peak_gib(who, precision, texts), 2) for who in (US, PEER)}
+        cells = [f"{name} {time:.2f}" for name, time in row["milliseconds"].items()]
+        cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]
+        cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
+        print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
+        rows.append(row)
+    if not options.quick:
+        config = {"gpu": gpu, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
+        save("gpu_step", config, rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The benchmarks that need a graphics card, on a tiny model through the CPU runtime: do they compare the same work?"""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
+
+from benchmarks import gpu_step
+from nanoeuler_lib.config import ModelConfig
+
+pytestmark = pytest.mark.compiler
+TINY = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=9, vocab_size=40, predict=2, ffn=24)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(gpu_step, "STEPS", 1)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_both_take_the_same_steps(short, precision):
+    row = gpu_step.measure(TINY, precision, rows=2, rounds=1, where="cpu")
+    assert set(row["milliseconds"]) == {gpu_step.US, gpu_step.PEER} and min(row["milliseconds"].values()) > 0
+    ratio = row["milliseconds"][gpu_step.PEER] / row["milliseconds"][gpu_step.US]
+    assert row["speedup"][gpu_step.PEER] == pytest.approx(ratio, rel=0.05, abs=1e-3)
+    assert len(row["first_losses"]) == gpu_step.AGREE and len(set(row["first_losses"])) == gpu_step.AGREE
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 3e-4}, {"clip": 1e-9}, {"beta2": 0.5}, {"later_heads": 1.0}])
+def test_other_work_is_told(monkeypatch, wrong):
+    contestants = {gpu_step.US: gpu_step.ours(TINY, "float32", 2, "cpu")}
+    monkeypatch.setattr(gpu_step, "SETTINGS", dataclasses.replace(gpu_step.SETTINGS, **wrong))
+    contestants[gpu_step.PEER] = gpu_step.theirs(TINY, "float32", 2, "cpu")
+    batches = [gpu_step.batch(TINY, 2, 0)] * gpu_step.AGREE
+    with pytest.raises(AssertionError, match=r"torch.compile: losses .* not the same work"):
+        gpu_step.agreeing(contestants, batches, "float32")
