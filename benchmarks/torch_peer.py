@@ -144,6 +144,65 @@ class CachedDecoder:
         return F.linear(y[0, 0], self.first_head)
 
 
+class StaticDecoder:
+    """One sequence, token by token, in arrays that never move: compiled and captured as a CUDA graph on a GPU.
+
+    Every token attends over the whole cache, whose places from its own position on are masked.
+    """
+
+    def __init__(self, c: ModelConfig, params: Parameters, device: str = "cpu", precision: str = "float32"):
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.model = Peer(c, params).to(device, dtype).eval()
+        self.caches = torch.zeros(
+            c.layers, 2, 1, c.kv_heads, c.context, c.head_dim, dtype=dtype, device=device
+        )
+        self.token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.length, self.graph = 0, None
+        if device == "cuda":
+            self._capture()
+
+    def _advance(self):
+        """Logits [V] behind `token`, at `position`."""
+        m, c = self.model, self.model.config
+        x, cos, sin = m.embed(self.token), m.cos[self.position], m.sin[self.position]
+        seen = (torch.arange(c.context, device=x.device) <= self.position)[None, None, None]
+        for block, cache in zip(m.blocks, self.caches, strict=True):
+            qkv = block.qkv(block.norm1(x)).view(1, 1, -1, c.head_dim).transpose(1, 2)
+            q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            cache[0].index_copy_(2, self.position, k)
+            cache[1].index_copy_(2, self.position, v)
+            y = F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=seen, enable_gqa=True)
+            x = x + block.out(y.transpose(1, 2).reshape(1, 1, -1))
+            gate, up = block.gate_up(block.norm2(x)).chunk(2, dim=-1)
+            x = x + block.down(F.silu(gate) * up)
+        return F.linear(m.norm_final(x)[0, 0], m.heads.weight[: c.vocab_size])
+
+    @torch.inference_mode()
+    def _capture(self):
+        advance = torch.compile(self._advance, dynamic=False)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                advance()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = advance()
+
+    @torch.inference_mode()
+    def feed(self, token: int) -> np.ndarray:
+        """Logits [V] behind one more token, float32."""
+        self.token.fill_(token)
+        self.position.fill_(self.length)
+        self.length += 1
+        if self.graph is None:
+            return self._advance().float().numpy()
+        self.graph.replay()
+        return self.logits.float().cpu().numpy()
+
+
 def describe() -> str:
     """The version, and which vector instructions PyTorch's own kernels use."""
     return f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()} kernels"

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
 
-from benchmarks import gpu_step
+from benchmarks import gpu_decode, gpu_step
 from nanoeuler_lib.config import ModelConfig
 
 pytestmark = pytest.mark.compiler
@@ -35,3 +35,27 @@ def test_other_work_is_told(monkeypatch, wrong):
     batches = [gpu_step.batch(TINY, 2, 0)] * gpu_step.AGREE
     with pytest.raises(AssertionError, match=r"torch.compile: losses .* not the same work"):
         gpu_step.agreeing(contestants, batches, "float32")
+
+
+# ---- Decoding
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_both_decode_the_same(monkeypatch, precision):
+    monkeypatch.setattr(gpu_decode, "TOKENS", 2)
+    row = gpu_decode.measure(TINY, precision, start=5, rounds=2, where="cpu")
+    assert 0 < row["apart"] < gpu_decode.APART[precision] and min(row["milliseconds"].values()) > 0
+    ratios = [row["spread"][gpu_decode.PEER][i] / row["spread"][gpu_decode.US][1 - i] for i in (0, 1)]
+    assert ratios[0] - 1e-3 <= row["speedup"] <= ratios[1] + 1e-3
+
+
+@pytest.mark.parametrize("wrong", ["a place too far", "a token of the past left out"])
+def test_another_decoder_is_told(wrong):
+    both = gpu_decode.contestants(TINY, "float32", "cpu")
+    peer = both[gpu_decode.PEER]
+    if wrong == "a place too far":
+        peer.decoder.length = 1
+    else:
+        peer.feed = lambda token: (peer.back_to(max(peer.decoder.length - 1, 0)), peer.decoder.feed(token))[1]
+    with pytest.raises(AssertionError, match="not the same work"):
+        gpu_decode.agreeing(both, range(4), "float32")

@@ -1,0 +1,135 @@
+"""One token at a time on a GPU, beside PyTorch compiled and captured in a CUDA graph, in one process and in turns.
+
+    python -m benchmarks.gpu_decode                 # stores data/results/gpu_decode.json
+    python -m benchmarks.gpu_decode --quick         # few rounds, printed alone
+    python -m benchmarks.gpu_decode --out FOLDER    # the JSON goes there
+
+`base` with fresh weights, one text. Both read the same tokens up to position 300; then each takes `TOKENS` more in
+turn, each token uploaded and its logits copied to the host, where the next one is chosen. The time of a token is the
+median over rounds. `floor` is what reading the weights once takes at the bandwidth that a copy reaches here.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import engine, model
+from nanoeuler_lib.config import ModelConfig, preset
+from tools.results import FOLDER, save
+
+PRECISIONS = "bfloat16", "float32"
+START, TOKENS, ROUNDS = 300, 64, 9
+APART = {"bfloat16": 3e-2, "float32": 1e-4}  # by how much of their size logits may differ
+US, PEER = "NanoEuler", "PyTorch"
+Feed = Callable[[int], np.ndarray]
+
+
+class Contestant:
+    """A decoder that can go back to where it began: what was written behind is written again."""
+
+    def __init__(self, decoder, feed: Feed):
+        self.decoder, self.feed = decoder, feed
+
+    def back_to(self, length: int) -> None:
+        self.decoder.length = length
+
+
+def contestants(config: ModelConfig, precision: str, where: str) -> dict[str, Contestant]:
+    from benchmarks.torch_peer import StaticDecoder
+
+    params = model.init(config, 0, 0.05)
+    ours = engine.GPT(config, params, precision=precision, where=where).decoder()
+    theirs = StaticDecoder(config, params, "cuda" if where == "gpu" else "cpu", precision)
+    return {
+        US: Contestant(ours, lambda token: ours.feed(np.array([token]))),
+        PEER: Contestant(theirs, theirs.feed),
+    }
+
+
+def agreeing(both: dict[str, Contestant], tokens: np.ndarray, precision: str) -> float:
+    """Feed the tokens to both; the largest relative distance of their logits. AssertionError if it is too large."""
+    worst = 0.0
+    for token in tokens:
+        ours, theirs = both[US].feed(int(token)), both[PEER].feed(int(token))
+        worst = max(worst, float(np.linalg.norm(theirs - ours) / np.linalg.norm(ours)))
+    assert worst < APART[precision], f"{PEER}: logits are {worst:.1e} from ours: not the same work"
+    return worst
+
+
+def measure(config: ModelConfig, precision: str, start: int, rounds: int, where: str = "gpu") -> dict:
+    """The row of a precision: milliseconds of a token, and the peer's time over ours."""
+    both = contestants(config, precision, where)
+    apart = agreeing(both, np.random.default_rng(0).integers(0, config.vocab_size, start), precision)
+    taken = {name: [] for name in both}
+    for _ in range(rounds):
+        for name, one in both.items():
+            one.back_to(start)
+            token, began = 1, time.perf_counter()
+            for _ in range(TOKENS):
+                token = int(one.feed(token).argmax())
+            taken[name].append((time.perf_counter() - began) / TOKENS)
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    ratios = [theirs / ours for theirs, ours in zip(taken[PEER], taken[US], strict=True)]
+    return {
+        "precision": precision,
+        "position": start,
+        "milliseconds": {name: round(1e3 * seconds, 4) for name, seconds in median.items()},
+        "spread": {name: [round(1e3 * f(times), 4) for f in (min, max)] for name, times in taken.items()},
+        "speedup": round(statistics.median(ratios), 3),
+        "apart": float(f"{apart:.2g}"),
+    }
+
+
+def floor(config: ModelConfig, precision: str) -> float:
+    """Milliseconds in which the card copies half as many bytes as the weights that a token reads: as many move."""
+    import cupy
+
+    c = config
+    layer = c.dim * c.qkv_dim + c.heads * c.head_dim * c.dim + 3 * c.dim * c.ffn
+    size = (c.layers * layer + c.dim * c.vocab_size) * (2 if precision == "bfloat16" else 4)
+    source = cupy.zeros(1 << 30, np.uint8)  # so large that no cache holds it
+    target, times = cupy.empty_like(source), []
+    for _ in range(5):
+        first, last = cupy.cuda.Event(), cupy.cuda.Event()
+        first.record()
+        cupy.copyto(target, source)
+        last.record()
+        last.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(first, last))
+    return statistics.median(times) * size / (2 * source.nbytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
+    )
+    options = parser.parse_args()
+    import torch
+
+    gpu, rounds, rows = torch.cuda.get_device_name(), 3 if options.quick else ROUNDS, []
+    print(
+        f"{gpu}, PyTorch {torch.__version__}; base, one text: milliseconds a token from position {START} on"
+    )
+    for precision in PRECISIONS:
+        row = measure(preset("base"), precision, START, rounds)
+        row["floor"] = round(floor(preset("base"), precision), 4)
+        cells = [f"{name} {ms:.3f}" for name, ms in row["milliseconds"].items()]
+        print(
+            f"{precision:9} " + "  ".join(cells),
+            f" x{row['speedup']:.2f}, floor {row['floor']:.3f}",
+            flush=True,
+        )
+        rows.append(row)
+    if not options.quick:
+        config = {"gpu": gpu, "torch": torch.__version__, "tokens": TOKENS, "rounds": rounds}
+        save("gpu_decode", config, rows, options.out)
+
+
+if __name__ == "__main__":
+    main()
