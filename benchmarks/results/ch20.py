@@ -1,12 +1,15 @@
-"""Chapter 20: the shipped model's wrong answers, how much data fine-tuning needs, what it forgets and cannot teach.
+"""Chapter 20: how much data fine-tuning needs, what it forgets and cannot teach.
 
-All runs start from the models in the package and are short, so that five seeds of each take some minutes of one core.
-The part on Dolly and Alpaca needs the environment variable NANOEULER_DATA; without it, what is stored is kept.
+    python -m benchmarks.results.ch20           # all: an hour of one core
+    python -m benchmarks.results.ch20 --facts   # the runs that start from the chat model; the others stay as stored
+
+All runs start from the models in the package and are short. The part on Dolly and Alpaca needs the environment variable
+NANOEULER_DATA; without it, what is stored is kept.
 """
 
+import argparse
 import json
 import os
-import re
 import tempfile
 from dataclasses import replace
 from itertools import cycle
@@ -30,9 +33,6 @@ SHORT = TrainConfig(
 SIZES = [10, 30, 100, 300, 1000]
 RATES = [1e-4, 3e-4, 3e-3]
 TESTS, TEST_SEED = 100, 203  # stories, all of their questions
-TEST_STORIES = 1000  # for the shipped model
-BINS = [[0, 5], [5, 10], [10, 15], [15, 20], [20, 30], [30, 100]]  # words since the fact
-NOT_CORE = r"^(In|To|The|A|It is|It was|They cost|There (are|were)|Yes, from \w+ to) |\.$"  # of an answer
 LOOKS = [10, 30, 60]  # steps after which forgetting is measured
 
 # Facts that no text of the base model holds. Each seed deals the places anew.
@@ -87,38 +87,6 @@ def remembered(model, tokenizer):
 
 def right(pair, asked):
     return round(float(sft.exact_match(*pair, as_chat(asked)).mean()), 4)
-
-
-# ---- The shipped model
-
-
-def shipped(chat):
-    """Wrong answers by distance to the fact, and each of them with what was said."""
-    fits = chat[0].config.context + 1
-    asked = [one | {"number": i} for i, one in enumerate(questions(TEST_STORIES, TEST_SEED))]
-    asked = [one for one in asked if len(sft.encode(as_chat([one])[0], chat[1]).ids) <= fits]
-    told = [world.parse(f"{one['body']}\n{one['question'].text} {one['question'].answer}") for one in asked]
-    since = [s.steps[one["question"].step + 1 :] for s, one in zip(told, asked)]
-    words = np.array([len("".join(steps).rpartition("\n")[0].split()) for steps in since])
-    good = sft.exact_match(*chat, as_chat(asked))
-    wrong = []
-    for i in np.flatnonzero(~good):
-        question = asked[i]["question"]
-        said = "".join(Chat(*chat).reply(as_chat([asked[i]])[0][0][0], 30, temperature=0.0))
-        wrong.append({
-            "number": asked[i]["number"], "kind": asked[i]["kind"], "words": int(words[i]), "expected": question.answer,
-            "said": said, "another_answer": said in question.alternatives,
-            "in_story": re.sub(NOT_CORE, "", said) in asked[i]["body"],
-        })  # fmt: skip
-    bins = [[int(((words >= a) & (words < b)).sum()), int(((words >= a) & (words < b) & ~good).sum())]
-            for a, b in BINS]  # fmt: skip
-    return {
-        "experiment": "shipped",
-        "questions": len(asked),
-        "bins": BINS,
-        "asked_and_wrong": bins,
-        "wrong": wrong,
-    }
 
 
 # ---- How much data, how fast a rate, which tokens count
@@ -276,6 +244,11 @@ def real_text(base):
 
 
 def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument(
+        "--facts", action="store_true", help="only the runs that start from the chat model"
+    )
+    only_facts = arguments.parse_args().facts
     base, chat = checkpoint.load_pretrained(), checkpoint.load_pretrained("konigsberg-chat")
     asked = questions(TESTS, TEST_SEED)
     config = {
@@ -284,19 +257,20 @@ def main() -> None:
         "dolly": DOLLY_CONFIG.to_dict(), "base_story_bits": remembered(*base)[0],
         "base_story_facts": remembered(*base)[1],
     }  # fmt: skip
+    kept = {"short"} if only_facts else set()
+    kept |= {"lengths", "dolly"} if only_facts or "NANOEULER_DATA" not in os.environ else set()
+    stored = json.loads((FOLDER / "ch20.json").read_text("utf-8"))["rows"] if kept else []
+    rows = [row for row in stored if row["experiment"] in kept]
     with threadpool_limits(1):
-        if "NANOEULER_DATA" in os.environ:
-            real = real_text(base)
-        else:
-            stored = json.loads((FOLDER / "ch20.json").read_text())["rows"]
-            real = [row for row in stored if row["experiment"] in ("lengths", "dolly")]
-        rows = [shipped(chat)]
+        rows += [] if "dolly" in kept else real_text(base)
         for seed in SEEDS:
-            rows += [facts_run(chat, asked, seed)]
-            rows += [one_run(base, asked, seed, stories=count) for count in SIZES]
-            rows += [one_run(base, asked, seed, rate=rate) for rate in RATES]
-            rows += [one_run(base, asked, seed, way=way) for way in ("all tokens", "with stories")]
-            save("ch20", config | {"seeds": SEEDS[: seed + 1]}, real + rows)
+            rows.append(facts_run(chat, asked, seed))
+            if not only_facts:
+                rows += [one_run(base, asked, seed, stories=count) for count in SIZES]
+                rows += [one_run(base, asked, seed, rate=rate) for rate in RATES]
+                rows += [one_run(base, asked, seed, way=way) for way in ("all tokens", "with stories")]
+            print(f"seed {seed} done", flush=True)
+    save("ch20", config, rows)
 
 
 if __name__ == "__main__":
