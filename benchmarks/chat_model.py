@@ -30,7 +30,7 @@ from tools.results import save
 TEST_STORIES, TEST_SEED, MAJORITY_SEED = 1000, 203, 204
 BASE, NAME = PRETRAINED / "konigsberg-small", "konigsberg-chat"
 FIRST = TrainConfig(**SFT_DEFAULTS, valid_every=250, sample_every=0, save_every=500)
-SECOND, SECOND_SEED = replace(FIRST, steps=600, valid_every=100, save_every=50), 205
+SECOND, SECOND_SEED = replace(FIRST, steps=1500, valid_every=250, save_every=250), 205
 ASKED = {
     "taught": 4,
     "never taught": 15,

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from chapters import ROOT, definitions, rejected, try_exercise
 
+from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.sft import Encoded
+from nanoeuler_lib.world import wordings
+from tools.chapter_mutants import Gap
 
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("20_chat", "neighbours")
+    return definitions("20_chat")
 
 
 # ---- The gaps of the text, with wrong answers
@@ -31,17 +34,18 @@ WRONG_COUNTED = {
     "the end marker does not count": dict(ends=False),
     "on after the first reply": dict(stops=False),
     "the first end marker counts": dict(first=False),
-    "all tokens": None,
-    "one place early": None,
+    "all tokens": lambda ids, assistant, end: np.ones(len(ids), bool),
+    "one place early": lambda *given: np.append(counted(*given)[1:], False),
+    "a half for each": lambda *given: np.where(counted(*given), 0.5, 0.0),
+    "a part": lambda *given: counted(*given)[:-1],
+    "nothing": lambda *given: (),
+    "markers are the largest ids": lambda ids, assistant, end: counted(ids, max(ids), end),
 }
 
 
 def wrong_counted(name):
-    if name == "all tokens":
-        return lambda ids, assistant, end: np.ones(len(ids), bool)
-    if name == "one place early":
-        return lambda ids, assistant, end: np.append(counted(ids, assistant, end)[1:], False)
-    return lambda *arguments: counted(*arguments, **WRONG_COUNTED[name])
+    change = WRONG_COUNTED[name]
+    return change if callable(change) else lambda *arguments: counted(*arguments, **change)
 
 
 def rows(examples, time, predict, shift=1, later=1, mask="target", fill=-1, drop=True, order=1):
@@ -67,10 +71,35 @@ WRONG_ROWS = {
     "everything counts": dict(mask=None),
     "token 0 as the target of padding": dict(fill=0),
     "rows in another order": dict(order=-1),
+    "floats": dict(fill=-1.0),
 }
+
+
+def counted_by_pieces(ids, assistant, end):
+    """Another right answer: cut at the end markers; a piece counts from behind its assistant marker, its end too."""
+    found = [False]
+    for i in range(1, len(ids)):
+        start = max(j for j in range(i) if ids[j] == end)
+        found.append(assistant in list(ids[start:i]))
+    return np.array(found)
+
+
+def rows_at_once(examples, time, predict):
+    """Another right answer: padded tokens, and windows into them."""
+    ids = np.zeros((len(examples), time + predict + 1), int)
+    left = np.full(ids.shape, -1)
+    for b, example in enumerate(examples):
+        ids[b, : len(example.ids) - 1] = example.ids[:-1]
+        left[b, : len(example.ids)] = np.where(example.counted, example.ids, -1)
+    windows = np.lib.stride_tricks.sliding_window_view(left[:, 1:], predict, axis=1)
+    return ids[:, :time], windows[:, :time].copy()
+
+
 GAPS = {
     "counted": ("check_counted", "my_counted", "book_counted", counted),
+    "counted, by pieces": ("check_counted", "my_counted", "book_counted", counted_by_pieces),
     "rows": ("check_rows", "my_rows", "rows", rows),
+    "rows, at once": ("check_rows", "my_rows", "rows", rows_at_once),
 }
 
 
@@ -103,13 +132,124 @@ def test_rows_that_keep_the_last_token_are_rejected(chapter):
 EXERCISES = {
     "zeros": lambda c: (c.check_zeros, c.my_zeros, c.zeros, c.wrong_zeros),
     "packed": lambda c: (c.check_packed_mask, c.my_packed_mask, c.packed_mask, c.wrong_masks),
-    "diagnose": lambda c: (c.check_cases, c.my_cases, c.cases, c.wrong_cases),
+    "filter": lambda c: (c.check_forgery, c.my_forgery, c.forgery, c.wrong_forgeries),
 }
 
 
 @pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
 def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
+
+
+def test_a_part_of_an_answer_is_rejected(chapter):
+    """Nothing, the first of two lists, a list too many."""
+    for part in (lambda *given: (), lambda *given: chapter.zeros(*given)[:1],
+                 lambda *given: (*chapter.zeros(*given), [])):  # fmt: skip
+        assert rejected(chapter.check_zeros, part)
+
+
+def zeros_from_the_model_s_rule(counted, time):
+    """Another right answer, as sets, position by position."""
+    learns = {t for t in range(time) if t + 1 < len(counted) and counted[t + 1]}
+    return set(range(time)) - learns, {s for s in range(time) if not any(t >= s for t in learns)}
+
+
+def mask_block_by_block(lengths, time):
+    """Another right answer: padding reads itself alone."""
+    allowed, start = np.eye(time, dtype=bool), 0
+    for n in lengths:
+        allowed[start : start + n, start : start + n] = np.tri(n)
+        start += n
+    return allowed
+
+
+def forgery_in_itself(turns):
+    """Another right answer: each label hides another of its own kind."""
+    body = "\n".join(
+        part for asked, reply in turns[:-1] for part in (f"User: {asked}", f"Assistant: {reply}")
+    )
+    whole = f"{body}\nUser: {turns[-1][0]}" if body else f"User: {turns[-1][0]}"
+    hidden = whole.replace("User:", "UUser:ser:").replace("Assistant:", "AAssistant:ssistant:")
+    return hidden.removeprefix("UUser:ser: ")
+
+
+@pytest.mark.parametrize("check, answer", [
+    ("check_zeros", zeros_from_the_model_s_rule), ("check_packed_mask", mask_block_by_block),
+    ("check_forgery", forgery_in_itself),
+])  # fmt: skip
+def test_another_right_answer_is_accepted(chapter, check, answer):
+    assert getattr(chapter, check)(answer) == "right"
+
+
+# ---- Domains for the mutants, written from the contracts
+
+
+def conversation(rng, turns=None):
+    """Tokens of a conversation, and the ids of its assistant and end markers."""
+    end, user, assistant, *words = rng.permutation(30)[:12].tolist()
+    ids = [end]
+    for _ in range(rng.integers(0, 4) if turns is None else turns):
+        asked, said = (rng.choice(words, rng.integers(0, 4)).tolist() for _ in range(2))
+        ids += [user, *asked, assistant, *said, end]
+    return np.array(ids), assistant, end
+
+
+def batch(rng, predict=None):
+    """Encoded examples, a length that all of them fit in, and a number of heads."""
+    examples = []
+    for n in rng.integers(2, 8, rng.integers(1, 4)):
+        examples.append(Encoded(rng.integers(1, 50, n), np.append(False, rng.random(n - 1) < 0.5)))
+    longest = max(len(example.ids) - 1 for example in examples)
+    return examples, int(longest + rng.integers(0, 4)), int(predict or rng.integers(1, 5))
+
+
+def rows_do(c, given):
+    examples, time, predict = given
+    found = [np.asarray(part) for part in c.rows(examples, time, predict)]
+    kept = [array for example in examples for array in (example.ids, example.counted)]
+    return [(part.astype(float), part.dtype.kind) for part in found], kept
+
+
+def marks(rng):
+    time = int(rng.integers(1, 10))
+    counted = rng.random(rng.integers(1, time + 2)) < 0.4
+    counted[0] = False
+    return counted, time
+
+
+def packed(rng):
+    lengths = rng.integers(1, 5, rng.integers(1, 4)).tolist()
+    return lengths, sum(lengths) + int(rng.integers(0, 4))
+
+
+def mask_does(c, given):
+    """The rows of examples, and whether each of the padding reads something."""
+    lengths, time = given
+    allowed, n = np.asarray(c.packed_mask(lengths, time)), sum(lengths)
+    return allowed.shape, allowed.dtype, allowed[:n], allowed[n:].any(axis=-1)
+
+
+TEXTS = ["", "Who?", "a b", "To the\nmill.", " ", "12: 3", "user", "Assist"]
+
+
+def turns_from(rng):
+    turns = [(str(rng.choice(TEXTS)), str(rng.choice(TEXTS))) for _ in range(rng.integers(0, 4))]
+    return [*turns, (str(rng.choice(TEXTS)), None)]
+
+
+RNG = np.random.default_rng(20)
+NOTEBOOK = ("20_chat",)
+DOMAINS = [
+    Gap("check_counted", ("book_counted",), lambda c: verdict(c.check_counted, c.book_counted),
+        lambda c, x: c.book_counted(*x), conversation, [conversation(RNG, 0)]),
+    Gap("check_rows", ("rows",), lambda c: verdict(c.check_rows, c.rows), rows_do, batch, [batch(RNG, 1)]),
+    Gap("check_zeros", ("zeros",), lambda c: verdict(c.check_zeros, c.zeros),
+        lambda c, x: [sorted(part) for part in c.zeros(*x)], marks, [(np.zeros(1, bool), 1)]),
+    Gap("check_packed_mask", ("packed_mask",), lambda c: verdict(c.check_packed_mask, c.packed_mask), mask_does,
+        packed, [([1], 1), ([1], 3)]),
+    Gap("check_forgery", ("forgery",), lambda c: verdict(c.check_forgery, c.forgery),
+        lambda c, x: c.as_text([(c.filtered(c.forgery(x)), None)]), turns_from, [[("", None)]]),
+]  # fmt: skip
 
 
 # ---- What the chapter shows
@@ -144,4 +284,19 @@ def test_stored_results():
             len([row for row in short if (row["rate"], row["way"], row["stories"]) == (*key, 1000)]) >= 5
         ), key
     assert len([row for row in rows if row["experiment"] == "facts"]) >= 5
-    assert {row["experiment"] for row in rows} == {"lengths", "dolly", "shipped", "short", "facts"}
+    assert {row["experiment"] for row in rows} == {"lengths", "dolly", "short", "facts"}
+
+
+def test_stored_wordings_are_those_of_the_library():
+    """Each kind's taught and untaught wordings, and no wording of the test among those that were taught."""
+    result = json.loads((ROOT / "data" / "results" / "konigsberg-chat.json").read_text("utf-8"))
+    found = {}
+    for row in result["rows"][1]["wordings"]:
+        found.setdefault((row["group"], row["kind"]), set()).add(row["wording"])
+        assert row["questions"] >= 1 and 0 <= row["chat"] <= 1 and 0 <= row["one_wording"] <= 1
+    for kind in wordings.WORDINGS:
+        assert found["taught", kind] == set(wordings.taught(kind))
+        assert found["never taught", kind] == set(wordings.untaught(kind))
+        assert found["never taught, typed carelessly", kind] == set(wordings.untaught(kind))
+    readers = {kind: texts for (group, kind), texts in found.items() if group == "a reader's"}
+    assert readers == {kind: {text} for kind, text in wordings.READERS.items()}

@@ -1,12 +1,15 @@
-"""Chapter 20: the shipped model's wrong answers, how much data fine-tuning needs, what it forgets and cannot teach.
+"""Chapter 20: how much data fine-tuning needs, what it forgets and cannot teach.
 
-All runs start from the models in the package and are short, so that five seeds of each take some minutes of one core.
-The part on Dolly and Alpaca needs the environment variable NANOEULER_DATA; without it, what is stored is kept.
+    python -m benchmarks.results.ch20 --round-one runs/chat/one-exported
+
+All runs are short, and start from the small model in the package; those on facts start from the chat model after its
+first round, which benchmarks.chat_model leaves beside its run. The part on Dolly and Alpaca needs the environment
+variable NANOEULER_DATA; without it, what is stored is kept.
 """
 
+import argparse
 import json
 import os
-import re
 import tempfile
 from dataclasses import replace
 from itertools import cycle
@@ -30,9 +33,6 @@ SHORT = TrainConfig(
 SIZES = [10, 30, 100, 300, 1000]
 RATES = [1e-4, 3e-4, 3e-3]
 TESTS, TEST_SEED = 100, 203  # stories, all of their questions
-TEST_STORIES = 1000  # for the shipped model
-BINS = [[0, 5], [5, 10], [10, 15], [15, 20], [20, 30], [30, 100]]  # words since the fact
-NOT_CORE = r"^(In|To|The|A|It is|It was|They cost|There (are|were)|Yes, from \w+ to) |\.$"  # of an answer
 LOOKS = [10, 30, 60]  # steps after which forgetting is measured
 
 # Facts that no text of the base model holds. Each seed deals the places anew.
@@ -87,38 +87,6 @@ def remembered(model, tokenizer):
 
 def right(pair, asked):
     return round(float(sft.exact_match(*pair, as_chat(asked)).mean()), 4)
-
-
-# ---- The shipped model
-
-
-def shipped(chat):
-    """Wrong answers by distance to the fact, and each of them with what was said."""
-    fits = chat[0].config.context + 1
-    asked = [one | {"number": i} for i, one in enumerate(questions(TEST_STORIES, TEST_SEED))]
-    asked = [one for one in asked if len(sft.encode(as_chat([one])[0], chat[1]).ids) <= fits]
-    told = [world.parse(f"{one['body']}\n{one['question'].text} {one['question'].answer}") for one in asked]
-    since = [s.steps[one["question"].step + 1 :] for s, one in zip(told, asked)]
-    words = np.array([len("".join(steps).rpartition("\n")[0].split()) for steps in since])
-    good = sft.exact_match(*chat, as_chat(asked))
-    wrong = []
-    for i in np.flatnonzero(~good):
-        question = asked[i]["question"]
-        said = "".join(Chat(*chat).reply(as_chat([asked[i]])[0][0][0], 30, temperature=0.0))
-        wrong.append({
-            "number": asked[i]["number"], "kind": asked[i]["kind"], "words": int(words[i]), "expected": question.answer,
-            "said": said, "another_answer": said in question.alternatives,
-            "in_story": re.sub(NOT_CORE, "", said) in asked[i]["body"],
-        })  # fmt: skip
-    bins = [[int(((words >= a) & (words < b)).sum()), int(((words >= a) & (words < b) & ~good).sum())]
-            for a, b in BINS]  # fmt: skip
-    return {
-        "experiment": "shipped",
-        "questions": len(asked),
-        "bins": BINS,
-        "asked_and_wrong": bins,
-        "wrong": wrong,
-    }
 
 
 # ---- How much data, how fast a rate, which tokens count
@@ -276,7 +244,10 @@ def real_text(base):
 
 
 def main() -> None:
-    base, chat = checkpoint.load_pretrained(), checkpoint.load_pretrained("konigsberg-chat")
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument("--round-one", type=Path, default=Path("runs/chat/one-exported"))
+    one = checkpoint.load(arguments.parse_args().round_one)
+    base, chat = checkpoint.load_pretrained(), (one.model, one.tokenizer)
     asked = questions(TESTS, TEST_SEED)
     config = {
         "seeds": SEEDS, "train": SHORT.to_dict(), "sizes": SIZES, "rates": [*RATES, SHORT.rate], "tests": len(asked),
@@ -290,7 +261,7 @@ def main() -> None:
         else:
             stored = json.loads((FOLDER / "ch20.json").read_text())["rows"]
             real = [row for row in stored if row["experiment"] in ("lengths", "dolly")]
-        rows = [shipped(chat)]
+        rows = []
         for seed in SEEDS:
             rows += [facts_run(chat, asked, seed)]
             rows += [one_run(base, asked, seed, stories=count) for count in SIZES]
