@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a row of a table stays on its line
 """Chapter 23: its checks accept what is right and reject wrong answers, each of them named; what it times is right."""
 
 import numpy as np
@@ -5,15 +6,17 @@ import pytest
 from chapters import definitions, rejected, try_exercise
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
 
-NAME = "23_first_kernels"
+NOTEBOOK = ("23_first_kernels", "xp", "shift_changes", "HEADS", "BUGS")
 ON_GPU = cuda.device() == "gpu"
 pytestmark = pytest.mark.compiler
 
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions(NAME, "xp", "SHIFT", "shift_changes", "HEADS", "BUGS")
+    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps: a right kernel, and what is changed in it
@@ -93,13 +96,73 @@ def test_gap_swiglu(chapter):
     try_exercise(chapter.check_swiglu, stubs, book, wrong)
 
 
+ALONE = {
+    "add": """extern "C" __global__ void alone(const float* a, const float* b, float* c, int n) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) for (int i = 0; i < n; i++) c[i] = a[i] + b[i];
+    }""",
+    "shift": """extern "C" __global__ void alone(const float* dy, const float* m, float* dx, int B, int T, int D) {
+      if (blockIdx.x || threadIdx.x) return;
+      for (int i = 0; i < B * T * D; i++) {
+        int d = i % D;
+        dx[i] = (1 - m[d]) * dy[i] + (i / D % T + 1 < T ? m[d] * dy[i + D] : 0.0f);
+      }
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_thread_that_does_all_is_told(chapter, name):
+    said = verdict(getattr(chapter, f"check_{name}"), cuda.module(ALONE[name])["alone"])
+    assert "threads work: share the elements" in said
+
+
+def test_one_thread_that_makes_a_layer_is_told(chapter):
+    loop = "int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x"
+    alone = cuda.module(
+        sources("swiglu").replace(loop, "int i = 0; i < n && blockIdx.x + threadIdx.x == 0; i++")
+    )
+    said = verdict(chapter.check_swiglu, (alone["swiglu_forward"], alone["swiglu_backward"]))
+    assert "1 of 32 threads work" in said
+
+
+def test_other_right_answers_to_the_gaps(chapter):
+    """A guard that returns, on one line; float4; tiles written across and read along; a sigmoid of two branches."""
+    guard = """extern "C" __global__ void add(const float* a, const float* b, float* c, int n) {
+      int i = blockDim.x * blockIdx.x + threadIdx.x;
+      if (i >= n) return; c[i] = b[i] + a[i];
+    }"""
+    assert verdict(chapter.check_add, cuda.module(guard)["add"]) == "right"
+    assert verdict(chapter.check_add, chapter.add_grid_stride) == "right"
+    across = (
+        chapter.transpose_tiled.module.source.replace("[TILE + 1]", "[TILE + 3]")
+        .replace("tile[j][threadIdx.x] =", "tile[threadIdx.x][j] =")
+        .replace("= tile[threadIdx.x][j];", "= tile[j][threadIdx.x];")
+    )
+    assert verdict(chapter.check_transpose, cuda.module(across)["transpose_tiled"]) == "right"
+    stable = sources("swiglu").replace(
+        "return 1.0f / (1.0f + __expf(-x));",
+        "float e = expf(-fabsf(x)); return x > 0 ? 1.0f / (1.0f + e) : e / (1.0f + e);",
+    )
+    made = cuda.module(stable)
+    assert verdict(chapter.check_swiglu, (made["swiglu_forward"], made["swiglu_backward"])) == "right"
+    gathered = """extern "C" __global__ void back(const float* dy, const float* m, float* dx, int B, int T, int D) {
+      for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < B * T * D; i += gridDim.x * blockDim.x) {
+        int d = i % D, t = i / D % T;
+        float g = dy[i] - m[d] * dy[i];
+        if (t != T - 1) g += m[d] * dy[i + D];
+        dx[i] = g;
+      }
+    }"""
+    assert verdict(chapter.check_shift, cuda.module(gathered)["back"]) == "right"
+
+
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
 
 EXERCISES = {
     "points": lambda c: (c.check_sectors, c.my_sectors, c.sectors_of, c.wrong_sectors),
     "shift": lambda c: (
-        c.check_shift, c.my_shift_backward, cuda.module(c.SHIFT)["shift_backward"],
-        c.variants(c.SHIFT, "shift_backward", c.shift_changes),
+        c.check_shift, c.my_shift_backward, c.shift_backward,
+        c.variants(c.shift_backward.module.source, "shift_backward", c.shift_changes),
     ),
     "launch": lambda c: (c.check_launch, c.my_launch, c.launch_of, c.wrong_launches),
     "heads": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
@@ -142,3 +205,86 @@ def test_every_timed_launch_computes_what_it_says(chapter, monkeypatch):
     rows = chapter.measure(side=64, rounds=1)
     assert len(seen) == len(rows) == len({row["version"] for row in rows}) == 8
     assert [row["bytes"] for row in rows] == [12 * 4096] * 4 + [8 * 4096] * 4
+    assert all(row["share_min"] <= row["share_max"] for row in rows)
+
+
+# ---- What `make mutants CH=23` changes, and the inputs that the contracts allow
+
+
+def leaves(launch):
+    """What a launch leaves in its results, or that the checker finds something. launch: chapter, input -> results."""
+
+    def behaviour(c, given):
+        try:
+            return launch(c, given)
+        except cuda.KernelError:
+            return "a finding"
+
+    return behaviour
+
+
+def added(c, given):
+    n, threads, more = given
+    out = np.full(n, np.nan, np.float32)
+    c.vector_add.on_cpu()(-(-n // threads) + more, threads, (c.numbers(n), c.numbers(n, seed=1), out, n))
+    return out
+
+
+def transposed(c, given):
+    rows, columns, height = given
+    out = np.full((columns, rows), np.nan, np.float32)
+    args = c.numbers(rows, columns), out, rows, columns
+    c.transpose_tiled.on_cpu()((-(-columns // 32), -(-rows // 32)), (32, height), args)
+    return out
+
+
+def gated(c, given):
+    n, grid, block, scale = given
+    dy, gate, up = (c.numbers(n, seed=s) for s in range(3))
+    gate = gate * np.float32(scale)
+    y, dgate, dup = (np.full(n, np.nan, np.float32) for _ in range(3))
+    c.swiglu_forward.on_cpu()(grid, block, (gate, up, y, n))
+    c.swiglu_backward.on_cpu()(grid, block, (dy, gate, up, dgate, dup, n))
+    return y, dgate, dup
+
+
+def shifted_back(c, given):
+    B, T, D, threads, more = given
+    out = np.full((B, T, D), np.nan, np.float32)
+    args = c.numbers(B, T, D), c.numbers(D), out, B, T, D
+    c.shift_backward.on_cpu()(-(-B * T * D // threads) + more, threads, args)
+    return out
+
+
+def block_of(rng):
+    return 32 * int(rng.integers(1, 33 if rng.random() < 0.1 else 9))
+
+
+def sizes(rng):
+    return tuple(int(n) for n in rng.integers(1, (5, 12, 40)))
+
+
+def tells(c, launch):
+    """By what is wrong with the four: see the solution."""
+    try:
+        rows, columns, height = launch
+        small = 1 <= height <= 32 and rows * columns <= 40_000
+        return small and rows > 32 and rows % 32 > 0 and columns not in (1, rows) and height not in (8, 32)
+    except (TypeError, ValueError):
+        return False
+
+
+DOMAINS = [
+    Gap("check_add", ("vector_add",), lambda c: verdict(c.check_add, c.vector_add), leaves(added),
+        lambda rng: (int(rng.integers(1, 500)), block_of(rng), int(rng.integers(2))), [(1, 32, 0), (1024, 256, 0), (1025, 1024, 0)]),
+    Gap("check_transpose", ("transpose_tiled",), lambda c: verdict(c.check_transpose, c.transpose_tiled), leaves(transposed),
+        lambda rng: tuple(int(n) for n in rng.integers(1, (80, 80, 33))), [(1, 1, 1), (32, 32, 32), (33, 31, 8), (64, 65, 7)]),
+    Gap("check_swiglu", ("swiglu_forward",), lambda c: verdict(c.check_swiglu, (c.swiglu_forward, c.swiglu_backward)), leaves(gated),
+        lambda rng: (int(rng.integers(1, 500)), int(rng.integers(1, 6)), block_of(rng), float(rng.choice([1, 30, 200]))),
+        [(1, 1, 32, 1.0), (64, 2, 32, 1.0)]),
+    Value("check_sectors", "sectors_of", lambda c, value: verdict(c.check_sectors, lambda: value), lambda c, value: tuple(value) == (12, 4, 5, 16)),
+    Gap("check_shift", ("shift_backward",), lambda c: verdict(c.check_shift, c.shift_backward), leaves(shifted_back),
+        lambda rng: (*sizes(rng), block_of(rng), int(rng.integers(2))), [(1, 1, 1, 32, 0), (2, 4, 4, 32, 0), (3, 1, 5, 32, 1)]),
+    Value("check_launch", "launch_of", lambda c, value: verdict(c.check_launch, lambda: value), tells),
+    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value), lambda c, value: value == 8),
+]  # fmt: skip
