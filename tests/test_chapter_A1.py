@@ -387,9 +387,9 @@ UNSEEN = {
         ("far_away", "float* p = eight; x[0] = p[1000];", 1, 1),
     ],
     "7": [
-        ("write_behind", "float a[4] = {1, 2, 3, 4}; float* p = a; p[5] = 1; x[0] = a[0];", 1, 1),
-        ("write_before", "float a[4] = {1, 2, 3, 4}; float* p = a; p[-1] = 1; x[0] = a[0];", 1, 1),
-        ("read_behind", "float a[4] = {1, 2, 3, 4}; float* p = a; x[0] = p[5];", 1, 1),
+        ("write_behind", "float a[4] = {1, 2, 3, 4}; float* p = a; p[5 + n[0]] = 1; x[0] = a[0];", 1, 1),
+        ("write_before", "float a[4] = {1, 2, 3, 4}; float* p = a; p[n[0] - 1] = 1; x[0] = a[0];", 1, 1),
+        ("read_behind", "float a[4] = {1, 2, 3, 4}; float* p = a; x[0] = p[5 + n[0]];", 1, 1),
         ("static_table", "static const float t[4] = {1, 2, 3, 4}; const float* p = t; x[0] = p[5];", 1, 1),
     ],
     "8": [("by_value", "float4* v = (float4*)x; x[0] = first_of(v[16]);", 1, 1)],
