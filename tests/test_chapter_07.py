@@ -149,8 +149,8 @@ def vectors(rng, axes=None):
 
 
 def digits(*arrays):
-    """To six digits: the contracts say nothing of the float type."""
-    return tuple(np.round(np.asarray(a, np.float64), 5) + 0.0 for a in arrays)
+    """In single precision: the contracts say nothing of the float type."""
+    return tuple(np.asarray(a).astype(np.float32) for a in arrays)
 
 
 def learned_angles(rng):
