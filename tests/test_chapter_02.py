@@ -7,10 +7,15 @@ from itertools import pairwise
 import pytest
 from chapters import definitions, rejected, try_exercise
 
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NOTEBOOK = "02_fast_tokenizer", "_"
+
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("02_fast_tokenizer", "_")
+    return definitions(*NOTEBOOK)
 
 
 # ---- The ladder
@@ -105,8 +110,21 @@ def from_right(word, pair, new):
     return merged, [(pair[1] if a == new else a, pair[0] if b == new else b) for a, b in borders], borders
 
 
+def beside(word, pair, new):
+    """Looks left and right of each new token, and takes a new one there for an old one."""
+    merged, lost, gained = by_places(word, pair, new)[0], [], []
+    for i, id in enumerate(merged):
+        if id == new and i > 0:
+            lost.append((merged[i - 1], pair[0]))
+            gained.append((merged[i - 1], new))
+        if id == new and i < len(merged) - 1:
+            lost.append((pair[1], merged[i + 1]))
+            gained.append((new, merged[i + 1]))
+    return merged, lost, gained
+
+
 WRONG_MERGES = {
-    "new neighbours taken for old ones": lambda c: c.merge_beside,
+    "new neighbours taken for old ones": lambda c: beside,
     "all pairs of the word listed": lambda c: recount,
     "merged from the right": lambda c: from_right,
     "lost pairs forgotten": lambda c: lambda *a: (by_places(*a)[0], [], by_places(*a)[2]),
@@ -174,3 +192,81 @@ EXERCISES = {
 @pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
 def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
+
+
+@pytest.mark.parametrize("text", ["ab abbb", "aa aa a", "aababaaa"])
+def test_other_texts_tell_as_well(chapter, text):
+    assert verdict(chapter.check_diagnosis, lambda: text) == "right"
+
+
+# ---- What the mutants of `make mutants CH=02` are compared on
+
+
+def a_word(rng, most=14, letters=(97, 98, 99)):
+    return rng.choice(letters, rng.integers(0, most)).tolist()
+
+
+def weighed(rng):
+    return {tuple(a_word(rng, 8)): int(rng.integers(1, 6)) for _ in range(rng.integers(0, 6))}
+
+
+def counts_of(c, words):
+    return {pair: n for pair, n in c.pair_counts(words).items() if n}
+
+
+def merging(rng):
+    return a_word(rng), tuple(rng.choice([97, 98, 99], 2).tolist()), int(rng.integers(100, 400))
+
+
+def merged_of(c, given):
+    """The merged word, and by how much each pair changes but the merged one."""
+    word, pair, new = given
+    merged, lost, gained = c.merge_word(list(word), pair, new)
+    change = Counter(gained)
+    change.subtract(lost)
+    return list(merged), {p: n for p, n in change.items() if n and p != pair}
+
+
+def ranked(rng):
+    made = {}
+    for new in range(256, 256 + int(rng.integers(0, 7))):
+        ids = [97, 98, 99, *range(256, new)]
+        made.setdefault((int(rng.choice(ids)), int(rng.choice(ids))), new)
+    return a_word(rng, 20), made
+
+
+def lookups(rng):
+    return list(map(str, rng.integers(0, rng.integers(1, 9), rng.integers(1, 40)))), int(rng.integers(1, 9))
+
+
+def counted_changes(c, value):
+    """By counting all pairs of the strings."""
+    for (word, pair), given in zip((("ababac", "ab"), ("baaaa", "aa")), value, strict=True):
+        change = Counter(map("".join, pairwise(word.replace(pair, "X"))))
+        change.subtract(map("".join, pairwise(word)))
+        if {p: n for p, n in change.items() if n} != {p: n for p, n in given.items() if n}:
+            return False
+    return True
+
+
+def tells(c, text):
+    """By the trainer that goes through all words for every merge."""
+    merges = c.train_distinct(c.count_plainly(text), 50, c.pair_counts)
+    return len(text) <= 8 and c.hasty(c.count_plainly(text), 50) != merges
+
+
+DOMAINS = [
+    Gap("check_pair_counts", ("pair_counts",), lambda c: verdict(c.check_pair_counts, c.pair_counts),
+        counts_of, weighed, [{}, {(): 3}, {(1, 1, 1): 2}]),
+    Gap("check_merge_word", ("merge_word",), lambda c: verdict(c.check_merge_word, c.merge_word),
+        merged_of, merging, [([97, 97, 97, 97, 97], (97, 97), 256), ([97], (97, 98), 300)]),
+    Gap("check_merge_by_rank", ("merge_by_rank",),
+        lambda c: verdict(c.check_merge_by_rank, c.merge_by_rank, in_place=True),
+        lambda c, x: list(c.merge_by_rank(list(x[0]), x[1])), ranked, [([], {}), ([97], {(97, 97): 256})]),
+    Value("check_changes", "changes", lambda c, value: verdict(c.check_changes, lambda: value), counted_changes),
+    Gap("check_most_changes", ("most_changes",), lambda c: verdict(c.check_most_changes, c.most_changes),
+        lambda c, n: c.most_changes(n), lambda rng: int(rng.integers(1, 60)), [1, 2, 3, 4]),
+    Gap("check_hit_rate", ("hit_rate",), lambda c: verdict(c.check_hit_rate, c.hit_rate),
+        lambda c, x: float(c.hit_rate(*x)), lookups, [(["a"], 1), (list("abab"), 1)]),
+    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value), tells),
+]  # fmt: skip
