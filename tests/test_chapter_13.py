@@ -420,7 +420,7 @@ def test_weak_tests_are_rejected(names, wrong):
 # ---- What `make mutants CH=13` changes, and the inputs that the contracts allow
 
 
-NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery")
+NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATCH", "FEW", "MINI")
 
 
 def packed(rng):
