@@ -440,7 +440,9 @@ def filled(chapter, gate_up):
         return hidden, sigmoid, False
     run = lambda n: chapter.swiglu(hidden[:n].copy(), sigmoid[:n].copy(), gate_up[:n])
     copies = lambda n: [hidden[:n].copy(), sigmoid[:n].copy()] and None
-    grows = [chapter.peak_bytes(partial(run, n)) - chapter.peak_bytes(partial(copies, n)) for n in (N // 2, N)]
+    grows = [
+        chapter.peak_bytes(partial(run, n)) - chapter.peak_bytes(partial(copies, n)) for n in (N // 2, N)
+    ]
     return hidden, sigmoid, bool(grows[1] - grows[0] > hidden.nbytes / 20)
 
 
@@ -472,7 +474,12 @@ def added(chapter, given):
 
     with ThreadPoolExecutor(6) as pool:
         found = chapter.ordered_sum(pool, [partial(job, i) for i in range(len(parts))], workers)
-    return np.asarray(found).tobytes(), np.shape(found), str(np.asarray(found).dtype), [len(t) for t in threads]
+    return (
+        np.asarray(found).tobytes(),
+        np.shape(found),
+        str(np.asarray(found).dtype),
+        [len(t) for t in threads],
+    )
 
 
 def parts_and_workers(rng):
