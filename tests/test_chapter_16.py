@@ -1,36 +1,49 @@
 """Chapter 16: its checks accept what is right and reject wrong answers, each of them named."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
 
+from nanoeuler_lib.generate import Decoder
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap
+
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("16_many_tokens", "model", "config", "END")
+    return definitions(*NOTEBOOK)
+
+
+NOTEBOOK = ("16_many_tokens", "model", "config", "END")
 
 
 # ---- The gaps
 
 
 def heads_backward(
-    y, w, targets, scale, one_hot=1.0, masked=True, weight=lambda s: s, share=None, average=False
-):
+    y, w, targets, scale, one_hot=1.0, masked=True, weight=lambda s: s, share=None, average=False, stable=True,
+    kept=True,
+):  # fmt: skip
     """Gradients of K heads one after the other, with one thing wrong, if asked."""
     V = w.shape[1] // targets.shape[1]
     dy, dw = np.zeros_like(y), np.zeros_like(w)
     for k, target in enumerate(targets.T):
         columns, rows = slice(V * k, V * k + V), np.arange(len(y))
         u = y @ w[:, columns]
+        u = u - u.max(axis=1, keepdims=True) if stable else u
         du = np.exp(u) / np.exp(u).sum(axis=1, keepdims=True)
         du[rows, target] -= one_hot
-        du *= weight(scale)[k]
+        du *= y.dtype.type(weight(scale)[k]) if kept else weight(scale)[k]
         if masked:
             du[target < 0] = 0
         if share is None or k in share:
             dy += du @ w[:, columns].T
         dw[:, columns] = y.T @ du
-    return (dy / targets.shape[1] if average else dy), dw
+    dy = dy / targets.shape[1] if average else dy
+    return (dy, dw) if kept else (dy.astype(np.float64), dw.astype(np.float64))
 
 
 WRONG_HEADS = {
@@ -41,6 +54,8 @@ WRONG_HEADS = {
     "weights forgotten": dict(weight=np.ones_like),
     "head 0's weight for all": dict(weight=lambda s: np.full_like(s, s[0])),
     "softmax alone": dict(one_hot=0.0),
+    "overflows": dict(stable=False),
+    "always float64": dict(kept=False),
 }
 
 
@@ -90,11 +105,207 @@ def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
 EXERCISES = {
     "rates": lambda c: (c.check_sizes, c.my_sizes, c.sizes_of, c.wrong_sizes),
     "gumbel": lambda c: (c.check_agreement, c.my_agreement, c.agreement, c.wrong_agreements),
-    "diagnose": lambda c: (c.check_suspicions, c.my_suspicions, c.suspicions, c.wrong_suspicions),
-    "temperature": lambda c: (c.check_temperature, c.my_temperature, lambda: 0.5, c.wrong_temperatures),
+    "diagnose": lambda c: (c.check_hiding, c.my_hiding, c.hiding, c.wrong_hidings),
+    "temperature": lambda c: (c.check_accepted, c.my_accepted, c.accepted_at, c.wrong_accepted),
 }
 
 
 @pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
 def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
+
+
+@pytest.mark.parametrize(
+    "part", [lambda f: lambda *x: f(*x)[:1], lambda f: lambda *x: ()], ids=["dy alone", "()"]
+)
+def test_a_part_of_the_gradients_is_not_enough(chapter, part):
+    assert verdict(chapter.check_heads, part(chapter.heads_backward)) not in ("right", "not written yet")
+
+
+# ---- Other right answers
+
+
+def heads_by_rows(y, w, targets, scale):
+    """Position by position, head by head."""
+    V = w.shape[1] // targets.shape[1]
+    dy, dw = np.zeros_like(y), np.zeros_like(w)
+    for i, k in np.argwhere(targets >= 0):
+        part = slice(k * V, (k + 1) * V)
+        u = y[i] @ w[:, part]
+        du = np.exp(u - np.logaddexp.reduce(u))
+        du[targets[i, k]] -= 1
+        du = du * scale[k]
+        dy[i] += w[:, part] @ du
+        dw[:, part] += np.outer(y[i], du)
+    return dy, dw
+
+
+def heads_in_one_block(y, w, targets, scale):
+    """An einsum over heads, one-hot targets."""
+    D, K = y.shape[1], targets.shape[1]
+    W = w.reshape(D, K, -1)
+    u = np.einsum("nd,dkv->nkv", y, W)
+    e = np.exp(u - u.max(axis=2, keepdims=True))
+    hot = targets[:, :, None] == np.arange(W.shape[2])
+    du = (e / e.sum(axis=2, keepdims=True) - hot) * np.where(targets >= 0, scale, 0)[:, :, None]
+    dy, dw = np.einsum("nkv,dkv->nd", du, W), np.einsum("nd,nkv->dkv", y, du).reshape(w.shape)
+    return [dy.astype(y.dtype), dw.astype(y.dtype)]
+
+
+def rule_by_cases(p, q, token):
+    gap = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    if p[token] >= q[token] or sum(gap) == 0:
+        return 1, np.full(len(p), 1 / len(p))
+    return p[token] / q[token], [g / sum(gap) for g in gap]
+
+
+def rule_by_overlap(p, q, token):
+    both = np.minimum(p, q)
+    left = p - both
+    return both[token] / q[token], left / left.sum() if left.sum() > 0 else q
+
+
+def sizes_by_loop(rates):
+    found, before = [], 1.0
+    for rate in rates:
+        found.append(before * (1 - rate))
+        before *= rate
+    return [*found, before]
+
+
+def agreement_by_logs(p, q):
+    ratio = np.maximum(np.log(p)[None] - np.log(p)[:, None], np.log(q)[None] - np.log(q)[:, None])
+    return float(np.exp(-np.logaddexp.reduce(ratio, axis=1)).sum())
+
+
+OTHERS = {
+    "heads": [heads_by_rows, heads_in_one_block],
+    "rule": [rule_by_cases, rule_by_overlap],
+    "sizes": [
+        sizes_by_loop,
+        lambda rates: -np.diff(np.concatenate([[1.0], np.cumprod(rates), [0.0]])),
+    ],
+    "agreement": [
+        lambda p, q: sum(1 / sum(max(a / p[i], b / q[i]) for a, b in zip(p, q, strict=True)) for i in range(len(p))),
+        agreement_by_logs,
+    ],
+    "hiding": [
+        lambda p, A: np.where(np.arange(len(p)) == p.argmin(), 1 - A, A * p),
+        lambda p, A: (A * p + (1 - A) * np.eye(len(p))[np.flatnonzero(p == 0)[-1]]).tolist(),
+    ],
+    "accepted": [
+        lambda p, q, tau: np.mean([
+            np.minimum(a, np.exp(np.log(b / b.max()) / tau) / np.exp(np.log(b / b.max()) / tau).sum()).sum()
+            if tau else a[b.argmax()] for a, b in zip(p, q, strict=True)
+        ]),
+        lambda p, q, tau: 1 - np.abs(
+            p - (lambda w: w / w.sum(axis=1, keepdims=True))((q / q.max(axis=1, keepdims=True)) ** (1 / (tau or 1e-5)))
+        ).sum(axis=1).mean() / 2,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", OTHERS)
+def test_other_right_answers_are_right(chapter, check):
+    said = [verdict(getattr(chapter, f"check_{check}"), other) for other in OTHERS[check]]
+    assert said == ["right", "right"]
+
+
+# ---- What `make mutants CH=16` changes, and the inputs that the contracts allow
+
+
+def some_heads(rng):
+    N, D, K, V = (int(n) for n in rng.integers(1, 6, 4))
+    dtype = rng.choice([np.float32, np.float64])
+    y, w = rng.normal(size=(N, D)) * rng.choice([1, 30]), rng.normal(size=(D, K * (V + 1)))
+    return y.astype(dtype), w.astype(dtype), rng.integers(-1, V + 1, (N, K)), rng.uniform(0, 1, K)
+
+
+def two_distributions(rng):
+    V = int(rng.integers(1, 7))
+    p, q = rng.dirichlet(np.ones(V) * rng.choice([0.3, 1]), 2)
+    if V > 1 and rng.random() < 0.5:
+        p[rng.integers(V)] = q[rng.integers(V)] = 0
+        p, q = p / max(p.sum(), 1e-9), q / max(q.sum(), 1e-9)
+    return (p, q) if rng.random() < 0.9 and p.sum() > 0.5 < q.sum() else (np.eye(V)[0], np.eye(V)[-1])
+
+
+def all_outcomes(chapter, given):
+    """The exact distribution that the rule returns, and the chances of acceptance."""
+    p, q = given
+    tokens = np.flatnonzero(q)
+    returned, kept = chapter.outcome(chapter.book_rule, p, q)
+    return returned, kept, [float(chapter.book_rule(p, q, int(token))[0]) for token in tokens]
+
+
+def positive(rng):
+    p, q = rng.dirichlet(np.ones(int(rng.integers(1, 7))), 2) + 1e-6
+    return p / p.sum(), q / q.sum()
+
+
+def with_zeros(rng):
+    V = int(rng.integers(2, 8))
+    p = rng.dirichlet(np.ones(V))
+    p[rng.choice(V, int(rng.integers(1, V)), replace=False)] = 0
+    return p / p.sum(), float(1 - rng.uniform(0, 1) * rng.choice([0, 1]) * 0.99)
+
+
+def hides(chapter, given):
+    """Whether it is a distribution, does no harm, and is accepted as asked: any such q is right."""
+    p, A = given
+    q = np.asarray(chapter.hiding(p, A), float)
+    returned, kept = chapter.outcome(chapter.redraws_from_p, p, q)
+    distribution = q.shape == p.shape and bool((q >= 0).all()) and abs(q.sum() - 1) < 1e-9
+    return distribution, bool(np.abs(returned - p).max() < 1e-9), bool(abs(kept - A) < 1e-9)
+
+
+def places(rng):
+    n, V = (int(x) for x in rng.integers(1, 6, 2))
+    p, q = rng.dirichlet(np.ones(V), (2, n)) + 1e-4
+    tau = float(rng.choice([0, 0.1, 0.5, 1, 2, 5]))
+    return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True), tau
+
+
+THIRD = np.array([[0.2, 0.5, 0.3]])
+DOMAINS = [
+    Gap("check_heads", ("heads_backward",), lambda c: verdict(c.check_heads, c.heads_backward),
+        lambda c, x: c.heads_backward(*x), some_heads,
+        [(np.full((1, 2), 1e3), np.eye(2), np.array([[0]]), np.array([1.0]))]),
+    Gap("check_rule", ("book_rule",), lambda c: verdict(c.check_rule, c.book_rule), all_outcomes, two_distributions,
+        [(np.array([0.5, 0.5]), np.array([0.5, 0.5])), (np.array([1.0, 0]), np.array([0, 1.0]))]),
+    Gap("check_sizes", ("sizes_of",), lambda c: verdict(c.check_sizes, c.sizes_of), lambda c, x: c.sizes_of(x),
+        lambda rng: rng.uniform(0, 1, rng.integers(1, 6)), [np.array([0.0]), np.array([1.0, 1.0])]),
+    Gap("check_agreement", ("agreement",), lambda c: verdict(c.check_agreement, c.agreement),
+        lambda c, x: float(c.agreement(*x)), positive, [(np.array([1.0]), np.array([1.0]))]),
+    Gap("check_hiding", ("hiding",), lambda c: verdict(c.check_hiding, c.hiding), hides, with_zeros,
+        [(np.array([1.0, 0]), 1.0), (np.array([0, 0, 1.0]), 0.5)]),
+    Gap("check_accepted", ("accepted_at",), lambda c: verdict(c.check_accepted, c.accepted_at),
+        lambda c, x: float(c.accepted_at(*x)), places, [(THIRD, THIRD[:, ::-1].copy(), tau) for tau in (0.0, 0.5)]),
+]  # fmt: skip
+
+
+# ---- The experiment
+
+
+def test_the_three_terms_add_up_to_the_loss_of_head_1(chapter):
+    """Brute force over both tokens: sum of p(z) p(a | z) times -ln q(a), with head 0 in the place of the truth."""
+    from nanoeuler_lib.model import GPT, ModelConfig
+
+    small = GPT(ModelConfig(8, 2, 1, 1, context=6, vocab_size=5, predict=2, ffn=5), dtype=np.float64)
+    small.params.flat[...] = np.random.default_rng(3).normal(size=small.params.flat.size) * 0.5
+    text = [2, 0, 3]
+    decoder = Decoder(small)
+    y = decoder.read(np.array(text))[-1]
+    found, m, q = chapter.terms(decoder, y)
+    softmax = lambda u: np.exp(u - np.logaddexp.reduce(u))
+    first = softmax(small.logits(np.array([text]))[0, -1])
+    behind = [softmax(small.logits(np.array([[*text, z]]))[0, -1]) for z in range(5)]
+    ahead = softmax(small.logits(np.array([text]), 1)[0, -1])
+    loss = -sum(
+        first[z] * behind[z][a] * math.log(ahead[a]) for z, a in itertools.product(range(5), repeat=2)
+    )
+    assert decoder.length == len(text) and np.allclose(q, ahead)
+    assert (
+        sum(found) == pytest.approx(loss, rel=0.02) and min(found) > 0
+    )  # z of the last thousandth are left out
+    assert np.allclose(m, sum(f * b for f, b in zip(first, behind, strict=True)), atol=2e-3)
