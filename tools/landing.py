@@ -36,7 +36,7 @@ GIVES = {
     "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
     "VI ": ("kernels for a graphics card, which a processor runs and checks",
             "26_tensor_cores", "fig-tensor-cores-fragments"),
-    "Appendix": ("how that checker works", "A1_cpu_runtime", "fig-cpu-runtime-shadow"),
+    "Appendix": ("how that checker works", "A1_cpu_runtime", "fig-cpu-runtime-schedule"),
 }  # fmt: skip
 # name: (its chapters, what for)
 PATHS = {

@@ -33,8 +33,9 @@ PART = re.compile(r"(<!-- from project.toml -->\n).*?(<!-- end -->)", re.S)
 LIBRARY = "fetch-the-library"  # the id of the cell
 FETCH = """\
 # Finds the book's library and stored results from any folder; says or does what is needed where they are missing.
-import importlib.util, os, subprocess, sys
-from pathlib import Path
+import importlib.util
+import os
+{imports}from pathlib import Path
 
 if importlib.util.find_spec("nanoeuler_lib") is None:
     {fetch}
@@ -42,12 +43,14 @@ _book = Path(importlib.util.find_spec("nanoeuler_lib").origin).parents[1]
 if not Path("../data/results").is_dir() and (_book / "notebooks").is_dir():
     os.chdir(_book / "notebooks")  # the chapters read ../data/results"""
 CLONE = """\
-clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}", "{repository}", "nanoeuler"]
-    subprocess.run(clone, check=True)
+_clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}"]
+    subprocess.run([*_clone, "{repository}", "nanoeuler"], check=True)
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", "nanoeuler"], check=True)
     sys.path.insert(0, os.path.abspath("nanoeuler"))"""
 REFUSE = """\
-raise SystemExit("no nanoeuler_lib here: put this file into the book's folder notebooks, then type make lab")"""
+raise SystemExit(
+        "no nanoeuler_lib here: put this file into the book's folder notebooks, then type make lab"
+    )"""
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,13 @@ def readme(project: Project, text: str) -> str:
 
 def library_cell(project: Project) -> nbformat.NotebookNode:
     """The cell that finds the library: seen in a notebook, folded, and not in the page."""
-    fetch = (
-        CLONE.format(branch=project.branch, repository=project.repository) if project.repository else REFUSE
-    )
+    imports, fetch = "", REFUSE
+    if project.repository:
+        imports = "import subprocess\nimport sys\n"
+        fetch = CLONE.format(branch=project.branch, repository=project.repository)
     metadata = {"jupyter": {"source_hidden": True}, "tags": ["library", "remove-cell"]}
-    return nbformat.v4.new_code_cell(FETCH.format(fetch=fetch), id=LIBRARY, metadata=metadata)
+    source = FETCH.format(imports=imports, fetch=fetch)
+    return nbformat.v4.new_code_cell(source, id=LIBRARY, metadata=metadata)
 
 
 def with_library(notebook: nbformat.NotebookNode, project: Project) -> nbformat.NotebookNode:
