@@ -1,6 +1,7 @@
 """The book: its notebooks are clean and equal to the library where they say so; the tools that check it can fail."""
 
 import ast
+import itertools
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 
 from docutils import nodes  # noqa: E402
 
-from tools import assignment, book_extension, cells, check_site, maps, mirror, results, terms  # noqa: E402
+from tools import assignment, book_extension, cells, check_site, maps, mirror, numbering, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -78,6 +79,18 @@ def test_every_figure_has_alt_text_and_no_number_is_an_address(path):
                     f"figure without alt text in the cell metadata (mystnb.image.alt):\n{cell.source}"
                 )
             assert not re.search(r"0x[0-9a-f]{8,}", str(output.get("text", ""))), output.text
+
+
+@each_notebook
+def test_a_caption_stands_alone_below_the_cell_that_draws_its_figure(path):
+    """With other text in its cell it does not reach its figure in the book, whose build then fails."""
+    cells = nbformat.read(path, as_version=4).cells
+    for above, cell in itertools.pairwise(cells):
+        if cell.cell_type == "markdown" and "{figure}\n" in cell.source:
+            assert numbering.CAPTION.match(cell.source), cell.source
+            assert any("image/png" in output.get("data", ()) for output in above.get("outputs", ())), (
+                cell.source
+            )
 
 
 @each_notebook

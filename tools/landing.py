@@ -109,10 +109,11 @@ def book_parts(root: Path = ROOT) -> str:
     """A card for each part: a figure out of it, its hours and what it gives; it leads to the part's first chapter."""
     cards = []
     for caption, chapters in parts(root):
-        gives, _, figure = given(caption)
+        gives, chapter, figure = given(caption)
+        alt = html.escape(pictures.described(f"{chapter}.ipynb", figure))
         cards.append(
-            f'<li><a href="{chapters[0].address}"><img src="../_static/parts/{figure}.png" alt="" loading="lazy">'
-            f'<span class="name">{html.escape(caption)}</span></a>'
+            f'<li><img src="../_static/parts/{figure}.png" alt="{alt}" loading="lazy">'
+            f'<a class="name" href="{chapters[0].address}">{html.escape(caption)}</a>'
             f'<span class="gives">{gives}</span><span class="hours">{said(total(chapters))}</span></li>'
         )
     return f'<ul class="book-parts">{"".join(cards)}</ul>'

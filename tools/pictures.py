@@ -17,15 +17,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {"story.png": ("00_start_here.ipynb", "fig-start-surprise")}
 
 
-def picture(notebook: str, figure: str) -> bytes:
-    """The PNG of a notebook's figure. Raises LookupError if there is none of that name."""
+def drawn(notebook: str, figure: str) -> nbformat.NotebookNode:
+    """The cell that draws a notebook's figure. Raises LookupError if there is none of that name."""
     cells = nbformat.read(ROOT / "notebooks" / notebook, as_version=4).cells
     for cell, below in itertools.pairwise(cells):
         if (caption := numbering.CAPTION.match(below.source)) and caption["name"] == figure:
-            for output in cell.outputs:
-                if "image/png" in output.get("data", {}):
-                    return base64.b64decode(output.data["image/png"])
+            return cell
     raise LookupError(f"{notebook} has no figure {figure}")
+
+
+def picture(notebook: str, figure: str) -> bytes:
+    """The PNG of a notebook's figure. Raises LookupError if there is none of that name."""
+    for output in drawn(notebook, figure).outputs:
+        if "image/png" in output.get("data", {}):
+            return base64.b64decode(output.data["image/png"])
+    raise LookupError(f"{notebook} has not been run: figure {figure} is not drawn")
+
+
+def described(notebook: str, figure: str) -> str:
+    """What a notebook's figure shows, for those who cannot see it. Raises LookupError if there is none of that name."""
+    return drawn(notebook, figure).metadata["mystnb"]["image"]["alt"]
 
 
 def stale() -> list[str]:
