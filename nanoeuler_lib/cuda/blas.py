@@ -7,6 +7,8 @@ Matrices are row-major, of float32 or of bfloat16 as its bits (uint16); sums are
 further apart than they are long, as in a view of some columns.
 """
 
+import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,16 +88,49 @@ TRANSPOSED = {False: 0, True: 1}
 TYPE = {"float32": 0, "uint16": 14}
 COMPUTE, COMPUTE_TF32, DEFAULT = 68, 77, -1
 FACTORS = np.array([0, 1], np.float32)  # beta and alpha, read by cuBLAS when it launches
+WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
+P, I = ctypes.c_void_p, ctypes.c_int
+GEMM_EX = P, I, I, I, I, I, P, P, I, I, P, I, I, P, P, I, I, I, I
+
+
+class _Cublas:
+    """cuBLAS of one card, called through ctypes: CuPy's own call refuses to be captured in a CUDA graph."""
+
+    def __init__(self):
+        import cupy
+        import cupy_backends.cuda.libs.cublas  # loads the library  # noqa: F401
+
+        self.current_stream, self.stream = cupy.cuda.get_current_stream, None
+        self.library = ctypes.CDLL(f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}")
+        self.library.cublasGemmEx.argtypes = GEMM_EX
+        self.handle, self.workspace = P(), cupy.empty(WORKSPACE, np.uint8)
+        self._call("cublasCreate_v2", ctypes.byref(self.handle))
+
+    def _call(self, name, *arguments):
+        if status := getattr(self.library, name)(*arguments):
+            raise NanoEulerError(f"{name} returned {status}, expected 0 (cublasStatus_t)")
+
+    def gemm(self, *arguments) -> None:
+        """cublasGemmEx on CuPy's current stream."""
+        if (stream := self.current_stream().ptr) != self.stream:
+            self._call("cublasSetStream_v2", self.handle, P(stream))  # which takes the workspace away
+            self._call(
+                "cublasSetWorkspace_v2", self.handle, P(self.workspace.data.ptr), ctypes.c_size_t(WORKSPACE)
+            )
+            self.stream = stream
+        self._call("cublasGemmEx", self.handle, *arguments)
+
+
+@functools.cache
+def _cublas(card: int) -> _Cublas:
+    return _Cublas()
 
 
 def _gpu(p: Product) -> None:
     """cuBLAS has matrices by columns: what is c there is c^T here, = op(b)^T op(a)^T."""
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
-
     (M, N, K), one = p.shape, FACTORS[1:].ctypes.data
-    cublas.gemmEx(
-        get_cublas_handle(), TRANSPOSED[p.transpose_b], TRANSPOSED[p.transpose_a], N, M, K, one,
+    _cublas(p.c.device.id).gemm(
+        TRANSPOSED[p.transpose_b], TRANSPOSED[p.transpose_a], N, M, K, one,
         p.b.data.ptr, TYPE[str(p.b.dtype)], p.b.strides[0] // p.b.itemsize,
         p.a.data.ptr, TYPE[str(p.a.dtype)], p.a.strides[0] // p.a.itemsize,
         one if p.add else FACTORS.ctypes.data, p.c.data.ptr, TYPE[str(p.c.dtype)], p.c.strides[0] // p.c.itemsize,

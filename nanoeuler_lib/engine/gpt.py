@@ -35,7 +35,7 @@ class GPT(model.GPT):
         on: flash.Card | None = None,
         kernels: cuda.Module | None = None,
     ):
-        self.config, self.precision, self.recompute, self._plan = config, precision, recompute, None
+        self.config, self.precision, self._recompute, self._plan = config, precision, recompute, None
         self.kernels, self._unfused = kernels, None
         self.program = gpu.Program(config, precision, where, checked, on)
         self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
@@ -45,6 +45,11 @@ class GPT(model.GPT):
             name: p if p.ndim == 1 or name == "embed" else self.copy[name] for name, p in self.params.items()
         }  # fmt: skip
         self.fill(model.init(config, seed) if params is None else params)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether the backward pass makes the norms' outputs and `hidden` again; a reader's kernels do not."""
+        return self._recompute and self._op() is self.program
 
     @property
     def size(self) -> int:

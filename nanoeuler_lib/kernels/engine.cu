@@ -61,22 +61,14 @@ add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, 
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// y of `add_rmsnorm` once more, from x and rstd. One block a row.
-template <class Number>
-__global__ void rmsnorm_again(const float* __restrict__ x, const float* __restrict__ rstd,
-                              const float* __restrict__ gain, Number* __restrict__ y, int D) {
-  size_t row = (size_t)blockIdx.x * D;
-  float r = rstd[blockIdx.x];
-  for (int i = 4 * threadIdx.x; i < D; i += 4 * blockDim.x)
-    write_four(y + row + i, times(times(read_four(x + row + i), r), read_four(gain + i)));
-}
-
-// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
-// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, x, dx, half: [rows, D].
-template <class Number, int KEEP>
+// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float; with AGAIN also
+// y of `add_rmsnorm` once more. part: [gridDim.x, D], each block's share of the gain's gradient over the rows it takes.
+// dy, x, dx, half, y: [rows, D].
+template <class Number, int KEEP, bool AGAIN>
 __global__ void __launch_bounds__(512)
 add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, const float* __restrict__ gain,
-                 const float* __restrict__ rstd, float* dx, Number* half, float* __restrict__ part, int rows, int D) {
+                 const float* __restrict__ rstd, float* dx, Number* half, Number* __restrict__ y,
+                 float* __restrict__ part, int rows, int D) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
   float4 share[KEEP], g[KEEP];
 #pragma unroll
@@ -110,6 +102,7 @@ add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, con
       add_to(past[k], times(minus(slope[k], times(normed[k], along)), r));
       write_four(dx + row + i, past[k]);
       if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[k]);
+      if (AGAIN) write_four(y + row + i, times(normed[k], g[k]));
     }
   }
 #pragma unroll
@@ -171,20 +164,21 @@ __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __rest
   }
 }
 
-// dgate_up from dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
-template <class Number>
+// dgate_up from dhidden; with AGAIN also hidden once more. dhidden, hidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
+template <class Number, bool AGAIN>
 __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Number* __restrict__ gate_up,
-                                   Number* __restrict__ dgate_up, int rows, int F) {
+                                   Number* __restrict__ dgate_up, Number* __restrict__ hidden, int rows, int F) {
   int each = F / 4, all = rows * each;
   for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
     int row = id / each, i = 4 * (id % each);
     size_t at = (size_t)row * 2 * F + i;
-    float4 g = read_four(gate_up + at), d = read_four(dhidden + (size_t)row * F + i);
+    float4 g = read_four(gate_up + at), up = read_four(gate_up + at + F), d = read_four(dhidden + (size_t)row * F + i);
     float4 s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w)), silu = times(g, s);
     float4 slope = s;  // of silu: s + silu (1 - s)
     add_to(slope, minus(silu, times(silu, s)));
-    write_four(dgate_up + at, times(times(d, read_four(gate_up + at + F)), slope));
+    write_four(dgate_up + at, times(times(d, up), slope));
     write_four(dgate_up + at + F, times(d, silu));
+    if (AGAIN) write_four(hidden + (size_t)row * F + i, times(silu, up));
   }
 }
 
@@ -262,6 +256,13 @@ extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __
     ((float4*)v)[i] = d;
     write_four(copy + 4 * (size_t)i, a);
   }
+}
+
+// factor[1], the norm of the gradient, is no number where one of the losses' sums is infinite or none: nothing moves.
+extern "C" __global__ void refuse(const float* __restrict__ sums, float* __restrict__ factor, int count) {
+  if (blockIdx.x || threadIdx.x) return;
+  for (int k = 0; k < count; k++)
+    if (!(fabsf(sums[k]) <= 3.4e38f)) factor[1] = sums[k] - sums[k];
 }
 
 // ---- copies -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     program = Program(config, "bfloat16")
     forward(weights, plan, plan.tokens)          # the same text as on the CPU: here it writes the list
     launches = program.take()
-    run(launches)                                # as often as wanted, or captured in a CUDA graph
+    run(launches)                                # as often as wanted; on a card from the second time on a CUDA graph
 
 Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
 targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
@@ -15,7 +15,6 @@ space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +52,37 @@ class Entry:
         return f"{self.composite}: {cuda.describe(self.launch)}"
 
 
-def run(entries: list[Entry]) -> None:
-    """One launch after another."""
-    for entry in entries:
+class Launches(list[Entry]):
+    """What a `Program` wrote, in the order in which it runs. where: "gpu" or "cpu"; graph: the same as a CUDA graph."""
+
+    def __init__(self, entries: list[Entry], where: str):
+        super().__init__(entries)
+        self.where, self.graph, self.has_run = where, None, False
+
+
+def run(launches: Launches) -> None:
+    """One launch after another. On a card a list that runs again is captured in a CUDA graph: one launch for all."""
+    if launches.graph is not None:
+        return launches.graph.launch()
+    if launches.where == "gpu" and launches.has_run:  # what a first launch loads or asks memory for is there
+        launches.graph = _captured(launches)
+        return launches.graph.launch()
+    for entry in launches:
         entry.launch()
+    launches.has_run = True
+
+
+def _captured(launches):
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            for entry in launches:
+                entry.launch()
+        finally:
+            graph = stream.end_capture()
+    return graph
 
 
 @dataclass(frozen=True)
@@ -69,10 +95,11 @@ class Residual:
 
 @dataclass(frozen=True)
 class Again:
-    """A buffer that all layers share. Backward calls `make`, which fills it as this layer's forward pass did."""
+    """A buffer that all layers share, the x of a matrix product. The backward pass of a layer makes its own again: the
+    composite behind `linear_back` has in its hands what x is made of, writes x too, and the gradient of the matrix
+    waits until then."""
 
     array: Any
-    make: Callable[[], None]
 
 
 def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
@@ -113,11 +140,11 @@ class Program:
         self.where, self.on = where or cuda.device(), on or flash.card(where)
         check_config(config, precision, self.on)
         self.number, self.tf32, self.checked = NUMBER[precision], precision == "tf32", checked
-        self.config, self.entries = config, []
+        self.config, self.entries, self._owed = config, [], None
 
-    def take(self) -> list[Entry]:
+    def take(self) -> Launches:
         """What was recorded since the last call."""
-        taken, self.entries = self.entries, []
+        taken, self.entries = Launches(self.entries, self.where), []
         return taken
 
     # ---- writing the list ------------------------------------------------------------------------------------
@@ -142,11 +169,21 @@ class Program:
         moved = a.nbytes + b.nbytes + c.nbytes * (2 if made.add else 1)
         self._add(composite, made, moved, 2 * math.prod(made.shape))
 
-    def _filled(self, x):
-        """The array of an x that the backward pass reads, made again first if it was not kept."""
+    def _weight_gradient(self, composite, dw, x, dy, accumulate):
+        """dw (+)= x^T dy; owed where x was not kept, until the composite behind makes it again."""
+
+        def add():
+            self._product(composite, dw, _array(x), dy, transpose_a=True, add=bool(accumulate))
+
         if isinstance(x, Again):
-            x.make()
-        return _array(x)
+            self._owed = x.array, add
+        else:
+            add()
+
+    def _settle(self):
+        """The buffer to make again, or None, and a function that adds the product that waits for it."""
+        (array, add), self._owed = self._owed or (None, lambda: None), None
+        return array, add
 
     def _blocks(self, threads):
         """Blocks for so many threads that take several turns, if there are more than the card runs at once."""
@@ -194,38 +231,32 @@ class Program:
 
     def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
         """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
-        x, dy = self._filled(x), dy.half if isinstance(dy, Residual) else dy
+        dy = dy.half if isinstance(dy, Residual) else dy
         if dx is not None:
             self._product("linear_back", dx, dy, w, transpose_b=True)
-        self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
+        self._weight_gradient("linear_back", dw, x, dy, accumulate)
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
         """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; delta None adds nothing (x is before)."""
         (N, D), y = x.shape, _array(y)
         threads, keep = _row(D)
-        kernel = f"add_rmsnorm<{self.number}, {keep}, {'false' if delta is None else 'true'}>"
+        kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
         arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
         moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
-
-    def rmsnorm_again(self, y, x, rstd, gain):
-        """y of `add_rmsnorm` once more, where it was not kept."""
-        N, D = x.shape
-        arguments = x, rstd, gain, y, D
-        self._engine(
-            "rmsnorm_again", f"rmsnorm_again<{self.number}>", N, _row(D)[0], arguments, x.nbytes + y.nbytes
-        )
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
         """dx += the gradient through rmsnorm; dgain (+)= its own."""
         N, D = x.shape
         threads, keep = _row(D)
         blocks = min(N, NORM_BLOCKS * self.on.processors)
-        part = work.gain_parts[:blocks]
-        arguments = dy, x, gain, rstd, dx.full, dx.half, part, N, D
+        part, (again, add_product) = work.gain_parts[:blocks], self._settle()
+        arguments = dy, x, gain, rstd, dx.full, dx.half, dx.half if again is None else again, part, N, D
         moved = dy.nbytes + x.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
-        kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
+        moved += 0 if again is None else again.nbytes
+        kernel = f"add_rmsnorm_back<{self.number}, {keep}, {_flag(again is not None)}>"
         self._engine("add_rmsnorm_back", kernel, blocks, threads, arguments, moved)
+        add_product()
         self._sum_parts("add_rmsnorm_back", part, dgain, accumulate)
 
     def _sum_parts(self, composite, parts, to, accumulate):
@@ -251,9 +282,8 @@ class Program:
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
         """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
-        y = self._filled(y)
         self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
-        self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
+        self._weight_gradient("qkv_rope_back", dw, y, dqkv, accumulate)
 
     def attention(self, y, probs, lse, qkv, config):
         """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
@@ -294,10 +324,12 @@ class Program:
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
         """dgate_up of `swiglu`."""
-        N, F = dhidden.shape
-        grid, arguments = self._blocks(N * F // 4), (dhidden, gate_up, dgate_up, N, F)
-        moved = dhidden.nbytes + 2 * gate_up.nbytes
-        self._engine("swiglu_back", f"swiglu_packed_back<{self.number}>", grid, THREADS, arguments, moved)
+        (N, F), (again, add_product) = dhidden.shape, self._settle()
+        arguments = dhidden, gate_up, dgate_up, dgate_up if again is None else again, N, F
+        moved = dhidden.nbytes + 2 * gate_up.nbytes + (0 if again is None else again.nbytes)
+        kernel = f"swiglu_packed_back<{self.number}, {_flag(again is not None)}>"
+        self._engine("swiglu_back", kernel, self._blocks(N * F // 4), THREADS, arguments, moved)
+        add_product()
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
@@ -308,7 +340,7 @@ class Program:
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
         threads, keep = _row(V)
-        kernel = f"heads_cross_entropy<{self.number}, {keep}, {'true' if gradient else 'false'}>"
+        kernel = f"heads_cross_entropy<{self.number}, {keep}, {_flag(gradient)}>"
         for start in range(0, N, len(work_logits)):
             rows = slice(start, min(start + len(work_logits), N))
             count = rows.stop - rows.start
@@ -336,6 +368,10 @@ class Program:
         parts, file = work.square_parts, self._file("adamw.cu")
         self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
         self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
+
+    def refuse(self, factor, sums):
+        """The norm in factor is no number where one of sums [K] is none or infinite: then `adamw` moves nothing."""
+        self._engine("norm", "refuse", 1, 32, (sums, factor, len(sums)))
 
     def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
         """One step of AdamW over flat arrays; copy: bfloat16 of the same length, or None. step: [3] float32.
@@ -390,8 +426,9 @@ def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size), ("true", "false")
     names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
     names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
-    plain = "rmsnorm_again", "rope_packed", "swiglu_packed", "swiglu_packed_back", "round_to"
-    return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
+    names += [f"add_rmsnorm_back<{number}, {row}, {again}>" for again in flags]
+    names += [f"swiglu_packed_back<{number}, {again}>" for again in flags]
+    return *names, *(f"{name}<{number}>" for name in ("rope_packed", "swiglu_packed", "round_to"))
 
 
 @functools.cache
@@ -405,6 +442,10 @@ def decode_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
 def _together(rows: int) -> int:
     """The instance of a decoding kernel for so many rows."""
     return next(most for most in TOGETHER if rows <= most)
+
+
+def _flag(true: bool) -> str:
+    return "true" if true else "false"
 
 
 def _array(x):
