@@ -18,9 +18,9 @@ class GPT(model.GPT):
     """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
 
     params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; recompute: whether training
-    keeps the norms' outputs and `hidden` or makes them again, for a third of the memory; where, checked, on: as for
-    `gpu.Program`; kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision
-    that the kernels or the card do not take.
+    makes `hidden` again in place of keeping it, for an eighth less memory; where, checked, on: as for `gpu.Program`;
+    kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision that kernels
+    or the card do not take.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GPT(model.GPT):
 
     @property
     def recompute(self) -> bool:
-        """Whether the backward pass makes the norms' outputs and `hidden` again; a reader's kernels do not."""
+        """Whether the backward pass makes `hidden` again; a reader's kernels do not."""
         return self._recompute and self._op() is self.program
 
     @property
@@ -157,6 +157,7 @@ class GPT(model.GPT):
         backward(self.weights, grads, plan, plan.tokens, plan.targets, plan.scale)
         back = plan.op.take()
         plan.put(tokens, targets, scale)
+        plan.sort(tokens)
         gpu.run(trunk)
         gpu.run(back)
         return float((download(plan.losses) * scale).sum(dtype=np.float64)), grads.host()

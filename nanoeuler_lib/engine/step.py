@@ -65,15 +65,15 @@ class Step:
         """No more."""
         self.run, self.profile = gpu.run, None
 
-    def _gradient_list(self, plan, accumulate):
-        m = self.model
-
-        def record():
+    def _gradient_lists(self, plan, accumulate):
+        """All launches of a gradient up to the embedding's, and from there on."""
+        m, key = self.model, ("gradient", accumulate, id(self))
+        if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
             plan.op.sum_losses(self.sums, plan.losses, plan.work, accumulate)
-
-        return plan.list(("gradient", accumulate, id(self)), record)
+            plan.lists[key] = plan.op.take().cut("embed_back")
+        return plan.lists[key]
 
     def _update_list(self, plan):
         m, o, c = self.model, self.optimizer, self.config
@@ -98,7 +98,10 @@ class Step:
         for start in range(0, len(tokens), plan.batch):
             part = slice(start, start + plan.batch)
             plan.put(tokens[part], targets[part], scale)
-            self.run(self._gradient_list(plan, start > 0))
+            most, last = self._gradient_lists(plan, start > 0)
+            self.run(most)
+            plan.sort(tokens[part])  # while the GPU works
+            self.run(last)
 
     def _losses(self, targets):
         counts = (targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0)

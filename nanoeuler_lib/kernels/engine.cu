@@ -61,14 +61,12 @@ add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, 
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float; with AGAIN also
-// y of `add_rmsnorm` once more. part: [gridDim.x, D], each block's share of the gain's gradient over the rows it takes.
-// dy, x, dx, half, y: [rows, D].
-template <class Number, int KEEP, bool AGAIN>
+// dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
+// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, x, dx, half: [rows, D].
+template <class Number, int KEEP>
 __global__ void __launch_bounds__(512)
 add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, const float* __restrict__ gain,
-                 const float* __restrict__ rstd, float* dx, Number* half, Number* __restrict__ y,
-                 float* __restrict__ part, int rows, int D) {
+                 const float* __restrict__ rstd, float* dx, Number* half, float* __restrict__ part, int rows, int D) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
   float4 share[KEEP], g[KEEP];
 #pragma unroll
@@ -102,7 +100,6 @@ add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, con
       add_to(past[k], times(minus(slope[k], times(normed[k], along)), r));
       write_four(dx + row + i, past[k]);
       if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[k]);
-      if (AGAIN) write_four(y + row + i, times(normed[k], g[k]));
     }
   }
 #pragma unroll
@@ -112,21 +109,21 @@ add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, con
   }
 }
 
-// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + blockDim.y, ... one after
-// another, then the blockDim.y sums. Blocks of (32, 8) threads, one for each 32 columns.
+// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + 32, ... one after
+// another, then the 32 sums. Blocks of (32, 32) threads, one for each 32 columns.
 extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restrict__ y, int rows, int columns,
                                      int add) {
-  __shared__ float s[8][32];
-  if (blockDim.x != 32 || blockDim.y != 8) __trap();  // blocks of 32 x 8 threads
+  __shared__ float s[32][33];
+  if (blockDim.x != 32 || blockDim.y != 32) __trap();  // blocks of 32 x 32 threads
   int column = blockIdx.x * 32 + threadIdx.x;
   float sum = 0;
   if (column < columns)
-    for (int row = threadIdx.y; row < rows; row += 8) sum += x[(size_t)row * columns + column];
+    for (int row = threadIdx.y; row < rows; row += 32) sum += x[(size_t)row * columns + column];
   s[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= columns) return;
-  for (int k = 1; k < 8; k++) sum += s[k][threadIdx.x];
-  y[column] = add ? y[column] + sum : sum;
+  sum = warp_sum(s[threadIdx.x][threadIdx.y]);  // a warp adds the 32 sums of one column
+  column = blockIdx.x * 32 + threadIdx.y;
+  if (threadIdx.x == 0 && column < columns) y[column] = add ? y[column] + sum : sum;
 }
 
 // ---- RoPE on packed q and k, in place -----------------------------------------------------------------------------

@@ -45,10 +45,7 @@ class Entry:
     def __str__(self):
         """kernel, grid, block and bytes of shared memory, or the shape of the product."""
         if isinstance(self.launch, Product):
-            p = self.launch
-            kind = f"{p.a.dtype}{'^T' if p.transpose_a else ''} {p.b.dtype}{'^T' if p.transpose_b else ''}"
-            shape = " x ".join(map(str, p.shape))
-            return f"{self.composite}: product {shape} of {kind} {'+=' if p.add else '='} {p.c.dtype}"
+            return f"{self.composite}: product {self.launch}"
         return f"{self.composite}: {cuda.describe(self.launch)}"
 
 
@@ -58,6 +55,11 @@ class Launches(list[Entry]):
     def __init__(self, entries: list[Entry], where: str):
         super().__init__(entries)
         self.where, self.graph, self.has_run = where, None, False
+
+    def cut(self, composite: str) -> tuple["Launches", "Launches"]:
+        """The launches before the first one of a composite, and the rest."""
+        at = [entry.composite for entry in self].index(composite)
+        return Launches(self[:at], self.where), Launches(self[at:], self.where)
 
 
 def run(launches: Launches) -> None:
@@ -95,9 +97,8 @@ class Residual:
 
 @dataclass(frozen=True)
 class Again:
-    """A buffer that all layers share, the x of a matrix product. The backward pass of a layer makes its own again: the
-    composite behind `linear_back` has in its hands what x is made of, writes x too, and the gradient of the matrix
-    waits until then."""
+    """`hidden`, where all layers share one buffer. `swiglu_back`, which has gate and up in its hands, makes a layer's
+    own once more, and the product that reads it, the gradient of `down`, waits until then."""
 
     array: Any
 
@@ -169,22 +170,6 @@ class Program:
         moved = a.nbytes + b.nbytes + c.nbytes * (2 if made.add else 1)
         self._add(composite, made, moved, 2 * math.prod(made.shape))
 
-    def _weight_gradient(self, composite, dw, x, dy, accumulate):
-        """dw (+)= x^T dy; owed where x was not kept, until the composite behind makes it again."""
-
-        def add():
-            self._product(composite, dw, _array(x), dy, transpose_a=True, add=bool(accumulate))
-
-        if isinstance(x, Again):
-            self._owed = x.array, add
-        else:
-            add()
-
-    def _settle(self):
-        """The buffer to make again, or None, and a function that adds the product that waits for it."""
-        (array, add), self._owed = self._owed or (None, lambda: None), None
-        return array, add
-
     def _blocks(self, threads):
         """Blocks for so many threads that take several turns, if there are more than the card runs at once."""
         return min(-(-threads // THREADS), BLOCKS * self.on.processors)
@@ -230,15 +215,18 @@ class Program:
         self._product("linear", y, _array(x), w)
 
     def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
-        """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
+        """dx = dy w^T, dw (+)= x^T dy; of an x that was not kept dw waits for `swiglu_back`. `dx` None skips it."""
         dy = dy.half if isinstance(dy, Residual) else dy
         if dx is not None:
             self._product("linear_back", dx, dy, w, transpose_b=True)
-        self._weight_gradient("linear_back", dw, x, dy, accumulate)
+        if isinstance(x, Again):
+            self._owed = dw, x.array, dy, accumulate
+        else:
+            self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
         """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; delta None adds nothing (x is before)."""
-        (N, D), y = x.shape, _array(y)
+        N, D = x.shape
         threads, keep = _row(D)
         kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
         arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
@@ -250,23 +238,21 @@ class Program:
         N, D = x.shape
         threads, keep = _row(D)
         blocks = min(N, NORM_BLOCKS * self.on.processors)
-        part, (again, add_product) = work.gain_parts[:blocks], self._settle()
-        arguments = dy, x, gain, rstd, dx.full, dx.half, dx.half if again is None else again, part, N, D
+        part = work.gain_parts[:blocks]
+        arguments = dy, x, gain, rstd, dx.full, dx.half, part, N, D
         moved = dy.nbytes + x.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
-        moved += 0 if again is None else again.nbytes
-        kernel = f"add_rmsnorm_back<{self.number}, {keep}, {_flag(again is not None)}>"
+        kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
         self._engine("add_rmsnorm_back", kernel, blocks, threads, arguments, moved)
-        add_product()
         self._sum_parts("add_rmsnorm_back", part, dgain, accumulate)
 
     def _sum_parts(self, composite, parts, to, accumulate):
         rows, columns = parts.shape
         arguments = parts, to, rows, columns, int(accumulate)
-        self._engine(composite, "sum_parts", -(-columns // 32), (32, 8), arguments, parts.nbytes)
+        self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
 
     def qkv_rope(self, qkv, y, w, rope, config, work_weight):
         """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
-        self._product("qkv_rope", qkv, _array(y), w)
+        self._product("qkv_rope", qkv, y, w)
         N, pitch = qkv.shape
         heads, C = config.heads + config.kv_heads, config.head_dim
         grid = -(-N * heads * C // 8 // THREADS)
@@ -283,7 +269,7 @@ class Program:
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
         """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
         self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
-        self._weight_gradient("qkv_rope_back", dw, y, dqkv, accumulate)
+        self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
 
     def attention(self, y, probs, lse, qkv, config):
         """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
@@ -323,13 +309,19 @@ class Program:
         )
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
-        """dgate_up of `swiglu`."""
-        (N, F), (again, add_product) = dhidden.shape, self._settle()
-        arguments = dhidden, gate_up, dgate_up, dgate_up if again is None else again, N, F
-        moved = dhidden.nbytes + 2 * gate_up.nbytes + (0 if again is None else again.nbytes)
-        kernel = f"swiglu_packed_back<{self.number}, {_flag(again is not None)}>"
+        """dgate_up of `swiglu`, and what the last `linear_back` owes."""
+        (N, F), owed, self._owed = dhidden.shape, self._owed, None
+        hidden, moved = dgate_up, dhidden.nbytes + 2 * gate_up.nbytes
+        if owed:
+            dw, hidden, dy, accumulate = owed
+            moved += hidden.nbytes
+        kernel, arguments = (
+            f"swiglu_packed_back<{self.number}, {_flag(owed)}>",
+            (dhidden, gate_up, dgate_up, hidden, N, F),
+        )
         self._engine("swiglu_back", kernel, self._blocks(N * F // 4), THREADS, arguments, moved)
-        add_product()
+        if owed:
+            self.linear_back(None, dw, dy, hidden, None, None, accumulate)
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
@@ -408,8 +400,8 @@ class Program:
         """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
         rows, C = len(qkv), config.head_dim
         arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
-        grid, shared = (config.heads, rows), 4 * (config.context + 2 * C + 128)
-        self._decode("attend", f"attend<{self.number}>", grid, 128, arguments, shared, cache.nbytes)
+        grid, shared = (config.heads, rows), 4 * (config.context + 25 * C)
+        self._decode("attend", f"attend<{self.number}>", grid, 256, arguments, shared, cache.nbytes)
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
         module = self._file("decode.cu", decode_kernels(self.number, self.config))
@@ -426,9 +418,9 @@ def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size), ("true", "false")
     names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
     names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
-    names += [f"add_rmsnorm_back<{number}, {row}, {again}>" for again in flags]
     names += [f"swiglu_packed_back<{number}, {again}>" for again in flags]
-    return *names, *(f"{name}<{number}>" for name in ("rope_packed", "swiglu_packed", "round_to"))
+    plain = "rope_packed", "swiglu_packed", "round_to"
+    return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
 
 
 @functools.cache
@@ -444,8 +436,8 @@ def _together(rows: int) -> int:
     return next(most for most in TOGETHER if rows <= most)
 
 
-def _flag(true: bool) -> str:
-    return "true" if true else "false"
+def _flag(value) -> str:
+    return "true" if value else "false"
 
 
 def _array(x):
