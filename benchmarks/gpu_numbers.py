@@ -4,8 +4,8 @@
     python -m benchmarks.gpu_numbers --out FOLDER  # the JSON goes there
 
 gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
-tensor is off the one in float64, and NumPy's in float32 as well. The text is a source whose next token hangs on the last
-one, so that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
+tensor is off the one in float64, and NumPy's in float32 as well. In the text the next token hangs on the last one, so
+that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
 the mean of |difference| over the last LAST steps, ours and that of PyTorch's autocast, for SEEDS first weights. again:
 whether two runs of one seed give the same losses, bit for bit.
 """

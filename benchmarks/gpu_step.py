@@ -9,7 +9,7 @@ The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused Ad
 batches, with the same precision of products, residual stream and master weights; both clip, and both give the host the
 loss of each step. The losses of the first steps must agree, so that the work is the same. Each takes `STEPS` steps in
 turn, timed by the clock from an idle GPU to an idle GPU; the time is the median over rounds, the ratio that of the
-rounds. At 16 texts, where gaps between launches count, PyTorch's modes that capture a graph take part as well.
+rounds. At 16 texts, where gaps between launches count, PyTorch's mode that captures a graph takes part as well.
 
 Memory is the peak of a process of its own (`--memory`): what the driver says is in use after three steps, less what it
 said before the model was made.
@@ -35,7 +35,10 @@ SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first ste
 STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
 APART = {"bfloat16": 5e-3, "tf32": 1e-3, "float32": 1e-5}  # by how much of themselves losses may differ
 US, PEER = "NanoEuler", "torch.compile"
-MODES = {PEER: None, "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}
+MODES = {
+    PEER: None,
+    "reduce-overhead": "reduce-overhead",
+}  # max-autotune compiled for over three minutes, in vain
 Batch = tuple[np.ndarray, np.ndarray]
 Take = Callable[[int, Batch], float]
 

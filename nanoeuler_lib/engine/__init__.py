@@ -2,8 +2,8 @@
 
 `GPT` has the face of `model.GPT`, takes and returns NumPy's arrays; `Step` that of `step.Step`. What they run is
 `model.forward` and `model.backward` themselves, on a plan whose composites write a list (`ops/gpu.py`): once for each
-shape, replayed as often as wanted. Without a GPU the same lists run through the CPU runtime, where every access is
-checked: slow, for small models, and how the tests know the engine.
+shape, and on a card from its second run on as one CUDA graph. Without a GPU the same lists run through the CPU runtime,
+where every access is checked: slow, for small models, and how the tests know the engine.
 
 precision: "float32"; "tf32", whose products round float32 to 10 bits behind the point; "bfloat16", whose products
 multiply bfloat16 copies of the weights, with everything that adds up over steps or layers in float32: the weights that
