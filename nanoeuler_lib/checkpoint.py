@@ -24,6 +24,8 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, to_json
+from nanoeuler_lib.files import sha256 as _digest
+from nanoeuler_lib.files import sync as _sync
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.tokenizer import Tokenizer
@@ -339,20 +341,5 @@ def _filled(config, tensors, prefix=""):
     return params
 
 
-def _digest(file):
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def _digest_head(head):
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path):
-    if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
