@@ -142,12 +142,12 @@ def pieces(path: str | Path, size: int = PIECE) -> Iterator[Piece]:
     for block in data.read_blocks(path, size):
         lines, end, tail = (rest + block).rpartition("\n")  # a line that is cut off may become a separator
         *whole, rest = data.unix_separators(lines + end).split(data.SEPARATOR)
-        rest += tail
+        rest = (rest + tail) if goes_on and not whole else data.without_leading_marks(rest + tail)
         if whole := [found for part in whole if (found := data.document(part))]:
             yield goes_on, whole
             goes_on, some = False, True
         if len(rest) > size and (cut := _last_cut(rest)):
-            yield goes_on, [data.without_leading_marks(rest[:cut])]
+            yield goes_on, [rest[:cut]]
             rest, goes_on, some = rest[cut:], True, True
     if whole := data.documents(data.unix_separators(rest)):
         yield goes_on, whole
@@ -330,12 +330,11 @@ def _read_head(file):
         and all(type(n) is int and n > 0 for n in head["shards"])
         and sum(head["shards"]) == head["tokens"]
     )
-    names = {"documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head.get("shards") or ())))}
-    if (
-        not good
-        or set(head["sha256"]) != names
-        or not all(isinstance(d, str) for d in head["sha256"].values())
-    ):
+    good = good and all(isinstance(digest, str) for digest in head["sha256"].values())
+    names = (
+        ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
+    )
+    if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
     return head | {"digest": digest}
 
@@ -450,9 +449,10 @@ class ShardDataset:
             rng = np.random.default_rng([self.train.seed, number])
             spare = self.tokens - self.model.predict - self.windows * self.row_tokens
             begin = int(rng.integers(spare + 1))
+            rng.shuffle(order := np.arange(self.windows, dtype=np.uint32))
             for old in [one for one in self.epochs if abs(one - number) > 1]:
                 del self.epochs[old]
-            self.epochs[number] = begin, rng.permutation(np.arange(self.windows, dtype=np.uint32))
+            self.epochs[number] = begin, order
         return self.epochs[number]
 
     def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:

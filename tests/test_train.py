@@ -1039,13 +1039,13 @@ def test_no_position_sees_the_future():
 
 
 def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
-    original, drawn = train.TextDataset.batch, []
+    original, drawn = data.batch, []
 
-    def batch(self, rng, rows):
+    def batch(tokens, rng, *arguments):
         drawn.append(rng.bit_generator.state["state"]["state"])
-        return original(self, rng, rows)
+        return original(tokens, rng, *arguments)
 
-    monkeypatch.setattr(train.TextDataset, "batch", batch)
+    monkeypatch.setattr(data, "batch", batch)
     config = TrainConfig(**RUN_CONFIG.to_dict() | {"seed": 3})
     train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
     expected = [
