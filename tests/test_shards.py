@@ -455,7 +455,7 @@ def test_a_model_learns_from_shards(tmp_path, corpus):
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    """Tokenizing and training: the peak is the same for eight times the text, and below its size."""
+    """Tokenizing and training: the peak for eight times the text is larger by less than a tenth of what came to it."""
     peaks, config = {}, changed(CONFIG, sample_every=0, valid_fraction=0.01)
     model = changed(MODEL, context=96)  # an epoch's order takes 4 bytes a window
     for stories in (100, 100, 800):  # the first time is a warm-up
@@ -470,8 +470,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
             shards.pretrain(tmp_path / "run", found, None, model, config, quiet=True)
         peaks[stories] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert (tmp_path / "text").stat().st_size > 3_000_000
-    assert peaks[800] < 1.1 * peaks[100] and peaks[800] < 0.8 * (tmp_path / "text").stat().st_size, peaks
+    more = (tmp_path / "text").stat().st_size * 7 / 8
+    assert more > 2_500_000 and peaks[800] - peaks[100] < 0.1 * more, peaks
 
 
 # Checkpoints by a thread.
