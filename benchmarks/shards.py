@@ -16,6 +16,7 @@ import resource
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -86,15 +87,27 @@ def save(folder: Path, tokenizer: Tokenizer) -> None:
     optimizer = AdamW(config, settings)
     optimizer.m.flat[...] = optimizer.v.flat[...] = 1.0
     found = checkpoint.Checkpoint(folder, GPT(config), tokenizer, 1, settings, optimizer, {})
-    began = time.perf_counter()
-    copy = train.copied(found)
-    copied = time.perf_counter() - began
-    began, cpu = time.perf_counter(), cpu_seconds()
-    train._save(folder / "run", copy, 1)
+    waits = []
+    for _ in range(3):  # the first ones take memory that nobody has touched
+        began = time.perf_counter()
+        copy = train.copied(found)
+        waits.append(time.perf_counter() - began)
+    pauses, began, cpu = [], time.perf_counter(), cpu_seconds()
+    with ThreadPoolExecutor(1) as writer:
+        written = writer.submit(train._save, folder / "run", copy, 1)
+        last = began
+        while not written.done():  # what a run does meanwhile: it comes back to Python every few milliseconds
+            time.sleep(0.002)
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+        written.result()
     wall, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+    long = sum(pause for pause in pauses if pause > 0.02)
     print(
-        f"checkpoint of base, {found.model.size:,} parameters: the run waits {copied:.2f} s for a copy; a thread then "
-        f"writes for {wall:.1f} s (CPU {cpu:.1f} s)",
+        f"checkpoint of base, {found.model.size:,} parameters: a run waits {', '.join(f'{w:.2f}' for w in waits)} s "
+        f"for a copy; a thread then writes for {wall:.1f} s (CPU {cpu:.1f} s) and holds Python up for {long:.2f} s of "
+        f"them, {max(pauses):.2f} s at most at a time",
         flush=True,
     )
 

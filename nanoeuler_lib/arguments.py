@@ -56,6 +56,7 @@ OTHERS_SAY = {  # what options are called elsewhere
     "--text": "--data", "--file": "--data", "--output": "--out", "--checkpoint": "--run", "--model": "--run",
     "--max-tokens": "--tokens", "--length": "--tokens", "--temp": "--temperature", "--vocab": "--vocab-size",
     "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
+    "--tokens": "--steps",
 }  # fmt: skip
 
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too

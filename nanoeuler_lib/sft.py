@@ -87,6 +87,8 @@ class SFTDataset:
     has nothing left, and when the second has lost more than half and is too small to measure by.
     """
 
+    sampled = False
+
     def __init__(
         self, examples: Iterable[Example], held_out: Iterable[Example], found: checkpoint.Checkpoint
     ):

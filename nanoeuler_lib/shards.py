@@ -23,6 +23,7 @@ import threading
 import warnings
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -30,6 +31,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -295,11 +297,11 @@ class Shards:
         self.tokenizer = Tokenizer.load(self.path / "tokenizer.json")
         self.shards = [_mapped(self.path / _name(i), np.uint16, (n,)) for i, n in enumerate(head["shards"])]
         self.starts, self.sums = _mapped(self.path / "documents.npy", np.int64, (self.documents, 2)).T
-        self._begins = np.cumsum([0, *head["shards"]])  # of each shard in the stream, and the end
+        self._begins = [0, *accumulate(head["shards"])]  # of each shard in the stream, and the end
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens start to stop of the stream, [stop - start] uint16, from as many shards as they lie in."""
-        first = int(np.searchsorted(self._begins, start, side="right")) - 1
+        first = bisect_right(self._begins, start) - 1
         parts = []
         while start < stop:
             begin, end = self._begins[first : first + 2]
@@ -359,7 +361,7 @@ def _mapped(file, dtype, shape):
         raise NanoEulerError(
             f"{file}: holds {found.dtype} {list(found.shape)}, expected {dtype.__name__} {list(shape)}"
         )
-    return found
+    return np.asarray(found)  # a plain view is quicker to cut than a memmap
 
 
 # ---- Learning from them
@@ -436,6 +438,7 @@ class ShardDataset:
             int, tuple[int, np.ndarray]
         ] = {}  # the last two: where it begins, the order of its windows
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
+        self.sampled = self.sizes["valid_tokens"] > SAMPLE
         self.fingerprint = _fingerprint(self.part)
         self.valid_fingerprint = "+".join(map(_fingerprint, self.valid.values()))
         marks, held_out = self.part.marks(), np.concatenate([part.marks() for part in self.valid.values()])

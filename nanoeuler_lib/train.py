@@ -148,9 +148,12 @@ class TextDataset:
 
     Others have the same members, `shards.ShardDataset` for text that lies on the disk and `sft.SFTDataset`: the
     fingerprints tell one text from another, `sizes` goes into run.json, `tokens` is how many there are to learn from,
-    `row_tokens` how many a row has on average, `warnings` what to say first.
+    `row_tokens` how many a row has on average, `warnings` what to say first, `sampled` whether there is so much to
+    validate on that most validations score a part of it.
     Raises NanoEulerError when a part is too short for a row.
     """
+
+    sampled = False
 
     def __init__(self, part: str, valid: str, found: checkpoint.Checkpoint):
         self.model, self.train, self.tokenizer = found.model.config, found.train, found.tokenizer
@@ -341,11 +344,15 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
         journal.begin(warnings, lengthened)
         journal.estimate(take_step)
         for step in range(found.step, config.steps):
-            began, done = time.perf_counter(), step + 1
+            done = step + 1
             validates = done % config.valid_every == 0 or done == config.steps
+            whole = (
+                not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
+            )
+            before = model.params.host().flat.copy() if (validates and whole) or done == 1 else None
+            began = time.perf_counter()
             if profile and step == found.step + 1:  # the first one has compiled and taken memory
                 times = take_step.watched()
-            before = model.params.host().flat.copy() if validates or done == 1 else None
             inputs, targets = dataset.batch(step, rows)
             losses, norm = take_step(inputs, targets)
             seconds = time.perf_counter() - began
@@ -356,8 +363,7 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
             if before is not None:
                 journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
             if validates:
-                every = WHOLE_EVERY * config.valid_every
-                journal.validate(done, whole=done % every == 0 or done == config.steps)
+                journal.validate(done, whole)
             if config.sample_every and done % config.sample_every == 0:
                 journal.sample(done)
             if done % config.save_every == 0 or done == config.steps or stop:

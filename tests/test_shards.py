@@ -349,19 +349,25 @@ def test_a_sample_is_windows_at_equal_distances(tmp_path):
     assert "valid_share" not in dataset.validation(model, whole=False), "a small set is always scored whole"
 
 
-def test_when_a_validation_is_whole(tmp_path):
-    """Before the first step, every tenth time and at the end."""
+@pytest.mark.parametrize("sampled", [True, False])
+def test_when_a_validation_is_whole(tmp_path, sampled):
+    """Before the first step, every tenth time and at the end; the vital signs are looked at then, too."""
     asked = []
 
     def validation(self, model, whole=True):
         asked.append(whole)
         return {"valid_bits_per_byte": 1.0}
 
-    with patch.object(ShardDataset, "validation", validation):
+    with (
+        patch.object(ShardDataset, "validation", validation),
+        patch.object(shards, "SAMPLE", 100 if sampled else 10**6),
+    ):
         config = changed(RUN_CONFIG, steps=45, valid_every=2, save_every=50)
         shards.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, config, quiet=True)
     wholes = [2 * i for i, whole in enumerate(asked[:-1]) if whole]
-    assert wholes == [0, 20, 40] and asked[-1] and len(asked) == 24
+    assert wholes == ([0, 20, 40] if sampled else [*range(0, 45, 2)]) and asked[-1] and len(asked) == 24
+    looked = [entry["step"] for entry in train.read_log(tmp_path / "run") if "groups" in entry]
+    assert looked == [1, *wholes[1:], 45]
 
 
 def test_sets_must_be_told_apart_and_share_a_vocabulary(tmp_path):
