@@ -110,9 +110,9 @@ def train(args):
             [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer", "precision"],
         )
         files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-        config = TrainConfig.from_dict(head["train"])
-        steps = _in_steps(_given(args, ["steps"]), config, head["model"]["context"]).get("steps")
-        texts, module = _read_data(files)
+        steps, texts, module = args.steps, *_read_data(files)
+        if isinstance(steps, arguments.Tokens):
+            steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
         module.resume(args.resume, *texts, args.quiet, files=files, steps=steps, device=args.device)
         _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
         return
@@ -128,22 +128,26 @@ def train(args):
         raise NanoEulerError(
             f"--data is {args.data}, shards with a tokenizer in them: expected no --tokenizer"
         )
-    tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else getattr(texts[0], "tokenizer", None)
+    tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
+    tokenizer = texts[0].tokenizer if module is shards else tokenizer
     changes = _given(args, SHAPE)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
     model_config = preset(args.preset or "small", **changes)
     rows = TrainConfig(**_given(args, ["batch", "accumulate"]))
-    config = TrainConfig(**_in_steps(_given(args, TRAINING), rows, model_config.context))
+    settings = _given(args, TRAINING)
+    config = TrainConfig(**{n: _in_steps(value, rows, model_config.context) for n, value in settings.items()})
     _check_workers(args)
     _not_negative(args, "profile")
     device = choose(args.device or "cpu", args.precision, model_config)
-    options = dict(quiet=args.quiet, workers=args.workers, files=files, device=device, profile=args.profile)
+    options = dict(files=files, device=device, profile=args.profile)
     if module is shards:
-        shards.pretrain(args.run, *texts, model_config, config, **options)
+        shards.pretrain(args.run, *texts, model_config, config, args.quiet, args.workers, **options)
     else:
-        text, valid = texts
-        training.train(args.run, text, model_config, config, tokenizer, str(args.data), valid, **options)
+        training.train(
+            args.run, texts[0], model_config, config, tokenizer, str(args.data), texts[1], args.quiet, args.workers,
+            **options,
+        )  # fmt: skip
     _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
 
@@ -166,13 +170,11 @@ def _numbered(valid):
     return dict(zip(names, valid or [None], strict=True))
 
 
-def _in_steps(settings, rows, context):
-    """Settings of a training with what was given in tokens as steps, the last one not cut off."""
-    tokens = rows.batch * rows.accumulate * context
-    return {
-        name: -(-value // tokens) if isinstance(value, arguments.Tokens) else value
-        for name, value in settings.items()
-    }
+def _in_steps(value, rows, context):
+    """A setting; one that was given in tokens as steps, the last one whole. rows: a configuration with its rows."""
+    if not isinstance(value, arguments.Tokens):
+        return value
+    return -(-value // (rows.batch * rows.accumulate * context))
 
 
 def report(args):
