@@ -270,6 +270,10 @@ def _is_number(value):
     return value is None or type(value) in (int, float)
 
 
+def _are_numbers(value):
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+
+
 def _are_files(value):
     return isinstance(value, dict) and all(path is None or isinstance(path, str) for path in value.values())
 
@@ -291,6 +295,7 @@ INFO = {
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),
     "valid_bits_per_byte": ("a number", _is_number),
+    "valid_sets": ("a number for each", _are_numbers),
     "floor_bits_per_byte": ("a number", _is_number),
     "files": ("names of files", _are_files),
     "examples": ("a source, a number and a seed", _are_examples),

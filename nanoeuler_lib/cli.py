@@ -291,6 +291,7 @@ def _came_out(run, began, what):
     said = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
     validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
+    validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{said}")
     out.line(f"look at it: nanoeuler report {run}")
     out.line(f"{what} {run}")

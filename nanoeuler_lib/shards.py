@@ -45,6 +45,7 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, from_json, locked, one_line, to_json
 from nanoeuler_lib.generate import generate
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.run_folder import expect_new
 from nanoeuler_lib.step import cores
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.watch import document_warnings
@@ -55,9 +56,8 @@ PIECE = 1 << 22  # bytes of text that a process tokenizes at a time
 SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
 ROWS = 16  # of validation that go through the model at a time
 
-Piece = tuple[
-    bool, list[str]
-]  # whether the first document goes on from the piece before; documents or parts of one
+# Whether the first document goes on from the piece before; documents, or a part of one.
+Piece = tuple[bool, list[str]]
 
 
 # ---- From texts to shards
@@ -188,14 +188,14 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
                 "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
                 "fewer --workers take less"
             ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)  # an error ends what waits
 
 
 def _begin_worker(tokenizer):
     global _tokenizer  # kept from piece to piece, with the words it has met
     _tokenizer = tokenizer
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is the business of the process that waits for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
 
     def end_with_it():
         multiprocessing.parent_process().join()
@@ -217,11 +217,8 @@ class _Stream:
     """The token stream on its way into shards of so many tokens; `end` stands before each document and at the end."""
 
     def __init__(self, folder: Path, end: int, shard_tokens: int):
-        self.folder, self.end, self.room = (
-            folder,
-            np.array([end], np.uint16),
-            np.empty(shard_tokens, np.uint16),
-        )
+        self.folder, self.end = folder, np.array([end], np.uint16)
+        self.room = np.empty(shard_tokens, np.uint16)
         self.filled, self.tokens, self.bytes, self.shards = 0, 0, 0, []
         self.starts, self.sums = array("q"), array("q")
 
@@ -537,6 +534,7 @@ def pretrain(
 
     valid: as for `ShardDataset`; the rest as for `train.train`. Raises NanoEulerError as both do.
     """
+    expect_new(Path(run))
     info = {"source": str(shards.path), "workers": workers or cores()} | ({"files": files} if files else {})
     found = train.fresh(run, model_config, config, shards.tokenizer, info, device, profile)
     return train.start_run(Path(run), found, ShardDataset(shards, valid, found), quiet, on_entry, profile)

@@ -430,6 +430,13 @@ def test_a_run_goes_on_with_its_own_shards_only(tmp_path, corpus):
     shards.resume(tmp_path / "run", Shards(tmp_path / "again"), valid, quiet=True)  # the same text elsewhere
 
 
+def test_a_folder_that_holds_something_is_left_alone(tmp_path, corpus):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("mine")
+    assert "is not an empty folder" in error_of(shards.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG)
+    assert contents(tmp_path / "run") == {"mine": b"mine"}
+
+
 def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
     found, valid = corpus
     shards.pretrain(tmp_path / "run", found, valid, MODEL, CONFIG, quiet=True)
@@ -680,6 +687,9 @@ def test_the_command(here, capsys):
     assert head["info"]["files"] == {
         n: str(here / f) for n, f in (("text", "text"), ("valid", "one"), ("valid_2", "two"))
     }
+    sets = head["info"]["valid_sets"]
+    told = f"bits per byte, one {sets['one']:.4f}, two {sets['two']:.4f}\n"
+    assert told in capsys.readouterr().out
     assert cli.main(["train", "--resume", "run", "--steps", "480tok", "--quiet"]) == 0
     assert checkpoint.read_head("run")["step"] == 10
     os.rename("two", "zwei")
