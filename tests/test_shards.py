@@ -586,6 +586,7 @@ def test_killed_in_the_middle_of_a_shard(tmp_path, workers):
     assert not (tmp_path / "shards").exists() and (tmp_path / ".shards.partial" / "00003.npy").exists()
     assert "no such file" in error_of(Shards, tmp_path / "shards")
     assert "no such file" in error_of(Shards, tmp_path / ".shards.partial")
+    (tmp_path / ".shards.partial" / "00077.npy").write_bytes(b"of a longer text")
     until = time.monotonic() + 20
     while True:
         try:

@@ -773,6 +773,8 @@ def test_a_folder_that_goes_away_is_noticed(tmp_path, what):
 
     def go_away(entry):
         if entry["step"] == 3 and "loss" in entry:
+            while not (run / "checkpoints" / "step-000002").exists():
+                time.sleep(0.01)  # a thread writes it
             shutil.rmtree(run) if what != "renamed" else run.rename(tmp_path / "elsewhere")
             if what == "made anew":
                 run.mkdir()
