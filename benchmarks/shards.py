@@ -12,6 +12,7 @@ and CPU seconds say what it would be alone.
 import argparse
 import lzma
 import os
+import pickle
 import resource
 import shutil
 import tempfile
@@ -49,8 +50,9 @@ def tokenize(texts: list[Path], tokenizer: Tokenizer, folder: Path) -> None:
     for text in texts:
         for workers in (1, 2):
             out = folder / f"{text.stem}-{workers}"
+            fresh = pickle.loads(pickle.dumps(tokenizer))  # has met no word yet
             wall, cpu = time.perf_counter(), cpu_seconds()
-            made = shards.write(out, [text], tokenizer, workers)
+            made = shards.write(out, [text], fresh, workers)
             wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
             size = made.bytes / MB
             print(
