@@ -56,7 +56,27 @@ OTHERS_SAY = {  # what options are called elsewhere
     "--text": "--data", "--file": "--data", "--output": "--out", "--checkpoint": "--run", "--model": "--run",
     "--max-tokens": "--tokens", "--length": "--tokens", "--temp": "--temperature", "--vocab": "--vocab-size",
     "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
+    "--tokens": "--steps",
 }  # fmt: skip
+
+IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
+
+
+class Tokens(int):
+    """A number of steps that was given in tokens."""
+
+
+def steps_or_tokens(word: str) -> int:
+    """The number of steps that a word means, or of tokens: 2000, 300Mtok. k, M and G stand for a thousand, ..."""
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)tok", word):
+        return Tokens(round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]))
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"is {short(word)}, expected a whole number, or tokens as in 300Mtok"
+        ) from None
+
 
 MISSING = "the following arguments are required: "  # argparse's words
 
@@ -109,6 +129,8 @@ class Parser(argparse.ArgumentParser):
         if found := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
             kind = {"int": "a whole number", "float": "a number"}[found[2]]
             return f"{found[1]} is {short(found[3])}, expected {kind}"
+        if found := re.match(r"argument (.+?): (is .*)", message, re.DOTALL):
+            return f"{found[1]} {found[2]}"
         if message.startswith(MISSING):
             missing = message.removeprefix(MISSING)
             words = [word for a in self._actions if a.metavar == missing for word in a.choices or ()]
@@ -145,7 +167,8 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command(
         "corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus
     )
-    command("train", "train a model on a UTF-8 text file", _train, as_json=False)
+    command("shards", "tokenize texts larger than memory, to train on", _shards)
+    command("train", "train a model on a UTF-8 text file, or on shards", _train, as_json=False)
     command("sft", "teach a base model to answer", _sft, as_json=False)
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
@@ -205,18 +228,36 @@ def _konigsberg(new):
     )
 
 
+def _shards(new):
+    new.add_argument(
+        "texts", nargs="+", type=Path, metavar="TEXT", help="UTF-8 text files, one after another"
+    )
+    new.add_argument(
+        "--tokenizer",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="tokenizer file, of at most 65536 tokens",
+    )
+    new.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist"
+    )
+    new.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
+
+
 def _train(new):
     new.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text file (--resume: where it stands now, if it moved)",
+        help="UTF-8 text file, or folder of shards (--resume: where it stands now, if it moved)",
     )
     new.add_argument(
         "--valid",
         type=Path,
+        action="append",
         metavar="FILE",
-        help="validation text (default: the end of --data; --resume: as --data)",
+        help="validation text, or shards, each time another set (default: the end of --data; --resume: as --data)",
     )
     _run_folder(new)
     new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
@@ -224,7 +265,7 @@ def _train(new):
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="tokenizer file (default: trained on the training part)",
+        help="tokenizer file (default: trained on the training part; shards have theirs)",
     )
     _how_to_run(new)
     text = "time every launch of N steps on the GPU, and say where the time goes (default 0)"
@@ -233,7 +274,7 @@ def _train(new):
     for name, meaning in SHAPE.items():
         values = ", ".join(f"{preset} {numbers[name]}" for preset, numbers in PRESETS.items())
         shape.add_argument(_option(name), type=int, metavar="N", help=f"{meaning} ({values})")
-    _training(new, {})
+    _training(new, {}, in_tokens=IN_STEPS)
 
 
 def _sft(new):
@@ -287,11 +328,13 @@ def _device(new, default):
     new.add_argument("--precision", metavar="NAME", help=text)
 
 
-def _training(new, defaults):
-    group, defaults = new.add_argument_group("training"), TrainConfig().to_dict() | defaults
+def _training(new, defaults, in_tokens=()):
+    about = "numbers of steps may be given in tokens, as in 300Mtok" if in_tokens else None
+    group, defaults = new.add_argument_group("training", about), TrainConfig().to_dict() | defaults
     for name, meaning in TRAINING.items():
         kind = type(defaults[name])
         metavar = "N" if kind is int else "X"
+        kind = steps_or_tokens if name in in_tokens else kind
         group.add_argument(
             _option(name), type=kind, metavar=metavar, help=f"{meaning} (default {defaults[name]:g})"
         )

@@ -24,6 +24,8 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, to_json
+from nanoeuler_lib.files import sha256 as _digest
+from nanoeuler_lib.files import sync as _sync
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.tokenizer import Tokenizer
@@ -268,6 +270,10 @@ def _is_number(value):
     return value is None or type(value) in (int, float)
 
 
+def _are_numbers(value):
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+
+
 def _are_files(value):
     return isinstance(value, dict) and all(path is None or isinstance(path, str) for path in value.values())
 
@@ -289,6 +295,7 @@ INFO = {
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),
     "valid_bits_per_byte": ("a number", _is_number),
+    "valid_sets": ("a number for each", _are_numbers),
     "floor_bits_per_byte": ("a number", _is_number),
     "files": ("names of files", _are_files),
     "examples": ("a source, a number and a seed", _are_examples),
@@ -339,20 +346,5 @@ def _filled(config, tensors, prefix=""):
     return params
 
 
-def _digest(file):
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def _digest_head(head):
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path):
-    if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -84,8 +84,21 @@ def corpus_konigsberg(args):
     )
 
 
+def shards(args):
+    from nanoeuler_lib import shards
+    from nanoeuler_lib.tokenizer import Tokenizer
+
+    _check_workers(args)
+    began = time.perf_counter()
+    made = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
+    seconds = time.perf_counter() - began
+    found = {"out": str(args.out), "tokens": made.tokens, "documents": made.documents, "bytes": made.bytes}
+    said = f"{args.out}: {made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards)} shards"
+    _print(args, found, f"{said}; {made.bytes:,} bytes, {made.bytes / seconds / 1e6:.1f} MB/s")
+
+
 def train(args):
-    from nanoeuler_lib import data
+    from nanoeuler_lib import shards
     from nanoeuler_lib import train as training
     from nanoeuler_lib.device import choose
     from nanoeuler_lib.tokenizer import Tokenizer
@@ -96,9 +109,11 @@ def train(args):
             args,
             [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer", "precision"],
         )
-        files, _ = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-        texts = [data.read_text(files[name]) if files[name] else None for name in ("text", "valid")]
-        training.resume(args.resume, *texts, args.quiet, files=files, steps=args.steps, device=args.device)
+        files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
+        steps, texts, module = args.steps, *_read_data(files)
+        if isinstance(steps, arguments.Tokens):
+            steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
+        module.resume(args.resume, *texts, args.quiet, files=files, steps=steps, device=args.device)
         _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
         return
     for option in ("data", "run"):
@@ -106,21 +121,60 @@ def train(args):
             raise NanoEulerError(
                 f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
             )
-    texts = [data.read_text(file) if file else None for file in (args.data, args.valid)]
+    given = {"text": args.data, **_numbered(args.valid)}
+    files = {name: _absolute(path) for name, path in given.items()}
+    texts, module = _read_data(given)
+    if args.tokenizer and module is shards:
+        raise NanoEulerError(
+            f"--data is {args.data}, shards with a tokenizer in them: expected no --tokenizer"
+        )
     tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
+    tokenizer = texts[0].tokenizer if module is shards else tokenizer
     changes = _given(args, SHAPE)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
     model_config = preset(args.preset or "small", **changes)
-    config = TrainConfig(**_given(args, TRAINING))
+    rows = TrainConfig(**_given(args, ["batch", "accumulate"]))
+    settings = _given(args, TRAINING)
+    config = TrainConfig(**{n: _in_steps(value, rows, model_config.context) for n, value in settings.items()})
     _check_workers(args)
     _not_negative(args, "profile")
-    training.train(
-        args.run, texts[0], model_config, config, tokenizer, str(args.data), texts[1], args.quiet, args.workers,
-        files={"text": _absolute(args.data), "valid": _absolute(args.valid)},
-        device=choose(args.device or "cpu", args.precision, model_config), profile=args.profile,
-    )  # fmt: skip
+    device = choose(args.device or "cpu", args.precision, model_config)
+    options = dict(files=files, device=device, profile=args.profile)
+    if module is shards:
+        shards.pretrain(args.run, *texts, model_config, config, args.quiet, args.workers, **options)
+    else:
+        training.train(
+            args.run, texts[0], model_config, config, tokenizer, str(args.data), texts[1], args.quiet, args.workers,
+            **options,
+        )  # fmt: skip
     _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
+
+
+def _read_data(files):
+    """What `train` learns from and what it is measured on, and the module that trains on it: texts or shards."""
+    from nanoeuler_lib import data, shards
+    from nanoeuler_lib import train as training
+
+    valid = [path for name, path in files.items() if name.startswith("valid") and path]
+    if Path(files["text"]).is_dir():
+        return (shards.Shards(files["text"]), [shards.Shards(path) for path in valid] or None), shards
+    if len(valid) > 1:
+        raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
+    return (data.read_text(files["text"]), data.read_text(valid[0]) if valid else None), training
+
+
+def _numbered(valid):
+    """The validation files by the names under which a run keeps them: valid, valid_2, ..."""
+    names = ["valid", *(f"valid_{number}" for number in range(2, len(valid or ()) + 1))]
+    return dict(zip(names, valid or [None], strict=True))
+
+
+def _in_steps(value, rows, context):
+    """A setting; one that was given in tokens as steps, the last one whole. rows: a configuration with its rows."""
+    if not isinstance(value, arguments.Tokens):
+        return value
+    return -(-value // (rows.batch * rows.accumulate * context))
 
 
 def report(args):
@@ -193,14 +247,22 @@ def _files_of(run, args, options, command):
     if head["train"] is None or begun_by != command:
         raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
     before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
+    several = [name for name in before if name.startswith("valid_")] if "valid" in options else []
+    given = {name: getattr(args, option) for name, option in options.items()}
+    if given.get("valid"):
+        if len(given["valid"]) != 1 + len(several):
+            raise NanoEulerError(
+                f"--valid is given {len(given['valid'])} times, expected {1 + len(several)}, as the run began"
+            )
+        given |= dict(zip(["valid", *several], given["valid"], strict=True))
     files = {}
-    for name, option in options.items():
-        files[name], now = before.get(name), getattr(args, option)
+    for name, option in (options | dict.fromkeys(several, "valid")).items():
+        files[name], now = before.get(name), given.get(name)
         built_in = {("examples", source) for source in SOURCES}
         needed = (name, files[name]) not in {("valid", None), *built_in}
         if now is not None:
             files[name] = now if (name, now) in built_in else _absolute(now)
-        elif needed and not (files[name] and _is_file(files[name])):
+        elif needed and not (files[name] and _is_there(files[name])):
             raise NanoEulerError(
                 f"{files[name] or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
                 f"where it is now: --{option} FILE"
@@ -208,9 +270,9 @@ def _files_of(run, args, options, command):
     return files, head
 
 
-def _is_file(name):
+def _is_there(name):
     try:
-        return Path(name).is_file()
+        return Path(name).exists()
     except (OSError, ValueError):  # a name that no file can have
         return False
 
@@ -229,6 +291,7 @@ def _came_out(run, began, what):
     said = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
     validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
+    validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{said}")
     out.line(f"look at it: nanoeuler report {run}")
     out.line(f"{what} {run}")
@@ -565,8 +628,8 @@ def _print(args, facts, text=""):
 
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
-    "corpus konigsberg": corpus_konigsberg, "train": train, "sft": sft, "report": report, "generate": generate,
-    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
+    "corpus konigsberg": corpus_konigsberg, "shards": shards, "train": train, "sft": sft, "report": report,
+    "generate": generate, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info,
 }  # fmt: skip
 

@@ -6,7 +6,9 @@ end-of-text id before each document and after the last: rows can then start with
 document begins and ends.
 """
 
+import codecs
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,30 +22,43 @@ SEPARATOR = f"\n{END_OF_TEXT}\n"
 
 def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file. Raises NanoEulerError if it is missing, empty, or not text."""
-    path = Path(path)
+    return unix_separators("".join(read_blocks(path)))
+
+
+def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
+    """The text of a UTF-8 file, some `size` bytes at a time. Raises what `read_text` does, where it comes to it."""
+    path, decoder, before, blank = Path(path), codecs.getincrementaldecoder("utf-8")(), 0, True
     try:
         if path.is_char_device() or path.is_block_device():  # such as /dev/zero, which has no end
             raise NanoEulerError(f"{path}: is a device, expected a UTF-8 text file")
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            block = True
+            while block:
+                block = file.read(size)
+                blank = blank and not block.strip()
+                if b"\0" in block:
+                    found = before + block.index(0)
+                    raise NanoEulerError(
+                        f"{path}: byte {found} is NUL, expected UTF-8 text, not a binary file"
+                    )
+                kept = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
+                yield decoder.decode(block, final=not block)
+                before += len(block)
     except NanoEulerError:
         raise
+    except UnicodeDecodeError as error:
+        found, at = error.object[error.start], before - kept + error.start
+        raise NanoEulerError(f"{path}: byte {at} is 0x{found:02x}, expected UTF-8 text") from None
     except FileNotFoundError:
         raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
     except (OSError, ValueError) as error:  # ValueError: a name with NUL
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(f"{path}: cannot be read ({reason}), expected a UTF-8 text file") from None
-    if not data.strip():
-        raise NanoEulerError(f"{path}: holds {len(data)} bytes and no text, expected UTF-8 text")
-    if b"\0" in data:
-        raise NanoEulerError(f"{path}: byte {data.index(0)} is NUL, expected UTF-8 text, not a binary file")
-    try:
-        return _unix_separators(data.decode())
-    except UnicodeDecodeError as error:
-        found = data[error.start]
-        raise NanoEulerError(f"{path}: byte {error.start} is 0x{found:02x}, expected UTF-8 text") from None
+    if blank:
+        raise NanoEulerError(f"{path}: holds {before} bytes and no text, expected UTF-8 text")
 
 
-def _unix_separators(text):
+def unix_separators(text: str) -> str:
     """The text with line feeds around the separators of a file from Windows; its other lines end as they did."""
     if "\r" not in text:
         return text
@@ -58,6 +73,24 @@ def without_outer_separators(text: str) -> str:
     while text.endswith((SEPARATOR, SEPARATOR[:-1])):
         text = text.removesuffix("\n").removesuffix(SEPARATOR[:-1])
     return text
+
+
+def documents(text: str) -> list[str]:
+    """The documents of a text; between separators that follow one another stands none."""
+    return [found for part in without_outer_separators(text).split(SEPARATOR) if (found := document(part))]
+
+
+def document(part: str) -> str:
+    """What stands between two separators, without further ones that share a line feed with the first."""
+    part = without_leading_marks(part)
+    return "" if part == END_OF_TEXT else part
+
+
+def without_leading_marks(part: str) -> str:
+    """The text without separators at its beginning that lack their first line feed."""
+    while part.startswith(SEPARATOR[1:]):
+        part = part.removeprefix(SEPARATOR[1:])
+    return part
 
 
 def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
@@ -92,12 +125,11 @@ class Tokens:
 
 def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
     """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
-    lengths, text = np.asarray(tokenizer.token_lengths), without_outer_separators(text)
-    documents = [document for document in text.split(SEPARATOR) if document]
-    if len(documents) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
-        return Tokens(np.asarray(tokenizer.encode(text)), None, lengths)
+    lengths, found = np.asarray(tokenizer.token_lengths), documents(text)
+    if len(found) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
+        return Tokens(np.asarray(tokenizer.encode(without_outer_separators(text))), None, lengths)
     end = np.array([tokenizer.special_tokens[END_OF_TEXT]])
-    pieces = [np.asarray(tokenizer.encode(document)) for document in documents]
+    pieces = [np.asarray(tokenizer.encode(one)) for one in found]
     starts = np.concatenate([[0], np.cumsum([1 + len(piece) for piece in pieces])[:-1]])
     ids = np.concatenate([part for piece in pieces for part in (end, piece)] + [end])
     return Tokens(ids.astype(pieces[0].dtype), starts, lengths)

@@ -1,5 +1,6 @@
 """Text that is written to a file whole or not at all, text that can be shown, and text for whoever still listens."""
 
+import hashlib
 import json
 import math
 import os
@@ -69,6 +70,23 @@ def locked(file: BinaryIO | TextIO) -> bool:
         except OSError:  # a file system without locks
             pass
     return True
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: str | Path) -> None:
+    """Have a file or a folder written to the disk: what a power cut leaves of it is what it is now."""
+    if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def to_json(value: object, indent: int | None = None) -> str:

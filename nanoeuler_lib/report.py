@@ -61,6 +61,9 @@ def _page(run, head, log, steps, floor):
     speed = median(entry["tokens_per_second"] for entry in steps)
     tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
+    sets = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
+    shares = {entry["step"]: entry["valid_share"] for entry in log if "valid_share" in entry}
+    beside = sum(entry.get("seconds", 0) for entry in log if "loss" not in entry)
     planned, done = head["train"].get("steps"), steps[-1]["step"]
     sizes = [
         f"{head['data'][key]} {key.removeprefix('train_')}"
@@ -75,6 +78,11 @@ def _page(run, head, log, steps, floor):
             "throughput",
             f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps",
         ),
+        *(
+            [("validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time")]
+            if beside
+            else []
+        ),
         ("gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"),
     ]
     if valid:
@@ -82,6 +90,8 @@ def _page(run, head, log, steps, floor):
         facts.append(
             ("validation", f"{valid[-1][1]:.4f} bits per byte at the end, {best:.4f} at best (step {step})")
         )
+        for name, bits in sets[-1][1].items() if sets else ():
+            facts.append((f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"))
         if floor is not None:
             facts.append(
                 (
@@ -106,15 +116,17 @@ def _page(run, head, log, steps, floor):
     warnings = [entry["warning"] for entry in log if "warning" in entry]
     lines += ["## Warnings", "", *([f"- {one_line(text, 2000)}" for text in warnings] or ["None."]), ""]
     if valid:
-        above = floor is not None
-        lines += [
-            "## Validation",
-            "",
-            "| step | bits per byte |" + (" above the floor |" if above else ""),
-            "|--:|--:|" + ("--:|" if above else ""),
-        ]
+        columns = ["step", "bits per byte"] + ["above the floor"] * (floor is not None)
+        columns += [_cell(name) for name in sets[-1][1]] if sets else []
+        columns += ["of the text"] if shares else []
+        lines += ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
+        at = dict(sets)
         for step, bits in valid:
-            lines += [f"| {step} | {bits:.4f} |" + (f" {bits - floor:.4f} |" if above else "")]
+            row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
+            of = at.get(step, {})
+            row += [f"{of[name]:.4f}" if name in of else "" for name in sets[-1][1]] if sets else []
+            row += [f"{shares.get(step, 1):.0%}"] if shares else []
+            lines += [f"| {step} | {' | '.join(row)} |"]
         lines += [""]
     samples = [(entry["step"], entry["sample"]) for entry in log if "sample" in entry]
     lines += ["## Samples", ""] if samples else []
@@ -150,6 +162,10 @@ def draw_loss(log: list[dict], floor: float | None = None):
     valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
     if valid:
         right.plot(*zip(*valid), marker=".", label="validation")
+        of = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
+        for name in of[-1][1] if of else ():
+            points = [(step, sets[name]) for step, sets in of if name in sets]
+            right.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
         step, bits = valid[-1]
         right.annotate(
             f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"

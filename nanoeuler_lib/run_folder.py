@@ -182,10 +182,14 @@ def _entry(line: bytes) -> dict | None:
         entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
-    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte")
-    groups = entry.get("groups", {}) if isinstance(entry, dict) else None
+    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte", "valid_share")
+    groups, sets = (
+        entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets")
+    )
     good = (
         isinstance(groups, dict)
+        and isinstance(sets, dict)
+        and all(map(_is_number, sets.values()))
         and type(entry.get("step")) is int
         and 0 <= entry["step"] < 2**53
         and all(_is_number(entry[name]) for name in numbers if name in entry)

@@ -87,14 +87,13 @@ class SFTDataset:
     has nothing left, and when the second has lost more than half and is too small to measure by.
     """
 
+    sampled = False
+
     def __init__(
         self, examples: Iterable[Example], held_out: Iterable[Example], found: checkpoint.Checkpoint
     ):
-        self.model, self.tokenizer, self.template = (
-            found.model.config,
-            found.tokenizer,
-            found.info["template"],
-        )
+        self.model, self.train, self.tokenizer = found.model.config, found.train, found.tokenizer
+        self.template = found.info["template"]
         examples, held_out, self.warnings = list(examples), list(held_out), []
         self.source = one_line(found.info.get("source", "examples"), 200)
         self.part = self._fitting(examples, "training", 1)
@@ -134,14 +133,18 @@ class SFTDataset:
     def _encoded(self, example):
         return encode(example, self.tokenizer, self.model.context + 1)
 
-    def batch(self, rng: np.random.Generator, rows_: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, so that T is little more than each.
 
         Every example is drawn equally often: the run of neighbours begins anywhere, and goes on at the other end.
         """
-        start = rng.integers(len(self.order))
+        start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
         chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
         return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
+
+    def validation(self, model: GPT, whole: bool = True) -> dict:
+        """What the log says of a validation, of all examples that are held out."""
+        return {"valid_bits_per_byte": self.bits_per_byte(model)}
 
     def bits_per_byte(self, model: GPT) -> float:
         """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""

@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from nanoeuler_lib.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, from_json, to_json, write_text
 from nanoeuler_lib.generate import generate
-from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import GPT, Parameters
 from nanoeuler_lib.optim import AdamW, learning_rate
 from nanoeuler_lib.run_folder import appending, entries, expect_new, read_log, sole_writer, trim_log
 from nanoeuler_lib.step import Step, cores, one_blas_thread
@@ -38,6 +39,7 @@ from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
 __all__ = ["Step", "TextDataset", "bits_per_byte", "fingerprint", "read_log", "resume", "start_run", "train"]
 KEEP = 2  # checkpoints kept; older ones are removed
+WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
 
 
 def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
@@ -85,19 +87,35 @@ def train(
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
         tokenizer = Tokenizer.train(part, model_config.vocab_size, special_tokens=special)
+    info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
+    info |= {"files": files} if files else {}
+    found = fresh(run, model_config, config, tokenizer, info, device, profile)
+    return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry, profile)
+
+
+def fresh(
+    run: Path,
+    model_config: ModelConfig,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    info: dict,
+    device: Device = CPU,
+    profile: int = 0,
+) -> checkpoint.Checkpoint:
+    """What a run begins with: a model of the configuration's seed, an optimiser at rest; info: what to keep beside.
+
+    Raises NanoEulerError for more tokens than the model has, and for a profile on the CPU.
+    """
     if tokenizer.vocab_size > model_config.vocab_size:
         raise NanoEulerError(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most vocab_size ({model_config.vocab_size})"
         )
-    model = GPT(model_config, seed=config.seed)
-    info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
-    info |= ({"files": files} if files else {}) | device.info
-    found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, AdamW(model_config, config), info)
     if profile and device == CPU:
         raise NanoEulerError(
             "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
         )
-    return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry, profile)
+    model, optimizer = GPT(model_config, seed=config.seed), AdamW(model_config, config)
+    return checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info | device.info)
 
 
 def resume(
@@ -128,11 +146,14 @@ def resume(
 class TextDataset:
     """What a run learns from and is measured on: here a text, tokenised, in rows of the model's context.
 
-    Fine-tuning has another one (`sft.SFTDataset`) with the same members: the fingerprints tell one text from another,
-    `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has on
-    average, `warnings` what to say first.
+    Others have the same members, `shards.ShardDataset` for text that lies on the disk and `sft.SFTDataset`: the
+    fingerprints tell one text from another, `sizes` goes into run.json, `tokens` is how many there are to learn from,
+    `row_tokens` how many a row has on average, `warnings` what to say first, `sampled` whether there is so much to
+    validate on that most validations score a part of it.
     Raises NanoEulerError when a part is too short for a row.
     """
+
+    sampled = False
 
     def __init__(self, part: str, valid: str, found: checkpoint.Checkpoint):
         self.model, self.train, self.tokenizer = found.model.config, found.train, found.tokenizer
@@ -149,13 +170,14 @@ class TextDataset:
         self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
 
-    def batch(self, rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K] of a step."""
+    def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
+        rng = np.random.default_rng([self.train.seed, step])
         return data.batch(self.part, rng, rows, self.model.context, self.model.predict)
 
-    def bits_per_byte(self, model: GPT) -> float:
-        """Validation."""
-        return bits_per_byte(model, self.valid)
+    def validation(self, model: GPT, whole: bool = True) -> dict:
+        """What the log says of a validation; whole: false where a part of the text would do."""
+        return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
 
     def sample(self, model: GPT, seed: int) -> str:
         """Something for the reader of the log."""
@@ -314,6 +336,7 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
         _stop_between_steps() as stop,
         take_step,
         journal.bar,
+        journal.writer,
         appending(journal.run / "log.jsonl", lambda: journal.saved) as journal.append,
     ):
         if take_step.told:
@@ -321,13 +344,16 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
         journal.begin(warnings, lengthened)
         journal.estimate(take_step)
         for step in range(found.step, config.steps):
-            began, done = time.perf_counter(), step + 1
-            rng = np.random.default_rng([config.seed, step])
+            done = step + 1
             validates = done % config.valid_every == 0 or done == config.steps
+            whole = (
+                not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
+            )
+            before = model.params.host().flat.copy() if (validates and whole) or done == 1 else None
+            began = time.perf_counter()
             if profile and step == found.step + 1:  # the first one has compiled and taken memory
                 times = take_step.watched()
-            before = model.params.host().flat.copy() if validates or done == 1 else None
-            inputs, targets = dataset.batch(rng, rows)
+            inputs, targets = dataset.batch(step, rows)
             losses, norm = take_step(inputs, targets)
             seconds = time.perf_counter() - began
             if profile and done == found.step + 1 + profile:
@@ -337,11 +363,13 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
             if before is not None:
                 journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
             if validates:
-                journal.validate(done)
+                journal.validate(done, whole)
             if config.sample_every and done % config.sample_every == 0:
                 journal.sample(done)
             if done % config.save_every == 0 or done == config.steps or stop:
                 journal.save(done)
+            if stop or done == config.steps:
+                journal.settle()
             if stop and done < config.steps:
                 journal.say(
                     f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
@@ -361,6 +389,7 @@ class _Journal:
         self.run, self.found, self.dataset, self.config = run, found, dataset, found.train
         self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
         self.append = None  # set while the log is open
+        self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), None
         self.saved, self.validation_seconds = found.step, 0.0
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
@@ -420,7 +449,7 @@ class _Journal:
         left = self.config.steps - self.found.step
         if self.quiet or left < 20:
             return
-        batch = self.dataset.batch(np.random.default_rng([self.config.seed, self.found.step]), self.rows)
+        batch = self.dataset.batch(self.found.step, self.rows)
         times = []
         while len(times) < 3 and sum(times) < 5:  # the first one also takes memory
             began = time.perf_counter()
@@ -433,12 +462,14 @@ class _Journal:
     def step(self, done, losses, norm, rate, tokens, seconds):
         """A step was taken; an error if it was not, because its loss or gradient is no finite number."""
         if not math.isfinite(norm):
+            self.settle()
             raise NanoEulerError(
                 f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite numbers: lower "
                 f"the rate ({self.config.rate:g}) or the clip ({self.config.clip:g}); the checkpoint of step "
                 f"{self.saved} is intact"
             )
         self.still_there()
+        self.settle(wait=False)
         self.note(
             step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
             rate=rate, norm=round(norm, 6), seconds=round(seconds, 6), tokens_per_second=round(tokens / seconds),
@@ -451,26 +482,60 @@ class _Journal:
             step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()}
         )
 
-    def validate(self, step):
+    def validate(self, step, whole=True):
         began = time.perf_counter()
-        bits = self.found.info["valid_bits_per_byte"] = self.dataset.bits_per_byte(self.found.model)
+        entry = self.dataset.validation(self.found.model, whole)
+        bits, sets = entry["valid_bits_per_byte"], entry.get("valid_sets", {})
+        self.found.info |= {
+            name: entry[name] for name in ("valid_bits_per_byte", "valid_sets") if name in entry
+        }
         self.validation_seconds = time.perf_counter() - began
         if not math.isfinite(bits):
+            self.settle()
             raise NanoEulerError(
                 f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {self.saved} is intact"
             )
-        self.note(step=step, valid_bits_per_byte=bits)
-        self.say(f"step {step}: validation {bits:.4f} bits per byte")
+        self.note(step=step, **entry, seconds=round(self.validation_seconds, 6))
+        of_each = "".join(f", {name} {bits:.4f}" for name, bits in sets.items())
+        share = f" (of {entry['valid_share']:.0%} of the text)" if "valid_share" in entry else ""
+        self.say(f"step {step}: validation {bits:.4f} bits per byte{of_each}{share}")
 
     def sample(self, step):
+        began = time.perf_counter()
         text = self.dataset.sample(self.found.model, self.config.seed + step)
-        self.note(step=step, sample=text)
+        self.note(step=step, sample=text, seconds=round(time.perf_counter() - began, 6))
         self.say(f"step {step}: {text!r}")
 
     def save(self, step):
+        """Have a checkpoint written by a thread, from a copy, while the run goes on. One at a time: see `settle`."""
         self.still_there()
-        _save(self.run, self.found, step)
-        self.saved = step
+        self.settle()
+        self.pending = step, self.writer.submit(_save, self.run, copied(self.found), step)
+
+    def settle(self, wait=True):
+        """Note that the checkpoint which was being written is there; raises what went wrong with it."""
+        if self.pending is not None and (wait or self.pending[1].done()):
+            (step, written), self.pending = self.pending, None
+            written.result()
+            self.saved = step
+
+
+def copied(found: checkpoint.Checkpoint) -> checkpoint.Checkpoint:
+    """The state of a run in this machine's memory, which stays what it is while the run goes on."""
+    config = found.model.config
+
+    def copy(params):
+        host = params.host()
+        if host is params:
+            host = Parameters(config, params.flat.dtype)
+            host.flat[...] = params.flat
+        return host
+
+    optimizer = AdamW(config, found.train)
+    optimizer.step = found.optimizer.step
+    optimizer.m, optimizer.v = copy(found.optimizer.m), copy(found.optimizer.v)
+    model = GPT(config, copy(found.model.params))
+    return replace(found, model=model, optimizer=optimizer, info=dict(found.info))
 
 
 def duration(seconds: float) -> str:

@@ -145,23 +145,30 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     """
     documents = [document for document in text.split(separator) if document]
     distinct = set(documents)
-    found = []
-    if len(distinct) < 0.9 * len(documents):
-        found.append(
-            f"the data repeats: {len(documents) - len(distinct)} of {len(documents)} training documents stand there "
-            "more than once. Remove the copies, or they are learnt by heart"
-        )
     held_out = [document for document in valid.split(separator) if document]
     leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
-    if leaked:
-        found.append(
-            f"validation leaks: {leaked} of {len(held_out)} validation documents stand in the training text too. Its "
-            "figure will look better than the model is; remove them from one part"
-        )
+    found = document_warnings(len(documents), len(distinct), len(held_out), leaked)
     mark = separator.strip()
     if inside := sum(document.count(mark) for document in documents):
         found.append(
             f"{mark} stands in the text {inside} times within a line: there it is ordinary letters. Between documents "
             "it wants a line of its own"
+        )
+    return found
+
+
+def document_warnings(documents: int, distinct: int, held_out: int, leaked: int) -> list[str]:
+    """What is wrong with so many training documents, so many of them distinct, and so many held out ones of which some
+    are among them."""
+    found = []
+    if distinct < 0.9 * documents:
+        found.append(
+            f"the data repeats: {documents - distinct} of {documents} training documents stand there "
+            "more than once. Remove the copies, or they are learnt by heart"
+        )
+    if leaked:
+        found.append(
+            f"validation leaks: {leaked} of {held_out} validation documents stand in the training text too. Its "
+            "figure will look better than the model is; remove them from one part"
         )
     return found

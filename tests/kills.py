@@ -28,6 +28,7 @@ from checks import assert_same_run, run_text  # noqa: E402
 
 from nanoeuler_lib import checkpoint, cli  # noqa: E402
 from nanoeuler_lib import sft as sft_module  # noqa: E402, F401  imported before the first fork
+from nanoeuler_lib import shards as shards_module  # noqa: E402, F401
 
 SHAPE = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 48 --predict 2".split()
 SETTINGS = "--steps 12 --batch 4 --warmup 2 --valid-every 5 --sample-every 6 --save-every 3 --workers 1 --quiet".split()
@@ -79,13 +80,31 @@ def jobs(base: Path) -> dict[str, Job]:
     assert cli.main(["train", "--data", text, "--run", str(start), *SHAPE, *settings]) == 0
     shutil.rmtree(start / "checkpoints" / "step-000000")
 
+    tokenizer, shards = str(base / "bpe.json"), str(base / "shards")
+    words = ["tokenizer", "train", "--data", text, "--vocab", "300", "--end-of-text", "--out", tokenizer]
+    assert cli.main(words) == 0
+    write = ["shards", text, text, "--tokenizer", tokenizer, "--workers", "1", "--out"]
+    assert cli.main([*write, shards]) == 0
+    shape = " ".join(SHAPE).replace("--vocab-size 258", "--vocab-size 300").split()
+
     def same_run(a, b):
         assert_same_run(a / "out", b / "out")
 
     def same_file(a, b):
         assert (a / "out").read_bytes() == (b / "out").read_bytes()
 
+    def same_folder(a, b):
+        assert names(a / "out") == names(b / "out")
+        for file in (a / "out").iterdir():
+            assert file.read_bytes() == (b / "out" / file.name).read_bytes()
+
     return {
+        "shards": Job(write, None, same_folder),
+        "pretrain": Job(
+            ["train", "--data", shards, "--valid", shards, *shape, *SETTINGS, "--run"],
+            ["train", "--quiet", "--resume"],
+            same_run,
+        ),
         "train": Job(
             ["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run
         ),

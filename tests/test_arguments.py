@@ -75,8 +75,8 @@ def test_the_first_page_shows_the_examples_line_by_line():
 
 # What is wrong with a command line, as one line. The words and the message belong together, whole.
 WRONG = {
-    "": "COMMAND is missing, expected one of tokenizer, corpus, train, sft, report, generate, chat, check, diagnose, "
-    "break, assign, info",
+    "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, sft, report, generate, chat, check, "
+    "diagnose, break, assign, info",
     "--verison": "'--verison' is no option, did you mean --version?",
     "--lr=3": "'--lr' is no option: nanoeuler --help lists them",  # --rate is, but not here
     "--colour train": "train: '--colour' is no option: nanoeuler train --help lists them",
@@ -94,7 +94,8 @@ WRONG = {
     "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg",
     "check --ops gpu": "check: --ops is 'gpu', expected one of cpu, plain",
     "check --ops=cpus": "check: --ops is 'cpus', expected one of cpu, plain, did you mean cpu?",
-    "train --steps 1.5": "train: --steps is '1.5', expected a whole number",
+    "train --steps 1.5": "train: --steps is '1.5', expected a whole number, or tokens as in 300Mtok",
+    "sft --steps 1.5": "sft: --steps is '1.5', expected a whole number",
     "train --rate fast": "train: --rate is 'fast', expected a number",
     "train --steps": "train: argument --steps: expected one argument",
     "train --learning-rate 1": "train: '--learning-rate' is no option, did you mean --rate?",
@@ -119,7 +120,9 @@ def test_a_wrong_command_line_is_told_in_one_line(words):
 
 def test_words_may_hold_line_breaks():
     assert message(["check", "--ops", "g\npu"]) == r"check: --ops is 'g\\npu', expected one of cpu, plain"
-    assert message(["train", "--steps", "1\n2"]) == r"train: --steps is '1\\n2', expected a whole number"
+    assert message(["sft", "--steps", "1\n2"]) == r"sft: --steps is '1\\n2', expected a whole number"
+    wanted = r"train: --steps is '1\n2', expected a whole number, or tokens as in 300Mtok"
+    assert message(["train", "--steps", "1\n2"]) == wanted
 
 
 def test_the_words_of_the_process_are_looked_at_when_none_are_given(monkeypatch):

@@ -106,6 +106,7 @@ REFUSED = {
     "source": ([7, None], "text"), "template": ([7], "text"), "base": ([None], "text"), "fingerprint": ([7], "text"),
     "valid_fingerprint": ([["v"]], "text"), "valid_bits_per_byte": (["2", True], "a number"),
     "floor_bits_per_byte": ([[]], "a number"), "files": ([[], {"a": 7}, "a"], "names of files"),
+    "valid_sets": ([[], {"a": "7"}, 2.5, {"a": None}], "a number for each"),
     "examples": (
         ["a", ["a", 1], ["a", 1, 2, 3], [7, 1, 2], ["a", True, 2], ["a", 1, 2.0], ["a", -1, 2], ["a", 1, 2**53]],
         "a source, a number and a seed",

@@ -449,7 +449,7 @@ BAD = {
     "text with NUL": ((*TRAIN, "nul.txt"), "nul.txt: byte 9 is NUL"),
     "text in Latin-1": ((*TRAIN, "latin.txt"), "latin.txt: byte 1 is 0xe4, expected UTF-8"),
     "text binary": ((*TRAIN, "binary.txt"), "binary.txt: byte 127 is 0x80"),
-    "text a folder": ((*TRAIN, "folder"), "folder: cannot be read (Is a directory)"),
+    "text a folder": ((*TRAIN, "folder"), "folder/shards.json: no such file"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
     "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
     "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation part has 1 tokens"),
@@ -493,8 +493,8 @@ BAD = {
     "option unknown": (("info", "--colour"), "info: '--colour' is no option: nanoeuler info --help lists them"),
     "preset mistyped": (
         (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, did you mean big?"),
-    "command mistyped": (("trian",), "COMMAND is 'trian', expected one of tokenizer, corpus, train,"),
-    "command missing": ((), "COMMAND is missing, expected one of tokenizer, corpus, train,"),
+    "command mistyped": (("trian",), "COMMAND is 'trian', expected one of tokenizer, corpus, shards, train,"),
+    "command missing": ((), "COMMAND is missing, expected one of tokenizer, corpus, shards, train,"),
     "corpus missing": (("corpus",), "corpus: CORPUS is missing, expected one of konigsberg"),
     "no number": (
         ("train", "--steps", "x" * 999), "train: --steps is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),

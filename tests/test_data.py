@@ -5,6 +5,7 @@ import pytest
 
 from nanoeuler_lib import data
 from nanoeuler_lib.data import SEPARATOR, Tokens
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
 LENGTHS = np.ones(100, np.int32)
@@ -107,3 +108,18 @@ def test_line_ends_within_a_document_stay(tmp_path):
         (tmp_path / "text.txt").write_bytes(written.encode())
         assert data.read_text(tmp_path / "text.txt") == read
         assert data.read_text(str(tmp_path / "text.txt")) == read
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64])
+def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
+    """However the file is cut, within a character too."""
+    for content, place, found in (
+        (b"ab\xc3\xbc\xe2\x82x", 4, "e2"),
+        (b"ab\xc3", 2, "c3"),
+        (b"a\xff", 1, "ff"),
+    ):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(NanoEulerError, match=f"byte {place} is 0x{found}, expected UTF-8 text"):
+            list(data.read_blocks(tmp_path / "text", size))
+    (tmp_path / "text").write_bytes("aüb日\n".encode())
+    assert "".join(data.read_blocks(tmp_path / "text", size)) == "aüb日\n"

@@ -8,7 +8,9 @@ import platform
 import re
 import signal
 import sys
+import threading
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call, patch
 
@@ -19,6 +21,7 @@ from test_train import changed, error_of
 
 from nanoeuler_lib import __version__, checkpoint, data, train, world
 from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.step import Step
@@ -39,7 +42,8 @@ def journal(tmp_path, monkeypatch):
     def make(step=0, quiet=False, config=CONFIG, on_entry=None, **dataset):
         given = dict(
             row_tokens=20.4, tokens=1000, sizes={"train_tokens": 1000, "valid_tokens": 200}, warnings=["odd", "odder"],
-            bits_per_byte=lambda model: 1.23456, sample=lambda model, seed: f"{model.size} {seed}\n",
+            validation=lambda model, whole: {"valid_bits_per_byte": 1.23456},
+            sample=lambda model, seed: f"{model.size} {seed}\n",
         )  # fmt: skip
         found = SimpleNamespace(step=step, train=config, info={}, model=SimpleNamespace(size=1234567))
         monkeypatch.setattr(sys, "stdout", out := io.StringIO())
@@ -96,6 +100,7 @@ def test_what_is_said_before_the_first_step(journal):
         [("step", 0), ("warning", text)] for text in ("told", "odd", "odder")
     ]
     assert "the data will repeat" in made.told[3]["warning"]
+    assert made.told[4].pop("seconds") == round(made.journal.validation_seconds, 6)
     assert made.told[4:] == [{"step": 0, "valid_bits_per_byte": 1.23456}]
     assert made.journal.found.info == {"valid_bits_per_byte": 1.23456}
 
@@ -181,7 +186,7 @@ def test_a_step_that_was_not_taken_is_an_error(journal, norm):
 
 
 def test_a_validation_that_gives_no_number_is_an_error(journal):
-    made = journal(bits_per_byte=lambda model: math.inf)
+    made = journal(validation=lambda model, whole: {"valid_bits_per_byte": math.inf})
     made.journal.saved = 3
     assert error_of(made.journal.validate, 4) == (
         "step 4: validation gives inf bits per byte; the checkpoint of step 3 is intact"
@@ -192,21 +197,54 @@ def test_a_validation_that_gives_no_number_is_an_error(journal):
 def test_a_sample_has_the_seed_of_its_step(journal):
     made = journal()
     made.journal.sample(4)
+    assert 0 <= made.told[0].pop("seconds") < 10
     assert made.told == [{"step": 4, "sample": "1234567 15\n"}] and made.lines() == [
         r"step 4: '1234567 15\n'"
     ]
 
 
 def test_a_checkpoint_is_remembered_once_it_is_written(journal, tmp_path):
-    made = journal()
-    with patch.object(train, "_save") as save:
+    """By a thread, one at a time; what went wrong with it is raised where it is next looked at, once."""
+    made, may_end = journal(), threading.Event()
+    with (
+        patch.object(train, "_save", side_effect=lambda *a: may_end.wait(60)) as save,
+        patch.object(train, "copied", lambda found: ("copy of", found)),
+    ):
         made.journal.save(4)
-        save.assert_called_once_with(tmp_path, made.journal.found, 4)
+        made.journal.settle(wait=False)
+        assert made.journal.saved == 0, "it is still being written"
+        may_end.set()
+        made.journal.settle()
+        save.assert_called_once_with(tmp_path, ("copy of", made.journal.found), 4)
         assert made.journal.saved == 4
+        save.side_effect = NanoEulerError("full")
+        made.journal.save(5)
+        for look in (
+            lambda: made.journal.step(6, np.array([1.0]), 1.0, 0.5, 160, 0.3),
+            lambda: made.journal.save(6),
+        ):
+            made.journal.pending[1].exception()
+            assert error_of(look) == "full" and made.journal.saved == 4 and made.journal.pending is None
+            made.journal.save(5)
+        made.journal.pending = None
+        count = save.call_count
         made.journal.still_there.side_effect = OSError
         with pytest.raises(OSError):
-            made.journal.save(5)
-        assert save.call_count == 1 and made.journal.saved == 4
+            made.journal.save(7)
+        assert save.call_count == count and made.journal.saved == 4
+
+
+def test_a_copy_stays_what_it_is():
+    model, optimizer = GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG)
+    optimizer.m.flat[...], optimizer.v.flat[...], optimizer.step = 1.0, 2.0, 9
+    found = checkpoint.Checkpoint(Path("run"), model, Tokenizer([]), 3, RUN_CONFIG, optimizer, {"a": 1})
+    made, weights = train.copied(found), model.params.flat.copy()
+    for array in (model.params.flat, optimizer.m.flat, optimizer.v.flat):
+        array += 1
+    found.info["a"] = 2
+    assert np.array_equal(made.model.params.flat, weights) and made.model.config == RUN_MODEL
+    assert made.optimizer.m.flat.max() == 1 and made.optimizer.v.flat.max() == 2 and made.optimizer.step == 9
+    assert (made.info, made.step, made.train, made.tokenizer) == ({"a": 1}, 3, RUN_CONFIG, found.tokenizer)
 
 
 def clock(monkeypatch, *seconds):
@@ -224,9 +262,7 @@ def clock(monkeypatch, *seconds):
 def test_the_time_to_go_is_that_of_the_fastest_of_a_few_steps(journal, monkeypatch, seconds, said):
     """At most three gradients, and no further one after five seconds; and the validations that are left."""
     asked, taken = [], []
-    made = journal(
-        step=2400, batch=lambda rng, rows: asked.append((rng.random(), rows)) or ("inputs", "targets")
-    )
+    made = journal(step=2400, batch=lambda step, rows: asked.append((step, rows)) or ("inputs", "targets"))
     made.journal.validation_seconds = 300.0
     left = clock(monkeypatch, *seconds)
     made.journal.estimate(SimpleNamespace(gradient=lambda *batch: taken.append(batch)))
@@ -235,13 +271,13 @@ def test_the_time_to_go_is_that_of_the_fastest_of_a_few_steps(journal, monkeypat
         made.lines() == [f"about {train.duration(whole)} to go, at {said} s a step, measured now"]
         and not left
     )
-    assert asked == [(np.random.default_rng([11, 2400]).random(), 6)]
+    assert asked == [(2400, 6)]
     assert taken == [("inputs", "targets")] * len(seconds)
 
 
 @pytest.mark.parametrize("step, quiet, said", [(2480, False, True), (2481, False, False), (0, True, False)])
 def test_no_time_is_measured_for_a_few_steps_or_where_it_is_quiet(journal, step, quiet, said):
-    made = journal(step=step, quiet=quiet, batch=lambda rng, rows: ())
+    made = journal(step=step, quiet=quiet, batch=lambda step, rows: ())
     made.journal.estimate(SimpleNamespace(gradient=lambda: None))
     assert bool(made.lines()) is said
 

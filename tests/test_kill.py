@@ -172,6 +172,8 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 def fill(entry):
     if entry["step"] == 10:
+        while not t.Path(sys.argv[2], "checkpoints", "step-000009").exists():
+            t.time.sleep(0.01)  # a thread writes it
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 try:
