@@ -423,6 +423,20 @@ def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
         assert {k: described[k] for k in ("device", "precision") if k in described} == info
 
 
+def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
+    """That the data will repeat is said when the number of steps changes, at the step from which it goes on."""
+    run, begun = tmp_path / "run", train._Journal.begin
+    config = changed(RUN_CONFIG, steps=2, valid_every=9, sample_every=0)
+    train.train(run, run_text(), RUN_MODEL, config, quiet=True)
+    with patch.object(train._Journal, "begin", autospec=True, side_effect=begun) as begin:
+        for steps, lengthened in ((None, False), (2, False), (4, True), (4, False)):
+            with patch.object(train.Watch, "begin", return_value=["the data will repeat"]):
+                train.resume(run, run_text(), quiet=True, steps=steps)
+            assert begin.call_args.args[1:] == ([], lengthened)
+    warnings = [entry for entry in train.read_log(run) if "repeat" in entry.get("warning", "")]
+    assert warnings == [{"step": 2, "warning": "the data will repeat"}]
+
+
 def test_only_launches_of_a_gpu_are_profiled(begun, tmp_path):
     assert error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1) == (
         "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
