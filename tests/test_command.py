@@ -29,6 +29,7 @@ from nanoeuler_lib import (
     train,
     world,
 )
+from nanoeuler_lib.assign import papers
 from nanoeuler_lib.config import SFT_DEFAULTS, ModelConfig, TrainConfig, preset
 from nanoeuler_lib.drills import breaks, diagnose
 from nanoeuler_lib.errors import NanoEulerError
@@ -609,6 +610,13 @@ def test_ctrl_c_at_the_prompt(run, talk, terminal):
         first == "Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply."
     )
     assert rest == ["", "<b\ufffd>"]
+    talk.found.info["source"] = "konigsberg"
+    with patch("builtins.input", side_effect=EOFError):
+        first, *rest = run("chat", terminal=True)[1].splitlines()
+    assert (
+        first == "This model knows stories from Königsberg and a few questions about each, and nothing else."
+    )
+    assert [line[:5] for line in rest] == ["Ask, "]
 
 
 ROW = gradcheck.Row("heads", (3, 4), 1e-9, 1e-8, 0.5, 2e-7)
@@ -667,6 +675,61 @@ def test_numbers_of_numpy_can_stand_in_the_json_of_a_check(run):
     assert code == 0 and json.loads(out)["weights_std"]["0.3"][0]["max_abs"] == "0.5"
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_check_of_a_device_compares_the_engine_s_gradients(run, wrong):
+    """On the device and in the precision asked for; one tensor beyond what is allowed is a failure."""
+    placed = device.Device("checked", "tf32")
+    second = gradcheck.Row("embed", (2, 3), 1e-9, 1e-8, 9.0, 0.25 if wrong else 0.125)
+    rows = [(ROW, 3e-7, 2e-7), (second, 5e-7, 0.125)]
+    with (
+        patch.object(device, "choose", return_value=placed) as choose,
+        patch.object(gradcheck, "check_engine", return_value=rows) as check,
+        patch.object(gradcheck, "check_model") as own,
+    ):
+        verdict = "FAILED" if wrong else "passed"
+        text = f"checked, tf32; {gradcheck.DEFINITION_ENGINE}\n{gradcheck.engine_table(rows)}\n{verdict}\n"
+        assert run("check --device gpu:1 --precision tf32") == (int(wrong), text, "")
+        choose.assert_called_once_with("gpu:1", "tf32")
+        check.assert_called_once_with(placed.place, "tf32")
+        code, out, _ = run("check --device checked --json")
+        choose.assert_called_with("checked", None)
+        assert code == int(wrong) and list(json.loads(out).items()) == [
+            ("definition", gradcheck.DEFINITION_ENGINE), ("device", "checked, tf32"), ("passed", not wrong),
+            ("tensors", [
+                {"tensor": "heads", "error": 2e-7, "float32": 3e-7, "allowed": 2e-7},
+                {"tensor": "embed", "error": second.norm_rel, "float32": 5e-7, "allowed": 0.125},
+            ]),
+        ]  # fmt: skip
+        assert list(json.loads(out)["tensors"][0]) == ["tensor", "error", "float32", "allowed"]
+        own.assert_not_called()
+    with patch.object(gradcheck, "check_model", lambda std: [ROW]), patch.object(device, "choose") as choose:
+        choose.return_value = device.CPU
+        assert run("check --precision float32")[0] == 0
+        choose.assert_called_once_with("cpu", "float32")
+
+
+@pytest.mark.parametrize("options, given", [
+    ("--device checked", ("checked", None)), ("--precision tf32", ("gpu", "tf32")),
+    ("--device gpu:1 --precision float32", ("gpu:1", "float32")),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_model_is_put_on_the_device_asked_for(run, talk, command, options, given):
+    """Without one it stays on the CPU; a precision alone asks for a GPU."""
+    talk.found.model = SimpleNamespace(config="its shape")
+    with (
+        patch.object(device, "choose") as choose,
+        patch.object(generate, "stream", return_value=iter(["a"])) as stream,
+    ):
+        choose.return_value.place = lambda model: ("placed", model)
+        used = lambda: stream.call_args.args[0] if command == "generate" else talk.lines[-1][0][0]
+        model = talk.found.model
+        assert run(command)[0] == 0 and used() is model
+        choose.assert_not_called()
+        assert run(f"{command} {options}")[0] == 0
+        choose.assert_called_once_with(*given, "its shape")
+        assert used() == ("placed", model)
+
+
 def test_diagnose_says_each_tool_s_findings_as_they_come(streams):
     made, seen = streams(), []
 
@@ -722,6 +785,114 @@ def test_every_way_of_break(run):
             "--reveal f --out o", "--seed 1 --reveal --out o", "--hand-in h --reveal f",
         ):  # fmt: skip
             assert run(f"break {wrong}") == (2, "", WAYS), wrong
+
+
+def test_a_broken_copy_has_no_bugs_to_plant(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "nanoeuler_lib" / "cli.py"))
+    said = "nanoeuler: this is a broken copy, expected the installed command: nanoeuler break\n"
+    assert run("break --seed 1") == (2, "", said)
+
+
+# Papers.
+
+SHORT = "; the seed is short: whoever tries all of that length has the data that papers are marked with"
+
+
+def test_papers_are_handed_out(run):
+    """To one student or to all of a file, each into a folder of its own."""
+    with patch.object(papers, "hand_out") as hand_out, patch.object(papers, "roster") as roster:
+        assert run("assign 05 --seed twelve-words --student ada") == (
+            0,
+            "paper-05-ada: 1 of chapter 05\n",
+            "",
+        )
+        hand_out.assert_called_once_with("05", "twelve-words", "ada", Path("paper-05-ada"))
+        assert run("assign 05 --seed eleven-word --student ada --out o") == (
+            0,
+            f"o: 1 of chapter 05{SHORT}\n",
+            "",
+        )
+        hand_out.assert_called_with("05", "eleven-word", "ada", Path("o"))
+        roster.return_value = ["emmy", "ada"]
+        for option, out in (("", "papers-08"), (" --out a/b", "a/b")):
+            hand_out.reset_mock()
+            line = f"assign 08 --seed twelve-words --students names.txt{option}"
+            assert run(line) == (0, f"{out}: 2 of chapter 08\n", "")
+            roster.assert_called_with(Path("names.txt"))
+            assert [call.args for call in hand_out.call_args_list] == [
+                ("08", "twelve-words", name, Path(out, name)) for name in ("emmy", "ada")
+            ]
+            same(
+                run(f"{line} --json")[1],
+                f'{{"out": "{out}", "papers": {{"emmy": "{out}/emmy", "ada": "{out}/ada"}}}}',
+            )
+        same(
+            run("assign 05 --seed twelve-words --student ada --json")[1],
+            '{"out": "paper-05-ada", "papers": {"ada": "paper-05-ada"}}',
+        )
+        assert run("assign 05 --seed - --student ada", b" from a pipe \n")[0] == 0
+        assert hand_out.call_args.args[1] == "from a pipe", "and not in the list of processes"
+        hand_out.reset_mock()
+        for words, stdin in ((["--seed", ""], b""), (["--seed", "-"], b" \n")):
+            assert run(["assign", "05", *words, "--student", "ada"], stdin) == (
+                2, "", "nanoeuler: --seed is empty, expected a text that cannot be guessed\n",
+            )  # fmt: skip
+        hand_out.assert_not_called()
+
+
+def test_papers_are_marked(streams, tmp_path, monkeypatch):
+    """A line for each student as soon as there is one; what is wrong with the command is told before the first."""
+    monkeypatch.chdir(tmp_path)
+    made, seen, asked = None, [], []
+
+    def grade(chapter, seed, student, answers):
+        seen.append(made.stdout.flushed())
+        asked.append((chapter, seed, student, answers))
+        wrong = student != "ada"
+        return [papers.Mark("weights", 0 if wrong else 4, 4, "odd" * wrong), papers.Mark("norm", 6, 6, "")]
+
+    def run(line):
+        nonlocal made
+        made = streams()
+        return cli.main(line.split()), made.stdout.text(), made.stderr.text()
+
+    work = {"ada": Path("work/ada.py"), "e\x1bmmy": Path("work/emmy.py")}
+    with (
+        patch.object(papers, "paper") as paper,
+        patch.object(papers, "submissions", return_value=work) as submissions,
+        patch.object(papers, "grade", grade),
+        patch.object(papers, "write_marks") as write,
+    ):
+        first = "ada                  10 of 10   weights 4  norm 6\n"
+        second = "e\ufffdmmy                6 of 10    weights 0  norm 6\n"
+        last = "{}/marks.csv: 2 students, and a page for each\n"
+        assert run("assign 05 --seed s --grade work") == (0, first + second + last.format("marks-05"), "")
+        assert seen == ["", first]
+        assert asked == [("05", "s", student, file) for student, file in work.items()]
+        paper.assert_called_once_with("05", "s", "")
+        submissions.assert_called_once_with(Path("work"))
+        ((out, chapter, marks), _) = write.call_args
+        assert (out, chapter, list(marks)) == (Path("marks-05"), "05", list(work))
+        assert [[mark.points for mark in row] for row in marks.values()] == [[4, 6], [0, 6]]
+        code, out, err = run("assign 05 --seed s --grade work --out o --json")
+        right, wrong = (
+            [
+                {"problem": "weights", "points": points, "of": 4, "said": said},
+                {"problem": "norm", "points": 6, "of": 6, "said": ""},
+            ]
+            for points, said in ((4, ""), (0, "odd"))
+        )
+        same(out, json.dumps({"out": "o", "students": dict(zip(work, (right, wrong)))}))
+        assert (code, err, write.call_args.args[0]) == (0, "", Path("o"))
+        del asked[:]
+        paper.side_effect = NanoEulerError("no such chapter")
+        assert run("assign 5 --seed s --grade work") == (2, "", "nanoeuler: no such chapter\n")
+        paper.side_effect = None
+        Path("marks-05").mkdir()
+        assert run("assign 05 --seed s --grade work") == (
+            2, "", "nanoeuler: marks-05: exists already, expected a new file name\n",
+        )  # fmt: skip
+        assert asked == []
 
 
 CONFIG = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=2, ffn=3)

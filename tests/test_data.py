@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from test_train import error_of
 
 from nanoeuler_lib import data
 from nanoeuler_lib.data import SEPARATOR, Tokens
@@ -123,3 +124,69 @@ def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
             list(data.read_blocks(tmp_path / "text", size))
     (tmp_path / "text").write_bytes("aüb日\n".encode())
     assert "".join(data.read_blocks(tmp_path / "text", size)) == "aüb日\n"
+
+
+NO_TEXT = {
+    "none": (None, "no such file, expected a UTF-8 text file"),
+    "a\0b": (None, "cannot be read (embedded null byte), expected a UTF-8 text file"),
+    ".": (None, "cannot be read (Is a directory), expected a UTF-8 text file"),
+    "empty": (b"", "holds 0 bytes and no text, expected UTF-8 text"),
+    "blank": (b" \n\t", "holds 3 bytes and no text, expected UTF-8 text"),
+    "nul": (b"ab\0c\0", "byte 2 is NUL, expected UTF-8 text, not a binary file"),
+    "latin": (b"abc\xfc", "byte 3 is 0xfc, expected UTF-8 text"),
+    "first": (b"\x8f", "byte 0 is 0x8f, expected UTF-8 text"),
+    "cut": ("aü".encode()[:2], "byte 1 is 0xc3, expected UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_is_no_text_is_told_in_one_line(tmp_path, name):
+    content, said = NO_TEXT[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert error_of(data.read_text, f"{tmp_path}/{name}") == f"{tmp_path / name}: {said}"
+
+
+def test_a_device_is_no_text():
+    """One that has no end would be read for ever."""
+    assert error_of(data.read_text, "/dev/zero") == "/dev/zero: is a device, expected a UTF-8 text file"
+
+
+def test_one_document_is_a_text_without_any():
+    """With a token for its end or without, with separators around it or without; two without that token are one."""
+    with_end, without = Tokenizer([], (END_OF_TEXT,)), Tokenizer([], ())
+    for tokenizer in (with_end, without):
+        for text in ("ab", f"{SEPARATOR}ab{SEPARATOR}"):
+            found = data.tokenize(text, tokenizer)
+            assert found.ids.tolist() == [97, 98] and found.starts is None and found.bytes == 2
+    text = f"a{SEPARATOR}b"
+    found = data.tokenize(text, without)
+    assert bytes(found.ids.tolist()).decode() == text and found.starts is None
+    found = data.tokenize(f"a{SEPARATOR}{SEPARATOR}b", with_end)  # an empty one is none
+    assert found.ids.tolist() == [256, 97, 256, 98, 256] and found.starts.tolist() == [0, 2]
+
+
+def test_a_text_just_long_enough_for_a_row():
+    inputs, targets = data.batch(numbered(5), np.random.default_rng(0), 3, 3, 2)
+    assert inputs.tolist() == [[0, 1, 2]] * 3 and targets[0].tolist() == [[1, 2], [2, 3], [3, 4]]
+    assert error_of(data.batch, numbered(4), None, 3, 3, 2) == (
+        "text has 4 tokens, expected at least 5: a row of 3 and 2 to predict"
+    )
+
+
+@pytest.mark.parametrize("lengths, time, begins", [
+    ([3, 3], 3, True), ([3, 4], 3, False), ([2, 4], 3, True), ([2, 3, 9], 3, True), ([2, 4, 9], 3, False),
+])  # fmt: skip
+def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
+    starts = np.cumsum([0, *lengths])
+    assert data.starts_at_documents(numbered(50, starts), time) is begins
+    assert data.starts_at_documents(numbered(50), time) is False
+
+
+def test_a_cut_falls_where_the_fraction_says():
+    for text, fraction, expected in (
+        ("abcdefghij", 0.3, ("abcdefg", "hij")), ("abcdefghij", 0.0, ("abcdefghij", "")), ("abc", 0.5, ("ab", "c")),
+        (f"abc{SEPARATOR}defgh", 0.0, (f"abc{SEPARATOR}defgh", "")), (f"abc{SEPARATOR}de", 0.05, ("abc", "de")),
+        (f"{SEPARATOR}abcd\n\nef{SEPARATOR}", 0.5, ("abcd", "\n\nef")),
+    ):  # fmt: skip
+        assert data.split_text(text, fraction) == expected

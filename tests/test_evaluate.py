@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from unittest.mock import patch
 
 import matplotlib
 import numpy as np
@@ -13,6 +14,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.model import GPT, head_weights, init
 from nanoeuler_lib.ngram import Ngrams
+from nanoeuler_lib.tokenizer import END_OF_TEXT
 from nanoeuler_lib.train import bits_per_byte
 
 matplotlib.use("agg")
@@ -82,6 +84,81 @@ def test_measure_takes_any_function_of_tokens():
     known = evaluate.measure(told, tokenizer, stories)
     assert known.bits_per_byte == 0 and known.right.all() and known.accuracy(world.FACT) == 1
     assert len(known.nats) == sum(len(tokenizer.encode(story.text)) + 1 for story in stories)
+
+
+def test_every_number_of_a_measurement():
+    """Rows of end-of-text, story, end-of-text, sixteen at a time; the truth of each token, 0 bits for a story's end."""
+    _, tokenizer = load_pretrained()
+    stories, asked = list(world.stories(35, seed=8)), []
+    end, V = tokenizer.special_tokens[END_OF_TEXT], tokenizer.vocab_size
+    scores = np.random.default_rng(0).standard_normal((V, V))
+
+    def model(tokens):
+        asked.append(tokens.copy())
+        return scores[tokens]
+
+    found = evaluate.measure(model, tokenizer, iter(stories))
+    texts = [tokenizer.encode(story.text).astype(np.int64) for story in stories]
+    time = 1 + max(map(len, texts))
+    assert [tokens.shape for tokens in asked] == [(16, time), (16, time), (3, time)]
+    evaluate.measure(model, tokenizer, stories, 2)
+    assert [len(tokens) for tokens in asked[3:]] == [2] * 17 + [1]
+    for row, ids in zip(np.concatenate(asked[:3]), texts, strict=True):
+        assert row.dtype == np.int64
+        assert row.tolist() == [end, *ids, *[end] * (time - 1 - len(ids))]
+    before = np.concatenate([[end, *ids] for ids in texts])
+    after = np.concatenate([[*ids, end] for ids in texts])
+    assert found.nats.dtype == np.float64 and np.array_equal(found.nats, -scores[before, after])
+    assert np.array_equal(found.right, scores[before].argmax(axis=1) == after) and found.right.any()
+    truths = [
+        world.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)
+    ]
+    assert np.array_equal(found.bits, np.concatenate([[*truth.bits, 0.0] for truth in truths]))
+    assert np.array_equal(found.tag, np.concatenate([[*truth.tag, world.GRAMMAR] for truth in truths]))
+    assert np.array_equal(found.words, np.concatenate([[*truth.words, -1] for truth in truths]))
+    assert found.bytes == sum(len(story.text.encode()) for story in stories)
+
+
+def test_accuracy_is_over_a_tag_beyond_a_distance():
+    found = evaluate.Measured(
+        nats=np.log([2.0, 4.0, 8.0, 16.0]), right=np.array([True, False, False, True]),
+        bits=np.array([1.0, 2.0, 0.0, 0.0]), tag=np.array([2, 2, 2, 0]), words=np.array([0, 1, 5, -1]), bytes=4,
+    )  # fmt: skip
+    assert found.bits_per_byte == pytest.approx(10 / 4) and found.floor == 3 / 4
+    for beyond, expected in ((-1, 1 / 3), (0, 0.0), (1, 0.0), (4, 0.0)):
+        assert found.accuracy(2, beyond) == pytest.approx(expected)
+    assert found.accuracy(2) == pytest.approx(1 / 3) and found.accuracy(0) == 1.0
+    for given in ((0, 0), (2, 5), (1,)):
+        assert np.isnan(found.accuracy(*given))
+    assert all(type(x) is float for x in (found.accuracy(2), found.bits_per_byte, found.floor))
+
+
+def test_measure_takes_a_story_that_just_fits():
+    """A row has one place more than a story has tokens: a context of that length takes it, a shorter one does not."""
+    _, tokenizer = load_pretrained()
+    stories = sorted(world.stories(6, seed=3), key=lambda s: len(tokenizer.encode(s.text)))
+    longest = len(tokenizer.encode(stories[-1].text))
+    for context, count in ((longest + 1, 6), (longest, 5)):
+        model = GPT(replace(CHECK_CONFIG, context=context, vocab_size=tokenizer.vocab_size))
+        found = evaluate.measure(model, tokenizer, stories)
+        assert found.bytes == sum(len(story.text.encode()) for story in stories[:count])
+    for nothing, fewer in (([], "inf"), ([stories[0]], "7")):
+        model = GPT(replace(CHECK_CONFIG, context=7, vocab_size=tokenizer.vocab_size))
+        with pytest.raises(NanoEulerError) as caught:
+            evaluate.measure(model if nothing else lambda tokens: None, tokenizer, nothing)
+        assert (
+            str(caught.value) == f"there are no stories of fewer than {fewer} tokens, expected at least one"
+        )
+
+
+def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
+    model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
+    tokens = check_batch(CHECK_CONFIG, 2, 7, 1)[0]
+    logits = model.logits(tokens).copy()
+    found = evaluate._log_probabilities(model, tokens)
+    assert np.allclose(found, logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)), atol=1e-12)
+    with patch.object(GPT, "logits", lambda self, tokens: np.array([[[1000.0, 0.0], [-1000.0, -1000.0]]])):
+        assert np.allclose(evaluate._log_probabilities(model, tokens), [[[0, -1000], [-np.log(2)] * 2]])
 
 
 def test_measure_leaves_out_what_does_not_fit_and_says_when_nothing_does():

@@ -12,6 +12,7 @@ from test_train import changed, error_of
 from nanoeuler_lib import checkpoint, sft, train
 from nanoeuler_lib.chat import ASSISTANT, USER, alpaca_prompt
 from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.device import CPU, Device
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -214,6 +215,8 @@ def test_a_fine_tuning_goes_on_with_what_was_given(begun):
             )
         sft.resume("r", [FITS], HELD)
         assert again.call_args.args[2:] == (False, None, None, None, None)
+        sft.resume("r", [FITS], HELD, steps=9, device="gpu")
+        assert again.call_args.args[2:] == (False, None, None, 9, "gpu")
 
 
 def test_markers_get_rows_and_columns_of_their_own():
@@ -235,6 +238,22 @@ def test_markers_get_rows_and_columns_of_their_own():
     plain = sft.extend(model, Tokenizer([(97, 98)], ()))[1]  # it had no end of text either
     assert list(plain.special_tokens) == [END_OF_TEXT, USER, ASSISTANT]
     assert sft.extend(wide, tokenizer) == (wide, tokenizer)
+
+
+def test_a_vocabulary_is_widened_to_a_multiple(begun, tmp_path):
+    """8 for the GPU's kernels, none for the CPU; tokens beyond the tokenizer's are no part of any text."""
+    base = GPT(changed(CONFIG, vocab_size=258), seed=2), Tokenizer([(97, 98)], (END_OF_TEXT,))
+    for multiple, size in ((1, 260), (4, 260), (8, 264), (261, 261), (130, 260)):
+        wide, tokenizer = sft.extend(*base, multiple=multiple)
+        assert (wide.config.vocab_size, tokenizer.vocab_size) == (size, 260)
+        heads = [m.params["heads"].reshape(16, 2, -1)[..., :258] for m in (wide, base[0])]
+        assert np.array_equal(*heads)
+    for device, size in ((Device("gpu", "tf32"), 264), (Device("checked", "float32"), 264), (CPU, 260)):
+        sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS, device=device)
+        found = begun.start.call_args.args[1]
+        assert found.model.config.vocab_size == size
+        assert found.optimizer.m.flat.size == found.model.size
+        assert {k: v for k, v in found.info.items() if k in ("device", "precision")} == device.info
 
 
 # Where examples come from.
@@ -260,6 +279,10 @@ def test_the_examples_of_a_source(tmp_path):
     with patch.object(sft, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
         assert sft.examples_of("konigsberg") == ((10_000, 0), (200, 1), "plain")
         assert sft.examples_of("konigsberg", 30, 7) == ((30, 7), (200, 8), "plain")
+    with patch.object(sft, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
+        for source, reworded in (("konigsberg", False), ("konigsberg-reworded", True)):
+            parts = ((30, 7, reworded), (200, 8, reworded))
+            assert sft.examples_of(source, 30, 7) == (*parts, "plain")
 
 
 REFUSED = {
@@ -362,3 +385,25 @@ def test_stories_as_examples():
         assert sorted(asked) == sorted(wanted)
         orders.add(tuple(wanted.index(turn) for turn in asked))
     assert len(orders) > 1
+
+
+def test_stories_in_other_words(monkeypatch):
+    """The function that knows the wordings puts each question, with one generator for all; the rest is the same."""
+    plain, drawn = sft.konigsberg_examples(12, 5), set()
+
+    def reworded(story, question, random):
+        assert question in story.questions
+        drawn.add(id(random))
+        return f"<{question.text}>"
+
+    monkeypatch.setattr(sft.world.wordings, "reworded", reworded)
+    assert sft.konigsberg_examples(12, 5) == plain and not drawn
+    found = sft.konigsberg_examples(12, 5, True)
+    for example, other, story in zip(plain, found, sft.world.stories(12, 5), strict=True):
+        body = f"{story.body} "
+        asked = [text.removeprefix(body) for text, _ in example]
+        texts = [f"<{text}>" for text in asked]
+        assert other == [
+            (text, answer) for text, (_, answer) in zip([body + texts[0], *texts[1:]], example, strict=True)
+        ]
+    assert len(drawn) == 1

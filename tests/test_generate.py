@@ -318,3 +318,25 @@ def test_stream_tells_where_proposals_end(monkeypatch, model):
     )
     list(generate_module.stream(model, last_is_end(), "ab", propose=1))
     assert seen == [(1, 257, 258)]
+
+
+def test_every_option_of_a_stream_arrives(monkeypatch, model):
+    """What the draws are made from: the tokens to begin with, the generator, each limit; by default none but 0.8."""
+    seen, tokenizer = [], last_is_end()
+
+    def speculate(*given, **options):
+        seen.append((given, options))
+        return iter([[98, 99], [100, 257, 97]])
+
+    monkeypatch.setattr(generate_module, "speculate", speculate)
+    assert list(stream(model, tokenizer, "aab")) == ["b", "c", "d"], "up to the text's end"
+    limits = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25)
+    assert list(stream(model, tokenizer, "", 2, **limits, seed=9, propose=1)) == ["b", "c"]
+    assert generate(model, tokenizer, "x", 1, **limits) == "b"
+    (plain, usual), (full, asked), (_, handed_on) = seen
+    assert usual == dict(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0) and asked == handed_on == limits
+    for called, ids, seed, propose in ((plain, [257, 97, 256], 0, 0), (full, [257], 9, 1)):
+        assert (called[0], called[1], *called[3:]) == (model, ids, propose, 257, 258)
+        assert called[2].random() == np.random.default_rng(seed).random()
+    list(stream(model, Tokenizer([], ()), "", 1, seed=4))
+    assert seen[-1][0][1] == [10] and seen[-1][0][4:] == (None, 256), "a tokenizer without an end of text"

@@ -11,6 +11,7 @@ from nanoeuler_lib import gradcheck, ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_layer, check_model, compare, numeric_gradient
+from nanoeuler_lib.model import GPT
 
 SMALLER = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=4, ffn=5)
 
@@ -272,3 +273,53 @@ def test_table_names_what_is_wrong():
     text = gradcheck.table([good, bad])
     assert "ok" in text.splitlines()[1] and "WRONG" in text.splitlines()[2] and "3x2" in text
     assert "WRONG" in gradcheck.table([bad], by_norm=True) and "ok" in gradcheck.table([good], by_norm=True)
+
+
+# The check of an engine.
+
+
+def test_the_engine_is_compared_with_float64_and_beside_float32():
+    """What is placed is the model in float32, on a batch with an odd number of positions, some without a target."""
+    asked = []
+
+    class Exact:
+        def __init__(self, model):
+            self.model = model
+
+        def loss_and_gradients(self, *pair):
+            asked.append((self.model, *pair))
+            loss, grads = self.model.loss_and_gradients(*pair)
+            grads["norm_final"][...] *= 1.5
+            return loss, grads
+
+    rows = gradcheck.check_engine(Exact, "float32", seed=3)
+    ((model, tokens, targets),) = asked
+    config = gradcheck.ENGINE_CONFIG
+    assert model.dtype == np.float32 and model.config == config
+    expected = gradcheck.init(config, 3, 0.2, np.float64)
+    assert np.allclose(model.params.flat, expected.flat, rtol=1e-6)
+    again = gradcheck.check_batch(config, 2, 37, 5)
+    assert np.array_equal(tokens, again[0]) and np.array_equal(targets, again[1])
+    truth = GPT(config, expected).loss_and_gradients(tokens, targets)[1]
+    single = GPT(config, gradcheck.init(config, 3, 0.2)).loss_and_gradients(tokens, targets)[1]
+    assert [row.name for row, _, _ in rows] == list(truth)
+    for row, own, allowed in rows:
+        g = truth[row.name]
+        off = np.linalg.norm((single[row.name] - g).ravel()) / np.linalg.norm(g.ravel())
+        assert own == pytest.approx(off, rel=1e-3) and 0 < own < 1e-5
+        assert allowed == max(1e-6, 2 * own) and row.shape == g.shape
+        assert row.norm_rel == pytest.approx(0.5 if row.name == "norm_final" else own, rel=1e-3)
+    for precision, allowed in (("tf32", 0.01), ("bfloat16", 0.08)):
+        assert {row[2] for row in gradcheck.check_engine(Exact, precision)} == {allowed}
+
+
+def test_the_engine_s_table():
+    rows = [
+        (gradcheck.Row("embed", (96, 64), 0, 0, 0, 2e-7), 3e-7, 2e-7),
+        (gradcheck.Row("n", (4,), 0, 0, 0, 0.5), 0.25, 0.125),
+    ]
+    assert gradcheck.engine_table(rows).splitlines() == [
+        "tensor             shape         in norm  float32  verdict",
+        "embed              96x64         2.0e-07  3.0e-07  ok",
+        "n                  4             5.0e-01  2.5e-01  WRONG (allowed 1.2e-01)",
+    ]

@@ -21,6 +21,7 @@ from test_train import changed, error_of
 
 from nanoeuler_lib import __version__, checkpoint, data, train, world
 from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.device import CPU, Device
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW
@@ -106,7 +107,8 @@ def test_what_is_said_before_the_first_step(journal):
 
 
 @pytest.mark.parametrize(
-    "tokens, said", [(305_000, "1.0"), (305_001, "1"), (1_000_000, "0.3"), (10_000_000, "0.03")]
+    "tokens, said",
+    [(305_000, "1.0"), (305_001, "1"), (1_000_000, "0.3"), (10_000_000, "0.03"), (10**10, "3e-05")],
 )
 def test_passes_below_one_have_two_digits(journal, tokens, said):
     made = journal(tokens=tokens)
@@ -366,6 +368,155 @@ def test_what_run_json_says(tmp_path):
         ("valid_fingerprint", train.fingerprint(ids[1])),
     ]  # fmt: skip
     assert text.startswith('{\n "version": ') and text.endswith("\n}\n") and "söurce" in text
+
+
+@pytest.mark.parametrize("profile", [0, 1, 2, 9])
+def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, profile):
+    """What the device takes is said first; the table of so many steps as soon as the last of them is done."""
+    heard = []
+
+    class Timed(Step):
+        told = "takes a lot"
+
+        def __call__(self, *batch):
+            heard.append(self.optimizer.step + 1)
+            return super().__call__(*batch)
+
+        def watched(self):
+            heard.append("watched")
+            return SimpleNamespace(table=lambda steps: f"where {steps} steps went")
+
+        def unwatched(self):
+            heard.append("unwatched")
+
+    config = changed(RUN_CONFIG, steps=5, valid_every=9, sample_every=0)
+    with patch.object(train, "step_of", return_value=Timed) as step_of:
+        train.start_run(tmp_path / "run", *_found(tmp_path, config), False, None, profile)
+        assert type(step_of.call_args.args[0]) is GPT
+    out = capfd.readouterr().out.splitlines()
+    assert out[0] == "takes a lot" and out[1].startswith("model: ")
+    expected = {
+        0: [1, 2, 3, 4, 5],
+        1: [1, "watched", 2, "unwatched", 3, 4, 5],
+        2: [1, "watched", 2, 3, "unwatched", 4, 5],
+        9: [1, "watched", 2, 3, 4, 5],
+    }
+    assert heard == expected[profile]
+    tables = [line for line in out if line.startswith("where")]
+    assert tables == ([f"where {profile} steps went"] if profile in (1, 2) else [])
+
+
+def _found(folder, config):
+    """A checkpoint of step 0 and its text."""
+    tokenizer = Tokenizer.train(run_text(), RUN_MODEL.vocab_size, special_tokens=())
+    model = GPT(RUN_MODEL, seed=config.seed)
+    found = checkpoint.Checkpoint(
+        folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1}
+    )
+    return found, train.TextDataset(*data.split_text(run_text(), 0.1), found)
+
+
+def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
+    """The one it has, or another when it goes on there; its model and its optimiser's state are put where it is."""
+    moved = []
+
+    class Somewhere:
+        def __init__(self, info):
+            self.info = info
+
+        def place(self, model):
+            moved.append(("model", type(model)))
+            return model
+
+        def optimizer(self, optimizer, shape):
+            moved.append(("optimizer", optimizer.step, shape))
+            return optimizer
+
+    first = Somewhere({"device": "gpu", "precision": "tf32"})
+    with patch.object(train, "chosen_before", return_value=first) as chosen:
+        train.train(
+            tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, device=Device("gpu", "tf32"),
+        )  # fmt: skip
+        info, asked, shape = chosen.call_args.args
+        assert (info["device"], info["precision"], asked, shape) == ("gpu", "tf32", None, RUN_MODEL)
+    assert moved == [("model", GPT), ("optimizer", 0, RUN_MODEL)]
+    stored = checkpoint.load(tmp_path / "run").info
+    assert (stored["device"], stored["precision"]) == ("gpu", "tf32")
+    then = stored
+    for name, info in (("checked", {"device": "checked", "precision": "float32"}), ("cpu", {}), (None, {})):
+        del moved[:]
+        with patch.object(train, "chosen_before", return_value=Somewhere(info)) as chosen:
+            steps = checkpoint.load(tmp_path / "run").step + 1
+            train.resume(tmp_path / "run", run_text(), quiet=True, steps=steps, device=name)
+            before, asked, shape = chosen.call_args.args
+            assert (asked, shape) == (name, RUN_MODEL)
+            assert before == then, "as it was stored"
+        assert moved == [("model", GPT), ("optimizer", steps - 1, RUN_MODEL)]
+        then = checkpoint.load(tmp_path / "run").info
+        assert {k: then[k] for k in ("device", "precision") if k in then} == info
+        described = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["data"]
+        assert {k: described[k] for k in ("device", "precision") if k in described} == info
+
+
+def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
+    """That the data will repeat is said when the number of steps changes, at the step from which it goes on."""
+    run, begun = tmp_path / "run", train._Journal.begin
+    config = changed(RUN_CONFIG, steps=2, valid_every=9, sample_every=0)
+    train.train(run, run_text(), RUN_MODEL, config, quiet=True)
+    with patch.object(train._Journal, "begin", autospec=True, side_effect=begun) as begin:
+        for steps, lengthened in ((None, False), (2, False), (4, True), (4, False)):
+            with patch.object(train.Watch, "begin", return_value=["the data will repeat"]):
+                train.resume(run, run_text(), quiet=True, steps=steps)
+            assert begin.call_args.args[1:] == ([], lengthened)
+    warnings = [entry for entry in train.read_log(run) if "repeat" in entry.get("warning", "")]
+    assert warnings == [{"step": 2, "warning": "the data will repeat"}]
+
+
+def test_only_launches_of_a_gpu_are_profiled(begun, tmp_path):
+    assert error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1) == (
+        "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
+    )
+    begun.assert_not_called()
+    train.train(
+        tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, device=Device("checked", "float32"), profile=3
+    )
+    assert begun.call_args.args[5] == 3
+    info = begun.call_args.args[1].info
+    assert (info["device"], info["precision"]) == ("checked", "float32")
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, device=CPU)
+    assert begun.call_args.args[5] == 0 and "device" not in begun.call_args.args[1].info
+
+
+def test_the_same_signal_once_more_interrupts_at_once_and_another_does_not():
+    """In a thread that is not the main one no handler is set, and nothing is stopped."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in numbers]
+    with train._stop_between_steps() as stop:
+        for number in numbers:
+            signal.raise_signal(number)
+        assert stop == numbers
+        for number in numbers:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+    assert [signal.getsignal(number) for number in numbers] == before
+    ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with train._stop_between_steps() as stop:
+            signal.raise_signal(signal.SIGUSR1)
+            assert stop == []
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, ignored)
+    found = []
+
+    def elsewhere():
+        with train._stop_between_steps() as stop:
+            found.append((stop, [signal.getsignal(number) for number in numbers]))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [([], before)]
 
 
 @pytest.fixture

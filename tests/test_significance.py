@@ -39,7 +39,7 @@ def test_the_books_old_rule_errs_as_often_as_it_says():
 
 
 def test_one_value_has_no_spread():
-    with pytest.raises(ValueError, match="1 values have no spread, expected at least 2"):
+    with pytest.raises(ValueError, match=r"^1 values have no spread, expected at least 2$"):
         p_value(1.0, 1)
 
 
@@ -64,13 +64,63 @@ def test_holm_goes_on_while_the_smallest_is_small_enough(capsys):
 
 
 def test_what_the_table_prints(capsys):
-    rows = {"longer title": [0.1, 0.2, 0.3], "same": [0.0, 0.0, 0.0], "sure": [1.0, 1.0, 1.0]}
-    differences(rows | {"a hair below": [0.0, 0.0, -1e-5]}, digits=3)
-    first, second, third, below = capsys.readouterr().out.splitlines()
+    """Every character: titles as wide as the longest, signs, the interval, the verdict, the size sure to be seen."""
+    rows = {
+        "longer title": [0.1, 0.2, 0.3],
+        "same": [0.0, 0.0, 0.0],
+        "sure": [1.0, 1.0, 1.0],
+        "down": [-2.0, -2.0, -2.0],
+        "a hair": [0.0, 0.0, -1e-5],
+    }
+    found = differences(rows, digits=3)
+    assert list(found.items()) == [
+        ("longer title", "none seen"),
+        ("same", "none seen"),
+        ("sure", "higher"),
+        ("down", "lower"),
+        ("a hair", "none seen"),
+    ]
     error = 0.1 / math.sqrt(3)
-    assert first == (
-        f"longer title  +0.200 ± {quantile(0.05, 3) * error:.3f}  none seen  "
-        f"(sure to be seen from {quantile(0.05 / 4, 3) * error:.3f})"
+    half, sure = quantile(0.05, 3) * error, quantile(0.05 / 5, 3) * error
+    assert capsys.readouterr().out.splitlines() == [
+        f"longer title  +0.200 ± {half:.3f}  none seen  (sure to be seen from {sure:.3f})",
+        "same          +0.000 ± 0.000  none seen  (sure to be seen from 0.000)",
+        "sure          +1.000 ± 0.000  higher     (sure to be seen from 0.000)",
+        "down          -2.000 ± 0.000  lower      (sure to be seen from 0.000)",
+        "a hair        +0.000 ± 0.000  none seen  (sure to be seen from 0.000)",
+    ]
+    differences({"two digits": [100.0, 300.0]})
+    d = [100.0, 300.0]
+    half, sure = half_width(d), quantile(0.05, 2) * 100
+    assert capsys.readouterr().out == (
+        f"two digits +200.00 ± {half:.2f}  none seen  (sure to be seen from {sure:.2f})\n"
     )
-    assert "none seen" in second and "higher" in third
-    assert "+0.000" in below
+
+
+def test_holm_s_bounds_themselves_count():
+    """p at its bound is small enough, a hair above is not; the bound of one row alone is 0.05."""
+    t = quantile(0.05, 5)
+    assert differences({"a": row(t * 1.0001)}) == {"a": "higher"}
+    assert differences({"a": row(t * 0.9999)}) == {"a": "none seen"}
+    t = quantile(0.025, 5)
+    for sign, verdict in ((1, "higher"), (-1, "lower")):
+        assert differences({"a": sign * row(t * 1.0001), "b": row(0.1)})["a"] == verdict
+    assert differences({"a": row(t * 0.9999), "b": row(0.1)})["a"] == "none seen"
+
+
+def test_half_a_width_is_that_of_its_probability_and_axis():
+    values = np.random.default_rng(1).normal(size=(4, 7))
+    for axis, n in ((0, 4), (1, 7)):
+        for p in (0.05, 0.2):
+            expected = quantile(p, n) * values.std(axis=axis, ddof=1) / math.sqrt(n)
+            found = half_width(values, p, axis)
+            assert found.shape == (11 - n,) and np.allclose(found, expected, rtol=1e-12)
+    assert np.array_equal(half_width(values.tolist()), half_width(values, 0.05, 0))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+@pytest.mark.parametrize("p", [0.9, 0.5, 0.05, 1e-3])
+def test_a_quantile_is_the_inverse_of_the_p_value(p, n):
+    """To the last digits that the difference from 1 leaves, from below 1 to thousands."""
+    assert p_value(quantile(p, n), n) == pytest.approx(p, rel=1e-9)
+    assert p_value(0.0, n) == 1.0 and p_value(math.inf, n) == pytest.approx(0.0, abs=1e-15)

@@ -332,6 +332,18 @@ def test_a_damaged_log_is_set_aside(tmp_path):
     )
 
 
+def test_a_damaged_log_that_cannot_be_set_aside_is_left_as_it_is(tmp_path, monkeypatch):
+    file = tmp_path / "log.jsonl"
+    file.write_text("x\n")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(run_folder.os, "rename", refuse)
+    assert error_of(run_folder.trim_log, file, 1) == f"{file}: cannot be set aside (Permission denied)"
+    assert [f.name for f in tmp_path.iterdir()] == ["log.jsonl"] and file.read_text() == "x\n"
+
+
 def test_a_log_that_cannot_be_read(tmp_path):
     assert error_of(run_folder.read_log, tmp_path) == (
         f"{tmp_path}/log.jsonl: cannot be read (No such file or directory), expected a run's log"

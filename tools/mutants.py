@@ -56,7 +56,7 @@ TESTS = {
     "cli": ["test_command.py", "test_cli.py", "test_breaks.py::test_command_break"],
     "config": ["test_contracts.py", "test_train.py"],
     "data": ["test_data.py", "test_contracts.py", "test_train.py"],
-    "device": ["test_engine.py::test_devices_by_name", "test_engine.py::test_wrong_devices_are_one_line"],
+    "device": ["test_device.py"],
     "diagnose": ["test_breaks.py"],
     "errors": ["test_contracts.py"],
     "evaluate": ["test_contracts.py", "test_evaluate.py"],
