@@ -11,6 +11,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.ops import reference  # noqa: E402
 from tools import count, guide, heads  # noqa: E402
 
@@ -285,6 +286,15 @@ def test_exams_of_parts_4_to_6():
     delta = 2 * weights @ values
     assert delta == pytest.approx(14) and weights * (2 * values - delta) == pytest.approx([-8 / 3, 8 / 3])
     said("28", "(-8/3, 8/3)", "14")
+    moved = [float(from_bfloat16(to_bfloat16(np.float32([w + 0.003])))[0]) for w in (1.5, 0.1875)]
+    assert moved[0] == 1.5 and moved[1] == 195 * 2.0**-10 == pytest.approx(0.1904, abs=5e-5)
+    spans, starts = [(6, 0, 1), (4, 1, 3), (5, 2, 4), (2, 4, 5)], (0, 6, 0, 5)
+    bytes_in = lambda k, t: {(t, start + b) for start, (size, a, z) in [(starts[k], spans[k])] for b in range(size) if a <= t <= z}
+    for k in range(4):
+        for j in range(k):
+            assert not any(bytes_in(k, t) & bytes_in(j, t) for t in range(6))
+    assert max(start + span[0] for start, span in zip(starts, spans, strict=True)) == 10
+    said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
 
 
 def bfloat16_sum(term: float) -> float:
