@@ -289,11 +289,14 @@ def test_exams_of_parts_4_to_6():
     moved = [float(from_bfloat16(to_bfloat16(np.float32([w + 0.003])))[0]) for w in (1.5, 0.1875)]
     assert moved[0] == 1.5 and moved[1] == 195 * 2.0**-10 == pytest.approx(0.1904, abs=5e-5)
     spans, starts = [(6, 0, 1), (4, 1, 3), (5, 2, 4), (2, 4, 5)], (0, 6, 0, 5)
-    bytes_in = lambda k, t: {(t, start + b) for start, (size, a, z) in [(starts[k], spans[k])] for b in range(size) if a <= t <= z}
-    for k in range(4):
-        for j in range(k):
-            assert not any(bytes_in(k, t) & bytes_in(j, t) for t in range(6))
-    assert max(start + span[0] for start, span in zip(starts, spans, strict=True)) == 10
+    taken, placed = set(), []
+    for size, first, last in spans:
+        space = lambda at, size=size, calls=range(first, last + 1): {
+            (call, at + b) for call in calls for b in range(size)
+        }
+        placed.append(next(at for at in range(20) if not space(at) & taken))
+        taken |= space(placed[-1])
+    assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
     said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
 
 
