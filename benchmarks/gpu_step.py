@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step.json
     python -m benchmarks.gpu_step --quick          # few rounds, printed alone
+    python -m benchmarks.gpu_step --case 2         # one of CASES alone, printed alone
     python -m benchmarks.gpu_step --out FOLDER     # the JSON goes there
 
 The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, from the same weights, on the same
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one of CASES, nothing is stored")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
@@ -146,7 +148,7 @@ def main() -> None:
     print(
         f"{gpu}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
     )
-    for precision, texts in CASES:
+    for precision, texts in CASES if options.case is None else [CASES[options.case]]:
         row = measure(preset("base"), precision, texts, rounds)
         torch.cuda.empty_cache()
         cupy.get_default_memory_pool().free_all_blocks()
@@ -156,7 +158,7 @@ def main() -> None:
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
         print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
         rows.append(row)
-    if not options.quick:
+    if not options.quick and options.case is None:
         config = {"gpu": gpu, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
         save("gpu_step", config, rows, options.out)
 

@@ -1,4 +1,4 @@
-"""Matrix products for the engine: cuBLAS on the GPU, NumPy on the CPU, one call for both.
+"""Matrix products for the engine: cuBLASLt on the GPU, NumPy on the CPU, one call for both.
 
     launch = product(c, a, b, transpose_a=True, add=True)     # bound once
     launch()                                                  # c += a^T b
@@ -7,7 +7,12 @@ Matrices are row-major, of float32 or of bfloat16 as its bits (uint16); sums are
 further apart than they are long, as in a view of some columns.
 """
 
+import ctypes
+import functools
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,8 +49,21 @@ class Product:
         """M, N, K."""
         return *self.c.shape, self.a.shape[0 if self.transpose_a else 1]
 
+    def __str__(self):
+        a, b = (f"{x.dtype}{'^T' * t}" for x, t in ((self.a, self.transpose_a), (self.b, self.transpose_b)))
+        tf32 = " (TF32)" if self.tf32 else ""
+        return (
+            f"{' x '.join(map(str, self.shape))} of {a} {b} {'+=' if self.add else '='} {self.c.dtype}{tf32}"
+        )
+
+    @functools.cached_property
+    def _launch(self):
+        if isinstance(self.c, np.ndarray):
+            return functools.partial(_cpu, self)
+        return on_card(self.c.device.id).launch(self)
+
     def __call__(self) -> None:
-        (_cpu if isinstance(self.c, np.ndarray) else _gpu)(self)
+        self._launch()
 
 
 def product(
@@ -81,23 +99,125 @@ def _cpu(p: Product) -> None:
         p.c[...] = found
 
 
-# Of cuBLAS: cublasOperation_t, cudaDataType, cublasComputeType_t, cublasGemmAlgo_t.
-TRANSPOSED = {False: 0, True: 1}
+# Of cuBLASLt, by their names there: cudaDataType, cublasComputeType_t, and attributes of a product and of a search.
 TYPE = {"float32": 0, "uint16": 14}
-COMPUTE, COMPUTE_TF32, DEFAULT = 68, 77, -1
-FACTORS = np.array([0, 1], np.float32)  # beta and alpha, read by cuBLAS when it launches
+COMPUTE, COMPUTE_TF32, SCALE = 68, 77, TYPE["float32"]
+TRANSA, TRANSB = 3, 4
+MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
+WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
+CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
+CHOSEN = Path(__file__).with_name(
+    "products.json"
+)  # by card and version: which of them was the fastest (`gpu_products`)
 
 
-def _gpu(p: Product) -> None:
-    """cuBLAS has matrices by columns: what is c there is c^T here, = op(b)^T op(a)^T."""
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
+class _Found(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
 
-    (M, N, K), one = p.shape, FACTORS[1:].ctypes.data
-    cublas.gemmEx(
-        get_cublas_handle(), TRANSPOSED[p.transpose_b], TRANSPOSED[p.transpose_a], N, M, K, one,
-        p.b.data.ptr, TYPE[str(p.b.dtype)], p.b.strides[0] // p.b.itemsize,
-        p.a.data.ptr, TYPE[str(p.a.dtype)], p.a.strides[0] // p.a.itemsize,
-        one if p.add else FACTORS.ctypes.data, p.c.data.ptr, TYPE[str(p.c.dtype)], p.c.strides[0] // p.c.itemsize,
-        COMPUTE_TF32 if p.tf32 else COMPUTE, DEFAULT,
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("state", ctypes.c_int),
+        ("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4),
     )  # fmt: skip
+
+
+class _CublasLt:
+    """cuBLASLt of one card, by ctypes: CuPy's own products cannot be captured in a CUDA graph."""
+
+    def __init__(self):
+        import cupy
+        import cupy_backends.cuda.libs.cublas  # loads the libraries  # noqa: F401
+
+        self.stream = cupy.cuda.get_current_stream
+        self.library = ctypes.CDLL(f"libcublasLt.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}")
+        self.library.cublasLtGetVersion.restype = ctypes.c_size_t
+        self.workspace = cupy.empty(WORKSPACE, np.uint8)
+        self.handle = self._made("cublasLtCreate")
+        self.card = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        known = json.loads(CHOSEN.read_text("utf-8")).get(self.card, {})
+        self.version = int(self.library.cublasLtGetVersion())
+        self.chosen = known.get("fastest", {}) if known.get("cublaslt") == self.version else {}
+
+    def _call(self, name, *arguments):
+        if status := getattr(self.library, name)(*arguments):
+            raise NanoEulerError(f"{name} returned {status}, expected 0 (cublasStatus_t)")
+
+    def _made(self, name, *arguments):
+        made = ctypes.c_void_p()
+        self._call(name, ctypes.byref(made), *arguments)
+        return made
+
+    def _set(self, name, what, attribute, value):
+        self._call(
+            name, what, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
+        )
+
+    def _layout(self, x):
+        """cuBLASLt has matrices by columns: x is x^T there."""
+        rows, columns = map(ctypes.c_uint64, x.shape)
+        pitch = ctypes.c_int64(x.strides[0] // x.itemsize)
+        return self._made(
+            "cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch
+        )
+
+    def algorithms(self, p: "Product") -> list[Callable[[], None]]:
+        """The launches that compute a product, cuBLASLt's first choice first: c^T = op(b)^T op(a)^T."""
+        compute = ctypes.c_int(COMPUTE_TF32 if p.tf32 else COMPUTE)
+        what = self._made("cublasLtMatmulDescCreate", compute, ctypes.c_int(SCALE))
+        for attribute, transposed in ((TRANSA, p.transpose_b), (TRANSB, p.transpose_a)):
+            self._set("cublasLtMatmulDescSetAttribute", what, attribute, ctypes.c_int(transposed))
+        arrays = p.b, p.a, p.c, p.c
+        layouts = [self._layout(x) for x in arrays]
+        search = self._made("cublasLtMatmulPreferenceCreate")
+        limits = [(MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE))]
+        limits += [
+            (k, ctypes.c_uint32(_alignment(x.data.ptr))) for k, x in zip(MIN_ALIGNMENT, arrays, strict=True)
+        ]
+        for attribute, value in limits:
+            self._set("cublasLtMatmulPreferenceSetAttribute", search, attribute, value)
+        found, count = (_Found * CANDIDATES)(), ctypes.c_int()
+        self._call(
+            "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(CANDIDATES), found,
+            ctypes.byref(count),
+        )  # fmt: skip
+        alpha, beta = ctypes.c_float(1), ctypes.c_float(p.add)
+        b, a, c = (ctypes.c_void_p(x.data.ptr) for x in arrays[:3])
+        before = (
+            self.handle,
+            what,
+            ctypes.byref(alpha),
+            b,
+            layouts[0],
+            a,
+            layouts[1],
+            ctypes.byref(beta),
+            c,
+            layouts[2],
+        )
+        before = *before, c, layouts[3]
+        space = ctypes.c_void_p(self.workspace.data.ptr), ctypes.c_size_t(WORKSPACE)
+
+        def launch(one):
+            self._call(
+                "cublasLtMatmul", *before, ctypes.byref(one), *space, ctypes.c_void_p(self.stream().ptr)
+            )
+
+        return [functools.partial(launch, found[k].algorithm) for k in range(count.value)]
+
+    def launch(self, p: "Product") -> Callable[[], None]:
+        """The one that was the fastest on this card when it was measured, else cuBLASLt's first choice."""
+        each = self.algorithms(p)
+        if not each:
+            raise NanoEulerError(f"cuBLASLt has no algorithm for {p} on {self.card}")
+        index = self.chosen.get(str(p).replace("+=", "="), 0)
+        return each[index if index < len(each) else 0]
+
+
+def _alignment(address: int) -> int:
+    """The largest power of 2 that divides an address, up to 256."""
+    return min(address & -address, 256)
+
+
+@functools.cache
+def on_card(number: int) -> _CublasLt:
+    """cuBLASLt of a card, made once."""
+    return _CublasLt()

@@ -54,7 +54,7 @@ class Decoder:
         self.first_head = turned("heads", "norm_final")[: c.vocab_size]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
-        self.tokens, self.position = xp.zeros(ROWS, np.int32), xp.zeros(1, np.int32)
+        self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
         sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn, logits=c.vocab_size)
         self.buffers = SimpleNamespace(
             **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
@@ -66,46 +66,45 @@ class Decoder:
 
         Raises NanoEulerError when there is nothing to feed or the context is full.
         """
-        return self._through(tokens)[1][-1]
+        return self._through(tokens, "logits")[-1]
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
-        return self._through(tokens)[1]
+        return self._through(tokens, "logits")
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].
 
         Raises what `feed` does.
         """
-        x = self._through(tokens)[0]
+        x = self._through(tokens, "x")
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + np.float32(self.config.norm_eps))
 
     def later_logits(self, y: np.ndarray) -> np.ndarray:
         """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
         return ((y * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
 
-    def _through(self, tokens):
-        """The residual stream [T, D] and the logits [T, V] behind each of the tokens."""
+    def _through(self, tokens, wanted):
+        """What stands in a buffer behind each of the tokens: [T, D] of "x", the residual stream, [T, V] of "logits"."""
         check_room(self.config, self.length, tokens)
-        streams, logits = [], []
+        found = []
         for start in range(0, len(tokens), ROWS):
             some = np.asarray(tokens[start : start + ROWS])
-            upload(self.tokens[: len(some)], some)
-            upload(self.position, [self.length])
+            upload(self.inputs[: 1 + len(some)], [self.length, *some])
             gpu.run(self._list(len(some)))
             self.length += len(some)
-            streams.append(download(self.buffers.x[: len(some)]))
-            logits.append(download(self.buffers.logits[: len(some)]))
-        return np.concatenate(streams), np.concatenate(logits)
+            found.append(download(getattr(self.buffers, wanted)[: len(some)]))
+        return np.concatenate(found)
 
     def _list(self, rows):
         """The launches for so many tokens, five a layer."""
         if rows not in self.lists:
             c, b, op = self.config, self.buffers, self.program
-            op.embed(b.x[:rows], self.tokens[:rows], self.embed)
+            position, tokens = self.inputs[:1], self.inputs[1 : 1 + rows]
+            op.embed(b.x[:rows], tokens, self.embed)
             for a in self.layers:
                 op.project(b.qkv[:rows], b.x[:rows], a.qkv, c.norm_eps)
-                op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, a.cache, self.position, c)
+                op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, a.cache, position, c)
                 op.project(b.x[:rows], b.attended[:rows], a.out, None)
                 op.project_glu(b.hidden[:rows], b.x[:rows], a.gate_up, c.norm_eps)
                 op.project(b.x[:rows], b.hidden[:rows], a.down, None)

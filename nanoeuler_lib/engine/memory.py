@@ -20,7 +20,13 @@ ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfl
 LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
 # Buffers that lie in another's memory, which is not in use while they are: the forward pass needs those on the right,
 # `heads_loss` the logits, the backward pass the others.
-SHARED = {"dy": "delta", "dqkv": "dgate_up", "dattended": "dhidden", "y_final": "y", "logits": "dgate_up"}
+SHARED = {
+    "dy": "delta",
+    "dqkv": "dgate_up",
+    "dattended": "dhidden",
+    "y_final": "dhidden",
+    "logits": "dgate_up",
+}
 PIECE = 64  # positions of the sorted list that a block of the embedding's backward pass adds (embedding.cu)
 
 
@@ -93,8 +99,8 @@ class AdamW:
 def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, processors: int = 2):
     """Shapes and types of the buffers of a step: of each layer, of the whole step, and scratch space.
 
-    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. With `recompute` the norms' outputs
-    y1 and y2 share one buffer for all layers, and so does `hidden`: the backward pass makes them again.
+    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. With `recompute` one buffer serves as
+    `hidden` of all layers, the largest but for gate_up; the backward pass makes it again (`gpu.Again`).
     """
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
@@ -140,8 +146,7 @@ def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, p
         logits=("n", logit_rows, K * V),
     )
     if recompute:
-        step |= {"y": layer.pop("y1"), "hidden": layer.pop("hidden")}
-        layer.pop("y2")
+        step["hidden"] = layer.pop("hidden")
     return layer, step, scratch
 
 
@@ -214,10 +219,10 @@ class Plan:
 
         vars(self).update(vars(made(step)))
         self.layers = [made(layer) for _ in range(config.layers)]
-        for index, names in enumerate(self.layers):
+        for names in self.layers:
             names.probs = names.sigmoid = None
             if owner.recompute:
-                self._share(names, owner.params, f"layers.{index}.norm")
+                names.hidden = gpu.Again(self.hidden)
         half = self.dx_full if owner.half == np.float32 else self.dx_half
         self.dx = gpu.Residual(self.dx_full, half)
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
@@ -231,25 +236,22 @@ class Plan:
         """x = 0, a launch of the list."""
         self.op.zero(x)
 
-    def _share(self, a, params, norm):
-        """Give a layer the buffers of the whole step for what its backward pass makes again."""
-        y, hidden, op = self.y, self.hidden, self.op
-        a.y1 = gpu.Again(y, lambda: op.rmsnorm_again(y, a.x1, a.rstd1, params[norm + "1"]))
-        a.y2 = gpu.Again(y, lambda: op.rmsnorm_again(y, a.x2, a.rstd2, params[norm + "2"]))
-        a.hidden = gpu.Again(hidden, lambda: op.swiglu(hidden, None, a.gate_up))
-
     def put(self, tokens: np.ndarray, targets: np.ndarray | None = None, scale=None) -> None:
         """Upload a batch: tokens [B, T], targets [B, T, K], scale [K]."""
         upload(self.tokens, tokens)
-        if targets is None:
-            return
-        upload(self.targets, targets)
-        upload(self.scale, scale)
+        if targets is not None:
+            upload(self.targets, targets)
+            upload(self.scale, scale)
+
+    def sort(self, tokens: np.ndarray) -> None:
+        """Upload the positions of tokens [B, T] sorted by token, which `embed_back` alone reads, at a step's end."""
+        if self.config.vocab_size <= 1 << 16:
+            tokens = tokens.astype(np.uint16)  # NumPy sorts 16 bits by their digits, in a fifth of the time
         upload(self.work.order, np.argsort(tokens, axis=None, kind="stable"))
         counts = np.bincount(tokens.reshape(-1), minlength=self.config.vocab_size)
         upload(self.work.start, np.concatenate([[0], np.cumsum(counts)]))
 
-    def list(self, key, record: Callable[[], None]) -> list[gpu.Entry]:
+    def list(self, key, record: Callable[[], None]) -> gpu.Launches:
         """The launches that `record` writes; kept under a key."""
         if key not in self.lists:
             record()

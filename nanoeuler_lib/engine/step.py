@@ -20,7 +20,7 @@ class Step:
 
     The batch is cut into micro-batches of `micro` rows, by default as many as memory allows; their gradients add up.
     The host uploads tokens, targets and three numbers, and reads the K losses and the norm: nothing else waits for it.
-    Where the norm is not finite nothing moves.
+    Where a loss or the norm is not finite nothing moves; the card decides that itself.
     """
 
     def __init__(
@@ -65,21 +65,22 @@ class Step:
         """No more."""
         self.run, self.profile = gpu.run, None
 
-    def _gradient_list(self, plan, accumulate):
-        m = self.model
-
-        def record():
+    def _gradient_lists(self, plan, accumulate):
+        """All launches of a gradient up to the embedding's, and from there on."""
+        m, key = self.model, ("gradient", accumulate, id(self))
+        if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
             plan.op.sum_losses(self.sums, plan.losses, plan.work, accumulate)
-
-        return plan.list(("gradient", accumulate, id(self)), record)
+            plan.lists[key] = plan.op.take().cut("embed_back")
+        return plan.lists[key]
 
     def _update_list(self, plan):
         m, o, c = self.model, self.optimizer, self.config
 
         def record():
             plan.op.norm(self.factor, self.grads.flat, c.clip, plan.work)
+            plan.op.refuse(self.factor, self.sums)
             copy = None if m.copy is None else m.copy.flat
             arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy, self.factor, self.numbers
             plan.op.adamw(*arrays, m.params.decayed, c)
@@ -88,24 +89,40 @@ class Step:
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
+        self._start_gradient(tokens, targets)
+        return self._losses(targets)
+
+    def _start_gradient(self, tokens, targets):
         scale = loss_scale(targets, self.weights)
         plan = self.model.plan(min(self.micro, len(tokens)), tokens.shape[1])
         for start in range(0, len(tokens), plan.batch):
             part = slice(start, start + plan.batch)
             plan.put(tokens[part], targets[part], scale)
-            self.run(self._gradient_list(plan, start > 0))
+            most, last = self._gradient_lists(plan, start > 0)
+            self.run(most)
+            plan.sort(tokens[part])  # while the GPU works
+            self.run(last)
+
+    def _losses(self, targets):
         counts = (targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0)
         return download(self.sums) / np.maximum(counts, 1)
 
     def apply(self) -> float:
-        """Clip, move the parameters. Returns the gradient's norm before clipping."""
-        o, c = self.optimizer, self.config
-        t = o.step + 1
-        upload(self.numbers, [optim.learning_rate(o.step, c), 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+        """Clip, move the parameters. Returns the gradient's norm before clipping; NaN where a loss is not finite."""
+        self._tell()
+        return self._move()
+
+    def _tell(self):
+        """Upload what changes from step to step: the rate and the corrections of the moments."""
+        c, t = self.config, self.optimizer.step + 1
+        rate = optim.learning_rate(self.optimizer.step, c)
+        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+
+    def _move(self):
         self.run(self._update_list(self.model._plan))
         norm = float(download(self.factor)[1])
         if math.isfinite(norm):
-            o.step = t
+            self.optimizer.step += 1
         return norm
 
     def whole_gradient(self) -> model.Parameters:
@@ -114,8 +131,10 @@ class Step:
 
     def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
         """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
-        losses = self.gradient(tokens, targets)
-        return losses, self.apply() if np.isfinite(losses).all() else math.nan
+        self._tell()  # an upload waits for what runs: none stands between the gradient and the update
+        self._start_gradient(tokens, targets)
+        norm = self._move()
+        return self._losses(targets), norm
 
 
 def fitting(owner: GPT, rows: int) -> int:
@@ -143,7 +162,7 @@ class Profile:
         self.where = where
         self.of: dict[str, list[float]] = {}  # composite: launches, seconds, bytes, floating-point operations
 
-    def run(self, entries: list[gpu.Entry]) -> None:
+    def run(self, entries: gpu.Launches) -> None:
         """One launch after another, each between two marks of a clock: the GPU's where there is one."""
         marks = [_mark(self.where)]
         for entry in entries:

@@ -10,21 +10,32 @@
 #include <reduce.cuh>
 
 #define WARPS 8  // of a block
+#define AHEAD 4  // pieces of eight numbers that a thread asks for before it needs the first
+#define ROWS_AT_MOST 8
 
 struct Eight {
   float4 low, high;
 };
-__device__ __forceinline__ Eight read_eight(const float* p) { return {((const float4*)p)[0], ((const float4*)p)[1]}; }
 __device__ __forceinline__ float4 two_pairs(unsigned a, unsigned b) {  // a bfloat16 is the first half of a float
   return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u), __uint_as_float(b << 16),
                      __uint_as_float(b & 0xffff0000u));
 }
-__device__ __forceinline__ Eight read_eight(const __nv_bfloat16* p) {
-  uint4 v = *(const uint4*)p;
-  return {two_pairs(v.x, v.y), two_pairs(v.z, v.w)};
-}
+// Eight numbers as they lie in memory: asked for early, they are made floats when they are needed.
+__device__ __forceinline__ Eight fetch(const float* p) { return {((const float4*)p)[0], ((const float4*)p)[1]}; }
+__device__ __forceinline__ uint4 fetch(const __nv_bfloat16* p) { return *(const uint4*)p; }
+__device__ __forceinline__ Eight eight(Eight v) { return v; }
+__device__ __forceinline__ Eight eight(uint4 v) { return {two_pairs(v.x, v.y), two_pairs(v.z, v.w)}; }
+template <class Number> struct As {  // what `fetch` returns
+  typedef Eight fetched;
+};
+template <> struct As<__nv_bfloat16> {
+  typedef uint4 fetched;
+};
 __device__ __forceinline__ float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 __device__ __forceinline__ float dot(Eight a, Eight b) { return dot(a.low, b.low) + dot(a.high, b.high); }
+__device__ __forceinline__ float4 plus(float4 a, float s, float4 b) {
+  return make_float4(a.x + s * b.x, a.y + s * b.y, a.z + s * b.z, a.w + s * b.w);
+}
 __device__ __forceinline__ void write(float* p, float v) { *p = v; }
 __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2bfloat16(v); }
 __device__ __forceinline__ float as_float(float v) { return v; }
@@ -48,16 +59,37 @@ __device__ __forceinline__ void load_rows(float* copy, float* rstd, const float*
   __syncthreads();
 }
 
-// sum[row] = x[row] . w for a row of I weights, the same in all lanes of the warp.
+// Ask for the first numbers of a row of I weights, as this lane of the warp will need them.
+template <class Fetched, class Number>
+__device__ __forceinline__ void ask(Fetched* ahead, const Number* w, int I) {
+#pragma unroll
+  for (int k = 0; k < AHEAD; k++) {
+    int i = 8 * (threadIdx.x % 32) + 256 * k;
+    if (i < I) ahead[k] = fetch(w + i);
+  }
+}
+
+// sum[row] = x[row] . w for a row of I weights, of which `ahead` has been asked for; the same in all lanes of the warp.
 template <class Number, int ROWS>
-__device__ __forceinline__ void multiply_row(float* sum, const float* x, const Number* w, int rows, int I) {
+__device__ __forceinline__ void multiply_row(float* sum, const float* x, const typename As<Number>::fetched* ahead,
+                                             const Number* w, int rows, int I) {
 #pragma unroll
   for (int row = 0; row < ROWS; row++) sum[row] = 0;
-  for (int i = 8 * (threadIdx.x % 32); i < I; i += 256) {
-    Eight v = read_eight(w + i);
+#pragma unroll
+  for (int k = 0; k < AHEAD; k++) {
+    int i = 8 * (threadIdx.x % 32) + 256 * k;
+    if (i >= I) continue;
+    Eight v = eight(ahead[k]);
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
-      if (row < rows) sum[row] += dot(v, read_eight(x + row * I + i));
+      if (row < rows) sum[row] += dot(v, eight(fetch(x + row * I + i)));
+  }
+#pragma unroll 4
+  for (int i = 8 * (threadIdx.x % 32) + 256 * AHEAD; i < I; i += 256) {
+    Eight v = eight(fetch(w + i));
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+      if (row < rows) sum[row] += dot(v, eight(fetch(x + row * I + i)));
   }
 #pragma unroll
   for (int row = 0; row < ROWS; row++) sum[row] = warp_sum(sum[row]);
@@ -71,9 +103,13 @@ project(const float* __restrict__ x, const Number* __restrict__ w, float* __rest
         float eps) {
   extern __shared__ float4 fours[];
   float *copy = (float*)fours, rstd[ROWS], sum[ROWS];
+  typename As<Number>::fetched ahead[AHEAD];
+  int first = blockIdx.x * WARPS + threadIdx.x / 32;
+  if (first < O) ask(ahead, w + (size_t)first * I, I);  // they come while x is read and normed
   load_rows<ROWS, NORM>(copy, rstd, x, rows, I, eps);
-  for (int o = blockIdx.x * WARPS + threadIdx.x / 32; o < O; o += gridDim.x * WARPS) {
-    multiply_row<Number, ROWS>(sum, copy, w + (size_t)o * I, rows, I);
+  for (int o = first; o < O; o += gridDim.x * WARPS) {
+    if (o > first) ask(ahead, w + (size_t)o * I, I);
+    multiply_row<Number, ROWS>(sum, copy, ahead, w + (size_t)o * I, rows, I);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
       if (row >= rows || threadIdx.x % 32 != 0) continue;
@@ -90,10 +126,14 @@ project_glu(const float* __restrict__ x, const Number* __restrict__ w, float* __
             int F, float eps) {
   extern __shared__ float4 fours[];
   float *copy = (float*)fours, rstd[ROWS], gate[ROWS], up[ROWS];
+  typename As<Number>::fetched of_gate[AHEAD], of_up[AHEAD];
+  int first = blockIdx.x * WARPS + threadIdx.x / 32;
+  if (first < F) ask(of_gate, w + (size_t)first * I, I), ask(of_up, w + (size_t)(F + first) * I, I);
   load_rows<ROWS, true>(copy, rstd, x, rows, I, eps);
-  for (int o = blockIdx.x * WARPS + threadIdx.x / 32; o < F; o += gridDim.x * WARPS) {
-    multiply_row<Number, ROWS>(gate, copy, w + (size_t)o * I, rows, I);
-    multiply_row<Number, ROWS>(up, copy, w + (size_t)(F + o) * I, rows, I);
+  for (int o = first; o < F; o += gridDim.x * WARPS) {
+    if (o > first) ask(of_gate, w + (size_t)o * I, I), ask(of_up, w + (size_t)(F + o) * I, I);
+    multiply_row<Number, ROWS>(gate, copy, of_gate, w + (size_t)o * I, rows, I);
+    multiply_row<Number, ROWS>(up, copy, of_up, w + (size_t)(F + o) * I, rows, I);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
       if (row >= rows || threadIdx.x % 32 != 0) continue;
@@ -113,68 +153,90 @@ __device__ __forceinline__ float turned(const float* head, const float* cosine, 
 
 // Attention of one more token, row blockIdx.y, of query head blockIdx.x, over the tokens before it and itself.
 // qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
-// places are filled, and here the `rows` next ones are; out: [rows, H C]. A token reads those before it that come in the
-// same launch from qkv, so no block waits for another. Grid (H, rows), blocks of 128 threads, 4 (context + 2 C + 128)
-// bytes of shared memory.
+// places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
+// same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
+// with eight of its numbers; a thread asks for AHEAD of them at a time. Which thread adds what, and in which order, hangs
+// on a token's place alone. Grid (H, rows up to ROWS_AT_MOST), blocks of 256 threads, 4 (context + 25 C) bytes of shared
+// memory.
 template <class Number>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(32 * WARPS)
 attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const float* __restrict__ sine, Number* cache,
        const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context) {
   extern __shared__ float4 fours[];
-  float *q = (float*)fours, *mine = q + C, *part = mine + C, *score = part + 128;  // mine: this row's key, turned
+  float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
+  float *part = values + ROWS_AT_MOST * C, *score = part + WARPS * C;
   int head = blockIdx.x, row = blockIdx.y, group = head / (H / G), start = position[0], at = start + row;
-  if (blockDim.x != 128 || at >= context) __trap();  // 128 threads, and a place in the cache
+  if (blockDim.x != 32 * WARPS || row >= ROWS_AT_MOST || at >= context) __trap();
   int pitch = (H + 2 * G) * C;
-  const float *keys = qkv + (H + group) * C, *values = keys + G * C;
   Number *key_cache = cache + (size_t)group * context * C, *value_cache = key_cache + (size_t)G * context * C;
-  for (int j = threadIdx.x; j < C; j += 128) {
-    q[j] = turned(qkv + (size_t)row * pitch + head * C, cosine, sine, at, j, C) * rsqrtf((float)C);
-    mine[j] = turned(keys + (size_t)row * pitch, cosine, sine, at, j, C);
+  for (int i = threadIdx.x; i < (row + 1) * C; i += 32 * WARPS) {
+    int r = i / C, j = i % C;
+    const float* of = qkv + (size_t)r * pitch;
+    Number key, value;  // rounded as the cache has them, so that sums are the same in a later launch
+    write(&key, turned(of + (H + group) * C, cosine, sine, start + r, j, C));
+    write(&value, of[(H + G + group) * C + j]);
+    keys[i] = as_float(key);
+    values[i] = as_float(value);
+    if (r < row) continue;
+    q[j] = turned(of + head * C, cosine, sine, at, j, C) * rsqrtf((float)C);
     if (head % (H / G) == 0) {
-      write(key_cache + (size_t)at * C + j, mine[j]);
-      write(value_cache + (size_t)at * C + j, values[(size_t)row * pitch + j]);
+      key_cache[(size_t)at * C + j] = key;
+      value_cache[(size_t)at * C + j] = value;
     }
   }
   __syncthreads();
+  int lanes = C / 8, together = 32 * WARPS / lanes, mine = threadIdx.x / lanes, j = 8 * (threadIdx.x % lanes);
+  typename As<Number>::fetched ahead[AHEAD];
+  Eight query = eight(fetch(q + j));
   float largest = -3.4e38f;
-  for (int t = threadIdx.x; t <= at; t += 128) {
-    float sum = 0;
-    for (int j = 0; j < C; j += 8) {
-      Eight k;
-      if (t < start) {
-        k = read_eight(key_cache + (size_t)t * C + j);
-      } else {
-        float other[8];
-        for (int e = 0; e < 8; e++) {
-          Number rounded;  // as the cache has it, so that the sum is the same in a later launch
-          write(&rounded, t == at ? mine[j + e] : turned(keys + (size_t)(t - start) * pitch, cosine, sine, t, j + e, C));
-          other[e] = as_float(rounded);
-        }
-        k = {make_float4(other[0], other[1], other[2], other[3]), make_float4(other[4], other[5], other[6], other[7])};
-      }
-      sum += dot(k, read_eight(q + j));
+  for (int first = mine; first - mine <= at; first += AHEAD * together) {
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+      if (first + k * together < start) ahead[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      int t = first + k * together;
+      float sum = 0;
+      if (t <= at) sum = dot(query, t < start ? eight(ahead[k]) : eight(fetch(keys + (t - start) * C + j)));
+      for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      if (t > at) continue;
+      if (j == 0) score[t] = sum;
+      largest = fmaxf(largest, sum);
     }
-    score[t] = sum;
-    largest = fmaxf(largest, sum);
   }
-  largest = block_max(largest);
+  largest = block_max(largest);  // its barriers stand between the scores' writes and the reads below, too
   float terms = 0;
-  for (int t = threadIdx.x; t <= at; t += 128) {
+  for (int t = threadIdx.x; t <= at; t += 32 * WARPS) {
     score[t] = __expf(score[t] - largest);
     terms += score[t];
   }
-  terms = block_sum(terms);  // its barriers stand between the scores' writes and the reads below, too
-  int sharers = 128 / C, j = threadIdx.x % C, first = threadIdx.x / C;  // threads that share a number of the output
-  float sum = 0;
-  for (int t = first; t <= at; t += sharers) {
-    Number v;
-    if (t < start) v = value_cache[(size_t)t * C + j];
-    else write(&v, values[(size_t)(t - start) * pitch + j]);
-    sum += score[t] * as_float(v);
+  terms = block_sum(terms);  // and these between the terms' writes and the reads below
+  float4 low = make_float4(0, 0, 0, 0), high = low;
+  for (int first = mine; first <= at; first += AHEAD * together) {
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+      if (first + k * together < start) ahead[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      int t = first + k * together;
+      if (t > at) continue;
+      Eight v = t < start ? eight(ahead[k]) : eight(fetch(values + (t - start) * C + j));
+      low = plus(low, score[t], v.low);
+      high = plus(high, score[t], v.high);
+    }
   }
-  part[threadIdx.x] = sum;
+  float mean[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int e = 0; e < 8; e++) {  // over the keys of a warp, then over the warps
+    for (int distance = 16; distance >= lanes; distance /= 2)
+      mean[e] += __shfl_xor_sync(0xffffffffu, mean[e], distance);
+    if (lane < lanes) part[warp * C + j + e] = mean[e];
+  }
   __syncthreads();
-  if (first > 0) return;
-  for (int k = 1; k < sharers; k++) sum += part[k * C + j];
-  out[(size_t)row * H * C + head * C + j] = sum / terms;
+  for (int i = threadIdx.x; i < C; i += 32 * WARPS) {
+    float sum = 0;
+    for (int w = 0; w < WARPS; w++) sum += part[w * C + i];
+    out[(size_t)row * H * C + head * C + i] = sum / terms;
+  }
 }

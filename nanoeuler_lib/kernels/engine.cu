@@ -61,16 +61,6 @@ add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, 
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
-// y of `add_rmsnorm` once more, from x and rstd. One block a row.
-template <class Number>
-__global__ void rmsnorm_again(const float* __restrict__ x, const float* __restrict__ rstd,
-                              const float* __restrict__ gain, Number* __restrict__ y, int D) {
-  size_t row = (size_t)blockIdx.x * D;
-  float r = rstd[blockIdx.x];
-  for (int i = 4 * threadIdx.x; i < D; i += 4 * blockDim.x)
-    write_four(y + row + i, times(times(read_four(x + row + i), r), read_four(gain + i)));
-}
-
 // dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
 // [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, x, dx, half: [rows, D].
 template <class Number, int KEEP>
@@ -119,21 +109,21 @@ add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, con
   }
 }
 
-// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + blockDim.y, ... one after
-// another, then the blockDim.y sums. Blocks of (32, 8) threads, one for each 32 columns.
+// y[column] (+)= the sum of a column of x: [rows, columns], in a fixed order: rows threadIdx.y, + 32, ... one after
+// another, then the 32 sums. Blocks of (32, 32) threads, one for each 32 columns.
 extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restrict__ y, int rows, int columns,
                                      int add) {
-  __shared__ float s[8][32];
-  if (blockDim.x != 32 || blockDim.y != 8) __trap();  // blocks of 32 x 8 threads
+  __shared__ float s[32][33];
+  if (blockDim.x != 32 || blockDim.y != 32) __trap();  // blocks of 32 x 32 threads
   int column = blockIdx.x * 32 + threadIdx.x;
   float sum = 0;
   if (column < columns)
-    for (int row = threadIdx.y; row < rows; row += 8) sum += x[(size_t)row * columns + column];
+    for (int row = threadIdx.y; row < rows; row += 32) sum += x[(size_t)row * columns + column];
   s[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= columns) return;
-  for (int k = 1; k < 8; k++) sum += s[k][threadIdx.x];
-  y[column] = add ? y[column] + sum : sum;
+  sum = warp_sum(s[threadIdx.x][threadIdx.y]);  // a warp adds the 32 sums of one column
+  column = blockIdx.x * 32 + threadIdx.y;
+  if (threadIdx.x == 0 && column < columns) y[column] = add ? y[column] + sum : sum;
 }
 
 // ---- RoPE on packed q and k, in place -----------------------------------------------------------------------------
@@ -171,20 +161,21 @@ __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __rest
   }
 }
 
-// dgate_up from dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
-template <class Number>
+// dgate_up from dhidden; with AGAIN also hidden once more. dhidden, hidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
+template <class Number, bool AGAIN>
 __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Number* __restrict__ gate_up,
-                                   Number* __restrict__ dgate_up, int rows, int F) {
+                                   Number* __restrict__ dgate_up, Number* __restrict__ hidden, int rows, int F) {
   int each = F / 4, all = rows * each;
   for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
     int row = id / each, i = 4 * (id % each);
     size_t at = (size_t)row * 2 * F + i;
-    float4 g = read_four(gate_up + at), d = read_four(dhidden + (size_t)row * F + i);
+    float4 g = read_four(gate_up + at), up = read_four(gate_up + at + F), d = read_four(dhidden + (size_t)row * F + i);
     float4 s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w)), silu = times(g, s);
     float4 slope = s;  // of silu: s + silu (1 - s)
     add_to(slope, minus(silu, times(silu, s)));
-    write_four(dgate_up + at, times(times(d, read_four(gate_up + at + F)), slope));
+    write_four(dgate_up + at, times(times(d, up), slope));
     write_four(dgate_up + at + F, times(d, silu));
+    if (AGAIN) write_four(hidden + (size_t)row * F + i, times(silu, up));
   }
 }
 
@@ -262,6 +253,13 @@ extern "C" __global__ void adamw_and_copy(float* __restrict__ p, const float* __
     ((float4*)v)[i] = d;
     write_four(copy + 4 * (size_t)i, a);
   }
+}
+
+// factor[1], the norm of the gradient, is no number where one of the losses' sums is infinite or none: nothing moves.
+extern "C" __global__ void refuse(const float* __restrict__ sums, float* __restrict__ factor, int count) {
+  if (blockIdx.x || threadIdx.x) return;
+  for (int k = 0; k < count; k++)
+    if (!(fabsf(sums[k]) <= 3.4e38f)) factor[1] = sums[k] - sums[k];
 }
 
 // ---- copies -------------------------------------------------------------------------------------------------------

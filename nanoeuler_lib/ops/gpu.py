@@ -3,7 +3,7 @@
     program = Program(config, "bfloat16")
     forward(weights, plan, plan.tokens)          # the same text as on the CPU: here it writes the list
     launches = program.take()
-    run(launches)                                # as often as wanted, or captured in a CUDA graph
+    run(launches)                                # as often as wanted; on a card from the second time on a CUDA graph
 
 Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
 targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
@@ -15,7 +15,6 @@ space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,17 +45,46 @@ class Entry:
     def __str__(self):
         """kernel, grid, block and bytes of shared memory, or the shape of the product."""
         if isinstance(self.launch, Product):
-            p = self.launch
-            kind = f"{p.a.dtype}{'^T' if p.transpose_a else ''} {p.b.dtype}{'^T' if p.transpose_b else ''}"
-            shape = " x ".join(map(str, p.shape))
-            return f"{self.composite}: product {shape} of {kind} {'+=' if p.add else '='} {p.c.dtype}"
+            return f"{self.composite}: product {self.launch}"
         return f"{self.composite}: {cuda.describe(self.launch)}"
 
 
-def run(entries: list[Entry]) -> None:
-    """One launch after another."""
-    for entry in entries:
+class Launches(list[Entry]):
+    """What a `Program` wrote, in the order in which it runs. where: "gpu" or "cpu"; graph: the same as a CUDA graph."""
+
+    def __init__(self, entries: list[Entry], where: str):
+        super().__init__(entries)
+        self.where, self.graph, self.has_run = where, None, False
+
+    def cut(self, composite: str) -> tuple["Launches", "Launches"]:
+        """The launches before the first one of a composite, and the rest."""
+        at = [entry.composite for entry in self].index(composite)
+        return Launches(self[:at], self.where), Launches(self[at:], self.where)
+
+
+def run(launches: Launches) -> None:
+    """One launch after another. On a card a list that runs again is captured in a CUDA graph: one launch for all."""
+    if launches.graph is not None:
+        return launches.graph.launch()
+    if launches.where == "gpu" and launches.has_run:  # what a first launch loads or asks memory for is there
+        launches.graph = _captured(launches)
+        return launches.graph.launch()
+    for entry in launches:
         entry.launch()
+    launches.has_run = True
+
+
+def _captured(launches):
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            for entry in launches:
+                entry.launch()
+        finally:
+            graph = stream.end_capture()
+    return graph
 
 
 @dataclass(frozen=True)
@@ -69,10 +97,10 @@ class Residual:
 
 @dataclass(frozen=True)
 class Again:
-    """A buffer that all layers share. Backward calls `make`, which fills it as this layer's forward pass did."""
+    """`hidden`, where all layers share one buffer. `swiglu_back`, which has gate and up in its hands, makes a layer's
+    own once more, and the product that reads it, the gradient of `down`, waits until then."""
 
     array: Any
-    make: Callable[[], None]
 
 
 def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
@@ -113,11 +141,11 @@ class Program:
         self.where, self.on = where or cuda.device(), on or flash.card(where)
         check_config(config, precision, self.on)
         self.number, self.tf32, self.checked = NUMBER[precision], precision == "tf32", checked
-        self.config, self.entries = config, []
+        self.config, self.entries, self._owed = config, [], None
 
-    def take(self) -> list[Entry]:
+    def take(self) -> Launches:
         """What was recorded since the last call."""
-        taken, self.entries = self.entries, []
+        taken, self.entries = Launches(self.entries, self.where), []
         return taken
 
     # ---- writing the list ------------------------------------------------------------------------------------
@@ -141,12 +169,6 @@ class Program:
         made = product(c, a, b, tf32=self.tf32, **options)
         moved = a.nbytes + b.nbytes + c.nbytes * (2 if made.add else 1)
         self._add(composite, made, moved, 2 * math.prod(made.shape))
-
-    def _filled(self, x):
-        """The array of an x that the backward pass reads, made again first if it was not kept."""
-        if isinstance(x, Again):
-            x.make()
-        return _array(x)
 
     def _blocks(self, threads):
         """Blocks for so many threads that take several turns, if there are more than the card runs at once."""
@@ -193,28 +215,23 @@ class Program:
         self._product("linear", y, _array(x), w)
 
     def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
-        """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
-        x, dy = self._filled(x), dy.half if isinstance(dy, Residual) else dy
+        """dx = dy w^T, dw (+)= x^T dy; of an x that was not kept dw waits for `swiglu_back`. `dx` None skips it."""
+        dy = dy.half if isinstance(dy, Residual) else dy
         if dx is not None:
             self._product("linear_back", dx, dy, w, transpose_b=True)
-        self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
+        if isinstance(x, Again):
+            self._owed = dw, x.array, dy, accumulate
+        else:
+            self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
         """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; delta None adds nothing (x is before)."""
-        (N, D), y = x.shape, _array(y)
+        N, D = x.shape
         threads, keep = _row(D)
-        kernel = f"add_rmsnorm<{self.number}, {keep}, {'false' if delta is None else 'true'}>"
+        kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
         arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
         moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
-
-    def rmsnorm_again(self, y, x, rstd, gain):
-        """y of `add_rmsnorm` once more, where it was not kept."""
-        N, D = x.shape
-        arguments = x, rstd, gain, y, D
-        self._engine(
-            "rmsnorm_again", f"rmsnorm_again<{self.number}>", N, _row(D)[0], arguments, x.nbytes + y.nbytes
-        )
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
         """dx += the gradient through rmsnorm; dgain (+)= its own."""
@@ -231,11 +248,11 @@ class Program:
     def _sum_parts(self, composite, parts, to, accumulate):
         rows, columns = parts.shape
         arguments = parts, to, rows, columns, int(accumulate)
-        self._engine(composite, "sum_parts", -(-columns // 32), (32, 8), arguments, parts.nbytes)
+        self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
 
     def qkv_rope(self, qkv, y, w, rope, config, work_weight):
         """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
-        self._product("qkv_rope", qkv, _array(y), w)
+        self._product("qkv_rope", qkv, y, w)
         N, pitch = qkv.shape
         heads, C = config.heads + config.kv_heads, config.head_dim
         grid = -(-N * heads * C // 8 // THREADS)
@@ -251,7 +268,6 @@ class Program:
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
         """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
-        y = self._filled(y)
         self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
         self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
 
@@ -293,11 +309,19 @@ class Program:
         )
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
-        """dgate_up of `swiglu`."""
-        N, F = dhidden.shape
-        grid, arguments = self._blocks(N * F // 4), (dhidden, gate_up, dgate_up, N, F)
-        moved = dhidden.nbytes + 2 * gate_up.nbytes
-        self._engine("swiglu_back", f"swiglu_packed_back<{self.number}>", grid, THREADS, arguments, moved)
+        """dgate_up of `swiglu`, and what the last `linear_back` owes."""
+        (N, F), owed, self._owed = dhidden.shape, self._owed, None
+        hidden, moved = dgate_up, dhidden.nbytes + 2 * gate_up.nbytes
+        if owed:
+            dw, hidden, dy, accumulate = owed
+            moved += hidden.nbytes
+        kernel, arguments = (
+            f"swiglu_packed_back<{self.number}, {_flag(owed)}>",
+            (dhidden, gate_up, dgate_up, hidden, N, F),
+        )
+        self._engine("swiglu_back", kernel, self._blocks(N * F // 4), THREADS, arguments, moved)
+        if owed:
+            self.linear_back(None, dw, dy, hidden, None, None, accumulate)
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
@@ -308,7 +332,7 @@ class Program:
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
         threads, keep = _row(V)
-        kernel = f"heads_cross_entropy<{self.number}, {keep}, {'true' if gradient else 'false'}>"
+        kernel = f"heads_cross_entropy<{self.number}, {keep}, {_flag(gradient)}>"
         for start in range(0, N, len(work_logits)):
             rows = slice(start, min(start + len(work_logits), N))
             count = rows.stop - rows.start
@@ -336,6 +360,10 @@ class Program:
         parts, file = work.square_parts, self._file("adamw.cu")
         self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
         self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
+
+    def refuse(self, factor, sums):
+        """The norm in factor is no number where one of sums [K] is none or infinite: then `adamw` moves nothing."""
+        self._engine("norm", "refuse", 1, 32, (sums, factor, len(sums)))
 
     def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
         """One step of AdamW over flat arrays; copy: bfloat16 of the same length, or None. step: [3] float32.
@@ -372,8 +400,8 @@ class Program:
         """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
         rows, C = len(qkv), config.head_dim
         arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
-        grid, shared = (config.heads, rows), 4 * (config.context + 2 * C + 128)
-        self._decode("attend", f"attend<{self.number}>", grid, 128, arguments, shared, cache.nbytes)
+        grid, shared = (config.heads, rows), 4 * (config.context + 25 * C)
+        self._decode("attend", f"attend<{self.number}>", grid, 256, arguments, shared, cache.nbytes)
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
         module = self._file("decode.cu", decode_kernels(self.number, self.config))
@@ -390,7 +418,8 @@ def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size), ("true", "false")
     names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
     names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
-    plain = "rmsnorm_again", "rope_packed", "swiglu_packed", "swiglu_packed_back", "round_to"
+    names += [f"swiglu_packed_back<{number}, {again}>" for again in flags]
+    plain = "rope_packed", "swiglu_packed", "round_to"
     return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
 
 
@@ -405,6 +434,10 @@ def decode_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
 def _together(rows: int) -> int:
     """The instance of a decoding kernel for so many rows."""
     return next(most for most in TOGETHER if rows <= most)
+
+
+def _flag(value) -> str:
+    return "true" if value else "false"
 
 
 def _array(x):

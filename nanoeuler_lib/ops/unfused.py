@@ -99,7 +99,7 @@ class Unfused(gpu.Program):
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
-        (N, D), y = x.shape, gpu._array(y)
+        N, D = x.shape
         if delta is not None:
             self._each("add_rmsnorm", "vector_add", N * D, (before, delta, x, N * D))
         self._run("add_rmsnorm", "rmsnorm_forward", N, _block(D), (x, gain, y, rstd, D, float(eps)))
@@ -130,7 +130,7 @@ class Unfused(gpu.Program):
             self._each(composite, "copy_heads", count, (qkv, apart, N // T, T, heads, C, pitch, back))
 
     def qkv_rope(self, qkv, y, w, rope, config, work_weight):
-        self._product("qkv_rope", qkv, gpu._array(y), w)
+        self._product("qkv_rope", qkv, y, w)
         self._turn("qkv_rope", "rope_forward", qkv, rope, config)
 
     def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
@@ -149,7 +149,6 @@ class Unfused(gpu.Program):
             self._each(composite, "copy_columns", N * F, (packed, half, N, F, 2 * F, first, back))
 
     def swiglu(self, hidden, sigmoid, gate_up):
-        hidden = gpu._array(hidden)
         N, F = hidden.shape
         gate, up = self._space("gate", N, F), self._space("up", N, F)
         self._halves("swiglu", gate_up, gate, up, 0)

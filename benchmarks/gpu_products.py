@@ -1,0 +1,85 @@
+"""Which of cuBLASLt's algorithms is the fastest for each matrix product of a training step of `base`, on this card.
+
+    python -m benchmarks.gpu_products              # the table in nanoeuler_lib/cuda/products.json, of this card
+    python -m benchmarks.gpu_products --out FILE   # there instead
+
+cuBLASLt orders its algorithms by an estimate. The engine takes the first one unless this table names another, for this
+card and this version of cuBLASLt: so two runs on one card take the same algorithm, and give the same bits. Each product
+of a step is timed on the step's own arrays; an algorithm that is not the first is named where it takes GAIN less time.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from benchmarks.gpu_step import CASES, SETTINGS, batch
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import preset
+from nanoeuler_lib.cuda import blas
+
+GAIN = 0.02
+ROUNDS, TIMES = 7, 5  # rounds over all algorithms of a product, launches in each
+
+
+def milliseconds(launch) -> float:
+    """Of one launch, the mean of TIMES on the GPU's clock."""
+    import cupy
+
+    first, last = cupy.cuda.Event(), cupy.cuda.Event()
+    first.record()
+    for _ in range(TIMES):
+        launch()
+    last.record()
+    last.synchronize()
+    return cupy.cuda.get_elapsed_time(first, last) / TIMES
+
+
+def fastest(algorithms) -> tuple[int, list[float]]:
+    """The index of the one to take, and the median milliseconds of all, in turns."""
+    rounds = [[milliseconds(launch) for launch in algorithms] for _ in range(ROUNDS + 1)][1:]
+    median = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    best = min(range(len(median)), key=median.__getitem__)
+    return (best if median[best] < (1 - GAIN) * median[0] else 0), median
+
+
+def products(precision: str, rows: int) -> dict[str, list]:
+    """The products of a step: by what they are, the product and how many there are. Their arrays hold a step's numbers."""
+    config = preset("base")
+    model = engine.GPT(config, precision=precision, where="gpu")
+    step = engine.Step(model, engine.AdamW(config, SETTINGS, "gpu"), SETTINGS, rows)
+    step(*batch(config, rows, 0))
+    found = {}
+    for lists in model.plan(step.micro, config.context).lists.values():
+        for launches in lists if isinstance(lists, tuple) else (lists,):
+            for entry in launches:
+                if isinstance(entry.launch, blas.Product):
+                    found.setdefault(str(entry.launch).replace("+=", "="), [entry.launch, 0])[1] += 1
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=blas.CHOSEN, help="by default the library's table")
+    options = parser.parse_args()
+    import cupy
+
+    library, chosen = blas.on_card(cupy.cuda.Device().id), {}
+    print(f"{library.card}, cuBLASLt {library.version}")
+    for precision, rows in CASES:
+        saved = 0.0
+        for name, (product, count) in products(precision, rows).items():
+            index, median = fastest(library.algorithms(product))
+            saved += count * (median[0] - median[index])
+            if index:
+                chosen[name] = index
+            print(f"{count:3} x {name:60} first {median[0]:.4f} ms, best {median[index]:.4f} ({index})")
+        print(f"{precision} {rows}: {saved:.2f} ms of a step saved", flush=True)
+        cupy.get_default_memory_pool().free_all_blocks()
+    table = json.loads(blas.CHOSEN.read_text("utf-8"))
+    table[library.card] = {"cublaslt": library.version, "fastest": dict(sorted(chosen.items()))}
+    options.out.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
