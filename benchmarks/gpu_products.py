@@ -44,7 +44,7 @@ def fastest(algorithms) -> tuple[int, list[float]]:
 
 
 def products(precision: str, rows: int) -> dict[str, list]:
-    """The products of a step: by what they are, the product and how many there are. Their arrays hold a step's numbers."""
+    """The products of a step, whose arrays hold its numbers: by what they are, the product and how many there are."""
     config = preset("base")
     model = engine.GPT(config, precision=precision, where="gpu")
     step = engine.Step(model, engine.AdamW(config, SETTINGS, "gpu"), SETTINGS, rows)

@@ -636,7 +636,7 @@ ENGINE_BUGS = {
 }  # fmt: skip
 DECODE_BUGS = [
     ("  __syncthreads();\n}\n\n// Ask for", "}\n\n// Ask for"),
-    ("  __syncthreads();\n  int lanes", "  int lanes"),
+    ("  __syncthreads();\n  Eight query", "  Eight query"),
     ("  __syncthreads();\n  for (int i = threadIdx.x; i < C", "  for (int i = threadIdx.x; i < C"),
     ("block_sum(squares) / I + eps", "block_sum(squares) / I"),
     ("rstd[row] = 1;\n    if (NORM)", "rstd[row] = 1;\n    if (row == 0 && NORM)"),
@@ -645,17 +645,19 @@ DECODE_BUGS = [
     ("if (o > first) ask(ahead,", "if (o > first && O < 0) ask(ahead,"),
     ("g / (1.0f + __expf(-g))", "g / (1.0f + __expf(g))"),
     ("if (head % (H / G) == 0) {", "if (head == 0) {"),
-    ("key_cache[(size_t)at * C + j] = key;", "key_cache[(size_t)at * C + j] = value;"),
-    ("write(&value, of[(H + G + group) * C + j]);", "write(&value, of[(H + G) * C + j]);"),
-    ("sine, start + r, j, C));", "sine, at, j, C));"),
+    ("key_cache[(size_t)at * C + n] = key;", "key_cache[(size_t)at * C + n] = value;"),
+    ("write(&value, of[(H + G + group) * C + n]);", "write(&value, of[(H + G) * C + n]);"),
+    ("sine, start + r, n, C));", "sine, at, n, C));"),
     ("if (t <= at) sum = dot(", "if (t < at) sum = dot("),
     ("distance = lanes / 2; distance > 0", "distance = lanes / 4; distance > 0"),
-    ("first - mine <= at;", "first - mine < at - 32;"),
+    ("first - mine <= at;", "first - mine < at - 64;"),
+    ("if (mine + k * together >= start) continue;", "if (mine + k * together >= start / 2) continue;"),
+    ("some_values[k] = fetch(value_cache + (size_t)(first", "some_values[k] = fetch(key_cache + (size_t)(first"),
     ("largest = block_max(largest);", ""),
     ("terms += score[t];", "terms += 1;"),
     ("eight(fetch(values + (t - start) * C + j))", "eight(fetch(keys + (t - start) * C + j))"),
     ("distance = 16; distance >= lanes", "distance = 16; distance > lanes"),
-    ("for (int w = 0; w < WARPS; w++) sum", "for (int w = 1; w < WARPS; w++) sum"),
+    ("for (int w = 0; w < ATTEND_WARPS; w++) sum", "for (int w = 1; w < ATTEND_WARPS; w++) sum"),
 ]  # fmt: skip
 HARMLESS = "j + 0"
 
@@ -787,17 +789,19 @@ def test_planted_bugs_are_caught(where, old, new):
 
 
 def examine_decoding():
-    """Logits of tokens that come singly and together, in a model whose heads share keys."""
-    config = replace(
-        TINY, dim=128, heads=4, kv_heads=2, layers=1, ffn=1104, vocab_size=40, predict=1, context=150
-    )
-    params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, 150)
-    expected = GPT(config, params).logits(tokens[None])[0]
-    decoder = engine_of(params, config=config).decoder()
-    found = np.concatenate(
-        [decoder.feed_all(part) for part in (tokens[:3], tokens[3:4], tokens[4:14], tokens[14:])]
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    """Logits of tokens that come singly and together, in a model whose heads share keys, and in one of wide heads."""
+    narrow = dict(
+        dim=128, heads=4, kv_heads=2, ffn=1104, context=90
+    )  # `down` has more inputs than are asked for at once
+    wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=140)  # the cache more keys
+    for shape in (narrow, wide):
+        config = replace(TINY, layers=1, vocab_size=40, predict=1, **shape)
+        params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)
+        expected = GPT(config, params).logits(tokens[None])[0]
+        decoder = engine_of(params, config=config).decoder()
+        parts = np.split(tokens, [3, 4, 14])
+        found = np.concatenate([decoder.feed_all(part) for part in parts])
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @on_the_cpu

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
 
-from benchmarks import gpu_decode, gpu_step
+from benchmarks import gpu_decode, gpu_numbers, gpu_products, gpu_step
 from nanoeuler_lib.config import ModelConfig
 
 pytestmark = pytest.mark.compiler
@@ -62,3 +62,35 @@ def test_another_decoder_is_told(wrong):
         gpu_decode.agreeing(
             both, gpu_decode.contestants(TINY, "float32", "cpu")[gpu_decode.US].feed, range(4), "float32"
         )
+
+
+# ---- How right the numbers are; which algorithm is the fastest
+
+
+def test_gradients_are_measured_against_float64():
+    made, _ = gpu_numbers.trained(TINY, "float32", 0, "cpu", 1)
+    found = gpu_numbers.gradients(TINY, made)
+    assert found.keys() == made.params.keys()
+    assert all(0 < error < 1e-5 for both in found.values() for error in both)
+    made.params["layers.0.out"][3] *= 1.01  # ours alone, behind NumPy's back
+    params = made.params.host
+    made.params.host = lambda: (
+        lambda p: (p["layers.0.out"].__setitem__(3, p["layers.0.out"][3] / 1.01), p)[1]
+    )(params())
+    assert max(ours for ours, _ in gpu_numbers.gradients(TINY, made).values()) > 1e-4
+
+
+def test_curves_are_ours_and_pytorchs(monkeypatch):
+    monkeypatch.setattr(gpu_numbers, "LAST", 2)
+    found = gpu_numbers.curves(TINY, 0, "cpu", 3)
+    assert found.keys() == {gpu_step.US, gpu_numbers.PEER} and all(0 < gap < 0.05 for gap in found.values())
+
+
+def test_the_fastest_algorithm_is_taken_where_it_gains(monkeypatch):
+    def taking(milliseconds):
+        return fastest([lambda ms=ms: ms for ms in milliseconds])
+
+    fastest = gpu_products.fastest
+    monkeypatch.setattr(gpu_products, "milliseconds", lambda launch: launch())
+    assert taking([1.0, 0.9, 0.8, 0.85]) == (2, [1.0, 0.9, 0.8, 0.85])
+    assert taking([1.0, 0.99])[0] == 0 and taking([1.0])[0] == 0

@@ -31,27 +31,28 @@ class Decoder:
         self.xp = xp = cuda.array_module(owner.program.where)
         host = owner.params.host()
 
-        def turned(name, norm=None):  # [outputs, inputs]
-            w = host[name] if norm is None else host[norm][:, None] * host[name]
-            there = xp.empty(w.shape[::-1], owner.half)
-            put = to_bfloat16 if owner.half == np.uint16 else np.asarray
-            upload(there, put(np.ascontiguousarray(w.T)))
-            return there
-
         self.embed, self.gain = owner.params["embed"], host["norm_final"]
         self.heads = self.gain[:, None] * host["heads"][:, : c.vocab_size]
         self.later = host["heads"][:, c.vocab_size :]
-        self.layers = [
-            SimpleNamespace(
-                qkv=turned(f"layers.{i}.qkv", f"layers.{i}.norm1"),
-                out=turned(f"layers.{i}.out"),
-                gate_up=turned(f"layers.{i}.gate_up", f"layers.{i}.norm2"),
-                down=turned(f"layers.{i}.down"),
-                cache=xp.zeros((2 * c.kv_heads, c.context, c.head_dim), owner.half),
-            )
-            for i in range(c.layers)
-        ]
-        self.first_head = turned("heads", "norm_final")[: c.vocab_size]
+        matrices = {}  # as they are read: [inputs, outputs], each row times the gain of the norm before it
+        for i in range(c.layers):
+            for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
+                w = host[f"layers.{i}.{name}"]
+                matrices[i, name] = w if norm is None else host[f"layers.{i}.{norm}"][:, None] * w
+        matrices["head"] = self.heads
+        flat, end, self.weights = xp.empty(sum(w.size for w in matrices.values()), owner.half), {}, {}
+        at = 0
+        for key, w in matrices.items():
+            at += w.size
+            self.weights[key], end[key] = flat[at - w.size : at].reshape(w.shape[::-1]), at
+            put = to_bfloat16 if owner.half == np.uint16 else np.asarray
+            upload(self.weights[key], put(np.ascontiguousarray(w.T)))
+        shape = 2 * c.kv_heads, c.context, c.head_dim
+        self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
+        read_next = [(i, "qkv") for i in range(1, c.layers)] + [
+            "head"
+        ]  # the last weights before the next cache
+        self.behind = [flat[end[i, "qkv"] : end[key]] for i, key in enumerate(read_next)]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
         self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
@@ -102,12 +103,15 @@ class Decoder:
             c, b, op = self.config, self.buffers, self.program
             position, tokens = self.inputs[:1], self.inputs[1 : 1 + rows]
             op.embed(b.x[:rows], tokens, self.embed)
-            for a in self.layers:
-                op.project(b.qkv[:rows], b.x[:rows], a.qkv, c.norm_eps)
-                op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, a.cache, position, c)
-                op.project(b.x[:rows], b.attended[:rows], a.out, None)
-                op.project_glu(b.hidden[:rows], b.x[:rows], a.gate_up, c.norm_eps)
-                op.project(b.x[:rows], b.hidden[:rows], a.down, None)
-            op.project(b.logits[:rows], b.x[:rows], self.first_head, c.norm_eps)
+            for i, cache in enumerate(self.caches):
+                w = {name: self.weights[i, name] for name in ("qkv", "out", "gate_up", "down")}
+                op.project(b.qkv[:rows], b.x[:rows], w["qkv"], c.norm_eps)
+                op.attend(
+                    b.attended[:rows], b.qkv[:rows], self.cos, self.sin, cache, position, c, self.behind[i]
+                )
+                op.project(b.x[:rows], b.attended[:rows], w["out"], None)
+                op.project_glu(b.hidden[:rows], b.x[:rows], w["gate_up"], c.norm_eps)
+                op.project(b.x[:rows], b.hidden[:rows], w["down"], None)
+            op.project(b.logits[:rows], b.x[:rows], self.weights["head"], c.norm_eps)
             self.lists[rows] = op.take()
         return self.lists[rows]

@@ -7,10 +7,12 @@
 // cache of keys and values; everything else is float. All widths are multiples of 8, arrays begin at multiples of 16
 // bytes.
 #include <cuda_bf16.h>
+#include <nanoeuler.cuh>
 #include <reduce.cuh>
 
-#define WARPS 8  // of a block
-#define AHEAD 4  // pieces of eight numbers that a thread asks for before it needs the first
+#define WARPS 8          // of a block that multiplies
+#define ATTEND_WARPS 16  // of a block of `attend`
+#define AHEAD 4          // pieces of eight numbers that a thread asks for before it needs the first
 #define ROWS_AT_MOST 8
 
 struct Eight {
@@ -155,49 +157,65 @@ __device__ __forceinline__ float turned(const float* head, const float* cosine, 
 // qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
 // places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
 // same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
-// with eight of its numbers; a thread asks for AHEAD of them at a time. Which thread adds what, and in which order, hangs
-// on a token's place alone. Grid (H, rows up to ROWS_AT_MOST), blocks of 256 threads, 4 (context + 25 C) bytes of shared
-// memory.
+// with eight of its numbers; a thread asks for AHEAD of them at a time, first of all. Which thread adds what, and in which
+// order, hangs on a token's place alone. Meanwhile the blocks from H on bring `later`, [count], the weights that the next
+// kernels read, into the cache. Grid (more than H, rows up to ROWS_AT_MOST), blocks of 512 threads, 4 (context + 33 C)
+// bytes of shared memory.
 template <class Number>
-__global__ void __launch_bounds__(32 * WARPS)
+__global__ void __launch_bounds__(32 * ATTEND_WARPS)
 attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const float* __restrict__ sine, Number* cache,
-       const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context) {
+       const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context,
+       const Number* __restrict__ later, int count) {
+  const int threads = 32 * ATTEND_WARPS, line = 128 / sizeof(Number);
+  if (blockIdx.x >= H) {
+    if (blockIdx.y > 0) return;
+    for (int i = (blockIdx.x - H) * threads + threadIdx.x; i < count / line; i += (gridDim.x - H) * threads)
+      prefetch(later + (size_t)i * line);
+    return;
+  }
   extern __shared__ float4 fours[];
   float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
-  float *part = values + ROWS_AT_MOST * C, *score = part + WARPS * C;
+  float *part = values + ROWS_AT_MOST * C, *score = part + ATTEND_WARPS * C;
   int head = blockIdx.x, row = blockIdx.y, group = head / (H / G), start = position[0], at = start + row;
-  if (blockDim.x != 32 * WARPS || row >= ROWS_AT_MOST || at >= context) __trap();
+  if (blockDim.x != threads || row >= ROWS_AT_MOST || at >= context) __trap();
   int pitch = (H + 2 * G) * C;
   Number *key_cache = cache + (size_t)group * context * C, *value_cache = key_cache + (size_t)G * context * C;
-  for (int i = threadIdx.x; i < (row + 1) * C; i += 32 * WARPS) {
-    int r = i / C, j = i % C;
+  int lanes = C / 8, together = threads / lanes, mine = threadIdx.x / lanes, j = 8 * (threadIdx.x % lanes);
+  typename As<Number>::fetched some_keys[AHEAD], some_values[AHEAD];
+#pragma unroll
+  for (int k = 0; k < AHEAD; k++) {
+    if (mine + k * together >= start) continue;
+    some_keys[k] = fetch(key_cache + (size_t)(mine + k * together) * C + j);
+    some_values[k] = fetch(value_cache + (size_t)(mine + k * together) * C + j);
+  }
+  for (int i = threadIdx.x; i < (row + 1) * C; i += threads) {
+    int r = i / C, n = i % C;
     const float* of = qkv + (size_t)r * pitch;
     Number key, value;  // rounded as the cache has them, so that sums are the same in a later launch
-    write(&key, turned(of + (H + group) * C, cosine, sine, start + r, j, C));
-    write(&value, of[(H + G + group) * C + j]);
+    write(&key, turned(of + (H + group) * C, cosine, sine, start + r, n, C));
+    write(&value, of[(H + G + group) * C + n]);
     keys[i] = as_float(key);
     values[i] = as_float(value);
     if (r < row) continue;
-    q[j] = turned(of + head * C, cosine, sine, at, j, C) * rsqrtf((float)C);
+    q[n] = turned(of + head * C, cosine, sine, at, n, C) * rsqrtf((float)C);
     if (head % (H / G) == 0) {
-      key_cache[(size_t)at * C + j] = key;
-      value_cache[(size_t)at * C + j] = value;
+      key_cache[(size_t)at * C + n] = key;
+      value_cache[(size_t)at * C + n] = value;
     }
   }
   __syncthreads();
-  int lanes = C / 8, together = 32 * WARPS / lanes, mine = threadIdx.x / lanes, j = 8 * (threadIdx.x % lanes);
-  typename As<Number>::fetched ahead[AHEAD];
   Eight query = eight(fetch(q + j));
   float largest = -3.4e38f;
   for (int first = mine; first - mine <= at; first += AHEAD * together) {
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
-      if (first + k * together < start) ahead[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
+      if (first > mine && first + k * together < start)
+        some_keys[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       int t = first + k * together;
       float sum = 0;
-      if (t <= at) sum = dot(query, t < start ? eight(ahead[k]) : eight(fetch(keys + (t - start) * C + j)));
+      if (t <= at) sum = dot(query, t < start ? eight(some_keys[k]) : eight(fetch(keys + (t - start) * C + j)));
       for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
       if (t > at) continue;
       if (j == 0) score[t] = sum;
@@ -206,7 +224,7 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   }
   largest = block_max(largest);  // its barriers stand between the scores' writes and the reads below, too
   float terms = 0;
-  for (int t = threadIdx.x; t <= at; t += 32 * WARPS) {
+  for (int t = threadIdx.x; t <= at; t += threads) {
     score[t] = __expf(score[t] - largest);
     terms += score[t];
   }
@@ -215,12 +233,13 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   for (int first = mine; first <= at; first += AHEAD * together) {
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
-      if (first + k * together < start) ahead[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
+      if (first > mine && first + k * together < start)
+        some_values[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       int t = first + k * together;
       if (t > at) continue;
-      Eight v = t < start ? eight(ahead[k]) : eight(fetch(values + (t - start) * C + j));
+      Eight v = t < start ? eight(some_values[k]) : eight(fetch(values + (t - start) * C + j));
       low = plus(low, score[t], v.low);
       high = plus(high, score[t], v.high);
     }
@@ -234,9 +253,9 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
     if (lane < lanes) part[warp * C + j + e] = mean[e];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < C; i += 32 * WARPS) {
+  for (int i = threadIdx.x; i < C; i += threads) {
     float sum = 0;
-    for (int w = 0; w < WARPS; w++) sum += part[w * C + i];
+    for (int w = 0; w < ATTEND_WARPS; w++) sum += part[w * C + i];
     out[(size_t)row * H * C + head * C + i] = sum / terms;
   }
 }

@@ -29,7 +29,7 @@ THREADS = 256  # of a block whose threads do not depend on each other
 BLOCKS = 16  # of those blocks on each multiprocessor: enough that all of its threads are busy
 NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
-TOGETHER = 1, 8  # tokens that an instance of a decoding kernel takes at most
+TOGETHER = 1, 4, 8  # tokens that an instance of a decoding kernel takes at most
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
 
 
@@ -396,12 +396,17 @@ class Program:
         arguments = x, w, hidden, rows, inputs, outputs, float(eps)
         self._decode("project_glu", kernel, self._warps(outputs), 256, arguments, 4 * rows * inputs, w.nbytes)
 
-    def attend(self, out, qkv, cos, sin, cache, position, config):
-        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
+    def attend(self, out, qkv, cos, sin, cache, position, config, later):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join.
+
+        later: the weights [n] that the launches behind this one read; multiprocessors without a head fetch them.
+        """
         rows, C = len(qkv), config.head_dim
-        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
-        grid, shared = (config.heads, rows), 4 * (config.context + 25 * C)
-        self._decode("attend", f"attend<{self.number}>", grid, 256, arguments, shared, cache.nbytes)
+        numbers = config.heads, config.kv_heads, C, config.context
+        arguments = qkv, cos, sin, cache, position, out, *numbers, later, len(later)
+        idle = max(1, self.on.processors - config.heads * rows)
+        grid, shared = (config.heads + idle, rows), 4 * (config.context + 33 * C)
+        self._decode("attend", f"attend<{self.number}>", grid, 512, arguments, shared, cache.nbytes)
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
         module = self._file("decode.cu", decode_kernels(self.number, self.config))
