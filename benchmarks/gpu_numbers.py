@@ -3,11 +3,11 @@
     python -m benchmarks.gpu_numbers               # stores data/results/gpu_numbers.json
     python -m benchmarks.gpu_numbers --out FOLDER  # the JSON goes there
 
-gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length each tensor's gradient
-is off the one in float64, and NumPy's in float32 as well. The text is a source whose next token hangs on the last one, so
-that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32, the mean of
-|difference| over the last LAST steps, ours and that of PyTorch's autocast, for SEEDS first weights. again: whether two
-runs of one seed give the same losses, bit for bit.
+gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
+tensor is off the one in float64, and NumPy's in float32 as well. The text is a source whose next token hangs on the last
+one, so that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
+the mean of |difference| over the last LAST steps, ours and that of PyTorch's autocast, for SEEDS first weights. again:
+whether two runs of one seed give the same losses, bit for bit.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from nanoeuler_lib import engine, model, optim
 from nanoeuler_lib.config import ModelConfig, preset
 from tools.results import FOLDER, save
 
-STEPS, LAST, SEEDS, ROWS = 300, 50, 3, 8
+STEPS, LAST, SEEDS, ROWS = 300, 50, 3, 4
 PEER = "PyTorch"
 
 
@@ -99,8 +99,8 @@ def main() -> None:
             | curves(preset("base"), seed, "gpu", STEPS)
         )
         print(rows[-1], flush=True)
-    config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS}
-    save("gpu_numbers", config, rows, options.out)
+        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS}
+        save("gpu_numbers", config, rows, options.out)
 
 
 if __name__ == "__main__":

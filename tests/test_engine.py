@@ -793,7 +793,7 @@ def examine_decoding():
     narrow = dict(
         dim=128, heads=4, kv_heads=2, ffn=1104, context=90
     )  # `down` has more inputs than are asked for at once
-    wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=140)  # the cache more keys
+    wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280)  # the cache more keys
     for shape in (narrow, wide):
         config = replace(TINY, layers=1, vocab_size=40, predict=1, **shape)
         params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)

@@ -95,7 +95,7 @@ class Decoder:
             gpu.run(self._list(len(some)))
             self.length += len(some)
             found.append(download(getattr(self.buffers, wanted)[: len(some)]))
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _list(self, rows):
         """The launches for so many tokens, five a layer."""

@@ -12,7 +12,8 @@
 
 #define WARPS 8          // of a block that multiplies
 #define ATTEND_WARPS 16  // of a block of `attend`
-#define AHEAD 4          // pieces of eight numbers that a thread asks for before it needs the first
+#define AHEAD 4          // pieces of eight weights that a thread asks for before it needs the first
+#define KEYS 8           // and of keys, and of values
 #define ROWS_AT_MOST 8
 
 struct Eight {
@@ -157,7 +158,7 @@ __device__ __forceinline__ float turned(const float* head, const float* cosine, 
 // qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
 // places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
 // same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
-// with eight of its numbers; a thread asks for AHEAD of them at a time, first of all. Which thread adds what, and in which
+// with eight of its numbers; a thread asks for KEYS of them at a time, first of all. Which thread adds what, and in which
 // order, hangs on a token's place alone. Meanwhile the blocks from H on bring `later`, [count], the weights that the next
 // kernels read, into the cache. Grid (more than H, rows up to ROWS_AT_MOST), blocks of 512 threads, 4 (context + 33 C)
 // bytes of shared memory.
@@ -181,9 +182,9 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   int pitch = (H + 2 * G) * C;
   Number *key_cache = cache + (size_t)group * context * C, *value_cache = key_cache + (size_t)G * context * C;
   int lanes = C / 8, together = threads / lanes, mine = threadIdx.x / lanes, j = 8 * (threadIdx.x % lanes);
-  typename As<Number>::fetched some_keys[AHEAD], some_values[AHEAD];
+  typename As<Number>::fetched some_keys[KEYS], some_values[KEYS];
 #pragma unroll
-  for (int k = 0; k < AHEAD; k++) {
+  for (int k = 0; k < KEYS; k++) {
     if (mine + k * together >= start) continue;
     some_keys[k] = fetch(key_cache + (size_t)(mine + k * together) * C + j);
     some_values[k] = fetch(value_cache + (size_t)(mine + k * together) * C + j);
@@ -206,13 +207,13 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   __syncthreads();
   Eight query = eight(fetch(q + j));
   float largest = -3.4e38f;
-  for (int first = mine; first - mine <= at; first += AHEAD * together) {
+  for (int first = mine; first - mine <= at; first += KEYS * together) {
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++)
+    for (int k = 0; k < KEYS; k++)
       if (first > mine && first + k * together < start)
         some_keys[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
+    for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
       float sum = 0;
       if (t <= at) sum = dot(query, t < start ? eight(some_keys[k]) : eight(fetch(keys + (t - start) * C + j)));
@@ -230,13 +231,13 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   }
   terms = block_sum(terms);  // and these between the terms' writes and the reads below
   float4 low = make_float4(0, 0, 0, 0), high = low;
-  for (int first = mine; first <= at; first += AHEAD * together) {
+  for (int first = mine; first <= at; first += KEYS * together) {
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++)
+    for (int k = 0; k < KEYS; k++)
       if (first > mine && first + k * together < start)
         some_values[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
+    for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
       if (t > at) continue;
       Eight v = t < start ? eight(some_values[k]) : eight(fetch(values + (t - start) * C + j));
