@@ -19,7 +19,7 @@ from tools.cells import python  # noqa: E402
 
 CHAPTERS = sorted(path.name.partition("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb"))
 QUICK = ["04", "05", "06", "08", "11", "14"]  # those that have papers, too
-KERNELS = {"23", "24", "25", "26", "27", "28", "A1"}
+KERNELS = {"23", "24", "25", "26", "27", "28", "29", "A1"}
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS)
 
 

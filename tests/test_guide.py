@@ -11,6 +11,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.ops import reference  # noqa: E402
 from tools import count, guide, heads  # noqa: E402
 
@@ -285,6 +286,18 @@ def test_exams_of_parts_4_to_6():
     delta = 2 * weights @ values
     assert delta == pytest.approx(14) and weights * (2 * values - delta) == pytest.approx([-8 / 3, 8 / 3])
     said("28", "(-8/3, 8/3)", "14")
+    moved = [float(from_bfloat16(to_bfloat16(np.float32([w + 0.003])))[0]) for w in (1.5, 0.1875)]
+    assert moved[0] == 1.5 and moved[1] == 195 * 2.0**-10 == pytest.approx(0.1904, abs=5e-5)
+    spans, starts = [(6, 0, 1), (4, 1, 3), (5, 2, 4), (2, 4, 5)], (0, 6, 0, 5)
+    taken, placed = set(), []
+    for size, first, last in spans:
+        space = lambda at, size=size, calls=range(first, last + 1): {
+            (call, at + b) for call in calls for b in range(size)
+        }
+        placed.append(next(at for at in range(20) if not space(at) & taken))
+        taken |= space(placed[-1])
+    assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
+    said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
 
 
 def bfloat16_sum(term: float) -> float:

@@ -1,0 +1,416 @@
+"""Chapter 29: its checks accept what is right and reject wrong answers, each of them named."""
+
+import math
+
+import numpy as np
+import pytest
+from chapters import definitions, rejected, try_exercise
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NAMES = "xp", "TINY", "SMALL", "COLUMNS", "SHUFFLED", "ROWS", "OP", "WRITES", "short"
+NOTEBOOK = "29_gpu_engine", *NAMES
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps
+
+
+def test_untouched_gaps_say_so(chapter):
+    c = chapter
+    assert c.check_record(c.my_record) == "not written yet"
+    assert c.check_place(c.my_place) == "not written yet"
+    assert c.check_adamw(c.my_adamw) == "not written yet"
+
+
+def test_the_book_fills_its_gaps(chapter):
+    assert verdict(chapter.check_record, chapter.record) == "right"
+    assert verdict(chapter.check_place, chapter.place) == "right"
+    assert verdict(chapter.check_adamw, chapter.adamw) == "right"
+
+
+class Notes:
+    """Notes of calls with something changed."""
+
+    def __init__(self, note, names=None):
+        self.calls, self.note, self.names = [], note, names
+
+    def __getattr__(self, name):
+        if self.names is not None and name not in self.names:
+            raise AttributeError(name)
+        return lambda *arguments: self.note(self.calls, name, arguments)
+
+
+def record_with(note, names=None):
+    def recorded(run):
+        notes = Notes(note, names)
+        run(notes)
+        return notes.calls
+
+    return recorded
+
+
+def record_by_a_class(run):
+    """Another right answer: an object for each call."""
+    found = []
+
+    class Call:
+        def __init__(self, name):
+            self.name = name
+
+        def __call__(self, *arguments):
+            found.append((self.name, arguments))
+
+    class Op:
+        def __getattribute__(self, name):
+            return Call(name)
+
+    run(Op())
+    return found
+
+
+def record_as_noted(run):
+    """Another: notes the names when they are asked for, and keeps what is called."""
+    import functools
+
+    found = []
+    note = lambda name, *arguments: found.append((name, arguments))
+    kind = type("Op", (), {"__getattr__": lambda self, name: functools.partial(note, name)})
+    run(kind())
+    return found
+
+
+LATE = []
+
+
+def late(calls, name, arguments):
+    """The name of the last call for all: what a closure over a loop's variable does."""
+    LATE[:] = [name]
+    calls.append((name, arguments))
+    calls[:] = [(LATE[0], given) for _, given in calls]
+
+
+SHARED = []
+
+
+def in_one_list(run):
+    SHARED.clear()
+    run(Notes(lambda calls, name, arguments: SHARED.append((name, arguments))))
+    return list(SHARED)
+
+
+WRONG_RECORDS = {
+    "the known composites alone": record_with(
+        lambda calls, name, given: calls.append((name, given)), ("embed", "linear", "zero")
+    ),
+    "backwards": record_with(lambda calls, name, given: calls.insert(0, (name, given))),
+    "the arguments as a list": record_with(lambda calls, name, given: calls.append((name, list(given)))),
+    "copies of the arguments": record_with(
+        lambda calls, name, given: calls.append((name, tuple(map(np.array, given))))
+    ),
+    "the names alone": record_with(lambda calls, name, given: calls.append(name)),
+    "the last name for all": record_with(late),
+    "one list for all recordings": in_one_list,
+    "the first call of a name": record_with(
+        lambda calls, name, given: calls.append((name, given)) if name not in dict(calls) else None
+    ),
+    "flat": record_with(lambda calls, name, given: calls.append((name, *given))),
+}
+
+
+@pytest.mark.parametrize("right", [record_by_a_class, record_as_noted])
+def test_right_records(chapter, right):
+    assert verdict(chapter.check_record, right) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_RECORDS)
+def test_wrong_records(chapter, mistake):
+    assert verdict(chapter.check_record, WRONG_RECORDS[mistake]) not in ("right", "not written yet")
+
+
+def place_byte_by_byte(values):
+    """Another right answer: every start from 0 on."""
+    starts = []
+    for size, first, last in values:
+        at = 0
+        while any(
+            first <= z and a <= last and at < start + b and start < at + size
+            for start, (b, a, z) in zip(starts, values, strict=False)
+        ):
+            at += 1
+        starts.append(at)
+    return starts
+
+
+def place_at_ends(values):
+    """Another: the lowest start is 0 or the end of somebody."""
+    starts = []
+    for k, (size, first, last) in enumerate(values):
+        met = [(starts[j], starts[j] + values[j][0]) for j in range(k)
+               if not (values[j][2] < first or last < values[j][1])]  # fmt: skip
+        fits = lambda at, size=size, met=met: all(end <= at or at + size <= start for start, end in met)
+        starts.append(min(at for at in [0, *(end for _, end in met)] if fits(at)))
+    return starts
+
+
+def place_with(meets=lambda a, z, first, last: a <= last and first <= z, gap=0, order=list, behind=False):
+    def place(values):
+        found = {}
+        for k in order(range(len(values))):
+            size, first, last = values[k]
+            met = [(found[j], found[j] + values[j][0]) for j in found if meets(*values[j][1:], first, last)]
+            at = 0
+            for start, end in sorted(met):
+                if at + size + gap <= start and not behind:
+                    break
+                at = max(at, end)
+            found[k] = at
+        return [found[k] for k in range(len(values))]
+
+    return place
+
+
+WRONG_PLACES = {
+    "ends may touch": place_with(lambda a, z, first, last: a < last and first < z),
+    "the last call does not count": place_with(lambda a, z, first, last: a <= last and first < z),
+    "everybody meets": place_with(lambda *_: True),
+    "nobody meets": place_with(lambda *_: False),
+    "never below another": place_with(behind=True),
+    "a byte between": place_with(gap=1),
+    "from the last on": place_with(order=lambda k: list(reversed(k))),
+    "met if it begins inside": place_with(lambda a, z, first, last: a <= first <= z),
+    "one behind the other": lambda values: [sum(b for b, *_ in values[:k]) for k in range(len(values))],
+    "a tuple": lambda values: tuple(place_byte_by_byte(values)),
+    "floats": lambda values: [float(at) for at in place_byte_by_byte(values)],
+}
+
+
+@pytest.mark.parametrize("right", [place_byte_by_byte, place_at_ends, place_with()])
+def test_right_places(chapter, right):
+    assert verdict(chapter.check_place, right) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_PLACES)
+def test_wrong_places(chapter, mistake):
+    assert verdict(chapter.check_place, WRONG_PLACES[mistake]) not in ("right", "not written yet")
+
+
+RIGHT_KERNELS = {
+    "weighted sums": (
+        ("m[i] += (1.0f - beta1) * (slope - m[i]);", "m[i] = beta1 * m[i] + (1.0f - beta1) * slope;"),
+        ("v[i] += (1.0f - beta2) * (slope * slope - v[i]);", "v[i] = beta2 * v[i] + (1.0f - beta2) * slope * slope;"),
+    ),
+    "decay first": (
+        ("if (i < decayed) change += decay * p[i];", "if (i < decayed) p[i] -= step[0] * decay * p[i];"),
+    ),
+    "no norm above all floats": (("!isfinite(factor[1])", "!(factor[1] <= 3.4e38f)"),),
+}  # fmt: skip
+WRONG_KERNELS = {
+    "a norm that is no number goes on": ("!isfinite(factor[1])", "isinf(factor[1])"),
+    "an infinite norm goes on": ("!isfinite(factor[1])", "isnan(factor[1])"),
+    "never stops": ("if (!isfinite(factor[1])) return;", ""),
+    "a large norm stops": ("!isfinite(factor[1])", "!(factor[1] < 1e30f)"),
+    "looks at the factor": ("!isfinite(factor[1])", "!isfinite(factor[0])"),
+    "not clipped": ("factor[0] * g[i]", "g[i]"),
+    "clipped by the norm": ("factor[0] * g[i]", "g[i] / factor[1]"),
+    "all decay": ("if (i < decayed) change", "change"),
+    "none decays": ("if (i < decayed) change += decay * p[i];", ""),
+    "one too many decays": ("i < decayed", "i <= decayed"),
+    "the decay is clipped away": ("change += decay * p[i];", "change += factor[0] * decay * p[i];"),
+    "eps inside of the root": ("(sqrtf(step[2] * v[i]) + eps)", "sqrtf(step[2] * v[i] + eps)"),
+    "corrections exchanged": ("step[1] * m[i] / (sqrtf(step[2]", "step[2] * m[i] / (sqrtf(step[1]"),
+    "no corrections": ("step[1] * m[i] / (sqrtf(step[2] * v[i])", "m[i] / (sqrtf(v[i])"),
+    "one thread a number": ("i < n; i += gridDim.x * blockDim.x", "i < n; i += n"),
+    "behind the end": ("i < n;", "i <= n;"),
+    "the square of the gradient before clipping": ("(slope * slope - v[i])", "(g[i] * g[i] - v[i])"),
+    "upwards": ("p[i] -= ", "p[i] += "),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT_KERNELS)
+def test_right_kernels(chapter, name):
+    assert verdict(chapter.check_adamw, changed(chapter.adamw, *RIGHT_KERNELS[name])) == "right"
+
+
+@pytest.mark.parametrize("mistake", WRONG_KERNELS)
+def test_wrong_kernels(chapter, mistake):
+    wrong = changed(chapter.adamw, WRONG_KERNELS[mistake])
+    assert verdict(chapter.check_adamw, wrong) not in ("right", "not written yet")
+
+
+def changed(kernel, *changes):
+    text = kernel.module.source
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return cuda.module(text)[kernel.name]
+
+
+# ---- What the chapter stands on
+
+
+def test_the_list_names_every_buffer(chapter):
+    """Two layers: each value begins with a call that writes it, and what a step returns is read at its end."""
+    c = chapter
+    calls = c.record(c.step_of(c.TINY))
+    sizes = {name: math.prod(s) for part in c.plan.shapes(c.TINY, 2, 5) for name, s in part.items()}
+    values = c.values_of(calls, sizes)
+    assert {name.split(".")[-1] for name, *_ in values} >= {"x1", "hidden", "dx", "dqkv", "losses"}
+    for name, first, last in values:
+        assert first <= last and (name.startswith("work") or name in c.written(*calls[first]))
+    assert [last for name, _, last in values if name == "losses"] == [len(calls) - 1]
+
+
+@pytest.mark.parametrize("mistake", ["ends may touch", "nobody meets"])
+def test_a_wrong_plan_gives_wrong_gradients(chapter, mistake):
+    """What the section says: the plan is what keeps a step right."""
+    c = chapter
+    params, pair = c.init(c.TINY, 0, 0.1, np.float64), c.a_batch(c.TINY, 9)
+    calls = c.record(c.step_of(c.TINY))
+    _, wanted = c.GPT(c.TINY, params).loss_and_gradients(*pair)
+    with np.errstate(all="ignore"):
+        for place, right in ((c.place, True), (WRONG_PLACES[mistake], False)):
+            _, grads, _ = c.step_in(calls, c.TINY, params, *pair, place)
+            assert (c.apart(grads, wanted) <= 1e-12) == right
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+EXERCISES = {
+    "halves": lambda c: (c.check_halves, c.my_halves, c.halves, c.wrong_halves),
+    "lot": lambda c: (c.check_lot, c.my_lot, c.lot, c.wrong_lots),
+    "segment": lambda c: (c.check_segment, c.my_segment, c.segment, c.wrong_segments),
+    "broken": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def lot_from_above(x, draws):
+    """Another right answer: large draws stay."""
+    bits = x.view(np.uint32)
+    away = draws.astype(np.uint32) < (bits & 0xFFFF)
+    return ((bits >> 16) + away).astype(np.uint16)
+
+
+def halves_by_bits(w):
+    """Another: from the neighbours themselves."""
+    bits = int(to_bfloat16(np.float32([w]))[0])
+    below, above = (float(x) for x in from_bfloat16(np.array([bits - 1, bits + 1], np.uint16)))
+    return (above - w) / 2, (w - below) / 2
+
+
+def segment_by_parts(L, a, b):
+    """Another: the peak of every segment."""
+    peaks = {}
+    for s in range(L, 0, -1):
+        peaks[s] = max((j + 1) * a + len(range(j * s, min(j * s + s, L))) * b for j in range(-(-L // s)))
+    return min(peaks, key=lambda s: (peaks[s], s))
+
+
+def test_other_right_answers(chapter):
+    assert verdict(chapter.check_lot, lot_from_above) == "right"
+    assert verdict(chapter.check_halves, halves_by_bits) == "right"
+    assert verdict(chapter.check_segment, segment_by_parts) == "right"
+
+
+def test_more_wrong_answers(chapter):
+    c = chapter
+    for wrong in (
+        lambda x, draws: lot_from_above(np.abs(x), draws),
+        lambda x, draws: lot_from_above(x, draws).astype(np.uint32),
+        lambda x, draws: lot_from_above(x, draws).reshape(-1),
+        lambda x, draws: (lot_from_above(x, draws) - (draws == 7)).astype(np.uint16),
+    ):
+        assert rejected(c.check_lot, wrong)
+    assert rejected(c.check_halves, lambda w: (halves_by_bits(w)[0],))
+    assert rejected(c.check_segment, lambda L, a, b: float(segment_by_parts(L, a, b)))
+    assert rejected(c.check_segment, lambda L, a, b: segment_by_parts(L, b, a))
+
+
+# ---- What the mutants of `make mutants CH=29` are compared on
+
+
+def scripts_of(rng):
+    """A run's calls: (name, arguments), and which are kept first and called later."""
+    names = ["".join(rng.choice(list("xyz"), 3)) for _ in range(int(rng.integers(0, 7)))]
+    return [(name, tuple(rng.random(int(rng.integers(0, 4))).tolist())) for name in names]
+
+
+def recorded(c, script):
+    """What is noted of a script, and whether the arguments are the same objects."""
+
+    def run(op):
+        kept = [getattr(op, name) for name, _ in script]
+        for function, (_, given) in zip(kept, script, strict=True):
+            function(*given)
+
+    found = c.record(run)
+    same = [a is b for (_, got), (_, given) in zip(found, script, strict=True)
+            for a, b in zip(got, given, strict=True)]  # fmt: skip
+    return found, all(same)
+
+
+def spans_of(rng):
+    first = rng.integers(0, 9, int(rng.integers(0, 9)))
+    return [(int(rng.integers(1, 9)), int(a), int(a + rng.integers(0, 6))) for a in first]
+
+
+def launches(rng, norm=None):
+    n, grid, block = int(rng.integers(1, 90)), int(rng.integers(1, 4)), 32 * int(rng.integers(1, 3))
+    norm = norm or float(rng.choice([0.5, 20.0, 1e38]))
+    p, g, m = (1 + rng.normal(size=(3, n))).astype(np.float32)
+    factor, step = np.array([rng.uniform(0.1, 1), norm]), rng.uniform(0.3, 3, 3)
+    arrays = p, g, m, rng.random(n).astype(np.float32), factor.astype(np.float32), step.astype(np.float32)
+    numbers = rng.uniform(0.1, 0.9, 2).tolist() + rng.uniform(0.01, 0.5, 2).tolist()
+    return grid, block, arrays, int(rng.integers(0, n + 1)), numbers
+
+
+def moved(c, given):
+    grid, block, arrays, decayed, numbers = given
+    found = c.adamw_with(c.adamw, grid, block, *arrays, decayed, *numbers)
+    return tuple(np.round(x.astype(np.float64), 4) for x in found)
+
+
+def weights_of(rng):
+    return float(from_bfloat16(np.array([rng.integers(0x1000, 0x6000)], np.uint16))[0])
+
+
+def counted(c, x):
+    """How many of all draws lead where; shape and type."""
+    every = np.arange(65536, dtype=np.uint16)
+    found = c.lot(np.full(65536, x), every)
+    return *np.unique(found, return_counts=True), found.shape
+
+
+def floats_of(rng):
+    return np.float32(rng.normal() * 10.0 ** rng.integers(-20, 20))
+
+
+EDGE = np.random.default_rng(0)
+DOMAINS = [
+    Gap("check_record", ("record",), lambda c: verdict(c.check_record, c.record), recorded, scripts_of, [[]]),
+    Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place),
+        lambda c, x: c.place(x), spans_of, [[], [(3, 0, 2), (3, 2, 2)]]),
+    Gap("check_adamw", ("adamw",), lambda c: verdict(c.check_adamw, c.adamw), moved, launches,
+        [launches(EDGE, np.inf), launches(EDGE, np.nan)]),
+    Gap("check_halves", ("halves",), lambda c: verdict(c.check_halves, c.halves),
+        lambda c, w: tuple(c.halves(w)), weights_of, [1.0, 2.0**-40, 1.9921875]),
+    Gap("check_lot", ("lot",), lambda c: verdict(c.check_lot, c.lot), counted, floats_of,
+        [np.float32(1.5), np.float32(0), np.float32(-1 / 3)]),
+    Gap("check_segment", ("segment",), lambda c: verdict(c.check_segment, c.segment),
+        lambda c, x: c.segment(*x), lambda rng: tuple(int(n) for n in rng.integers(1, (50, 40, 40))), [(1, 1, 1)]),
+    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
+          lambda c, value: value == c.diagnosis()),
+]  # fmt: skip
