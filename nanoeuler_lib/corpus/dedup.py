@@ -8,9 +8,9 @@ One hash of each shingle gives them all: it falls into one of 128 bins, whose fi
 takes that of another bin, by a fixed list (Shrivastava 2017, "Optimal Densification").
 
 To find candidates without comparing all with all, ten bands of six firsts are looked up (Leskovec, Rajaraman, Ullman,
-"Mining of Massive Datasets", 3.4): a pair at 0.8 is found with probability 1 - (1 - 0.8^6)^10 = 0.95, at 0.9 with 0.9995,
-at 0.5 with 0.15, and is then measured. A text that is a small part of another is none of this: a story in a book of
-stories stays.
+"Mining of Massive Datasets", 3.4): a pair at 0.8 is found with probability 1 - (1 - 0.8^6)^10 = 0.95, at 0.9 with
+0.9995, at 0.5 with 0.15, and is then measured. A text that is a small part of another is none of this: a story in a
+book of stories stays.
 """
 
 import hashlib
@@ -36,16 +36,21 @@ class Twin:
 
 
 class Seen:
-    """The documents so far. seed: of the random order. Holds 2 KB a document."""
+    """The documents so far. seed: of the random order; near: whether nearly the same counts. Holds 2 KB a document."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0, near: bool = True):
         rng = np.random.default_rng(seed)
         self.salt = rng.integers(0, 2**64, dtype=np.uint64)
         self.others = np.stack([rng.permutation(BINS) for _ in range(BINS)])  # [BINS, BINS]
-        self.names: list[str] = []
+        self.near, self.names = near, []
         self.sketches = np.empty((64, BINS), np.uint32)
         self.exact: dict[bytes, int] = {}
         self.bands: dict[bytes, int] = {}
+
+    @property
+    def rule(self) -> str:
+        """In words, when a document counts as there before."""
+        return "the same words" + f", or {THRESHOLD} of the shingles of {SHINGLE} words" * self.near
 
     def twin(self, name: str, text: str) -> Twin | None:
         """The earlier document that this one is like; without one it is remembered under its name."""
@@ -53,19 +58,24 @@ class Seen:
         digest = hashlib.blake2b(b" ".join(words) or text.strip().encode(), digest_size=12).digest()
         if digest in self.exact:
             return Twin(self.names[self.exact[digest]], 1.0)
+        twin = self._nearly(words) if self.near and words else None
+        if twin is None:
+            self.exact[digest] = len(self.names)
+            self.names.append(name)
+        return twin
+
+    def _nearly(self, words):
+        """The earlier document nearly like this one; without one its sketch is kept, of the next name."""
         sketch = self._sketch(words)
         keys = [bytes([band]) + sketch[ROWS * band : ROWS * (band + 1)].tobytes() for band in range(BANDS)]
-        found = sorted({self.bands[key] for key in keys if key in self.bands}) if words else []
-        for index in found:
+        for index in sorted({self.bands[key] for key in keys if key in self.bands}):
             similarity = float(np.mean(self.sketches[index] == sketch))
             if similarity >= THRESHOLD:
                 return Twin(self.names[index], similarity)
         index = len(self.names)
-        if index == len(self.sketches):
-            self.sketches = np.concatenate([self.sketches, np.empty_like(self.sketches)])
-        self.names.append(name)
+        if index >= len(self.sketches):
+            self.sketches = np.concatenate([self.sketches, np.empty((1 + index, BINS), np.uint32)])
         self.sketches[index] = sketch
-        self.exact[digest] = index
         for key in keys:
             self.bands.setdefault(key, index)
         return None

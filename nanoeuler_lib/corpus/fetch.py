@@ -19,8 +19,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from nanoeuler_lib import __version__
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, from_json, locked, one_line, to_json, write_text
+from nanoeuler_lib.files import Voice, from_json, locked, one_line, to_json, write_text, writing
 
 ATTEMPTS = 5  # at one address, of which each brings nothing new
 LONGEST_WAIT = 600  # seconds; a server that asks for more is left for the next mirror
@@ -75,7 +75,7 @@ class Fetcher:
             raise NanoEulerError(f"{self.have}: no such folder, expected one of files to take")
         self.asked: dict[str, float] = {}  # host -> when it was last asked for a file
         self.session = None
-        with _writing(self.folder):
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.folder / "lock", "a")
         if not locked(self.lock):
@@ -91,10 +91,11 @@ class Fetcher:
         if self.session:
             self.session.close()
 
-    def get(self, file: File, check: Callable[[Path], object] = lambda path: None) -> Fetched:
+    def get(self, file: File, check: Callable[[Path, bool], object] = lambda path, fetched: None) -> Fetched:
         """The file: from the folder of files one has, from an earlier time, or from its addresses.
 
-        check: raises NanoEulerError for a file that is not what it should be; it sees the file under a hidden name.
+        check: raises NanoEulerError for a file that is not what it should be; it is given a path, perhaps of another
+        name, and whether the file came from an address, where a cut may have shortened it.
         Raises NanoEulerError when no address gives the file, with why for each, or the disk takes no more.
         """
         return self._had(file, check) or self._kept(file, check) or self._from_somewhere(file, check)
@@ -109,7 +110,7 @@ class Fetcher:
                     plain = self._unpacked(path, file) if path.suffix == ".xz" else path
                     try:
                         _expect_hash(plain, file.sha256)
-                        check(plain)
+                        check(plain, False)
                     except NanoEulerError as error:
                         raise NanoEulerError(f"{path}: {_without(error, plain)}") from None
                     return (
@@ -121,7 +122,7 @@ class Fetcher:
         partial = self._partial(file)
         self._forget(partial)
         try:
-            with lzma.open(path) as packed, _writing(partial), open(partial, "wb") as out:
+            with lzma.open(path) as packed, writing(partial), open(partial, "wb") as out:
                 shutil.copyfileobj(packed, out, 1 << 20)
         except (lzma.LZMAError, EOFError) as error:
             raise NanoEulerError(f"{path}: cannot be unpacked ({error}), expected an .xz file") from None
@@ -135,7 +136,7 @@ class Fetcher:
         known = _record(record)
         try:
             _expect_hash(path, file.sha256 or tuple(str(known[key]) for key in known if key == "sha256"))
-            check(path)
+            check(path, str(known.get("url")).startswith("http"))
         except NanoEulerError as error:
             raise NanoEulerError(
                 f"{path}: {_without(error, path)}; remove it, and it is fetched again"
@@ -150,7 +151,7 @@ class Fetcher:
         found = _fetched(partial, url)
         self._write_record(file, found)
         path = self.folder / file.name
-        with _writing(path):
+        with writing(path):
             os.replace(partial, path)
         self._forget(partial)
         return Fetched(path, found.url, found.bytes, found.sha256)
@@ -172,7 +173,7 @@ class Fetcher:
                 promised = self._received(url, partial, file)
                 try:
                     _expect_hash(partial, file.sha256 or promised)
-                    check(partial)
+                    check(partial, True)
                 except NanoEulerError as error:
                     raise Failed(_without(error, partial)) from None
             except Failed as error:
@@ -261,16 +262,16 @@ class Fetcher:
             desc=name, total=total, initial=done, unit="B", unit_scale=True, leave=False, file=Voice(sys.stderr),
             disable=True if self.quiet else None,
         )  # fmt: skip
-        with _writing(partial):
+        with writing(partial):
             out = open(partial, "ab" if done else "wb", buffering=0)
         with bar, out:
             for piece in reply.iter_content(PIECE):  # its errors are OSErrors, too, and none of the disk's
-                with _writing(partial):
+                with writing(partial):
                     view = memoryview(piece)
                     while view:
                         view = view[out.write(view) :]
                 bar.update(len(piece))
-            with _writing(partial):
+            with writing(partial):
                 os.fsync(out.fileno())
 
     def _session(self):
@@ -307,15 +308,6 @@ def need(module: str) -> None:
 
 
 # ---- Helpers
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What the disk refuses, as one line."""
-    try:
-        yield
-    except OSError as error:
-        raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _expect_usable(url, reply):

@@ -25,7 +25,7 @@ SMALL_PRINT_ENDS = re.compile(
     re.IGNORECASE,
 )
 
-# With these a licence begins that stands behind a book without an end marker; and a file that still holds one is refused.
+# With these a licence begins that stands behind a book without an end marker; what is left of any is refused.
 LICENCE = re.compile(
     r"\**\s*(?:START\s*\**:?\s*(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
     r"Updated\s+editions\s+will\s+replace\s+the\s+previous\s+one|"
@@ -92,7 +92,7 @@ def decode(data: bytes) -> str:
 def strip(text: str) -> Book:
     """The book in a file of Project Gutenberg. text: as `decode` gives it.
 
-    Raises NanoEulerError when nothing is left, when the file holds two books, or when sentences of the licence are left.
+    Raises NanoEulerError when nothing is left, the file holds two books, or sentences of the licence are left.
     """
     begin, marked = _begin(text)
     end = END.search(text, begin)
@@ -143,7 +143,7 @@ def _behind_marker(text, start):
 
 
 def _in_footer(text, begin, closing, last, marked):
-    """Whether a "Small Print!" stands behind the book: nothing follows it, or, after a start marker, less than before."""
+    """Whether a "Small Print!" stands behind the book: nothing follows it, or, after a start marker, less."""
     after = len(text[closing.end() : last].strip())
     opening = SMALL_PRINT.search(text, begin, closing.start())
     before = len(text[begin : opening.start() if opening else closing.start()].strip())
