@@ -196,7 +196,7 @@ class _Writer:
         twin = self.seen.twin(document.name, document.text)
         if twin is None:
             return "", ""
-        if twin.similarity == 1:
+        if twin.similarity is None:
             return "same words as an earlier one", f"same words as {twin.name}"
         return "nearly an earlier one", f"nearly {twin.name}: similarity {twin.similarity:.2f}"
 

@@ -29,10 +29,10 @@ SPACES = bytes(code if code > 127 or chr(code).isalnum() else 32 for code in ran
 
 @dataclass(frozen=True)
 class Twin:
-    """An earlier document like this one: its name, and the estimated similarity (1.0: the same words)."""
+    """An earlier document like this one: its name, and the estimated similarity, None if its words are the same."""
 
     name: str
-    similarity: float
+    similarity: float | None = None
 
 
 class Seen:
@@ -57,7 +57,7 @@ class Seen:
         words = words_of(text)
         digest = hashlib.blake2b(b" ".join(words) or text.strip().encode(), digest_size=12).digest()
         if digest in self.exact:
-            return Twin(self.names[self.exact[digest]], 1.0)
+            return Twin(self.names[self.exact[digest]])
         twin = self._nearly(words) if self.near and words else None
         if twin is None:
             self.exact[digest] = len(self.names)

@@ -34,7 +34,7 @@ ATTEMPTS = 5  # at one address, of which each brings nothing new
 LONGEST_WAIT = 600  # seconds; a server that asks for more is left for the next mirror
 TIMEOUT = (15, 60)  # seconds to connect, and between two pieces of a reply
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-PIECE = 1 << 16
+PIECE = 1 << 14  # bytes read at a time; when a line breaks, less than that is lost
 
 
 class Failed(Exception):
@@ -285,8 +285,9 @@ class Fetcher:
 
     def _wait_for(self, host):
         """Wait until this host may be asked for the next file."""
-        if host in self.asked:
-            time.sleep(max(0.0, self.asked[host] + self.pause - time.monotonic()))
+        left = self.asked.get(host, -self.pause) + self.pause - time.monotonic()
+        if left > 0:
+            time.sleep(left)
 
     def _forget(self, partial):
         for path in (partial, _notes(partial)):
@@ -393,5 +394,7 @@ def _reason(error):
 
     if isinstance(error, requests.Timeout):
         return "does not answer in time"
+    if re.search("aborted|broken|reset", str(error), re.IGNORECASE):
+        return "drops the line"
     words = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(certificate verify failed)", str(error))
     return "cannot be reached" + (f" ({(words[-1][0] or words[-1][1]).strip()})" if words else "")
