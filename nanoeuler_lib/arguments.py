@@ -67,7 +67,7 @@ CORPORA = {  # those that are fetched
     "dolly": "15,011 instructions with answers by people, for nanoeuler sft (CC BY-SA)",
     "shakespeare": "tiny Shakespeare, one file of 1.1 MB",
 }
-VALID_FRACTION = {"books": 0.05, "web": 0.005}  # held out of those whose documents are held out whole
+VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
 WEB_BYTES = 1_000_000_000
 
 MISSING = "the following arguments are required: "  # argparse's words

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -355,7 +356,7 @@ def test_a_host_is_given_a_pause_between_files(server, tmp_path, monkeypatch):
             fetcher.get(file)
         assert time.monotonic() - began < 0.15 and len(server.seen) == before == 3
     times = [when for *_, when in server.seen]
-    assert all(later - earlier >= 0.14 for earlier, later in zip(times, times[1:]))
+    assert all(later - earlier >= 0.14 for earlier, later in pairwise(times))
 
 
 # ---- Disk and processes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanoeuler_lib.corpus import gutenberg
 from nanoeuler_lib.corpus.gutenberg import Book, decode, expect_title, strip
-from nanoeuler_lib.corpus.registry import registry
+from nanoeuler_lib.corpus.registry import corpora
 from nanoeuler_lib.errors import NanoEulerError
 
 DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))
@@ -47,9 +47,9 @@ def test_the_nine_files(name):
     assert "\r" not in book.text and "\ufeff" not in book.text and "\x85" not in book.text
     body = "\n".join(line.rstrip() for line in text.split("\n"))
     assert book.text in body  # one piece of the file
-    file = next(f for f in registry()["books"].files if f.number == int(re.match(r"(?:pg)?(\d+)", name)[1]))
+    file = next(f for f in corpora()["books"].files if f.number == int(re.match(r"(?:pg)?(\d+)", name)[1]))
     expect_title(book, file.title, file.author)
-    for other in registry()["books"].files:
+    for other in corpora()["books"].files:
         if other != file:
             with pytest.raises(NanoEulerError, match="another book, or its number in the registry is wrong"):
                 expect_title(book, other.title, other.author)
@@ -136,7 +136,7 @@ FORMS = {
     "no end": framed(end=""),
     "no end, full licence": framed(end="", licence="*** START: FULL LICENSE ***\n\n" + LICENCE),
     "neither start nor end": framed(start="", end=""),
-    "no end, named file": framed(end="", licence="***** This file should be named 9-0.txt or 9-0.zip *****\n" + LICENCE),
+    "no end, named file": framed(end="", licence="***** This file should be named 9-0.txt or 9.zip *****\n" + LICENCE),
     "produced by": framed(START + "\n\nProduced by A. Volunteer and B. Volunteer (b@example.org)"),
     "e-text prepared by": framed(START + "\n\n\nE-text prepared by A. Volunteer\nfrom page images"),
     "no header": framed(header=""),
@@ -169,7 +169,7 @@ def test_bytes_that_cp1252_does_not_have_are_kept():
     "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
     "no book": (framed(story=""), "nothing between its header and its licence"),
     "nothing": ("", "nothing between"),
-    "an unknown licence": (framed(story=STORY + "\n\nThe Project Gutenberg Association asks for $1"), "in line 11 of its book"),
+    "an unknown licence": (framed(story=STORY + "\n\nProject Gutenberg Association asks"), "in line 11 of its book"),
     "header in the middle": (framed(start="A word before.\n\n" + MODERN, header=""), "still has"),
 }.values())  # fmt: skip
 def test_what_is_not_understood_is_refused(text, said):
@@ -219,7 +219,7 @@ def test_titles():
         ("Frankenstein", "Bram Stoker"),
         ("Franken", "Mary Shelley"),
     ]:
-        with pytest.raises(NanoEulerError, match="its header has .*, expected .* by .*: another book"):
+        with pytest.raises(NanoEulerError, match=r"its header has .*, expected .* by .*: another book"):
             expect_title(modern, title, author)
     with pytest.raises(NanoEulerError, match="its header has no Title, expected 'Emma' by Jane Austen"):
         expect_title(book("", "<html>log in</html>"), "Emma", "Jane Austen")

@@ -26,7 +26,7 @@ from nanoeuler_lib import __version__
 from nanoeuler_lib.corpus import dedup, documents
 from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
-from nanoeuler_lib.corpus.registry import Corpus, registry
+from nanoeuler_lib.corpus.registry import Corpus, corpora
 from nanoeuler_lib.data import SEPARATOR
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.files import locked, to_json, write_text, writing
@@ -62,13 +62,13 @@ def make(
     Raises NanoEulerError when an argument is none of these, a file cannot be had or is not what it should be, the disk
     takes no more, or a part has no document.
     """
-    if name not in registry():
-        raise NanoEulerError(f"corpus is {short(name)}, expected one of {', '.join(registry())}")
+    if name not in corpora():
+        raise NanoEulerError(f"corpus is {short(name)}, expected one of {', '.join(corpora())}")
     if size is not None and size < 1:
         raise NanoEulerError(f"--bytes is {size}, expected at least 1")
     if not 0 <= valid_fraction < 1:
         raise NanoEulerError(f"--valid-fraction is {valid_fraction}, expected 0 or more, and less than 1")
-    corpus = registry()[name]
+    corpus = corpora()[name]
     files, skipped = _without(corpus, list(skip))
     notes, used = [], []
     with ExitStack() as stack:

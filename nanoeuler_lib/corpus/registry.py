@@ -38,7 +38,7 @@ class Corpus:
 
 
 @cache
-def registry() -> dict[str, Corpus]:
+def corpora() -> dict[str, Corpus]:
     """The corpora by name."""
     table = tomllib.loads((Path(__file__).parent / "registry.toml").read_text("utf-8"))
     return {name: _corpus(name, facts) for name, facts in table.items()}
