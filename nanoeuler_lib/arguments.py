@@ -233,7 +233,7 @@ def _corpus(name, new):
         new.add_argument("--bytes", type=int, default=WEB_BYTES, metavar="N", help=text)
     if name == "books":
         text = "books to do without, by number, such as 1342"
-        new.add_argument("--skip", nargs="+", default=[], metavar="NUMBER", help=text)
+        new.add_argument("--skip", nargs="+", default=[], metavar="N", help=text)
     if name in VALID_FRACTION:
         new.add_argument("--seed", type=int, default=0, help="seed of what is held out (default 0)")
         text = f"share of the documents held out, whole (default {VALID_FRACTION[name]:g})"

@@ -60,7 +60,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches files into a folder that no other process is fetching into.
+    """Fetches files into a folder into which no other process is fetching.
 
     folder: made if it is not there; have: a folder of files one has, looked into first; pause: seconds between two
     files from one host; quiet: no progress bars. Raises NanoEulerError when `have` is no folder or `folder` cannot be
