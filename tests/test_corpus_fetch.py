@@ -262,6 +262,31 @@ def test_a_server_that_always_cuts_is_given_up_with_what_came(server, tmp_path, 
     assert all(2**n / 2 <= wait <= 2**n for n, wait in enumerate(waits, 1))
 
 
+def test_a_process_that_ends_between_two_versions_mixes_none(server, tmp_path, waits, monkeypatch):
+    """The notes of a new version never stand beside bytes of the old one."""
+    new = bytes(reversed(BODY))
+    file = server.file(cut(150_000), lambda h: good(h, new, '"v2"'))
+    pour, calls = Fetcher._pour, []
+
+    def killed_at_the_second(self, *words):
+        calls.append(words)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        pour(self, *words)
+
+    monkeypatch.setattr(Fetcher, "_pour", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        get(tmp_path, file)
+    assert get(tmp_path, file).path.read_bytes() == new
+
+
+def test_a_server_that_cuts_here_and_there_is_given_up(server, tmp_path, waits):
+    """It cannot go on from a place, and each attempt ends elsewhere: what once came is no progress again."""
+    script = [cut(size, tag=None) for size in (50_000, 150_000) * 20]
+    said = refused(tmp_path, server.file(*script))
+    assert "was cut off" in said and len(server.seen) < 12
+
+
 def test_progress_starts_the_count_of_attempts_anew(server, tmp_path, waits):
     script = [cut(30_000)] * 9 + [good]  # more cuts than attempts
     assert get(tmp_path, server.file(*script)).sha256 == HASH and len(server.seen) == 10

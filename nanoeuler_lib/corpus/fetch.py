@@ -188,13 +188,13 @@ class Fetcher:
 
     def _received(self, url, partial, file):
         """Let the whole file come, in as many attempts as it takes. Returns the hashes the server promised, if any."""
-        failures = 0
+        failures, most = 0, _size(partial)
         while True:
-            before = _size(partial)
             try:
                 return self._attempt(url, partial, file)
             except Again as error:
-                failures = 1 if _size(partial) > before else failures + 1
+                failures = 1 if _size(partial) > most else failures + 1
+                most = max(most, _size(partial))
                 if failures == ATTEMPTS:
                     raise Again(f"{error} ({ATTEMPTS} attempts)") from None
                 wait = 2**failures * random.uniform(0.5, 1) if error.seconds is None else error.seconds
@@ -234,6 +234,7 @@ class Fetcher:
                 if not (length or chunked or file.sha256 or promised):
                     raise Failed("does not say how long it is: a cut would not be seen")
                 if done == 0:
+                    self._forget(partial)  # first, so that no note is ever beside bytes of something else
                     notes = {"url": url, "validator": _validator(reply), "promised": promised}
                     write_text(_notes(partial), to_json(notes))
                 total = int(length) + done if length else None
