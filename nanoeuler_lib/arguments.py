@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from nanoeuler_lib import __version__
@@ -13,6 +14,7 @@ from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 EXAMPLES = """examples:
   nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
   nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
+  nanoeuler corpus books --out books                real text: 95 classics, fetched and cleaned
   nanoeuler train --data world.txt --run runs/world
   nanoeuler train --resume runs/world
   nanoeuler report runs/world                       curves and a page about the run: runs/world/report
@@ -58,6 +60,16 @@ OTHERS_SAY = {  # what options are called elsewhere
     "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
     "--tokens": "--steps",
 }  # fmt: skip
+
+CORPORA = {  # those that are fetched
+    "books": "classics of Project Gutenberg, fetched, freed of its licence texts, in one file (69 MB)",
+    "web": "educational web pages, FineWeb-Edu, as many as you ask for (default 1 GB from 2.1 GB of parquet)",
+    "alpaca": "52,002 instructions with answers by a model, for nanoeuler sft (CC BY-NC: not for commerce)",
+    "dolly": "15,011 instructions with answers by people, for nanoeuler sft (CC BY-SA)",
+    "shakespeare": "tiny Shakespeare, one file of 1.1 MB",
+}
+VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
+WEB_BYTES = 1_000_000_000
 
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
 
@@ -167,6 +179,8 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command(
         "corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus
     )
+    for name, text in CORPORA.items():
+        command(f"corpus {name}", text, partial(_corpus, name), corpus)
     command("shards", "tokenize texts larger than memory, to train on", _shards)
     command("train", "train a model on a UTF-8 text file, or on shards", _train, as_json=False)
     command("sft", "teach a base model to answer", _sft, as_json=False)
@@ -226,6 +240,27 @@ def _konigsberg(new):
     new.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write; must not exist (default: standard output)"
     )
+
+
+def _corpus(name, new):
+    new.set_defaults(corpus=name, bytes=None, seed=0, valid_fraction=0.0, skip=[])
+    new.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist"
+    )
+    text = "where the files fetched are kept, to go on with and to use again (default downloads)"
+    new.add_argument("--downloads", type=Path, default=Path("downloads"), metavar="FOLDER", help=text)
+    text = "files you have, also as .xz: taken from here, and fetched only where they are not (default: none)"
+    new.add_argument("--from", dest="have", type=Path, metavar="FOLDER", help=text)
+    if name == "web":
+        text = f"about how many bytes of text (default {WEB_BYTES})"
+        new.add_argument("--bytes", type=int, default=WEB_BYTES, metavar="N", help=text)
+    if name == "books":
+        text = "books to do without, by number, such as 1342"
+        new.add_argument("--skip", nargs="+", default=[], metavar="N", help=text)
+    if name in VALID_FRACTION:
+        new.add_argument("--seed", type=int, default=0, help="seed of what is held out (default 0)")
+        text = f"share of the documents held out, whole (default {VALID_FRACTION[name]:g})"
+        new.add_argument("--valid-fraction", type=float, default=VALID_FRACTION[name], metavar="X", help=text)
 
 
 def _shards(new):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib import arguments
-from nanoeuler_lib.arguments import SHAPE, TRAINING
+from nanoeuler_lib.arguments import CORPORA, SHAPE, TRAINING
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
@@ -82,6 +82,33 @@ def corpus_konigsberg(args):
         found,
         f"the source itself needs {bits:.4f} bits per byte of it: on average, no model needs fewer",
     )
+
+
+def corpus_fetched(args):
+    from nanoeuler_lib.corpus import make
+
+    _not_negative(args, "seed")
+    shown = lambda found: _progress(found, f"reading {args.corpus}", "documents")
+    report = make(
+        args.corpus, args.out, args.downloads, args.have, args.bytes, args.seed, args.valid_fraction, args.skip,
+        follow=shown,
+    )  # fmt: skip
+    lines = [
+        f"{args.out / name}: {part['documents']:,} documents, {part['bytes']:,} bytes"
+        for name, part in report["parts"].items()
+    ]
+    lines += [f"dropped: {count:,}, {why}" for why, count in report["dropped"].items()]
+    lines += [f"skipped: {name}" for name in report["skipped"]]
+    lines += [f"note: {note}" for note in report["notes"]]
+    lines += [f"which, and why: {args.out / 'documents.jsonl'}; files and hashes: {args.out / 'report.json'}"]
+    lines += [f"licence: {report['licence']}"]
+    train, *valid = (args.out / name for name in report["parts"])
+    if train.suffix == ".jsonl":
+        lines += [f"teach a model: nanoeuler sft --data {train} --run RUN"]
+    else:
+        held_out = f" --valid {valid[0]}" if valid else ""
+        lines += [f"train on it: nanoeuler train --data {train}{held_out} --run RUN"]
+    _print(args, {"out": str(args.out)} | report, "\n".join(lines))
 
 
 def shards(args):
@@ -628,8 +655,9 @@ def _print(args, facts, text=""):
 
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
-    "corpus konigsberg": corpus_konigsberg, "shards": shards, "train": train, "sft": sft, "report": report,
-    "generate": generate, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
+    "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
+    "train": train, "sft": sft, "report": report, "generate": generate,
+    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info,
 }  # fmt: skip
 

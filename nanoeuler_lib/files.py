@@ -60,6 +60,15 @@ def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
                 return
 
 
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Makes one line, a NanoEulerError, of what the system has against writing this file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
 def locked(file: BinaryIO | TextIO) -> bool:
     """Lock an open file until it is closed or the process ends, however it ends. False if another one holds it."""
     if fcntl is not None:

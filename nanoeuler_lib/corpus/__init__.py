@@ -1,0 +1,259 @@
+"""Text to train on from elsewhere: books, web pages, instructions, fetched, cleaned, each document once.
+
+    out/
+        train.txt, valid.txt    books and web: documents, divided by the line <|endoftext|>; whole ones are held out
+        train.txt               shakespeare: `nanoeuler train` holds out its end
+        examples.jsonl          alpaca, dolly: what `nanoeuler sft` reads, which holds out some itself
+        documents.jsonl         a line for each document: its name and bytes, where it went, why it was dropped
+        report.json             files with their hashes, licence, counts
+
+A corpus goes one way: `registry` says where its files are, `fetch` brings them, `documents` reads them (`gutenberg`
+knows the books), `dedup` finds what was there before, and here they are written. The folder appears when it is whole:
+what stops before that, a cut line, a full disk or a kill, leaves no corpus, and the files fetched so far.
+
+Which documents are held out is decided by each one's name and the seed alone: more documents, or fewer, move none.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.corpus import dedup, documents
+from nanoeuler_lib.corpus.documents import Document
+from nanoeuler_lib.corpus.fetch import Fetcher
+from nanoeuler_lib.corpus.registry import Corpus, corpora
+from nanoeuler_lib.data import SEPARATOR
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
+from nanoeuler_lib.files import locked, to_json, write_text, writing
+
+READERS = {
+    "books": documents.books,
+    "web": documents.web,
+    "alpaca": documents.examples,
+    "dolly": documents.examples,
+    "shakespeare": documents.whole,
+}
+
+
+def make(
+    name: str,
+    out: str | Path,
+    downloads: str | Path = "downloads",
+    have: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    valid_fraction: float = 0.0,
+    skip: Iterable[str] = (),
+    quiet: bool = False,
+    follow: Callable[[Iterable[Document]], Iterable[Document]] = lambda found: found,
+) -> dict:
+    """Make a corpus in a new folder, and return what its report.json holds.
+
+    name: of the registry; out: folder to make; downloads: where files are kept, in a folder of the corpus's name; have:
+    folder of files one has; size: bytes of text after which to stop (None: all); seed: of what is held out and of the
+    comparison; valid_fraction: about this share of the documents is held out; skip: files to do without, by name or
+    number; quiet: nothing but what came out; follow: may show the documents as they go by.
+
+    Raises NanoEulerError when an argument is none of these, a file cannot be had or is not what it should be, the disk
+    takes no more, or a part has no document.
+    """
+    if name not in corpora():
+        raise NanoEulerError(f"corpus is {short(name)}, expected one of {', '.join(corpora())}")
+    if size is not None and size < 1:
+        raise NanoEulerError(f"--bytes is {size}, expected at least 1")
+    if not 0 <= valid_fraction < 1:
+        raise NanoEulerError(f"--valid-fraction is {valid_fraction}, expected 0 or more, and less than 1")
+    corpus = corpora()[name]
+    files, skipped = _without(corpus, list(skip))
+    notes, used = [], []
+    with ExitStack() as stack:
+        folder = stack.enter_context(_new_folder(Path(out)))
+        fetcher = stack.enter_context(Fetcher(Path(downloads) / name, have, corpus.pause, quiet))
+
+        def get(file, check=lambda path, fetched: None):
+            used.append((file, fetcher.get(file, check)))
+            return used[-1][1]
+
+        writer = stack.enter_context(_Writer(folder, name, seed, valid_fraction))
+        for document in follow(READERS[name](get, files, notes.append)):
+            writer.add(document)
+            if size is not None and writer.bytes >= size:
+                break
+        if size is not None and writer.bytes < size:
+            notes.append(f"{writer.bytes:,} bytes of text, {size:,} were asked for: the files hold no more")
+        writer.expect_parts()
+        report = {
+            "corpus": name, "about": corpus.about, "licence": corpus.licence, "source": corpus.source,
+            "nanoeuler": __version__, "seed": seed, "valid_fraction": valid_fraction, "bytes_asked_for": size,
+            "parts": writer.parts(), "dropped": dict(writer.dropped), "skipped": skipped, "notes": notes,
+            "compared_by": writer.seen.rule,
+            "files": [
+                {"name": file.name, "from": found.url, "bytes": found.bytes, "sha256": found.sha256}
+                for file, found in used
+            ],
+        }  # fmt: skip
+        write_text(folder / "report.json", to_json(report, indent=1) + "\n")
+    return report
+
+
+def _without(corpus: Corpus, skip):
+    """The corpus's files but for those to skip, and the names of these."""
+    names = {file.name: file.name for file in corpus.files}
+    names |= {str(file.number): file.name for file in corpus.files if file.number is not None}
+    for word in skip:
+        if word not in names:
+            known = did_you_mean(word, names)
+            raise NanoEulerError(f"--skip names {short(word)}, expected a file of {corpus.name}{known}")
+    left_out = {names[word] for word in skip}
+    return [file for file in corpus.files if file.name not in left_out], sorted(left_out)
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder that gets the name `out` when all has gone well, and is removed when it has not.
+
+    What a killed process left of it is taken over. Raises NanoEulerError when `out` exists or another process makes
+    it.
+    """
+    if os.path.lexists(out):
+        raise NanoEulerError(f"{out}: exists already, expected a new folder")
+    folder = out.with_name(f".{out.name}.partial")
+    with writing(out):
+        folder.mkdir(exist_ok=True)
+        lock = open(folder / "lock", "a")
+    with lock:
+        if not locked(lock):
+            raise NanoEulerError(f"{out}: another process is making it, expected one at a time")
+        try:
+            for file in folder.iterdir():
+                if file.name != "lock":
+                    file.unlink()
+            yield folder
+            with writing(out):
+                (folder / "lock").unlink()
+                os.rename(folder, out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+class _Writer:
+    """Writes the documents that are of use into their parts, and a line on each."""
+
+    def __init__(self, folder, name, seed, valid_fraction):
+        lines = READERS[name] is documents.examples
+        self.seed, self.fraction = seed, valid_fraction
+        self.seen = dedup.Seen(seed, near=not lines)  # two questions on one long passage are two
+        self.train = (
+            _Part(folder / "examples.jsonl", after="\n") if lines else _Part(folder / "train.txt", SEPARATOR)
+        )
+        self.valid = _Part(folder / "valid.txt", SEPARATOR) if valid_fraction else None
+        self.lines = _Part(folder / "documents.jsonl", after="\n")
+        self.texts = [part for part in (self.train, self.valid) if part]
+        self.dropped = Counter()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for part in (*self.texts, self.lines):
+            part.close()
+
+    @property
+    def bytes(self):
+        """Of the texts written so far."""
+        return sum(part.text for part in self.texts)
+
+    def add(self, document):
+        reason, detail = self._reason(document)
+        part = None
+        if reason:
+            self.dropped[reason] += 1
+        else:
+            part = (
+                self.valid if self.valid and held_out(document.name, self.seed, self.fraction) else self.train
+            )
+            part.write(document.written or document.text)
+        facts = {"name": document.name, **document.about, "bytes": len(document.text.encode())}
+        facts |= {"part": part.path.name} if part else {"dropped": detail or reason}
+        self.lines.write(to_json(facts))
+
+    def _reason(self, document):
+        """Why a document is dropped, in general and in particular; nothing if it is not."""
+        if document.fault:
+            return document.fault, ""
+        if not document.text.strip():
+            return "empty", ""
+        if "\0" in document.text:
+            return "holds NUL", ""
+        if SEPARATOR in f"\n{document.text}\n":
+            return "holds the line that divides documents", ""
+        twin = self.seen.twin(document.name, document.text)
+        if twin is None:
+            return "", ""
+        if twin.similarity is None:
+            return "same words as an earlier one", f"same words as {twin.name}"
+        return "nearly an earlier one", f"nearly {twin.name}: similarity {twin.similarity:.2f}"
+
+    def expect_parts(self):
+        """Refuse a corpus with an empty part, and see the rest to the disk."""
+        for part in self.texts:
+            if part.documents == 0:
+                kept = sum(other.documents for other in self.texts)
+                raise NanoEulerError(
+                    f"{part.path.name} has none of {kept} documents, expected one or more: "
+                    "another --valid-fraction or --seed"
+                )
+        for part in (*self.texts, self.lines):
+            part.finish()
+
+    def parts(self):
+        """What was written, by the names of the files."""
+        return {
+            part.path.name: {"documents": part.documents, "bytes": part.size, "sha256": part.hash.hexdigest()}
+            for part in self.texts
+        }
+
+
+class _Part:
+    """A file of documents: what divides them, what ends each; counts of documents, bytes of text and file; its hash."""
+
+    def __init__(self, path, between="", after=""):
+        self.path, self.between, self.after = path, between.encode(), after.encode()
+        self.documents, self.text, self.size, self.hash = 0, 0, 0, hashlib.sha256()
+        with writing(path):
+            self.file = open(path, "wb")
+
+    def write(self, text):
+        content = text.encode()
+        data = (self.between if self.documents else b"") + content + self.after
+        with writing(self.path):
+            self.file.write(data)
+        self.documents, self.text, self.size = (
+            self.documents + 1,
+            self.text + len(content),
+            self.size + len(data),
+        )
+        self.hash.update(data)
+
+    def finish(self):
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self):
+        try:
+            self.file.close()
+        except OSError:  # a full disk, told before
+            pass
+
+
+def held_out(name: str, seed: int, fraction: float) -> bool:
+    """Whether the document of this name is held out for validation: its share of names is, drawn by the seed."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64

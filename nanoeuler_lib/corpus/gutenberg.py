@@ -1,0 +1,191 @@
+"""A book of Project Gutenberg without the header, licence and credits around it.
+
+Since 1991 the files have changed their form many times, so nothing is taken for granted: a file has a start marker or
+the "Small Print!" of the 1990s or neither, an end marker or only a licence or nothing, in UTF-8 or cp1252, with any
+line ends, markers broken over lines or stuck to the text. What is cut away is decided by markers and by sentences that
+no novel holds. If sentences of the licence are left after that, the file is refused: its form is not known here.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from nanoeuler_lib.errors import NanoEulerError, short
+
+OF_GUTENBERG = r"\s*OF\s*(?:TH(?:E|IS)\s*)?PROJECT\s*GUTENBERG"
+START = re.compile(rf"\*+\s*START{OF_GUTENBERG}", re.IGNORECASE)
+END = re.compile(
+    rf"\*+\s*END{OF_GUTENBERG}|^[^\S\n]*(?:\*+\s*)?(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
+    re.IGNORECASE | re.MULTILINE,
+)
+SMALL_PRINT = re.compile(r"^.*\*\s*START\s*\**\s*THE\s+SMALL\s+PRINT!?.*\n", re.IGNORECASE | re.MULTILINE)
+SMALL_PRINT_ENDS = re.compile(
+    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?(?:[^\n]*\n?){1,2}?[^\n]*\*\s*END\s*\*+[^\n]*\n?|"
+    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?[^\n]*\n?",
+    re.IGNORECASE,
+)
+
+# With these a licence begins that stands behind a book without an end marker; what is left of any is refused.
+LICENCE = re.compile(
+    r"\**\s*(?:START\s*\**:?\s*(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
+    r"Updated\s+editions\s+will\s+replace\s+the\s+previous\s+one|"
+    r"Creating\s+the\s+works\s+from\s+(?:public\s+domain\s+)?print\s+editions|"
+    r"This\s+file\s+should\s+be\s+named\s+\S+\.(?:txt|zip)|"
+    r"This\s+and\s+all\s+associated\s+files\s+of\s+various\s+formats\s+will\s+be\s+found|"
+    r"A\s+Word\s+from\s+Project\s+Gutenberg|"
+    r"(?:Section\s+1\.\s+)?General\s+Terms\s+of\s+Use\s+(?:and|&)\s+Redistributing\s+Project)",
+    re.IGNORECASE,
+)
+LEFT_OVER = re.compile(
+    r"Project\s+Gutenberg\s*(?:-?tm|™|\(TM\)|Licen[sc]e|Literary\s+Archive|Association|E-?text|E-?book)|"
+    r"THE\s+SMALL\s+PRINT!|START\s*\**:?\s*FULL\s+LICENSE|gutenberg\.(?:org|net)/licen[sc]e|"
+    r"almost\s+no\s+restrictions\s+whatsoever",
+    re.IGNORECASE,
+)
+
+# Paragraphs at the top of a file: of a header without a start marker, and of people who made the transcription.
+HEADER = re.compile(
+    r"Project\s+Gutenberg|^\W*(?:Title|Author|Translator|Illustrator|Editor|Contributor|Posting\s+Date|"
+    r"Release\s+Date|Last\s+Updated|Most\s+recently\s+updated|Edition|Language|Credits|"
+    r"Character\s+set\s+encoding|Original\s+publication)\s*:|E-?(?:book|text)\s+#\d|"
+    r"almost\s+no\s+restrictions|Plain\s+Vanilla\s+Electronic\s+Texts|"
+    r"(?:eBooks|Etexts)\s+(?:Readable\s+By|(?:Were\s+)?Prepared\s+By)|Copyright\s+laws\s+are\s+changing",
+    re.IGNORECASE,
+)
+CREDITS = re.compile(
+    r"^\W*(?:This\s+(?:e-?book|e-?text|file)\s+was\s+)?(?:E-?(?:book|text)\s+)?"
+    r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b",
+    re.IGNORECASE,
+)
+PARAGRAPH = re.compile(r"\s*((?:[^\n]*\S[^\n]*(?:\n|\Z))+)")
+
+
+@dataclass(frozen=True)
+class Book:
+    """A book's text; the header that stood before it; whether an end marker or a licence closed it, or nothing did."""
+
+    text: str
+    header: str
+    closed: bool
+
+
+CP1252 = {code: bytes([code]).decode("cp1252", errors="ignore") or chr(code) for code in range(0x80, 0xA0)}
+
+
+def decode(data: bytes) -> str:
+    """The text of a file in UTF-8, with or without its mark, or in cp1252; with line feeds at the ends of lines.
+
+    Raises NanoEulerError for UTF-8 with a byte in it that is none: read as cp1252 every quotation mark would be three.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if b"\xe2\x80" in data:
+            found = data[error.start]
+            raise NanoEulerError(
+                f"byte {error.start} is 0x{found:02x}, expected UTF-8 as before it"
+            ) from None
+        text = data.decode("latin-1").translate(CP1252)
+    return text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")  # DOS closed its files with ^Z
+
+
+def strip(text: str) -> Book:
+    """The book in a file of Project Gutenberg. text: as `decode` gives it.
+
+    Raises NanoEulerError when nothing is left, the file holds two books, or sentences of the licence are left.
+    """
+    begin, marked = _begin(text)
+    end = END.search(text, begin)
+    if end and START.search(text, end.end()):
+        raise NanoEulerError("holds a second start marker behind its end marker, expected one book")
+    last = end.start() if end else len(text)
+    licence = LICENCE.search(text, begin, last)
+    if licence:
+        last = licence.start()
+    if not marked:
+        begin = _after_paragraphs(text, begin, last, HEADER)
+    begin = _after_paragraphs(text, begin, last, CREDITS, most=2)
+    book = text[begin:last].strip("\n")
+    book = "\n".join(line.rstrip() for line in book.split("\n")).strip("\n")
+    if not book.strip():
+        raise NanoEulerError("holds nothing between its header and its licence, expected a book")
+    if left := LEFT_OVER.search(book):
+        number = book.count("\n", 0, left.start()) + 1
+        raise NanoEulerError(
+            f"still has {short(left[0])} in line {number} of its book, expected none of the licence: "
+            "a form that is not known"
+        )
+    return Book(book, text[:begin], bool(end or licence))
+
+
+def _begin(text):
+    """Where the book begins, behind all that marks its start; and whether anything did."""
+    begin, marked = 0, False
+    while True:
+        end = END.search(text, begin)
+        last = end.start() if end else len(text)
+        if start := START.search(text, begin, last):
+            begin, marked = _behind_marker(text, start), True
+            continue
+        closing = SMALL_PRINT_ENDS.search(text, begin, last)
+        if closing is None or _in_footer(text, begin, closing, last, marked):
+            return begin, marked
+        begin, marked = closing.end(), True
+
+
+def _behind_marker(text, start):
+    """Where a start marker ends: behind the stars that close it, in its paragraph; else at the end of its line."""
+    paragraph = re.compile(r"\n[^\S\n]*\n|\Z").search(text, start.end()).start()
+    if closing := re.compile(r"\*{2,}[^\S\n]*\n?").search(text, start.end(), paragraph):
+        return closing.end()
+    line = text.find("\n", start.end())
+    return len(text) if line < 0 else line + 1
+
+
+def _in_footer(text, begin, closing, last, marked):
+    """Whether a "Small Print!" stands behind the book: nothing follows it, or, after a start marker, less."""
+    after = len(text[closing.end() : last].strip())
+    opening = SMALL_PRINT.search(text, begin, closing.start())
+    before = len(text[begin : opening.start() if opening else closing.start()].strip())
+    return after == 0 or (marked and after < before)
+
+
+def _after_paragraphs(text, begin, last, pattern, most=None):
+    """Behind the paragraphs from `begin` on that match, at most so many."""
+    while most is None or most > 0:
+        paragraph = PARAGRAPH.match(text, begin, last)
+        if paragraph is None or not pattern.search(paragraph[1]):
+            break
+        begin, most = paragraph.end(), most and most - 1
+    return begin
+
+
+def expect_title(book: Book, title: str, author: str) -> None:
+    """Raise NanoEulerError if a book is another one than this, by the header's Title and Author.
+
+    Its title may be longer ("Frankenstein; Or, The Modern Prometheus"); articles at the beginning, accents, capitals
+    and apostrophes do not count. A header without these lines is searched as a whole, with the first page.
+    """
+    page = f"{book.header}\n{book.text[:2000]}"
+    given = {
+        key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header)
+        for key in ("Title", "Author")
+    }
+    wanted = {
+        "Title": _words(title).removeprefix("the ").removeprefix("a "),
+        "Author": _words(author).split()[-1],
+    }
+    for key, found in given.items():
+        said = found[1] if found else page
+        if f" {wanted[key]} " not in f" {_words(said)} ":
+            what = short(" ".join(said.split())) if found else f"no {key}"
+            raise NanoEulerError(
+                f"its header has {what}, expected {title!r} by {author}: another book, or its number in the registry "
+                "is wrong"
+            )
+
+
+def _words(text):
+    """Small letters and digits without accents, words divided by one space."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).replace("'", "").replace("’", "")
+    return " ".join(re.findall(r"[^\W_]+", "".join(c for c in plain if not unicodedata.combining(c))))

@@ -1,0 +1,225 @@
+"""Books out of Project Gutenberg's files: nothing of the licence stays, nothing of the book goes."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib.corpus import gutenberg
+from nanoeuler_lib.corpus.gutenberg import Book, decode, expect_title, strip
+from nanoeuler_lib.corpus.registry import corpora
+from nanoeuler_lib.errors import NanoEulerError
+
+DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))
+RAW = DATA / "gutenberg_raw"
+
+# Each file's first and last words of the book, read off the files by hand, and whether something closes it.
+NINE = {
+    "11-alice30.txt": ("ALICE'S ADVENTURES IN WONDERLAND\n\n", "THE END", False),
+    "1952-0.txt": ("THE YELLOW WALLPAPER\n\nBy Charlotte", "creep over him every time!", True),
+    "46-carol10.txt": ("A CHRISTMAS CAROL\n\n", "observed, God bless Us, Every One!", True),
+    "46-carol13.txt": ("A CHRISTMAS CAROL\n\nby Charles Dickens", "observed, God bless Us, Every One!", True),
+    "84-frank15.txt": ("[Chapters 1-6:  mostly scanned", "lost in darkness and distance.", True),
+    "pg11-2025.txt": ("[Illustration]\n\n\n\n\nAlice’s Adventures", "days.\n\nTHE END", True),
+    "pg1342-no-start.txt": ("PAGE\n\nFrontispiece", "TOOKS COURT, CHANCERY LANE, LONDON.", True),
+    "pg1661-2011.txt": (
+        "The Adventures of Sherlock Holmes\n",
+        "she has met with considerable success.",
+        True,
+    ),
+    "pg64317-crlf.txt": ("The Great Gatsby\n", "borne back ceaselessly into\nthe past.", True),
+}
+
+
+@pytest.mark.skipif(not RAW.is_dir(), reason="NANOEULER_DATA/gutenberg_raw is not there")
+@pytest.mark.parametrize("name", NINE)
+def test_the_nine_files(name):
+    first, last, closed = NINE[name]
+    text = decode((RAW / name).read_bytes())
+    book = strip(text)
+    assert book.text.lstrip().startswith(first) and book.text.endswith(last) and book.closed == closed
+    assert not re.search(
+        r"gutenberg|small print|\betexts?\b|\be-?books?\b|\*\*\*", book.text.replace("not*******", ""), re.I
+    )
+    assert "\r" not in book.text and "\ufeff" not in book.text and "\x85" not in book.text
+    body = "\n".join(line.rstrip() for line in text.split("\n"))
+    assert book.text in body  # one piece of the file
+    file = next(f for f in corpora()["books"].files if f.number == int(re.match(r"(?:pg)?(\d+)", name)[1]))
+    expect_title(book, file.title, file.author)
+    for other in corpora()["books"].files:
+        if other != file:
+            with pytest.raises(NanoEulerError, match="another book, or its number in the registry is wrong"):
+                expect_title(book, other.title, other.author)
+
+
+# ---- Own files, one for each form
+
+STORY = (
+    "CHAPTER I\n\nKäthe crossed the Honey Bridge.\n\n    * * * * *\n\n“Is it far?” asked Jürgen.\n\nTHE END"
+)
+MODERN = """The Project Gutenberg eBook of The Bridges
+
+This ebook is for the use of anyone anywhere in the United States and
+most other parts of the world at no cost and with almost no restrictions
+whatsoever. You may copy it, give it away or re-use it under the terms
+of the Project Gutenberg License included with this ebook or online
+at www.gutenberg.org.
+
+Title: The Bridges
+
+Author: Leonhard Euler
+
+Release date: June 27, 2008 [eBook #99999]
+                Most recently updated: June 3, 2025
+
+Language: English
+
+Credits: A Volunteer
+"""
+SMALL = """**The Project Gutenberg Etext of The Bridges, by Leonhard Euler**
+
+***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN ETEXTS**START***
+Why is this "Small Print!" statement here?  You know: lawyers.
+By using any part of this PROJECT GUTENBERG-tm etext, you agree.
+"""
+SMALL_END = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"
+LICENCE = """Updated editions will replace the previous one--the old editions will
+be renamed.
+
+Creating the works from print editions not protected by U.S. copyright
+law means that no one owns a United States copyright in these works.
+
+THE FULL PROJECT GUTENBERG LICENSE
+
+Section 1. General Terms of Use and Redistributing Project Gutenberg-tm
+electronic works
+"""
+START, END = (
+    "*** START OF THE PROJECT GUTENBERG EBOOK THE BRIDGES ***",
+    "*** END OF THE PROJECT GUTENBERG EBOOK THE BRIDGES ***",
+)
+
+
+def framed(start=START, end=END, story=STORY, header=MODERN, licence=LICENCE):
+    return f"{header}\n{start}\n\n\n{story}\n\n\n{end}\n\n{licence}"
+
+
+FORMS = {
+    "as today": framed(),
+    "no space": framed(START.replace("*** ", "***").replace(" ***", "***"), END.replace("*** ", "***")),
+    "this, not the": framed(START.replace("THE P", "THIS P"), END.replace("THE P", "THIS P")),
+    "neither this nor the": framed(START.replace("THE P", "P"), END.replace("THE P", "P")),
+    "a comma": framed(START.replace("EBOOK", "EBOOK,"), END.replace("EBOOK", "EBOOK,")),
+    "etext": framed(START.replace("EBOOK", "ETEXT"), END.replace("EBOOK", "ETEXT")),
+    "small letters": framed(START.lower(), END.lower()),
+    "title over two lines": framed(START.replace("EBOOK THE", "EBOOK THE\n"), END.replace("EBOOK THE", "EBOOK THE\n")),
+    "broken inside the marker": framed(START.replace("PROJECT ", "PROJECT\n"), END.replace("PROJECT ", "PROJECT\n")),
+    "no stars behind": framed(START.removesuffix(" ***"), END.removesuffix(" ***")),
+    "stuck to the text": framed().replace(f"{START}\n\n\n", START).replace(f"\n\n\n{END}", END),
+    "a straight apostrophe": framed(end="End of Project Gutenberg's The Bridges, by Leonhard Euler\n\n" + END),
+    "a curly apostrophe": framed(end="End of Project Gutenberg’s The Bridges, by Leonhard Euler\n\n" + END),
+    "only the sentence": framed(end="End of the Project Gutenberg EBook of The Bridges", licence=""),
+    "this is the end": framed(end="This is the end of the Project Gutenberg Etext of The Bridges", licence=""),
+    "1990s": framed(f"{SMALL_END}\n", "End of The Project Gutenberg Etext of The Bridges.", header=SMALL, licence=""),
+    "1990s, more stars": framed("*END* THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS *Ver.07.02.92* *END*", header=SMALL),
+    "1990s, two lines": framed(SMALL_END.replace("*Ver", "\n*Ver"), header=SMALL),
+    "1990s, no end": framed(SMALL_END, "", header=SMALL, licence=""),
+    "small print below": framed(licence=f"This file should be named b10.txt or b10.zip\n\n{SMALL}\n{SMALL_END}\n"),
+    "small print below, no end": framed(end="", licence=f"{SMALL[66:]}\n" * 9 + SMALL_END),
+    "small print after a start": framed(f"{START}\n\n{SMALL}\n{SMALL_END}"),
+    "start after small print": framed(f"{SMALL}\n{SMALL_END}\n\n{START}"),
+    "no start": framed(start=""),
+    "no start, credits": framed(start="Produced by A. Volunteer and the\nDistributed Proofreading Team"),
+    "no end": framed(end=""),
+    "no end, full licence": framed(end="", licence="*** START: FULL LICENSE ***\n\n" + LICENCE),
+    "neither start nor end": framed(start="", end=""),
+    "no end, named file": framed(end="", licence="***** This file should be named 9-0.txt or 9.zip *****\n" + LICENCE),
+    "produced by": framed(START + "\n\nProduced by A. Volunteer and B. Volunteer (b@example.org)"),
+    "e-text prepared by": framed(START + "\n\n\nE-text prepared by A. Volunteer\nfrom page images"),
+    "no header": framed(header=""),
+    "mark": "\ufeff" + framed(),
+    "Windows": framed().replace("\n", "\r\n"),
+    "old Macintosh": framed().replace("\n", "\r"),
+    "mixed line ends": framed().replace("\n\n", "\r\n\r").replace("\r\r", "\r\n"),
+    "closed by ^Z": framed(SMALL_END, "", header=SMALL, licence="\x1a"),
+    "spaces at ends of lines": framed().replace("\n", "  \n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(form, encoding):
+    if encoding == "cp1252" and form == "mark":
+        return
+    book = strip(decode(FORMS[form].encode(encoding)))
+    assert book.text == STORY
+    assert book.closed == (form not in ("1990s, no end", "closed by ^Z"))
+
+
+def test_bytes_that_cp1252_does_not_have_are_kept():
+    assert decode(b"a\x81b\x93c\x94\x85") == "a\x81b“c”…"
+    with pytest.raises(NanoEulerError, match="byte 4 is 0xff, expected UTF-8"):
+        decode(b"a\xe2\x80\x99\xffb")
+
+
+@pytest.mark.parametrize("text, said", {
+    "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
+    "no book": (framed(story=""), "nothing between its header and its licence"),
+    "nothing": ("", "nothing between"),
+    "an unknown licence": (framed(story=STORY + "\n\nProject Gutenberg Association asks"), "in line 11 of its book"),
+    "header in the middle": (framed(start="A word before.\n\n" + MODERN, header=""), "still has"),
+}.values())  # fmt: skip
+def test_what_is_not_understood_is_refused(text, said):
+    with pytest.raises(NanoEulerError, match=said):
+        strip(text)
+
+
+line = st.text(
+    st.characters(codec="utf-8", exclude_characters="\r\n\x1a\ufeff", exclude_categories=("Cs",)), max_size=60
+)
+words = re.compile(
+    r"gutenberg|small\s+print|full\s+license|produced|prepared|transcribed|scanned|typed|digit|proof", re.I
+)
+story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(
+    lambda text: text.strip() and not words.search(text) and not LIKE_A_HEADER.search(text)
+)  # fmt: skip
+LIKE_A_HEADER = gutenberg.HEADER
+
+
+@settings(max_examples=300, deadline=None)
+@given(story, st.sampled_from(["as today", "1990s", "no end", "a comma", "title over two lines", "no start"]))
+def test_whatever_stands_between_survives(text, form):
+    """All lines, in order; spaces at their ends and empty lines around the book apart."""
+    whole = FORMS[form].replace(STORY, f"{text}")
+    kept = strip(decode(whole.encode())).text
+    assert kept.split("\n") == [
+        row.rstrip() for row in "\n".join(r.rstrip() for r in text.split("\n")).strip("\n").split("\n")
+    ]
+
+
+def test_titles():
+    book = lambda header, text="x": Book(text, header, True)
+    modern = book(
+        "Title: Frankenstein; Or, The Modern\n       Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
+    )
+    expect_title(modern, "Frankenstein", "Mary Wollstonecraft Shelley")
+    expect_title(modern, "The Modern Prometheus", "Mary Shelley")
+    expect_title(book("Title: Les Miserables\nAuthor: Victor Hugo"), "Les Misérables", "Victor Hugo")
+    expect_title(
+        book("gutenberg.orgTitle: Alice’s Adventures\n\nAuthor: Lewis Carroll"),
+        "Alice's Adventures",
+        "L. Carroll",
+    )
+    expect_title(book("", "MOBY-DICK\n\nby Herman Melville"), "The Moby Dick", "Herman Melville")
+    for title, author in [
+        ("Dracula", "Mary Shelley"),
+        ("Frankenstein", "Bram Stoker"),
+        ("Franken", "Mary Shelley"),
+    ]:
+        with pytest.raises(NanoEulerError, match=r"its header has .*, expected .* by .*: another book"):
+            expect_title(modern, title, author)
+    with pytest.raises(NanoEulerError, match="its header has no Title, expected 'Emma' by Jane Austen"):
+        expect_title(book("", "<html>log in</html>"), "Emma", "Jane Austen")
