@@ -200,6 +200,22 @@ def test_whatever_stands_between_survives(text, form):
     ]
 
 
+RUNS = (" ", "\n", "*", " \n", "* ", "*\n", "START ", "*END*", "* START\n", "THE END OF ")
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "before", ["", "*** START OF THE PROJECT GUTENBERG EBOOK ***\n", "START", "*END*THE SMALL PRINT!"]
+)
+def test_a_long_run_takes_no_longer_than_its_length(before, run):
+    """Where a pattern tried every way to divide it, this would take hours."""
+    text = f"{before}{run * (600_000 // len(run))}\nA book.\n*** END OF THE PROJECT GUTENBERG EBOOK ***\n"
+    try:
+        assert strip(text).text.endswith("A book.")
+    except NanoEulerError as error:
+        assert "expected" in str(error)
+
+
 def test_titles():
     book = lambda header, text="x": Book(text, header, True)
     modern = book(

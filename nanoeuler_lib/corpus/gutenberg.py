@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from nanoeuler_lib.errors import NanoEulerError, short
 
 OF_GUTENBERG = r"\s*OF\s*(?:TH(?:E|IS)\s*)?PROJECT\s*GUTENBERG"
-START = re.compile(rf"\*+\s*START{OF_GUTENBERG}", re.IGNORECASE)
+# Stars are looked at from the first of a run on, and what is taken is kept (++): a run costs no more than its length.
+STARS = r"(?<!\*)\*++\s*+"
+START = re.compile(rf"{STARS}START{OF_GUTENBERG}", re.IGNORECASE)
 END = re.compile(
-    rf"\*+\s*END{OF_GUTENBERG}|^[^\S\n]*(?:\*+\s*)?(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
+    rf"{STARS}END{OF_GUTENBERG}|^[^\S\n]*+(?:\*++\s*+)?+(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
     re.IGNORECASE | re.MULTILINE,
 )
 SMALL_PRINT = re.compile(r"^.*\*\s*START\s*\**\s*THE\s+SMALL\s+PRINT!?.*\n", re.IGNORECASE | re.MULTILINE)
 SMALL_PRINT_ENDS = re.compile(
-    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?(?:[^\n]*\n?){1,2}?[^\n]*\*\s*END\s*\*+[^\n]*\n?|"
+    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?(?:[^\n]*+\n){0,2}?[^\n]*\*\s*END\s*\*+[^\n]*\n?|"
     r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?[^\n]*\n?",
     re.IGNORECASE,
 )
 
 # With these a licence begins that stands behind a book without an end marker; what is left of any is refused.
 LICENCE = re.compile(
-    r"\**\s*(?:START\s*\**:?\s*(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
+    r"(?:START\s*+\**+:?+\s*+(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
     r"Updated\s+editions\s+will\s+replace\s+the\s+previous\s+one|"
     r"Creating\s+the\s+works\s+from\s+(?:public\s+domain\s+)?print\s+editions|"
     r"This\s+file\s+should\s+be\s+named\s+\S+\.(?:txt|zip)|"
@@ -38,7 +40,7 @@ LICENCE = re.compile(
 )
 LEFT_OVER = re.compile(
     r"Project\s+Gutenberg\s*(?:-?tm|™|\(TM\)|Licen[sc]e|Literary\s+Archive|Association|E-?text|E-?book)|"
-    r"THE\s+SMALL\s+PRINT!|START\s*\**:?\s*FULL\s+LICENSE|gutenberg\.(?:org|net)/licen[sc]e|"
+    r"THE\s+SMALL\s+PRINT!|START\s*+\**+:?+\s*+FULL\s+LICENSE|gutenberg\.(?:org|net)/licen[sc]e|"
     r"almost\s+no\s+restrictions\s+whatsoever",
     re.IGNORECASE,
 )
@@ -57,7 +59,7 @@ CREDITS = re.compile(
     r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b",
     re.IGNORECASE,
 )
-PARAGRAPH = re.compile(r"\s*((?:[^\n]*\S[^\n]*(?:\n|\Z))+)")
+PARAGRAPH = re.compile(r"\s*+((?:[^\S\n]*+\S[^\n]*+(?:\n|\Z))++)")
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def strip(text: str) -> Book:
     last = end.start() if end else len(text)
     licence = LICENCE.search(text, begin, last)
     if licence:
-        last = licence.start()
+        last = begin + len(text[begin : licence.start()].rstrip().rstrip("*"))
     if not marked:
         begin = _after_paragraphs(text, begin, last, HEADER)
     begin = _after_paragraphs(text, begin, last, CREDITS, most=2)
