@@ -11,7 +11,7 @@ from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-NAMES = "xp", "TINY", "SMALL", "COLUMNS", "SHUFFLED", "ROWS", "OP", "WRITES", "short"
+NAMES = "xp", "TINY", "SMALL", "COLUMNS", "SHUFFLED", "ROWS", "OP", "WRITES", "short", "choose_places"
 NOTEBOOK = "29_gpu_engine", *NAMES
 pytestmark = pytest.mark.compiler
 

@@ -87,6 +87,7 @@ TESTS = {
         "test_contracts.py",
     ],
     "sft": ["test_examples.py", "test_contracts.py", "test_sft.py"],
+    "shards": ["test_shards.py", "test_train.py"],
     "significance": ["test_significance.py"],
     "step": [
         "test_dtypes.py",
