@@ -15,6 +15,7 @@ from tools import numbering
 from tools.references import list_references
 from tools.search_index import Index
 
+REFERENCES = "book/references"
 REPEATED = {"exercise-content", "solution-content", "proof-content", "proof"}
 BUNDLES = (
     "latest",
@@ -143,11 +144,12 @@ def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 
 def write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """What depends on other pages: the pages that are no chapters; all of them when the name of one has changed."""
+    """What no dependency tells: the references when a page cites more or less, all pages when one has another name."""
     names = {page: title.astext() for page, title in env.titles.items()}
-    renamed = names != getattr(env, "names_written", names)
-    env.names_written = names
-    return [page for page in env.found_docs if renamed or not numbering.chapter(page)]
+    cited = {(ref.docname, *(t.key for t in ref.targets)) for ref in env.get_domain("cite").citation_refs}
+    before = getattr(env, "names_written", names), getattr(env, "cited_written", cited)
+    env.names_written, env.cited_written = names, cited
+    return list(env.found_docs) if before[0] != names else [REFERENCES] if before[1] != cited else []
 
 
 def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:

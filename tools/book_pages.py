@@ -24,12 +24,6 @@ class Computed(SphinxDirective):
     def markdown(self) -> str:
         raise NotImplementedError
 
-    def book(self) -> dict[str, heads.Chapter]:
-        """The chapters; read once in a build, since a page asks for them at every chapter."""
-        if not hasattr(self.env.app, "chapters"):
-            self.env.app.chapters = heads.chapters()
-        return self.env.app.chapters
-
     def run(self) -> list[nodes.Node]:
         for path in (ROOT / "notebooks").glob("*.ipynb"):
             if self.arguments == [] or path.stem.startswith(f"{self.arguments[0]}_"):
@@ -47,35 +41,38 @@ class ChapterSheet(Computed):
     required_arguments = 1
 
     def markdown(self) -> str:
-        return guide.chapter(self.book(), self.arguments[0])
+        return guide.chapter(heads.chapters(), self.arguments[0])
 
 
 class Errors(Computed):
     required_arguments = 1
 
     def markdown(self) -> str:
-        return guide.errors(self.book(), self.arguments[0], "\n".join(self.content))
+        return guide.errors(heads.chapters(), self.arguments[0], "\n".join(self.content))
 
 
 class Plan(Computed):
     option_spec = {"without": str.split}  # noqa: RUF012  (docutils' way)
 
     def markdown(self) -> str:
-        return guide.plan(self.book(), "\n".join(self.content), self.options.get("without", ()))
+        return guide.plan(heads.chapters(), "\n".join(self.content), self.options.get("without", ()))
 
 
 class Needs(Computed):
     def markdown(self) -> str:
-        return guide.needs(self.book())
+        return guide.needs(heads.chapters())
 
 
 class Status(Computed):
     optional_arguments = 1
 
     def markdown(self) -> str:
+        for path in ("data/runs.json", "data/results/*.json", "benchmarks/**/*.py"):
+            for found in ROOT.glob(path):
+                self.env.note_dependency(str(found))
         made = {
             "build": status.build,
-            "notebooks": lambda: status.notebooks(self.book().values()),
+            "notebooks": lambda: status.notebooks(heads.chapters().values()),
             "results": status.results,
         }
         return made[self.arguments[0]]()
@@ -103,8 +100,9 @@ def bibtex(path: Path, url: str = "") -> str:
 
 
 def changes_without_a_source(app: Sphinx, env, added: set, changed: set, removed: set) -> set[str]:
-    """The status page tells of commits, which no file of its own records: it is always read."""
-    return {"book/status"} & env.found_docs
+    """The status page tells of commits and versions, which no file of its own records."""
+    before, env.build_told = getattr(env, "build_told", None), status.build()
+    return {"book/status"} & env.found_docs if before != env.build_told else set()
 
 
 def setup(app: Sphinx) -> dict:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -77,14 +78,16 @@ class Page(HTMLParser):
             self.problems.append(f"alt text is a file name: {alt}")
 
 
+def read(path: Path) -> Page:
+    return Page(path.read_text("utf-8"))
+
+
 def check(root: Path) -> tuple[list[str], int, int]:
     """The faults found, the number of pages, the number of links."""
     root = root.resolve()
-    pages = {
-        path: Page(path.read_text())
-        for path in sorted(root.rglob("*.html"))
-        if "_static" not in path.relative_to(root).parts
-    }
+    paths = [p for p in sorted(root.rglob("*.html")) if "_static" not in p.relative_to(root).parts]
+    with ProcessPoolExecutor() as pool:
+        pages = dict(zip(paths, pool.map(read, paths), strict=True))
     problems = [
         f"{path.relative_to(root)}: {problem}" for path, page in pages.items() for problem in page.problems
     ]

@@ -83,9 +83,10 @@ def parts(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, nbformat.Noteb
             continue
         text = FRONT.sub("", cell.source)
         pieces = re.split(r"^## (Exercises|Further on|Next)\b.*$", text, flags=re.M)
-        yield part, nbformat.v4.new_markdown_cell(pieces[0], metadata=cell.metadata)
-        for part, piece in zip(pieces[1::2], pieces[2::2], strict=True):
-            yield part, nbformat.v4.new_markdown_cell(piece, metadata=cell.metadata)
+        names = [part, *pieces[1::2]]
+        for name, piece in zip(names, pieces[::2], strict=True):
+            yield name, nbformat.NotebookNode(cell | {"source": piece})
+        part = names[-1]
 
 
 def seen(cell: nbformat.NotebookNode) -> int:

@@ -5,6 +5,7 @@ The heads are the one place that says so; the instructor guide and its plans rea
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -39,6 +40,7 @@ class Chapter:
         return list(dict.fromkeys(name.partition("_")[0] for name in LINK.findall(self.facts["You need"])))
 
 
+@cache
 def chapters(root: Path = ROOT) -> dict[str, Chapter]:
     """Every chapter of _toc.yml by its number, in its order."""
     book = [read(path, part) for part, paths in maps.parts(root) for path in paths]

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import nbformat
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from tools import count, maps, pictures
+from tools import heads, pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = re.compile(r"^\| ([A\d]\d) [^|]+ \| (.+) \|$", re.M)
-NEEDS = re.compile(r"\* - You need\n  - (.+)")
-LINK = re.compile(r"\]\(([A\d]\d)_\w+\.ipynb\)")
 
 # By the beginning of a part's caption in _toc.yml: what you have when you have read it, and a chapter's figure for it.
 GIVES = {
@@ -63,24 +60,16 @@ class Chapter:
 def parts(root: Path = ROOT) -> list[tuple[str, list[Chapter]]]:
     """(caption, chapters) of each part. Raises LookupError on a chapter without a question or a row of needs."""
     questions = dict(QUESTION.findall((root / "README.md").read_text()))
-    found = []
-    for caption, files in maps.parts(root):
-        chapters = []
-        for file in files:
-            notebook, number = nbformat.read(file, as_version=4), file.name[:2]
-            needs = NEEDS.search(notebook.cells[0].source)
-            if number not in questions or not needs:
-                raise LookupError(
-                    f"{file.name}: no {'row `You need`' if number in questions else 'question in README.md'}"
-                )
-            chapters.append(
-                Chapter(
-                    number, maps.title(notebook), f"../notebooks/{file.stem}.html", questions[number],
-                    tuple(dict.fromkeys(LINK.findall(needs[1]))), count.count(notebook).hours,
-                )
-            )  # fmt: skip
-        found.append((caption, chapters))
-    return found
+    found = {}
+    for number, chapter in heads.chapters(root).items():
+        if number not in questions:
+            raise LookupError(f"{chapter.name}.ipynb: no question in README.md")
+        address = f"../notebooks/{chapter.name}.html"
+        entry = Chapter(
+            number, chapter.title, address, questions[number], tuple(chapter.needs), chapter.length.hours
+        )
+        found.setdefault(chapter.part, []).append(entry)
+    return list(found.items())
 
 
 def all_chapters(root: Path = ROOT) -> dict[str, Chapter]:
