@@ -12,12 +12,13 @@ from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
-NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS"
+NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE"
+NOTEBOOK = "31_text_from_elsewhere", *NAMES
 
 
 @pytest.fixture(scope="module")
 def chapter():
-    return definitions("31_text_from_elsewhere", *NAMES)
+    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
