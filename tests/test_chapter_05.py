@@ -102,6 +102,11 @@ WRONG_TOLERANCES = {
     "relative to n": lambda a, n, rtol=1e-6, atol=1e-12: (
         a.shape == n.shape and bool(np.isfinite(a - n).all() and np.allclose(a, n, rtol, atol))
     ),
+    "too small is never wrong": lambda a, n, rtol=1e-6, atol=1e-12: (
+        a.shape == n.shape
+        and bool(np.isfinite(a - n).all())
+        and bool(np.all(a - n <= rtol * np.maximum(abs(a), abs(n)) + atol))
+    ),
     "less, and never equal": lambda a, n, rtol=1e-6, atol=1e-12: (
         a.shape == n.shape
         and bool(np.isfinite(a - n).all())
