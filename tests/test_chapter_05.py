@@ -214,7 +214,7 @@ def test_other_right_answers_are_right(chapter, check, other):
     assert verdict(getattr(chapter, check), other) == "right"
 
 
-@pytest.mark.parametrize(("order", "other"), itertools.product((2, 4), (by_flat_view, by_moves)))
+@pytest.mark.parametrize(("order", "other"), list(itertools.product((2, 4), (by_flat_view, by_moves))))
 def test_other_right_quotients_are_right(chapter, order, other):
     assert (
         verdict(chapter.check_gradient, lambda f, x, h: other(f, x, h, order), order, in_place=True)
