@@ -166,7 +166,11 @@ def replies(options):
     room = found.model.config.context
     fitting = [e[0] for e in held_out if len(sft.encode(e, found.tokenizer, room + 1).ids) > 1]
     chosen = np.random.default_rng(0).permutation(len(fitting))[: options.count]
-    for name, how in (("greedy", dict(temperature=0.0)), ("sampled", dict(temperature=0.7, top_p=0.9))):
+    for name, how in (
+        ("greedy", dict(temperature=0.0)),
+        ("sampled", dict(temperature=0.7, top_p=0.9)),
+        ("warm", dict(temperature=1.0, top_p=0.9)),
+    ):
         chat, faults, said, tokens = Chat(made, found.tokenizer), Counter(), [], 0
         began = time.perf_counter()
         for number, at in enumerate(chosen):
@@ -177,7 +181,7 @@ def replies(options):
             faults[wrong or "none"] += 1
             tokens += len(found.tokenizer.encode(reply))
             said.append(dict(prompt=prompt, reply=reply, wrong=wrong, people=len(wanted)))
-        shown = sorted(said, key=lambda one: one["wrong"] is None)[:20]
+        shown = sorted(said, key=lambda one: one["wrong"] is None)[:20]  # `collect` leaves prompts out
         yield dict(what="replies", run=Path(options.run).name, template=template, how=name, **how, count=len(chosen),
                    faults=dict(faults), tokens=tokens, seconds=round(time.perf_counter() - began, 2),
                    median_bytes=[float(np.median([len(one["reply"].encode()) for one in said])),
@@ -185,16 +189,24 @@ def replies(options):
 
 
 def collect(options):
-    """data/results/ch32.json of the rows that the sections left and of the runs' logs in a folder."""
+    """data/results/ch32.json of a folder: config.json, the rows that the sections left, and of each run its files.
+
+    config.json says what was run and on which machine; run R has R.log.jsonl and R.run.json.
+    """
     folder, rows = Path(options.source), []
     for file in sorted(folder.glob("**/rows*.jsonl")):
         rows += [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:  # other people's words stay out
+        row.pop("beginnings", None)
+        if "shown" in row:
+            row["shown"] = [{"reply": one["reply"], "wrong": one["wrong"]} for one in row["shown"]]
     for file in sorted(folder.glob("**/*.log.jsonl")):
         log = [json.loads(line) for line in file.read_text().splitlines()]
         steps = [entry for entry in log if "loss" in entry]
         part = max(1, len(steps) // 400)
         means = [steps[i : i + part] for i in range(0, len(steps), part)]
         told = json.loads(file.with_name(file.name.replace(".log.jsonl", ".run.json")).read_text())
+        told["data"] = {k: v for k, v in told["data"].items() if isinstance(v, int) or "fingerprint" in k}
         rows.append(dict(
             what="run", run=file.name.split(".")[0], about=told,
             curve=[[few[-1]["step"], round(float(np.mean([e["loss"] for e in few])), 4)] for few in means],
@@ -204,7 +216,8 @@ def collect(options):
             valid=[e for e in log if "valid_bits_per_byte" in e],
             samples=[e for e in log if "sample" in e], warnings=[e for e in log if "warning" in e],
         ))  # fmt: skip
-    save("ch32", json.loads((folder / "config.json").read_text()), rows, options.out or FOLDER)
+    config = json.loads((folder / "config.json").read_text())
+    save("ch32", config, rows, options.out or FOLDER, config.pop("machine"))
 
 
 def main() -> None:

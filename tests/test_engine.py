@@ -391,7 +391,10 @@ def launches(name, rows=64):
     program = gpu.Program(config, precision, "cpu", True, flash.Card(capability, shared << 10, processors))
     half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
     params, grads, copy = (engine.Parameters(config, "cpu", t) for t in (np.float32, np.float32, half))
-    owner = SimpleNamespace(config=config, program=program, half=half, recompute=True, params=params)
+    owner = SimpleNamespace(
+        config=config, program=program, precision=precision, recompute=True, params=params
+    )
+    owner.block = functools.partial(memory.Block, "cpu")
     plan = memory.Plan(owner, rows, config.context)
     weights = {n: p if p.ndim == 1 or n == "embed" else copy[n] for n, p in params.items()}
     forward(weights, plan, plan.tokens)
