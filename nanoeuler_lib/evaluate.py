@@ -102,7 +102,15 @@ def _log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
 
 # ---- Replies of any content
 
-TEMPLATE = (END_OF_TEXT, USER, ASSISTANT, "### Instruction:", "### Input:", "### Response:", "Below is an instruction")
+TEMPLATE = (
+    END_OF_TEXT,
+    USER,
+    ASSISTANT,
+    "### Instruction:",
+    "### Input:",
+    "### Response:",
+    "Below is an instruction",
+)
 PERIOD, TIMES = 12, 4  # so many words, so often in a row, are a loop
 SENTENCE, COPIES = 5, 3  # and so is a sentence of at least so many words that stands there so often
 
