@@ -65,6 +65,7 @@ def encode_turn(tokenizer: Tokenizer, prompt: str) -> list[int]:
 class Chat:
     """A conversation with a model. `reply` answers; `turns` holds what was said, as pairs (text, reply).
 
+    ended: whether the last reply came to its end marker; else it was cut where `tokens` or the context ended.
     template: a name in TEMPLATES, the one that the model was fine-tuned with. When the context is full, turns are
     forgotten, the oldest first but for the very first, which often says what all is about; `forgotten` counts them.
     Raises NanoEulerError if the model was not fine-tuned, or there is no such template.
@@ -83,7 +84,7 @@ class Chat:
         """Forget all that was said."""
         self.turns: list[tuple[str, str]] = []
         self.rows: list[list[int]] = []  # the tokens of each turn that is remembered
-        self.forgotten = 0
+        self.forgotten, self.ended = 0, False
 
     def reply(self, text: str, tokens: int = 200, seed: int = 0, **options: float) -> Iterator[str]:
         """Yield the reply to a text piece by piece, whole characters only, until its end marker.
@@ -103,13 +104,14 @@ class Chat:
             self.forgotten += 1
         rng, characters = np.random.default_rng(seed), codecs.getincrementaldecoder("utf-8")("replace")
         fresh = self._not_yet_fed([self.end, *chain(*self.rows), *prompt])
-        said, pieces, ended = [], [], False
+        said, pieces, self.ended = [], [], False
         try:
             while len(said) < tokens and self.decoder.length + len(fresh) <= context:
                 logits = self.decoder.feed(np.array(fresh))[: self.tokenizer.vocab_size]
                 logits[self.never] = -np.inf
                 token = sample(logits, rng, **options)
-                if ended := token == self.end:
+                if token == self.end:
+                    self.ended = True
                     break
                 said.append(token)
                 self.fed.append(token)
@@ -121,7 +123,7 @@ class Chat:
                 pieces.append(piece)
                 yield piece
         finally:
-            if said or ended:
+            if said or self.ended:
                 self.rows.append([*prompt, *said, self.end])
                 self.turns.append((text, "".join(pieces)))
 

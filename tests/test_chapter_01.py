@@ -1,5 +1,6 @@
 """Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -59,6 +60,31 @@ def train(words, number, *, greatest=by_rule, count=count_pairs, merge=merge_pai
     return merges
 
 
+def train_characters(words, number):
+    """The trainer on code points in place of bytes."""
+    words, merges = [[ord(letter) for letter in word.decode()] for word in words], []
+    tokens = [bytes([byte]) for byte in range(256)]
+    for new in range(256, 256 + number):
+        counts = count_pairs(words)
+        if not counts:
+            break
+        a, b = max(counts, key=lambda pair: (counts[pair], tokens[pair[0]], tokens[pair[1]]))
+        words = [merge_pair(word, (a, b), new) for word in words]
+        merges.append((a, b))
+        tokens.append(tokens[a] + tokens[b])
+    return merges
+
+
+def premium_with_spaces_apart(merges, one, other):
+    """Each space is a word of its own."""
+    count = lambda text: sum(len(encode_word(w.encode(), merges)) for w in re.findall(r"\s|\S+", text))
+    return count(other) / count(one)
+
+
+def as_text(token):
+    return token.decode("utf-8", "replace")
+
+
 def complement(token):
     return [-byte for byte in token]
 
@@ -80,6 +106,9 @@ GAPS = {
             "across words": lambda words: count_pairs([[id for word in words for id in word]]),
             "words, not places": lambda words: Counter(p for word in words for p in set(pairwise(word))),
             "every second place": lambda words: Counter(p for w in words for p in zip(w[::2], w[1::2])),
+            "distinct words": lambda words: Counter(
+                p for word in {tuple(word) for word in words} for p in pairwise(word)
+            ),
             "pairs without order": lambda words: Counter(
                 tuple(sorted(p)) for word in words for p in pairwise(word)
             ),
@@ -120,6 +149,14 @@ GAPS = {
             "overlaps counted once": lambda words, number: train(words, number, count=without_overlaps),
             "merged across words": lambda words, number: train_bpe([b"".join(words)], number),
             "merged from right to left": lambda words, number: train(words, number, merge=right_to_left),
+            "characters for bytes": train_characters,
+            "tokens kept as text": lambda words, number: train(
+                words,
+                number,
+                greatest=lambda n, pair, tokens: (n, as_text(tokens[pair[0]]), as_text(tokens[pair[1]])),
+            ),
+            "capitals lost": lambda words, number: train_bpe([word.lower() for word in words], number),
+            "merges as lists": lambda words, number: [list(pair) for pair in train_bpe(words, number)],
             "one merge too few": lambda words, number: train_bpe(words, number)[:-1],
             "only the first count": lambda words, number: (
                 [pair for pair, _ in count_pairs([list(word) for word in words]).most_common(number)]
@@ -168,6 +205,7 @@ def exercise_answers() -> dict:
 
 
 ANSWERS = GAPS | exercise_answers()
+ANSWERS["check_premium"][1]["each space apart"] = premium_with_spaces_apart
 
 
 def test_all_checks_are_tried():

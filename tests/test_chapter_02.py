@@ -69,8 +69,17 @@ def by_places(word, pair, new):
     return merged, lost, gained
 
 
-def test_another_way_to_merge_a_word_is_right_too(chapter):
-    assert chapter.check_merge_word(by_places) == "right"
+def by_difference(word, pair, new):
+    """What a count of all pairs loses and gains, the merged pair among the losses."""
+    merged = by_places(word, pair, new)[0]
+    change = Counter(pairwise(merged))
+    change.subtract(pairwise(word))
+    return merged, list((-change).elements()), list((+change).elements())
+
+
+@pytest.mark.parametrize("answer", [by_places, by_difference])
+def test_another_way_to_merge_a_word_is_right_too(chapter, answer):
+    assert chapter.check_merge_word(answer) == "right"
 
 
 def counted(words, weigh=True, overlap=True, glue=False):
@@ -123,6 +132,17 @@ def beside(word, pair, new):
     return merged, lost, gained
 
 
+def for_letters(word, pair, new):
+    """By str.replace, for ids below 128 alone."""
+    merged = [ord(x) for x in bytes(word).decode().replace(chr(pair[0]) + chr(pair[1]), chr(new))]
+    gained = [border for border in pairwise(merged) if new in border]
+    return merged, [(pair[1] if a == new else a, pair[0] if b == new else b) for a, b in gained], gained
+
+
+def test_ids_above_127_are_tried(chapter):
+    assert verdict(chapter.check_merge_word, for_letters) not in ("right", "not written yet")
+
+
 WRONG_MERGES = {
     "new neighbours taken for old ones": lambda c: beside,
     "all pairs of the word listed": lambda c: recount,
@@ -147,7 +167,7 @@ def by_position(ids, made):
 def longest_first(ids, made):
     """Cut off the longest token that fits, from the left."""
     text = {i: (i,) for i in range(256)}
-    for (a, b), new in made.items():
+    for (a, b), new in sorted(made.items(), key=lambda item: item[1]):
         text[new] = text[a] + text[b]
     found = []
     while ids:
@@ -173,7 +193,37 @@ def rightmost_first(ids, made):
     return ids
 
 
-@pytest.mark.parametrize("wrong", [by_position, longest_first, latest_first, rightmost_first])
+def merged_in_turn(ids, pair, new):
+    found = []
+    for id in ids:
+        found.append(id)
+        if tuple(found[-2:]) == pair:
+            found[-2:] = [new]
+    return found
+
+
+def by_order_of_the_dictionary(ids, made):
+    for pair, new in made.items():
+        ids = merged_in_turn(ids, pair, new)
+    return ids
+
+
+def ids_from_256_on(ids, made):
+    for new, pair in enumerate(made, 256):
+        ids = merged_in_turn(ids, pair, new)
+    return ids
+
+
+@pytest.mark.parametrize("made", [{}, {(97, 98): 256, (256, 97): 257}])
+def test_the_wrong_orders_are_right_for_merges_in_order(made):
+    word = list(b"ababa")
+    assert by_order_of_the_dictionary(word, made) == ids_from_256_on(word, made)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [by_position, longest_first, latest_first, rightmost_first, by_order_of_the_dictionary, ids_from_256_on],
+)
 def test_wrong_merge_by_rank_is_rejected(chapter, wrong):
     assert rejected(chapter.check_merge_by_rank, wrong)
 
@@ -192,6 +242,11 @@ EXERCISES = {
 @pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
 def test_exercise_check(chapter, parts):
     try_exercise(*parts(chapter))
+
+
+def test_changes_with_pairs_for_keys_are_told_so(chapter):
+    wrong = lambda: tuple({tuple(pair): n for pair, n in given.items()} for given in chapter.changes())
+    assert "changes by another number" in verdict(chapter.check_changes, wrong)
 
 
 @pytest.mark.parametrize("text", ["ab abbb", "aa aa a", "aababaaa"])

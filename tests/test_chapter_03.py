@@ -99,6 +99,7 @@ EXERCISES = {
         "no context of one token": lambda p, tokens: np.allclose(sums(p, tokens, (0, 2, 3)), 1),
         "the mean of all sums": lambda p, tokens: bool(np.isclose(sums(p, tokens).mean(), 1)),
         "within a twentieth": lambda p, tokens: bool((abs(sums(p, tokens) - 1) < 0.05).all()),
+        "within a thousandth": lambda p, tokens: bool((abs(sums(p, tokens) - 1) < 9e-4).all()),
     },
     "check_difference": {
         "the error of the mean of ratios": lambda a, b, s: (

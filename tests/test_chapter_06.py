@@ -92,13 +92,25 @@ def test_other_right_answers_are_right(chapter, pair):
 
 
 def attention(
-    q, k, v, scale=True, mask="before", offset=1, interleaved=False, stable=True, hidden=-np.inf, clip=None
+    q,
+    k,
+    v,
+    scale=True,
+    mask="before",
+    offset=1,
+    interleaved=False,
+    stable=True,
+    hidden=-np.inf,
+    clip=None,
+    window=None,
 ):
     """Attention with one thing wrong, if asked."""
     H, G, T, C = q.shape[1], k.shape[1], *q.shape[2:]
     k, v = ((np.tile(a, (1, H // G, 1, 1)) if interleaved else np.repeat(a, H // G, axis=1)) for a in (k, v))
     scores = q @ k.swapaxes(-1, -2) / (math.sqrt(C) if scale else 1)
     future = np.triu(np.ones((T, T), bool), offset)
+    if window:
+        future = future | np.tri(T, k=-window, dtype=bool)
     if mask == "before":
         scores = np.where(future, hidden, scores)
     if mask == "added":
@@ -108,8 +120,11 @@ def attention(
     with np.errstate(all="ignore"):
         e = np.exp(scores - (scores.max(axis=-1, keepdims=True) if stable else 0))
         probs = e / e.sum(axis=-1, keepdims=True)
-    if mask == "after":
+    if mask.startswith("after"):
         probs = np.where(future, 0, probs)
+    if mask == "after, divided once more":
+        with np.errstate(all="ignore"):
+            probs = probs / probs.sum(axis=-1, keepdims=True)
     return probs @ v
 
 
@@ -122,6 +137,8 @@ WRONG_FORWARD = {
     "no 1/sqrt(C)": dict(scale=False),
     "no mask": dict(mask="none"),
     "weights of the future zeroed after softmax": dict(mask="after"),
+    "the same, each row divided once more": dict(mask="after, divided once more"),
+    "only the last five positions are read": dict(window=5),
     "mask lets one future position through": dict(offset=2),
     "mask hides the position itself": dict(offset=0),
     "query head h reads key head h mod G": dict(interleaved=True),

@@ -67,6 +67,7 @@ WRONG_FORWARD = {
     "second half from the new first half": in_place,
     "sine and cosine exchanged": lambda x, c, s: turn(x, s, c),
     "not turned": lambda x, c, s: (x, (c, s)),
+    "not turned with three axes": lambda x, c, s: (x, (c, s)) if x.ndim == 3 else turn(x, c, s),
     "no pair returned": lambda x, c, s: turn(x, c, s)[0],
 }
 
@@ -85,6 +86,7 @@ WRONG_BACKWARD = {
     "passed through": lambda dy, saved: dy,
     "neighbours paired": lambda dy, saved: turn(dy, *saved, layout="interleaved", way=-1)[0],
     "only the first of a pair": lambda dy, saved: turn(dy, *saved, way=-1, second=False)[0],
+    "passed through with three axes": lambda dy, saved: dy if dy.ndim == 3 else turn(dy, *saved, way=-1)[0],
     "the sine forgotten": lambda dy, saved: dy * np.tile(saved[0], 2),
 }
 

@@ -152,9 +152,9 @@ def adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay):
 def adamw_by_lists(p, g, m, v, step, rate, beta1, beta2, eps, decay):
     rows = [
         reference.adamw_step(*map(float, row), step, rate, beta1, beta2, eps, decay)
-        for row in zip(p, g, m, v, strict=True)
+        for row in zip(p.flat, g.flat, m.flat, v.flat, strict=True)
     ]
-    return list(np.array(rows).T)
+    return [np.array(part).reshape(p.shape).tolist() for part in zip(*rows, strict=True)]
 
 
 def rate_by_parts(step, config):
@@ -190,6 +190,20 @@ def hand_test(f):
     return True
 
 
+def same_gradient_test(f):
+    """One number, the same gradient twice."""
+    found = right = 1.0, 0.0, 0.0
+    for step in (1, 2):
+        (p, *found), (q, *right) = (
+            rule(state[0], 1e-3, *state[1:], step, 0.1, 0.5, 0.8, 1e-3, 0.5)
+            for rule, state in ((f, found), (adamw_by_powers, right))
+        )
+        if not np.allclose(p, q):
+            return False
+        found, right = (p, *found), (q, *right)
+    return True
+
+
 def one_call_test(f):
     """All of it at a later step."""
     given = np.array(
@@ -212,7 +226,7 @@ OTHERS = {
     ],
     "limit": [lambda curvature, beta: 2 / curvature + 2 * beta / curvature,
               lambda curvature, beta: np.float64(2 + 2 * beta) / curvature],
-    "test": [hand_test, one_call_test],
+    "test": [hand_test, one_call_test, same_gradient_test],
     "noise_scale": [
         lambda each: (np.var(each, axis=0, ddof=1).sum())
         / (np.sum(each.mean(axis=0) ** 2) - np.var(each, axis=0, ddof=1).sum() / len(each)),
@@ -224,10 +238,29 @@ OTHERS = {
 
 @pytest.mark.parametrize("check", OTHERS)
 def test_other_right_answers_are_right(names, check):
-    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right", "right"]
+    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right"] * len(
+        OTHERS[check]
+    )
+
+
+def four_numbers(p, g, m, v, *rest):
+    rows = [adamw_by_powers(p[i], g[i], m[i], v[i], *rest) for i in range(4)]
+    return tuple(np.array(part) for part in zip(*rows, strict=True))
 
 
 ACCEPTED_ONCE = {
+    "adamw_step": {
+        "four numbers and no others": four_numbers,
+        "no decay for matrices": lambda p, *given: adamw_by_powers(
+            p, *given[:-1], given[-1] if p.ndim == 1 else 0.0
+        ),
+        "the correction stops at step 5": lambda p, g, m, v, step, *rest: adamw_by_powers(
+            p, g, m, v, min(step, 5), *rest
+        ),
+        "the correction stops at step 20": lambda p, g, m, v, step, *rest: adamw_by_powers(
+            p, g, m, v, min(step, 20), *rest
+        ),
+    },
     "learning_rate": {
         "rate_end of 0.1 written in": lambda step, c: rate_by_parts(
             step, TrainConfig(steps=c.steps, rate=c.rate, rate_end=0.1, warmup=c.warmup)
@@ -241,6 +274,10 @@ ACCEPTED_ONCE = {
         "h ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(gradient, w, v, products),
         "the direction ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(
             gradient, w, np.cos(np.arange(len(w))), products, h
+        ),
+        "no value after a single product": lambda gradient, w, v, products=30, h=1e-4: (
+            curvature_by_sides(gradient, w, v, products, h)[0] if products > 3 else 0.0,
+            curvature_by_sides(gradient, w, v, products, h)[1],
         ),
     },
     "test": {"looks at p alone": lambda f: bool(

@@ -35,6 +35,11 @@ WRONG_STEPS = {  # the book's version with one fragment replaced
     "clipped upwards, too": ("clip_factor(norm, optimizer.config.clip)", "optimizer.config.clip / norm"),
     "no gradients": ("return loss, norm, grads", "return loss, norm"),
     "None for gradients": ("return loss, norm, grads", "return loss, norm, None"),
+    "the flat array for gradients": ("return loss, norm, grads", "return loss, norm, grads.flat"),
+    "a limit of 0 stands still": (
+        "clip_factor(norm, optimizer.config.clip)",
+        "min(1.0, optimizer.config.clip / norm)",
+    ),
 }
 WRONG_FIRST_LOSSES = {
     "ln V alone": lambda V, D, sigma: math.log(V),
@@ -164,15 +169,15 @@ def batch_test_by_places(batch):
     text = data.Tokens(2 * np.arange(lengths.sum()), starts, np.ones(2 * lengths.sum(), int))
     begun, seen = set(), set()
     for seed in range(40):
-        x, y = batch(text, np.random.default_rng(seed), 6, 8, 2)
-        if (y % 2).any():
+        x, y = batch(text, np.random.default_rng(seed), 6, 7, 2)
+        if x.shape != (6, 7) or y.shape != (6, 7, 2) or (y % 2).any():
             return False
         for row, wants in zip(x // 2, y // 2, strict=True):
             if not all(np.array_equal(wants[:, k], row + 1 + k) for k in range(2)):
                 return False
             begun.add(int(row[0]))
         seen.add(x.tobytes())
-    return begun == {int(s) for s in starts if s + 10 <= lengths.sum()} and len(seen) > 20
+    return begun == {int(s) for s in starts if s + 9 <= lengths.sum()} and len(seen) > 20
 
 
 def batch_test_by_text(batch):
@@ -180,8 +185,10 @@ def batch_test_by_text(batch):
     ids = np.random.default_rng(3).permutation(90)
     place = np.argsort(ids)
     text = data.Tokens(ids, np.arange(0, 90, 5), np.ones(90, int))
-    draws = [batch(text, np.random.default_rng(100 + i), 16, 9, 4) for i in range(12)]
+    draws = [batch(text, np.random.default_rng(100 + i), 16, 11, 4) for i in range(24)]
     for x, y in draws:
+        if x.shape != (16, 11) or y.shape != (16, 11, 4):
+            return False
         at = place[x]
         if (np.diff(at) != 1).any() or (at[:, 0] % 5).any():
             return False
@@ -248,6 +255,27 @@ def only_first_targets(batch):
     return ahead and begun == set(range(0, 51, 6)) and len({x.tobytes() for x, _ in draws}) > 1
 
 
+def without_shapes(batch, length=58, whole=False):
+    """The book's test, without a look at shapes or on a text where no start leaves just enough room."""
+    text = data.Tokens(np.arange(length), np.arange(0, length, 6), np.ones(length, int))
+    draws = [batch(text, np.random.default_rng(seed), 8, 7, 3) for seed in range(20)]
+    ahead = all((y == x[..., None] + [1, 2, 3]).all() and (np.diff(x) == 1).all() for x, y in draws)
+    begun = {int(start) for x, _ in draws for start in x[:, 0]}
+    sizes = all(x.shape == (8, 7) for x, _ in draws) or not whole
+    return ahead and sizes and begun == set(range(0, 49, 6)) and len({x.tobytes() for x, _ in draws}) > 1
+
+
+def loose_starts(batch):
+    return without_shapes(batch, length=60, whole=True)
+
+
+@pytest.mark.parametrize(
+    "wrong, said", [(without_shapes, "one token short"), (loose_starts, "just enough room")]
+)
+def test_loose_tests_of_batches_are_told_what_they_miss(names, wrong, said):
+    assert said in verdict(names["check_batch_test"], wrong)
+
+
 @pytest.mark.parametrize(
     "wrong", [only_first_targets, lambda batch: 1, lambda batch: True], ids=["position 0", "1", "True"]
 )
@@ -294,8 +322,9 @@ def some_batch(kind):
     """Functions that the check does not hold: sound ones (kind "sound", "reversed"), and broken ones."""
 
     def batch(tokens, rng, rows, time, predict):
+        rows, time = rows - (kind == "a row too few"), time - (kind == "a token short")
         room = len(tokens.ids) - time - predict
-        starts = tokens.starts[tokens.starts <= room]
+        starts = tokens.starts[tokens.starts <= room - (kind == "not where just enough room is left")]
         if kind == "reversed":
             starts = starts[::-1]
         if kind == "the first two documents":
@@ -331,7 +360,8 @@ def some_batch(kind):
 KINDS = (
     "sound", "reversed", "the first two documents", "the middle one is left out", "by the second", "one place late",
     "half of the rows anywhere", "heads backwards", "the last target of a row", "one target", "rows swapped",
-    "one input", "targets behind", "heads two apart",
+    "one input", "targets behind", "heads two apart", "a row too few", "a token short",
+    "not where just enough room is left",
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Chapter 14: its checks accept what is right and reject wrong answers, each of them named."""
 
+import math
+
 import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
@@ -76,7 +78,7 @@ def cached(q, k, v, keys, values, start=None, groups=np.repeat, scale=True, orde
         if groups is np.repeat
         else lambda a: np.tile(a, (1, H // G, 1, 1))
     )
-    scores = q @ serve(new_keys).swapaxes(-1, -2) / np.sqrt(H / G if scale == "H/G" else C if scale else 1)
+    scores = q @ serve(new_keys).swapaxes(-1, -2) / math.sqrt(H / G if scale == "H/G" else C if scale else 1)
     places = np.arange(new_keys.shape[2])
     scores = np.where(places < np.arange(n, n + m)[:, None] + itself, scores, -np.inf)
     with np.errstate(invalid="ignore"):
@@ -112,6 +114,62 @@ def test_gap(chapter, gap):
 @pytest.mark.parametrize("gap, wrong", wrong_answers_of(GAPS))
 def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
     assert rejected(getattr(chapter, gap[2]), wrong)
+
+
+def answers_once_accepted(c):
+    """(check, answer) of wrong answers that the checks once took for right."""
+
+    def count(p, r):
+        return (np.cumsum(p, -1) <= np.asarray(r)[..., None]).sum(-1)
+
+    def likeliest_beyond(p, r):
+        return np.where(count(p, r) == p.shape[-1], p.argmax(-1), count(p, r))
+
+    def one_back(p, r):
+        n = np.minimum(count(p, r), p.shape[-1] - 1)
+        return np.where(np.take_along_axis(p, n[..., None], -1)[..., 0] == 0, n - 1, n)
+
+    def two_axes(p, r):
+        p2, r2 = np.atleast_2d(p), np.atleast_1d(r)
+        out = np.minimum((np.cumsum(p2, 1) <= r2[:, None]).sum(1), last_possible(p2))
+        return out if np.ndim(p) == 2 else out[0]
+
+    def ties_kept(p, t):
+        falling = -np.sort(-p, -1)
+        n = (np.cumsum(falling, -1) < t).sum(-1, keepdims=True)
+        return p >= np.take_along_axis(falling, np.minimum(n, p.shape[-1] - 1), -1)
+
+    def sum_short_of_one(p, t):
+        falling = -np.sort(-p, -1)
+        return p >= np.take_along_axis(falling, (np.cumsum(falling, -1) < t).sum(-1, keepdims=True), -1)
+
+    def three_to_a_group(q, k, v, keys, values):
+        K, V = np.concatenate([keys, k], 2), np.concatenate([values, v], 2)
+        s = q @ np.repeat(K, 3, 1).mT / math.sqrt(q.shape[-1])
+        m, n = s.shape[-2:]
+        probs = c.softmax(np.where(np.tri(m, n, n - m, dtype=bool), s, -np.inf))
+        return probs @ np.repeat(V, 3, 1), K, V
+
+    return [
+        (c.check_draw, likeliest_beyond),
+        (c.check_draw, one_back),
+        (c.check_draw, two_axes),
+        (c.check_draw, lambda p, r: c.book_draw(p, r) * 1.0),
+        (c.check_top_p, ties_kept),
+        (c.check_top_p, sum_short_of_one),
+        (c.check_top_p, lambda p, t: c.book_keep_top_p(p, t).astype(int)),
+        (c.check_cached, three_to_a_group),
+        (c.check_cached, lambda *a: tuple(x.astype(np.float64) for x in c.cached_attention(*a))),
+        (c.check_pairs, lambda p: c.pairs(p) + 0.007 * np.eye(len(p))),
+        (c.check_pairs, lambda p: np.outer(p / (1 - p), p) * (1 - np.eye(4))),
+        (c.check_bytes, lambda config, n, t: 32 * config.kv_heads * config.layers * n * t),
+    ]
+
+
+@pytest.mark.parametrize("which", range(12))
+def test_an_answer_that_was_once_accepted_is_refused(chapter, which):
+    check, answer = answers_once_accepted(chapter)[which]
+    assert verdict(check, answer) != "right"
 
 
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names

@@ -113,6 +113,48 @@ def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, name, wrong):
     assert rejected(getattr(chapter, check), lambda *arguments: right(*arguments, **wrong))
 
 
+@pytest.mark.parametrize(
+    "plain",
+    [lambda q: q.shape[2] == 1, lambda q: len(q) == 1, lambda q: q.dtype == np.float64],
+    ids=["one new position", "one text", "float64"],
+)
+def test_scores_that_copy_in_other_cases_than_one_are_rejected(chapter, plain):
+    def copies(q, keys):
+        if plain(q):
+            return chapter.book_scores(q, keys)
+        return (
+            q @ np.repeat(keys, q.shape[1] // keys.shape[1], axis=1).mT / q.dtype.type(np.sqrt(q.shape[-1]))
+        )
+
+    assert rejected(chapter.check_scores, copies)
+
+
+def test_what_is_kept_in_a_closure_belongs_to_the_last_layer(chapter):
+    """Two layers go forward before the first goes backward, and so do the checks of both pairs."""
+
+    def grouped_in_the_closure(forward, backward):
+        kept, (there, back) = {}, chapter.book_grouped(forward, backward)
+
+        def go(q, k, v):
+            y, kept["saved"] = there(q, k, v)
+            return y, None
+
+        return go, lambda dy, saved: back(dy, kept["saved"])
+
+    kept = {}
+
+    def tied(q, s):
+        y, kept["saved"] = chapter.tied_forward(q, s)
+        return y, None
+
+    assert rejected(chapter.check_grouped, grouped_in_the_closure)
+    assert rejected(chapter.check_tied, (tied, lambda dy, saved: chapter.tied_backward(dy, kept["saved"])))
+
+
+def test_a_crossover_beyond_the_context_is_not_cut(chapter):
+    assert rejected(chapter.check_crossover, lambda c, n: min(c.context, chapter.crossover(c, n)))
+
+
 # ---- What the stored experiment uses
 
 

@@ -90,6 +90,42 @@ def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
     assert rejected(getattr(chapter, gap[2]), wrong)
 
 
+def test_rebuilt_models_of_more_layers_and_of_orders_in_an_array(chapter):
+    """Three answers right for the short lists that the check once asked for, each of which then broke a later cell."""
+
+    def auto_scale(model, order, scale=1.0):
+        n = model.config.layers
+        return chapter.book_rebuilt(model, order, n / len(order) if len(order) > n else scale)
+
+    def one_digit(model, order, scale=1.0):
+        new = GPT(replace(model.config, layers=len(order)), dtype=model.dtype)
+        for name, t in new.params.items():
+            source = f"layers.{order[int(name[7])]}{name[8:]}" if name.startswith("layers.") else name
+            t[...] = model.params[source] * (scale if name.endswith((".out", ".down")) else 1)
+        return new
+
+    def compares(model, order, scale=1.0):
+        if order == list(range(model.config.layers)) and scale == 1:
+            return chapter.book_rebuilt(model, order)
+        return chapter.book_rebuilt(model, order, scale)
+
+    for wrong in (auto_scale, one_digit, compares):
+        assert verdict(chapter.check_rebuilt, wrong) != "right", wrong.__name__
+
+
+def test_a_difference_quotient_is_no_backward_pass(chapter):
+    def quotient(f, vjp, x, h, dy):
+        found = np.empty_like(x)
+        for at in np.ndindex(x.shape):
+            move = np.zeros_like(x)
+            move[at] = 1e-5
+            ends = [chapter.book_heun(f, x + s * move, h) for s in (1, -1)]
+            found[at] = ((ends[0] - ends[1]) * dy).sum() / 2e-5
+        return found
+
+    assert rejected(chapter.check_heun_back, quotient)
+
+
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
 
 

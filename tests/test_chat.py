@@ -101,6 +101,18 @@ def test_a_reply_ends_at_its_marker_and_in_whole_characters():
     assert list(chat.reply("hi", tokens=2, temperature=0.0)) == ["H", "\ufffd"]
 
 
+def test_a_reply_says_whether_it_ended_or_was_cut():
+    x, y, z = TOKENIZER.encode("xyz").tolist()
+    chat = Chat(bigram({MODEL: x, x: y, y: z}), TOKENIZER)
+    assert not chat.ended
+    assert said(chat, "a", tokens=3) == "xyz" and not chat.ended
+    assert said(chat, "a", tokens=4) == "xyz" and chat.ended
+    next(chat.reply("a", temperature=0.0))
+    assert not chat.ended
+    endless = Chat(bigram({MODEL: x, x: x}), TOKENIZER)
+    assert len(said(endless, "a", tokens=1000)) > 30 and not endless.ended  # the context ended
+
+
 def test_a_reply_is_what_the_model_says_after_all_that_was_said(model):
     """Each token is the most likely one of the whole conversation so far, markers apart; computed without a cache."""
     chat, before = Chat(model, TOKENIZER), [END]

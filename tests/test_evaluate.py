@@ -1,14 +1,17 @@
 """Measuring: n-gram models against counting by hand, `measure` against its definition, the figures that are shared."""
 
+import os
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from unittest.mock import patch
 
 import matplotlib
 import numpy as np
 import pytest
 
-from nanoeuler_lib import data, evaluate, plots, world
+from nanoeuler_lib import data, evaluate, plots, sft, world
 from nanoeuler_lib.checkpoint import load_pretrained
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch
@@ -222,3 +225,40 @@ def test_ladder_draws_every_row():
     assert [label.get_text() for label in left.get_yticklabels()] == ["low", "high ★"]
     assert np.allclose(right.lines[1].get_xdata(), [5, 45])
     plt.close(fig)
+
+
+@pytest.mark.parametrize(
+    "reply, expected",
+    [
+        ("Paris.", None),
+        ("1. Eggs\n2. Eggs and milk\n3. Eggs and milk and flour", None),
+        (" \n\t", "empty"),
+        ("", "empty"),
+        ("Paris.\n\n### Instruction:\nAnd", "marker"),
+        ("<|user|> Paris", "marker"),
+        ("Paris ### response", None),  # a heading of its own
+        ("no no no", None),
+        ("no no no no", "loop"),
+        ("It is red and it is red and it is red and it is blue", None),
+        ("It is red and it is red and it is red and it is red and", "loop"),
+        (" ".join(["a b c d e f g h i j k l"] * 4), "loop"),  # twelve words
+        (" ".join(["a b c d e f g h i j k l m"] * 4), None),  # thirteen
+        ("I do not know it. So. I do not know it. And I do not know it.", None),
+        ("I do not know it. So. I do not know it. And? I do not know it.", "loop"),
+        (
+            "- it is good\n- bad\n- it is good\n- worse\n- it is good",
+            None,
+        ),  # four words with the dash: below five
+    ],
+)
+def test_faults_of_replies(reply, expected):
+    assert evaluate.fault(reply, ended=True) == expected
+    assert evaluate.fault(reply, ended=False) == "unended"
+
+
+@pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")
+def test_what_people_write_has_few_faults():
+    file = Path(os.environ["NANOEULER_DATA"]) / "sft" / "databricks-dolly-15k.nocategory.jsonl.xz"
+    examples, _ = sft.read_examples(file)
+    found = Counter(evaluate.fault(example[-1][1], True) for example in examples)
+    assert 1 <= len(examples) - found[None] < len(examples) / 1000

@@ -234,10 +234,12 @@ def test_a_chapter_fetches_the_library_where_the_repository_is_known(tmp_path):
 def test_every_chapter_has_that_cell_after_its_head():
     wanted = project.library_cell(project.load(environment={}))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        found = nbformat.read(path, as_version=4).cells[1]
+        cells = nbformat.read(path, as_version=4).cells
+        found = cells[1]
         assert (found.source, found.metadata) == (wanted.source, wanted.metadata), (
             "python -m tools.project --write"
         )
+        assert [cell for cell in cells if "library" in cell.metadata.get("tags", ())] == [found], path.name
 
 
 def test_the_cell_is_put_in_once_and_counted():

@@ -21,15 +21,20 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "data" / "results"
 
 
-def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER) -> Path:
-    """Write data/results/<name>.json: the rows, the config that made them, commit, date and machine."""
+def save(
+    name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None
+) -> Path:
+    """Write data/results/<name>.json: the rows, the config that made them, commit, date and machine.
+
+    made_on: the machine, where it is another one than this.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     result = {
         "name": name,
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
-        "machine": machine(),
+        "machine": made_on or machine(),
         "config": config,
         "rows": rows,
     }

@@ -8,10 +8,12 @@ import numpy as np
 from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine.decode import Decoder
-from nanoeuler_lib.engine.memory import Parameters, Plan, download, upload
+from nanoeuler_lib.engine.memory import Block, Parameters, Plan, download, upload
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, parameter_shapes
 from nanoeuler_lib.ops import flash, gpu, unfused
+
+PLANS = 32  # kept at most: fine-tuning has a shape for each length of its rows
 
 
 class GPT(model.GPT):
@@ -35,7 +37,8 @@ class GPT(model.GPT):
         on: flash.Card | None = None,
         kernels: cuda.Module | None = None,
     ):
-        self.config, self.precision, self._recompute, self._plan = config, precision, recompute, None
+        self.config, self.precision, self._recompute = config, precision, recompute
+        self._plans, self._plan, self._block = {}, None, None
         self.kernels, self._unfused = kernels, None
         self.program = gpu.Program(config, precision, where, checked, on)
         self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
@@ -64,12 +67,24 @@ class GPT(model.GPT):
             gpu.run(self.program.take())
 
     def plan(self, batch: int, time: int) -> Plan:
-        """The plan for [batch, time]; the last one is kept."""
-        p, op = self._plan, self._op()
-        if p is None or (p.batch, p.time, p.op) != (batch, time, op):
-            self._plan = None  # its memory goes first
-            self._plan = Plan(self, batch, time, op)
+        """The plan for [batch, time]. The last ones are kept: with its plan go the graphs that a shape was captured in.
+
+        All lie in one block of memory: what is in a plan's buffers stays there until another plan is used.
+        """
+        key = batch, time, self._op()
+        self._plan = self._plans.pop(key, None) or Plan(self, *key)
+        self._plans[key] = self._plan  # behind all others
+        if len(self._plans) > PLANS:
+            del self._plans[next(iter(self._plans))]
         return self._plan
+
+    def block(self, size: int) -> Block:
+        """The memory that plans lie in, of at least so many bytes. Where it has to grow, plans before are no more."""
+        if self._block is None or self._block.bytes.size < size:
+            self._plans.clear()
+            self._plan = self._block = None  # its memory goes first
+            self._block = Block(self.program.where, size)
+        return self._block
 
     def _op(self):
         """The composites in use: the fused ones, or those with a reader's kernels."""

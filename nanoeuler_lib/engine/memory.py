@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -154,19 +155,27 @@ def bytes_needed(
     config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
-    size = {"n": 2 if precision == "bfloat16" else 4, "f": 4, "i": 4}
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
-    layer, step, scratch = shapes(config, batch, time, recompute)
-    together = step | scratch
-    for name in lying_in(together):
-        del together[name]
-    each, rest = (
-        sum(size[kind] * math.prod(shape) for kind, *shape in part.values()) for part in (layer, together)
-    )
-    if precision != "bfloat16":  # dx_half is dx_full
-        rest -= 4 * batch * time * config.dim
+    buffers = sum(room(*one) for one in lying(config, batch, time, precision, recompute).values())
     copies = 2 if precision == "bfloat16" else 0
-    return {"states": count * (16 + copies), "buffers": config.layers * each + rest}
+    return {"states": count * (16 + copies), "buffers": buffers}
+
+
+def lying(
+    config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True, processors: int = 2
+) -> dict[tuple[str, int], tuple[tuple, np.dtype]]:
+    """Shape and type of each buffer with memory of its own, by name and layer (0 for those of the whole step)."""
+    half = np.uint16 if precision == "bfloat16" else np.float32
+    types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
+    layer, step, scratch = shapes(config, batch, time, recompute, processors)
+    elsewhere, found = lying_in(step | scratch), {}
+    if precision != "bfloat16":
+        elsewhere["dx_half"] = "dx_full"
+    for part, times in ((layer, config.layers), (step, 1), (scratch, 1)):
+        for name, (kind, *shape) in part.items():
+            if name not in elsewhere:
+                found |= {(name, i): (tuple(shape), types[kind]) for i in range(times)}
+    return found
 
 
 def lying_in(buffers: dict) -> dict[str, str]:
@@ -187,6 +196,27 @@ def free_bytes(where: str) -> int:
     return cupy.cuda.Device().mem_info[0] + cupy.get_default_memory_pool().free_bytes()
 
 
+class Block:
+    """Memory of the device in which the buffers of all plans lie, each plan's from the beginning: one is at work."""
+
+    def __init__(self, where: str, size: int):
+        self.bytes = cuda.array_module(where).empty(size, np.uint8)
+
+    def arrays(self, wanted: Mapping[Any, tuple[tuple, np.dtype]]) -> dict:
+        """Arrays of the shapes and types given, one behind the other, under the same keys."""
+        found, end = {}, 0
+        for key, (shape, dtype) in wanted.items():
+            start, end = end, end + room(shape, dtype)
+            used = self.bytes[start : start + math.prod(shape) * dtype.itemsize]
+            found[key] = used.view(dtype).reshape(shape)
+        return found
+
+
+def room(shape: tuple, dtype: np.dtype) -> int:
+    """Bytes from where an array begins to where the next one may."""
+    return -(-math.prod(shape) * dtype.itemsize // (4 * ALIGN)) * 4 * ALIGN
+
+
 class Plan:
     """The buffers for a batch of B sequences of T tokens, in the device's memory, and the lists that fill them.
 
@@ -203,28 +233,25 @@ class Plan:
         self.config, self.batch, self.time = config, batch, time
         self.op, self.lists = op or owner.program, {}
         xp = cuda.array_module(owner.program.where)
-        types = {"n": owner.half, "f": np.float32, "i": np.int32}
-        layer, step, scratch = shapes(config, batch, time, owner.recompute, owner.program.on.processors)
+        sizes = config, batch, time
+        layer, step, scratch = shapes(*sizes, owner.recompute, owner.program.on.processors)
+        own = lying(*sizes, owner.precision, owner.recompute, owner.program.on.processors)
+        arrays = owner.block(sum(room(*one) for one in own.values())).arrays(own)
+        arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # of float32
+        for name, other in lying_in(step | scratch).items():
+            _, *shape = (step | scratch)[name]
+            arrays[name, 0] = arrays[other, 0].reshape(-1)[: math.prod(shape)].reshape(shape)
 
-        places = lying_in(step | scratch)
-        arrays = {}
-
-        def made(part):
-            for name, (kind, *shape) in sorted(part.items(), key=lambda item: item[0] in places):
-                if name in places:
-                    arrays[name] = arrays[places[name]].reshape(-1)[: math.prod(shape)].reshape(shape)
-                else:
-                    arrays[name] = xp.empty(shape, types[kind])
-            return SimpleNamespace(**{name: arrays[name] for name in part})
+        def made(part, i=0):
+            return SimpleNamespace(**{name: arrays[name, i] for name in part})
 
         vars(self).update(vars(made(step)))
-        self.layers = [made(layer) for _ in range(config.layers)]
+        self.layers = [made(layer, i) for i in range(config.layers)]
         for names in self.layers:
             names.probs = names.sigmoid = None
             if owner.recompute:
                 names.hidden = gpu.Again(self.hidden)
-        half = self.dx_full if owner.half == np.float32 else self.dx_half
-        self.dx = gpu.Residual(self.dx_full, half)
+        self.dx = gpu.Residual(self.dx_full, self.dx_half)
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
         self.work = self.work_heads = made(scratch)

@@ -35,7 +35,8 @@ class Step:
         self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
         self.weights = head_weights(owner.config, config.later_heads)
         self.micro = micro or fitting(owner, rows)
-        self.run, self.profile = gpu.run, None
+        owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
+        self.run, self.profile, self.mark = gpu.run, None, object()  # mark: of its lists
         xp = cuda.array_module(owner.program.where)
         self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
@@ -67,7 +68,7 @@ class Step:
 
     def _gradient_lists(self, plan, accumulate):
         """All launches of a gradient up to the embedding's, and from there on."""
-        m, key = self.model, ("gradient", accumulate, id(self))
+        m, key = self.model, ("gradient", accumulate, self.mark)
         if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
@@ -85,7 +86,7 @@ class Step:
             arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy, self.factor, self.numbers
             plan.op.adamw(*arrays, m.params.decayed, c)
 
-        return plan.list(("update", id(self)), record)
+        return plan.list(("update", self.mark), record)
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
