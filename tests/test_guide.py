@@ -316,6 +316,17 @@ def test_exam_31():
     said("31", "40/60 = 2/3", "0.047", "7/16", "15/16", "16/17 = 0.94")
 
 
+def test_exam_32():
+    """Products one by one, powers one by one, rows one by one."""
+    weights = sum(2 * 3 for _ in range(8) for _ in range(500))  # forward, and twice backward
+    attention = sum(3 * 2 * 2 * 3 * (t + 1) for _ in range(2) for _ in range(2) for t in range(4))
+    assert (weights, attention, weights + attention) == (24000, 1440, 25440)
+    share = next(p / 1e6 for p in range(10**6) if (1 - p / 1e6) ** 50 < 0.05)
+    assert f"{share:.3f}" == "0.058" and next(n for n in range(1, 999) if 0.99**n <= 0.05) == 299
+    assert Counter(1 + row // 10 for row in range(28, 32)) == {3: 2, 4: 2}
+    said("32", "24000", "25440", "0.058", "299", "two for the third time, two for the fourth")
+
+
 def bfloat16_sum(term: float) -> float:
     """Where a running sum stops that is rounded to bfloat16, ties to even, after each addition."""
     total = np.float32(0)
