@@ -140,13 +140,21 @@ def runs(words, most=12, times=4):
 
 
 def looping(
-    most=12, times=4, size=5, copies=3, lower=True, split=r"(?<=[.!?])\s+|\n", joined=True, near=False
+    most=12,
+    times=4,
+    size=5,
+    copies=3,
+    lower=True,
+    split=r"(?<=[.!?])\s+|\n",
+    joined=True,
+    near=False,
+    cycles=True,
 ):
     """Whether a text loops, with something changed."""
 
     def loops(text):
         text = text.lower() if lower else text
-        if runs(text.split(), most, times):
+        if cycles and runs(text.split(), most, times):
             return True
         parts = [" ".join(part.split()) if joined else part for part in re.split(split, text)]
         parts = [part for part in parts if len(part.split()) >= size]
@@ -187,8 +195,8 @@ WRONG_LOOPS = {
     "spaces count": looping(joined=False),
     "copies side by side": looping(near=True),
     "cycles alone": lambda text: runs(text.lower().split()),
-    "sentences alone": lambda text: looping(times=10**6)(text),
-    "at the end alone": lambda text: looping(times=10**6)(text) or any(
+    "sentences alone": looping(cycles=False),
+    "at the end alone": lambda text: looping(cycles=False)(text) or any(
         (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
     "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
     "a number": lambda text: int(looping()(text)),
