@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise
 
+from nanoeuler_lib import evaluate
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
 from nanoeuler_lib.practice import verdict
@@ -237,6 +238,11 @@ def test_the_stored_run_is_one_run():
     for row in stored["rows"]:
         if row["what"] == "replies":
             assert sum(row["faults"].values()) == row["count"] == 100
+
+
+def test_a_loop_is_what_the_library_calls_one(chapter):
+    names = "PERIOD", "TIMES", "SENTENCE", "COPIES"
+    assert [getattr(chapter, name) for name in names] == [getattr(evaluate, name) for name in names]
 
 
 def test_a_miniature_reads_again_what_it_has_read(chapter, monkeypatch):
