@@ -12,7 +12,7 @@ from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
-NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE"
+NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"
 NOTEBOOK = "31_text_from_elsewhere", *NAMES
 
 
@@ -60,7 +60,31 @@ def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | r
     return take
 
 
+def by_splitlines(text):
+    """Other signs than line feeds end lines; those become line feeds."""
+    return take_off_by_lines("\n".join(text.splitlines()))
+
+
+def without_blank_lines(text):
+    """Lines of spaces go from both ends."""
+    lines = take_off_by_lines(text).split("\n")
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines)
+
+
 WRONG_FRAMES = {
+    "a marker over two lines": frame(start=r"^ *\*+\s*START OF.*$", end=r"^ *\*+\s*END OF.*$"),
+    "at most three stars": frame(start=r"^ *\*{1,3} *START OF.*$", end=r"^ *\*{1,3} *END OF.*$"),
+    "at most two spaces": frame(start=r"^ {0,2}\*+ ?START OF.*$", end=r"^ {0,2}\*+ ?END OF.*$"),
+    "a space behind OF": frame(start=r"^ *\*+ *START OF .*$", end=r"^ *\*+ *END OF .*$"),
+    "carriage returns go": frame(trim="\r\n"),
+    "other ends of lines": by_splitlines,
+    "lines of spaces go": without_blank_lines,
+    "at most four line feeds": lambda text: re.sub(r"\n{5,}", "\n" * 4, frame()(text)),
+    "an empty file": lambda text: frame()(text) if text[0] else "",
     "spaces go as well": frame(trim=None),
     "three stars": frame(start=r"^ *\*{3,} *START OF.*$"),
     "a space is wanted": frame(start=r"^ *\*+ +START OF.*$"),
@@ -129,7 +153,41 @@ def first_only(sketches, bands, rows):
     return found
 
 
+def by_key(key, before=lambda sketches: sketches):
+    """Candidates whose bands have the same key."""
+
+    def find(sketches, bands, rows):
+        sketches, found = before(sketches), set()
+        for k in range(bands):
+            places = defaultdict(list)
+            for i, row in enumerate(sketches[:, k * rows : (k + 1) * rows].tolist()):
+                places[key(row)].append(i)
+            for pages in places.values():
+                found.update(combinations(pages, 2))
+        return found
+
+    return find
+
+
+def columns_emptied(sketches, bands, rows):
+    """Right, but it empties the columns that count for nothing."""
+    sketches[:, bands * rows :] = 0
+    return candidates_one_by_one(sketches, bands, rows)
+
+
+def columns_sorted(sketches, bands, rows):
+    """Right, but it sorts what it was given."""
+    found = candidates_one_by_one(sketches, bands, rows)
+    sketches.sort(axis=0)
+    return found
+
+
 WRONG_CANDIDATES = {
+    "floats": by_key(tuple, lambda sketches: sketches.astype(float)),
+    "half of the bits": by_key(tuple, lambda sketches: sketches.astype(np.uint32)),
+    "digits glued together": by_key(lambda row: "".join(map(str, row))),
+    "columns emptied": columns_emptied,
+    "columns sorted": columns_sorted,
     "one dictionary": mixed_bands,
     "pairs with the first alone": first_only,
     "a remainder is a band": cut_wrongly(lambda s, b, r: np.split(s, range(r, s.shape[1], r), axis=1)),
@@ -175,6 +233,10 @@ def once(n, pairs):
     return colour
 
 
+def once_more(times, n, pairs):
+    return once(n, list(pairs) * times)
+
+
 WRONG_GROUPS = {
     "one pass": once,
     "the smallest neighbour": lambda n, pairs: [
@@ -188,6 +250,7 @@ WRONG_GROUPS = {
     ],
     "pairs in order only": lambda n, pairs: groups_by_colour(n, [p for p in pairs if p[0] < p[1]]),
     "sorted first, one pass": lambda n, pairs: once(n, sorted(tuple(sorted(p)) for p in pairs)),
+    "forty passes": lambda n, pairs: once_more(40, n, pairs),
     "two passes": lambda n, pairs: once(n, [*pairs, *pairs]),
     "an array": lambda n, pairs: np.array(groups_by_colour(n, pairs)),
     "pages with a partner alone": lambda n, pairs: [
@@ -270,6 +333,14 @@ def layout_from_above(m, high, low, wanted):
     return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
 
 
+def rows_below_m(m, high, low, wanted):
+    """All layouts but one row for each number."""
+    met = lambda s, b, r: 1 - (1 - s**r) ** b
+    rows = range(1, max(2, m))
+    found = [(b, r) for r in rows for b in range(1, m // r + 1) if met(high, b, r) >= wanted]
+    return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
+
+
 def test_other_right_answers(chapter):
     c = chapter
     assert verdict(c.check_layout, layout_from_above) == "right"
@@ -284,6 +355,7 @@ def test_more_wrong_answers(chapter):
     c = chapter
     assert rejected(c.check_layout, lambda *given: list(layout_from_above(*given)))
     assert rejected(c.check_layout, lambda m, high, low, wanted: layout_from_above(m, high, low, 0.95))
+    assert rejected(c.check_layout, rows_below_m)
     assert rejected(c.check_temperature, lambda p, q: abs(c.temperature(p, q)) * (1 if p > 0.5 else 0.999))
     assert rejected(c.check_luck, lambda bits, n, k: c.luck(bits, n, k) if k < 4 else k * c.luck(bits, n, 1))
     assert rejected(c.check_sentences, lambda: ("47 19 03", "1-47-19-03", "147-19-03"))

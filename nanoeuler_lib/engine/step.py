@@ -36,7 +36,7 @@ class Step:
         self.weights = head_weights(owner.config, config.later_heads)
         self.micro = micro or fitting(owner, rows)
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
-        self.run, self.profile, self.mark = gpu.run, None, object()  # mark: of its lists
+        self.run, self.profile, self.key = gpu.run, None, object()  # key: of its lists in a plan
         xp = cuda.array_module(owner.program.where)
         self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
@@ -68,7 +68,7 @@ class Step:
 
     def _gradient_lists(self, plan, accumulate):
         """All launches of a gradient up to the embedding's, and from there on."""
-        m, key = self.model, ("gradient", accumulate, self.mark)
+        m, key = self.model, ("gradient", accumulate, self.key)
         if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
@@ -86,7 +86,7 @@ class Step:
             arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy, self.factor, self.numbers
             plan.op.adamw(*arrays, m.params.decayed, c)
 
-        return plan.list(("update", self.mark), record)
+        return plan.list(("update", self.key), record)
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
