@@ -107,7 +107,7 @@ format: $(READY)  ## let ruff fix and format code and notebooks
 
 lock:  ## write requirements.txt anew from pyproject.toml (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
-	    --extra book --extra dev --extra instructor --upgrade --output-file requirements.txt pyproject.toml
+	    --extra book --extra dev --extra instructor --extra corpus --upgrade --output-file requirements.txt pyproject.toml
 
 oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that otherwise say they skipped them
 	@# PyTorch alone first: where a CPU build is on offer it is taken, and the others do not ask for another.
