@@ -95,22 +95,29 @@ def bound(chance=tail, start=1.0, of=lambda alpha: alpha, steps=60):
     return find
 
 
-def bound_by_beta(k, n, alpha=0.05):
-    """Another right answer: the probability by a running product."""
+def running(k, n, p):
+    """Right but for (1 - p)**n where float64 has no such small number."""
+    term = total = (1 - p) ** n
+    for i in range(k):
+        term *= (n - i) / (i + 1) * p / (1 - p)
+        total += term
+    return total
+
+
+def bound_by_logarithms(k, n, alpha=0.05):
+    """Another right answer: each probability by its logarithm, and another halving."""
     if k == n:
         return 1.0
 
     def above(p):
-        term = total = math.exp(n * math.log1p(-p)) if p < 1 else 0.0
-        for i in range(k):
-            term *= (n - i) / (i + 1) * p / (1 - p)
-            total += term
-        return total - alpha
+        ways = (math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(k + 1))
+        logs = (way + i * math.log(p) + (n - i) * math.log1p(-p) for i, way in enumerate(ways))
+        return sum(map(math.exp, logs)) > alpha
 
-    low, high = 0.0, 1 - 1e-12
+    low, high = 1e-12, 1 - 1e-12
     while high - low > 1e-13:
         middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) > 0 else (low, middle)
+        low, high = (middle, high) if above(middle) else (low, middle)
     return (low + high) / 2
 
 
@@ -126,6 +133,7 @@ WRONG_BOUNDS = {
     "the normal interval": lambda k, n, alpha=0.05: min(1.0, k / n + 1.645 * math.sqrt(k / n * (1 - k / n) / n)),
     "all of them": lambda k, n, alpha=0.05: bound()(k, n, alpha) if k < n else 1 - alpha ** (1 / n),
     "ten halvings": bound(steps=10),
+    "a running product": bound(running),
     "the lower bound": lambda k, n, alpha=0.05: 1 - bound()(n - k, n, alpha),
     "alpha is 0.025": lambda k, n, alpha=0.025: bound()(k, n, alpha),
     "a fraction": lambda k, n, alpha=0.05: Fraction(bound()(k, n, alpha)),
@@ -201,11 +209,14 @@ WRONG_LOOPS = {
         (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
     "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
     "a number": lambda text: int(looping()(text)),
+    "capitals count in sentences": lambda text: looping(cycles=False, lower=False)(text) or looping(size=10**6)(text),
+    "three copies, no more": lambda text: looping()(text) and not looping(copies=4, cycles=False)(text),
+    "stops are nothing": looping(split=r"[.!?]\s+|\n"),
 }  # fmt: skip
 
 GAPS = {
     "step_flops": ([flops_of(), flops_by_hand], WRONG_FLOPS),
-    "upper": ([bound(), bound_by_beta], WRONG_BOUNDS),
+    "upper": ([bound(), bound_by_logarithms], WRONG_BOUNDS),
     "loops": ([looping(), loops_by_letters], WRONG_LOOPS),
 }
 
@@ -313,6 +324,7 @@ def test_more_wrong_answers(chapter):
         c.check_times, lambda *given: Counter({t - 1: n for t, n in times_by_borders(*given).items()})
     )
     assert rejected(c.check_draws, lambda p, alpha: float(draws_one_by_one(p, alpha)))
+    assert rejected(c.check_draws, lambda p, alpha: math.floor(math.log(alpha) / math.log(1 - p)) + 1)
     assert rejected(c.check_size, lambda s, r, per: list(c.size(s, r, per)))
     assert rejected(c.check_together, lambda sampled, whole: whole[2])
 
