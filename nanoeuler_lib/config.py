@@ -63,6 +63,9 @@ class ModelConfig:
         return _from_dict(cls, values)
 
 
+OPTIMIZERS = "adamw", "muon"
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How a model is trained. Raises NanoEulerError on values that make no sense."""
@@ -70,6 +73,7 @@ class TrainConfig:
     steps: int = 2000
     batch: int = 16  # sequences per step
     accumulate: int = 1  # a step's gradient is the mean over this many batches
+    optimizer: str = "adamw"  # or "muon", for the matrices inside blocks
     rate: float = 3e-3  # peak learning rate
     rate_end: float = 0.1  # the cosine ends at this fraction of the peak
     warmup: int = 100  # steps of linear warm-up
@@ -101,6 +105,11 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low} to {high}")
+        if self.optimizer not in OPTIMIZERS:
+            hint = did_you_mean(self.optimizer, OPTIMIZERS) if isinstance(self.optimizer, str) else ""
+            raise NanoEulerError(
+                f"optimizer is {short(self.optimizer)}, expected one of {', '.join(OPTIMIZERS)}{hint}"
+            )
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
@@ -110,8 +119,11 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
-        return _from_dict(cls, values)
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names.
+
+        A file that names no optimizer was written when there was one, AdamW.
+        """
+        return _from_dict(cls, {"optimizer": "adamw"} | values if isinstance(values, dict) else values)
 
 
 def _from_dict(cls, values):
