@@ -66,7 +66,7 @@ class Muon(AdamW):
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
         """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
         rate, muon = learning_rate(self.step - 1, self.config), ops.active().muon
-        super().update(params, grads, [name for name in names if not moved_by_muon(name)], factor)
+        AdamW.update(self, params, grads, [name for name in names if not moved_by_muon(name)], factor)
         for name in filter(moved_by_muon, names):
             g = grads[name]
             if factor != 1.0:

@@ -436,15 +436,18 @@ def orthogonalised(u):
     return (left * s) @ right
 
 
+SIDES = ModelConfig(8, 2, 1, 2, 4, 5, predict=2, ffn=13)  # wide matrices, a square and a tall one
+
+
 def check_muon(version: str = "cpu") -> None:
     """Five steps of Muon: its matrices by singular values, all else by AdamW, at the rate of each step, all decayed."""
     c = TrainConfig(steps=6, warmup=2, rate=0.05, decay=0.3, clip=0, optimizer="muon")
-    params, rng = random_parameters(TINY, 3), np.random.default_rng(4)
-    twins, grads = random_parameters(TINY, 3), Parameters(TINY, np.float64)
+    params, rng = random_parameters(SIDES, 3), np.random.default_rng(4)
+    twins, grads = random_parameters(SIDES, 3), Parameters(SIDES, np.float64)
     inside = [name for name in params if name.count(".") == 2 and "norm" not in name]
-    assert len(inside) == 4 * TINY.layers
+    assert len(inside) == 4 * SIDES.layers
     expected, m = ({name: source[name].copy() for name in inside} for source in (params, grads))
-    optimizer, adamw = (make(TINY, c, np.float64) for make in (optim.optimizer_of, optim.AdamW))
+    optimizer, adamw = (make(SIDES, c, np.float64) for make in (optim.optimizer_of, optim.AdamW))
     with ops.use(version):
         for step in range(1, 6):
             drawn = rng.standard_normal(grads.flat.size)
