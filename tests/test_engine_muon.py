@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_engine import ALLOWED, TINY, WHERE, apart, batch, engine_of, on_the_cpu, parameters, planted, steps_of
+from test_engine import (
+    ALLOWED,
+    TINY,
+    WHERE,
+    apart,
+    batch,
+    engine_of,
+    on_the_cpu,
+    parameters,
+    planted,
+    steps_of,
+)
 
 from nanoeuler_lib import cuda, device, engine
 from nanoeuler_lib.config import TrainConfig
@@ -30,7 +41,9 @@ def work_of(shape, precision):
     side, half = min(shape), np.uint16 if precision == "bfloat16" else np.float32
     xp = cuda.array_module()
     full = lambda size, kind: xp.asarray(np.full(size, 0x7FC0 if kind == np.uint16 else np.nan, kind))
-    names = dict(muon_x=shape[0] * shape[1], muon_y=shape[0] * shape[1], muon_gram=side**2, muon_inner=side**2)
+    names = dict(
+        muon_x=shape[0] * shape[1], muon_y=shape[0] * shape[1], muon_gram=side**2, muon_inner=side**2
+    )
     arrays = {name: full(size, half) for name, size in names.items()}
     return memory.SimpleNamespace(**arrays, muon_parts=full(3, np.float32))
 
@@ -40,7 +53,7 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, dec
     xp, rng = cuda.array_module(), np.random.default_rng(sum(shape))
     p, own, m = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
     g = own if g is None else g
-    arrays = [xp.asarray(x) for x in (p, g, m)]
+    arrays = [xp.array(x) for x in (p, g, m)]
     copy = xp.zeros(shape, np.uint16) if precision == "bfloat16" else None
     numbers = xp.asarray([rate, 1.5, 2.5], np.float32)
     program = gpu.Program(TINY, precision)
@@ -79,7 +92,7 @@ def test_without_a_gradient_or_a_rate():
     shape, xp = TALL, cuda.array_module()
     program, numbers = gpu.Program(TINY), xp.asarray([0.1, 1, 1], np.float32)
     p, m = np.random.default_rng(0).standard_normal(shape).astype(np.float32), xp.zeros(shape, np.float32)
-    moved, zero, factor = xp.asarray(p), xp.zeros(shape, np.float32), xp.asarray([1, 0], np.float32)
+    moved, zero, factor = xp.array(p), xp.zeros(shape, np.float32), xp.asarray([1, 0], np.float32)
     program.muon(moved, zero, m, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
     gpu.run(program.take())
     np.testing.assert_allclose(memory.download(moved), p * (1 - 0.1 * 0.3), rtol=1e-6)
@@ -109,7 +122,9 @@ def test_steps_are_those_of_the_cpu(micro):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
     for name in v:
-        np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
+        np.testing.assert_allclose(
+            v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9)
+        )
         assert moved_by_muon(name) == (not v[name].any())
 
 
@@ -153,7 +168,9 @@ def test_memory_is_what_was_said():
         sizes = TINY, 2, 40, precision
         said = memory.bytes_needed(*sizes, optimizer="muon")
         plain = memory.bytes_needed(*sizes)
-        with engine.Step(engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as one:
+        with engine.Step(
+            engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2
+        ) as one:
             work = vars(one.work)
         assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
         assert work["muon_x"].nbytes == half * 64 * 2 * 176 and work["muon_gram"].shape == (64, 64)
@@ -188,13 +205,16 @@ def test_products_with_something_added():
     c = xp.zeros((5, 7), np.float32)
     for wrong in (dict(plus=xp.zeros((7, 5), np.float32)), dict(plus=xp.zeros((5, 7), np.uint16)),
                   dict(plus=c, add=True)):  # fmt: skip
-        with pytest.raises(NanoEulerError, match="^plus is as c, float32 .5, 7., without add, got "):
+        with pytest.raises(NanoEulerError, match=r"^plus is as c, float32 .5, 7., without add, got "):
             product(c, xp.asarray(a), xp.asarray(b), **wrong)
 
 
 BUGS = {
     "muon.cu": [
-        ("mix(beta, four(m + 4 * (size_t)i), factor[0], slope)", "mix(beta, four(m + 4 * (size_t)i), 1.0f, slope)"),
+        (
+            "mix(beta, four(m + 4 * (size_t)i), factor[0], slope)",
+            "mix(beta, four(m + 4 * (size_t)i), 1.0f, slope)",
+        ),
         ("float4 u = mix(factor[0], slope, beta, v);", "float4 u = v;"),
         ("put(m + 4 * (size_t)i, v);", ""),
         ("sqrtf(block_sum(sum))", "block_sum(sum)"),

@@ -5,6 +5,7 @@ The oracle is the singular value decomposition in float64 (`checks.orthogonalise
 
 import json
 import math
+from itertools import pairwise
 from unittest.mock import patch
 
 import checks
@@ -59,7 +60,9 @@ def test_the_band():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_singular_vectors_stay_and_singular_values_are_the_polynomials(shape, form, seed):
-    u = np.random.default_rng(seed).standard_normal(shape) * 10.0 ** np.random.default_rng(seed).integers(-9, 9)
+    u = np.random.default_rng(seed).standard_normal(shape) * 10.0 ** np.random.default_rng(seed).integers(
+        -9, 9
+    )
     o, before = FORMS[form](u), u.copy()
     np.testing.assert_array_equal(FORMS[form](before), o)
     np.testing.assert_array_equal(u, before)
@@ -109,7 +112,7 @@ def test_a_step(version, widths):
             kept = g.copy()
             momentum = beta * momentum + g
             u, ends = g + beta * momentum, np.cumsum([0, *(widths or [12])])
-            for start, end in zip(ends, ends[1:]):
+            for start, end in pairwise(ends):
                 part = slice(start, end)
                 move = 0.2 * math.sqrt(max(5, end - start)) * checks.orthogonalised(u[:, part])
                 expected[:, part] -= rate * (move + decay * expected[:, part])
@@ -235,7 +238,7 @@ def test_a_run_from_before_goes_on_with_adamw(tmp_path):
         wrong.pop("rate") if entry is None else None
         with pytest.raises(NanoEulerError, match=f"missing or unknown entries: .*{entry or 'rate'}"):
             TrainConfig.from_dict(wrong)
-    with pytest.raises(NanoEulerError, match="^optimizer is 'sgd', expected one of adamw, muon$"):
+    with pytest.raises(NanoEulerError, match=r"^optimizer is 'sgd', expected one of adamw, muon$"):
         TrainConfig.from_dict(values | {"optimizer": "sgd"})
 
 

@@ -90,7 +90,8 @@ def product(
     """A launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
     c: [M, N], float32 or of the type of a and b; a: [M, K], with transpose_a [K, M]; b: [K, N], with transpose_b
-    [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is rounded to TF32 for tensor cores, on the GPU.
+    [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is
+    rounded to TF32 for tensor cores, on the GPU.
     Raises NanoEulerError where shapes, types or strides do not fit.
     """
     rows, inner = a.shape[::-1] if transpose_a else a.shape
@@ -101,7 +102,9 @@ def product(
     if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
         raise NanoEulerError(f"a and b are both float32 or uint16, c of their type or float32, got {kinds}")
     if plus is not None and (add or plus.shape != c.shape or plus.dtype != c.dtype):
-        raise NanoEulerError(f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}")
+        raise NanoEulerError(
+            f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}"
+        )
     for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
         if x.strides[1] != x.itemsize or x.strides[0] < x.shape[1] * x.itemsize:
             raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
@@ -109,7 +112,9 @@ def product(
 
 
 def _cpu(p: Product) -> None:
-    a, b, plus = (from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus))
+    a, b, plus = (
+        from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus)
+    )
     found = np.float32(p.alpha) * ((a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b))
     if plus is not None:
         found += np.float32(p.beta) * plus

@@ -162,7 +162,11 @@ def muon_shapes(config: ModelConfig, processors: int = 2) -> dict[str, tuple]:
     whole, side = max(map(math.prod, matrices)), max(map(min, matrices))
     gram = "n", side, side
     return dict(
-        muon_x=("n", whole), muon_y=("n", whole), muon_gram=gram, muon_inner=gram, muon_parts=("f", processors)
+        muon_x=("n", whole),
+        muon_y=("n", whole),
+        muon_gram=gram,
+        muon_inner=gram,
+        muon_parts=("f", processors),
     )
 
 
@@ -175,7 +179,12 @@ def muon_work(owner) -> SimpleNamespace:
 
 
 def bytes_needed(
-    config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True, optimizer: str = "adamw"
+    config: ModelConfig,
+    batch: int,
+    time: int,
+    precision: str,
+    recompute: bool = True,
+    optimizer: str = "adamw",
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())

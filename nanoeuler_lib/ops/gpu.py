@@ -387,7 +387,9 @@ class Program:
         file, parts = self._file("muon.cu", muon_kernels(self.number)), work.muon_parts
         x, y = (whole.reshape(-1)[: R * C].reshape(R, C) for whole in (work.muon_x, work.muon_y))
         side = min(R, C)
-        gram, inner = (w.reshape(-1)[: side**2].reshape(side, side) for w in (work.muon_gram, work.muon_inner))
+        gram, inner = (
+            w.reshape(-1)[: side**2].reshape(side, side) for w in (work.muon_gram, work.muon_inner)
+        )
 
         def launch(kernel, grid, arguments, moved):
             self._launch("muon", file, f"{kernel}<{self.number}>", grid, THREADS, arguments, moved)

@@ -258,8 +258,9 @@ def newton_schulz(u):
     """Make all singular values of a matrix about 1, and leave its singular vectors as they are.
 
     u: [R, C]. For u / ||u|| = U S V^T returns U f(f(f(f(f(S))))) V^T, [R, C], with f(s) = 3.4445 s - 4.7750 s^3 +
-    2.0315 s^5 for each singular value: an odd polynomial of a matrix needs products alone. f takes [0.6818, 1.2024] into
-    itself, and five times f takes all from 0.00151 to 1 there; smaller ones grow up to 485-fold. Jordan et al. 2024.
+    2.0315 s^5 for each singular value: an odd polynomial of a matrix needs products alone. f takes [0.6818, 1.2024]
+    into itself, and five times f takes all from 0.00151 to 1 there; smaller ones grow up to 485-fold. Jordan et al.
+    2024.
     """
     a, b, c = QUINTIC
     x = u if u.shape[0] <= u.shape[1] else u.T  # the smaller Gram matrix
@@ -274,9 +275,9 @@ def muon_step(p, g, m, rate, beta, decay, widths=None):
     """One step of Muon for one matrix: the gradient's directions, all at the same speed.
 
     p, g, m: parameter, gradient, momentum, [R, C]; rate, beta, decay: numbers; widths: columns of matrices that stand
-    side by side in p and are orthogonalised each alone, by default one. Returns the new p and m. Jordan et al. 2024 with
-    Nesterov's momentum; Liu et al. 2025, equation 4, for the factor: with it the root mean square of a step is about 0.2
-    rates, as AdamW's is, whatever the shape.
+    side by side in p and are orthogonalised each alone, by default one. Returns the new p and m. Jordan et al. 2024
+    with Nesterov's momentum; Liu et al. 2025, section 2.2, for the factor: with it the root mean square of a step is
+    about 0.2 rates, whatever the shape, as they saw of AdamW.
     """
     m = beta * m + g
     u = g + beta * m
