@@ -254,7 +254,15 @@ def examine():
 
 @on_the_cpu
 def test_the_examination_passes_what_is_right():
+    """Also where another text says the same: what is caught below is not the planting."""
     examine()
+    for where, old, new in (
+        ("muon.cu", "// s a + t b", "// t b + s a"),
+        (gpu, "a, b, c = QUINTIC", "(a, b, c) = QUINTIC"),
+        (engine_step, "of = (x if x is None else x[part]", "of = (None if x is None else x[part]"),
+    ):
+        with planted(where, old, new):
+            examine()
 
 
 @on_the_cpu
