@@ -73,7 +73,6 @@ class TrainConfig:
     steps: int = 2000
     batch: int = 16  # sequences per step
     accumulate: int = 1  # a step's gradient is the mean over this many batches
-    optimizer: str = "adamw"  # or "muon", for the matrices inside blocks
     rate: float = 3e-3  # peak learning rate
     rate_end: float = 0.1  # the cosine ends at this fraction of the peak
     warmup: int = 100  # steps of linear warm-up
@@ -88,6 +87,7 @@ class TrainConfig:
     valid_every: int = 100  # steps between validations
     sample_every: int = 500  # steps between samples; 0 means none
     save_every: int = 500  # steps between checkpoints
+    optimizer: str = "adamw"  # or "muon", for the matrices inside blocks
 
     def __post_init__(self):
         at_least = dict(
