@@ -7,7 +7,8 @@
     python -m benchmarks.gpu_pretrain replies --run RUN --examples FILE         # to instructions that were held out
     python -m benchmarks.gpu_pretrain collect --from FOLDER                     # data/results/ch32.json of it all
 
-Each section adds its rows to FOLDER/rows.jsonl (`--out FOLDER`); `collect` puts them and the runs' logs together.
+Each section adds its rows to rows-SECTION.jsonl in the folder `--out`, by default this one; `collect` puts them and
+the runs' logs together.
 
 rates, parity: STEPS steps of ROWS texts from the same first weights on the same batches, in bfloat16, the schedule that
 of a whole run of so many steps; then bits per byte of whole validation sets. parity: PyTorch's weights are scored by
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, engine, evaluate, model, optim, sft, shards, train
+from nanoeuler_lib import checkpoint, engine, evaluate, optim, sft, shards, train
 from nanoeuler_lib.chat import Chat
 from nanoeuler_lib.config import SFT_DATA_SEED, TrainConfig, preset
 from nanoeuler_lib.device import choose
@@ -60,16 +61,16 @@ def settings(rate: float, steps: int) -> TrainConfig:
 
 
 def ours(dataset, found, config, where, precision):
-    """NanoEuler's losses of head 0 and its model after the last step."""
+    """NanoEuler's losses, of all heads together, and its model after the last step."""
     made = engine.GPT(found.model.config, found.model.params, precision=precision, where=where)
     take, losses = engine.Step(made, engine.AdamW(made.config, config, where), config, config.batch), []
     for step in range(config.steps):
-        losses.append(float(take(*dataset.batch(step, config.batch))[0][0]))
+        losses.append(float(take(*dataset.batch(step, config.batch))[0] @ take.weights))
     return losses, made
 
 
 def theirs(dataset, found, config, where, precision):
-    """PyTorch's losses of all heads, weighted, and a model of NanoEuler's with its weights after the last step."""
+    """PyTorch's, and a model of NanoEuler's with its weights after the last step."""
     from benchmarks.torch_peer import Trainer
 
     shape, losses = found.model.config, []
@@ -78,11 +79,7 @@ def theirs(dataset, found, config, where, precision):
     )
     for step in range(config.steps):
         losses.append(trainer.step(*dataset.batch(step, config.batch), optim.learning_rate(step, config)))
-    params, held = model.Parameters(shape), dict(trainer.model.named_parameters())
-    for name, p in params.items():
-        other = held[name.replace("layers.", "blocks.") + ".weight"].detach().cpu().numpy()
-        p[...] = other if name == "embed" or p.ndim == 1 else other.T
-    return losses, engine.GPT(shape, params, precision=precision, where=where)
+    return losses, engine.GPT(shape, trainer.model.params(), precision=precision, where=where)
 
 
 def rates(options):
@@ -117,7 +114,6 @@ def known(options):
     found, made = loaded(options)
     for folder in (options.data, *options.valid):
         part, rng = shards.Shards(folder), np.random.default_rng(0)
-        # of shards of several texts the first half is of one kind and the last of another
         starts = np.sort(rng.integers(0, part.tokens - 2 * HALF, options.windows))
         windows = [part.read(int(at), int(at) + 2 * HALF).astype(np.int64) for at in starts]
         counted = np.arange(2 * HALF) >= HALF
@@ -130,15 +126,10 @@ def known(options):
             of_each = made.losses(inputs, targets[..., 0]).sum(axis=1, dtype=np.float64)
             nats += of_each.tolist()
         bits = np.array(nats) / np.log(2) / HALF
-        for half, name in ((starts < options.border, "before"), (starts >= options.border, "behind")):
-            if half.any():
-                texts = [
-                    found.tokenizer.decode(windows[i][:HALF].tolist())
-                    for i in np.flatnonzero(same & half)[:5]
-                ]
-                yield dict(what="known", set=part.name, border=options.border, side=name, windows=int(half.sum()),
-                           same=int(same[half].sum()), bits_per_token=round(float(bits[half].mean()), 4),
-                           beginnings=texts)  # fmt: skip
+        for side, name in ((starts < options.border, "before"), (starts >= options.border, "behind")):
+            if side.any():
+                yield dict(what="known", set=part.name, border=options.border, side=name, windows=int(side.sum()),
+                           same=int(same[side].sum()), bits_per_token=round(float(bits[side].mean()), 4))  # fmt: skip
     tokenizer, end = found.tokenizer, found.tokenizer.special_tokens[train.END_OF_TEXT]
     words = [int(tokenizer.encode(word)[0]) for word in (" he", " she")]
     for who in PEOPLE:
@@ -197,7 +188,6 @@ def collect(options):
     for file in sorted(folder.glob("**/rows*.jsonl")):
         rows += [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:  # other people's words stay out
-        row.pop("beginnings", None)
         if "shown" in row:
             row["shown"] = [{"reply": one["reply"], "wrong": one["wrong"]} for one in row["shown"]]
     for file in sorted(folder.glob("**/*.log.jsonl")):
@@ -217,7 +207,7 @@ def collect(options):
             samples=[e for e in log if "sample" in e], warnings=[e for e in log if "warning" in e],
         ))  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
-    save("ch32", config, rows, options.out or FOLDER, config.pop("machine"))
+    save("ch32", config, rows, FOLDER, config.pop("machine"))
 
 
 def main() -> None:
@@ -238,16 +228,14 @@ def main() -> None:
     parser.add_argument("--border", type=int, default=0, help="the token where another corpus begins")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--valid-fraction", type=float, default=0.1)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     if options.section == "collect":
         return collect(options)
     for row in sections[options.section](options):
         with open(options.out / f"rows-{options.section}.jsonl", "a") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        print(
-            {k: v for k, v in row.items() if k not in ("losses", "shown", "text", "beginnings")}, flush=True
-        )
+        print({k: v for k, v in row.items() if k not in ("losses", "shown", "text")}, flush=True)
 
 
 if __name__ == "__main__":

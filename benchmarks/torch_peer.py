@@ -68,6 +68,14 @@ class Peer(nn.Module):
             target = mine[name.replace("layers.", "blocks.") + ".weight"]
             target.copy_(torch.from_numpy(p if name == "embed" or p.ndim == 1 else p.T))
 
+    def params(self) -> Parameters:
+        """Its weights as those of a NanoEuler model: what `load` takes."""
+        found, mine = Parameters(self.config), dict(self.named_parameters())
+        for name, p in found.items():
+            weight = mine[name.replace("layers.", "blocks.") + ".weight"].detach().cpu().numpy()
+            p[...] = weight if name == "embed" or p.ndim == 1 else weight.T
+        return found
+
     def forward(self, tokens, caches=None, start=0):
         """The normed residual stream [B, T, D]. With caches, for the positions from `start` on."""
         x = self.embed(tokens)

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from nanoeuler_lib.chat import ASSISTANT, USER
+from nanoeuler_lib.chat import ASSISTANT, USER, alpaca_prompt
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
@@ -102,14 +102,12 @@ def _log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
 
 # ---- Replies of any content
 
+# What only a prompt has: markers, and of Alpaca's template its headings and first words.
 TEMPLATE = (
     END_OF_TEXT,
     USER,
     ASSISTANT,
-    "### Instruction:",
-    "### Input:",
-    "### Response:",
-    "Below is an instruction",
+    *re.findall(r"^### .*|^Below is an instruction", alpaca_prompt("x", "x"), re.M),
 )
 PERIOD, TIMES = 12, 4  # so many words, so often in a row, are a loop
 SENTENCE, COPIES = 5, 3  # and so is a sentence of at least so many words that stands there so often

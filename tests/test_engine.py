@@ -225,10 +225,12 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
 
     def losses_of(model, forgets):
         take_step, found = engine.Step(model, engine.AdamW(TINY, config, WHERE), config, 2), []
+        block = model._block
         for one in batches:
             if forgets:
                 model._plans.clear()
             found.append(take_step(*one)[0])
+        assert block is model._block  # made for the longest rows before the first came
         return found
 
     model = engine_of()

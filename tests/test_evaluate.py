@@ -245,6 +245,9 @@ def test_ladder_draws_every_row():
         (" ".join(["a b c d e f g h i j k l m"] * 4), None),  # thirteen
         ("I do not know it. So. I do not know it. And I do not know it.", None),
         ("I do not know it. So. I do not know it. And? I do not know it.", "loop"),
+        ("a a b b c c d d", None),  # three repeats, none behind another
+        ("I do not know it. So. i do Not know it. And? I do not know it.", "loop"),
+        ("red apples are good raw\nno\nred apples are good raw\nyes\nred apples are good raw", "loop"),
         (
             "- it is good\n- bad\n- it is good\n- worse\n- it is good",
             None,

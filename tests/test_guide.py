@@ -3,7 +3,8 @@
 import math
 import re
 from collections import Counter
-from itertools import pairwise
+from fractions import Fraction
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +299,21 @@ def test_exams_of_parts_4_to_6():
         taken |= space(placed[-1])
     assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
     said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
+
+
+def test_exam_31():
+    """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
+    page = [f"w{i}" for i in range(54)]
+    other = [f"x{i}" if i in (15, 35) else word for i, word in enumerate(page)]
+    sets = [{tuple(words[i : i + 5]) for i in range(50)} for words in (page, other)]
+    similar = Fraction(len(sets[0] & sets[1]), len(sets[0] | sets[1]))
+    assert similar == Fraction(2, 3) and f"{float(similar * (1 - similar) / 100) ** 0.5:.3f}" == "0.047"
+    agree = list(product((0, 1), repeat=4))
+    assert Fraction(sum((a and b) or (c and d) for a, b, c, d in agree), 16) == Fraction(7, 16)
+    assert Fraction(sum(map(any, agree)), 16) == Fraction(15, 16)
+    sharp = np.exp(np.log([0.8, 0.2]) / 0.5)
+    assert f"{sharp[0] / sharp.sum():.2f}" == "0.94"
+    said("31", "40/60 = 2/3", "0.047", "7/16", "15/16", "16/17 = 0.94")
 
 
 def bfloat16_sum(term: float) -> float:

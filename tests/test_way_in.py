@@ -1,5 +1,6 @@
 """The way in: README.md, the first page, the project's addresses, and a chapter in a folder of its own."""
 
+import json
 import re
 import subprocess
 import sys
@@ -27,6 +28,25 @@ def test_readme_says_how_many_chapters_and_hours_there_are():
     lengths = [count.count(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
     page, whole = (sum(length.hours[i] for length in lengths) for i in (0, 1))
     assert f"{len(lengths)} chapters, about {page:g} hours, {whole:g} with all exercises" in README
+
+
+def test_figures_from_a_card_are_the_stored_ones():
+    step, run = (
+        json.loads((ROOT / f"data/results/{name}.json").read_text())["rows"] for name in ("gpu_step", "ch32")
+    )
+    for row, work in zip(
+        step[:2], ("64 x 512 tokens, on an H100, bfloat16", "the same in TF32"), strict=True
+    ):
+        faster, memory = (
+            row["speedup"]["torch.compile"],
+            row["gib"]["NanoEuler"] / row["gib"]["torch.compile"],
+        )
+        assert f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory" in README
+    (base,) = (row for row in run if row["what"] == "run" and row["run"] == "base")
+    train, model = base["about"]["train"], base["about"]["model"]
+    tokens = train["steps"] * train["batch"] * model["context"]
+    seconds = sum(row["milliseconds"] for row in run if row["what"] == "wall") / 1e3
+    assert f"{tokens / 1e9:.1f} billion tokens in {seconds:.0f} s" in README
 
 
 def test_the_first_page_takes_its_numbers_from_the_chapters():

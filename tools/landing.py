@@ -33,13 +33,15 @@ GIVES = {
     "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
     "VI ": ("kernels for a graphics card, which a processor runs and checks",
             "26_tensor_cores", "fig-tensor-cores-fragments"),
+    "VII ": ("text from elsewhere, cleaned, and what its faults do to a model",
+             "31_text_from_elsewhere", "fig-elsewhere-exposure"),
     "Appendix": ("how that checker works", "A1_cpu_runtime", "fig-cpu-runtime-schedule"),
 }  # fmt: skip
 # name: (its chapters, what for)
 PATHS = {
     "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
     "On a laptop": (
-        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 20",
+        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 20 31",
         "the whole model, no graphics card",
     ),
     "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29", "CUDA by hand, on a graphics card or without one"),

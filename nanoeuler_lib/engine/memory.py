@@ -188,7 +188,7 @@ def bytes_needed(
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
-    buffers = sum(room(*one) for one in lying(config, batch, time, precision, recompute).values())
+    buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, recompute).values())
     copies = 2 if precision == "bfloat16" else 0
     if optimizer == "muon":
         size = {"n": 2 if precision == "bfloat16" else 4, "f": 4}
@@ -196,14 +196,14 @@ def bytes_needed(
     return {"states": count * (16 + copies), "buffers": buffers}
 
 
-def lying(
+def buffers_of(
     config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True, processors: int = 2
 ) -> dict[tuple[str, int], tuple[tuple, np.dtype]]:
-    """Shape and type of each buffer with memory of its own, by name and layer (0 for those of the whole step)."""
+    """Shape and type of each buffer of a plan with memory of its own, by name and layer (0: of the whole step)."""
     half = np.uint16 if precision == "bfloat16" else np.float32
     types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
     layer, step, scratch = shapes(config, batch, time, recompute, processors)
-    elsewhere, found = lying_in(step | scratch), {}
+    elsewhere, found = housed_in(step | scratch), {}
     if precision != "bfloat16":
         elsewhere["dx_half"] = "dx_full"
     for part, times in ((layer, config.layers), (step, 1), (scratch, 1)):
@@ -213,7 +213,7 @@ def lying(
     return found
 
 
-def lying_in(buffers: dict) -> dict[str, str]:
+def housed_in(buffers: dict) -> dict[str, str]:
     """Which of the buffers of `shapes` lie in which other's memory: those of SHARED that find room there."""
     return {
         name: other
@@ -270,10 +270,10 @@ class Plan:
         xp = cuda.array_module(owner.program.where)
         sizes = config, batch, time
         layer, step, scratch = shapes(*sizes, owner.recompute, owner.program.on.processors)
-        own = lying(*sizes, owner.precision, owner.recompute, owner.program.on.processors)
+        own = buffers_of(*sizes, owner.precision, owner.recompute, owner.program.on.processors)
         arrays = owner.block(sum(room(*one) for one in own.values())).arrays(own)
         arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # of float32
-        for name, other in lying_in(step | scratch).items():
+        for name, other in housed_in(step | scratch).items():
             _, *shape = (step | scratch)[name]
             arrays[name, 0] = arrays[other, 0].reshape(-1)[: math.prod(shape)].reshape(shape)
 

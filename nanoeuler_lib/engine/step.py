@@ -44,7 +44,7 @@ class Step:
         self.weights = head_weights(owner.config, config.later_heads)
         self.micro = micro or fitting(owner, rows, config.optimizer)
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
-        self.run, self.profile, self.mark = gpu.run, None, object()  # mark: of its lists
+        self.run, self.profile, self.key = gpu.run, None, object()  # key: of its lists in a plan
         xp = cuda.array_module(owner.program.where)
         self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
@@ -78,7 +78,7 @@ class Step:
 
     def _gradient_lists(self, plan, accumulate):
         """All launches of a gradient up to the embedding's, and from there on."""
-        m, key = self.model, ("gradient", accumulate, self.mark)
+        m, key = self.model, ("gradient", accumulate, self.key)
         if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
@@ -105,7 +105,7 @@ class Step:
                 matrices = m.params[name], self.grads[name], o.m[name], None if copy is None else m.copy[name]
                 plan.op.muon(*matrices, self.factor, self.numbers, optim.MUON_BETA, c.decay, self.work)
 
-        return plan.list(("update", self.mark), record)
+        return plan.list(("update", self.key), record)
 
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""

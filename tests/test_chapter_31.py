@@ -1,0 +1,412 @@
+"""Chapter 31: its checks accept what is right and reject wrong answers, each of them named."""
+
+import re
+from collections import defaultdict
+from itertools import combinations
+
+import numpy as np
+import pytest
+from chapters import definitions, rejected, try_exercise
+
+from nanoeuler_lib.practice import verdict
+from tools.chapter_mutants import Gap, Value
+
+NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
+NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"
+NOTEBOOK = "31_text_from_elsewhere", *NAMES
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return definitions(*NOTEBOOK)
+
+
+# ---- The gaps
+
+
+def take_off_by_lines(text):
+    """Another right answer: line by line, without a pattern."""
+
+    def marks(line, word):
+        line = line.lstrip(" ")
+        rest = line.lstrip("*")
+        return rest != line and rest.lstrip(" ").upper().startswith(f"{word} OF")
+
+    lines = text.split("\n")
+    begin = next((i + 1 for i, line in enumerate(lines) if marks(line, "START")), 0)
+    end = next((i for i in range(begin, len(lines)) if marks(lines[i], "END")), len(lines))
+    while begin < end and not lines[begin]:
+        begin += 1
+    while end > begin and not lines[end - 1]:
+        end -= 1
+    return "\n".join(lines[begin:end])
+
+
+def take_off_by_splitting(text):
+    """Another: the text is split at its markers."""
+    behind = re.split(r"(?im)^ *\*+ *START OF.*$", text, maxsplit=1)[-1]
+    return re.split(r"(?im)^ *\*+ *END OF.*$", behind, maxsplit=1)[0].strip("\n")
+
+
+def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | re.M, last=False, trim="\n"):
+    """Takes a frame off with something changed."""
+
+    def take(text):
+        firsts = list(re.finditer(start, text, flags))
+        begin = firsts[-1 if last else 0].end() if firsts else 0
+        ends = [m.start() for m in re.finditer(end, text, flags) if m.start() >= begin]
+        return text[begin : ends[-1 if last else 0] if ends else len(text)].strip(trim)
+
+    return take
+
+
+def by_splitlines(text):
+    """Other signs than line feeds end lines; those become line feeds."""
+    return take_off_by_lines("\n".join(text.splitlines()))
+
+
+def without_blank_lines(text):
+    """Lines of spaces go from both ends."""
+    lines = take_off_by_lines(text).split("\n")
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "\n".join(lines)
+
+
+WRONG_FRAMES = {
+    "a marker over two lines": frame(start=r"^ *\*+\s*START OF.*$", end=r"^ *\*+\s*END OF.*$"),
+    "at most three stars": frame(start=r"^ *\*{1,3} *START OF.*$", end=r"^ *\*{1,3} *END OF.*$"),
+    "at most two spaces": frame(start=r"^ {0,2}\*+ ?START OF.*$", end=r"^ {0,2}\*+ ?END OF.*$"),
+    "a space behind OF": frame(start=r"^ *\*+ *START OF .*$", end=r"^ *\*+ *END OF .*$"),
+    "carriage returns go": frame(trim="\r\n"),
+    "other ends of lines": by_splitlines,
+    "lines of spaces go": without_blank_lines,
+    "at most four line feeds": lambda text: re.sub(r"\n{5,}", "\n" * 4, frame()(text)),
+    "an empty file": lambda text: frame()(text) if text[0] else "",
+    "spaces go as well": frame(trim=None),
+    "three stars": frame(start=r"^ *\*{3,} *START OF.*$"),
+    "a space is wanted": frame(start=r"^ *\*+ +START OF.*$"),
+    "capitals only": frame(flags=re.M),
+    "anywhere in a line": frame(start=r"\*+ *START OF.*"),
+    "without stars": frame(end=r"^ *\**+ *END OF.*$"),
+    "the last marker": frame(last=True),
+    "no spaces before": frame(end=r"^\*+ *END OF.*$"),
+    "START without OF": frame(start=r"^ *\*+ *START.*$", end=r"^ *\*+ *(THE )?END.*$"),
+    "stars with spaces": frame(start=r"^[ *]*\*[ *]*START OF.*$"),
+    "nothing without an end": lambda text: frame()(text) if "END OF" in text.upper() else "",
+    "an end marker anywhere": lambda text: frame()(text[: re.search(r"(?i)\* *end of|$", text).start()]),
+    "each line trimmed": lambda text: "\n".join(line.rstrip() for line in frame()(text).split("\n")),
+}
+
+
+def candidates_one_by_one(sketches, bands, rows):
+    """Another right answer: all pairs."""
+    cut = sketches[:, : bands * rows].reshape(len(sketches), bands, rows)
+    return {
+        (i, j) for i, j in combinations(range(len(cut)), 2) if (cut[i] == cut[j]).all(axis=1).any()
+    }  # fmt: skip
+
+
+def candidates_by_bytes(sketches, bands, rows):
+    """Another: the bytes of a band with its number in one dictionary."""
+    places, found = defaultdict(list), set()
+    for i, row in enumerate(sketches):
+        for k in range(bands):
+            key = k, row[k * rows : (k + 1) * rows].tobytes()
+            found |= {(j, i) for j in places[key]}
+            places[key].append(i)
+    return found
+
+
+def cut_wrongly(change):
+    """Candidates of bands that `change(sketches, bands, rows)` cuts out: a list of [N, n]."""
+
+    def find(sketches, bands, rows):
+        found = set()
+        for band in change(sketches, bands, rows):
+            found |= candidates_one_by_one(band, 1, band.shape[1])
+        return found
+
+    return find
+
+
+def mixed_bands(sketches, bands, rows):
+    """One dictionary for all bands."""
+    places, found = defaultdict(list), set()
+    for i, row in enumerate(sketches):
+        for k in range(bands):
+            key = row[k * rows : (k + 1) * rows].tobytes()
+            found |= {(j, i) for j in places[key] if j != i}
+            places[key].append(i)
+    return found
+
+
+def first_only(sketches, bands, rows):
+    """Pairs with the first page of a place alone, as in `dedup.Seen`."""
+    places, found = {}, set()
+    for i, row in enumerate(sketches):
+        for k in range(bands):
+            j = places.setdefault((k, row[k * rows : (k + 1) * rows].tobytes()), i)
+            found |= {(j, i)} if j != i else set()
+    return found
+
+
+def by_key(key, before=lambda sketches: sketches):
+    """Candidates whose bands have the same key."""
+
+    def find(sketches, bands, rows):
+        sketches, found = before(sketches), set()
+        for k in range(bands):
+            places = defaultdict(list)
+            for i, row in enumerate(sketches[:, k * rows : (k + 1) * rows].tolist()):
+                places[key(row)].append(i)
+            for pages in places.values():
+                found.update(combinations(pages, 2))
+        return found
+
+    return find
+
+
+def columns_emptied(sketches, bands, rows):
+    """Right, but it empties the columns that count for nothing."""
+    sketches[:, bands * rows :] = 0
+    return candidates_one_by_one(sketches, bands, rows)
+
+
+def columns_sorted(sketches, bands, rows):
+    """Right, but it sorts what it was given."""
+    found = candidates_one_by_one(sketches, bands, rows)
+    sketches.sort(axis=0)
+    return found
+
+
+WRONG_CANDIDATES = {
+    "floats": by_key(tuple, lambda sketches: sketches.astype(float)),
+    "half of the bits": by_key(tuple, lambda sketches: sketches.astype(np.uint32)),
+    "digits glued together": by_key(lambda row: "".join(map(str, row))),
+    "columns emptied": columns_emptied,
+    "columns sorted": columns_sorted,
+    "one dictionary": mixed_bands,
+    "pairs with the first alone": first_only,
+    "a remainder is a band": cut_wrongly(lambda s, b, r: np.split(s, range(r, s.shape[1], r), axis=1)),
+    "columns taken across": cut_wrongly(lambda s, b, r: [s[:, k :: b][:, :r] for k in range(b)]),
+    "bands that overlap": cut_wrongly(lambda s, b, r: [s[:, k : k + r] for k in range(b)]),
+    "the last band is forgotten": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r] for k in range(max(1, b - 1))]),
+    "all bands": lambda s, b, r: candidates_one_by_one(s, 1, b * r),
+    "the sum of a band": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r].sum(1, keepdims=True) for k in range(b)]),
+    "both orders": lambda s, b, r: {p for i, j in candidates_one_by_one(s, b, r) for p in ((i, j), (j, i))},
+    "a page with itself": lambda s, b, r: candidates_one_by_one(s, b, r) | {(0, 0)},
+    "a list": lambda s, b, r: sorted(candidates_one_by_one(s, b, r)),
+    "numbers of NumPy": lambda s, b, r: {(np.int64(i), np.int64(j)) for i, j in candidates_one_by_one(s, b, r)},
+    "eight bits": lambda s, b, r: candidates_one_by_one(s.astype(np.uint8) // 2, b, r),
+}  # fmt: skip
+
+
+def groups_by_colour(n, pairs):
+    """Another right answer: the smaller number spreads until nothing changes."""
+    colour, moved = list(range(n)), True
+    while moved:
+        moved = False
+        for i, j in pairs:
+            if colour[i] != colour[j]:
+                colour[i] = colour[j] = min(colour[i], colour[j])
+                moved = True
+    return colour
+
+
+def groups_by_matrix(n, pairs):
+    """Another: powers of the matrix of pairs."""
+    near = np.eye(n, dtype=int)
+    for i, j in pairs:
+        near[i, j] = near[j, i] = 1
+    for _ in range(n.bit_length() + 1):
+        near = np.minimum(near @ near, 1)
+    return [int(row.argmax()) for row in near]
+
+
+def once(n, pairs):
+    colour = list(range(n))
+    for i, j in pairs:
+        colour[i] = colour[j] = min(colour[i], colour[j])
+    return colour
+
+
+def once_more(times, n, pairs):
+    return once(n, list(pairs) * times)
+
+
+WRONG_GROUPS = {
+    "one pass": once,
+    "the smallest neighbour": lambda n, pairs: [
+        min([k, *(i + j - k for i, j in pairs if k in (i, j))]) for k in range(n)
+    ],
+    "the largest": lambda n, pairs: [
+        max(k for k, c in enumerate(groups_by_colour(n, pairs)) if c == mine) for mine in groups_by_colour(n, pairs)
+    ],
+    "numbered through": lambda n, pairs: [
+        sorted(set(groups_by_colour(n, pairs))).index(c) for c in groups_by_colour(n, pairs)
+    ],
+    "pairs in order only": lambda n, pairs: groups_by_colour(n, [p for p in pairs if p[0] < p[1]]),
+    "sorted first, one pass": lambda n, pairs: once(n, sorted(tuple(sorted(p)) for p in pairs)),
+    "forty passes": lambda n, pairs: once_more(40, n, pairs),
+    "two passes": lambda n, pairs: once(n, [*pairs, *pairs]),
+    "an array": lambda n, pairs: np.array(groups_by_colour(n, pairs)),
+    "pages with a partner alone": lambda n, pairs: [
+        groups_by_colour(n, pairs)[k] for k in sorted({k for p in pairs for k in p})
+    ],
+    "sets": lambda n, pairs: [
+        {k for k in range(n) if groups_by_colour(n, pairs)[k] == c} for c in groups_by_colour(n, pairs)
+    ],
+    "eats its pairs": lambda n, pairs: groups_by_colour(n, [pairs.pop() for _ in range(len(pairs))]),
+}  # fmt: skip
+
+GAPS = {
+    "take_off": ([take_off_by_lines, take_off_by_splitting, frame()], WRONG_FRAMES),
+    "candidates": ([candidates_one_by_one, candidates_by_bytes], WRONG_CANDIDATES),
+    "groups": ([groups_by_colour, groups_by_matrix], WRONG_GROUPS),
+}
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_the_gap_untouched_and_right(chapter, gap):
+    check = getattr(chapter, f"check_{gap}")
+    assert check(getattr(chapter, f"my_{gap}")) == "not written yet"
+    for right in [getattr(chapter, gap), *GAPS[gap][0]]:
+        assert verdict(check, right) == "right"
+
+
+@pytest.mark.parametrize(("gap", "mistake"), [(gap, mistake) for gap in GAPS for mistake in GAPS[gap][1]])
+def test_wrong_answers(chapter, gap, mistake):
+    said = verdict(getattr(chapter, f"check_{gap}"), GAPS[gap][1][mistake])
+    assert said not in ("right", "not written yet")
+
+
+# ---- What the chapter stands on
+
+
+def test_the_crawl_is_what_the_text_says(chapter):
+    c = chapter
+    held, train, planted = c.crawl(3)
+    assert len(held) == 60 and len(planted) == 24 and c.crawl(3) == (held, train, planted)
+    for number, page in enumerate(held):
+        copies = sum(other.startswith(page) for other in train)
+        assert copies == c.TWINS[number // 20]
+    for keeper, (family, copies, code) in planted.items():
+        line = f"{keeper} has the code {' '.join(map(str, code))}. "
+        pages = [page for page in train if page.startswith(line)]
+        assert len(pages) == copies
+        assert len({page.split(" Copied on")[0] for page in pages}) == (
+            copies if family == "signature" else copies > 0
+        )
+
+
+def test_cleaning_takes_the_copies_and_leaves_the_signatures(chapter):
+    c = chapter
+    held, train, _ = c.crawl(4)
+    left = c.clean(held, train, 4)
+    assert sum("Copied on" in page for page in train) == 172
+    assert sum("Copied on" in page for page in left) < 10
+    assert set(page for page in train if "Copied on" not in page) - set(left) == set()
+
+
+# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
+
+EXERCISES = {
+    "layout": lambda c: (c.check_layout, c.my_layout, c.layout, c.wrong_layouts),
+    "temperature": lambda c: (c.check_temperature, c.my_temperature, c.temperature, c.wrong_temperatures),
+    "luck": lambda c: (c.check_luck, c.my_luck, c.luck, c.wrong_lucks),
+    "sentences": lambda c: (c.check_sentences, c.my_sentences, c.sentences, c.wrong_sentences),
+}
+
+
+@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
+def test_exercise_check(chapter, parts):
+    try_exercise(*parts(chapter))
+
+
+def layout_from_above(m, high, low, wanted):
+    """Another right answer: all layouts."""
+    met = lambda s, b, r: 1 - (1 - s**r) ** b
+    found = [(b, r) for b in range(1, m + 1) for r in range(1, m // b + 1) if met(high, b, r) >= wanted]
+    return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
+
+
+def rows_below_m(m, high, low, wanted):
+    """All layouts but one row for each number."""
+    met = lambda s, b, r: 1 - (1 - s**r) ** b
+    rows = range(1, max(2, m))
+    found = [(b, r) for r in rows for b in range(1, m // r + 1) if met(high, b, r) >= wanted]
+    return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
+
+
+def test_other_right_answers(chapter):
+    c = chapter
+    assert verdict(c.check_layout, layout_from_above) == "right"
+    share = lambda p: 2 * np.arctanh(2 * p - 1)  # the logarithm of the odds
+    assert verdict(c.check_temperature, lambda p, q: float(share(p) / share(q))) == "right"
+    ranks = lambda bits, n: sum(rank <= n / 2**bits for rank in range(1, n + 1))
+    assert verdict(c.check_luck, lambda bits, n, k: 1 - ((n - ranks(bits, n)) / n) ** k) == "right"
+    assert verdict(c.check_sentences, lambda: ("12.30.45", "9 12-13-14- 9", "(12-13-14)")) == "right"
+
+
+def test_more_wrong_answers(chapter):
+    c = chapter
+    assert rejected(c.check_layout, lambda *given: list(layout_from_above(*given)))
+    assert rejected(c.check_layout, lambda m, high, low, wanted: layout_from_above(m, high, low, 0.95))
+    assert rejected(c.check_layout, rows_below_m)
+    assert rejected(c.check_temperature, lambda p, q: abs(c.temperature(p, q)) * (1 if p > 0.5 else 0.999))
+    assert rejected(c.check_luck, lambda bits, n, k: c.luck(bits, n, k) if k < 4 else k * c.luck(bits, n, 1))
+    assert rejected(c.check_sentences, lambda: ("47 19 03", "1-47-19-03", "147-19-03"))
+
+
+# ---- What the mutants of `make mutants CH=31` are compared on
+
+
+def files_of(rng):
+    """A file of lines, some of which are markers or look like some."""
+    lines = ["", "", "text", "  far in ", "*** START OF A", "*end of B", " ** Start Of", "***END OF C***", "END OF D",
+             "* * START OF E", "x *** END OF F", "***", "*** START F", "*** THE END OF G"]  # fmt: skip
+    return "\n".join(rng.choice(lines, int(rng.integers(1, 12))).tolist())
+
+
+def sketches_of(rng):
+    bands, rows = (int(n) for n in rng.integers(1, 4, 2))
+    shape = int(rng.integers(1, 9)), bands * rows + int(rng.integers(0, 3))
+    return rng.integers(0, 3, shape).astype(np.uint64), bands, rows
+
+
+def pairs_of(rng):
+    n = int(rng.integers(2, 12))
+    return n, [tuple(rng.choice(n, 2, replace=False).tolist()) for _ in range(int(rng.integers(0, n)))]
+
+
+def layouts_of(rng):
+    low, high = sorted(rng.uniform(0.05, 0.97, 2).tolist())
+    return int(rng.integers(1, 70)), high, low, float(rng.uniform(0.1, 0.99))
+
+
+def shares_of(rng):
+    side = float(rng.choice([0.02, 0.51]))
+    return tuple((side + rng.uniform(0, 0.47, 2)).tolist())
+
+
+DOMAINS = [
+    Gap("check_take_off", ("take_off",), lambda c: verdict(c.check_take_off, c.take_off),
+        lambda c, text: c.take_off(text), files_of, ["", "\n\n", "*** START OF A\n*** END OF A"]),
+    Gap("check_candidates", ("candidates",), lambda c: verdict(c.check_candidates, c.candidates),
+        lambda c, x: c.candidates(*x), sketches_of, [(np.ones((1, 1), np.uint64), 1, 1)]),
+    Gap("check_groups", ("groups",), lambda c: verdict(c.check_groups, c.groups),
+        lambda c, x: c.groups(*x), pairs_of, [(1, []), (3, [(2, 1), (1, 2)])]),
+    Gap("check_layout", ("layout",), lambda c: verdict(c.check_layout, c.layout),
+        lambda c, x: c.layout(*x), layouts_of, [(60, 0.8, 0.5, 0.95)]),
+    Gap("check_temperature", ("temperature",), lambda c: verdict(c.check_temperature, c.temperature),
+        lambda c, x: round(c.temperature(*x), 9), shares_of, [(0.75, 0.9), (0.6, 0.6)]),
+    Gap("check_luck", ("luck",), lambda c: verdict(c.check_luck, c.luck), lambda c, x: round(c.luck(*x), 9),
+        lambda rng: (float(rng.uniform(0, 8)), int(rng.integers(1, 900)), int(rng.integers(1, 60))), [(0.0, 5, 2)]),
+    Value("check_sentences", "sentences", lambda c, value: verdict(c.check_sentences, lambda: value),
+          lambda c, value: len(value) == 3 and all(
+              isinstance(text, str) and c.who_is_wrong(text) == {name} for name, text in zip("ABC", value, strict=True)
+          )),
+]  # fmt: skip
