@@ -39,6 +39,7 @@ TRAINING = {
     "steps": "optimisation steps in all; with --resume, to go on for longer or shorter than was planned",
     "batch": "sequences in a batch",
     "accumulate": "batches whose mean gradient makes a step",
+    "optimizer": "adamw; or muon, which moves the matrices inside blocks, and leaves the others to AdamW",
     "rate": "learning rate at its peak, behind the warm-up; it falls along a cosine to a tenth of that",
     "warmup": "steps in which the rate rises from 0 to its peak",
     "decay": "weight decay of matrices, a share of the rate",
@@ -368,11 +369,10 @@ def _training(new, defaults, in_tokens=()):
     group, defaults = new.add_argument_group("training", about), TrainConfig().to_dict() | defaults
     for name, meaning in TRAINING.items():
         kind = type(defaults[name])
-        metavar = "N" if kind is int else "X"
+        metavar = {int: "N", float: "X", str: "NAME"}[kind]
         kind = steps_or_tokens if name in in_tokens else kind
-        group.add_argument(
-            _option(name), type=kind, metavar=metavar, help=f"{meaning} (default {defaults[name]:g})"
-        )
+        default = defaults[name] if kind is str else f"{defaults[name]:g}"
+        group.add_argument(_option(name), type=kind, metavar=metavar, help=f"{meaning} (default {default})")
 
 
 def _report(new):

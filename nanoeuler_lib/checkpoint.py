@@ -4,7 +4,7 @@
         checkpoint.json         what it is: configurations, step, data, and the SHA-256 of every other file
         model.safetensors       the parameters by name
         tokenizer.json
-        optimizer.safetensors   AdamW's moments; absent where training is not meant to go on
+        optimizer.safetensors   moments (of Muon's matrices the momentum); absent where training is not meant to go on
 
 A folder is written under another name and renamed when complete, so a half-written one is never taken for a
 checkpoint. No pickle anywhere: opening a file cannot run code.
@@ -27,7 +27,7 @@ from nanoeuler_lib.files import from_json, one_line, to_json
 from nanoeuler_lib.files import sha256 as _digest
 from nanoeuler_lib.files import sync as _sync
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
-from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.optim import AdamW, optimizer_of
 from nanoeuler_lib.tokenizer import Tokenizer
 
 FORMAT = "nanoeuler-checkpoint-1"
@@ -137,7 +137,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
             raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
-        optimizer = AdamW(config, train)
+        optimizer = optimizer_of(config, train)
         optimizer.step = head["step"]
         for kind in "mv":
             setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))

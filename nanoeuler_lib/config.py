@@ -63,6 +63,9 @@ class ModelConfig:
         return _from_dict(cls, values)
 
 
+OPTIMIZERS = "adamw", "muon"
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How a model is trained. Raises NanoEulerError on values that make no sense."""
@@ -84,6 +87,7 @@ class TrainConfig:
     valid_every: int = 100  # steps between validations
     sample_every: int = 500  # steps between samples; 0 means none
     save_every: int = 500  # steps between checkpoints
+    optimizer: str = "adamw"  # or "muon", for the matrices inside blocks
 
     def __post_init__(self):
         at_least = dict(
@@ -101,6 +105,11 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low} to {high}")
+        if self.optimizer not in OPTIMIZERS:
+            hint = did_you_mean(self.optimizer, OPTIMIZERS) if isinstance(self.optimizer, str) else ""
+            raise NanoEulerError(
+                f"optimizer is {short(self.optimizer)}, expected one of {', '.join(OPTIMIZERS)}{hint}"
+            )
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
@@ -110,8 +119,11 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
-        return _from_dict(cls, values)
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names.
+
+        A file that names no optimizer was written when there was one, AdamW.
+        """
+        return _from_dict(cls, {"optimizer": "adamw"} | values if isinstance(values, dict) else values)
 
 
 def _from_dict(cls, values):

@@ -1,4 +1,4 @@
-"""The optimiser: learning-rate schedule, clipping by the global norm, AdamW over all tensors of a model."""
+"""The optimiser: learning-rate schedule, clipping by the global norm, AdamW and Muon over the tensors of a model."""
 
 import math
 
@@ -46,3 +46,34 @@ class AdamW:
                 g *= factor
             decay = c.decay if params[name].ndim == 2 else 0.0
             adamw(p, g, m, v, self.step, rate, c.beta1, c.beta2, c.adam_eps, decay)
+
+
+MUON_BETA = 0.95  # share of the momentum that stays, Jordan et al. 2024
+MUON_MATRICES = ".qkv", ".out", ".gate_up", ".down"
+
+
+def moved_by_muon(name: str) -> bool:
+    """Whether a tensor is one of the matrices inside blocks. Those outside stand for tokens, row by row."""
+    return name.endswith(MUON_MATRICES)
+
+
+class Muon(AdamW):
+    """Muon for the matrices inside blocks, AdamW for embedding, heads and gains; rate and decay are the same for both.
+
+    `m` holds the momentum of Muon's matrices, whose part of `v` stays 0. Jordan et al. 2024; Liu et al. 2025.
+    """
+
+    def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
+        """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
+        rate, muon = learning_rate(self.step - 1, self.config), ops.active().muon
+        AdamW.update(self, params, grads, [name for name in names if not moved_by_muon(name)], factor)
+        for name in filter(moved_by_muon, names):
+            g = grads[name]
+            if factor != 1.0:
+                g *= factor
+            muon(params[name], g, self.m[name], rate, MUON_BETA, self.config.decay)
+
+
+def optimizer_of(model: ModelConfig, config: TrainConfig, dtype=np.float32) -> AdamW:
+    """The optimiser that a configuration names, at rest."""
+    return {"adamw": AdamW, "muon": Muon}[config.optimizer](model, config, dtype)

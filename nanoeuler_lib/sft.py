@@ -21,7 +21,7 @@ from nanoeuler_lib.device import CPU, Device
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.model import GPT, init
-from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.optim import optimizer_of
 from nanoeuler_lib.step import cores
 from nanoeuler_lib.tokenizer import Tokenizer
 
@@ -216,7 +216,7 @@ def fine_tune(
         model.params.flat[...] = base[0].params.flat
     info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
     info |= device.info
-    run, optimizer = Path(run), AdamW(model.config, config)
+    run, optimizer = Path(run), optimizer_of(model.config, config)
     found = checkpoint.Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
     return train.start_run(run, found, SFTDataset(examples, held_out, found), quiet, on_entry)
 

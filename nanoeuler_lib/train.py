@@ -31,7 +31,7 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, from_json, to_json, write_text
 from nanoeuler_lib.generate import generate
 from nanoeuler_lib.model import GPT, Parameters
-from nanoeuler_lib.optim import AdamW, learning_rate
+from nanoeuler_lib.optim import learning_rate, optimizer_of
 from nanoeuler_lib.run_folder import appending, entries, expect_new, read_log, sole_writer, trim_log
 from nanoeuler_lib.step import Step, cores, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
@@ -114,7 +114,7 @@ def fresh(
         raise NanoEulerError(
             "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
         )
-    model, optimizer = GPT(model_config, seed=config.seed), AdamW(model_config, config)
+    model, optimizer = GPT(model_config, seed=config.seed), optimizer_of(model_config, config)
     return checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info | device.info)
 
 
@@ -531,7 +531,7 @@ def copied(found: checkpoint.Checkpoint) -> checkpoint.Checkpoint:
             host.flat[...] = params.flat
         return host
 
-    optimizer = AdamW(config, found.train)
+    optimizer = optimizer_of(config, found.train)
     optimizer.step = found.optimizer.step
     optimizer.m, optimizer.v = copy(found.optimizer.m), copy(found.optimizer.v)
     model = GPT(config, copy(found.model.params))

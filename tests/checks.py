@@ -264,6 +264,7 @@ WRITES = {
     "swiglu_back": ("dgate_up",),
     "heads_loss": ("losses", "dy", "dw"),
     "adamw": ("p", "m", "v"),
+    "muon": ("p", "m"),
 }
 
 
@@ -424,6 +425,46 @@ def check_adamw(version: str = "cpu") -> None:
             optimizer.update(params, grads, list(params), factor)
     for name in params:
         close(params[name], expected[name], 1e-12, name)
+
+
+def orthogonalised(u):
+    """What Newton and Schulz give, by the singular values themselves: the polynomial of each, five times."""
+    left, s, right = np.linalg.svd(np.asarray(u, np.float64), full_matrices=False)
+    s = s / np.sqrt((s**2).sum())
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return (left * s) @ right
+
+
+SIDES = ModelConfig(8, 2, 1, 2, 4, 5, predict=2, ffn=13)  # wide matrices, a square and a tall one
+
+
+def check_muon(version: str = "cpu") -> None:
+    """Five steps of Muon: its matrices by singular values, all else by AdamW, at the rate of each step, all decayed."""
+    c = TrainConfig(steps=6, warmup=2, rate=0.05, decay=0.3, clip=0, optimizer="muon")
+    params, rng = random_parameters(SIDES, 3), np.random.default_rng(4)
+    twins, grads = random_parameters(SIDES, 3), Parameters(SIDES, np.float64)
+    inside = [name for name in params if name.count(".") == 2 and "norm" not in name]
+    assert len(inside) == 4 * SIDES.layers
+    expected, m = ({name: source[name].copy() for name in inside} for source in (params, grads))
+    optimizer, adamw = (make(SIDES, c, np.float64) for make in (optim.optimizer_of, optim.AdamW))
+    with ops.use(version):
+        for step in range(1, 6):
+            drawn = rng.standard_normal(grads.flat.size)
+            for name, p in expected.items():
+                grads.flat[...] = drawn
+                g = 0.5 * grads[name]
+                m[name] = 0.95 * m[name] + g
+                move = 0.2 * math.sqrt(max(p.shape)) * orthogonalised(g + 0.95 * m[name])
+                expected[name] = p - expected_rate(step - 1, c) * (move + c.decay * p)
+            for one, moved in ((optimizer, params), (adamw, twins)):
+                one.step += 1
+                grads.flat[...] = drawn
+                one.update(moved, grads, list(params), 0.5)
+    for name in params:
+        close(params[name], expected.get(name, twins[name]), 1e-10, name)
+        close(optimizer.m[name], m.get(name, adamw.m[name]), 1e-12, f"m of {name}")
+        assert np.array_equal(optimizer.v[name], 0 * adamw.v[name] if name in inside else adamw.v[name])
 
 
 def check_step(workers: int = 2, accumulate: int = 1) -> None:

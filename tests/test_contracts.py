@@ -411,11 +411,11 @@ def test_the_ladder_draws_what_it_is_given():
 
 def test_every_setting_is_kept_and_comes_back():
     model = ModelConfig(8, 2, 1, 3, 9, 10, predict=2, ffn=7, rope_theta=5.0, norm_eps=0.5)
-    config = TrainConfig(3, 4, 5, 0.5, 0.25, 6, 0.5, 0.6, 0.01, 0.2, 3.0, 0.75, 9, 0.3, 7, 8, 11)
+    config = TrainConfig(3, 4, 5, 0.5, 0.25, 6, 0.5, 0.6, 0.01, 0.2, 3.0, 0.75, 9, 0.3, 7, 8, 11, "muon")
     for one in (model, config):
         values = json.loads(json.dumps(one.to_dict()))
         assert type(one).from_dict(values) == one
-        for name in values:
+        for name in values.keys() - {"optimizer"}:  # files from before there were two name none
             for other in ({k: v for k, v in values.items() if k != name}, values | {"more": 1}):
                 with pytest.raises(
                     NanoEulerError, match=f"^{type(one).__name__} has missing or unknown entries: "

@@ -83,7 +83,11 @@ for number, cores, width, shared, turn, atomic in (
         80 if cores else 75,
     )
 # The engine's, for heads and rows of `base`.
-for file, table in (("engine.cu", gpu.engine_kernels), ("decode.cu", gpu.decode_kernels)):
+for file, table in (
+    ("engine.cu", gpu.engine_kernels),
+    ("decode.cu", gpu.decode_kernels),
+    ("muon.cu", lambda number, config: gpu.muon_kernels(number)),
+):
     text = TEXTS.pop(file)[0]
     for number, first in (("float", 75), ("__nv_bfloat16", 80)):
         TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)

@@ -2,6 +2,7 @@
 
     launch = product(c, a, b, transpose_a=True, add=True)     # bound once
     launch()                                                  # c += a^T b
+    product(d, a, b, alpha=2.0, plus=c, beta=-3.0)()          # d = 2 a b - 3 c
 
 Matrices are row-major, of float32 or of bfloat16 as its bits (uint16); sums are float32 in every case. Rows may lie
 further apart than they are long, as in a view of some columns.
@@ -34,15 +35,22 @@ def from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Product:
-    """c (+)= op(a) op(b), ready to be called."""
+    """c = alpha op(a) op(b) + beta plus, ready to be called."""
 
     c: Any
     a: Any
     b: Any
     transpose_a: bool
     transpose_b: bool
-    add: bool
+    plus: Any
     tf32: bool
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @property
+    def add(self) -> bool:
+        """Whether it adds to what stands in c."""
+        return self.plus is self.c
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -51,10 +59,10 @@ class Product:
 
     def __str__(self):
         a, b = (f"{x.dtype}{'^T' * t}" for x, t in ((self.a, self.transpose_a), (self.b, self.transpose_b)))
-        tf32 = " (TF32)" if self.tf32 else ""
-        return (
-            f"{' x '.join(map(str, self.shape))} of {a} {b} {'+=' if self.add else '='} {self.c.dtype}{tf32}"
-        )
+        tf32, sign = " (TF32)" if self.tf32 else "", "+=" if self.add else "="
+        if self.plus is not None and not self.add:
+            sign = f"x {self.alpha:g} + {self.beta:g} {self.plus.dtype} ="
+        return f"{' x '.join(map(str, self.shape))} of {a} {b} {sign} {self.c.dtype}{tf32}"
 
     @functools.cached_property
     def _launch(self):
@@ -67,12 +75,23 @@ class Product:
 
 
 def product(
-    c, a, b, *, transpose_a: bool = False, transpose_b: bool = False, add: bool = False, tf32: bool = False
+    c,
+    a,
+    b,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    add: bool = False,
+    tf32: bool = False,
+    plus=None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
 ) -> Product:
-    """A launch of c = op(a) op(b), or of c += op(a) op(b) with `add`.
+    """A launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
     c: [M, N], float32 or of the type of a and b; a: [M, K], with transpose_a [K, M]; b: [K, N], with transpose_b
-    [N, K], both float32 or both bfloat16 (uint16); tf32: float32 is rounded to TF32 for tensor cores, on the GPU.
+    [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is
+    rounded to TF32 for tensor cores, on the GPU.
     Raises NanoEulerError where shapes, types or strides do not fit.
     """
     rows, inner = a.shape[::-1] if transpose_a else a.shape
@@ -82,21 +101,24 @@ def product(
     kinds = [str(x.dtype) for x in (c, a, b)]
     if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
         raise NanoEulerError(f"a and b are both float32 or uint16, c of their type or float32, got {kinds}")
-    for name, x in (("c", c), ("a", a), ("b", b)):
+    if plus is not None and (add or plus.shape != c.shape or plus.dtype != c.dtype):
+        raise NanoEulerError(
+            f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}"
+        )
+    for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
         if x.strides[1] != x.itemsize or x.strides[0] < x.shape[1] * x.itemsize:
             raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
-    return Product(c, a, b, transpose_a, transpose_b, add, tf32)
+    return Product(c, a, b, transpose_a, transpose_b, c if add else plus, tf32, alpha, beta)
 
 
 def _cpu(p: Product) -> None:
-    a, b = (from_bfloat16(x) if x.dtype == np.uint16 else x for x in (p.a, p.b))
-    found = (a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b)
-    if p.c.dtype == np.uint16:
-        p.c[...] = to_bfloat16(found + from_bfloat16(p.c) if p.add else found)
-    elif p.add:
-        np.add(p.c, found, out=p.c)
-    else:
-        p.c[...] = found
+    a, b, plus = (
+        from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus)
+    )
+    found = np.float32(p.alpha) * ((a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b))
+    if plus is not None:
+        found += np.float32(p.beta) * plus
+    p.c[...] = to_bfloat16(found) if p.c.dtype == np.uint16 else found
 
 
 # Of cuBLASLt, by their names there: cudaDataType, cublasComputeType_t, and attributes of a product and of a search.
@@ -165,7 +187,7 @@ class _CublasLt:
         what = self._made("cublasLtMatmulDescCreate", compute, ctypes.c_int(SCALE))
         for attribute, transposed in ((TRANSA, p.transpose_b), (TRANSB, p.transpose_a)):
             self._set("cublasLtMatmulDescSetAttribute", what, attribute, ctypes.c_int(transposed))
-        arrays = p.b, p.a, p.c, p.c
+        arrays = p.b, p.a, p.c if p.plus is None else p.plus, p.c
         layouts = [self._layout(x) for x in arrays]
         search = self._made("cublasLtMatmulPreferenceCreate")
         limits = [(MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE))]
@@ -179,8 +201,8 @@ class _CublasLt:
             "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(CANDIDATES), found,
             ctypes.byref(count),
         )  # fmt: skip
-        alpha, beta = ctypes.c_float(1), ctypes.c_float(p.add)
-        b, a, c = (ctypes.c_void_p(x.data.ptr) for x in arrays[:3])
+        alpha, beta = ctypes.c_float(p.alpha), ctypes.c_float(0 if p.plus is None else p.beta)
+        b, a, plus, c = (ctypes.c_void_p(x.data.ptr) for x in arrays)
         before = (
             self.handle,
             what,
@@ -190,7 +212,7 @@ class _CublasLt:
             a,
             layouts[1],
             ctypes.byref(beta),
-            c,
+            plus,
             layouts[2],
         )
         before = *before, c, layouts[3]

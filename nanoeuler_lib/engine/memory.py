@@ -49,7 +49,8 @@ def download(array) -> np.ndarray:
 class Parameters(model.Parameters):
     """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
 
-    Each tensor begins at a multiple of 256 bytes, with zeros between them. `decayed` numbers belong to matrices.
+    Each tensor begins at a multiple of 256 bytes, with zeros between them. `decayed` numbers belong to matrices;
+    `outside`: the two parts of them all around the matrices inside blocks.
     """
 
     def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
@@ -61,6 +62,7 @@ class Parameters(model.Parameters):
             if len(shapes[name]) == 2:
                 self.decayed = end + math.prod(shapes[name]) + -math.prod(shapes[name]) % ALIGN
             starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
+        self.outside = slice(0, starts["layers.0.qkv"]), slice(starts["heads"], end)
         self.flat = cuda.array_module(where).zeros(end, dtype)
         self._views = {
             name: self.flat[starts[name] : starts[name] + math.prod(shape)].reshape(shape)
@@ -82,7 +84,10 @@ class Parameters(model.Parameters):
 
 
 class AdamW:
-    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW`, but `update`."""
+    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW`, but `update`.
+
+    Of Muon, too, whose matrices have their momentum in `m`.
+    """
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
         self.config, self.step = config, 0
@@ -151,13 +156,43 @@ def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, p
     return layer, step, scratch
 
 
+def muon_shapes(config: ModelConfig, processors: int = 2) -> dict[str, tuple]:
+    """Muon's scratch space, for the largest matrix inside blocks: the matrix twice, two Gram matrices, and sums."""
+    matrices = [shape for name, shape in parameter_shapes(config).items() if optim.moved_by_muon(name)]
+    whole, side = max(map(math.prod, matrices)), max(map(min, matrices))
+    gram = "n", side, side
+    return dict(
+        muon_x=("n", whole),
+        muon_y=("n", whole),
+        muon_gram=gram,
+        muon_inner=gram,
+        muon_parts=("f", processors),
+    )
+
+
+def muon_work(owner) -> SimpleNamespace:
+    """That space in the memory of the device where a model is."""
+    where, types = owner.program.where, {"n": owner.half, "f": np.dtype(np.float32)}
+    of = muon_shapes(owner.config, owner.program.on.processors)
+    zeros = cuda.array_module(where).zeros
+    return SimpleNamespace(**{name: zeros(shape, types[kind]) for name, (kind, *shape) in of.items()})
+
+
 def bytes_needed(
-    config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True
+    config: ModelConfig,
+    batch: int,
+    time: int,
+    precision: str,
+    recompute: bool = True,
+    optimizer: str = "adamw",
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
     buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, recompute).values())
     copies = 2 if precision == "bfloat16" else 0
+    if optimizer == "muon":
+        size = {"n": 2 if precision == "bfloat16" else 4, "f": 4}
+        buffers += sum(size[kind] * math.prod(shape) for kind, *shape in muon_shapes(config).values())
     return {"states": count * (16 + copies), "buffers": buffers}
 
 

@@ -9,7 +9,15 @@ import numpy as np
 from nanoeuler_lib import cuda, model, optim
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine.gpt import GPT
-from nanoeuler_lib.engine.memory import AdamW, Parameters, bytes_needed, download, free_bytes, upload
+from nanoeuler_lib.engine.memory import (
+    AdamW,
+    Parameters,
+    bytes_needed,
+    download,
+    free_bytes,
+    muon_work,
+    upload,
+)
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale
 from nanoeuler_lib.ops import gpu
@@ -34,13 +42,14 @@ class Step:
     ):
         self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
         self.weights = head_weights(owner.config, config.later_heads)
-        self.micro = micro or fitting(owner, rows)
+        self.micro = micro or fitting(owner, rows, config.optimizer)
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
         self.run, self.profile, self.key = gpu.run, None, object()  # key: of its lists in a plan
         xp = cuda.array_module(owner.program.where)
         self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
         self.sums = xp.empty(owner.config.predict, np.float32)
+        self.work = muon_work(owner) if config.optimizer == "muon" else None
 
     def __enter__(self):
         return self
@@ -52,7 +61,8 @@ class Step:
     def told(self) -> str:
         """What a step takes, for who starts a run."""
         m, config = self.model, self.model.config
-        need = bytes_needed(config, self.micro, config.context, m.precision, m.recompute)
+        sizes = config, self.micro, config.context, m.precision, m.recompute
+        need = bytes_needed(*sizes, self.config.optimizer)
         shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
         return f"GPU: {m.precision}, {self.micro} of {self.rows} rows at a time; {shares}"
 
@@ -83,8 +93,17 @@ class Step:
             plan.op.norm(self.factor, self.grads.flat, c.clip, plan.work)
             plan.op.refuse(self.factor, self.sums)
             copy = None if m.copy is None else m.copy.flat
-            arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy, self.factor, self.numbers
-            plan.op.adamw(*arrays, m.params.decayed, c)
+            arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy
+            if c.optimizer == "adamw":
+                plan.op.adamw(*arrays, self.factor, self.numbers, m.params.decayed, c)
+                return
+            for part in m.params.outside:
+                of = (x if x is None else x[part] for x in arrays)
+                decayed = min(part.stop, m.params.decayed) - part.start
+                plan.op.adamw(*of, self.factor, self.numbers, decayed, c)
+            for name in filter(optim.moved_by_muon, m.params):
+                matrices = m.params[name], self.grads[name], o.m[name], None if copy is None else m.copy[name]
+                plan.op.muon(*matrices, self.factor, self.numbers, optim.MUON_BETA, c.decay, self.work)
 
         return plan.list(("update", self.key), record)
 
@@ -138,7 +157,7 @@ class Step:
         return self._losses(targets), norm
 
 
-def fitting(owner: GPT, rows: int) -> int:
+def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
     """The largest divisor of `rows` whose buffers fit into the memory that is free.
 
     Raises NanoEulerError if none does.
@@ -146,7 +165,7 @@ def fitting(owner: GPT, rows: int) -> int:
     free, config = free_bytes(owner.program.where), owner.config
     needs = {}
     for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
-        found = bytes_needed(config, micro, config.context, owner.precision, owner.recompute)
+        found = bytes_needed(config, micro, config.context, owner.precision, owner.recompute, optimizer)
         needs[micro] = found["buffers"] + found["states"] * 3 // 4  # the weights are there already
         if needs[micro] <= free:
             return micro

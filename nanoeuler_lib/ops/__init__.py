@@ -29,6 +29,7 @@ LAYERS = {
     ("swiglu", "swiglu_back"): ("swiglu_forward", "swiglu_backward"),
     ("heads_loss",): ("linear_forward", "linear_backward", "cross_entropy_forward", "cross_entropy_backward"),
     ("adamw",): ("adamw_step",),
+    ("muon",): ("muon_step",),
 }
 FUNCTIONS = {name: getattr(reference, name) for names in LAYERS.values() for name in names}
 

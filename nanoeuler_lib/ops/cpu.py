@@ -17,6 +17,8 @@ import math
 
 import numpy as np
 
+from nanoeuler_lib.ops.reference import QUINTIC, SCHULZ_STEPS, SMALLEST
+
 BLOCK = 64  # rows that attention computes at a time
 ROWS = 128  # rows that SwiGLU computes at a time
 SAFE = 40.0  # for |x| up to here exp(x) neither overflows nor vanishes, in float32, nor do its sums and quotients
@@ -357,3 +359,40 @@ def adamw(p, g, m, v, step, rate, beta1, beta2, eps, decay, block=32768):
         np.multiply(pp, rate * decay, out=bb)
         pp -= bb
         pp -= aa
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Muon
+
+
+def muon(p, g, m, rate, beta, decay, widths=None):
+    """One step of Muon in place. p, g, m: [R, C]; widths: as of `reference.muon_step`."""
+    m *= beta
+    m += g
+    u = m * beta
+    u += g
+    p *= 1 - rate * decay
+    start = 0
+    for width in widths or [u.shape[1]]:
+        columns = slice(start, start := start + width)
+        move = _newton_schulz(u[:, columns])
+        move *= rate * 0.2 * math.sqrt(max(move.shape))
+        p[:, columns] -= move
+
+
+def _newton_schulz(u):
+    """`reference.newton_schulz` without transposing: of a tall matrix the smaller Gram matrix stands on the right."""
+    (a, b, c), wide = QUINTIC, u.shape[0] <= u.shape[1]
+    x = u / max(float(np.linalg.norm(u)), SMALLEST)
+    y, side = np.empty_like(x), min(x.shape)
+    gram, square = np.empty((2, side, side), x.dtype)
+    for _ in range(SCHULZ_STEPS):
+        np.matmul(x, x.T, out=gram) if wide else np.matmul(x.T, x, out=gram)
+        np.matmul(gram, gram, out=square)
+        square *= c
+        gram *= b
+        gram += square
+        np.matmul(gram, x, out=y) if wide else np.matmul(x, gram, out=y)
+        x *= a
+        x += y
+    return x

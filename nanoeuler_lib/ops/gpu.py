@@ -10,7 +10,7 @@ targets, scale, rate) lies in memory that the launches read. So the list that th
 checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`. What only the CPU keeps is None
 (probs, sigmoid, the `work...` of products), `inv_sum` holds the log-sum-exp [B, H, T], and `work` is the plan's scratch
 space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
-`embedding.cu`, `adamw.cu`.
+`embedding.cu`, `adamw.cu`, `muon.cu`.
 """
 
 import functools
@@ -23,6 +23,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import flash, flash_backward
+from nanoeuler_lib.ops.reference import QUINTIC, SCHULZ_STEPS, SMALLEST
 
 NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
 THREADS = 256  # of a block whose threads do not depend on each other
@@ -167,7 +168,7 @@ class Program:
 
     def _product(self, composite, c, a, b, **options):
         made = product(c, a, b, tf32=self.tf32, **options)
-        moved = a.nbytes + b.nbytes + c.nbytes * (2 if made.add else 1)
+        moved = a.nbytes + b.nbytes + c.nbytes * (1 if made.plus is None else 2)
         self._add(composite, made, moved, 2 * math.prod(made.shape))
 
     def _blocks(self, threads):
@@ -378,6 +379,35 @@ class Program:
         arguments, grid = (*arrays, factor, step, *numbers), self._blocks(params.size // 4)
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
+    def muon(self, p, g, m, copy, factor, step, beta, decay, work):
+        """One step of Muon for one matrix. p, g, m: [R, C] float32; copy: bfloat16 [R, C], or None; factor, step: as of
+        `adamw`; work: `memory.muon_shapes`. The smaller Gram matrix of a tall one stands on the right: none is turned.
+        """
+        (R, C), fours, wide = p.shape, p.size // 4, p.shape[0] <= p.shape[1]
+        file, parts = self._file("muon.cu", muon_kernels(self.number)), work.muon_parts
+        x, y = (whole.reshape(-1)[: R * C].reshape(R, C) for whole in (work.muon_x, work.muon_y))
+        side = min(R, C)
+        gram, inner = (
+            w.reshape(-1)[: side**2].reshape(side, side) for w in (work.muon_gram, work.muon_inner)
+        )
+
+        def launch(kernel, grid, arguments, moved):
+            self._launch("muon", file, f"{kernel}<{self.number}>", grid, THREADS, arguments, moved)
+
+        momentum = g, m, factor, parts, fours, float(beta)
+        self._launch("muon", file, "muon_momentum", len(parts), THREADS, momentum, g.nbytes + 2 * m.nbytes)
+        direction = g, m, factor, parts, len(parts), x, fours, float(beta), SMALLEST
+        launch("muon_direction", self._blocks(fours), direction, g.nbytes + m.nbytes + x.nbytes)
+        a, b, c = QUINTIC
+        for _ in range(SCHULZ_STEPS):
+            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide)
+            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b)
+            self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a)
+            x, y = y, x
+        to = p if copy is None else copy
+        move = p, x, to, factor, step, fours, 0.2 * math.sqrt(max(R, C)), float(decay)
+        launch("muon_move", self._blocks(fours), move, 2 * p.nbytes + 2 * x.nbytes)
+
     # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
 
     def project(self, out, x, w, eps):
@@ -434,6 +464,11 @@ def decode_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     flags = "true, false", "false, true"  # behind a norm, or added to the residual stream
     names = [f"project<{number}, {rows}, {flag}>" for rows in TOGETHER for flag in flags]
     return *names, *(f"project_glu<{number}, {rows}>" for rows in TOGETHER), f"attend<{number}>"
+
+
+def muon_kernels(number: str) -> tuple[str, ...]:
+    """Those of muon.cu."""
+    return f"muon_direction<{number}>", f"muon_move<{number}>"
 
 
 def _together(rows: int) -> int:

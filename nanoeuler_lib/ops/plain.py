@@ -97,6 +97,9 @@ class Plain:
     def adamw(self, p, g, m, v, step, rate, beta1, beta2, eps, decay):
         p[...], m[...], v[...] = self.f["adamw_step"](p, g, m, v, step, rate, beta1, beta2, eps, decay)
 
+    def muon(self, p, g, m, rate, beta, decay, widths=None):
+        p[...], m[...] = self.f["muon_step"](p, g, m, rate, beta, decay, widths)
+
 
 def _store(out, value, accumulate):
     if accumulate:

@@ -244,3 +244,43 @@ def adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
     v_hat = v / (1 - beta2**step)
     p = p - rate * decay * p - rate * m_hat / (np.sqrt(v_hat) + eps)
     return p, m, v
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Muon
+
+QUINTIC = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: steep at 0, so that small singular values grow fast
+SCHULZ_STEPS = 5
+SMALLEST = 1e-15  # a norm below is none: squares of float32 are not numbers to divide by there
+
+
+def newton_schulz(u):
+    """Make all singular values of a matrix about 1, and leave its singular vectors as they are.
+
+    u: [R, C]. For u / ||u|| = U S V^T returns U f(f(f(f(f(S))))) V^T, [R, C], with f(s) = 3.4445 s - 4.7750 s^3 +
+    2.0315 s^5 for each singular value: an odd polynomial of a matrix needs products alone. f takes [0.6818, 1.2024]
+    into itself, and five times f takes all from 0.00151 to 1 there; smaller ones grow up to 485-fold. Jordan et al.
+    2024.
+    """
+    a, b, c = QUINTIC
+    x = u if u.shape[0] <= u.shape[1] else u.T  # the smaller Gram matrix
+    x = x / max(np.linalg.norm(x), SMALLEST)  # singular values up to 1
+    for _ in range(SCHULZ_STEPS):
+        gram = x @ x.T  # U S^2 U^T
+        x = a * x + (b * gram + c * gram @ gram) @ x  # U (a S + b S^3 + c S^5) V^T
+    return x if u.shape[0] <= u.shape[1] else x.T
+
+
+def muon_step(p, g, m, rate, beta, decay, widths=None):
+    """One step of Muon for one matrix: the gradient's directions, all at the same speed.
+
+    p, g, m: parameter, gradient, momentum, [R, C]; rate, beta, decay: numbers; widths: columns of matrices that stand
+    side by side in p and are orthogonalised each alone, by default one. Returns the new p and m. Jordan et al. 2024
+    with Nesterov's momentum; Liu et al. 2025, section 2.2, for the factor: with it the root mean square of a step is
+    about 0.2 rates, whatever the shape, as they saw of AdamW.
+    """
+    m = beta * m + g
+    u = g + beta * m
+    parts = np.split(u, np.cumsum(widths)[:-1], axis=1) if widths else [u]
+    moves = [0.2 * math.sqrt(max(part.shape)) * newton_schulz(part) for part in parts]
+    return p - rate * (np.concatenate(moves, axis=1) + decay * p), m

@@ -1,0 +1,279 @@
+"""Muon in the GPU's engine, run whole through the CPU runtime, every access checked: it moves what NumPy's moves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_engine import (
+    ALLOWED,
+    TINY,
+    WHERE,
+    apart,
+    batch,
+    engine_of,
+    on_the_cpu,
+    parameters,
+    planted,
+    steps_of,
+)
+
+from nanoeuler_lib import cuda, device, engine
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
+from nanoeuler_lib.engine import memory
+from nanoeuler_lib.engine import step as engine_step
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.ops import gpu, reference
+from nanoeuler_lib.optim import Muon, moved_by_muon
+
+pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
+SETTINGS = TrainConfig(
+    steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer="muon"
+)
+WIDE, SQUARE, TALL, ROW = (24, 104), (40, 40), (72, 16), (1, 8)
+# Of bfloat16, whose products round to 8 bits: what lengths of moves were seen to give is 1% to 3%.
+ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
+
+
+def work_of(shape, precision):
+    """Scratch space that just holds one matrix of this shape, full of numbers that must not be read."""
+    side, half = min(shape), np.uint16 if precision == "bfloat16" else np.float32
+    xp = cuda.array_module()
+    full = lambda size, kind: xp.asarray(np.full(size, 0x7FC0 if kind == np.uint16 else np.nan, kind))
+    names = dict(
+        muon_x=shape[0] * shape[1], muon_y=shape[0] * shape[1], muon_gram=side**2, muon_inner=side**2
+    )
+    arrays = {name: full(size, half) for name, size in names.items()}
+    return memory.SimpleNamespace(**arrays, muon_parts=full(3, np.float32))
+
+
+def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, decay=0.3):
+    """p, m and the copy behind a step of the composite, and p and m by the reference in float64; what stood there."""
+    xp, rng = cuda.array_module(), np.random.default_rng(sum(shape))
+    p, own, m = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+    g = own if g is None else g
+    arrays = [xp.array(x) for x in (p, g, m)]
+    copy = xp.zeros(shape, np.uint16) if precision == "bfloat16" else None
+    numbers = xp.asarray([rate, 1.5, 2.5], np.float32)
+    program = gpu.Program(TINY, precision)
+    program.muon(
+        *arrays, copy, xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision)
+    )
+    launches = program.take()
+    gpu.run(launches)
+    found = [memory.download(x) for x in (arrays[0], arrays[2])]
+    assert np.array_equal(memory.download(arrays[1]), g), "the gradient is read"
+    p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
+    wanted = reference.muon_step(p64, factor[0] * g64, m64, rate, 0.95, decay)
+    return found, wanted, (p, m), None if copy is None else memory.download(copy)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL, ROW], ids=str)
+def test_the_composite_is_the_reference(shape, precision):
+    """Wide, square, tall, one row; gradients are clipped; the copy is the rounded parameter."""
+    (p, m), (expected, momentum), (before, _), copy = step_of(shape, precision)
+    np.testing.assert_allclose(m, momentum, atol=1e-6)
+    moved = np.linalg.norm(expected - before)
+    assert np.linalg.norm(p - expected) <= ROUNDED[precision] * moved
+    if copy is not None:
+        assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf])
+def test_nothing_moves_where_the_norm_is_not_finite(factor):
+    (p, m), _, (before, momentum), _ = step_of(WIDE, factor=(1.0, factor))
+    assert np.array_equal(p, before) and np.array_equal(m, momentum)
+
+
+def test_without_a_gradient_or_a_rate():
+    """No direction: only decay; no rate: only the momentum."""
+    shape, xp = TALL, cuda.array_module()
+    program, numbers = gpu.Program(TINY), xp.asarray([0.1, 1, 1], np.float32)
+    p, m = np.random.default_rng(0).standard_normal(shape).astype(np.float32), xp.zeros(shape, np.float32)
+    moved, zero, factor = xp.array(p), xp.zeros(shape, np.float32), xp.asarray([1, 0], np.float32)
+    program.muon(moved, zero, m, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
+    gpu.run(program.take())
+    np.testing.assert_allclose(memory.download(moved), p * (1 - 0.1 * 0.3), rtol=1e-6)
+    (found, momentum), (_, wanted), (before, _), _ = step_of(shape, rate=0.0)
+    assert np.array_equal(found, before)
+    np.testing.assert_allclose(momentum, wanted, atol=1e-6)
+
+
+def steps(precision, lengths=(9, 33, 9), config=TINY, **options):
+    """What some steps of the engine and of NumPy leave: losses and norms, parameters, moments."""
+    ours = engine_of(parameters(config), precision, config)
+    theirs = GPT(config, parameters(config))
+    results = []
+    for model, optimizer, more in (
+        (ours, engine.AdamW(config, SETTINGS, WHERE), options),
+        (theirs, Muon(config, SETTINGS, np.float64), {}),
+    ):
+        found, params = steps_of(model, optimizer, SETTINGS, lengths, **more)
+        results.append((found, params, optimizer.m.host(), optimizer.v.host()))
+    return ours, results
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_steps_are_those_of_the_cpu(micro):
+    """Matrices inside blocks by Muon, the others by AdamW, gains without decay; moments in their places."""
+    _, ((found, params, m, v), (expected, wanted, m_wanted, v_wanted)) = steps("float32", micro=micro)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
+    for name in v:
+        np.testing.assert_allclose(
+            v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9)
+        )
+        assert moved_by_muon(name) == (not v[name].any())
+
+
+def test_steps_in_bfloat16():
+    """Moves agree as far as 8 bits do, and copies follow the master weights."""
+    model, ((found, params, _, _), (expected, wanted, _, _)) = steps("bfloat16")
+    np.testing.assert_allclose(found, expected, rtol=ALLOWED["bfloat16"])
+    still = {name: np.asarray(p, np.float64) for name, p in parameters().items()}
+    inside = [name for name in still if moved_by_muon(name)]
+    moved, goal = ({name: p[name] - still[name] for name in inside} for p in (params, wanted))
+    assert apart(moved, goal) <= 0.3  # a direction that is weak in the gradient is as strong here as any
+    for name, p in model.params.items():
+        copy, p = memory.download(model.copy[name]), memory.download(p)
+        assert np.array_equal(copy, from_bfloat16(to_bfloat16(p))), name
+
+
+def test_the_state_goes_to_the_device_and_back():
+    """A run of the CPU goes on there: its momentum with it."""
+    host = Muon(TINY, SETTINGS)
+    host.m.flat[...] = np.random.default_rng(0).standard_normal(host.m.flat.size)
+    host.step = 5
+    placed = device.Device("checked", "float32").optimizer(host, TINY)
+    assert placed.step == 5 and placed.config.optimizer == "muon"
+    assert np.array_equal(placed.m.host().flat, host.m.flat) and not placed.v.host().flat.any()
+
+
+def test_a_step_that_is_refused_leaves_the_momentum():
+    params = parameters()
+    params["layers.0.out"][3, 5] = np.inf
+    model, optimizer = engine_of(params), engine.AdamW(TINY, SETTINGS, WHERE)
+    before = model.params.host().flat
+    with engine.Step(model, optimizer, SETTINGS, 2) as take_step:
+        assert np.isnan(take_step(*batch(5))[1])
+    assert np.array_equal(model.params.host().flat, before)
+    assert not optimizer.m.flat.any() and optimizer.step == 0
+
+
+@on_the_cpu
+def test_memory_is_what_was_said():
+    for precision, half in (("float32", 4), ("bfloat16", 2)):
+        sizes = TINY, 2, 40, precision
+        said = memory.bytes_needed(*sizes, optimizer="muon")
+        plain = memory.bytes_needed(*sizes)
+        with engine.Step(
+            engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2
+        ) as one:
+            work = vars(one.work)
+        assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
+        assert work["muon_x"].nbytes == half * 64 * 2 * 176 and work["muon_gram"].shape == (64, 64)
+        assert said["states"] == plain["states"]
+
+
+@on_the_cpu
+def test_the_launches():
+    """Of each matrix: momentum, direction, fifteen products, the move; AdamW around them."""
+    model = engine_of()
+    with engine.Step(model, engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as take_step:
+        take_step(*batch(5))
+        launches = take_step._update_list(model._plan)
+    names = [entry.composite for entry in launches]
+    assert names.count("adamw") == 2 and names.count("muon") == 4 * TINY.layers * 18
+    lines = [str(entry) for entry in launches if entry.composite == "muon"]
+    assert lines[3] == "muon: product 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
+    products = [entry.launch for entry in launches if isinstance(entry.launch, gpu.Product)]
+    assert all(min(one.shape[:2]) == 64 for one in products), "the smaller Gram matrix"
+
+
+def test_products_with_something_added():
+    """c = alpha a b + beta plus, in both types; plus stays, and is not c."""
+    xp, rng = cuda.array_module(), np.random.default_rng(0)
+    a, b, plus = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 3), (3, 7), (5, 7)))
+    for half, allowed in ((False, 1e-6), (True, 2e-2)):
+        put = (lambda x: xp.asarray(to_bfloat16(x))) if half else xp.asarray
+        c, other = put(np.full((5, 7), np.nan, np.float32)), put(plus)
+        product(c, put(a), put(b), alpha=2.0, plus=other, beta=-3.0)()
+        np.testing.assert_allclose(memory.download(c), 2 * a @ b - 3 * plus, atol=30 * allowed)
+        assert np.array_equal(memory.download(other), memory.download(put(plus)))
+    c = xp.zeros((5, 7), np.float32)
+    for wrong in (dict(plus=xp.zeros((7, 5), np.float32)), dict(plus=xp.zeros((5, 7), np.uint16)),
+                  dict(plus=c, add=True)):  # fmt: skip
+        with pytest.raises(NanoEulerError, match=r"^plus is as c, float32 .5, 7., without add, got "):
+            product(c, xp.asarray(a), xp.asarray(b), **wrong)
+
+
+BUGS = {
+    "muon.cu": [
+        (
+            "mix(beta, four(m + 4 * (size_t)i), factor[0], slope)",
+            "mix(beta, four(m + 4 * (size_t)i), 1.0f, slope)",
+        ),
+        ("float4 u = mix(factor[0], slope, beta, v);", "float4 u = v;"),
+        ("put(m + 4 * (size_t)i, v);", ""),
+        ("sqrtf(block_sum(sum))", "block_sum(sum)"),
+        ("mix(scale * factor[0], four(g", "mix(scale, four(g"),
+        ("scale * beta, four(m", "scale, four(m"),
+        ("1.0f - step[0] * decay", "1.0f - decay"),
+        ("-step[0] * length", "-length"),
+        ("put(copy + 4 * (size_t)i, v);", ""),
+        ("float beta) {\n  if (!(factor[1] <= 3.4e38f)) return;  // infinite", "float beta) {  // infinite"),
+        ("float decay) {\n  if (!(factor[1] <= 3.4e38f)) return;", "float decay) {"),
+    ],
+    gpu: [
+        ("            x, y = y, x\n", ""),
+        ("alpha=c, plus=gram, beta=b", "alpha=b, plus=gram, beta=c"),
+        ("0.2 * math.sqrt(max(R, C)), float(decay)", "0.2 * math.sqrt(min(R, C)), float(decay)"),
+        ("transpose_a=not wide, transpose_b=wide", "transpose_a=False, transpose_b=True"),
+        ("to = p if copy is None else copy", "to = p if copy is None else x"),
+    ],
+    engine_step: [
+        ("for part in m.params.outside:", "for part in m.params.outside[:1]:"),
+        ("min(part.stop, m.params.decayed) - part.start", "part.stop - part.start"),
+        ("optim.MUON_BETA, c.decay", "c.beta1, c.decay"),
+    ],
+}
+
+
+def examine():
+    """The composite in both precisions and orientations, and steps: raises where they are not the CPU's."""
+    for shape in (WIDE, TALL):
+        test_the_composite_is_the_reference(shape, "float32")
+    test_the_composite_is_the_reference(WIDE, "bfloat16")
+    test_nothing_moves_where_the_norm_is_not_finite(np.nan)
+    small = replace(TINY, layers=1, ffn=24)
+    _, ((_, params, m, _), (_, wanted, m_wanted, _)) = steps("float32", (9, 9), small, micro=4)
+    assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
+
+
+@on_the_cpu
+def test_the_examination_passes_what_is_right():
+    """Also where another text says the same: what is caught below is not the planting."""
+    examine()
+    for where, old, new in (
+        ("muon.cu", "// s a + t b", "// t b + s a"),
+        (gpu, "a, b, c = QUINTIC", "(a, b, c) = QUINTIC"),
+        (engine_step, "of = (x if x is None else x[part]", "of = (None if x is None else x[part]"),
+    ):
+        with planted(where, old, new):
+            examine()
+
+
+@on_the_cpu
+@pytest.mark.parametrize(
+    "where, old, new",
+    [
+        pytest.param(where, *bug, id=f"{getattr(where, '__name__', where)} {number}")
+        for where, bugs in BUGS.items()
+        for number, bug in enumerate(bugs)
+    ],
+)
+def test_planted_bugs_are_caught(where, old, new):
+    with planted(where, old, new), pytest.raises(Exception):  # noqa: B017
+        examine()
