@@ -32,7 +32,7 @@ class AdamW:
     """
 
     def __init__(self, model: ModelConfig, config: TrainConfig, dtype=np.float32):
-        self.config = config
+        self.model, self.config = model, config
         self.m, self.v = Parameters(model, dtype), Parameters(model, dtype)
         self.step = 0  # steps taken
 
@@ -57,6 +57,16 @@ def moved_by_muon(name: str) -> bool:
     return name.endswith(MUON_MATRICES)
 
 
+def muon_widths(name: str, model: ModelConfig) -> list[int]:
+    """Columns of the matrices that stand side by side in one of those: queries, keys and values; gate and up.
+
+    Each is orthogonalised alone, as Jordan et al. 2024 do with queries, keys and values.
+    """
+    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    joined = {".qkv": [heads, keys, keys], ".gate_up": [model.ffn, model.ffn]}
+    return joined.get(name[name.rindex(".") :], [model.dim])
+
+
 class Muon(AdamW):
     """Muon for the matrices inside blocks, AdamW for embedding, heads and gains; rate and decay are the same for both.
 
@@ -71,7 +81,8 @@ class Muon(AdamW):
             g = grads[name]
             if factor != 1.0:
                 g *= factor
-            muon(params[name], g, self.m[name], rate, MUON_BETA, self.config.decay)
+            widths = muon_widths(name, self.model)
+            muon(params[name], g, self.m[name], rate, MUON_BETA, self.config.decay, widths)
 
 
 def optimizer_of(model: ModelConfig, config: TrainConfig, dtype=np.float32) -> AdamW:

@@ -455,8 +455,13 @@ def check_muon(version: str = "cpu") -> None:
                 grads.flat[...] = drawn
                 g = 0.5 * grads[name]
                 m[name] = 0.95 * m[name] + g
-                move = 0.2 * math.sqrt(max(p.shape)) * orthogonalised(g + 0.95 * m[name])
-                expected[name] = p - expected_rate(step - 1, c) * (move + c.decay * p)
+                columns = {"qkv": [8, 4, 4], "gate_up": [13, 13]}.get(name.split(".")[2], [8])
+                ends = np.cumsum(columns)[:-1]
+                moves = [
+                    0.2 * math.sqrt(max(part.shape)) * orthogonalised(part)
+                    for part in np.split(g + 0.95 * m[name], ends, axis=1)
+                ]
+                expected[name] = p - expected_rate(step - 1, c) * (np.hstack(moves) + c.decay * p)
             for one, moved in ((optimizer, params), (adamw, twins)):
                 one.step += 1
                 grads.flat[...] = drawn

@@ -36,8 +36,9 @@ WIDE, SQUARE, TALL, ROW = (24, 104), (40, 40), (72, 16), (1, 8)
 ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
 
 
-def work_of(shape, precision):
-    """Scratch space that just holds one matrix of this shape, full of numbers that must not be read."""
+def work_of(shape, precision, widths=None):
+    """Scratch space that just holds the largest of these matrices, full of numbers that must not be read."""
+    shape = shape[0], max(widths or shape[1:])
     side, half = min(shape), np.uint16 if precision == "bfloat16" else np.float32
     xp = cuda.array_module()
     full = lambda size, kind: xp.asarray(np.full(size, 0x7FC0 if kind == np.uint16 else np.nan, kind))
@@ -48,7 +49,7 @@ def work_of(shape, precision):
     return memory.SimpleNamespace(**arrays, muon_parts=full(3, np.float32))
 
 
-def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, decay=0.3):
+def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, decay=0.3, widths=None):
     """p, m and the copy behind a step of the composite, and p and m by the reference in float64; what stood there."""
     xp, rng = cuda.array_module(), np.random.default_rng(sum(shape))
     p, own, m = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
@@ -57,15 +58,14 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, dec
     copy = xp.zeros(shape, np.uint16) if precision == "bfloat16" else None
     numbers = xp.asarray([rate, 1.5, 2.5], np.float32)
     program = gpu.Program(TINY, precision)
-    program.muon(
-        *arrays, copy, xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision)
-    )
+    numbers = xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision, widths)
+    program.muon(*arrays, copy, *numbers, widths)
     launches = program.take()
     gpu.run(launches)
     found = [memory.download(x) for x in (arrays[0], arrays[2])]
     assert np.array_equal(memory.download(arrays[1]), g), "the gradient is read"
     p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
-    wanted = reference.muon_step(p64, factor[0] * g64, m64, rate, 0.95, decay)
+    wanted = reference.muon_step(p64, factor[0] * g64, m64, rate, 0.95, decay, widths)
     return found, wanted, (p, m), None if copy is None else memory.download(copy)
 
 
@@ -79,6 +79,24 @@ def test_the_composite_is_the_reference(shape, precision):
     assert np.linalg.norm(p - expected) <= ROUNDED[precision] * moved
     if copy is not None:
         assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("widths", [[8, 80, 16], [104]], ids=str)
+def test_matrices_side_by_side(widths, precision):
+    """Each alone, in its columns, with space for the largest."""
+    (p, m), (expected, momentum), (before, _), copy = step_of(WIDE, precision, widths=widths)
+    np.testing.assert_allclose(m, momentum, atol=1e-6)
+    for part in np.split(np.arange(104), np.cumsum(widths)[:-1]):
+        moved = np.linalg.norm((expected - before)[:, part])
+        assert np.linalg.norm((p - expected)[:, part]) <= ROUNDED[precision] * moved
+    if copy is not None:
+        assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
+
+
+def test_columns_that_are_no_fours_are_refused():
+    with pytest.raises(NanoEulerError, match=r"multiples of 4, got 6 from 8 on of 104$"):
+        step_of(WIDE, widths=[8, 6, 90])
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf])
@@ -173,7 +191,7 @@ def test_memory_is_what_was_said():
         ) as one:
             work = vars(one.work)
         assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
-        assert work["muon_x"].nbytes == half * 64 * 2 * 176 and work["muon_gram"].shape == (64, 64)
+        assert work["muon_x"].nbytes == half * 64 * 176 and work["muon_gram"].shape == (64, 64)
         assert said["states"] == plain["states"]
 
 
@@ -185,11 +203,13 @@ def test_the_launches():
         take_step(*batch(5))
         launches = take_step._update_list(model._plan)
     names = [entry.composite for entry in launches]
-    assert names.count("adamw") == 2 and names.count("muon") == 4 * TINY.layers * 18
+    assert names.count("adamw") == 2 and names.count("muon") == 7 * TINY.layers * 18
     lines = [str(entry) for entry in launches if entry.composite == "muon"]
     assert lines[3] == "muon: product 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
     products = [entry.launch for entry in launches if isinstance(entry.launch, gpu.Product)]
-    assert all(min(one.shape[:2]) == 64 for one in products), "the smaller Gram matrix"
+    keys = TINY.kv_heads * TINY.head_dim
+    sides = {min(one.shape[:2]) for one in products}
+    assert sides == {64, keys}, "the smaller Gram matrix"
 
 
 def test_products_with_something_added():
@@ -212,31 +232,33 @@ def test_products_with_something_added():
 BUGS = {
     "muon.cu": [
         (
-            "mix(beta, four(m + 4 * (size_t)i), factor[0], slope)",
-            "mix(beta, four(m + 4 * (size_t)i), 1.0f, slope)",
+            "mix(beta, four(m + j), factor[0], slope)",
+            "mix(beta, four(m + j), 1.0f, slope)",
         ),
         ("float4 u = mix(factor[0], slope, beta, v);", "float4 u = v;"),
-        ("put(m + 4 * (size_t)i, v);", ""),
+        ("put(m + j, v);", ""),
         ("sqrtf(block_sum(sum))", "block_sum(sum)"),
         ("mix(scale * factor[0], four(g", "mix(scale, four(g"),
         ("scale * beta, four(m", "scale, four(m"),
         ("1.0f - step[0] * decay", "1.0f - decay"),
         ("-step[0] * length", "-length"),
-        ("put(copy + 4 * (size_t)i, v);", ""),
+        ("put(copy + j, v);", ""),
         ("float beta) {\n  if (!(factor[1] <= 3.4e38f)) return;  // infinite", "float beta) {  // infinite"),
         ("float decay) {\n  if (!(factor[1] <= 3.4e38f)) return;", "float decay) {"),
     ],
     gpu: [
         ("            x, y = y, x\n", ""),
         ("alpha=c, plus=gram, beta=b", "alpha=b, plus=gram, beta=c"),
-        ("0.2 * math.sqrt(max(R, C)), float(decay)", "0.2 * math.sqrt(min(R, C)), float(decay)"),
+        ("0.2 * math.sqrt(max(R, C)), decay", "0.2 * math.sqrt(min(R, C)), decay"),
         ("transpose_a=not wide, transpose_b=wide", "transpose_a=False, transpose_b=True"),
         ("to = p if copy is None else copy", "to = p if copy is None else x"),
+        ("            start += width\n", ""),
     ],
     engine_step: [
         ("for part in m.params.outside:", "for part in m.params.outside[:1]:"),
         ("min(part.stop, m.params.decayed) - part.start", "part.stop - part.start"),
-        ("optim.MUON_BETA, c.decay", "c.beta1, c.decay"),
+        ("optim.MUON_BETA,", "c.beta1,"),
+        ("optim.muon_widths(name, m.config)", "None"),
     ],
 }
 
@@ -246,6 +268,7 @@ def examine():
     for shape in (WIDE, TALL):
         test_the_composite_is_the_reference(shape, "float32")
     test_the_composite_is_the_reference(WIDE, "bfloat16")
+    test_matrices_side_by_side([8, 80, 16], "float32")
     test_nothing_moves_where_the_norm_is_not_finite(np.nan)
     small = replace(TINY, layers=1, ffn=24)
     _, ((_, params, m, _), (_, wanted, m_wanted, _)) = steps("float32", (9, 9), small, micro=4)

@@ -28,6 +28,7 @@ HILL, VALLEY = (math.sqrt((-3 * B + sign * ROOT) / (10 * C)) for sign in (-1, 1)
 SHAPES = [(7, 5), (5, 7), (6, 6), (1, 9), (9, 1), (1, 1), (33, 65), (130, 48)]
 FORMS = {"reference": reference.newton_schulz, "cpu": cpu._newton_schulz}
 MUON = {"optimizer": "muon"}
+WIDTHS = [checks.TINY.heads * checks.TINY.head_dim, *2 * [checks.TINY.kv_heads * checks.TINY.head_dim]]
 
 
 def polynomial(s):
@@ -165,7 +166,7 @@ def test_a_readers_own_step():
     optimizer.step = 1
     with ops.use(muon_step=mine):
         optimizer.update(params, Parameters(checks.TINY), list(params), 1.0)
-    assert seen[0] == (params["layers.0.qkv"].shape, (c.rate, 0.95, c.decay, None))
+    assert seen[0] == (params["layers.0.qkv"].shape, (c.rate, 0.95, c.decay, WIDTHS))
     assert (params["layers.0.qkv"] == 1).all() and (optimizer.m["layers.0.down"] == -1).all()
     assert len(seen) == 4 * checks.TINY.layers and not params["embed"].any()
 

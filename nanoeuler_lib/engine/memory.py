@@ -158,7 +158,12 @@ def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, p
 
 def muon_shapes(config: ModelConfig, processors: int = 2) -> dict[str, tuple]:
     """Muon's scratch space, for the largest matrix inside blocks: the matrix twice, two Gram matrices, and sums."""
-    matrices = [shape for name, shape in parameter_shapes(config).items() if optim.moved_by_muon(name)]
+    matrices = [
+        (shape[0], width)
+        for name, shape in parameter_shapes(config).items()
+        if optim.moved_by_muon(name)
+        for width in optim.muon_widths(name, config)
+    ]
     whole, side = max(map(math.prod, matrices)), max(map(min, matrices))
     gram = "n", side, side
     return dict(

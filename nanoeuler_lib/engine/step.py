@@ -103,7 +103,15 @@ class Step:
                 plan.op.adamw(*of, self.factor, self.numbers, decayed, c)
             for name in filter(optim.moved_by_muon, m.params):
                 matrices = m.params[name], self.grads[name], o.m[name], None if copy is None else m.copy[name]
-                plan.op.muon(*matrices, self.factor, self.numbers, optim.MUON_BETA, c.decay, self.work)
+                plan.op.muon(
+                    *matrices,
+                    self.factor,
+                    self.numbers,
+                    optim.MUON_BETA,
+                    c.decay,
+                    self.work,
+                    optim.muon_widths(name, m.config),
+                )
 
         return plan.list(("update", self.key), record)
 

@@ -1,8 +1,9 @@
 // What stands around the matrix products of a step of Muon, for one matrix. ops/gpu.py, ops/reference.py; Jordan et al.
 // 2024, Liu et al. 2025.
 //
-// Number: what the products multiply, float or __nv_bfloat16. Matrices lie by rows without gaps, a multiple of 4 numbers
-// each, from a multiple of 16 bytes on. factor: [2] from `clip_factor`; if the norm in it is not finite nothing changes.
+// Number: what the products multiply, float or __nv_bfloat16. The matrix is `width` fours wide and lies from four `first`
+// on in each row, of `row` fours, of p, g, m and copy (joined matrices side by side); x and o hold it alone. factor: [2]
+// from `clip_factor`; if the norm in it is not finite nothing changes.
 #include <cuda_bf16.h>
 #include <reduce.cuh>
 #include <wide.cuh>
@@ -18,22 +19,26 @@ __device__ __forceinline__ void put(__nv_bfloat16* p, float4 v) {
   __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
   *(uint2*)p = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
 }
+// Where in the whole four i of the matrix stands.
+__device__ __forceinline__ size_t at(int i, int row, int first, int width) {
+  return 4 * ((size_t)(i / width) * row + first + i % width);
+}
 // s a + t b
 __device__ __forceinline__ float4 mix(float s, float4 a, float t, float4 b) {
   return make_float4(s * a.x + t * b.x, s * a.y + t * b.y, s * a.z + t * b.z, s * a.w + t * b.w);
 }
 
-// m = beta m + g, with g clipped; part[block] = that block's share of ||u||^2, u = g + beta m. g, m: [4 fours]; part:
-// [gridDim.x]. Blocks are multiples of 32.
+// m = beta m + g, with g clipped; part[block] = that block's share of ||u||^2, u = g + beta m. part: [gridDim.x].
+// Blocks are multiples of 32.
 extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __restrict__ m,
                                          const float* __restrict__ factor, float* __restrict__ part, int fours,
-                                         float beta) {
+                                         int row, int first, int width, float beta) {
   if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
-  if (whole_fours(4 * fours, g, m) != fours) __trap();
   float sum = 0;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-    float4 slope = four(g + 4 * (size_t)i), v = mix(beta, four(m + 4 * (size_t)i), factor[0], slope);
-    put(m + 4 * (size_t)i, v);
+    size_t j = at(i, row, first, width);
+    float4 slope = four(g + j), v = mix(beta, four(m + j), factor[0], slope);
+    put(m + j, v);
     float4 u = mix(factor[0], slope, beta, v);
     sum += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
   }
@@ -41,27 +46,32 @@ extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __r
   if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
-// x = u / ||u||, behind `muon_momentum`; a norm below `smallest` is taken to be that. x: [4 fours]; part: [parts].
+// x = u / ||u||, behind `muon_momentum`; a norm below `smallest` is taken to be that. part: [parts].
 template <class Number>
 __global__ void muon_direction(const float* __restrict__ g, const float* __restrict__ m,
                                const float* __restrict__ factor, const float* __restrict__ part, int parts,
-                               Number* __restrict__ x, int fours, float beta, float smallest) {
+                               Number* __restrict__ x, int fours, int row, int first, int width, float beta,
+                               float smallest) {
   if (!(factor[1] <= 3.4e38f)) return;
   float sum = 0;
   for (int i = threadIdx.x; i < parts; i += blockDim.x) sum += part[i];
   float scale = 1.0f / fmaxf(sqrtf(block_sum(sum)), smallest);
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x)
-    put(x + 4 * (size_t)i, mix(scale * factor[0], four(g + 4 * (size_t)i), scale * beta, four(m + 4 * (size_t)i)));
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
+    size_t j = at(i, row, first, width);
+    put(x + 4 * (size_t)i, mix(scale * factor[0], four(g + j), scale * beta, four(m + j)));
+  }
 }
 
-// p -= rate (length o + decay p), and, where Number is not float, copy = p. p, o, copy: [4 fours]; step[0]: the rate.
+// p -= rate (length o + decay p), and, where Number is not float, copy = p. step[0]: the rate.
 template <class Number>
 __global__ void muon_move(float* p, const Number* __restrict__ o, Number* copy, const float* __restrict__ factor,
-                          const float* __restrict__ step, int fours, float length, float decay) {
+                          const float* __restrict__ step, int fours, int row, int first, int width,
+                          float length, float decay) {
   if (!(factor[1] <= 3.4e38f)) return;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-    float4 v = mix(1.0f - step[0] * decay, four(p + 4 * (size_t)i), -step[0] * length, four(o + 4 * (size_t)i));
-    put(p + 4 * (size_t)i, v);
-    if (sizeof(Number) < sizeof(float)) put(copy + 4 * (size_t)i, v);
+    size_t j = at(i, row, first, width);
+    float4 v = mix(1.0f - step[0] * decay, four(p + j), -step[0] * length, four(o + 4 * (size_t)i));
+    put(p + j, v);
+    if (sizeof(Number) < sizeof(float)) put(copy + j, v);
   }
 }

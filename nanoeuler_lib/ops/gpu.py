@@ -379,11 +379,23 @@ class Program:
         arguments, grid = (*arrays, factor, step, *numbers), self._blocks(params.size // 4)
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
-    def muon(self, p, g, m, copy, factor, step, beta, decay, work):
-        """One step of Muon for one matrix. p, g, m: [R, C] float32; copy: bfloat16 [R, C], or None; factor, step: as of
-        `adamw`; work: `memory.muon_shapes`. The smaller Gram matrix of a tall one stands on the right: none is turned.
+    def muon(self, p, g, m, copy, factor, step, beta, decay, work, widths=None):
+        """One step of Muon. p, g, m: [R, C] float32; copy: bfloat16 [R, C], or None; factor, step: as of `adamw`; work:
+        `memory.muon_shapes`; widths: of matrices that stand side by side, multiples of 4, by default of a single one.
         """
-        (R, C), fours, wide = p.shape, p.size // 4, p.shape[0] <= p.shape[1]
+        start = 0
+        for width in widths or [p.shape[1]]:
+            self._muon(p, g, m, copy, factor, step, float(beta), float(decay), work, start, width)
+            start += width
+
+    def _muon(self, p, g, m, copy, factor, step, beta, decay, work, start, C):
+        """For the C columns from `start` on. A tall matrix has its smaller Gram matrix on the right: none is turned."""
+        R, row = p.shape
+        if row % 4 or start % 4 or C % 4:
+            raise NanoEulerError(
+                f"columns of Muon's matrices are multiples of 4, got {C} from {start} on of {row}"
+            )
+        wide, place, size = R <= C, (R * C // 4, row // 4, start // 4, C // 4), 4 * R * C
         file, parts = self._file("muon.cu", muon_kernels(self.number)), work.muon_parts
         x, y = (whole.reshape(-1)[: R * C].reshape(R, C) for whole in (work.muon_x, work.muon_y))
         side = min(R, C)
@@ -394,10 +406,10 @@ class Program:
         def launch(kernel, grid, arguments, moved):
             self._launch("muon", file, f"{kernel}<{self.number}>", grid, THREADS, arguments, moved)
 
-        momentum = g, m, factor, parts, fours, float(beta)
-        self._launch("muon", file, "muon_momentum", len(parts), THREADS, momentum, g.nbytes + 2 * m.nbytes)
-        direction = g, m, factor, parts, len(parts), x, fours, float(beta), SMALLEST
-        launch("muon_direction", self._blocks(fours), direction, g.nbytes + m.nbytes + x.nbytes)
+        momentum = g, m, factor, parts, *place, beta
+        self._launch("muon", file, "muon_momentum", len(parts), THREADS, momentum, 3 * size)
+        direction = g, m, factor, parts, len(parts), x, *place, beta, SMALLEST
+        launch("muon_direction", self._blocks(place[0]), direction, 2 * size + x.nbytes)
         a, b, c = QUINTIC
         for _ in range(SCHULZ_STEPS):
             self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide)
@@ -405,8 +417,8 @@ class Program:
             self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a)
             x, y = y, x
         to = p if copy is None else copy
-        move = p, x, to, factor, step, fours, 0.2 * math.sqrt(max(R, C)), float(decay)
-        launch("muon_move", self._blocks(fours), move, 2 * p.nbytes + 2 * x.nbytes)
+        move = p, x, to, factor, step, *place, 0.2 * math.sqrt(max(R, C)), decay
+        launch("muon_move", self._blocks(place[0]), move, 2 * size + 2 * x.nbytes)
 
     # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
 
