@@ -58,11 +58,15 @@ class Decoder:
 
         Raises NanoEulerError when there is nothing to feed or the context is full.
         """
-        return self.read(tokens)[-1] @ self.heads
+        return self.logits(self.read(tokens)[-1])
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
-        return self.read(tokens) @ self.heads
+        return self.logits(self.read(tokens))
+
+    def logits(self, y: np.ndarray) -> np.ndarray:
+        """Logits [..., V] of head 0 for rows y [..., D] of what `read` returned."""
+        return y @ self.heads
 
     def later_logits(self, y: np.ndarray) -> np.ndarray:
         """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
@@ -250,13 +254,13 @@ def speculate(
         ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
         new = []
         for y, guess, q in zip(ys, guesses, qs):
-            p = dense(*filtered_probs((y @ decoder.heads)[:size], **options), len(q))
+            p = dense(*filtered_probs(decoder.logits(y)[:size], **options), len(q))
             new.append(accept_or_redraw(p, q, guess, rng))
             if new[-1] != guess:
                 break
         else:
             y = ys[len(guesses)]
-            new.append(sample((y @ decoder.heads)[:size], rng, **options))
+            new.append(sample(decoder.logits(y)[:size], rng, **options))
         decoder.length -= len(guesses) - (len(new) - 1)  # forget the guesses that were not accepted
         yield new
         ids += new

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.blas import to_bfloat16
 from nanoeuler_lib.engine.memory import download, upload
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generate import check_room
 from nanoeuler_lib.ops import gpu, reference
 
@@ -29,24 +29,23 @@ class Decoder:
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.number = 0, owner.program.number
         self.xp = xp = cuda.array_module(owner.program.where)
-        host = owner.params.host()
-
-        self.embed, self.gain = owner.params["embed"], host["norm_final"]
-        self.heads = self.gain[:, None] * host["heads"][:, : c.vocab_size]
-        self.later = host["heads"][:, c.vocab_size :]
-        matrices = {}  # as they are read: [inputs, outputs], each row times the gain of the norm before it
+        p, matrices = owner.params, {}  # as they are read, after one another: [inputs, outputs], and the gain before them
         for i in range(c.layers):
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
-                w = host[f"layers.{i}.{name}"]
-                matrices[i, name] = w if norm is None else host[f"layers.{i}.{norm}"][:, None] * w
-        matrices["head"] = self.heads
-        flat, end, self.weights = xp.empty(sum(w.size for w in matrices.values()), owner.half), {}, {}
-        at = 0
-        for key, w in matrices.items():
-            at += w.size
-            self.weights[key], end[key] = flat[at - w.size : at].reshape(w.shape[::-1]), at
-            put = to_bfloat16 if owner.half == np.uint16 else np.asarray
-            upload(self.weights[key], put(np.ascontiguousarray(w.T)))
+                matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
+        matrices["head"] = p["heads"][:, : c.vocab_size], p["norm_final"]
+        matrices["later"] = p["heads"][:, c.vocab_size :], p["norm_final"]
+        exact = xp.empty(sum(w.size for w, _ in matrices.values()), np.float32)
+        flat = exact if owner.half == np.float32 else xp.empty(exact.size, owner.half)
+        end, self.weights, at = {}, {}, 0
+        for key, (w, gain) in matrices.items():
+            part, at = slice(at, at + w.size), at + w.size
+            exact[part].reshape(w.shape[::-1])[...] = (w if gain is None else gain[:, None] * w).T
+            self.weights[key], end[key] = flat[part].reshape(w.shape[::-1]), at
+        if flat is not exact:
+            self.program.round_to(flat, exact)
+            gpu.run(self.program.take())
+        self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
         read_next = [(i, "qkv") for i in range(1, c.layers)] + [
@@ -57,6 +56,7 @@ class Decoder:
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
         self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
         sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn, logits=c.vocab_size)
+        self.ahead = xp.empty((1, (c.predict - 1) * c.vocab_size), np.float32)
         self.buffers = SimpleNamespace(
             **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
         )
@@ -67,35 +67,42 @@ class Decoder:
 
         Raises NanoEulerError when there is nothing to feed or the context is full.
         """
-        return self._through(tokens, "logits")[-1]
+        return self.feed_all(tokens)[-1]
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
-        return self._through(tokens, "logits")
-
-    def read(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].
-
-        Raises what `feed` does.
-        """
-        x = self._through(tokens, "x")
-        return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + np.float32(self.config.norm_eps))
-
-    def later_logits(self, y: np.ndarray) -> np.ndarray:
-        """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
-        return ((y * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
-
-    def _through(self, tokens, wanted):
-        """What stands in a buffer behind each of the tokens: [T, D] of "x", the residual stream, [T, V] of "logits"."""
         check_room(self.config, self.length, tokens)
-        found = []
-        for start in range(0, len(tokens), ROWS):
-            some = np.asarray(tokens[start : start + ROWS])
+        found, stop = [], len(tokens) % ROWS or ROWS  # the last launches take all they can
+        for start in range(stop - ROWS, len(tokens), ROWS):
+            some = np.asarray(tokens[max(start, 0) : start + ROWS])
             upload(self.inputs[: 1 + len(some)], [self.length, *some])
             gpu.run(self._list(len(some)))
             self.length += len(some)
-            found.append(download(getattr(self.buffers, wanted)[: len(some)]))
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            found.append(download(self.buffers.logits[: len(some)]))
+        self.found = found[0] if len(found) == 1 else np.concatenate(found)
+        return self.found
+
+    def read(self, tokens: np.ndarray) -> range:
+        """Append tokens [T] and return for each what `logits` and `later_logits` take until more is fed: its place.
+
+        Raises what `feed` does.
+        """
+        return range(len(self.feed_all(tokens)))
+
+    def logits(self, place: int) -> np.ndarray:
+        """Logits [V] of head 0 behind a token that was read last."""
+        return self.found[place]
+
+    def later_logits(self, place: int) -> np.ndarray:
+        """Logits [K-1, V] of heads 1 to K-1 behind a token that was read last: one of the last ROWS.
+
+        Raises NanoEulerError for one before them.
+        """
+        row = place - len(self.found) + min(len(self.found), ROWS)
+        if row < 0:
+            raise NanoEulerError(f"token {place} of {len(self.found)}: expected one of the last {ROWS}")
+        gpu.run(self._list_ahead(row))
+        return download(self.ahead).reshape(-1, self.config.vocab_size)
 
     def _list(self, rows):
         """The launches for so many tokens, five a layer."""
@@ -115,3 +122,11 @@ class Decoder:
             op.project(b.logits[:rows], b.x[:rows], self.weights["head"], c.norm_eps)
             self.lists[rows] = op.take()
         return self.lists[rows]
+
+    def _list_ahead(self, row):
+        """The launch for the later heads behind one of the tokens that went through last."""
+        if ("later", row) not in self.lists:
+            x = self.buffers.x[row : row + 1]
+            self.program.project(self.ahead, x, self.weights["later"], self.config.norm_eps)
+            self.lists["later", row] = self.program.take()
+        return self.lists["later", row]
