@@ -249,7 +249,7 @@ BUGS = {
     gpu: [
         ("            x, y = y, x\n", ""),
         ("alpha=c, plus=gram, beta=b", "alpha=b, plus=gram, beta=c"),
-        ("0.2 * math.sqrt(max(R, C)), decay", "0.2 * math.sqrt(min(R, C)), decay"),
+        ("MOVE * math.sqrt(max(R, C)), decay", "MOVE * math.sqrt(min(R, C)), decay"),
         ("transpose_a=not wide, transpose_b=wide", "transpose_a=False, transpose_b=True"),
         ("to = p if copy is None else copy", "to = p if copy is None else x"),
         ("            start += width\n", ""),

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from nanoeuler_lib.ops.reference import QUINTIC, SCHULZ_STEPS, SMALLEST
+from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
 BLOCK = 64  # rows that attention computes at a time
 ROWS = 128  # rows that SwiGLU computes at a time
@@ -376,7 +376,7 @@ def muon(p, g, m, rate, beta, decay, widths=None):
     for width in widths or [u.shape[1]]:
         columns = slice(start, start := start + width)
         move = _newton_schulz(u[:, columns])
-        move *= rate * 0.2 * math.sqrt(max(move.shape))
+        move *= rate * MOVE * math.sqrt(max(move.shape))
         p[:, columns] -= move
 
 

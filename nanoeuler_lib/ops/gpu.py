@@ -23,7 +23,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import flash, flash_backward
-from nanoeuler_lib.ops.reference import QUINTIC, SCHULZ_STEPS, SMALLEST
+from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
 NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
 THREADS = 256  # of a block whose threads do not depend on each other
@@ -417,7 +417,7 @@ class Program:
             self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a)
             x, y = y, x
         to = p if copy is None else copy
-        move = p, x, to, factor, step, *place, 0.2 * math.sqrt(max(R, C)), decay
+        move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay
         launch("muon_move", self._blocks(place[0]), move, 2 * size + 2 * x.nbytes)
 
     # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------

@@ -251,6 +251,7 @@ def adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
 
 QUINTIC = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024: steep at 0, so that small singular values grow fast
 SCHULZ_STEPS = 5
+MOVE = 0.2  # root mean square of a step in rates, as AdamW's was seen to be: Liu et al. 2025, section 2.2
 SMALLEST = 1e-15  # a norm below is none: squares of float32 are not numbers to divide by there
 
 
@@ -282,5 +283,5 @@ def muon_step(p, g, m, rate, beta, decay, widths=None):
     m = beta * m + g
     u = g + beta * m
     parts = np.split(u, np.cumsum(widths)[:-1], axis=1) if widths else [u]
-    moves = [0.2 * math.sqrt(max(part.shape)) * newton_schulz(part) for part in parts]
+    moves = [MOVE * math.sqrt(max(part.shape)) * newton_schulz(part) for part in parts]
     return p - rate * (np.concatenate(moves, axis=1) + decay * p), m

@@ -1,0 +1,89 @@
+"""Text from a trained model on a GPU, with proposals by the later heads and without, in one process and in turns.
+
+    python -m benchmarks.gpu_speculate --run RUN --data SHARDS                # stores data/results/gpu_speculate.json
+    python -m benchmarks.gpu_speculate --run RUN --data SHARDS --out FOLDER   # the JSON goes there
+
+Each of PROMPTS windows of the shards is continued by TOKENS tokens, with 0, 1, ... proposals a round. A row is a number
+of proposals and a way of drawing: milliseconds a token (the median over prompts), what plain decoding takes over it
+(the median of the ratios), tokens a round, and of greedy texts how many are those of plain decoding, token for token.
+The first ROUNDS rounds of a text are not timed: they read the prompt and capture the launches.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import checkpoint, engine
+from nanoeuler_lib.device import choose
+from nanoeuler_lib.generate import speculate
+from nanoeuler_lib.shards import Shards
+from tools.results import FOLDER, save
+
+PROMPTS, WINDOW, TOKENS, ROUNDS = 50, 32, 160, 6
+WAYS = {"greedy": dict(temperature=0.0), "sampled": dict(temperature=0.8, top_p=0.95)}
+
+
+def windows(shards: Shards, count: int) -> list[list[int]]:
+    """Tokens from places that a generator draws."""
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, shards.tokens - WINDOW, count)
+    return [shards.read(int(at), int(at) + WINDOW).astype(int).tolist() for at in starts]
+
+
+def continued(model: engine.GPT, ids: list[int], propose: int, tokens: int, how: dict) -> tuple:
+    """The tokens, the seconds of one behind the first ROUNDS rounds, and how many a round gave there."""
+    found, counts, times = [], [], []
+    for new in speculate(model, ids, np.random.default_rng(0), propose, **how):
+        found += new
+        counts.append(len(new))
+        times.append(time.perf_counter())
+        if len(found) >= tokens:
+            break
+    timed = sum(counts[ROUNDS:])
+    return found[:tokens], (times[-1] - times[ROUNDS - 1]) / timed, timed / (len(counts) - ROUNDS)
+
+
+def measure(model: engine.GPT, prompts: list[list[int]], tokens: int) -> list[dict]:
+    """The rows. Prompts are continued in turn by every number of proposals."""
+    rows = []
+    for name, how in WAYS.items():
+        taken = [
+            [continued(model, ids, n, tokens, how) for n in range(model.config.predict)] for ids in prompts
+        ]
+        for n in range(model.config.predict):
+            same = sum(of[n][0] == of[0][0] for of in taken) if name == "greedy" else None
+            rows.append({
+                "way": name, **how, "propose": n, "prompts": len(prompts), "same": same,
+                "milliseconds": round(1e3 * statistics.median(of[n][1] for of in taken), 4),
+                "speedup": round(statistics.median(of[0][1] / of[n][1] for of in taken), 3),
+                "tokens_a_round": round(statistics.mean(of[n][2] for of in taken), 3),
+            })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", required=True, help="a run folder, or a checkpoint")
+    parser.add_argument("--data", required=True, help="shards that the prompts are taken from")
+    parser.add_argument("--device", default="gpu")
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
+    )
+    options = parser.parse_args()
+    found = checkpoint.load(options.run)
+    model = choose(options.device, options.precision, found.model.config).place(found.model)
+    rows = measure(model, windows(Shards(options.data), options.prompts), options.tokens)
+    for row in rows:
+        print(row, flush=True)
+    config = dict(step=found.step, precision=options.precision, tokens=options.tokens, window=WINDOW)
+    save("gpu_speculate", config, rows, options.out)
+
+
+if __name__ == "__main__":
+    main()
