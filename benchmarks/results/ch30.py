@@ -7,12 +7,13 @@
 Each row says what it is in "row":
 
 "ceiling"  what a large copy moves (GB/s, read and written) and what a large product computes (TFLOP/s)
-"launch"   microseconds of a launch that does nothing: its cost to the host, to the card in a graph, to the card out of the
-           host's queue ("alone"), and there between two marks of the clock ("marked")
-"profile"  a kind of launch in a training step of so many rows: how many, milliseconds of all of them, bytes, operations
-"step"     a whole step of so many rows: milliseconds in CUDA graphs and by a loop of launches, in turns; the host's share
-"decode"   a token at a position: milliseconds in a graph and by a loop, tokens uploaded and logits downloaded, and on the
-           card alone
+"launch"   microseconds of a launch that does nothing: its cost to the host, to the card in a graph, to the card out of
+           the host's queue ("alone"), and there between two marks of the clock ("marked")
+"profile"  a kind of launch in a step of so many rows: how many, milliseconds of all of them, bytes, operations
+"step"     a whole step of so many rows: milliseconds in CUDA graphs and by a loop of launches, in turns; what the host
+           needs to write the loop's queue ("queued"), and what the card needs for the graphs alone ("card")
+"decode"   a token at a position: milliseconds in a graph and by a loop, tokens uploaded and logits downloaded, and on
+           the card alone
 "token"    a kind of launch of a token, as "profile"
 """
 
@@ -20,6 +21,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -206,8 +208,8 @@ def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Cloc
                 if turn > 1:
                     taken[name].append(ms)
         lists = lists_of(model.plan(rows, config.context))
-        written = [sum(clock.queued(lambda: loop(part)) for part in lists) for _ in range(rounds)]
-        card = [sum(clock.card(lambda: gpu.run(part)) for part in lists) for _ in range(rounds)]
+        written = [sum(clock.queued(partial(loop, part)) for part in lists) for _ in range(rounds)]
+        card = [sum(clock.card(partial(gpu.run, part)) for part in lists) for _ in range(rounds)]
         kinds = clock.kinds(lists, min(rounds, 5)) if profiled else []
     found = {"row": "step", "rows": rows, "launches": sum(map(len, lists)), "lists": len(lists)}
     found["ms"] = {name: round(statistics.median(of), 4) for name, of in taken.items()}
@@ -235,7 +237,7 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
             taken = {"graph": [], "loop": []}
             for turn in range(rounds + 1):
                 for name, gpu.run in {"graph": plain, "loop": loop}.items():
-                    ms = clock.host(lambda: some(place)) / TOKENS
+                    ms = clock.host(partial(some, place)) / TOKENS
                     if turn:
                         taken[name].append(ms)
             gpu.run = plain
