@@ -11,7 +11,7 @@ Each row says what it is in "row":
            the host's queue ("alone"), and there between two marks of the clock ("marked")
 "profile"  a kind of launch in a step of so many rows: how many, milliseconds of all of them, bytes, operations
 "step"     a whole step of so many rows: milliseconds in CUDA graphs and by a loop of launches, in turns; what the host
-           needs to write the loop's queue ("queued"), and what the card needs for the graphs alone ("card")
+           needs to write the loop's queue ("queued"), what the card needs for the graphs alone ("card"), each round
 "decode"   a token at a position: milliseconds in a graph and by a loop, tokens uploaded and logits downloaded, and on
            the card alone
 "token"    a kind of launch of a token, as "profile"
@@ -36,8 +36,8 @@ from tools.results import FOLDER, save
 SMALL = ModelConfig(64, 2, 1, 2, context=40, vocab_size=96, predict=2, ffn=176)
 SETTINGS = TrainConfig(steps=1000, warmup=0)
 PRECISION = "bfloat16"
-SIZES = {False: dict(rows=(64, 32, 16, 8, 4, 2, 1), profiled=(64, 16), rounds=15, places=(10, 100, 300, 500)),
-         True: dict(rows=(2, 1), profiled=(2,), rounds=2, places=(3, 30))}  # fmt: skip
+SIZES = {False: dict(rows=(64, 32, 16, 8, 4, 2, 1), profiled=(64, 16, 1), rounds=15, places=(10, 100, 300, 500)),
+         True: dict(rows=(2, 1), profiled=(2, 1), rounds=2, places=(3, 30))}  # fmt: skip
 COPY = {"gpu": 1 << 30, "cpu": 1 << 24}  # bytes
 SIDE = {"gpu": 8192, "cpu": 256}  # of the matrices of the large product
 NOTHING = 200  # launches in a list of launches that do nothing
@@ -213,7 +213,7 @@ def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Cloc
         kinds = clock.kinds(lists, min(rounds, 5)) if profiled else []
     found = {"row": "step", "rows": rows, "launches": sum(map(len, lists)), "lists": len(lists)}
     found["ms"] = {name: round(statistics.median(of), 4) for name, of in taken.items()}
-    found["spread"] = {name: [round(f(of), 4) for f in (min, max)] for name, of in taken.items()}
+    found["rounds"] = {name: [round(ms, 4) for ms in of] for name, of in taken.items()}
     found |= {"queued": round(statistics.median(written), 4), "card": round(statistics.median(card), 4)}
     return [found, *({"row": "profile", "rows": rows} | kind for kind in kinds)]
 
