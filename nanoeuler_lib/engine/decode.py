@@ -29,7 +29,7 @@ class Decoder:
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.number = 0, owner.program.number
         self.xp = xp = cuda.array_module(owner.program.where)
-        p, matrices = owner.params, {}  # as they are read, after one another: [inputs, outputs], and the gain before them
+        p, matrices = owner.params, {}  # [inputs, outputs] and the gain before them, in the order of reading
         for i in range(c.layers):
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
                 matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
@@ -48,9 +48,7 @@ class Decoder:
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
-        read_next = [(i, "qkv") for i in range(1, c.layers)] + [
-            "head"
-        ]  # the last weights before the next cache
+        read_next = [*((i, "qkv") for i in range(1, c.layers)), "head"]  # the last before the next cache
         self.behind = [flat[end[i, "qkv"] : end[key]] for i, key in enumerate(read_next)]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
