@@ -342,12 +342,21 @@ static void check_barrier(Block* block) {
 }
 
 static void check_exit(Fiber* fiber) {
-  AsyncCopies& copies = fiber->block->copies[fiber->thread];
-  if (copies.length == 0) return;
-  describe(fiber, site_of_line(copies.copy[0].line), nullptr, 0, "missing wait",
+  Block* block = fiber->block;
+  AsyncCopies& copies = block->copies[fiber->thread];
+  if (!copies.length || (block->unwaited >= 0 && block->unwaited < fiber->thread)) return;
+  block->unwaited = fiber->thread;
+  block->unwaited_line = copies.copy[0].line;
+}
+
+// Told when all have returned, of the first thread by number: which one returns first hangs on the host's compiler.
+static void check_exits(Fiber* last) {
+  Block* block = last->block;
+  if (block->unwaited < 0) return;
+  become_thread(last, block, block->unwaited);
+  describe(last, site_of_line(block->unwaited_line), nullptr, 0, "missing wait",
            "a copy_async is never waited for (copy_async_commit, then copy_async_wait)");
-  copies.length = 0;
-  leave(fiber->block);
+  leave(block);
 }
 
 // ---- one access -------------------------------------------------------------------------------------------

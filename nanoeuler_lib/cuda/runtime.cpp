@@ -37,6 +37,7 @@ static void check_syncwarp(Block*, Warp*, unsigned lanes);
 static void check_fence(Fiber*, bool of_block);
 static void check_named_barrier(Fiber*, NamedBarrier*, bool complete);
 static void check_exit(Fiber*);
+static void check_exits(Fiber*);
 static void guard();
 static void unguard();
 static void offer_signal_stack();
@@ -164,7 +165,7 @@ static void run_block(Block* block, uint64_t linear_index) {
   block->serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
   block->alive = threads;
   block->arrived = block->epoch = 0;
-  block->left_thread = -1;
+  block->left_thread = block->unwaited = -1;
   block->unwritten = block->atomics = false;
   for (NamedBarrier& named : block->named) {
     if (!block->named_used) break;
@@ -337,7 +338,10 @@ static void run_threads() {
       deadlock(block);
       leave(block);
     }
-    if (next < 0) end_block(block);
+    if (next < 0) {
+      end_block(block);
+      check_exits(fiber);
+    }
     if (next >= 0 && !block->started[next]) {
       become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
       continue;
@@ -1044,6 +1048,7 @@ static void check_syncwarp(Block*, Warp*, unsigned) {}
 static void check_fence(Fiber*, bool) {}
 static void check_named_barrier(Fiber*, NamedBarrier*, bool) {}
 static void check_exit(Fiber*) {}
+static void check_exits(Fiber*) {}
 static void note_calls(Fiber*, Site*) {}
 RUNTIME_API void check_access(const void*, int, int, int) {}
 RUNTIME_API void check_range(const void*, size_t, int, int) {}

@@ -141,6 +141,7 @@ struct Block {
   unsigned arrived, epoch;  // at the barrier; how many barriers have been passed
   uint64_t barrier_path;
   int barrier_line, left_thread;
+  int unwaited, unwaited_line;  // the first thread that returned with copies under way, -1: none
   NamedBarrier named[NAMED_BARRIERS];
   bool named_used;
   int votes, voters;  // of __syncthreads_count() and its kin
