@@ -244,7 +244,7 @@ def speculate(
     context, most = model.config.context, model.config.predict - 1
     if not 0 <= propose <= most:
         raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
-    decoder, ids = model.decoder(), list(ids)
+    decoder, ids = model.decoder(propose), list(ids)
     fresh, guesses, qs = ids[-context:], [], []
     while True:
         if decoder.length + len(fresh) > context:

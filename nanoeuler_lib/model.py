@@ -194,8 +194,8 @@ class GPT:
             self._plan = Plan(self.config, batch, time, self.dtype)
         return self._plan
 
-    def decoder(self):
-        """A `generate.Decoder` of this model, which has seen nothing yet."""
+    def decoder(self, ahead: int = 0):
+        """A `generate.Decoder` of this model, which has seen nothing yet; ahead: later heads that it will be asked for."""
         from nanoeuler_lib.generate import Decoder  # which needs this module
 
         return Decoder(self)

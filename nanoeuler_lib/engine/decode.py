@@ -7,7 +7,6 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.engine.memory import download, upload
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generate import check_room
 from nanoeuler_lib.ops import gpu, reference
 
@@ -22,10 +21,11 @@ class Decoder:
 
     Weights lie transposed, with the gains of RMSNorm multiplied into them, in the model's precision; keys and values of
     the tokens seen lie in a cache. Tokens go through up to ROWS at a time, and no sum depends on how many there are.
-    When the model's weights change, make a new decoder.
+    ahead: how many of the later heads are asked as well, behind every token. When the model's weights change, make a
+    new decoder.
     """
 
-    def __init__(self, owner: "GPT"):
+    def __init__(self, owner: "GPT", ahead: int = 0):
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.number = 0, owner.program.number
         self.xp = xp = cuda.array_module(owner.program.where)
@@ -33,8 +33,7 @@ class Decoder:
         for i in range(c.layers):
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
                 matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
-        matrices["head"] = p["heads"][:, : c.vocab_size], p["norm_final"]
-        matrices["later"] = p["heads"][:, c.vocab_size :], p["norm_final"]
+        matrices["heads"] = p["heads"][:, : (1 + ahead) * c.vocab_size], p["norm_final"]
         exact = xp.empty(sum(w.size for w, _ in matrices.values()), np.float32)
         flat = exact if owner.half == np.float32 else xp.empty(exact.size, owner.half)
         end, self.weights, at = {}, {}, 0
@@ -48,13 +47,13 @@ class Decoder:
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
-        read_next = [*((i, "qkv") for i in range(1, c.layers)), "head"]  # the last before the next cache
+        read_next = [*((i, "qkv") for i in range(1, c.layers)), "heads"]  # the last before the next cache
         self.behind = [flat[end[i, "qkv"] : end[key]] for i, key in enumerate(read_next)]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
         self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
-        sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn, logits=c.vocab_size)
-        self.ahead = xp.empty((1, (c.predict - 1) * c.vocab_size), np.float32)
+        sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn)
+        sizes["logits"] = (1 + ahead) * c.vocab_size
         self.buffers = SimpleNamespace(
             **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
         )
@@ -70,15 +69,15 @@ class Decoder:
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
         check_room(self.config, self.length, tokens)
-        found, stop = [], len(tokens) % ROWS or ROWS  # the last launches take all they can
-        for start in range(stop - ROWS, len(tokens), ROWS):
-            some = np.asarray(tokens[max(start, 0) : start + ROWS])
+        found = []
+        for start in range(0, len(tokens), ROWS):
+            some = np.asarray(tokens[start : start + ROWS])
             upload(self.inputs[: 1 + len(some)], [self.length, *some])
             gpu.run(self._list(len(some)))
             self.length += len(some)
             found.append(download(self.buffers.logits[: len(some)]))
         self.found = found[0] if len(found) == 1 else np.concatenate(found)
-        return self.found
+        return self.found[:, : self.config.vocab_size]
 
     def read(self, tokens: np.ndarray) -> range:
         """Append tokens [T] and return for each what `logits` and `later_logits` take until more is fed: its place.
@@ -89,18 +88,11 @@ class Decoder:
 
     def logits(self, place: int) -> np.ndarray:
         """Logits [V] of head 0 behind a token that was read last."""
-        return self.found[place]
+        return self.found[place, : self.config.vocab_size]
 
     def later_logits(self, place: int) -> np.ndarray:
-        """Logits [K-1, V] of heads 1 to K-1 behind a token that was read last: one of the last ROWS.
-
-        Raises NanoEulerError for one before them.
-        """
-        row = place - len(self.found) + min(len(self.found), ROWS)
-        if row < 0:
-            raise NanoEulerError(f"token {place} of {len(self.found)}: expected one of the last {ROWS}")
-        gpu.run(self._list_ahead(row))
-        return download(self.ahead).reshape(-1, self.config.vocab_size)
+        """Logits [ahead, V] of heads 1 to `ahead` behind a token that was read last."""
+        return self.found[place, self.config.vocab_size :].reshape(-1, self.config.vocab_size)
 
     def _list(self, rows):
         """The launches for so many tokens, five a layer."""
@@ -117,14 +109,6 @@ class Decoder:
                 op.project(b.x[:rows], b.attended[:rows], w["out"], None)
                 op.project_glu(b.hidden[:rows], b.x[:rows], w["gate_up"], c.norm_eps)
                 op.project(b.x[:rows], b.hidden[:rows], w["down"], None)
-            op.project(b.logits[:rows], b.x[:rows], self.weights["head"], c.norm_eps)
+            op.project(b.logits[:rows], b.x[:rows], self.weights["heads"], c.norm_eps)
             self.lists[rows] = op.take()
         return self.lists[rows]
-
-    def _list_ahead(self, row):
-        """The launch for the later heads behind one of the tokens that went through last."""
-        if ("later", row) not in self.lists:
-            x = self.buffers.x[row : row + 1]
-            self.program.project(self.ahead, x, self.weights["later"], self.config.norm_eps)
-            self.lists["later", row] = self.program.take()
-        return self.lists["later", row]

@@ -157,9 +157,9 @@ class GPT(model.GPT):
         rows = plan.work_logits.size // wide
         return plan.work_logits.reshape(-1)[: rows * wide].reshape(rows, wide)
 
-    def decoder(self) -> "Decoder":
-        """A decoder of this model, which has seen nothing yet."""
-        return Decoder(self)
+    def decoder(self, ahead: int = 0) -> "Decoder":
+        """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""
+        return Decoder(self, ahead)
 
     def loss_and_gradients(self, tokens: np.ndarray, targets: np.ndarray, weights=None):
         """The loss and its gradient with respect to every parameter, a `model.Parameters`.
