@@ -195,7 +195,7 @@ class GPT:
         return self._plan
 
     def decoder(self, ahead: int = 0):
-        """A `generate.Decoder` of this model, which has seen nothing yet; ahead: later heads that it will be asked for."""
+        """A `generate.Decoder` of this model, which has seen nothing yet; ahead: later heads it will be asked for."""
         from nanoeuler_lib.generate import Decoder  # which needs this module
 
         return Decoder(self)
