@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from test_speculative import expected_outcomes
 
 from nanoeuler_lib import checkpoint, cli, cuda, device, engine, gradcheck, sft, step, train
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
@@ -352,6 +353,24 @@ def test_speculation_gives_the_text_of_plain_decoding():
             rounds = speculate(model, ids, np.random.default_rng(0), propose, temperature=0.0)
             texts.append(list(islice(chain.from_iterable(rounds), 24)))
         assert texts[0] == texts[1]
+
+
+def test_speculation_draws_from_head_0():
+    """Pairs of tokens: chi-square at one in a million. The later heads propose something else than head 0 says."""
+    config = replace(TINY, layers=1, vocab_size=8, context=6, predict=3, ffn=24)
+    params, n, rng = parameters(config, 0.3, 3), 400, np.random.default_rng(0)
+    model = engine_of(params, config=config, checked=False)
+    expected = expected_outcomes(GPT(config, params), [1, 2], 2, 6, temperature=1.5)
+    drawn, accepted = [], 0
+    for _ in range(n):
+        rounds = islice(speculate(model, [1, 2], rng, 2, temperature=1.5), 2)  # the first one proposes nothing
+        first, second, *more = chain.from_iterable(rounds)
+        drawn.append((first, second))
+        accepted += bool(more)
+    counts = np.array([[drawn.count(pair), n * p] for pair, p in expected.items() if n * p > 5])
+    chi_square = ((counts[:, 0] - counts[:, 1]) ** 2 / counts[:, 1]).sum()
+    assert len(counts) > 10 and chi_square < len(counts) + 7 * (2 * len(counts)) ** 0.5 + 10
+    assert n / 10 < accepted < 9 * n / 10
 
 
 # ---- products --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
 
-from benchmarks import gpu_decode, gpu_numbers, gpu_products, gpu_step
+from benchmarks import gpu_decode, gpu_muon, gpu_numbers, gpu_products, gpu_speculate, gpu_step
+from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig
 
 pytestmark = pytest.mark.compiler
@@ -94,3 +95,77 @@ def test_the_fastest_algorithm_is_taken_where_it_gains(monkeypatch):
     monkeypatch.setattr(gpu_products, "milliseconds", lambda launch: launch())
     assert taking([1.0, 0.9, 0.8, 0.85]) == (2, [1.0, 0.9, 0.8, 0.85])
     assert taking([1.0, 0.99])[0] == 0 and taking([1.0])[0] == 0
+
+
+# ---- Proposals; Muon
+
+
+def test_proposals_are_measured_beside_plain_decoding(monkeypatch):
+    monkeypatch.setattr(gpu_speculate, "ROUNDS", 2)
+    config = dataclasses.replace(TINY, context=40, predict=3)
+    model = engine.GPT(config, where="cpu", checked=False)
+    found = gpu_speculate.measure(model, [[1, 2, 3], [4, 5]], 12)
+    assert [(row["way"], row["propose"]) for row in found] == [
+        (way, n) for way in ("greedy", "sampled") for n in range(3)
+    ]
+    for row in found:
+        assert row["milliseconds"] > 0 and 1 <= row["tokens_a_round"] <= 1 + row["propose"]
+        assert row["propose"] or row["speedup"] == row["tokens_a_round"] == 1
+        assert row["same"] == (2 if row["way"] == "greedy" else None)
+
+
+def test_texts_that_differ_are_counted(monkeypatch):
+    monkeypatch.setattr(gpu_speculate, "ROUNDS", 1)
+    real = gpu_speculate.speculate
+
+    def drawn(model, ids, rng, propose, **how):
+        for new in real(model, ids, rng, propose, **how):
+            yield [(token + bool(propose)) % 40 for token in new]
+
+    monkeypatch.setattr(gpu_speculate, "speculate", drawn)
+    model = engine.GPT(TINY, where="cpu", checked=False)
+    found = gpu_speculate.measure(model, [[1, 2]], 4)
+    assert [row["same"] for row in found[:2]] == [1, 0]
+
+
+def test_a_recipe_without_each_of_its_changes():
+    start = dict(optimizer="muon", rate=1.0, move=0.4)
+    recipe = start | dict(rate=2.0, decay=0.3, batch=8, steps=4000)
+    assert gpu_muon.without(recipe, start) == {
+        "rate": recipe | dict(rate=1.0),
+        "decay": {name: value for name, value in recipe.items() if name != "decay"},
+        "batch": {name: value for name, value in recipe.items() if name not in ("batch", "steps")},
+    }
+
+
+def test_the_search_keeps_what_helps(monkeypatch):
+    """A pretended loss that likes one rate, one decay and small batches."""
+
+    class Pretended(gpu_muon.Tiny):
+        def __init__(self):
+            self.steps, self.tried = 2000, []
+
+        def run(self, seed, part, **recipe):
+            self.tried.append((seed, recipe))
+            off = abs(recipe["rate"] - 3e-3) * 100 + abs(recipe.get("decay", 0.1) - 0.3)
+            return 2 + off + 0.01 * (recipe.get("batch") != 8) + 1e-4 * recipe.get("beta2", 0)
+
+    trial = Pretended()
+    start, recipe = trial.search("adamw")
+    assert start == dict(optimizer="adamw", rate=3e-3, move=0.2)
+    assert recipe == start | dict(decay=0.3, batch=8, steps=4000)
+    assert {seed for seed, _ in trial.tried} == {gpu_muon.SEARCH}
+
+
+def test_tiny_trains_by_its_recipe(monkeypatch):
+    told = []
+    shape = dataclasses.replace(TINY, context=16, vocab_size=264)
+    text = "".join(f"Line {n} of a text that repeats itself.\n" for n in range(300))
+    trial = gpu_muon.Tiny(text, shape, 4, "cpu", told.append)
+    ends = [
+        trial.run(0, "x", optimizer=name, rate=0.01, batch=2, steps=4) for name in ("adamw", "muon", "muon")
+    ]
+    assert ends[0] != ends[1] == ends[2] and [row["bits"][4] for row in told] == [round(b, 5) for b in ends]
+    assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
+    assert gpu_muon.gpu.MOVE == 0.4
+    gpu_muon.set_muon()
