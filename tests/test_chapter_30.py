@@ -12,7 +12,7 @@ import pytest
 from chapters import definitions, rejected, try_exercise
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap
+from tools.chapter_mutants import Gap, Value
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
@@ -373,4 +373,6 @@ DOMAINS = [
         lambda rng: tuple(np.exp(rng.uniform(-3, 3, 3)).tolist()), [(1.0, 1.0, 1.0)]),
     Gap("check_turns", ("turns",), lambda c: verdict(c.check_turns, c.turns),
         lambda c, rounds: c.turns(rounds), lambda rng: 4 * int(rng.integers(1, 9)), [4]),
+    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
+          lambda c, value: value == c.diagnosis()),
 ]  # fmt: skip
