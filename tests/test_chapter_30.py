@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise
 
+from benchmarks.results import ch30
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
@@ -270,6 +273,29 @@ def test_a_drift_reaches_blocks_and_turns(chapter):
     assert np.median(theirs / ours) == pytest.approx(1.01 * (1 + 0.03 / 30), rel=1e-4)
     ours, theirs = race(still, False)
     assert theirs.mean() / ours.mean() == pytest.approx(1.01 * 1.0149, rel=1e-3)
+
+
+@pytest.mark.compiler
+def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
+    """A small step on the CPU: its kinds make up its launches, its products cost what the chapter says."""
+    monkeypatch.setattr(ch30, "SETTINGS", TrainConfig(steps=9, warmup=0))
+    config = ModelConfig(32, 1, 1, 1, context=9, vocab_size=24, predict=2, ffn=40)
+    model = engine.GPT(config, precision="bfloat16", where="cpu", checked=False)
+    step, *kinds = ch30.steps(model, 2, True, 1, ch30.Clock("cpu", lambda: None))
+    assert sum(kind["count"] for kind in kinds) == step["launches"]
+    assert set(step["ms"]) == {"graph", "loop"} and all(ms > 0 for ms in step["ms"].values())
+    D, F = config.dim, config.ffn
+    expected = []
+    for inputs, outputs in ((D, config.qkv_dim), (D, D), (D, 2 * F), (F, D), (D, 2 * 24)):
+        expected += chapter.linear_cost(2 * 9, inputs, outputs, 2, False)
+    found = [
+        (kind["flops"], kind["bytes"])
+        for kind in kinds
+        if " x " in kind["what"]
+        for _ in range(kind["count"])
+    ]
+    assert sum(flops for flops, _ in found) == sum(flops for flops, _ in expected)
+    assert sum(moved for _, moved in found) == sum(moved for _, moved in expected)
 
 
 # ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
