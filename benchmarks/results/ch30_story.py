@@ -4,8 +4,8 @@
 
 Each row names the commit after which it was measured with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
 `gpu_pretrain.py` or `gpu_decode.py`, on an H100 without another program beside it. "expected_to_save": bounds in
-milliseconds, written down from a reading of the lists before the change was made, for an H200; of several changes added.
-"aims": how many times as fast as torch.compile, set before the engine existed.
+milliseconds, written down from a reading of the lists before the change was made, for an H200; those of several changes
+are added. "aims": how many times as fast as torch.compile, set before the engine existed.
 """
 
 from tools.results import save
@@ -22,8 +22,8 @@ AIMS = {"bfloat16, 64 rows": 1.2, "tf32, 64 rows": 1.25, "bfloat16, 16 rows": 1.
 STAGES = [  # what was changed, the commit, milliseconds of a step and what was expected, by rows of 512 tokens
     ("at first", "b077dc6", {64: (68.9, None), 16: (19.8, None)}),
     (
-        "CUDA graphs; one wait a step in place of two; tokens sorted while the card works, as 16 bits; hidden written by "
-        "the kernel of SwiGLU's backward pass",
+        "CUDA graphs; one wait a step in place of two; tokens sorted while the card works, as 16 bits; hidden written "
+        "by the kernel of SwiGLU's backward pass",
         "272deb1",
         {64: (62.1, [0.5, 0.5]), 16: (18.1, [2.0, 6.0])},
     ),
@@ -44,8 +44,8 @@ OTHERS = [
     {"what": "token", "stage": "at first", "ms": 1.73, "commit": "b077dc6"},
     {
         "what": "token",
-        "stage": "attend written anew; weights asked for before the norm; multiprocessors without a head fetch the next "
-        "weights into L2",
+        "stage": "attend written anew; weights asked for before the norm; multiprocessors without a head fetch the "
+        "next weights into L2",
         "ms": 0.42,
         "commit": "3ed4d7d",
     },
