@@ -301,6 +301,25 @@ def test_exams_of_parts_4_to_6():
     said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
 
 
+def test_exam_30():
+    """The loops of a product, a clock that goes on by microseconds, coins in all ways."""
+    flops = sum(2 for _ in range(100) for _ in range(100) for _ in range(200))
+    moved = 2 * len({*product("a", range(100), range(200)), *product("b", range(200), range(100))})
+    moved += 2 * len(set(product(range(100), range(100))))
+    assert (flops, moved) == (4_000_000, 100_000) and flops / moved == 40 < 400e12 / 2e12
+    ends, now = [], 0
+    for written, took in zip((5, 10, 15, 20), (3, 3, 20, 3), strict=True):
+        while now < written:
+            now += 1
+        now += took
+        ends.append(now)
+    assert ends == [8, 13, 35, 38] and ends[-1] - (3 + 3 + 20 + 3) == 9
+    heads = Counter(sum(coins) for coins in product((0, 1), repeat=8))
+    assert (heads[0] + heads[8], heads[0] + heads[1] + heads[7] + heads[8]) == (2, 18)
+    assert 2 / 2**8 <= 0.05 < 18 / 2**8 and f"{2 / 2**8:.3f} {18 / 2**8:.2f}" == "0.008 0.07"
+    said("30", r"4\,000\,000", r"100\,000", "40 flops a byte", "8, 13, 35 and 38", "9 us", "0.008", "0.07")
+
+
 def test_exam_31():
     """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
     page = [f"w{i}" for i in range(54)]

@@ -44,7 +44,7 @@ PATHS = {
         "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 20 31 32",
         "the whole model, no graphics card",
     ),
-    "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29", "CUDA by hand, on a graphics card or without one"),
+    "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30", "CUDA by hand, on a graphics card or without one"),
 }
 
 
