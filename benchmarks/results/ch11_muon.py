@@ -27,7 +27,7 @@ def main() -> None:
 
     rules, tried, chosen = names["MUONS"], names["MUON_RATES"], {}
     for name, rule in rules.items():
-        chosen[name] = min(tried, key=lambda rate: run(name, rule, rate, config["choosing_seed"]))  # noqa: B023
+        chosen[name] = min(tried, key=lambda rate: run(name, rule, rate, config["choosing_seed"]))
     for i, seed in enumerate(config["seeds"]):
         for name, rule in rules.items():
             run(name, rule, chosen[name], seed)
