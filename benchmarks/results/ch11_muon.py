@@ -1,0 +1,40 @@
+"""Chapter 11, Further on: Muon on the notebook's miniature, each way at its best rate, beside ch11's AdamW.
+
+The miniature, the rule and the list of what is compared are the notebook's own (its cells tagged `experiment`). A rate
+is chosen by the seed that chose AdamW's, and the other seeds are AdamW's, too, whose rows stand in ch11.json: start
+and batches are the same. What is done is stored after every seed.
+"""
+
+import json
+import math
+
+from nanoeuler_lib.train import bits_per_byte
+from tools.cells import run_tagged
+from tools.results import FOLDER, save
+
+
+def main() -> None:
+    names, rows = run_tagged("11_optimisers", "experiment"), []
+    config = json.loads((FOLDER / "ch11.json").read_text())["config"]
+
+    def run(name: str, rule, rate: float, seed: int) -> float:
+        losses, model = names["train"](config["steps"], seed, rule=rule, rate=rate)
+        bits = bits_per_byte(model, names["valid"]) if math.isfinite(losses[-1]) else math.inf
+        stored = round(bits, 5) if math.isfinite(bits) else None
+        rows.append({"name": name, "rate": rate, "seed": seed, "bits_per_byte": stored})
+        print(f"{name:32} rate {rate:<6} seed {seed:2}  {bits:.4f}", flush=True)
+        return bits
+
+    rules, tried, chosen = names["MUONS"], names["MUON_RATES"], {}
+    for name, rule in rules.items():
+        chosen[name] = min(tried, key=lambda rate: run(name, rule, rate, config["choosing_seed"]))
+    for i, seed in enumerate(config["seeds"]):
+        for name, rule in rules.items():
+            run(name, rule, chosen[name], seed)
+        kept = {"steps": config["steps"], "choosing_seed": config["choosing_seed"]}
+        kept |= {"seeds": config["seeds"][: i + 1], "chosen": chosen, "model": config["model"]}
+        save("ch11_muon", kept, rows)
+
+
+if __name__ == "__main__":
+    main()
