@@ -451,7 +451,6 @@ OUTSIDE_QKV = (
     "Muon, each matrix by itself",
     "gate and up as one",
     "embedding and head too",
-    "AdamW's part at half the rate",
 )
 
 

@@ -146,7 +146,28 @@ def first_launch(write):
     return lambda: noted and noted[0][0](*noted[0][1])
 
 
+def live(argument):
+    """A copy of lists and dictionaries whose arrays stay the caller's."""
+    if isinstance(argument, list):
+        return [live(x) for x in argument]
+    return {name: live(x) for name, x in argument.items()} if isinstance(argument, dict) else argument
+
+
+def capture_by(keep):
+    def capture(write):
+        noted = []
+        write(lambda kernel, *arguments: noted.append((kernel, [keep(a) for a in arguments])))
+        return lambda: [kernel(*map(keep, arguments)) for kernel, arguments in noted]
+
+    return capture
+
+
 WRONG_CAPTURES = {
+    "arrays in a list are the caller's": capture_by(live),
+    "only lists and dictionaries are copied": capture_by(
+        lambda a: copy.deepcopy(a) if isinstance(a, (list, dict)) else a
+    ),
+    "by JSON": capture_by(lambda a: a if isinstance(a, np.ndarray) else json.loads(json.dumps(a))),
     "arrays are copied": captures(arrays="copied"),
     "lists are kept as they are": captures(others="kept"),
     "lists are copied flat": captures(others="flat"),
@@ -194,7 +215,22 @@ def ratio_by_counting(ours, theirs):
     return [float(np.median(found)), *((found[low], found[n - 1 - low]) if low >= 0 else (0, float("inf")))]
 
 
+def by_table(rank):
+    """A ratio whose interval begins at the place that a rule of thumb names."""
+
+    def ends(ours, theirs, found, k):
+        k = rank(len(found)) if len(found) > 5 else 0
+        return float(np.median(found)), *((found[k - 1], found[-k]) if k else (0.0, math.inf))
+
+    return ratios(other=ends)
+
+
 WRONG_RATIOS = {
+    "every third round further in": by_table(lambda n: (n - 3) // 3),
+    "a rule of thumb": by_table(lambda n: int((n + 1) / 2 - 0.98 * math.sqrt(n))),
+    "a table that ends": by_table(lambda n: 1 if n < 9 else 2 if n < 12 else 3),
+    "six hundredths": ratios(level=0.06),
+    "four hundredths": ratios(level=0.04),
     "ours over theirs": ratios(quotient=lambda a, b: a / b),
     "the mean": ratios(middle=np.mean),
     "the lower of two in the middle": ratios(middle=lambda x: x[(len(x) - 1) // 2]),

@@ -363,7 +363,9 @@ def test_speculation_draws_from_head_0():
     expected = expected_outcomes(GPT(config, params), [1, 2], 2, 6, temperature=1.5)
     drawn, accepted = [], 0
     for _ in range(n):
-        rounds = islice(speculate(model, [1, 2], rng, 2, temperature=1.5), 2)  # the first one proposes nothing
+        rounds = islice(
+            speculate(model, [1, 2], rng, 2, temperature=1.5), 2
+        )  # the first one proposes nothing
         first, second, *more = chain.from_iterable(rounds)
         drawn.append((first, second))
         accepted += bool(more)
