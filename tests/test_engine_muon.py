@@ -232,17 +232,17 @@ def test_products_with_something_added():
 BUGS = {
     "muon.cu": [
         (
-            "mix(beta, four(m + j), factor[0], slope)",
-            "mix(beta, four(m + j), 1.0f, slope)",
+            "mix(beta, read_four(m + j), factor[0], slope)",
+            "mix(beta, read_four(m + j), 1.0f, slope)",
         ),
         ("float4 u = mix(factor[0], slope, beta, v);", "float4 u = v;"),
-        ("put(m + j, v);", ""),
+        ("write_four(m + j, v);", ""),
         ("sqrtf(block_sum(sum))", "block_sum(sum)"),
-        ("mix(scale * factor[0], four(g", "mix(scale, four(g"),
-        ("scale * beta, four(m", "scale, four(m"),
+        ("mix(scale * factor[0], read_four(g", "mix(scale, read_four(g"),
+        ("scale * beta, read_four(m", "scale, read_four(m"),
         ("1.0f - step[0] * decay", "1.0f - decay"),
         ("-step[0] * length", "-length"),
-        ("put(copy + j, v);", ""),
+        ("write_four(copy + j, v);", ""),
         ("float beta) {\n  if (!(factor[1] <= 3.4e38f)) return;  // infinite", "float beta) {  // infinite"),
         ("float decay) {\n  if (!(factor[1] <= 3.4e38f)) return;", "float decay) {"),
     ],

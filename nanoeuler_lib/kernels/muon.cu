@@ -4,21 +4,9 @@
 // Number: what the products multiply, float or __nv_bfloat16. The matrix is `width` fours wide and lies from four `first`
 // on in each row, of `row` fours, of p, g, m and copy (joined matrices side by side); x and o hold it alone. factor: [2]
 // from `clip_factor`; if the norm in it is not finite nothing changes.
-#include <cuda_bf16.h>
+#include <fours.cuh>
 #include <reduce.cuh>
-#include <wide.cuh>
 
-__device__ __forceinline__ float4 four(const float* p) { return *(const float4*)p; }
-__device__ __forceinline__ float4 four(const __nv_bfloat16* p) {
-  uint2 v = *(const uint2*)p;  // a bfloat16 is the first half of a float
-  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
-                     __uint_as_float(v.y & 0xffff0000u));
-}
-__device__ __forceinline__ void put(float* p, float4 v) { *(float4*)p = v; }
-__device__ __forceinline__ void put(__nv_bfloat16* p, float4 v) {
-  __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
-  *(uint2*)p = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
-}
 // Where in the whole four i of the matrix stands.
 __device__ __forceinline__ size_t at(int i, int row, int first, int width) {
   return 4 * ((size_t)(i / width) * row + first + i % width);
@@ -37,8 +25,8 @@ extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __r
   float sum = 0;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
     size_t j = at(i, row, first, width);
-    float4 slope = four(g + j), v = mix(beta, four(m + j), factor[0], slope);
-    put(m + j, v);
+    float4 slope = read_four(g + j), v = mix(beta, read_four(m + j), factor[0], slope);
+    write_four(m + j, v);
     float4 u = mix(factor[0], slope, beta, v);
     sum += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
   }
@@ -58,7 +46,7 @@ __global__ void muon_direction(const float* __restrict__ g, const float* __restr
   float scale = 1.0f / fmaxf(sqrtf(block_sum(sum)), smallest);
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
     size_t j = at(i, row, first, width);
-    put(x + 4 * (size_t)i, mix(scale * factor[0], four(g + j), scale * beta, four(m + j)));
+    write_four(x + 4 * (size_t)i, mix(scale * factor[0], read_four(g + j), scale * beta, read_four(m + j)));
   }
 }
 
@@ -70,8 +58,8 @@ __global__ void muon_move(float* p, const Number* __restrict__ o, Number* copy, 
   if (!(factor[1] <= 3.4e38f)) return;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
     size_t j = at(i, row, first, width);
-    float4 v = mix(1.0f - step[0] * decay, four(p + j), -step[0] * length, four(o + 4 * (size_t)i));
-    put(p + j, v);
-    if (sizeof(Number) < sizeof(float)) put(copy + j, v);
+    float4 v = mix(1.0f - step[0] * decay, read_four(p + j), -step[0] * length, read_four(o + 4 * (size_t)i));
+    write_four(p + j, v);
+    if (sizeof(Number) < sizeof(float)) write_four(copy + j, v);
   }
 }
