@@ -748,6 +748,26 @@ def lines_of(kernel):
     return first, last, next((i for i in range(first, last + 1) if "// BUG" in lines[i - 1]), None)
 
 
+def test_a_copy_never_waited_for_is_the_first_threads_by_number():
+    """Whichever thread returns first: here those with higher numbers do."""
+    kernel = cuda.module(
+        """
+#include <nanoeuler.cuh>
+extern "C" __global__ void late(const float* x, float* y) {
+  __shared__ float s[64];
+  copy_async<4>(&s[threadIdx.x], &x[threadIdx.x]);
+  copy_async_commit();
+  if (threadIdx.x < 5) copy_async_wait<0>();
+  if (threadIdx.x < 32) __syncwarp();
+}
+""",
+        where="cpu",
+    )["late"]
+    with pytest.raises(cuda.KernelError) as caught:
+        kernel(1, 64, (floats(64), zeros(64)))
+    assert caught.value.finding.kind == "missing wait" and caught.value.finding.thread == (5, 0, 0)
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug(bugs, name):
     kind, grid, block, args, *shared = PLANTED[name]
