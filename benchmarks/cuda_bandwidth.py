@@ -292,7 +292,9 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
             args = tokens, order, start, dx, dtable, edges, rows, D
             return [
                 module["embedding_backward"].bind(pieces, block, args),
-                module["embedding_join"].bind(V, block, (start, edges, dtable, D)),
+                module["embedding_join"].bind(
+                    pieces + blocks_for(V, block // 32), block, (tokens, order, start, edges, dtable, rows, V, D)
+                ),
             ]
 
         return block, pieces, bind

@@ -370,6 +370,7 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
                 journal.save(done)
             if stop or done == config.steps:
                 journal.settle()
+                journal.bill()
             if stop and done < config.steps:
                 journal.say(
                     f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
@@ -391,6 +392,8 @@ class _Journal:
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), None
         self.saved, self.validation_seconds = found.step, 0.0
+        self.began = time.perf_counter()
+        self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)  # seconds that the steps waited for each
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
         self.watch = Watch(self.config, self.step_tokens, dataset.tokens)
@@ -490,6 +493,7 @@ class _Journal:
             name: entry[name] for name in ("valid_bits_per_byte", "valid_sets") if name in entry
         }
         self.validation_seconds = time.perf_counter() - began
+        self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
             self.settle()
             raise NanoEulerError(
@@ -503,21 +507,33 @@ class _Journal:
     def sample(self, step):
         began = time.perf_counter()
         text = self.dataset.sample(self.found.model, self.config.seed + step)
-        self.note(step=step, sample=text, seconds=round(time.perf_counter() - began, 6))
+        seconds = time.perf_counter() - began
+        self.spent["samples"] += seconds
+        self.note(step=step, sample=text, seconds=round(seconds, 6))
         self.say(f"step {step}: {text!r}")
 
     def save(self, step):
         """Have a checkpoint written by a thread, from a copy, while the run goes on. One at a time: see `settle`."""
         self.still_there()
         self.settle()
+        began = time.perf_counter()
         self.pending = step, self.writer.submit(_save, self.run, copied(self.found), step)
+        self.spent["checkpoints"] += time.perf_counter() - began
 
     def settle(self, wait=True):
         """Note that the checkpoint which was being written is there; raises what went wrong with it."""
         if self.pending is not None and (wait or self.pending[1].done()):
             (step, written), self.pending = self.pending, None
+            began = time.perf_counter()
             written.result()
+            self.spent["checkpoints"] += time.perf_counter() - began
             self.saved = step
+
+    def bill(self):
+        """Say what the run's time went into beside its steps."""
+        share = sum(self.spent.values()) / (time.perf_counter() - self.began)
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
+        self.say(f"beside the steps: {parts}, {share:.1%} of the time")
 
 
 def copied(found: checkpoint.Checkpoint) -> checkpoint.Checkpoint:

@@ -840,6 +840,8 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     assert re.fullmatch(
         rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte", lines[-3]
     )
+    parts = ", ".join(rf"{name} \d+\.\d s" for name in ("validation", "samples", "checkpoints"))
+    assert re.fullmatch(rf"beside the steps: {parts}, \d+\.\d% of the time", lines[-4])
     assert lines[-2:] == [
         "look at it: nanoeuler report new",
         "continue a prompt: nanoeuler generate PROMPT --run new",

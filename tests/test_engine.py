@@ -678,6 +678,8 @@ KERNEL_BUGS = {
     "embedding.cu": [
         ("if (ADD) add_to(sum, row[i]);", ""),
         ("if (ADD && to > 0) add_to(sum, row[i]);", ""),
+        ("if (token >= V || start[token] < start[token + 1]) return;", "return;"),
+        ("for (int k = 0; k < AT_ONCE; k++) v[k] = next[k];", "for (int k = 1; k < AT_ONCE; k++) v[k] = next[k];"),
     ],
     "adamw.cu": [
         ("if (!(factor[1] <= 3.4e38f)) return;", ""),
@@ -703,11 +705,13 @@ ENGINE_BUGS = {
     ],
 }  # fmt: skip
 DECODE_BUGS = [
-    ("  __syncthreads();\n}\n\n// Ask for", "}\n\n// Ask for"),
+    ("  __syncthreads();\n#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd", "#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd"),
     ("  __syncthreads();\n  Eight query", "  Eight query"),
     ("  __syncthreads();\n  for (int i = threadIdx.x; i < C", "  for (int i = threadIdx.x; i < C"),
-    ("block_sum(squares) / I + eps", "block_sum(squares) / I"),
-    ("rstd[row] = 1;\n    if (NORM)", "rstd[row] = 1;\n    if (row == 0 && NORM)"),
+    ("rsqrtf(sum / I + eps)", "rsqrtf(sum / I)"),
+    ("if (!NORM || row >= rows) continue;\n    float sum", "if (!NORM || row >= 1) continue;\n    float sum"),
+    ("for (int k = 0; k < WARPS / 4; k++) sum +=", "for (int k = 0; k < 1; k++) sum +="),
+    ("four / 2 + four % 2 * (I / 8)", "four"),
     ("(size_t)(F + first) * I", "(size_t)(F + first / 2) * I"),
     ("+ 256 * AHEAD; i < I", "+ 256 * AHEAD; i + 256 < I"),
     ("if (o > first) ask(ahead,", "if (o > first && O < 0) ask(ahead,"),
@@ -862,7 +866,8 @@ def examine_decoding():
         dim=128, heads=4, kv_heads=2, ffn=1104, context=90
     )  # `down` has more inputs than are asked for at once
     wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280)  # the cache more keys
-    for shape in (narrow, wide):
+    many = dict(dim=576, heads=18, kv_heads=9, ffn=8, context=15)  # every warp of a block squares some numbers
+    for shape in (narrow, wide, many):
         config = replace(TINY, layers=1, vocab_size=40, predict=1, **shape)
         params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)
         expected = GPT(config, params).logits(tokens[None])[0]

@@ -291,6 +291,23 @@ def test_the_validation_s_time_is_kept(journal, monkeypatch):
     assert made.journal.validation_seconds == 2.5
 
 
+def test_the_bill_says_what_the_steps_waited_for(journal, monkeypatch):
+    """Of 20 seconds 2 for a validation, 1 for a sample, and of the checkpoint the copy and the end of its writing."""
+    made = journal(sample=lambda model, seed: "text")
+    clock(monkeypatch, 2.0, 1.0, 0.5, 0.25)
+    monkeypatch.setattr(train, "copied", lambda found: found)
+    monkeypatch.setattr(train, "_save", lambda *given: None)
+    made.journal.validate(3)
+    made.journal.sample(3)
+    made.journal.save(3)
+    made.journal.settle()
+    made.journal.began = 100.0
+    monkeypatch.setattr(train.time, "perf_counter", lambda: 120.0)
+    made.journal.bill()
+    said = "beside the steps: validation 2.0 s, samples 1.0 s, checkpoints 0.8 s, 18.8% of the time"
+    assert made.lines()[-1] == said and made.journal.saved == 3
+
+
 # A whole run.
 
 

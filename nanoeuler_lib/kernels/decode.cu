@@ -44,22 +44,47 @@ __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2
 __device__ __forceinline__ float as_float(float v) { return v; }
 __device__ __forceinline__ float as_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-// The block's copy of x: [rows, I] in shared memory, and with NORM in rstd[row] what RMSNorm divides it by, else 1.
+// Eight numbers of a row of `copy`, the i-th and those behind it. The row lies there in two halves, first fours 0, 2, 4, ...
+// of the numbers, then 1, 3, 5, ...: so eight neighbours among the threads read 128 bytes in one piece, from all banks.
+__device__ __forceinline__ Eight eight_of(const float* copy, int i, int I) {
+  const float4* fours = (const float4*)copy;
+  return {fours[i / 8], fours[i / 8 + I / 8]};
+}
+
+// The block's copy of x: [rows, I] in shared memory, as `eight_of` reads it, and with NORM in rstd[row] what RMSNorm divides
+// it by, else 1. All rows at once: there are as many waits as for one.
 template <int ROWS, bool NORM>
 __device__ __forceinline__ void load_rows(float* copy, float* rstd, const float* x, int rows, int I, float eps) {
+  __shared__ float4 part[ROWS][WARPS / 4];  // of each row the sum of squares of each warp
+  float squares[ROWS] = {};
+  for (int four = threadIdx.x; four < I / 4; four += blockDim.x) {
+    float4 v[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+      if (row < rows) v[row] = ((const float4*)(x + (size_t)row * I))[four];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+      if (row >= rows) continue;
+      ((float4*)(copy + row * I))[four / 2 + four % 2 * (I / 8)] = v[row];
+      squares[row] += dot(v[row], v[row]);
+    }
+  }
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {
-    if (row >= rows) break;
-    float squares = 0;
-    for (int i = 4 * threadIdx.x; i < I; i += 4 * blockDim.x) {
-      float4 v = *(const float4*)(x + row * I + i);
-      *(float4*)(copy + row * I + i) = v;
-      squares += dot(v, v);
-    }
-    rstd[row] = 1;
-    if (NORM) rstd[row] = rsqrtf(block_sum(squares) / I + eps);
+    if (!NORM || row >= rows) continue;
+    squares[row] = warp_sum(squares[row]);
+    if (threadIdx.x % 32 == 0) ((float*)part[row])[threadIdx.x / 32] = squares[row];
   }
   __syncthreads();
+#pragma unroll
+  for (int row = 0; row < ROWS; row++) {
+    rstd[row] = 1;
+    if (!NORM || row >= rows) continue;
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < WARPS / 4; k++) sum += part[row][k].x + part[row][k].y + part[row][k].z + part[row][k].w;
+    rstd[row] = rsqrtf(sum / I + eps);
+  }
 }
 
 // Ask for the first numbers of a row of I weights, as this lane of the warp will need them.
@@ -72,7 +97,8 @@ __device__ __forceinline__ void ask(Fetched* ahead, const Number* w, int I) {
   }
 }
 
-// sum[row] = x[row] . w for a row of I weights, of which `ahead` has been asked for; the same in all lanes of the warp.
+// sum[row] = x[row] . w for a row of I weights, of which `ahead` has been asked for; the same in all lanes of the warp. x is
+// the block's copy.
 template <class Number, int ROWS>
 __device__ __forceinline__ void multiply_row(float* sum, const float* x, const typename As<Number>::fetched* ahead,
                                              const Number* w, int rows, int I) {
@@ -85,17 +111,18 @@ __device__ __forceinline__ void multiply_row(float* sum, const float* x, const t
     Eight v = eight(ahead[k]);
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
-      if (row < rows) sum[row] += dot(v, eight(fetch(x + row * I + i)));
+      if (row < rows) sum[row] += dot(v, eight_of(x + row * I, i, I));
   }
 #pragma unroll 4
   for (int i = 8 * (threadIdx.x % 32) + 256 * AHEAD; i < I; i += 256) {
     Eight v = eight(fetch(w + i));
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
-      if (row < rows) sum[row] += dot(v, eight(fetch(x + row * I + i)));
+      if (row < rows) sum[row] += dot(v, eight_of(x + row * I, i, I));
   }
 #pragma unroll
-  for (int row = 0; row < ROWS; row++) sum[row] = warp_sum(sum[row]);
+  for (int row = 0; row < ROWS; row++)
+    if (row < rows) sum[row] = warp_sum(sum[row]);
 }
 
 // out (+)= norm(x) w^T: with NORM x divided by its root mean square, with ADD added to out. x: [rows, I], rows up to ROWS;

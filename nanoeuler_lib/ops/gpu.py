@@ -30,7 +30,7 @@ THREADS = 256  # of a block whose threads do not depend on each other
 BLOCKS = 16  # of those blocks on each multiprocessor: enough that all of its threads are busy
 NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
-TOGETHER = 1, 4, 8  # tokens that an instance of a decoding kernel takes at most
+TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
 
 
@@ -203,11 +203,11 @@ class Program:
         """
         (N, D), V = dx.full.shape, len(dtable)
         file = self._file("embedding.cu", add=bool(accumulate))
-        threads = min(THREADS, 32 * -(-D // 128))
+        threads, pieces, at = min(THREADS, 32 * -(-D // 128)), -(-N // 64), (tokens, work.order, work.start)
+        zeros = 0 if accumulate else -(-V // (threads // 32))
         for kernel, grid, arguments, moved in (
-            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
-             dx.full.nbytes + dtable.nbytes),
-            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
+            ("embedding_backward", pieces, (*at, dx.full, dtable, work.edges, N, D), dx.full.nbytes + dtable.nbytes),
+            ("embedding_join", pieces + zeros, (*at, work.edges, dtable, N, V, D), dtable.nbytes),
         ):  # fmt: skip
             self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
 
