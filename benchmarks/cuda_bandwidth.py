@@ -240,7 +240,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
         return block, (width, parts), bind
 
     shapes = (32, 8), (32, 32), (8, 32), (8, 128)
-    for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 32, 64))):
+    for tall, parts in ((8 * few, (1,)), (rows, (1, 11, 16, 22, 32, 33, 44, 64))):
         arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]
         yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered)

@@ -1,6 +1,7 @@
 """How right the engine's numbers are on a GPU, beside NumPy's and PyTorch's.
 
     python -m benchmarks.gpu_numbers               # stores data/results/gpu_numbers.json
+    python -m benchmarks.gpu_numbers --curves      # these alone; stores data/results/gpu_numbers_curves.json
     python -m benchmarks.gpu_numbers --out FOLDER  # the JSON goes there
 
 gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
@@ -78,29 +79,32 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
+    parser.add_argument("--curves", action="store_true", help="the curves alone, in a file of their own")
     options, rows = parser.parse_args(), []
     import torch
 
-    for name in ("small", "base"):
+    def store(row):
+        rows.append(row)
+        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS}
+        save("gpu_numbers_curves" if options.curves else "gpu_numbers", config, rows, options.out)
+
+    for name in () if options.curves else ("small", "base"):
         for steps in (0, STEPS):
             made, _ = trained(preset(name), "float32", 0, "gpu", steps)
             found = gradients(preset(name), made)
             worst = max(found, key=lambda key: found[key][0])
-            rows.append({"gradients": name, "steps": steps, "off": found})
+            store({"gradients": name, "steps": steps, "off": found})
             allowed = max(ours / max(1e-6, 2 * numpy) for ours, numpy in found.values())
             print(f"{name}, {steps} steps: worst {worst} {found[worst][0]:.1e}, NumPy {found[worst][1]:.1e}; "
                   f"largest share of what is allowed {allowed:.2f}", flush=True)  # fmt: skip
-    first, second = (trained(preset("base"), "bfloat16", 0, "gpu", 30)[1] for _ in range(2))
-    rows.append({"again": "base", "precision": "bfloat16", "steps": 30, "equal": first == second})
-    print("two runs of one seed, equal bit for bit:", first == second, flush=True)
+    if not options.curves:
+        first, second = (trained(preset("base"), "bfloat16", 0, "gpu", 30)[1] for _ in range(2))
+        store({"again": "base", "precision": "bfloat16", "steps": 30, "equal": first == second})
+        print("two runs of one seed, equal bit for bit:", first == second, flush=True)
     for seed in range(SEEDS):
-        rows.append(
-            {"curves": "base", "seed": seed, "steps": STEPS, "last": LAST}
-            | curves(preset("base"), seed, "gpu", STEPS)
-        )
+        apart = curves(preset("base"), seed, "gpu", STEPS)
+        store({"curves": "base", "seed": seed, "steps": STEPS, "last": LAST} | apart)
         print(rows[-1], flush=True)
-        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS}
-        save("gpu_numbers", config, rows, options.out)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step.json
     python -m benchmarks.gpu_step --quick          # few rounds, printed alone
-    python -m benchmarks.gpu_step --case 2         # one of CASES alone, printed alone
+    python -m benchmarks.gpu_step --case 2         # one of CASES alone; stores data/results/gpu_step_2.json
     python -m benchmarks.gpu_step --out FOLDER     # the JSON goes there
 
 The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, from the same weights, on the same
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
-    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one of CASES, nothing is stored")
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one of CASES, in a file of its own")
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
@@ -161,11 +161,10 @@ def main() -> None:
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
         print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
         rows.append(row)
-        if (
-            not options.quick and options.case is None
-        ):  # after each case: one that fails costs the others nothing
+        if not options.quick:  # after each case: one that fails costs the others nothing
             config = {"gpu": gpu, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
-            save("gpu_step", config, rows, options.out)
+            name = "gpu_step" if options.case is None else f"gpu_step_{options.case}"
+            save(name, config, rows, options.out)
 
 
 if __name__ == "__main__":
