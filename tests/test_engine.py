@@ -705,7 +705,8 @@ ENGINE_BUGS = {
     ],
 }  # fmt: skip
 DECODE_BUGS = [
-    ("  __syncthreads();\n#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd", "#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd"),
+    ("  __syncthreads();\n#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd",
+     "#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd"),
     ("  __syncthreads();\n  Eight query", "  Eight query"),
     ("  __syncthreads();\n  for (int i = threadIdx.x; i < C", "  for (int i = threadIdx.x; i < C"),
     ("rsqrtf(sum / I + eps)", "rsqrtf(sum / I)"),
