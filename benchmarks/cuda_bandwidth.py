@@ -293,7 +293,9 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
             return [
                 module["embedding_backward"].bind(pieces, block, args),
                 module["embedding_join"].bind(
-                    pieces + blocks_for(V, block // 32), block, (tokens, order, start, edges, dtable, rows, V, D)
+                    pieces + blocks_for(V, block // 32),
+                    block,
+                    (tokens, order, start, edges, dtable, rows, V, D),
                 ),
             ]
 

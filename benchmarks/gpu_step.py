@@ -138,7 +138,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
-    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one of CASES, in a file of its own")
+    parser.add_argument(
+        "--case", type=int, choices=range(len(CASES)), help="one of CASES, in a file of its own"
+    )
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:

@@ -679,7 +679,10 @@ KERNEL_BUGS = {
         ("if (ADD) add_to(sum, row[i]);", ""),
         ("if (ADD && to > 0) add_to(sum, row[i]);", ""),
         ("if (token >= V || start[token] < start[token + 1]) return;", "return;"),
-        ("for (int k = 0; k < AT_ONCE; k++) v[k] = next[k];", "for (int k = 1; k < AT_ONCE; k++) v[k] = next[k];"),
+        (
+            "for (int k = 0; k < AT_ONCE; k++) v[k] = next[k];",
+            "for (int k = 1; k < AT_ONCE; k++) v[k] = next[k];",
+        ),
     ],
     "adamw.cu": [
         ("if (!(factor[1] <= 3.4e38f)) return;", ""),
@@ -867,7 +870,9 @@ def examine_decoding():
         dim=128, heads=4, kv_heads=2, ffn=1104, context=90
     )  # `down` has more inputs than are asked for at once
     wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280)  # the cache more keys
-    many = dict(dim=576, heads=18, kv_heads=9, ffn=8, context=15)  # every warp of a block squares some numbers
+    many = dict(
+        dim=576, heads=18, kv_heads=9, ffn=8, context=15
+    )  # every warp of a block squares some numbers
     for shape in (narrow, wide, many):
         config = replace(TINY, layers=1, vocab_size=40, predict=1, **shape)
         params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)
