@@ -717,7 +717,7 @@ DECODE_BUGS = [
     ("for (int k = 0; k < WARPS / 4; k++) sum +=", "for (int k = 0; k < 1; k++) sum +="),
     ("four / 2 + four % 2 * (I / 8)", "four"),
     ("(size_t)(F + first) * I", "(size_t)(F + first / 2) * I"),
-    ("+ 256 * AHEAD; i < I", "+ 256 * AHEAD; i + 256 < I"),
+    ("+ 256 * COUNT; i < I", "+ 256 * COUNT; i + 256 < I"),
     ("if (o > first) ask(ahead,", "if (o > first && O < 0) ask(ahead,"),
     ("g / (1.0f + __expf(-g))", "g / (1.0f + __expf(g))"),
     ("if (head % (H / G) == 0) {", "if (head == 0) {"),
@@ -729,11 +729,15 @@ DECODE_BUGS = [
     ("first - mine <= at;", "first - mine < at - 64;"),
     ("if (mine + k * together >= start) continue;", "if (mine + k * together >= start / 2) continue;"),
     ("some_values[k] = fetch(value_cache + (size_t)(first", "some_values[k] = fetch(key_cache + (size_t)(first"),
-    ("largest = block_max(largest);", ""),
-    ("terms += score[t];", "terms += 1;"),
+    ("join(part, {most, 0, {}});", ""),
+    ("part.terms += weight;", "part.terms += 1;"),
+    ("a.terms = of_a * a.terms + of_b * b.terms;", "a.terms = a.terms + b.terms;"),
+    ("float share = __expf(largest[w] - most);", "float share = 1;"),
+    ("if (ADD && o > first && lane < rows) before", "if (ADD && o < first && lane < rows) before"),
+    ("lane == row) out[", "lane == 0) out["),
     ("eight(fetch(values + (t - start) * C + j))", "eight(fetch(keys + (t - start) * C + j))"),
     ("distance = 16; distance >= lanes", "distance = 16; distance > lanes"),
-    ("for (int w = 0; w < ATTEND_WARPS; w++) sum", "for (int w = 1; w < ATTEND_WARPS; w++) sum"),
+    ("for (int w = 0; w < ATTEND_WARPS; w++) {", "for (int w = 1; w < ATTEND_WARPS; w++) {"),
 ]  # fmt: skip
 HARMLESS = "j + 0"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.engine.memory import download, upload
+from nanoeuler_lib.engine.memory import pinned
 from nanoeuler_lib.generate import check_room
 from nanoeuler_lib.ops import gpu, reference
 
@@ -52,11 +52,13 @@ class Decoder:
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
         self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
+        self.sent = pinned(self.program.where, self.inputs.shape, np.int32)
         sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn)
         sizes["logits"] = (1 + ahead) * c.vocab_size
         self.buffers = SimpleNamespace(
             **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
         )
+        self.received = pinned(self.program.where, self.buffers.logits.shape, np.float32)
         self.lists = {}
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
@@ -71,11 +73,13 @@ class Decoder:
         check_room(self.config, self.length, tokens)
         found = []
         for start in range(0, len(tokens), ROWS):
-            some = np.asarray(tokens[start : start + ROWS])
-            upload(self.inputs[: 1 + len(some)], [self.length, *some])
-            gpu.run(self._list(len(some)))
+            some = tokens[start : start + ROWS]
+            self.sent[0], self.sent[1 : 1 + len(some)] = self.length, some
+            launches = self._list(len(some))
+            gpu.run(launches)
+            gpu.wait(launches)
             self.length += len(some)
-            found.append(download(self.buffers.logits[: len(some)]))
+            found.append(self.received[: len(some)].copy())
         self.found = found[0] if len(found) == 1 else np.concatenate(found)
         return self.found[:, : self.config.vocab_size]
 
@@ -95,10 +99,11 @@ class Decoder:
         return self.found[place, self.config.vocab_size :].reshape(-1, self.config.vocab_size)
 
     def _list(self, rows):
-        """The launches for so many tokens, five a layer."""
+        """The launches for so many tokens, five a layer, between the copies of the tokens and of the logits."""
         if rows not in self.lists:
             c, b, op = self.config, self.buffers, self.program
             position, tokens = self.inputs[:1], self.inputs[1 : 1 + rows]
+            op.copy("tokens", self.inputs, self.sent)
             op.embed(b.x[:rows], tokens, self.embed)
             for i, cache in enumerate(self.caches):
                 w = {name: self.weights[i, name] for name in ("qkv", "out", "gate_up", "down")}
@@ -110,5 +115,6 @@ class Decoder:
                 op.project_glu(b.hidden[:rows], b.x[:rows], w["gate_up"], c.norm_eps)
                 op.project(b.x[:rows], b.hidden[:rows], w["down"], None)
             op.project(b.logits[:rows], b.x[:rows], self.weights["heads"], c.norm_eps)
+            op.copy("logits", self.received[:rows], b.logits[:rows])
             self.lists[rows] = op.take()
         return self.lists[rows]

@@ -46,6 +46,15 @@ def download(array) -> np.ndarray:
     return from_bfloat16(host) if host.dtype == np.uint16 else host
 
 
+def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
+    """A NumPy array of zeros that a card copies from and to without help of the processor."""
+    if where == "cpu":
+        return np.zeros(shape, dtype)
+    import cupyx
+
+    return cupyx.zeros_pinned(shape, dtype)
+
+
 class Parameters(model.Parameters):
     """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
 

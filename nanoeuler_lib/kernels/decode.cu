@@ -12,7 +12,8 @@
 
 #define WARPS 8          // of a block that multiplies
 #define ATTEND_WARPS 16  // of a block of `attend`
-#define AHEAD 4          // pieces of eight weights that a thread asks for before it needs the first
+#define AHEAD 8          // pieces of eight weights that a thread asks for before it needs the first
+#define OF_EACH 4        // and of the gates' weights and of the others, where it needs both
 #define KEYS 8           // and of keys, and of values
 #define ROWS_AT_MOST 8
 
@@ -88,10 +89,10 @@ __device__ __forceinline__ void load_rows(float* copy, float* rstd, const float*
 }
 
 // Ask for the first numbers of a row of I weights, as this lane of the warp will need them.
-template <class Fetched, class Number>
-__device__ __forceinline__ void ask(Fetched* ahead, const Number* w, int I) {
+template <int COUNT, class Fetched, class Number>
+__device__ __forceinline__ void ask(Fetched (&ahead)[COUNT], const Number* w, int I) {
 #pragma unroll
-  for (int k = 0; k < AHEAD; k++) {
+  for (int k = 0; k < COUNT; k++) {
     int i = 8 * (threadIdx.x % 32) + 256 * k;
     if (i < I) ahead[k] = fetch(w + i);
   }
@@ -99,13 +100,13 @@ __device__ __forceinline__ void ask(Fetched* ahead, const Number* w, int I) {
 
 // sum[row] = x[row] . w for a row of I weights, of which `ahead` has been asked for; the same in all lanes of the warp. x is
 // the block's copy.
-template <class Number, int ROWS>
-__device__ __forceinline__ void multiply_row(float* sum, const float* x, const typename As<Number>::fetched* ahead,
-                                             const Number* w, int rows, int I) {
+template <class Number, int ROWS, int COUNT, class Fetched>
+__device__ __forceinline__ void multiply_row(float* sum, const float* x, const Fetched (&ahead)[COUNT], const Number* w,
+                                             int rows, int I) {
 #pragma unroll
   for (int row = 0; row < ROWS; row++) sum[row] = 0;
 #pragma unroll
-  for (int k = 0; k < AHEAD; k++) {
+  for (int k = 0; k < COUNT; k++) {
     int i = 8 * (threadIdx.x % 32) + 256 * k;
     if (i >= I) continue;
     Eight v = eight(ahead[k]);
@@ -114,7 +115,7 @@ __device__ __forceinline__ void multiply_row(float* sum, const float* x, const t
       if (row < rows) sum[row] += dot(v, eight_of(x + row * I, i, I));
   }
 #pragma unroll 4
-  for (int i = 8 * (threadIdx.x % 32) + 256 * AHEAD; i < I; i += 256) {
+  for (int i = 8 * (threadIdx.x % 32) + 256 * COUNT; i < I; i += 256) {
     Eight v = eight(fetch(w + i));
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
@@ -132,20 +133,19 @@ __global__ void __launch_bounds__(32 * WARPS)
 project(const float* __restrict__ x, const Number* __restrict__ w, float* __restrict__ out, int rows, int I, int O,
         float eps) {
   extern __shared__ float4 fours[];
-  float *copy = (float*)fours, rstd[ROWS], sum[ROWS];
+  float *copy = (float*)fours, rstd[ROWS], sum[ROWS], before = 0;
   typename As<Number>::fetched ahead[AHEAD];
-  int first = blockIdx.x * WARPS + threadIdx.x / 32;
+  int first = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (first < O) ask(ahead, w + (size_t)first * I, I);  // they come while x is read and normed
+  if (ADD && first < O && lane < rows) before = out[(size_t)lane * O + first];  // of row `lane`
   load_rows<ROWS, NORM>(copy, rstd, x, rows, I, eps);
   for (int o = first; o < O; o += gridDim.x * WARPS) {
     if (o > first) ask(ahead, w + (size_t)o * I, I);
+    if (ADD && o > first && lane < rows) before = out[(size_t)lane * O + o];
     multiply_row<Number, ROWS>(sum, copy, ahead, w + (size_t)o * I, rows, I);
 #pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-      if (row >= rows || threadIdx.x % 32 != 0) continue;
-      float* to = out + (size_t)row * O + o;
-      *to = (ADD ? *to : 0.0f) + sum[row] * rstd[row];
-    }
+    for (int row = 0; row < ROWS; row++)
+      if (row < rows && lane == row) out[(size_t)row * O + o] = before + sum[row] * rstd[row];
   }
 }
 
@@ -156,7 +156,7 @@ project_glu(const float* __restrict__ x, const Number* __restrict__ w, float* __
             int F, float eps) {
   extern __shared__ float4 fours[];
   float *copy = (float*)fours, rstd[ROWS], gate[ROWS], up[ROWS];
-  typename As<Number>::fetched of_gate[AHEAD], of_up[AHEAD];
+  typename As<Number>::fetched of_gate[OF_EACH], of_up[OF_EACH];
   int first = blockIdx.x * WARPS + threadIdx.x / 32;
   if (first < F) ask(of_gate, w + (size_t)first * I, I), ask(of_up, w + (size_t)(F + first) * I, I);
   load_rows<ROWS, true>(copy, rstd, x, rows, I, eps);
@@ -166,7 +166,7 @@ project_glu(const float* __restrict__ x, const Number* __restrict__ w, float* __
     multiply_row<Number, ROWS>(up, copy, of_up, w + (size_t)(F + o) * I, rows, I);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-      if (row >= rows || threadIdx.x % 32 != 0) continue;
+      if (row >= rows || threadIdx.x % 32 != row) continue;
       float g = gate[row] * rstd[row];
       hidden[(size_t)row * F + o] = g / (1.0f + __expf(-g)) * (up[row] * rstd[row]);
     }
@@ -181,29 +181,54 @@ __device__ __forceinline__ float turned(const float* head, const float* cosine, 
   return j < half ? head[j] * c - head[j + half] * s : head[j] * c + head[j - half] * s;
 }
 
+// A part of a softmax over keys: the largest score, the sum of exp(score - largest), and eight numbers of the sum of those
+// times the values.
+struct Part {
+  float largest, terms, mean[8];
+};
+__device__ __forceinline__ void join(Part& a, const Part& b) {
+  float largest = fmaxf(a.largest, b.largest), of_a = __expf(a.largest - largest), of_b = __expf(b.largest - largest);
+  a.largest = largest;
+  a.terms = of_a * a.terms + of_b * b.terms;
+#pragma unroll
+  for (int e = 0; e < 8; e++) a.mean[e] = of_a * a.mean[e] + of_b * b.mean[e];
+}
+__device__ __forceinline__ Part of_lane_across(const Part& a, int distance) {
+  Part b;
+  b.largest = __shfl_xor_sync(0xffffffffu, a.largest, distance);
+  b.terms = __shfl_xor_sync(0xffffffffu, a.terms, distance);
+#pragma unroll
+  for (int e = 0; e < 8; e++) b.mean[e] = __shfl_xor_sync(0xffffffffu, a.mean[e], distance);
+  return b;
+}
+
 // Attention of one more token, row blockIdx.y, of query head blockIdx.x, over the tokens before it and itself.
 // qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
 // places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
 // same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
-// with eight of its numbers; a thread asks for KEYS of them at a time, first of all. Which thread adds what, and in which
-// order, hangs on a token's place alone. Meanwhile the blocks from H on bring `later`, [count], the weights that the next
-// kernels read, into the cache. Grid (more than H, rows up to ROWS_AT_MOST), blocks of 512 threads, 4 (context + 33 C)
-// bytes of shared memory.
+// with eight of its numbers; a thread asks for KEYS of them at a time, first of all, and keeps a softmax of its own over
+// its keys (chapter 27). Which thread adds what, and in which order, hangs on a token's place alone. Meanwhile the blocks
+// from H on bring `later`, [count], the weights that the next kernels read, into the cache. Grid (more than H, rows up to
+// ROWS_AT_MOST), blocks of 512 threads, 4 (33 C + 32) bytes of shared memory.
 template <class Number>
 __global__ void __launch_bounds__(32 * ATTEND_WARPS)
 attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const float* __restrict__ sine, Number* cache,
        const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context,
        const Number* __restrict__ later, int count) {
   const int threads = 32 * ATTEND_WARPS, line = 128 / sizeof(Number);
+  const float lowest = -3.4e38f;
   if (blockIdx.x >= H) {
     if (blockIdx.y > 0) return;
+#ifdef WAIT
+    __nanosleep(WAIT);
+#endif
     for (int i = (blockIdx.x - H) * threads + threadIdx.x; i < count / line; i += (gridDim.x - H) * threads)
       prefetch(later + (size_t)i * line);
     return;
   }
   extern __shared__ float4 fours[];
   float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
-  float *part = values + ROWS_AT_MOST * C, *score = part + ATTEND_WARPS * C;
+  float *means = values + ROWS_AT_MOST * C, *largest = means + ATTEND_WARPS * C, *terms = largest + ATTEND_WARPS;
   int head = blockIdx.x, row = blockIdx.y, group = head / (H / G), start = position[0], at = start + row;
   if (blockDim.x != threads || row >= ROWS_AT_MOST || at >= context) __trap();
   int pitch = (H + 2 * G) * C;
@@ -233,57 +258,55 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
   }
   __syncthreads();
   Eight query = eight(fetch(q + j));
-  float largest = -3.4e38f;
+  Part part = {lowest, 0, {}};
   for (int first = mine; first - mine <= at; first += KEYS * together) {
 #pragma unroll
-    for (int k = 0; k < KEYS; k++)
-      if (first > mine && first + k * together < start)
-        some_keys[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
+    for (int k = 0; k < KEYS; k++) {
+      if (first == mine || first + k * together >= start) continue;
+      some_keys[k] = fetch(key_cache + (size_t)(first + k * together) * C + j);
+      some_values[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
+    }
+    float score[KEYS], most = part.largest;
 #pragma unroll
     for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
       float sum = 0;
       if (t <= at) sum = dot(query, t < start ? eight(some_keys[k]) : eight(fetch(keys + (t - start) * C + j)));
       for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      if (t > at) continue;
-      if (j == 0) score[t] = sum;
-      largest = fmaxf(largest, sum);
+      score[k] = t <= at ? sum : lowest;
+      most = fmaxf(most, score[k]);
     }
-  }
-  largest = block_max(largest);  // its barriers stand between the scores' writes and the reads below, too
-  float terms = 0;
-  for (int t = threadIdx.x; t <= at; t += threads) {
-    score[t] = __expf(score[t] - largest);
-    terms += score[t];
-  }
-  terms = block_sum(terms);  // and these between the terms' writes and the reads below
-  float4 low = make_float4(0, 0, 0, 0), high = low;
-  for (int first = mine; first <= at; first += KEYS * together) {
-#pragma unroll
-    for (int k = 0; k < KEYS; k++)
-      if (first > mine && first + k * together < start)
-        some_values[k] = fetch(value_cache + (size_t)(first + k * together) * C + j);
+    join(part, {most, 0, {}});
 #pragma unroll
     for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
       if (t > at) continue;
+      float weight = __expf(score[k] - most);
       Eight v = t < start ? eight(some_values[k]) : eight(fetch(values + (t - start) * C + j));
-      low = plus(low, score[t], v.low);
-      high = plus(high, score[t], v.high);
+      float number[8] = {v.low.x, v.low.y, v.low.z, v.low.w, v.high.x, v.high.y, v.high.z, v.high.w};
+      part.terms += weight;
+#pragma unroll
+      for (int e = 0; e < 8; e++) part.mean[e] += weight * number[e];
     }
   }
-  float mean[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  for (int distance = 16; distance >= lanes; distance /= 2) join(part, of_lane_across(part, distance));
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane < lanes) {
 #pragma unroll
-  for (int e = 0; e < 8; e++) {  // over the keys of a warp, then over the warps
-    for (int distance = 16; distance >= lanes; distance /= 2)
-      mean[e] += __shfl_xor_sync(0xffffffffu, mean[e], distance);
-    if (lane < lanes) part[warp * C + j + e] = mean[e];
+    for (int e = 0; e < 8; e++) means[warp * C + j + e] = part.mean[e];
+    if (lane == 0) largest[warp] = part.largest, terms[warp] = part.terms;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < C; i += threads) {
-    float sum = 0;
-    for (int w = 0; w < ATTEND_WARPS; w++) sum += part[w * C + i];
-    out[(size_t)row * H * C + head * C + i] = sum / terms;
+    float most = lowest, sum = 0, mean = 0;
+#pragma unroll
+    for (int w = 0; w < ATTEND_WARPS; w++) most = fmaxf(most, largest[w]);
+#pragma unroll
+    for (int w = 0; w < ATTEND_WARPS; w++) {
+      float share = __expf(largest[w] - most);
+      sum += share * terms[w];
+      mean += share * means[w * C + i];
+    }
+    out[(size_t)row * H * C + head * C + i] = mean / sum;
   }
 }

@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
@@ -47,7 +49,32 @@ class Entry:
         """kernel, grid, block and bytes of shared memory, or the shape of the product."""
         if isinstance(self.launch, Product):
             return f"{self.composite}: product {self.launch}"
+        if isinstance(self.launch, Copy):
+            return f"{self.composite}: {self.launch}"
         return f"{self.composite}: {cuda.describe(self.launch)}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Numbers that go from this machine's memory, of `memory.pinned`, to the device's or back, as part of a list."""
+
+    to: Any
+    source: Any
+
+    def __str__(self):
+        return f"copy of {self.source.nbytes} bytes"
+
+    def __call__(self):
+        if isinstance(self.to, np.ndarray) and isinstance(self.source, np.ndarray):
+            self.to[...] = self.source
+            return
+        from cupy.cuda import runtime, stream
+
+        to, source = (
+            x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (self.to, self.source)
+        )
+        kind, on = runtime.memcpyDefault, stream.get_current_stream().ptr
+        runtime.memcpyAsync(to, source, self.source.nbytes, kind, on)
 
 
 class Launches(list[Entry]):
@@ -73,6 +100,14 @@ def run(launches: Launches) -> None:
     for entry in launches:
         entry.launch()
     launches.has_run = True
+
+
+def wait(launches: Launches) -> None:
+    """Until what `run` has begun is done, so that this machine may read what a list copied to it."""
+    if launches.where == "gpu":
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def _captured(launches):
@@ -174,6 +209,10 @@ class Program:
     def _blocks(self, threads):
         """Blocks for so many threads that take several turns, if there are more than the card runs at once."""
         return min(-(-threads // THREADS), BLOCKS * self.on.processors)
+
+    def copy(self, composite, to, source):
+        """to = source, of which one may lie in `memory.pinned`."""
+        self._add(composite, Copy(to, source), source.nbytes)
 
     # ---- the composites, in the order of the model -----------------------------------------------------------
 
@@ -447,7 +486,7 @@ class Program:
         numbers = config.heads, config.kv_heads, C, config.context
         arguments = qkv, cos, sin, cache, position, out, *numbers, later, len(later)
         idle = max(1, self.on.processors - config.heads * rows)
-        grid, shared = (config.heads + idle, rows), 4 * (config.context + 33 * C)
+        grid, shared = (config.heads + idle, rows), 4 * (33 * C + 32)
         self._decode("attend", f"attend<{self.number}>", grid, 512, arguments, shared, cache.nbytes)
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
