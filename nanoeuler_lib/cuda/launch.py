@@ -18,6 +18,7 @@ from nanoeuler_lib.cuda.compiler import INCLUDE, KERNELS, build, headers
 from nanoeuler_lib.cuda.complaints import first_error
 from nanoeuler_lib.cuda.cpu import CpuLaunch, Library
 from nanoeuler_lib.cuda.layout import numpy_dtype
+from nanoeuler_lib.cuda.overlap import OverlappingLaunch, overlaps
 from nanoeuler_lib.cuda.source import Parameter, Signature, Text, prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -71,6 +72,8 @@ def describe(launch: Launch) -> str:
     """A bound launch in words: its kernel, grid, block and bytes of dynamic shared memory."""
     if isinstance(launch, CpuLaunch):
         name, grid, block, shared = launch.signature.name, launch.grid, launch.block, launch.shared_mem
+    elif isinstance(launch, OverlappingLaunch):
+        name, grid, block, shared = launch.name, launch.grid, launch.block, launch.shared_mem
     else:
         name, (grid, block), shared = launch.name, launch.args[:2], launch.keywords["shared_mem"]
     return f"{name}, grid {_in_words(grid)}, block {_in_words(block)}, {shared} bytes"
@@ -197,6 +200,7 @@ class Kernel:
         *,
         seconds: float = SECONDS,
         shared_limit: int = SHARED_LIMIT,
+        overlap: bool = False,
     ) -> Launch:
         """Check the arguments and return a function without any that launches.
 
@@ -205,7 +209,8 @@ class Kernel:
         scalar of NumPy with fields of these names; shared_mem: bytes of `extern __shared__`; seconds: what a checked
         launch may take; shared_limit: the bytes that a block may have on the card that is meant, __shared__ arrays and
         shared_mem together: 48, 64, 99, 163 or 227 times 1024. (For over 48 KB together the GPU wants to be
-        asked.)
+        asked.) overlap: the launch may begin while the one before it on the stream runs, where the GPU can: the kernel
+        calls `grid_dependency_wait()` (nanoeuler.cuh) before it touches what others write, and writes nothing before.
         Raises NanoEulerError for what the kernel cannot take. The launch raises KernelError on a bug.
         """
         grid, block = _shape("grid", grid), _shape("block", block)
@@ -243,6 +248,8 @@ class Kernel:
             )
         if static + shared_mem > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_mem
+        if overlap and overlaps():
+            return OverlappingLaunch(self.name, function, grid, block, values, shared_mem)
         launch = functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
         launch.name = self.name
         return launch

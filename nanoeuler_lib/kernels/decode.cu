@@ -134,9 +134,11 @@ project(const float* __restrict__ x, const Number* __restrict__ w, float* __rest
         float eps) {
   extern __shared__ float4 fours[];
   float *copy = (float*)fours, rstd[ROWS], sum[ROWS], before = 0;
-  typename As<Number>::fetched ahead[AHEAD];
+  typename As<Number>::fetched ahead[NORM ? AHEAD / 2 : AHEAD];  // what is normed is shorter
   int first = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (first < O) ask(ahead, w + (size_t)first * I, I);  // they come while x is read and normed
+  launch_dependents();
+  if (first < O) ask(ahead, w + (size_t)first * I, I);  // they come while the launch before ends and x is normed
+  grid_dependency_wait();
   if (ADD && first < O && lane < rows) before = out[(size_t)lane * O + first];  // of row `lane`
   load_rows<ROWS, NORM>(copy, rstd, x, rows, I, eps);
   for (int o = first; o < O; o += gridDim.x * WARPS) {
@@ -158,7 +160,9 @@ project_glu(const float* __restrict__ x, const Number* __restrict__ w, float* __
   float *copy = (float*)fours, rstd[ROWS], gate[ROWS], up[ROWS];
   typename As<Number>::fetched of_gate[OF_EACH], of_up[OF_EACH];
   int first = blockIdx.x * WARPS + threadIdx.x / 32;
+  launch_dependents();
   if (first < F) ask(of_gate, w + (size_t)first * I, I), ask(of_up, w + (size_t)(F + first) * I, I);
+  grid_dependency_wait();
   load_rows<ROWS, true>(copy, rstd, x, rows, I, eps);
   for (int o = first; o < F; o += gridDim.x * WARPS) {
     if (o > first) ask(of_gate, w + (size_t)o * I, I), ask(of_up, w + (size_t)(F + o) * I, I);
@@ -217,6 +221,7 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
        const Number* __restrict__ later, int count) {
   const int threads = 32 * ATTEND_WARPS, line = 128 / sizeof(Number);
   const float lowest = -3.4e38f;
+  launch_dependents();
   if (blockIdx.x >= H) {
     if (blockIdx.y > 0) return;
 #ifdef WAIT
@@ -241,6 +246,7 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
     some_keys[k] = fetch(key_cache + (size_t)(mine + k * together) * C + j);
     some_values[k] = fetch(value_cache + (size_t)(mine + k * together) * C + j);
   }
+  grid_dependency_wait();
   for (int i = threadIdx.x; i < (row + 1) * C; i += threads) {
     int r = i / C, n = i % C;
     const float* of = qkv + (size_t)r * pitch;
@@ -270,10 +276,12 @@ attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const fl
 #pragma unroll
     for (int k = 0; k < KEYS; k++) {
       int t = first + k * together;
+      score[k] = lowest;
+      if (t - mine > at) continue;  // no thread has a key here
       float sum = 0;
       if (t <= at) sum = dot(query, t < start ? eight(some_keys[k]) : eight(fetch(keys + (t - start) * C + j)));
       for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      score[k] = t <= at ? sum : lowest;
+      if (t <= at) score[k] = sum;
       most = fmaxf(most, score[k]);
     }
     join(part, {most, 0, {}});

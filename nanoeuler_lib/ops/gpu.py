@@ -491,7 +491,8 @@ class Program:
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
         module = self._file("decode.cu", decode_kernels(self.number, self.config))
-        self._add(composite, module[kernel].bind(grid, block, arguments, shared, seconds=60.0), bytes)
+        launch = module[kernel].bind(grid, block, arguments, shared, seconds=60.0, overlap=True)
+        self._add(composite, launch, bytes)
 
     def _warps(self, outputs):
         """Blocks of eight warps, one for each output, if there are more than the card runs at once."""

@@ -13,6 +13,11 @@
 //
 //   prefetch(global)                          asks for the 128 bytes around an address, which come into the L2 cache: for
 //                                             what a later kernel will read. Nothing on the CPU.
+//
+//   grid_dependency_wait()                    of a launch bound with overlap=True: from here on what the launch before it
+//                                             wrote can be read (programmatic dependent launch, from 9.0 on)
+//   launch_dependents()                       when all blocks have come here, the launch behind this one may begin. Both
+//                                             do nothing on the CPU, where one launch ends before the next begins.
 #ifdef __CUDACC__
 
 #define NE_COPY(NAME, CACHE, SIZES, WORDS)                                                                            \
@@ -31,6 +36,18 @@
 #endif
 
 __device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
+
+__device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 __device__ __forceinline__ void copy_async_commit() {
 #if __CUDA_ARCH__ >= 800
@@ -55,6 +72,8 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
   }
 RAW static inline void prefetch(const void*) {}
+RAW static inline void grid_dependency_wait() {}
+RAW static inline void launch_dependents() {}
 RAW static inline void copy_async_commit() { runtime::async_commit(); }
 template <int GROUPS> RAW static inline void copy_async_wait() { runtime::async_wait(GROUPS); }
 
