@@ -28,6 +28,7 @@ import numpy as np
 
 from nanoeuler_lib import engine, model, optim
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.ops import gpu
 from tools.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
@@ -52,8 +53,17 @@ def batch(config: ModelConfig, rows: int, number: int) -> Batch:
 
 def ours(config: ModelConfig, precision: str, rows: int, where: str) -> Take:
     """A function that takes step 0, 1, ... on a batch and returns the loss before it."""
-    made = engine.GPT(config, precision=precision, where=where)
-    take = engine.Step(made, engine.AdamW(config, SETTINGS, where), SETTINGS, rows)
+    return stepping(engine.GPT(config, precision=precision, where=where), rows)
+
+
+def stepping(
+    made: engine.GPT, rows: int, micro: int | None = None, run: Callable[[gpu.Launches], None] = gpu.run
+) -> Take:
+    """Such a function for a model of the engine; micro: as for `engine.Step`; run: what runs its launches."""
+    take = engine.Step(
+        made, engine.AdamW(made.config, SETTINGS, made.program.where), SETTINGS, rows, micro=micro
+    )
+    take.run = run
 
     def step(number, batch):  # the optimiser counts the steps itself
         losses, _ = take(*batch)
@@ -71,13 +81,25 @@ def theirs(config: ModelConfig, precision: str, rows: int, where: str, mode: str
     return lambda number, batch: trainer.step(*batch, optim.learning_rate(number, SETTINGS))
 
 
-def agreeing(contestants: dict[str, Take], batches: list[Batch], precision: str) -> list[float]:
+def agreeing(contestants: dict[str, Take], batches: list[Batch], precision: str, us: str = US) -> list[float]:
     """Our losses of the first steps. AssertionError if another's differ by more than the precision explains."""
     found = {name: [take(n, one) for n, one in enumerate(batches)] for name, take in contestants.items()}
     for name, losses in found.items():
-        apart = max(abs(a / b - 1) for a, b in zip(losses, found[US], strict=True))
-        assert apart < APART[precision], f"{name}: losses {losses}, ours {found[US]}: not the same work"
-    return found[US]
+        apart = max(abs(a / b - 1) for a, b in zip(losses, found[us], strict=True))
+        assert apart < APART[precision], f"{name}: losses {losses}, ours {found[us]}: not the same work"
+    return found[us]
+
+
+def in_turns(contestants: dict[str, Take], batches: list[Batch], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step, by contestant and round, from an idle GPU to an idle GPU; a turn has a step for each batch."""
+    taken = {name: [] for name in contestants}
+    for turn in range(rounds):
+        for name, take in contestants.items():
+            began = time.perf_counter()
+            for number, one in enumerate(batches, start=AGREE + turn * len(batches)):
+                take(number, one)  # ends with the loss on the host: the GPU has done all before
+            taken[name].append((time.perf_counter() - began) / len(batches))
+    return taken
 
 
 def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: str = "gpu") -> dict:
@@ -87,13 +109,7 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
     contestants |= {name: theirs(config, precision, rows, where, mode) for name, mode in peers.items()}
     batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
     losses = agreeing(contestants, batches[:AGREE], precision)
-    taken = {name: [] for name in contestants}
-    for turn in range(rounds):
-        for name, take in contestants.items():
-            began = time.perf_counter()
-            for number, one in enumerate(batches[AGREE:], start=AGREE + turn * STEPS):
-                take(number, one)  # ends with the loss on the host: the GPU has done all before
-            taken[name].append((time.perf_counter() - began) / STEPS)
+    taken = in_turns(contestants, batches[AGREE:], rounds)
     median = {name: statistics.median(times) for name, times in taken.items()}
     return {
         "precision": precision,
@@ -120,13 +136,13 @@ def peak_gib(who: str, precision: str, rows: int) -> float:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def remembered(who: str, precision: str, rows: int) -> float:
-    """What `--memory` prints, of this process."""
+def remembered(made: Callable[[], Take], rows: int) -> float:
+    """GiB that the driver gave this process for three steps of what `made` makes: what `--memory` prints."""
     import cupy
 
     cupy.zeros(1).sum()  # the context is there
     before = cupy.cuda.runtime.memGetInfo()[0]
-    take = (ours if who == US else theirs)(preset("base"), precision, rows, "gpu")
+    take = made()
     for number in range(3):
         take(number, batch(preset("base"), rows, number))
     return (before - cupy.cuda.runtime.memGetInfo()[0]) / 2**30
@@ -144,14 +160,15 @@ def main() -> None:
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
-        who, precision, rows = options.memory
-        return print(remembered(who, precision, int(rows)))
+        who, precision, rows = options.memory[0], options.memory[1], int(options.memory[2])
+        maker = ours if who == US else theirs
+        return print(remembered(lambda: maker(preset("base"), precision, rows, "gpu"), rows))
     import cupy
     import torch
 
-    gpu, rounds, rows = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS, []
+    card, rounds, rows = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS, []
     print(
-        f"{gpu}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
+        f"{card}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
     )
     for precision, texts in CASES if options.case is None else [CASES[options.case]]:
         row = measure(preset("base"), precision, texts, rounds)
@@ -164,7 +181,7 @@ def main() -> None:
         print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
         rows.append(row)
         if not options.quick:  # after each case: one that fails costs the others nothing
-            config = {"gpu": gpu, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
+            config = {"gpu": card, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
             name = "gpu_step" if options.case is None else f"gpu_step_{options.case}"
             save(name, config, rows, options.out)
 

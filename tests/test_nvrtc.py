@@ -16,6 +16,7 @@ import pytest
 from hopper_kernel import PRODUCT
 from matrix_kernels import MATMUL, ONE_AT_A_TIME
 
+from benchmarks import gpu_flash_step
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import KERNELS
 from nanoeuler_lib.cuda.compiler import INCLUDE
@@ -91,6 +92,10 @@ for file, table in (
     text = TEXTS.pop(file)[0]
     for number, first in (("float", 75), ("__nv_bfloat16", 80)):
         TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
+# Attention with T x T matrices, beside which FlashAttention is timed.
+for number, first in (("float", 75), ("__nv_bfloat16", 80)):
+    names = gpu_flash_step._kernels(number, preset("base").context)
+    TEXTS[f"gpu_flash_step, {number}"] = (gpu_flash_step.SOURCE, names, first)
 # The cells of the chapters that a GPU is to run.
 for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
     for number, source in enumerate(
