@@ -36,19 +36,17 @@ class Decoder:
         matrices["heads"] = p["heads"][:, : (1 + ahead) * c.vocab_size], p["norm_final"]
         exact = xp.empty(sum(w.size for w, _ in matrices.values()), np.float32)
         flat = exact if owner.half == np.float32 else xp.empty(exact.size, owner.half)
-        end, self.weights, at = {}, {}, 0
+        self.weights, at = {}, 0
         for key, (w, gain) in matrices.items():
             part, at = slice(at, at + w.size), at + w.size
             exact[part].reshape(w.shape[::-1])[...] = (w if gain is None else gain[:, None] * w).T
-            self.weights[key], end[key] = flat[part].reshape(w.shape[::-1]), at
+            self.weights[key] = flat[part].reshape(w.shape[::-1])
         if flat is not exact:
             self.program.round_to(flat, exact)
             gpu.run(self.program.take())
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
-        read_next = [*((i, "qkv") for i in range(1, c.layers)), "heads"]  # the last before the next cache
-        self.behind = [flat[end[i, "qkv"] : end[key]] for i, key in enumerate(read_next)]
         cos, sin = reference.rope_tables(c.context, c.head_dim, c.rope_theta)
         self.cos, self.sin = xp.asarray(cos, np.float32), xp.asarray(sin, np.float32)
         self.inputs = xp.zeros(1 + ROWS, np.int32)  # the first token's position, the tokens
@@ -108,9 +106,7 @@ class Decoder:
             for i, cache in enumerate(self.caches):
                 w = {name: self.weights[i, name] for name in ("qkv", "out", "gate_up", "down")}
                 op.project(b.qkv[:rows], b.x[:rows], w["qkv"], c.norm_eps)
-                op.attend(
-                    b.attended[:rows], b.qkv[:rows], self.cos, self.sin, cache, position, c, self.behind[i]
-                )
+                op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, cache, position, c)
                 op.project(b.x[:rows], b.attended[:rows], w["out"], None)
                 op.project_glu(b.hidden[:rows], b.x[:rows], w["gate_up"], c.norm_eps)
                 op.project(b.x[:rows], b.hidden[:rows], w["down"], None)

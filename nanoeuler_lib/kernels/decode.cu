@@ -6,6 +6,9 @@
 // and in which order, does not depend on how many tokens there are. Number: float or __nv_bfloat16, of weights and of the
 // cache of keys and values; everything else is float. All widths are multiples of 8, arrays begin at multiples of 16
 // bytes.
+//
+// A launch lets the next one begin at once (`launch_dependents`), which asks for its weights, or for keys and values of
+// earlier tokens, and waits for the end of the one before (`grid_dependency_wait`) before it touches anything else.
 #include <cuda_bf16.h>
 #include <nanoeuler.cuh>
 #include <reduce.cuh>
@@ -211,26 +214,15 @@ __device__ __forceinline__ Part of_lane_across(const Part& a, int distance) {
 // places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
 // same launch are made from qkv by each block that reads them, so no block waits for another. C/8 lanes share a key, each
 // with eight of its numbers; a thread asks for KEYS of them at a time, first of all, and keeps a softmax of its own over
-// its keys (chapter 27). Which thread adds what, and in which order, hangs on a token's place alone. Meanwhile the blocks
-// from H on bring `later`, [count], the weights that the next kernels read, into the cache. Grid (more than H, rows up to
+// its keys (chapter 27). Which thread adds what, and in which order, hangs on a token's place alone. Grid (H, rows up to
 // ROWS_AT_MOST), blocks of 512 threads, 4 (33 C + 32) bytes of shared memory.
 template <class Number>
 __global__ void __launch_bounds__(32 * ATTEND_WARPS)
 attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const float* __restrict__ sine, Number* cache,
-       const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context,
-       const Number* __restrict__ later, int count) {
-  const int threads = 32 * ATTEND_WARPS, line = 128 / sizeof(Number);
+       const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context) {
+  const int threads = 32 * ATTEND_WARPS;
   const float lowest = -3.4e38f;
   launch_dependents();
-  if (blockIdx.x >= H) {
-    if (blockIdx.y > 0) return;
-#ifdef WAIT
-    __nanosleep(WAIT);
-#endif
-    for (int i = (blockIdx.x - H) * threads + threadIdx.x; i < count / line; i += (gridDim.x - H) * threads)
-      prefetch(later + (size_t)i * line);
-    return;
-  }
   extern __shared__ float4 fours[];
   float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
   float *means = values + ROWS_AT_MOST * C, *largest = means + ATTEND_WARPS * C, *terms = largest + ATTEND_WARPS;

@@ -477,16 +477,11 @@ class Program:
         arguments = x, w, hidden, rows, inputs, outputs, float(eps)
         self._decode("project_glu", kernel, self._warps(outputs), 256, arguments, 4 * rows * inputs, w.nbytes)
 
-    def attend(self, out, qkv, cos, sin, cache, position, config, later):
-        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join.
-
-        later: the weights [n] that the launches behind this one read; multiprocessors without a head fetch them.
-        """
+    def attend(self, out, qkv, cos, sin, cache, position, config):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
         rows, C = len(qkv), config.head_dim
-        numbers = config.heads, config.kv_heads, C, config.context
-        arguments = qkv, cos, sin, cache, position, out, *numbers, later, len(later)
-        idle = max(1, self.on.processors - config.heads * rows)
-        grid, shared = (config.heads + idle, rows), 4 * (33 * C + 32)
+        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
+        grid, shared = (config.heads, rows), 4 * (33 * C + 32)
         self._decode("attend", f"attend<{self.number}>", grid, 512, arguments, shared, cache.nbytes)
 
     def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
