@@ -44,7 +44,10 @@ class Encoded:
 
 
 def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> Encoded:
-    """An example's tokens: the end marker, then its turns (see `chat`), as many as fit into `most` tokens."""
+    """An example's tokens: the end marker, then as many turns as fit into `most`.
+
+    `chat` says how a turn is written.
+    """
     end = markers(tokenizer)[0]
     ids, counted = [end], [False]
     for prompt, reply in example:

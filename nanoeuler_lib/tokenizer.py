@@ -84,7 +84,10 @@ def split_words(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cut text at each space that a non-space follows, and drop that space; no word crosses such a cut."""
+    """Cut text at each space that a non-space follows, and drop that space.
+
+    No word crosses such a cut.
+    """
     return _CUT.split(text) if _OTHER_SPACE.search(text) else text.split(" ")
 
 

@@ -9,12 +9,14 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_lib.practice import verdict  # noqa: E402
 from tools.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
 
 __all__ = [
     "ROOT",
     "code_cells",
     "definitions",
+    "gap_tests",
     "rejected",
     "run_tagged",
     "try_exercise",
@@ -79,3 +81,25 @@ def wrong_answers_of(gaps: dict[str, tuple]) -> list:
             wrong = functools.partial(gap[0], **change)
             cases.append(pytest.param(gap, wrong, id=f"{name}-{mistake}".replace(" ", "-")))
     return cases
+
+
+def gap_tests(gaps: dict[str, tuple[list, dict]]) -> tuple[Callable, Callable]:
+    """Two tests of gaps that stand as my_NAME, check_NAME and the book's NAME in the chapter, by what a reader is told.
+
+    gaps: {NAME: (other right answers, {mistake: wrong answer})}. The stub is not written yet, the book's version and
+    the others are right; each wrong answer is wrong.
+    """
+
+    @pytest.mark.parametrize("gap", gaps)
+    def untouched_and_right(chapter, gap):
+        check = getattr(chapter, f"check_{gap}")
+        assert check(getattr(chapter, f"my_{gap}")) == "not written yet"
+        for right in [getattr(chapter, gap), *gaps[gap][0]]:
+            assert verdict(check, right) == "right"
+
+    @pytest.mark.parametrize("gap, mistake", [(gap, mistake) for gap in gaps for mistake in gaps[gap][1]])
+    def wrong(chapter, gap, mistake):
+        said = verdict(getattr(chapter, f"check_{gap}"), gaps[gap][1][mistake])
+        assert said not in ("right", "not written yet"), said
+
+    return untouched_and_right, wrong

@@ -21,7 +21,6 @@ from tools import assignment, book_extension, cells, check_site, maps, mirror, n
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEMPLATE = ROOT / "tools" / "chapter_template.md"
-LONG_CELLS = ROOT / "tests" / "long_cells.json"
 FOLDED = {"hide-input", "hide-cell"}
 UNANSWERED = {"10": 1}  # chapter: predictions that the text answers, without a cell
 PLACE = re.compile(
@@ -136,26 +135,15 @@ def test_claims_are_asserts_with_what_they_compare(path):
 
 @each_notebook
 def test_a_cell_in_view_is_short_and_narrow(path):
-    """At most 25 lines, 60 of CUDA, of 88 columns; long_cells.json lists older cells, and may only shrink."""
-    listed, found = json.loads(LONG_CELLS.read_text()).get(path.stem, {}), long_cells(path)
-    for cell, size in found.items():
-        allowed = listed.get(cell, [0, 0])
-        assert size[0] <= allowed[0] and size[1] <= allowed[1], (
-            f"cell {cell}: {size[0]} lines of {size[1]} columns"
-        )
-    assert listed == found, f"shorter now: put {found} into {LONG_CELLS.name}"
-
-
-def long_cells(path: Path) -> dict[str, list[int]]:
-    """Lines and columns of the cells in view that have too many, by id."""
-    found = {}
+    """At most 25 lines, 60 of CUDA, of 88 columns."""
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code" and not tags(cell) & (FOLDED | {"remove-cell"}):
             lines = cell.source.split("\n")
-            size = [len(lines), max(map(len, lines))]
-            if size[0] > (60 if cell.source.startswith("%%cuda") else 25) or size[1] > 88:
-                found[cell.id] = size
-    return found
+            longest = max(map(len, lines))
+            most = 60 if cell.source.startswith("%%cuda") else 25
+            assert len(lines) <= most and longest <= 88, (
+                f"{len(lines)} lines of {longest} columns:\n{cell.source}"
+            )
 
 
 @each_notebook

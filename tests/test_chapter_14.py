@@ -150,6 +150,14 @@ def answers_once_accepted(c):
         probs = c.softmax(np.where(np.tri(m, n, n - m, dtype=bool), s, -np.inf))
         return probs @ np.repeat(V, 3, 1), K, V
 
+    def single_y(*given):
+        y, keys, values = c.cached_attention(*given)
+        return y.astype(np.float32), keys, values
+
+    def single_inside(*given):
+        y = c.cached_attention(*(a.astype(np.float32) for a in given))[0]
+        return y.astype(given[0].dtype), *c.cached_attention(*given)[1:]
+
     return [
         (c.check_draw, likeliest_beyond),
         (c.check_draw, one_back),
@@ -160,13 +168,15 @@ def answers_once_accepted(c):
         (c.check_top_p, lambda p, t: c.book_keep_top_p(p, t).astype(int)),
         (c.check_cached, three_to_a_group),
         (c.check_cached, lambda *a: tuple(x.astype(np.float64) for x in c.cached_attention(*a))),
+        (c.check_cached, single_y),
+        (c.check_cached, single_inside),
         (c.check_pairs, lambda p: c.pairs(p) + 0.007 * np.eye(len(p))),
         (c.check_pairs, lambda p: np.outer(p / (1 - p), p) * (1 - np.eye(4))),
         (c.check_bytes, lambda config, n, t: 32 * config.kv_heads * config.layers * n * t),
     ]
 
 
-@pytest.mark.parametrize("which", range(12))
+@pytest.mark.parametrize("which", range(14))
 def test_an_answer_that_was_once_accepted_is_refused(chapter, which):
     check, answer = answers_once_accepted(chapter)[which]
     assert verdict(check, answer) != "right"

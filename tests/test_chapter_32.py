@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import definitions, gap_tests, rejected, try_exercise
 
 from nanoeuler_lib import evaluate
 from nanoeuler_lib.config import ModelConfig
@@ -220,19 +220,7 @@ GAPS = {
     "loops": ([looping(), loops_by_letters], WRONG_LOOPS),
 }
 
-
-@pytest.mark.parametrize("gap", GAPS)
-def test_the_gap_untouched_and_right(chapter, gap):
-    check = getattr(chapter, f"check_{gap}")
-    assert check(getattr(chapter, f"my_{gap}")) == "not written yet"
-    for right in [getattr(chapter, gap), *GAPS[gap][0]]:
-        assert verdict(check, right) == "right"
-
-
-@pytest.mark.parametrize(("gap", "mistake"), [(gap, mistake) for gap in GAPS for mistake in GAPS[gap][1]])
-def test_wrong_answers(chapter, gap, mistake):
-    said = verdict(getattr(chapter, f"check_{gap}"), GAPS[gap][1][mistake])
-    assert said not in ("right", "not written yet")
+test_the_gap_untouched_and_right, test_wrong_answers = gap_tests(GAPS)
 
 
 # ---- What the chapter stands on

@@ -6,12 +6,14 @@
 
 // part[block] = the sum of that block's share of x. A second launch with one block sums the parts.
 // x: [n]; part: [gridDim.x]. The block's size is a power of two, at most 1024.
-extern "C" __global__ void sum_tree(const float* __restrict__ x, float* __restrict__ part, int n) {
-  if (blockDim.x & (blockDim.x - 1)) __trap();  // halves of halves: the block is a power of two
+extern "C" __global__ void
+sum_tree(const float* __restrict__ x, float* __restrict__ part, int n) {
+  if (blockDim.x & (blockDim.x - 1)) __trap();  // halves: the block is a power of two
   __shared__ float s[1024];
   int t = threadIdx.x;
   float sum = 0;
-  for (int i = blockIdx.x * blockDim.x + t; i < n; i += gridDim.x * blockDim.x) sum += x[i];
+  for (int i = blockIdx.x * blockDim.x + t; i < n; i += gridDim.x * blockDim.x)
+    sum += x[i];
   s[t] = sum;
   __syncthreads();
   for (int half = blockDim.x / 2; half > 0; half /= 2) {
@@ -30,8 +32,10 @@ extern "C" __global__ void sum_shuffle(const float* __restrict__ x, float* __res
 }
 
 // The same with four float4 on their way in each thread: what the library uses.
-extern "C" __global__ void sum_wide(const float* __restrict__ x, float* __restrict__ part, int n) {
-  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, fours = whole_fours(n, x);
+extern "C" __global__ void
+sum_wide(const float* __restrict__ x, float* __restrict__ part, int n) {
+  int me = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  int fours = whole_fours(n, x);
   float sum = 0;
   for (int first = me; first < fours; first += AT_ONCE * threads) {
     float4 v[AT_ONCE];

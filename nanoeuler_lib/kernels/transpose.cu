@@ -2,9 +2,13 @@
 
 // One element a thread. Neighbouring threads read neighbours, and write `rows` elements apart: one sector each.
 // Launch a thread for every element, columns along x.
-extern "C" __global__ void transpose_plain(const float* __restrict__ x, float* __restrict__ y, int rows, int columns) {
-  int column = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y * blockDim.y + threadIdx.y;
-  if (row < rows && column < columns) y[(size_t)column * rows + row] = x[(size_t)row * columns + column];
+extern "C" __global__ void
+transpose_plain(const float* __restrict__ x, float* __restrict__ y,
+                int rows, int columns) {
+  int column = blockIdx.x * blockDim.x + threadIdx.x;
+  int row = blockIdx.y * blockDim.y + threadIdx.y;
+  if (row < rows && column < columns)
+    y[(size_t)column * rows + row] = x[(size_t)row * columns + column];
 }
 
 // Through a tile in shared memory, which is read by columns and written by rows: both sides of global memory see
