@@ -153,6 +153,10 @@ MORE_WRONG = {
     },
     "check_products": {
         "one round more": lambda start, goal: tuple(n + k for n, k in zip(counted(start, goal), (2, 3))),
+        "a cubic that never bends": lambda start, goal: (
+            2 * math.ceil(max(math.log(goal / start), 0) / math.log(1.5)),
+            counted(start, goal)[1],
+        ),
         "one number": lambda start, goal: counted(start, goal)[0],
     },
     "check_share": {"NaN": lambda R, C, N: math.nan, "in per cent": lambda R, C, N: 500 * R / N},
