@@ -8,9 +8,7 @@ import pytest
 from chapters import ROOT, code_cells
 
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.model import Parameters
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.optim import Muon
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
@@ -420,62 +418,3 @@ def test_stored_results_are_of_this_experiment(names):
         final = [row for row in rows if row["name"] == name and row["seed"] in config["seeds"]]
         assert sorted(row["seed"] for row in final) == config["seeds"]
         assert {row["rate"] for row in final} == {config["chosen"].get(name, config["chosen"]["AdamW"])}
-
-
-def test_muon_by_shape_is_the_librarys_muon(names):
-    """Two steps of the miniature's rule move every tensor as `optim.Muon` does."""
-    config = TrainConfig(warmup=0, rate=0.02, rate_end=1.0, optimizer="muon")
-    rng, shape = np.random.default_rng(0), names["MINI"]
-    own, theirs, grads, m, v = (Parameters(shape, np.float64) for _ in range(5))
-    own.flat[...] = theirs.flat[...] = rng.standard_normal(own.flat.shape)
-    rule, optimizer = names["MUONS"]["Muon, each matrix by itself"], Muon(shape, config, np.float64)
-    for step in (1, 2):
-        grads.flat[...] = rng.standard_normal(own.flat.shape)
-        optimizer.step += 1
-        optimizer.update(theirs, grads, list(theirs), 1.0)
-        for name, p in own.items():
-            numbers = config.beta1, config.beta2, config.adam_eps, config.decay if p.ndim > 1 else 0.0
-            p[...], m[name][...], v[name][...] = rule(
-                p, grads[name], m[name], v[name], step, config.rate, *numbers
-            )
-    np.testing.assert_allclose(own.flat, theirs.flat, rtol=1e-9, atol=1e-12)
-    for name, changed in names["MUONS"].items():
-        p = own["layers.0.qkv"]
-        moved = changed(p, grads["layers.0.qkv"], m["layers.0.qkv"], 0 * p, 3, 0.02, 0.9, 0.95, 1e-8, 0.1)[0]
-        usual = rule(p, grads["layers.0.qkv"], m["layers.0.qkv"], 0 * p, 3, 0.02, 0.9, 0.95, 1e-8, 0.1)[0]
-        same = name in OUTSIDE_QKV
-        assert np.array_equal(moved, usual) == same, name
-
-
-OUTSIDE_QKV = (
-    "Muon, each matrix by itself",
-    "gate and up as one",
-    "embedding and head too",
-)
-
-
-def test_stored_results_of_muon_are_of_this_experiment(names):
-    folder = ROOT / "data" / "results"
-    of_adamw = json.loads((folder / "ch11.json").read_text("utf-8"))["config"]
-    result = json.loads((folder / "ch11_muon.json").read_text("utf-8"))
-    config, rows = result["config"], result["rows"]
-    assert all(config[key] == of_adamw[key] for key in ("model", "steps", "seeds", "choosing_seed"))
-    assert {row["name"] for row in rows} == set(names["MUONS"])
-    for name in names["MUONS"]:
-        own = [row for row in rows if row["name"] == name]
-        tried = {row["rate"]: row["bits_per_byte"] for row in own if row["seed"] == config["choosing_seed"]}
-        assert set(tried) == set(names["MUON_RATES"])
-        best = min(tried, key=lambda rate: math.inf if tried[rate] is None else tried[rate])
-        assert config["chosen"][name] == best
-        final = [(row["seed"], row["rate"]) for row in own if row["seed"] != config["choosing_seed"]]
-        assert final == [(seed, best) for seed in config["seeds"]]
-
-
-def test_muons_small_example_by_hand(names):
-    """newton_schulz of the page's 2 x 2 matrix, whose singular vectors are (1, 1) and (1, -1)."""
-    s = np.array([4.0, 2.0]) / np.sqrt(20)
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    found = names["newton_schulz"](np.array([[3.0, 1.0], [1.0, 3.0]]))
-    half = (s[0] + s[1]) / 2, (s[0] - s[1]) / 2
-    np.testing.assert_allclose(found, [[half[0], half[1]], [half[1], half[0]]], rtol=1e-12)

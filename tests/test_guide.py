@@ -320,6 +320,17 @@ def test_exam_30():
     said("30", r"4\,000\,000", r"100\,000", "40 flops a byte", "8, 13, 35 and 38", "9 us", "0.008", "0.07")
 
 
+def test_exam_a2():
+    dW = np.array([[5.0, 4], [4, 5]])
+    u, s, vt = np.linalg.svd(dW)
+    assert s == pytest.approx([9, 1]) and u @ vt == pytest.approx(np.eye(2))
+    against = dW / np.linalg.norm(dW, 2)
+    assert [0.1 * (dW * step).sum() for step in (against, u @ vt)] == pytest.approx([8.2 / 9, 1.0])
+    cubic = lambda x: 1.5 * x - 0.5 * x**3
+    assert [f"{x:.3f}" for x in (cubic(0.2), cubic(cubic(0.2)), 8.2 / 9)] == ["0.296", "0.431", "0.911"]
+    said("A2", "9 and 1", "82 / 9 = 0.911", "(9 + 1) = 1", "0.296, then 0.431", "identity")
+
+
 def test_exam_31():
     """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
     page = [f"w{i}" for i in range(54)]

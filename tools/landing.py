@@ -35,7 +35,8 @@ GIVES = {
             "26_tensor_cores", "fig-tensor-cores-fragments"),
     "VII ": ("text from elsewhere, cleaned, and a model of 116 million parameters that read it",
              "32_116_million", "fig-million-run"),
-    "Appendix": ("how that checker works", "A1_cpu_runtime", "fig-cpu-runtime-schedule"),
+    "Appendix": ("how that checker works, and an optimiser that moves whole matrices",
+                 "A1_cpu_runtime", "fig-cpu-runtime-schedule"),
 }  # fmt: skip
 # name: (its chapters, what for)
 PATHS = {

@@ -1,6 +1,6 @@
-"""Chapter 11, Further on: Muon on the notebook's miniature, each way at its best rate, beside ch11's AdamW.
+"""Appendix A2: Muon on chapter 11's miniature, each way at its best rate, beside ch11's AdamW.
 
-The miniature, the rule and the list of what is compared are the notebook's own (its cells tagged `experiment`). A rate
+The miniature and `train` are chapter 11's, the ways that are compared A2's own (cells tagged `experiment`). A rate
 is chosen by the seed that chose AdamW's, and the other seeds are AdamW's, too, whose rows stand in ch11.json: start
 and batches are the same. What is done is stored after every seed.
 """
@@ -14,7 +14,7 @@ from tools.results import FOLDER, save
 
 
 def main() -> None:
-    names, rows = run_tagged("11_optimisers", "experiment"), []
+    names, ways, rows = run_tagged("11_optimisers", "experiment"), run_tagged("A2_muon", "experiment"), []
     config = json.loads((FOLDER / "ch11.json").read_text())["config"]
 
     def run(name: str, rule, rate: float, seed: int) -> float:
@@ -25,7 +25,7 @@ def main() -> None:
         print(f"{name:32} rate {rate:<6} seed {seed:2}  {bits:.4f}", flush=True)
         return bits
 
-    rules, tried, chosen = names["MUONS"], names["MUON_RATES"], {}
+    rules, tried, chosen = ways["MUONS"], ways["MUON_RATES"], {}
     for name, rule in rules.items():
         chosen[name] = min(tried, key=lambda rate: run(name, rule, rate, config["choosing_seed"]))
     for i, seed in enumerate(config["seeds"]):
