@@ -125,7 +125,7 @@ class Keyed:
 
     def __init__(self, entry: gpu.Entry):
         self.launch, self.bytes, self.flops = entry.launch, entry.bytes, entry.flops
-        if isinstance(entry.launch, blas.Product):
+        if isinstance(entry.launch, blas.Product | gpu.Copy):
             name = str(entry.launch).replace("+=", "=")
         else:
             name = cuda.describe(entry.launch).split(", grid ")[0].split("<")[0]

@@ -11,9 +11,6 @@
 //   copy_async_cg<BYTES>(...)                 the same for 16 bytes, past the L1 cache: for what no other block will read
 //   copy_async_commit(), copy_async_wait<N>() end a group; wait until at most N of this thread's groups are under way
 //
-//   prefetch(global)                          asks for the 128 bytes around an address, which come into the L2 cache: for
-//                                             what a later kernel will read. Nothing on the CPU.
-//
 //   grid_dependency_wait()                    of a launch bound with overlap=True: from here on what the launch before it
 //                                             wrote can be read (programmatic dependent launch, from 9.0 on)
 //   launch_dependents()                       when all blocks have come here, the launch behind this one may begin. Both
@@ -34,8 +31,6 @@
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
   for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
 #endif
-
-__device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
@@ -71,7 +66,6 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
     if (given < 0 || given > BYTES) runtime::fail("an asynchronous copy is given 0 bytes to all that it writes", line);     \
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
   }
-RAW static inline void prefetch(const void*) {}
 RAW static inline void grid_dependency_wait() {}
 RAW static inline void launch_dependents() {}
 RAW static inline void copy_async_commit() { runtime::async_commit(); }

@@ -1,0 +1,88 @@
+"""Launches that may begin before the one ahead of them has ended: what the driver is given, without a driver."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.cuda import overlap
+from nanoeuler_lib.errors import NanoEulerError
+
+GRID, BLOCK, SHARED, STREAM, FUNCTION, ADDRESS = (3, 2, 1), (64, 4, 1), 1024, 77, 123, 4096
+
+
+class Driver:
+    """Keeps what a launch says, as the driver would read it from memory."""
+
+    def __init__(self, status=0):
+        self.status, self.seen = status, []
+
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        found, attribute = config._obj, config._obj.attributes[0]
+        kinds = ctypes.c_uint64, ctypes.c_int32, ctypes.c_float
+        numbers = [kind.from_address(at).value for kind, at in zip(kinds, arguments, strict=True)]
+        launch = list(found.grid), list(found.block), found.shared_mem, found.stream, function.value
+        self.seen.append((*launch, (found.count, attribute.id, attribute.value), numbers, extra))
+        return self.status
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Launch on a stream that there is not, with a driver that returns `status`; what it saw."""
+
+    def make(status=0):
+        driver = Driver(status)
+        stream = SimpleNamespace(ptr=STREAM)
+        fake = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
+        monkeypatch.setitem(sys.modules, "cupy", fake)
+        monkeypatch.setattr(overlap, "_driver", lambda: driver)
+        array = SimpleNamespace(data=SimpleNamespace(ptr=ADDRESS))
+        values = [array, np.int32(-5), np.float32(0.5)]
+        kernel = SimpleNamespace(kernel=SimpleNamespace(ptr=FUNCTION))
+        return overlap.OverlappingLaunch("halves", kernel, GRID, BLOCK, values, SHARED), driver
+
+    return make
+
+
+def test_the_driver_gets_grid_block_arguments_and_the_attribute(launch):
+    made, driver = launch()
+    made()
+    made()
+    attribute = 1, overlap.PROGRAMMATIC_STREAM_SERIALIZATION, 1
+    seen = [3, 2, 1], [64, 4, 1], SHARED, STREAM, FUNCTION, attribute, [ADDRESS, -5, 0.5], None
+    assert driver.seen == [seen, seen]
+    assert cuda.describe(made) == "halves, grid 3 x 2, block 64 x 4, 1024 bytes"
+
+
+def test_a_launch_that_the_driver_refuses_is_an_error(launch):
+    made, _ = launch(status=701)
+    with pytest.raises(
+        NanoEulerError, match="halves: the driver refused the launch with error 701, expected 0"
+    ):
+        made()
+
+
+def test_the_structures_are_as_long_as_those_of_cuda_h():
+    assert (ctypes.sizeof(overlap._Attribute), ctypes.sizeof(overlap._Config)) == (72, 56)
+    assert (overlap._Config.stream.offset, overlap._Attribute.value.offset) == (32, 8)
+
+
+def test_on_the_cpu_launches_do_not_overlap():
+    """The two functions do nothing there, and a list's order is the order in which launches end."""
+    module = cuda.module(
+        """#include <nanoeuler.cuh>
+        extern "C" __global__ void add(float* x) {
+          launch_dependents();
+          grid_dependency_wait();
+          x[threadIdx.x] += 1;
+        }""",
+        where="cpu",
+    )
+    x = np.zeros(32, np.float32)
+    launch = module["add"].bind(1, 32, (x,), overlap=True)
+    launch()
+    launch()
+    assert (x == 2).all()
