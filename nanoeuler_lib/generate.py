@@ -152,6 +152,21 @@ def check_room(config: ModelConfig, length: int, tokens: np.ndarray) -> None:
         )
 
 
+def by_likelihood(logits: np.ndarray) -> np.ndarray:
+    """The tokens [V], most likely first, of equal logits [V] the lower number first.
+
+    What a stable argsort of -logits gives. NumPy sorts whole numbers several times as fast as it argsorts, so for
+    float32 each key holds a logit's bits, changed so that they are ordered as the logits are, and below them its place.
+    """
+    if logits.dtype != np.float32:
+        return np.argsort(-logits, kind="stable")
+    bits = (0 - logits).view(np.int32)  # 0 - x, so that 0 and -0 have the same
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # of a negative number more bits are less
+    keys = ordered.astype(np.int64) << 32 | np.arange(len(logits))
+    keys.sort()
+    return keys & 0xFFFFFFFF
+
+
 def filtered_probs(
     logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +189,7 @@ def filtered_probs(
         raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
     if temperature == 0:
         return logits.argmax(keepdims=True), np.ones(1)
-    order = np.argsort(-logits, kind="stable")[: top_k or None]  # most likely first
+    order = by_likelihood(logits)[: top_k or None]
     probs = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
     probs /= probs.sum()
     kept = len(order)
@@ -216,8 +231,10 @@ def accept_or_redraw(p: np.ndarray, q: np.ndarray, token: int, rng: np.random.Ge
     p, q: probabilities [V]; token: a draw from q. It is accepted with probability min(1, p / q), otherwise a token is
     drawn from the positive part of p - q. Leviathan et al. 2023, algorithm 1. Chapter 16.
     """
+    if rng.random() * q[token] < p[token]:
+        return token
     missing = np.maximum(p - q, 0)  # where q proposes too rarely
-    if rng.random() * q[token] < p[token] or not missing.any():  # rounding may leave nothing to draw from
+    if not missing.any():  # rounding may leave nothing to draw from
         return token
     tokens = np.flatnonzero(missing)
     return pick(tokens, missing[tokens] / missing.sum(), rng)

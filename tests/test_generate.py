@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nanoeuler_lib import generate as generate_module
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, filtered_probs, generate, sample, stream
+from nanoeuler_lib.generate import Decoder, by_likelihood, filtered_probs, generate, sample, stream
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -296,6 +296,17 @@ def test_distribution_of_generated_tokens():
 def test_tokens_out_of_range_are_refused(model, tokens):
     with pytest.raises(NanoEulerError, match=r"expected 0\.\.259"):
         Decoder(model).feed(np.array(tokens))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_order_of_likelihood_is_that_of_a_stable_argsort(kind):
+    """With equal logits, both zeros, -inf, the smallest and the largest numbers among them."""
+    rng, odd = np.random.default_rng(0), [0.0, -0.0, -np.inf, 1e-45, -1e-45, 3e38, -3e38]
+    for _ in range(300):
+        logits = rng.integers(-3, 4, rng.integers(1, 40)).astype(kind) / 2
+        places = rng.random(len(logits)) < 0.3
+        logits[places] = rng.choice(odd, places.sum())
+        assert by_likelihood(logits).tolist() == np.argsort(-logits, kind="stable").tolist()
 
 
 def test_top_p_takes_no_more_than_reach_it():
