@@ -32,6 +32,7 @@ from nanoeuler_lib.ops import gpu
 from tools.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
+ALONE = "gpu_step_0", "gpu_step_1", "gpu_step_2"  # the files of one case each
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first steps show in the losses
 STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
 APART = {"bfloat16": 5e-3, "tf32": 1e-3, "float32": 1e-5}  # by how much of themselves losses may differ
@@ -182,7 +183,7 @@ def main() -> None:
         rows.append(row)
         if not options.quick:  # after each case: one that fails costs the others nothing
             config = {"gpu": card, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
-            name = "gpu_step" if options.case is None else f"gpu_step_{options.case}"
+            name = "gpu_step" if options.case is None else ALONE[options.case]
             save(name, config, rows, options.out)
 
 

@@ -871,8 +871,8 @@ def test_planted_bugs_are_caught(where, old, new):
 def examine_decoding():
     """Logits of tokens that come singly and together, in a model whose heads share keys, and in one of wide heads."""
     narrow = dict(
-        dim=128, heads=4, kv_heads=2, ffn=1104, context=90
-    )  # `down` has more inputs than are asked for at once
+        dim=128, heads=4, kv_heads=2, ffn=2064, context=90
+    )  # `down`: more inputs than are asked for at once
     wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280)  # the cache more keys
     many = dict(
         dim=576, heads=18, kv_heads=9, ffn=8, context=15
