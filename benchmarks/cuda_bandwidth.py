@@ -240,7 +240,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
         return block, (width, parts), bind
 
     shapes = (32, 8), (32, 32), (8, 32), (8, 128)
-    for tall, parts in ((8 * few, (1,)), (rows, (1, 11, 16, 22, 32, 33, 44, 64))):
+    for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 32, 64))):
         arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]
         yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered)
@@ -292,11 +292,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
             args = tokens, order, start, dx, dtable, edges, rows, D
             return [
                 module["embedding_backward"].bind(pieces, block, args),
-                module["embedding_join"].bind(
-                    pieces + blocks_for(V, block // 32),
-                    block,
-                    (tokens, order, start, edges, dtable, rows, V, D),
-                ),
+                module["embedding_join"].bind(V, block, (start, edges, dtable, D)),
             ]
 
         return block, pieces, bind

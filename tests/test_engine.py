@@ -678,11 +678,6 @@ KERNEL_BUGS = {
     "embedding.cu": [
         ("if (ADD) add_to(sum, row[i]);", ""),
         ("if (ADD && to > 0) add_to(sum, row[i]);", ""),
-        ("if (token >= V || start[token] < start[token + 1]) return;", "return;"),
-        (
-            "for (int k = 0; k < AT_ONCE; k++) v[k] = next[k];",
-            "for (int k = 1; k < AT_ONCE; k++) v[k] = next[k];",
-        ),
     ],
     "adamw.cu": [
         ("if (!(factor[1] <= 3.4e38f)) return;", ""),

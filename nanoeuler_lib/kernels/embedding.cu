@@ -44,25 +44,18 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // and `embedding_join` adds these, again in their order.
 // tokens: [n]; order: [n], the positions sorted by token (a stable argsort); start: [V + 1], where each token's begin in
 // it; dx: [n, D]; dtable: [V, D]; edges: [2 * pieces, D], for each piece the sum of a token that began before it, and of
-// one that begins in it and goes on. Launch ceil(n / PIECE) blocks of any size, then `embedding_join` with as many and,
-// without ADD, ceil(V / warps of a block) more.
-
-template <class Number>
-__device__ __forceinline__ void ask(Number* v, const int* place, int first, int count, const Number* dx, int width,
-                                    int i) {
-#pragma unroll
-  for (int k = 0; k < AT_ONCE; k++)
-    if (first + k < count) v[k] = dx[(size_t)place[first + k] * width + i];
-}
+// one that begins in it and goes on. Launch ceil(n / PIECE) blocks of any size, then V blocks of `embedding_join`.
 
 template <class Number>
 __device__ __forceinline__ void add_piece(const int* place, const int* target, int count, const Number* dx,
                                           Number* dtable, Number* edges, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    Number sum = {}, v[AT_ONCE], next[AT_ONCE];
-    ask(v, place, 0, count, dx, width, i);
+    Number sum = {};
     for (int first = 0; first < count; first += AT_ONCE) {
-      ask(next, place, first + AT_ONCE, count, dx, width, i);  // they come while the ones before are added
+      Number v[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++)
+        if (first + k < count) v[k] = dx[(size_t)place[first + k] * width + i];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
         if (first + k >= count) break;
@@ -74,8 +67,6 @@ __device__ __forceinline__ void add_piece(const int* place, const int* target, i
         row[i] = sum;
         sum = {};
       }
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) v[k] = next[k];
     }
   }
 }
@@ -98,18 +89,18 @@ extern "C" __global__ void embedding_backward(const int* __restrict__ tokens, co
     add_piece(place, target, to - from, dx, dtable, edges, D);
 }
 
-// The sum of a token that begins in `piece` and ends in `last`.
 template <class Number>
 __device__ __forceinline__ void add_edges(const Number* edges, Number* row, int piece, int last, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    Number sum = edges[(size_t)(2 * piece + 1) * width + i];
-    for (int first = piece + 1; first <= last; first += 2 * AT_ONCE) {
-      Number v[2 * AT_ONCE];
+    Number sum = {};
+    if (piece >= 0) sum = edges[(size_t)(2 * piece + 1) * width + i];
+    for (int first = piece + 1; first <= last; first += AT_ONCE) {
+      Number v[AT_ONCE];
 #pragma unroll
-      for (int k = 0; k < 2 * AT_ONCE; k++)
+      for (int k = 0; k < AT_ONCE; k++)
         if (first + k <= last) v[k] = edges[(size_t)(2 * (first + k)) * width + i];
 #pragma unroll
-      for (int k = 0; k < 2 * AT_ONCE; k++)
+      for (int k = 0; k < AT_ONCE; k++)
         if (first + k <= last) add_to(sum, v[k]);
     }
     if (ADD) add_to(sum, row[i]);
@@ -117,33 +108,19 @@ __device__ __forceinline__ void add_edges(const Number* edges, Number* row, int 
   }
 }
 
-template <class Number>
-__device__ __forceinline__ void clear(Number* row, int width) {
-  for (int i = threadIdx.x % 32; i < width; i += 32) row[i] = {};
-}
-
-// After `embedding_backward`, in blocks of the same size: the first ceil(n / PIECE) add what several pieces have left of a
-// token that begins in theirs. The others have a warp for each token: it writes 0 where the token does not occur.
-extern "C" __global__ void embedding_join(const int* __restrict__ tokens, const int* __restrict__ order,
-                                          const int* __restrict__ start, const float* __restrict__ edges,
-                                          float* __restrict__ dtable, int n, int V, int D) {
-  if (blockDim.x % 32) __trap();  // the block is whole warps
-  int piece = blockIdx.x, pieces = (n + PIECE - 1) / PIECE;
-  bool fours = D % 4 == 0 && whole_fours(D, dtable, edges);
-  if (piece >= pieces) {
-    int token = (piece - pieces) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (token >= V || start[token] < start[token + 1]) return;
-    float* row = dtable + (size_t)token * D;
-    if (fours)
-      clear((float4*)row, D / 4);
-    else
-      clear(row, D);
-    return;
-  }
-  int token = tokens[order[min(n, (piece + 1) * PIECE) - 1]], last = (start[token + 1] - 1) / PIECE;
-  if (last == piece || start[token] / PIECE != piece) return;  // it ends here, or began before: another block's
+// One block a token, after `embedding_backward`: adds what several pieces have left, and writes 0 (with ADD nothing) where
+// a token does not occur.
+extern "C" __global__ void embedding_join(const int* __restrict__ start, const float* __restrict__ edges,
+                                          float* __restrict__ dtable, int D) {
+  int token = blockIdx.x, from = start[token], to = start[token + 1];
+  int piece = from / PIECE, last = (to - 1) / PIECE;
+  if (ADD && from == to) return;
+  if (from == to)
+    piece = last = -1;  // no piece: the sum is 0
+  else if (piece == last)
+    return;  // one piece has written the row
   float* row = dtable + (size_t)token * D;
-  if (fours)
+  if (D % 4 == 0 && whole_fours(D, dtable, edges))
     add_edges((const float4*)edges, (float4*)row, piece, last, D / 4);
   else
     add_edges(edges, row, piece, last, D);

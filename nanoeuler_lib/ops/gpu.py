@@ -242,11 +242,11 @@ class Program:
         """
         (N, D), V = dx.full.shape, len(dtable)
         file = self._file("embedding.cu", add=bool(accumulate))
-        threads, pieces, at = min(THREADS, 32 * -(-D // 128)), -(-N // 64), (tokens, work.order, work.start)
-        zeros = 0 if accumulate else -(-V // (threads // 32))
+        threads = min(THREADS, 32 * -(-D // 128))
         for kernel, grid, arguments, moved in (
-            ("embedding_backward", pieces, (*at, dx.full, dtable, work.edges, N, D), dx.full.nbytes + dtable.nbytes),
-            ("embedding_join", pieces + zeros, (*at, work.edges, dtable, N, V, D), dtable.nbytes),
+            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
+             dx.full.nbytes + dtable.nbytes),
+            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
         ):  # fmt: skip
             self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
 
