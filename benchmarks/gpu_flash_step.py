@@ -20,24 +20,31 @@ captured, is the third row. The first gradients of q, k and v, and the losses of
 times and memory are those of `gpu_step`.
 """
 
-import argparse
 import functools
-import json
 import math
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from benchmarks.gpu_step import AGREE, ROUNDS, STEPS, Take, agreeing, batch, in_turns, remembered, stepping
+from benchmarks.gpu_step import (
+    AGREE,
+    ROUNDS,
+    STEPS,
+    Take,
+    agreeing,
+    batch,
+    in_turns,
+    parser_of,
+    peak_gib,
+    remembered,
+    stepping,
+)
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.cuda.blas import COMPUTE, COMPUTE_TF32, TYPE, from_bfloat16, to_bfloat16
 from nanoeuler_lib.ops import flash, gpu
-from tools.results import FOLDER, ROOT, save
+from tools.results import save
 
 CASES = [64, 16]  # texts of a batch
 PRECISION = "bfloat16"
@@ -376,24 +383,8 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
     }
 
 
-def peak_gib(name: str, rows: int) -> float:
-    """GiB that the driver gave a process of its own for three steps."""
-    command = [sys.executable, "-m", "benchmarks.gpu_flash_step", "--memory", name, str(rows)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
-    parser.add_argument(
-        "--case", type=int, choices=range(len(CASES)), help="one of CASES, in a file of its own"
-    )
-    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser_of(__doc__, len(CASES), memory=2).parse_args()
     base = preset("base")
     if options.memory:
         name, rows = options.memory[0], int(options.memory[1])
@@ -406,7 +397,10 @@ def main() -> None:
     for texts in CASES if options.case is None else [CASES[options.case]]:
         row = measure(base, PRECISION, texts, rounds)
         cupy.get_default_memory_pool().free_all_blocks()
-        row["gib"] = {name: round(peak_gib(name, texts), 2) for name in (FLASH, PLAIN, GRAPH)}
+        row["gib"] = {
+            name: round(peak_gib("benchmarks.gpu_flash_step", name, str(texts)), 2)
+            for name in (FLASH, PLAIN, GRAPH)
+        }
         cells = [f"{name} {time:.2f}" for name, time in row["milliseconds"].items()]
         cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["ratio"].items()]

@@ -130,9 +130,9 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
     }
 
 
-def peak_gib(who: str, precision: str, rows: int) -> float:
-    """GiB that the driver gave a process of its own for three steps."""
-    command = [sys.executable, "-m", "benchmarks.gpu_step", "--memory", who, precision, str(rows)]
+def peak_gib(module: str, *words: str) -> float:
+    """GiB that the driver gave a process of its own for three steps: what a benchmark prints for `--memory` words."""
+    command = [sys.executable, "-m", module, "--memory", *words]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -149,17 +149,20 @@ def remembered(made: Callable[[], Take], rows: int) -> float:
     return (before - cupy.cuda.runtime.memGetInfo()[0]) / 2**30
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_of(doc: str, cases: int, memory: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of steps: of so many cases, and with so many words after `--memory`."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
-    parser.add_argument(
-        "--case", type=int, choices=range(len(CASES)), help="one of CASES, in a file of its own"
-    )
-    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--case", type=int, choices=range(cases), help="one of CASES, in a file of its own")
+    parser.add_argument("--memory", nargs=memory, help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    options = parser_of(__doc__, len(CASES), memory=3).parse_args()
     if options.memory:
         who, precision, rows = options.memory[0], options.memory[1], int(options.memory[2])
         maker = ours if who == US else theirs
@@ -175,7 +178,9 @@ def main() -> None:
         row = measure(preset("base"), precision, texts, rounds)
         torch.cuda.empty_cache()
         cupy.get_default_memory_pool().free_all_blocks()
-        row["gib"] = {who: round(peak_gib(who, precision, texts), 2) for who in (US, PEER)}
+        row["gib"] = {
+            who: round(peak_gib("benchmarks.gpu_step", who, precision, str(texts)), 2) for who in (US, PEER)
+        }
         cells = [f"{name} {time:.2f}" for name, time in row["milliseconds"].items()]
         cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
