@@ -1,6 +1,7 @@
 """Launches that may begin before the one ahead of them has ended: what the driver is given, without a driver."""
 
 import ctypes
+import re
 import sys
 from types import SimpleNamespace
 
@@ -68,6 +69,20 @@ def test_a_launch_that_the_driver_refuses_is_an_error(launch):
 def test_the_structures_are_as_long_as_those_of_cuda_h():
     assert (ctypes.sizeof(overlap._Attribute), ctypes.sizeof(overlap._Config)) == (72, 56)
     assert (overlap._Config.stream.offset, overlap._Attribute.value.offset) == (32, 8)
+
+
+KERNELS = re.sub("//.*", "", (cuda.KERNELS / "decode.cu").read_text("utf-8")).split("__global__")[1:]
+
+
+@pytest.mark.parametrize("text", KERNELS, ids=lambda text: re.search(r"(\w+)\(const", text)[1])
+def test_decoding_touches_nothing_that_a_launch_writes_before_it_has_waited(text):
+    """Of a token only weights, tables, its position and the cache of earlier tokens, which stand there long before."""
+    parameters, body = text.split(") {", 1)
+    before = body[: body.index("grid_dependency_wait();")]
+    assert "launch_dependents();" in before
+    for name in ("x", "out", "qkv", "hidden"):
+        assert not re.search(rf"(?<!\.)\b{name}\b", before), f"{name} is touched before the wait"
+    assert re.search(r"\b(x|qkv)\b", parameters)  # so that the names are those of this file
 
 
 def test_on_the_cpu_launches_do_not_overlap():
