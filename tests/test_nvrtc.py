@@ -86,7 +86,13 @@ for number, cores, width, shared, turn, atomic in (
 # The engine's, for heads and rows of `base`.
 for file, table in (
     ("engine.cu", gpu.engine_kernels),
-    ("decode.cu", gpu.decode_kernels),
+    (
+        "decode.cu",
+        lambda number, config: (
+            *(name for rows in gpu.TOGETHER for name in gpu.products(number, config, rows)),
+            f"attend<{number}>",
+        ),
+    ),
     ("muon.cu", lambda number, config: gpu.muon_kernels(number)),
 ):
     text = TEXTS.pop(file)[0]

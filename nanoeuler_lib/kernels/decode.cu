@@ -2,10 +2,10 @@
 // `project` (output), `project_glu`, `project` (down). engine.Decoder; ops/reference.py has the mathematics, chapter 14.
 //
 // So little is multiplied here that reading the weights is the work. They lie transposed, [outputs, inputs], the gain of
-// RMSNorm multiplied into them: a warp makes one output, and reads its row once for all tokens. What is added to a sum,
-// and in which order, does not depend on how many tokens there are. Number: float or __nv_bfloat16, of weights and of the
-// cache of keys and values; everything else is float. All widths are multiples of 8, arrays begin at multiples of 16
-// bytes.
+// RMSNorm multiplied into them: a block makes eight outputs at a time, and reads their rows once for all tokens. What is
+// added to a sum, and in which order, does not depend on how many tokens there are. Number: float or __nv_bfloat16, of
+// weights and of the cache of keys and values; everything else is float. All widths are multiples of 8, arrays begin at
+// multiples of 16 bytes.
 //
 // A launch lets the next one begin at once (`launch_dependents`), which asks for its weights, or for keys and values of
 // earlier tokens, and waits for the end of the one before (`grid_dependency_wait`) before it touches anything else.
@@ -16,7 +16,6 @@
 #define WARPS 8          // of a block that multiplies
 #define ATTEND_WARPS 16  // of a block of `attend`
 #define AHEAD 8          // pieces of eight weights that a thread asks for before it needs the first
-#define OF_EACH 4        // and of the gates' weights and of the others, where it needs both
 #define KEYS 8           // and of keys, and of values
 #define ROWS_AT_MOST 8
 
@@ -40,28 +39,37 @@ template <> struct As<__nv_bfloat16> {
 };
 __device__ __forceinline__ float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 __device__ __forceinline__ float dot(Eight a, Eight b) { return dot(a.low, b.low) + dot(a.high, b.high); }
-__device__ __forceinline__ float4 plus(float4 a, float s, float4 b) {
-  return make_float4(a.x + s * b.x, a.y + s * b.y, a.z + s * b.z, a.w + s * b.w);
-}
 __device__ __forceinline__ void write(float* p, float v) { *p = v; }
 __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2bfloat16(v); }
 __device__ __forceinline__ float as_float(float v) { return v; }
 __device__ __forceinline__ float as_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
-// Eight numbers of a row of `copy`, the i-th and those behind it. The row lies there in two halves, first fours 0, 2, 4, ...
-// of the numbers, then 1, 3, 5, ...: so eight neighbours among the threads read 128 bytes in one piece, from all banks.
-__device__ __forceinline__ Eight eight_of(const float* copy, int i, int I) {
-  const float4* fours = (const float4*)copy;
-  return {fours[i / 8], fours[i / 8 + I / 8]};
+// The block's copy of x in shared memory: rows of fours, one more than there are, so that two rows of a warp's lanes lie in
+// different banks. For float weights it is x. Tensor cores, which multiply bfloat16 ones, take bfloat16 alone: of each number
+// it has the number rounded and what rounding took off, rounded, which add up to it but for 2^-17; of a four the first two
+// rounded, their rests, the last two and theirs.
+template <int I> constexpr int pitch = I / 4 + 1;
+__device__ __forceinline__ float4 as_multiplied(float4 v, const float*) { return v; }
+__device__ __forceinline__ unsigned rounded(float a, float b) {
+  __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+  return *(unsigned*)&both;
+}
+__device__ __forceinline__ float4 as_multiplied(float4 v, const __nv_bfloat16*) {
+  unsigned low = rounded(v.x, v.y), high = rounded(v.z, v.w);
+  float4 of = two_pairs(low, high);
+  return make_float4(__uint_as_float(low), __uint_as_float(rounded(v.x - of.x, v.y - of.y)), __uint_as_float(high),
+                     __uint_as_float(rounded(v.z - of.z, v.w - of.w)));
 }
 
-// The block's copy of x: [rows, I] in shared memory, as `eight_of` reads it, and with NORM in rstd[row] what RMSNorm divides
-// it by, else 1. All rows at once: there are as many waits as for one.
-template <int ROWS, bool NORM>
-__device__ __forceinline__ void load_rows(float* copy, float* rstd, const float* x, int rows, int I, float eps) {
-  __shared__ float4 part[ROWS][WARPS / 4];  // of each row the sum of squares of each warp
-  float squares[ROWS] = {};
-  for (int four = threadIdx.x; four < I / 4; four += blockDim.x) {
+// Copy x: [rows, I], and with NORM write each warp's sum of squares of each row. All rows at once: there are as many waits
+// as for one. The barrier behind it is the caller's.
+template <class Number, int ROWS, int I, bool NORM>
+__device__ __forceinline__ void load_rows(float4* copy, float (*squares)[WARPS], const float* x, int rows) {
+  float sum[ROWS] = {};
+#pragma unroll
+  for (int k = 0; k < (I / 4 + 32 * WARPS - 1) / (32 * WARPS); k++) {
+    int four = 32 * WARPS * k + threadIdx.x;
+    if (four >= I / 4) continue;
     float4 v[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
@@ -69,114 +77,166 @@ __device__ __forceinline__ void load_rows(float* copy, float* rstd, const float*
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
       if (row >= rows) continue;
-      ((float4*)(copy + row * I))[four / 2 + four % 2 * (I / 8)] = v[row];
-      squares[row] += dot(v[row], v[row]);
+      copy[row * pitch<I> + four] = as_multiplied(v[row], (const Number*)0);
+      sum[row] += dot(v[row], v[row]);
     }
   }
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {
     if (!NORM || row >= rows) continue;
-    squares[row] = warp_sum(squares[row]);
-    if (threadIdx.x % 32 == 0) ((float*)part[row])[threadIdx.x / 32] = squares[row];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int row = 0; row < ROWS; row++) {
-    rstd[row] = 1;
-    if (!NORM || row >= rows) continue;
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < WARPS / 4; k++) sum += part[row][k].x + part[row][k].y + part[row][k].z + part[row][k].w;
-    rstd[row] = rsqrtf(sum / I + eps);
+    sum[row] = warp_sum(sum[row]);
+    if (threadIdx.x % 32 == 0) squares[row][threadIdx.x / 32] = sum[row];
   }
 }
 
-// Ask for the first numbers of a row of I weights, as this lane of the warp will need them.
-template <int COUNT, class Fetched, class Number>
-__device__ __forceinline__ void ask(Fetched (&ahead)[COUNT], const Number* w, int I) {
+// What RMSNorm multiplies a row by.
+__device__ __forceinline__ float rstd_of(const float* squares, int I, float eps) {
+  float sum = 0;
 #pragma unroll
-  for (int k = 0; k < COUNT; k++) {
-    int i = 8 * (threadIdx.x % 32) + 256 * k;
-    if (i < I) ahead[k] = fetch(w + i);
+  for (int warp = 0; warp < WARPS; warp++) sum += squares[warp];
+  return rsqrtf(sum / I + eps);
+}
+
+// Eight rows of I weights, as a block has them: each 32 numbers go to the next of its warps, PIECES times, and of these lane
+// 4n + t has numbers 8t to 8t + 7 of row n, the first of which is `number_of_piece`.
+template <int I> constexpr int PIECES = (I + 32 * WARPS - 1) / (32 * WARPS);
+__device__ __forceinline__ int number_of_piece(int k) {
+  return 32 * WARPS * k + threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
+}
+template <int I> __device__ __forceinline__ bool has_piece(int k) {
+  return 32 * WARPS * (k + 1) <= I || number_of_piece(k) < I;
+}
+
+// Ask for a lane's first pieces. w: where its row begins.
+template <int I, class Fetched, class Number>
+__device__ __forceinline__ void ask(Fetched (&ahead)[AHEAD], const Number* w) {
+#pragma unroll
+  for (int k = 0; k < AHEAD && k < PIECES<I>; k++)
+    if (has_piece<I>(k)) ahead[k] = fetch(w + number_of_piece(k));
+}
+
+// A warp's part of rows of x times eight rows of weights. `add` takes a piece of the weights, and of the copy of x the fours
+// that belong to it; `give` writes [rows][8].
+template <class Number, int ROWS, int I> struct Sums {
+  float sum[ROWS] = {};  // of row n
+
+  __device__ __forceinline__ void add(int, Eight w, const float4* x, int rows) {
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+      if (row < rows) sum[row] += dot(w, {x[row * pitch<I>], x[row * pitch<I> + 1]});
+  }
+
+  __device__ __forceinline__ void give(float (*part)[8], int rows) {
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+      if (row >= rows) continue;
+      sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
+      sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
+      if (threadIdx.x % 4 == 0) part[row][threadIdx.x % 32 / 4] = sum[row];
+    }
+  }
+};
+
+// By `mma`: rows 0 to 7 of its first matrix are those of x rounded, 8 to 15 their rests, and rows that are not there are 0.
+// Which 16 of the 32 numbers go together is free, as long as both matrices agree: here those that a lane has.
+template <int ROWS, int I> struct Sums<__nv_bfloat16, ROWS, I> {
+  float sum[4][4] = {};  // row n of x by rows 2t and 2t + 1 of the weights, rounded and the rest; four of them, since an
+                         // `mma` waits for the one before it that adds to the same
+
+  __device__ __forceinline__ void add(int k, uint4 w, const float4* x, int rows) {
+    int row = threadIdx.x % 32 / 4;
+    uint4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
+    if (row < rows) low = ((const uint4*)x)[row * pitch<I>], high = ((const uint4*)x)[row * pitch<I> + 1];
+    mma<__nv_bfloat16>(sum[k % 2], &low.x, &w.x);
+    mma<__nv_bfloat16>(sum[2 + k % 2], &high.x, &w.z);
+  }
+
+  __device__ __forceinline__ void give(float (*part)[8], int rows) {
+    int row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float all[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) all[i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+    if (row < rows) *(float2*)&part[row][2 * t] = make_float2(all[0] + all[2], all[1] + all[3]);
+  }
+};
+
+// sums += the block's copy of x times eight rows of weights, of which `ahead` has been asked for.
+template <class Number, int ROWS, int I, class Fetched>
+__device__ __forceinline__ void multiply(Sums<Number, ROWS, I>& sums, const float4* copy, const Fetched (&ahead)[AHEAD],
+                                         const Number* w, int rows) {
+#pragma unroll
+  for (int k = 0; k < PIECES<I>; k++) {
+    Fetched piece = {};
+    if (k < AHEAD && has_piece<I>(k)) piece = ahead[k < AHEAD ? k : 0];
+    if (k >= AHEAD && has_piece<I>(k)) piece = fetch(w + number_of_piece(k));
+    sums.add(k, piece, copy + (has_piece<I>(k) ? number_of_piece(k) / 4 : 0), rows);
   }
 }
 
-// sum[row] = x[row] . w for a row of I weights, of which `ahead` has been asked for; the same in all lanes of the warp. x is
-// the block's copy.
-template <class Number, int ROWS, int COUNT, class Fetched>
-__device__ __forceinline__ void multiply_row(float* sum, const float* x, const Fetched (&ahead)[COUNT], const Number* w,
-                                             int rows, int I) {
+// What thread 8 row + n has of the sums that the warps gave: row's n-th.
+template <int ROWS> __device__ __forceinline__ float joined(const float (*part)[ROWS][8]) {
+  float sum = 0;
 #pragma unroll
-  for (int row = 0; row < ROWS; row++) sum[row] = 0;
-#pragma unroll
-  for (int k = 0; k < COUNT; k++) {
-    int i = 8 * (threadIdx.x % 32) + 256 * k;
-    if (i >= I) continue;
-    Eight v = eight(ahead[k]);
-#pragma unroll
-    for (int row = 0; row < ROWS; row++)
-      if (row < rows) sum[row] += dot(v, eight_of(x + row * I, i, I));
-  }
-#pragma unroll 4
-  for (int i = 8 * (threadIdx.x % 32) + 256 * COUNT; i < I; i += 256) {
-    Eight v = eight(fetch(w + i));
-#pragma unroll
-    for (int row = 0; row < ROWS; row++)
-      if (row < rows) sum[row] += dot(v, eight_of(x + row * I, i, I));
-  }
-#pragma unroll
-  for (int row = 0; row < ROWS; row++)
-    if (row < rows) sum[row] = warp_sum(sum[row]);
+  for (int warp = 0; warp < WARPS; warp++) sum += part[warp][threadIdx.x / 8][threadIdx.x % 8];
+  return sum;
 }
 
 // out (+)= norm(x) w^T: with NORM x divided by its root mean square, with ADD added to out. x: [rows, I], rows up to ROWS;
-// w: [O, I]; out: [rows, O]. Any number of blocks of 256 threads, 4 * rows * I bytes of shared memory.
-template <class Number, int ROWS, bool NORM, bool ADD>
+// w: [O, I]; out: [rows, O]. Any number of blocks of 256 threads, rows of 4 I + 16 bytes of shared memory.
+template <class Number, int ROWS, int I, bool NORM, bool ADD>
 __global__ void __launch_bounds__(32 * WARPS)
-project(const float* __restrict__ x, const Number* __restrict__ w, float* __restrict__ out, int rows, int I, int O,
-        float eps) {
-  extern __shared__ float4 fours[];
-  float *copy = (float*)fours, rstd[ROWS], sum[ROWS], before = 0;
-  typename As<Number>::fetched ahead[NORM ? AHEAD / 2 : AHEAD];  // what is normed is shorter
-  int first = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+project(const float* x, const Number* w, float* out, int rows, int O, float eps) {
+  extern __shared__ float4 copy[];
+  __shared__ float part[2][WARPS][ROWS][8], squares[ROWS][WARPS];  // in turns: so a barrier a turn is enough
+  typename As<Number>::fetched ahead[AHEAD];
+  int row = threadIdx.x / 8, n = threadIdx.x % 8, lane = threadIdx.x % 32, first = 8 * blockIdx.x, turn = 0;
   launch_dependents();
-  if (first < O) ask(ahead, w + (size_t)first * I, I);  // they come while the launch before ends and x is normed
+  if (first < O) ask<I>(ahead, w + (size_t)(first + lane / 4) * I);  // they come while the launch before ends
   grid_dependency_wait();
-  if (ADD && first < O && lane < rows) before = out[(size_t)lane * O + first];  // of row `lane`
-  load_rows<ROWS, NORM>(copy, rstd, x, rows, I, eps);
-  for (int o = first; o < O; o += gridDim.x * WARPS) {
-    if (o > first) ask(ahead, w + (size_t)o * I, I);
-    if (ADD && o > first && lane < rows) before = out[(size_t)lane * O + o];
-    multiply_row<Number, ROWS>(sum, copy, ahead, w + (size_t)o * I, rows, I);
-#pragma unroll
-    for (int row = 0; row < ROWS; row++)
-      if (row < rows && lane == row) out[(size_t)row * O + o] = before + sum[row] * rstd[row];
+  float before = 0;
+  if (ADD && first < O && row < rows) before = out[(size_t)row * O + first + n];
+  load_rows<Number, ROWS, I, NORM>(copy, squares, x, rows);
+  __syncthreads();
+  for (int o = first; o < O; o += 8 * gridDim.x, turn = 1 - turn) {
+    const Number* its = w + (size_t)(o + lane / 4) * I;
+    if (o > first) ask<I>(ahead, its);
+    if (ADD && o > first && row < rows) before = out[(size_t)row * O + o + n];
+    Sums<Number, ROWS, I> sums;
+    multiply(sums, copy, ahead, its, rows);
+    sums.give(part[turn][threadIdx.x / 32], rows);
+    __syncthreads();
+    if (row < rows)
+      out[(size_t)row * O + o + n] = before + joined(part[turn]) * (NORM ? rstd_of(squares[row], I, eps) : 1);
   }
 }
 
 // hidden = silu(gate) up with gate and up = norm(x) w^T. w: [2F, I], the gates first; hidden: [rows, F]. As `project`.
-template <class Number, int ROWS>
+template <class Number, int ROWS, int I>
 __global__ void __launch_bounds__(32 * WARPS)
-project_glu(const float* __restrict__ x, const Number* __restrict__ w, float* __restrict__ hidden, int rows, int I,
-            int F, float eps) {
-  extern __shared__ float4 fours[];
-  float *copy = (float*)fours, rstd[ROWS], gate[ROWS], up[ROWS];
-  typename As<Number>::fetched of_gate[OF_EACH], of_up[OF_EACH];
-  int first = blockIdx.x * WARPS + threadIdx.x / 32;
+project_glu(const float* x, const Number* w, float* hidden, int rows, int F,
+            float eps) {
+  extern __shared__ float4 copy[];
+  __shared__ float of_gates[2][WARPS][ROWS][8], of_ups[2][WARPS][ROWS][8], squares[ROWS][WARPS];
+  typename As<Number>::fetched gates[AHEAD], ups[AHEAD];
+  int row = threadIdx.x / 8, n = threadIdx.x % 8, lane = threadIdx.x % 32, first = 8 * blockIdx.x, turn = 0;
+  const Number* its = w + (size_t)(first + lane / 4) * I;
   launch_dependents();
-  if (first < F) ask(of_gate, w + (size_t)first * I, I), ask(of_up, w + (size_t)(F + first) * I, I);
+  if (first < F) ask<I>(gates, its), ask<I>(ups, its + (size_t)F * I);
   grid_dependency_wait();
-  load_rows<ROWS, true>(copy, rstd, x, rows, I, eps);
-  for (int o = first; o < F; o += gridDim.x * WARPS) {
-    if (o > first) ask(of_gate, w + (size_t)o * I, I), ask(of_up, w + (size_t)(F + o) * I, I);
-    multiply_row<Number, ROWS>(gate, copy, of_gate, w + (size_t)o * I, rows, I);
-    multiply_row<Number, ROWS>(up, copy, of_up, w + (size_t)(F + o) * I, rows, I);
-#pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-      if (row >= rows || threadIdx.x % 32 != row) continue;
-      float g = gate[row] * rstd[row];
-      hidden[(size_t)row * F + o] = g / (1.0f + __expf(-g)) * (up[row] * rstd[row]);
-    }
+  load_rows<Number, ROWS, I, true>(copy, squares, x, rows);
+  __syncthreads();
+  for (int o = first; o < F; o += 8 * gridDim.x, turn = 1 - turn) {
+    its = w + (size_t)(o + lane / 4) * I;
+    if (o > first) ask<I>(gates, its), ask<I>(ups, its + (size_t)F * I);
+    Sums<Number, ROWS, I> gate, up;
+    multiply(gate, copy, gates, its, rows);
+    multiply(up, copy, ups, its + (size_t)F * I, rows);
+    gate.give(of_gates[turn][threadIdx.x / 32], rows);
+    up.give(of_ups[turn][threadIdx.x / 32], rows);
+    __syncthreads();
+    if (row >= rows) continue;
+    float rstd = rstd_of(squares[row], I, eps), g = joined(of_gates[turn]) * rstd, u = joined(of_ups[turn]) * rstd;
+    hidden[(size_t)row * F + o + n] = g / (1.0f + __expf(-g)) * u;
   }
 }
 
@@ -218,8 +278,8 @@ __device__ __forceinline__ Part of_lane_across(const Part& a, int distance) {
 // ROWS_AT_MOST), blocks of 512 threads, 4 (33 C + 32) bytes of shared memory.
 template <class Number>
 __global__ void __launch_bounds__(32 * ATTEND_WARPS)
-attend(const float* __restrict__ qkv, const float* __restrict__ cosine, const float* __restrict__ sine, Number* cache,
-       const int* __restrict__ position, float* __restrict__ out, int H, int G, int C, int context) {
+attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
+       const int* position, float* out, int H, int G, int C, int context) {
   const int threads = 32 * ATTEND_WARPS;
   const float lowest = -3.4e38f;
   launch_dependents();

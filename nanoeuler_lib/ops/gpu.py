@@ -463,35 +463,37 @@ class Program:
 
     def project(self, out, x, w, eps):
         """out = norm(x) w^T, or with eps None out += x w^T. x: [rows, I]; w: [O, I]; out: [rows, O]."""
-        norm = eps is not None
-        flags = "true, false" if norm else "false, true"
-        (rows, inputs), outputs = x.shape, len(w)
-        kernel, blocks = f"project<{self.number}, {_together(rows)}, {flags}>", self._warps(outputs)
-        arguments = x, w, out, rows, inputs, outputs, float(eps or 0)
-        self._decode("project", kernel, blocks, 256, arguments, 4 * rows * inputs, w.nbytes)
+        flags = "false, true" if eps is None else "true, false"
+        kernel = f"project<{self.number}, {_together(len(x))}, {x.shape[1]}, {flags}>"
+        self._multiply("project", kernel, out, x, w, eps or 0)
 
     def project_glu(self, hidden, x, w, eps):
         """hidden = silu(gate) up, with gate and up = norm(x) w^T. x: [rows, I]; w: [2F, I]; hidden: [rows, F]."""
-        (rows, inputs), outputs = x.shape, hidden.shape[1]
-        kernel = f"project_glu<{self.number}, {_together(rows)}>"
-        arguments = x, w, hidden, rows, inputs, outputs, float(eps)
-        self._decode("project_glu", kernel, self._warps(outputs), 256, arguments, 4 * rows * inputs, w.nbytes)
+        kernel = f"project_glu<{self.number}, {_together(len(x))}, {x.shape[1]}>"
+        self._multiply("project_glu", kernel, hidden, x, w, eps)
+
+    def _multiply(self, composite, kernel, out, x, w, eps):
+        (rows, inputs), outputs = x.shape, out.shape[1]
+        names, blocks = (
+            products(self.number, self.config, rows),
+            min(-(-outputs // 8), 8 * self.on.processors),
+        )
+        arguments, shared = (x, w, out, rows, outputs, float(eps)), rows * (4 * inputs + 16)
+        self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
 
     def attend(self, out, qkv, cos, sin, cache, position, config):
         """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
         rows, C = len(qkv), config.head_dim
         arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
         grid, shared = (config.heads, rows), 4 * (33 * C + 32)
-        self._decode("attend", f"attend<{self.number}>", grid, 512, arguments, shared, cache.nbytes)
+        kernel = f"attend<{self.number}>"
+        self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
 
-    def _decode(self, composite, kernel, grid, block, arguments, shared, bytes):
-        module = self._file("decode.cu", decode_kernels(self.number, self.config))
-        launch = module[kernel].bind(grid, block, arguments, shared, seconds=60.0, overlap=True)
+    def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes):
+        launch = self._file("decode.cu", names)[kernel].bind(
+            grid, block, arguments, shared, seconds=60.0, overlap=True
+        )
         self._add(composite, launch, bytes)
-
-    def _warps(self, outputs):
-        """Blocks of eight warps, one for each output, if there are more than the card runs at once."""
-        return min(-(-outputs // 8), 8 * self.on.processors)
 
 
 @functools.cache
@@ -505,12 +507,11 @@ def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
 
 
-@functools.cache
-def decode_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
-    """Those of decode.cu."""
-    flags = "true, false", "false, true"  # behind a norm, or added to the residual stream
-    names = [f"project<{number}, {rows}, {flag}>" for rows in TOGETHER for flag in flags]
-    return *names, *(f"project_glu<{number}, {rows}>" for rows in TOGETHER), f"attend<{number}>"
+def products(number: str, config: ModelConfig, rows: int) -> tuple[str, ...]:
+    """The instances of the templates of decode.cu that multiply so many rows, compiled when they are needed."""
+    rows, D = _together(rows), config.dim
+    added = [f"project<{number}, {rows}, {I}, false, true>" for I in sorted({D, config.ffn})]
+    return f"project<{number}, {rows}, {D}, true, false>", f"project_glu<{number}, {rows}, {D}>", *added
 
 
 def muon_kernels(number: str) -> tuple[str, ...]:
