@@ -206,6 +206,42 @@ def formula_test(f):
     return np.allclose(f(logits, targets)[1], p / 2, rtol=1e-6, atol=1e-12)
 
 
+def by_reference(f):
+    """Random logits; a float64 reference of its own, moved in the complex plane."""
+    logits, targets = np.random.default_rng(11).standard_normal((4, 3)), np.array([-1, 2, 0, 2])
+    reference = np.zeros_like(logits)
+    for i in np.ndindex(logits.shape):
+        z = logits.astype(complex)
+        z[i] += 1e-30j
+        rows = np.flatnonzero(targets >= 0)
+        losses = np.log(np.exp(z[rows]).sum(axis=1)) - z[rows, targets[rows]]
+        reference[i] = losses.mean().imag / 1e-30
+    return np.abs(f(logits, targets)[1] - reference).max() < 1e-12
+
+
+def along_directions(f):
+    """How the loss changes along as many random directions as there are numbers, each against the gradient's part."""
+    rng = np.random.default_rng(5)
+    logits, targets, h = rng.uniform(-1, 1, (6, 2)), np.array([1, 0, -1, 1, 1, -1]), 1e-4
+    _, claimed = f(logits, targets)
+    for _ in range(logits.size):
+        way = rng.standard_normal(logits.shape)
+        slope = (f(logits + h * way, targets)[0] - f(logits - h * way, targets)[0]) / (2 * h)
+        if not abs(slope - (claimed * way).sum()) < 1e-5:
+            return False
+    return True
+
+
+def hand_numbers(f):
+    """p = (1/10, 9/10), (4/5, 1/5), by hand; whole-number logits at the masked position."""
+    logits = np.array([[0.0, np.log(9.0)], [5.0, -3.0], [np.log(4.0), 0.0]])
+    expected = [[0.05, -0.05], [0.0, 0.0], [0.4, -0.4]]
+    return all(
+        abs(a - b) < 1e-9
+        for a, b in zip(f(logits, np.array([1, -1, 1]))[1].flat, np.ravel(expected), strict=True)
+    )
+
+
 def longest_by_walking(budget):
     """Steps of 64, then of 1: needs the chapter's names, which the test hands over."""
     from nanoeuler_lib.config import preset
@@ -260,17 +296,22 @@ def rows_as_differences(bug):
 OTHERS = {
     "check_right_rows": [rows_by_the_walk, rows_as_differences],
     "check_tied_backward": [tied_by_loops, tied_by_one_hot],
-    "check_test": [by_perturbation, formula_test],
+    "check_test": [by_perturbation, formula_test, by_reference, along_directions, hand_numbers],
     "check_longest_row": [longest_by_walking, longest_from_above],
 }
 
 
 @pytest.mark.parametrize("check", OTHERS)
 def test_other_right_solutions_are_right(chapter, check):
-    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+    assert {verdict(getattr(chapter, check), other) for other in OTHERS[check]} == {"right"}
 
 
 Z, PLACES = np.array([[0.3, -0.2], [0.1, 0.7], [-0.5, 0.4]]), np.array([0, 1, -1])
+
+
+def formula_at(logits, targets):
+    """A test that compares all numbers with the formula, on these logits."""
+    return lambda f: np.allclose(f(logits, targets)[1], surprise(logits, targets)[1], atol=1e-9)
 
 
 def size_of_gradient(f):
@@ -296,6 +337,11 @@ WRONG = {
         ),
     ),
     "test: a number for a verdict": ("check_test", lambda f: 0.3),
+    "test: targets in a list": ("check_test", lambda f: formula_at(Z, PLACES)(lambda z, t: f(z, t.tolist()))),
+    "test: sorted numbers": (
+        "check_test",
+        lambda f: np.allclose(np.sort(f(Z, PLACES)[1], None), np.sort(surprise(Z, PLACES)[1], None)),
+    ),
     "longest: a parabola rounded to 64": (
         "check_longest_row",
         lambda budget: longest_by_walking(budget) // 64 * 64,
@@ -317,6 +363,18 @@ def test_a_test_that_asks_for_the_book_s_bits_is_rejected(chapter):
     bits = chapter.masked_loss(Z, PLACES)[1]
     said = verdict(chapter.check_test, lambda f: bool((f(Z, PLACES)[1] == bits).all()))
     assert "written differently" in said
+
+
+@pytest.mark.parametrize(
+    "logits, said",
+    [
+        ([[0.7, 0.2], [0.2, 0.7], [-0.5, 0.4]], "mean over positions"),
+        ([[2, -2], [-2, 2.5], [0, 1]], "cuts its"),
+    ],
+    ids=["rows that mirror each other", "nothing surprises"],
+)
+def test_a_test_on_logits_that_hide_a_mistake_is_told_which(chapter, logits, said):
+    assert said in verdict(chapter.check_test, formula_at(np.array(logits), PLACES))
 
 
 # ---- What the experiments rest on
@@ -409,6 +467,10 @@ SPOILT = [
     {"change": lambda p, v: np.maximum(p, 0)}, {"change": lambda p, v: np.clip(p, -0.2, 0.2)},
     {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == p.size - 1, p + 0.05, p)},
     {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == 0, p + 0.05, p)},
+    {"change": lambda p, v: p - p[v].mean(axis=0)}, {"change": lambda p, v: np.cumsum(p, axis=0)},
+    {"change": lambda p, v: np.sign(p) / 4}, {"change": lambda p, v: p.round(2)},
+    {"change": lambda p, v: np.abs(p)}, {"change": lambda p, v: np.sort(p)}, {"change": lambda p, v: p * 1.001},
+    {"change": lambda p, v: np.clip(p, -0.3, 0.3)}, {"change": lambda p, v: np.where(v[:, None], p, p[0])},
 ]  # fmt: skip
 
 
