@@ -141,19 +141,21 @@ __device__ __forceinline__ void queries_step(float (*dq)[C / 8][4], const unsign
   add_product<Number, CORES, C, BANDS>(dq, ds, k, row);
 }
 
-// A block has ROWS queries of a head and goes through the keys before them, STEP at a time. Launch B H ceil(T / ROWS)
-// blocks of 32 WARPS threads with (2 ROWS + 4 STEP) C sizeof(Number) bytes of shared memory.
+// A block has ROWS queries of a head and goes through the keys before them, STEP at a time. Launch a grid (heads of texts
+// that run side by side, ceil(T / ROWS), as many of those as all B H take) of 32 WARPS threads with
+// (2 ROWS + 4 STEP) C sizeof(Number) bytes of shared memory. pairs: B H.
 template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, bool HOLD, bool TURN>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_queries(const Number* __restrict__ qkv, const Number* __restrict__ out,
                            const Number* __restrict__ dout, const float* __restrict__ lse, float* __restrict__ delta,
                            Number* __restrict__ dqkv, const float* __restrict__ cosine, const float* __restrict__ sine,
-                           int T, int heads, int groups, float scale) {
+                           int pairs, int T, int heads, int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
   extern __shared__ __align__(16) unsigned memory[];
   Number *own_q = (Number*)memory, *own_slope = own_q + ROWS * C, *tiles = own_slope + ROWS * C;  // k, v, k, v
-  int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks % heads, text = blockIdx.x / blocks / heads;
-  int first = (blocks - 1 - blockIdx.x % blocks) * ROWS;  // the longest first
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, head = pair % heads, text = pair / heads;
+  int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // the longest first
+  if (pair >= pairs) return;
   int lane = lane_of(), top[BANDS], steps = (min(first + ROWS, T) + STEP - 1) / STEP;
   size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
   size_t from = (size_t)text * T * stride, out_from = ((size_t)text * T + first) * out_stride + head * C;
@@ -353,22 +355,24 @@ __device__ __forceinline__ void add_queries(float* dq, const Number* ds, const N
 
 // HOLD: 2 where fragments of k and v stay in registers, 1 where k's alone do, which leaves room for wider steps, 0 for
 // none. A block has ROWS keys of a group and goes through the queries after them, STEP at a time, of one head of the
-// group after the other. dq: [B, H, T, C], added to where ATOMIC. Launch B G ceil(T / ROWS) blocks of 32 WARPS threads
-// with (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP bytes of shared memory, for ATOMIC ROWS STEP sizeof(Number) more.
+// group after the other. dq: [B, H, T, C], added to where ATOMIC. Launch a grid (groups of texts that run side by side,
+// ceil(T / ROWS), as many of those as all B G take) of 32 WARPS threads with (2 ROWS + 4 STEP) C sizeof(Number) + 16 STEP
+// bytes of shared memory, for ATOMIC ROWS STEP sizeof(Number) more. pairs: B G.
 template <class Number, bool CORES, int C, int ROWS, int STEP, int WARPS, int BLOCKS, int HOLD, bool TURN, bool ATOMIC>
 __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 attention_backward_keys(const Number* __restrict__ qkv, const Number* __restrict__ dout, const float* __restrict__ lse,
                         const float* __restrict__ delta, Number* __restrict__ dqkv, float* __restrict__ dq,
-                        const float* __restrict__ cosine, const float* __restrict__ sine, int T, int heads, int groups,
-                        float scale) {
+                        const float* __restrict__ cosine, const float* __restrict__ sine, int pairs, int T, int heads,
+                        int groups, float scale) {
   constexpr int BANDS = ROWS / (16 * WARPS), THREADS = 32 * WARPS;
   constexpr int AT_ONCE = HOLD == 2 ? 4 : 1;  // more would take the registers that were to be saved
   extern __shared__ __align__(16) unsigned memory[];
   Number *own_k = (Number*)memory, *own_v = own_k + ROWS * C, *tiles = own_v + ROWS * C;  // q, dout, q, dout
   float* numbers = (float*)(tiles + 4 * STEP * C);                                         // lse, delta, lse, delta
   Number* parts = (Number*)(numbers + 4 * STEP);                                           // ds^T of a step
-  int blocks = (T + ROWS - 1) / ROWS, group = blockIdx.x / blocks % groups, text = blockIdx.x / blocks / groups;
-  int first = blockIdx.x % blocks * ROWS, top[BANDS];
+  int pair = blockIdx.z * gridDim.x + blockIdx.x, group = pair % groups, text = pair / groups;
+  int first = blockIdx.y * ROWS, top[BANDS];  // the longest first
+  if (pair >= pairs) return;
   begin_bands<BANDS, WARPS>(top);
   size_t stride = (size_t)(heads + 2 * groups) * C, out_stride = (size_t)heads * C;
   size_t from = (size_t)text * T * stride, keys_from = from + first * stride + (heads + group) * C;

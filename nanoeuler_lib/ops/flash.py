@@ -147,11 +147,16 @@ def forward(
     number, batch, time, width = _checked_shapes(out, lse, qkv, heads, groups)
     chosen = tile(number, width, time, on, tf32)
     pairs = batch * groups
-    together = min(TOGETHER, pairs)
-    grid = together, -(-time * (heads // groups) // chosen.rows), -(-pairs // together)
+    grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
     arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
     kernel = _kernel(chosen, where, checked)
     return [kernel.bind(grid, chosen.threads, arguments, chosen.bytes, seconds=60.0)]
+
+
+def side_by_side(pairs: int, tiles: int, together: int) -> tuple[int, int, int]:
+    """A grid of the tiles of all pairs (a text, and a head or group): the first tile of so many, the second, ..."""
+    together = min(together, pairs)
+    return together, tiles, -(-pairs // together)
 
 
 def _checked_shapes(out, lse, qkv, heads: int, groups: int) -> tuple[str, int, int, int]:

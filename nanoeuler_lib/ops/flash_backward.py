@@ -14,8 +14,12 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.ops.flash import Card, _address, _checked_shapes, card
+from nanoeuler_lib.ops.flash import Card, _address, _checked_shapes, card, side_by_side
 
+HEADS_TOGETHER, GROUPS_TOGETHER = (
+    32,
+    32,
+)  # of texts, whose blocks run side by side: the longest of all of them first
 SHORT = 64  # positions up to which a block of 128 rows would be half empty
 
 
@@ -117,13 +121,16 @@ def backward(
     cosine, sine = tables if turn else (lse, lse)  # any arrays: they are not read
     shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
     keys = kernels[names[1]].bind(
-        B * groups * -(-T // of_keys.rows), 32 * of_keys.warps,
-        (qkv, dout, lse, delta, dqkv, lse if work is None else work, cosine, sine, *shape),
+        side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
+        (qkv, dout, lse, delta, dqkv, lse if work is None else work, cosine, sine, B * groups, *shape),
         of_keys.bytes(C, size) + (of_keys.rows * of_keys.step * size if work is not None else 0), **options,
     )  # fmt: skip
     if work is None:
-        arguments = (qkv, out, dout, lse, delta, dqkv, cosine, sine, *shape)
-        grid, threads = B * heads * -(-T // of_queries.rows), 32 * of_queries.warps
+        arguments = (qkv, out, dout, lse, delta, dqkv, cosine, sine, B * heads, *shape)
+        grid, threads = (
+            side_by_side(B * heads, -(-T // of_queries.rows), HEADS_TOGETHER),
+            32 * of_queries.warps,
+        )
         return [kernels[names[0]].bind(grid, threads, arguments, of_queries.bytes(C, size), **options), keys]
     few = min(1024, -(-B * heads * T // 8))  # blocks, of eight rows at a time
     return [
