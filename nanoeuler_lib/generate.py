@@ -261,7 +261,7 @@ def speculate(
     context, most = model.config.context, model.config.predict - 1
     if not 0 <= propose <= most:
         raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
-    decoder, ids = model.decoder(propose), list(ids)
+    decoder, ids, V = model.decoder(propose), list(ids), model.config.vocab_size
     fresh, guesses, qs = ids[-context:], [], []
     while True:
         if decoder.length + len(fresh) > context:
@@ -271,8 +271,11 @@ def speculate(
         ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
         new = []
         for y, guess, q in zip(ys, guesses, qs):
-            p = dense(*filtered_probs(decoder.logits(y)[:size], **options), len(q))
-            new.append(accept_or_redraw(p, q, guess, rng))
+            p = filtered_probs(decoder.logits(y)[:size], **options)
+            if len(p[0]) == 1:  # nothing to draw
+                new.append(int(p[0][0]))
+            else:
+                new.append(accept_or_redraw(dense(*p, V), dense(*q, V), guess, rng))
             if new[-1] != guess:
                 break
         else:
@@ -283,9 +286,8 @@ def speculate(
         ids += new
         fresh, guesses, qs = new[-1:], [], []
         for logits in decoder.later_logits(y)[:propose] if propose else ():
-            tokens, probs = filtered_probs(logits[:size], **options)
-            guesses.append(pick(tokens, probs, rng))
-            qs.append(dense(tokens, probs, len(logits[:size])))
+            qs.append(filtered_probs(logits[:size], **options))
+            guesses.append(pick(*qs[-1], rng))
             if guesses[-1] == end:
                 break
 

@@ -135,10 +135,13 @@ MUTATIONS = {
     "one guess too many forgotten": ("speculate", "(len(new) - 1)", "len(new)"),
     "p from the row before": ("speculate", "zip(ys, guesses, qs)", "zip(ys[:1].repeat(3, axis=0), guesses, qs)"),
     "goes on behind a refused guess": ("speculate", "break\n        else", "pass\n        else"),
-    "q without the options": (
-        "speculate", "qs.append(dense(tokens, probs,", "qs.append(dense(*filtered_probs(logits),",
+    "drawn from another q": (
+        "speculate", "guesses.append(pick(*qs[-1], rng))", "guesses.append(pick(*filtered_probs(logits[:size]), rng))",
     ),
-    "p without the options": ("speculate", "[:size], **options), len(q))", "[:size]), len(q))"),
+    "p without the options": (
+        "speculate", "p = filtered_probs(decoder.logits(y)[:size], **options)", "p = filtered_probs(decoder.logits(y)[:size])",
+    ),
+    "a single token is drawn as well": ("speculate", "len(p[0]) == 1", "len(p[0]) <= 2"),
 }  # fmt: skip
 
 

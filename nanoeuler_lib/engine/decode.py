@@ -68,6 +68,14 @@ class Decoder:
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
+        self.read(tokens)
+        return self.found[:, : self.config.vocab_size].copy()
+
+    def read(self, tokens: np.ndarray) -> range:
+        """Append tokens [T] and return for each what `logits` and `later_logits` take until more is fed: its place.
+
+        Raises what `feed` does.
+        """
         check_room(self.config, self.length, tokens)
         found = []
         for start in range(0, len(tokens), ROWS):
@@ -77,16 +85,11 @@ class Decoder:
             gpu.run(launches)
             gpu.wait(launches)
             self.length += len(some)
-            found.append(self.received[: len(some)].copy())
+            found.append(
+                self.received[: len(some)].copy() if len(tokens) > ROWS else self.received[: len(some)]
+            )
         self.found = found[0] if len(found) == 1 else np.concatenate(found)
-        return self.found[:, : self.config.vocab_size]
-
-    def read(self, tokens: np.ndarray) -> range:
-        """Append tokens [T] and return for each what `logits` and `later_logits` take until more is fed: its place.
-
-        Raises what `feed` does.
-        """
-        return range(len(self.feed_all(tokens)))
+        return range(len(tokens))
 
     def logits(self, place: int) -> np.ndarray:
         """Logits [V] of head 0 behind a token that was read last."""
