@@ -703,17 +703,22 @@ ENGINE_BUGS = {
     ],
 }  # fmt: skip
 DECODE_BUGS = [
-    ("  __syncthreads();\n#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd",
-     "#pragma unroll\n  for (int row = 0; row < ROWS; row++) {\n    rstd"),
+    ("  __syncthreads();\n  for (int o = first; o < O;", "  for (int o = first; o < O;"),
+    ("  __syncthreads();\n  for (int o = first; o < F;", "  for (int o = first; o < F;"),
+    ("    __syncthreads();\n    if (row < rows)\n      out", "    if (row < rows)\n      out"),
+    ("    __syncthreads();\n    if (row >= rows) continue;", "    if (row >= rows) continue;"),
+    ("turn = 1 - turn", "turn = 0"),
     ("  __syncthreads();\n  Eight query", "  Eight query"),
     ("  __syncthreads();\n  for (int i = threadIdx.x; i < C", "  for (int i = threadIdx.x; i < C"),
-    ("rsqrtf(sum / I + eps)", "rsqrtf(sum / I)"),
-    ("if (!NORM || row >= rows) continue;\n    float sum", "if (!NORM || row >= 1) continue;\n    float sum"),
-    ("for (int k = 0; k < WARPS / 4; k++) sum +=", "for (int k = 0; k < 1; k++) sum +="),
-    ("four / 2 + four % 2 * (I / 8)", "four"),
-    ("(size_t)(F + first) * I", "(size_t)(F + first / 2) * I"),
-    ("+ 256 * COUNT; i < I", "+ 256 * COUNT; i + 256 < I"),
-    ("if (o > first) ask(ahead,", "if (o > first && O < 0) ask(ahead,"),
+    ("fmaf(sum, 1.0f / I, eps)", "sum * (1.0f / I)"),
+    ("if (!NORM || row >= rows) continue;", "if (!NORM || row >= 1) continue;"),
+    ("for (int warp = 0; warp < WARPS; warp++) sum += squares", "for (int warp = 0; warp < 4; warp++) sum += squares"),
+    ("x[row * pitch<I> + 1]}", "x[row * pitch<I>]}"),
+    ("ask<I>(ups, its + (size_t)F * I);\n  grid", "ask<I>(ups, its);\n  grid"),
+    ("number_of_piece(k) < I;", "number_of_piece(k) + 8 < I;"),
+    ("if (k >= AHEAD && has_piece<I>(k)) piece", "if (k >= PIECES<I> && has_piece<I>(k)) piece"),
+    ("if (o > first) ask<I>(ahead, its);", "if (o > first && O < 0) ask<I>(ahead, its);"),
+    ("sum[row], 2);", "sum[row], 1);"),
     ("g / (1.0f + __expf(-g))", "g / (1.0f + __expf(g))"),
     ("if (head % (H / G) == 0) {", "if (head == 0) {"),
     ("key_cache[(size_t)at * C + n] = key;", "key_cache[(size_t)at * C + n] = value;"),
@@ -728,12 +733,21 @@ DECODE_BUGS = [
     ("part.terms += weight;", "part.terms += 1;"),
     ("a.terms = of_a * a.terms + of_b * b.terms;", "a.terms = a.terms + b.terms;"),
     ("float share = __expf(largest[w] - most);", "float share = 1;"),
-    ("if (ADD && o > first && lane < rows) before", "if (ADD && o < first && lane < rows) before"),
-    ("lane == row) out[", "lane == 0) out["),
+    ("if (ADD && o > first && row < rows) before", "if (ADD && o < first && row < rows) before"),
+    ("if (row < rows)\n      out[", "if (row < 1)\n      out["),
     ("eight(fetch(values + (t - start) * C + j))", "eight(fetch(keys + (t - start) * C + j))"),
     ("distance = 16; distance >= lanes", "distance = 16; distance > lanes"),
     ("for (int w = 0; w < ATTEND_WARPS; w++) {", "for (int w = 1; w < ATTEND_WARPS; w++) {"),
 ]  # fmt: skip
+BY_TENSOR_CORES_BUGS = [
+    ("&high.x, &w.z);", "&high.x, &w.x);"),
+    ("make_float2(all[0] + all[2], all[1] + all[3])", "make_float2(all[0], all[1])"),
+    ("if (row < rows) low =", "if (row < 1) low ="),
+    ("__uint_as_float(rounded(v.z - of.z, v.w - of.w))", "__uint_as_float(high)"),
+    ("if (row < rows) *(float2*)", "if (row < 1) *(float2*)"),
+    ("(sum[2][i] + sum[3][i])", "sum[2][i]"),
+    ("if (k >= AHEAD && has_piece<I>(k)) piece", "if (k >= PIECES<I> && has_piece<I>(k)) piece"),
+]
 HARMLESS = "j + 0"
 
 
@@ -892,6 +906,49 @@ def test_the_examination_of_decoding_passes_what_is_right():
 def test_planted_bugs_in_decoding_are_caught(old, new):
     with planted("decode.cu", old, new), pytest.raises((AssertionError, cuda.KernelError)):
         examine_decoding()
+
+
+def examine_products():
+    """With weights in bfloat16, of one row and of several: x keeps 16 bits, as if it were float."""
+    config = replace(TINY, dim=320, heads=10, kv_heads=5, ffn=2312)  # more inputs than are asked for at once
+    rng, xp = np.random.default_rng(0), cuda.array_module()
+
+    def halves(*shape):
+        return xp.asarray(to_bfloat16(rng.standard_normal(shape).astype(np.float32)))
+
+    narrow, wide, glu = halves(24, 320), halves(24, 2312), halves(48, 320)
+    for rows in (1, 2, 3, 8):
+        x, long, out, hidden = (
+            xp.asarray(rng.standard_normal((rows, n)), np.float32) for n in (320, 2312, 24, 24)
+        )
+        added, program = out.copy(), gpu.Program(config, "bfloat16")
+        program.project(out, x, narrow, 1e-5)
+        program.project(added, long, wide, None)
+        program.project_glu(hidden, x, glu, 1e-5)
+        before = memory.download(added).astype(np.float64)
+        gpu.run(program.take())
+        single, several, narrow64, wide64, glu64 = (
+            np.asarray(
+                memory.download(a) if a.dtype == np.float32 else from_bfloat16(memory.download(a)), np.float64
+            )
+            for a in (x, long, narrow, wide, glu)
+        )
+        y = single / np.sqrt((single**2).mean(axis=1, keepdims=True) + 1e-5)
+        gate, up = np.split(y @ glu64.T, 2, axis=1)
+        wanted = y @ narrow64.T, before + several @ wide64.T, gate / (1 + np.exp(-gate)) * up
+        for found, expected in zip((out, added, hidden), wanted, strict=True):
+            np.testing.assert_allclose(memory.download(found), expected, atol=3e-5 * np.abs(expected).max())
+
+
+def test_products_with_bfloat16_weights_keep_what_x_is():
+    examine_products()
+
+
+@on_the_cpu
+@pytest.mark.parametrize("old, new", BY_TENSOR_CORES_BUGS, ids=map(str, range(len(BY_TENSOR_CORES_BUGS))))
+def test_planted_bugs_in_products_by_tensor_cores_are_caught(old, new):
+    with planted("decode.cu", old, new), pytest.raises((AssertionError, cuda.KernelError)):
+        examine_products()
 
 
 if __name__ == "__main__":

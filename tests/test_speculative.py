@@ -139,7 +139,7 @@ MUTATIONS = {
         "speculate", "guesses.append(pick(*qs[-1], rng))", "guesses.append(pick(*filtered_probs(logits[:size]), rng))",
     ),
     "p without the options": (
-        "speculate", "p = filtered_probs(decoder.logits(y)[:size], **options)", "p = filtered_probs(decoder.logits(y)[:size])",
+        "speculate", "p = filtered_probs(decoder.logits(y)[:size], **options)", "p = filtered_probs(decoder.logits(y))",
     ),
     "a single token is drawn as well": ("speculate", "len(p[0]) == 1", "len(p[0]) <= 2"),
 }  # fmt: skip

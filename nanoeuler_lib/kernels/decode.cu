@@ -37,7 +37,10 @@ template <class Number> struct As {  // what `fetch` returns
 template <> struct As<__nv_bfloat16> {
   typedef uint4 fetched;
 };
-__device__ __forceinline__ float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+// By fmaf: of a sum of products a compiler may round the first or the second, and took another in each instance.
+__device__ __forceinline__ float dot(float4 a, float4 b) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+}
 __device__ __forceinline__ float dot(Eight a, Eight b) { return dot(a.low, b.low) + dot(a.high, b.high); }
 __device__ __forceinline__ void write(float* p, float v) { *p = v; }
 __device__ __forceinline__ void write(__nv_bfloat16* p, float v) { *p = __float2bfloat16(v); }
@@ -90,11 +93,11 @@ __device__ __forceinline__ void load_rows(float4* copy, float (*squares)[WARPS],
 }
 
 // What RMSNorm multiplies a row by.
-__device__ __forceinline__ float rstd_of(const float* squares, int I, float eps) {
+template <int I> __device__ __forceinline__ float rstd_of(const float* squares, float eps) {
   float sum = 0;
 #pragma unroll
   for (int warp = 0; warp < WARPS; warp++) sum += squares[warp];
-  return rsqrtf(sum / I + eps);
+  return rsqrtf(fmaf(sum, 1.0f / I, eps));
 }
 
 // Eight rows of I weights, as a block has them: each 32 numbers go to the next of its warps, PIECES times, and of these lane
@@ -206,7 +209,7 @@ project(const float* x, const Number* w, float* out, int rows, int O, float eps)
     sums.give(part[turn][threadIdx.x / 32], rows);
     __syncthreads();
     if (row < rows)
-      out[(size_t)row * O + o + n] = before + joined(part[turn]) * (NORM ? rstd_of(squares[row], I, eps) : 1);
+      out[(size_t)row * O + o + n] = before + joined(part[turn]) * (NORM ? rstd_of<I>(squares[row], eps) : 1);
   }
 }
 
@@ -235,7 +238,7 @@ project_glu(const float* x, const Number* w, float* hidden, int rows, int F,
     up.give(of_ups[turn][threadIdx.x / 32], rows);
     __syncthreads();
     if (row >= rows) continue;
-    float rstd = rstd_of(squares[row], I, eps), g = joined(of_gates[turn]) * rstd, u = joined(of_ups[turn]) * rstd;
+    float rstd = rstd_of<I>(squares[row], eps), g = joined(of_gates[turn]) * rstd, u = joined(of_ups[turn]) * rstd;
     hidden[(size_t)row * F + o + n] = g / (1.0f + __expf(-g)) * u;
   }
 }
