@@ -928,10 +928,7 @@ def examine_products():
         before = memory.download(added).astype(np.float64)
         gpu.run(program.take())
         single, several, narrow64, wide64, glu64 = (
-            np.asarray(
-                memory.download(a) if a.dtype == np.float32 else from_bfloat16(memory.download(a)), np.float64
-            )
-            for a in (x, long, narrow, wide, glu)
+            memory.download(a).astype(np.float64) for a in (x, long, narrow, wide, glu)
         )
         y = single / np.sqrt((single**2).mean(axis=1, keepdims=True) + 1e-5)
         gate, up = np.split(y @ glu64.T, 2, axis=1)

@@ -35,7 +35,7 @@ def test_figures_from_a_card_are_the_stored_ones():
         json.loads((ROOT / f"data/results/{name}.json").read_text())["rows"]
         for name in ("gpu_step", "gpu_decode", "ch32")
     )
-    behind = f"its next token, behind {token[0]['position']} others, on an H200, {token[0]['precision']}"
+    behind = f"its next token, behind {token[0]['position']} others, on an H100, {token[0]['precision']}"
     assert f"{behind} | {token[0]['speedup']:.2f} times as fast" in README
     for row, work in zip(
         step[:2], ("64 x 512 tokens, on an H100, bfloat16", "the same in TF32"), strict=True
