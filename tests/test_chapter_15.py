@@ -148,6 +148,7 @@ def test_what_is_kept_in_a_closure_belongs_to_the_last_layer(chapter):
         return y, None
 
     assert rejected(chapter.check_grouped, grouped_in_the_closure)
+    assert rejected(chapter.check_grouped, lambda *pair: (*chapter.book_grouped(*pair), None))
     assert rejected(chapter.check_tied, (tied, lambda dy, saved: chapter.tied_backward(dy, kept["saved"])))
 
 
