@@ -256,6 +256,30 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 
 
 @in_a_browser
+@pytest.mark.parametrize("page", ["notebooks/16_many_tokens", "notebooks/17_eulers_method"])
+def test_formulas_stay_as_they_are_when_a_phones_bars_hide(visit, page):
+    tab = visit(page, 390)
+    looks = """() => [...document.querySelectorAll('mjx-container[display="true"]')].map(f => [
+        f.hasAttribute('data-alone'), f.hasAttribute('data-wide'), f.style.fontSize, f.scrollWidth > f.clientWidth + 1])"""
+    first = tab.evaluate(looks)
+    assert any(alone for alone, *_ in first)
+    assert all(wide == overflows for _, wide, _, overflows in first), "what scrolls fades, and nothing else"
+    for height in (788, 844):
+        tab.set_viewport_size({"width": 390, "height": height})
+        tab.wait_for_timeout(500)
+        assert tab.evaluate(looks) == first
+
+
+@in_a_browser
+def test_a_full_stop_stays_with_its_formula(visit):
+    tab = visit("notebooks/14_sampling", 390)
+    alone = tab.evaluate("""() => [...document.querySelectorAll('.bd-article span.math')].filter(f =>
+        /^[.,;:]/.test(f.nextSibling?.data ?? '') && getComputedStyle(f.parentElement).whiteSpace !== 'nowrap').length""")
+    assert alone == 0
+    assert tab.locator("span[style*=nowrap] > span.math").count() > 5
+
+
+@in_a_browser
 def test_only_what_a_reader_types_has_a_copy_button(visit):
     tab = visit(CHAPTER)
     assert tab.locator(".cell_input .copybtn").count() > 10
@@ -272,6 +296,10 @@ def test_paper_is_white_and_shows_everything(visit):
         "rgb(255, 255, 255)",
         "rgba(0, 0, 0, 0)",
     )
+    assert (
+        not tab.evaluate("""() => [...document.querySelectorAll('details.hide > summary ~ *')].filter(
+        e => getComputedStyle(e).animationName !== 'none').length""")
+    )  # an animation is printed at its beginning, unseen
     cut = tab.evaluate("""() => [...document.querySelectorAll('article pre')].filter(
         e => e.getClientRects().length && e.scrollWidth > e.clientWidth + 1).length""")
     assert not cut, f"{cut} cells are cut at the edge"

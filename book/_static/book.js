@@ -19,16 +19,40 @@ const nameButtons = () => {
   }
 };
 
-// A formula that is wider than the page is drawn smaller, down to four fifths; what is still wider scrolls, by keyboard too.
+// A formula that does not fit beside its number is drawn smaller, down to four fifths; then, on a phone, its number goes
+// below it, and it may be larger again; what is still wider scrolls, by keyboard too.
+const fits = formula => {
+  formula.style.fontSize = "";
+  const full = parseFloat(getComputedStyle(formula).fontSize);
+  const share = formula.clientWidth / formula.scrollWidth;
+  if (share < 1) formula.style.fontSize = `${full * Math.max(share * 0.99, 0.8)}px`;
+  return formula.scrollWidth <= formula.clientWidth + 1;
+};
 const fitFormulas = () => {
   for (const formula of document.querySelectorAll('mjx-container[display="true"]')) {
-    formula.style.fontSize = "";
-    const full = parseFloat(getComputedStyle(formula).fontSize);
-    const share = formula.clientWidth / formula.scrollWidth;
-    if (share < 1) formula.style.fontSize = `${full * Math.max(share * 0.99, 0.8)}px`;
-    formula.toggleAttribute("data-wide", formula.scrollWidth > formula.clientWidth + 1);
+    formula.removeAttribute("data-alone");
+    formula.removeAttribute("data-wide");
+    if (!fits(formula)) {
+      formula.toggleAttribute("data-alone", true);
+      formula.toggleAttribute("data-wide", !fits(formula));
+    }
     if (formula.hasAttribute("data-wide")) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
+  }
+};
+
+// A full stop behind a formula stays on its line.
+const holdPunctuation = () => {
+  for (const formula of document.querySelectorAll('.bd-article mjx-container:not([display="true"])')) {
+    const whole = formula.closest("span.math") ?? formula;
+    const behind = whole.nextSibling;
+    const marks = behind?.nodeType === Node.TEXT_NODE && /^[.,;:!?)\]’”]+/.exec(behind.data);
+    if (!marks) continue;
+    const held = document.createElement("span");
+    held.style.whiteSpace = "nowrap";
+    whole.before(held);
+    behind.splitText(marks[0].length);
+    held.append(whole, behind);
   }
 };
 
@@ -46,7 +70,7 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelector(".primary-toggle")?.addEventListener("click", () => setTimeout(showPlace, 50));
 });
 addEventListener("load", () => {
-  window.MathJax?.startup?.promise.then(fitFormulas);
+  window.MathJax?.startup?.promise.then(holdPunctuation).then(fitFormulas);
   let waiting;
   addEventListener("resize", () => {
     clearTimeout(waiting);
