@@ -19,13 +19,14 @@ const nameButtons = () => {
   }
 };
 
-// A formula that does not fit beside its number is drawn smaller, down to four fifths; then, on a phone, its number goes
-// below it, and it may be larger again; what is still wider scrolls, by keyboard too.
+// A formula that does not fit beside its number is drawn smaller, down to two thirds; then, on a phone, its number goes
+// below it, and it may be larger again; what is still wider scrolls, by keyboard too. MathJax has given it the size of the
+// letters around it.
 const fits = formula => {
-  formula.style.fontSize = "";
+  formula.style.fontSize = formula.dataset.size ??= formula.style.fontSize;
   const full = parseFloat(getComputedStyle(formula).fontSize);
   const share = formula.clientWidth / formula.scrollWidth;
-  if (share < 1) formula.style.fontSize = `${full * Math.max(share * 0.99, 0.8)}px`;
+  if (share < 1) formula.style.fontSize = `${full * Math.max(share * 0.99, 0.66)}px`;
   return formula.scrollWidth <= formula.clientWidth + 1;
 };
 const fitFormulas = () => {
@@ -39,6 +40,9 @@ const fitFormulas = () => {
     if (formula.hasAttribute("data-wide")) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
   }
+  for (const words of document.querySelectorAll(".bd-article span.math"))  // in a line: one that is longer scrolls as well
+    if (words.scrollWidth > words.clientWidth + 1) words.tabIndex = 0;
+    else words.removeAttribute("tabindex");
 };
 
 // A full stop behind a formula stays on its line.
