@@ -40,9 +40,12 @@ const fitFormulas = () => {
     if (formula.hasAttribute("data-wide")) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
   }
-  for (const words of document.querySelectorAll(".bd-article span.math"))  // in a line: one that is longer scrolls as well
-    if (words.scrollWidth > words.clientWidth + 1) words.tabIndex = 0;
-    else words.removeAttribute("tabindex");
+  for (const formula of document.querySelectorAll(".bd-article span.math")) {  // in a line: a longer one scrolls as well
+    const long = formula.clientWidth > 0 && formula.scrollWidth > formula.clientWidth + 1;
+    formula.toggleAttribute("data-long", long);
+    if (long) formula.tabIndex = 0;
+    else formula.removeAttribute("tabindex");
+  }
 };
 
 // A full stop behind a formula stays on its line.
