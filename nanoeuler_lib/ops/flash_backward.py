@@ -16,10 +16,7 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops.flash import Card, _address, _checked_shapes, card, side_by_side
 
-HEADS_TOGETHER, GROUPS_TOGETHER = (
-    32,
-    32,
-)  # of texts, whose blocks run side by side: the longest of all of them first
+HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # so many have their blocks side by side, the longest first
 SHORT = 64  # positions up to which a block of 128 rows would be half empty
 
 

@@ -189,8 +189,9 @@ class Program:
     def _add(self, composite, launch, bytes=0, flops=0):
         self.entries.append(Entry(composite, launch, bytes, flops))
 
-    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
-        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
+    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0, overlap=False):
+        launch = module[kernel].bind(grid, block, arguments, seconds=60.0, overlap=overlap)
+        self._add(composite, launch, bytes)
 
     def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
         self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
@@ -242,13 +243,11 @@ class Program:
         """
         (N, D), V = dx.full.shape, len(dtable)
         file = self._file("embedding.cu", add=bool(accumulate))
-        threads = min(THREADS, 32 * -(-D // 128))
-        for kernel, grid, arguments, moved in (
-            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
-             dx.full.nbytes + dtable.nbytes),
-            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
-        ):  # fmt: skip
-            self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
+        pieces, threads, order = -(-N // 64), min(THREADS, 32 * -(-D // 128)), (tokens, work.order)
+        back, join = (dx.full, dtable, work.edges, N, D), (work.start, work.edges, dtable, N, V, D)
+        moved = dx.full.nbytes + dtable.nbytes
+        self._launch("embed_back", file, "embedding_backward", pieces, threads, (*order, *back), moved)
+        self._launch("embed_back", file, "embedding_join", pieces, threads, (*order, *join), overlap=True)
 
     def linear(self, y, x, w):
         """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
@@ -474,10 +473,8 @@ class Program:
 
     def _multiply(self, composite, kernel, out, x, w, eps):
         (rows, inputs), outputs = x.shape, out.shape[1]
-        names, blocks = (
-            products(self.number, self.config, rows),
-            min(-(-outputs // 8), 8 * self.on.processors),
-        )
+        names = products(self.number, self.config, rows)
+        blocks = min(-(-outputs // 8), 8 * self.on.processors)
         arguments, shared = (x, w, out, rows, outputs, float(eps)), rows * (4 * inputs + 16)
         self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
 
