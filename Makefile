@@ -11,6 +11,7 @@ NB     ?= $(wildcard notebooks/*.ipynb)
 MODULE ?=
 SAMPLE ?= 300
 SEED   ?= 0
+SKIP   ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup book test portable mutants mutants-library lab execute notebook text mirror maps results assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
@@ -52,8 +53,8 @@ portable: $(READY)  ## notebooks and numeric tests as other processors compute t
 mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--check check_forward")
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
-mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0)
-	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED)
+mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0 SKIP=0)
+	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
 
 lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
 	@$(BIN)/python -m tools.lab

@@ -13,6 +13,9 @@ pytest_plugins = ["tools.compare"]
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What is buffered is written at the end, where it can fail as well: processes that tests start buffer, as a user's do.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")

@@ -10,6 +10,7 @@ typing a marker's name cannot end a turn or speak in the model's name. Chapter 2
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -258,10 +259,14 @@ class Loop:
 
 
 def _taken(name):
+    """Whether no new file can have this name. Path.exists() hides the system's errors since Python 3.14."""
     try:
-        return "\0" in name or Path(name).exists()
-    except OSError:  # too long: no file can have it
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):  # of its folder speaks who writes the file
+        return False
+    except (OSError, ValueError):  # too long, or with a NUL
         return True
+    return True
 
 
 def _number(text, kind, name, low, high):

@@ -158,7 +158,13 @@ def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
 
 def find(path: str | Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the one of a run with the highest step."""
-    path = Path(path)
+    path, expected = Path(path), "expected a checkpoint or a run folder"
+    try:
+        os.stat(path / "checkpoint.json")
+    except PermissionError as error:  # Path.is_file() raises it too, but not since Python 3.14
+        raise NanoEulerError(f"{path}: cannot be looked at ({error.strerror}), {expected}") from None
+    except (OSError, ValueError):  # what is wrong is said below
+        pass
     if (path / "checkpoint.json").is_file():
         return path
     steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
@@ -172,7 +178,7 @@ def find(path: str | Path) -> Path:
             f"{path}: holds no checkpoint: the run was stopped before its first, begin it again"
         )
     what = "holds no checkpoint" if path.exists() else "no such folder"
-    raise NanoEulerError(f"{path}: {what}, expected a checkpoint or a run folder")
+    raise NanoEulerError(f"{path}: {what}, {expected}")
 
 
 def folders(run: str | Path) -> list[Path]:

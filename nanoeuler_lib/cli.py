@@ -697,19 +697,21 @@ def main(words: list[str] | None = None) -> int:
 def _fail(error):
     _flush(must=False)
     Voice(sys.stderr).line(f"nanoeuler: {one_line(str(error))}")
+    _flush(must=False)
     return 2
 
 
 def _flush(must):
-    """Write out what was printed. must: whether it is an error when nobody takes it."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):  # ValueError: it was closed
-        with suppress(OSError, ValueError):
-            # What is left goes nowhere; else Python would try once more at its end, and complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if must:
-            raise
+    """Write out what was printed. must: whether it is an error when nobody takes what went to standard output."""
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: it was closed
+            with suppress(OSError, ValueError):
+                # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if must and stream is sys.stdout:
+                raise
 
 
 class _Closed(io.TextIOBase):

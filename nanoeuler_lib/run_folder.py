@@ -29,13 +29,15 @@ PARTIAL = re.compile(r"\.(run\.json|log\.jsonl)(\.\d+)?\.partial")
 def expect_new(run: Path) -> None:
     """Refuse a folder that holds anything but what a run leaves that was killed before its first checkpoint."""
     try:
-        names = {file.name for file in run.iterdir()} if run.is_dir() else set()
-        left = {name for name in names if name in BEGUN or PARTIAL.fullmatch(name)}
-        new = not os.path.lexists(run) or (run.is_dir() and names == left and not checkpoint.folders(run))
+        names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        new = not os.path.lexists(run)
     except OSError as error:
         raise NanoEulerError(
             f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
         ) from None
+    else:
+        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not checkpoint.folders(run)
     if not new:
         hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
         raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")

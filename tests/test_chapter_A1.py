@@ -3,6 +3,7 @@ says that the checker does not see passes without a finding.
 """
 
 import json
+import platform
 import re
 from collections import defaultdict, deque
 from itertools import pairwise
@@ -447,6 +448,8 @@ def test_what_the_checker_cannot_see(kernels, point):
     if point == "8" and "g++" not in " ".join(map(str, compiler.find_compiler())):
         pytest.skip("only g++ does not tell it")
     for name, _, grid, block in UNSEEN[point]:
+        if name == "write_behind" and platform.machine() in ("aarch64", "arm64"):
+            continue  # there g++ keeps its guard where this writes, and it is told
         launch(kernels[name], grid, block)
 
 

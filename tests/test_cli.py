@@ -682,9 +682,6 @@ def shell(line, **options):
     root = str(Path(cli.__file__).parent.parent)
     line = line.replace("NE ", f"{sys.executable} -m nanoeuler_lib.cli ")
     environment = os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-    environment.pop(
-        "PYTHONUNBUFFERED", None
-    )  # what is buffered is written at the end, where it can fail as well
     return subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, env=environment, **options)
 
 
@@ -729,6 +726,13 @@ def test_output_that_cannot_be_written(here, command, sink):
     done = shell(f"NE {command} {sink}")
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1
     assert done.stderr.startswith(b"nanoeuler: standard output: ")
+
+
+@pytest.mark.parametrize("sink", ["2>&-", "2>/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_complaint_that_cannot_be_written(here, sink):
+    """The exit code still says what happened."""
+    assert shell(f"NE info --run none {sink}").returncode == 2
+    assert shell(f"NE generate --no-such-option {sink}").returncode == 2
 
 
 @pytest.mark.parametrize("command", ["chat", "tokenizer encode", "tokenizer decode"])

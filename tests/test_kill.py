@@ -197,16 +197,21 @@ def test_checkpoint_on_a_full_disk(tmp_path):
 
 
 READ_ONLY = """
-import os, sys
+import os, sys, tempfile
 sys.path.insert(0, sys.argv[1])
 import test_kill as t
-from nanoeuler_lib import cli, train
+from nanoeuler_lib import checkpoint, cli, train
+with tempfile.TemporaryDirectory() as folder:  # imports what it needs: as nobody it may not read what is root's
+    text = t.run_text()
+    train.train(folder + "/run", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True)
 if os.geteuid() == 0:  # the rights of a folder do not bind root
     os.setuid(65534)
 for start in (
-    lambda: train.train("new", t.run_text(), t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
-    lambda: train.resume("run", t.run_text(), quiet=True),
-    lambda: train.train("closed/run", t.run_text(), t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
+    lambda: train.train("new", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
+    lambda: train.resume("run", text, quiet=True),
+    lambda: train.train("closed/run", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
+    lambda: checkpoint.load("closed"),
+    lambda: checkpoint.load("closed/run"),
 ):
     try:
         start()
@@ -232,6 +237,8 @@ def test_folder_without_rights(tmp_path):
         "new: cannot be made (Permission denied), expected a folder to write to",
         "run: cannot be written to (Permission denied), expected a folder to write to",
         "closed/run: cannot be looked at (Permission denied), expected a new folder",
+        "closed: cannot be looked at (Permission denied), expected a checkpoint or a run folder",
+        "closed/run: cannot be looked at (Permission denied), expected a checkpoint or a run folder",
     ]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["closed", "run"]
 

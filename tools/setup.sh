@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # setup.sh VENV: a virtual environment with the locked requirements and this project, editable; CuPy where there is a GPU.
-# PYTHON names the interpreter; without it the first of python3, python3.13, python3.12, python3.11 that is new enough.
+# PYTHON names the interpreter; without it the first of python3, python3.14, ... python3.11 that is new enough.
 set -euo pipefail
 
 venv=$1
@@ -10,7 +10,7 @@ new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev
 
 interpreter=${PYTHON:-}
 if [ -z "$interpreter" ]; then
-    for name in python3 python3.13 python3.12 python3.11; do
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
         if new_enough "$name"; then interpreter=$name; break; fi
     done
 elif ! new_enough "$interpreter"; then
