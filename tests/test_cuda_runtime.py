@@ -1046,6 +1046,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
         cuda=SimpleNamespace(compiler=SimpleNamespace(CompileException=RuntimeError)),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr("nanoeuler_lib.cuda.launch.hopper", lambda: False)  # it asks CuPy once
     text = SCALE + "template <int N> __global__ void power(float* x) { x[0] = N; }"
     module = cuda.module(text, where="gpu", defines={"TILE": 16}, instantiate=("power<4>",))
     assert made["code"] == text and made["name_expressions"] == ["power<4>"]
@@ -1057,6 +1058,8 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert args[0] is x and args[1] is y
     assert [type(a) for a in args[2:]] == [np.float32, np.int32]  # a bare 2 would be passed as an int
     assert kernel.max_dynamic_shared_size_bytes == 60_000
+    module["scale"].bind(1, 8, (x, y, 2, 8), 50_000)
+    assert kernel.max_dynamic_shared_size_bytes == 60_000, "the launch bound before needs it still"
     with pytest.raises(
         NanoEulerError, match="take 1024 bytes and shared_mem 65000 more: a block has 65536 on"
     ):

@@ -247,7 +247,8 @@ class Kernel:
                 f"{shared_limit} on this card"
             )
         if static + shared_mem > 48 * 1024:
-            function.max_dynamic_shared_size_bytes = shared_mem
+            most = function.max_dynamic_shared_size_bytes  # of a launch bound before
+            function.max_dynamic_shared_size_bytes = max(shared_mem, most)
         if overlap and overlaps():
             return OverlappingLaunch(self.name, function, grid, block, values, shared_mem)
         launch = functools.partial(function, grid, block, tuple(values), shared_mem=shared_mem)
