@@ -33,14 +33,14 @@ def surprise_text(
     end = 0
     for length, value, line in zip(lengths, values, underlined):
         start, end = end, end + int(length)
-        (row, left), (_, right) = at[character[start]], at[character[end - 1]]
+        (above, left), (row, right) = at[character[start]], at[character[end - 1]]
+        left = 0 if above < row else left  # the blank that it begins with stands at the end of the line above
         ax.barh(row, right + 1 - left, 0.97, left, align="edge", color=heat(min(value / 6, 1.0)))
         if value >= 0.95:
-            ax.text(
-                right + 0.95, row + 0.03, f"{value:.0f}", fontsize=6, ha="right", va="top", color="#4a4f57"
-            )
+            number = dict(fontsize=8, ha="right", va="top", color="#262626")
+            ax.text(right + 0.95, row + 0.03, f"{value:.0f}", **number)
         if line:
-            left += text[character[start]] == " "
+            left += above == row and text[character[start]] == " "
             ax.hlines(row + 0.93, left, right + 1, color=MARK, linewidth=2)
     style = dict(family="monospace", fontsize=11, ha="center", va="center", clip_on=True)
     for letter, (row, column) in zip(text, at):
@@ -51,12 +51,13 @@ def surprise_text(
 
 
 def _wrap(text: str, columns: int) -> list[tuple[int, int]]:
-    """Row and column of each character when lines break before words; the blank before a break is column -1."""
+    """Row and column of each character when lines break before words, the blank at a break where its line ends."""
     row, column, at = 0, 0, []
     for word in re.findall(r"\s?\S+", text):
+        at.append((row, column))
         if word[0] == "\n" or column + len(word) > columns:
             row, column = row + 1, -1
-        at += [(row, column + i) for i in range(len(word))]
+        at += [(row, column + i) for i in range(1, len(word))]
         column += len(word)
     return at
 

@@ -80,6 +80,35 @@ def test_every_figure_has_alt_text_and_no_number_is_an_address(path):
             assert not re.search(r"0x[0-9a-f]{8,}", str(output.get("text", ""))), output.text
 
 
+LETTERS = re.compile(r"""(?:font|label|title)\.?size["']?\s*[=:]\s*["']?(x{1,2}-small|[\d.]+)""")
+
+
+def too_small(text: str) -> list[str]:
+    """Sizes of letters below 8 points. A phone shows 144 pixels of a figure on 72 of its own, so a point is a pixel."""
+    return [size for size in LETTERS.findall(text) if "small" in size or float(size) < 8]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*NOTEBOOKS, *(ROOT / "nanoeuler_lib" / name for name in ("plots.py", "nanoeuler.mplstyle"))],
+    ids=lambda path: path.stem,
+)
+def test_the_letters_of_figures_can_be_read_on_a_phone(path):
+    if path.suffix == ".ipynb":
+        code = (cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+        assert [(size, cell.source) for cell in code for size in too_small(cell.source)] == []
+    else:
+        assert too_small(path.read_text("utf-8")) == []
+
+
+def test_small_letters_are_found():
+    drawn = (
+        "fontsize=6, labelsize=7.5, 'fontsize': 5, fontsize=\"x-small\", font.size: 7, legend.fontsize: 6.5"
+    )
+    assert len(too_small(drawn)) == 6
+    assert too_small('markersize=3, fontsize=8, fontsize="small", figsize=(5, 3), axes.titlesize: 11') == []
+
+
 @each_notebook
 def test_a_caption_stands_alone_below_the_cell_that_draws_its_figure(path):
     """With other text in its cell it does not reach its figure in the book, whose build then fails."""

@@ -206,6 +206,22 @@ def test_surprise_text_marks_tokens():
     plt.close(fig)
 
 
+def test_surprise_text_numbers_a_line_break_at_the_end_of_its_line():
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    plots.surprise_text(ax, "It ran.\nDone", [7, 1, 4], np.array([2.0, 3.0, 4.0]), np.zeros(3, bool))
+    numbers = {t.get_text(): t.get_position() for t in ax.texts if t.get_family() != ["monospace"]}
+    assert {text: np.floor(place).tolist() for text, place in numbers.items()} == {
+        "2": [6, 0],
+        "3": [7, 0],
+        "4": [3, 1],
+    }
+    bars = [(bar.get_x(), bar.get_y(), bar.get_width()) for bar in ax.patches]
+    assert bars == [(0, 0, 7), (7, 0, 1), (0, 1, 4)]
+    plt.close(fig)
+
+
 def test_ladder_draws_every_row():
     import matplotlib.pyplot as plt
 
