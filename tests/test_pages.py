@@ -154,12 +154,13 @@ def visit(site, browser):
             (errors if url.startswith(BASE) else outside).append(f"not there: {url}")
             route.fulfill(status=404)
 
-    def opened_page(page: str, width: int = 1400, theme: str = "light"):
+    def opened_page(page: str, width: int = 1400, theme: str = "light", script: str = ""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         context.set_default_timeout(120_000)
         opened.append(context)
         context.route("**/*", answer)
         tab = context.new_page()
+        tab.add_init_script(script)
         tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         name, _, query = page.partition("?")
         tab.goto(f"{BASE}{name}.html" + (f"?{query}" if query else ""))
@@ -185,6 +186,7 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     if page.startswith("notebooks/"):
         tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
     tab.evaluate(pages.axe())
+    tab.wait_for_function("!document.getAnimations().length")  # what fades has neither of its colours
     result = tab.evaluate("tags => axe.run(document, {runOnly: tags})", WCAG)
     assert len(result["passes"]) > 10
     faults = [
@@ -193,6 +195,26 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     ]
     assert not faults, "\n".join(faults)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["book/intro", CHAPTER])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_is_light_or_dark_from_the_first_picture(visit, page, theme):
+    """Not when the theme's script at its end has run: a dark page would be white first, and fade."""
+    watch = """
+        window.themes = []; window.faded = [];
+        const look = () => {
+            if (document.body) themes.push(document.documentElement.dataset.theme);
+            requestAnimationFrame(look);
+        };
+        look();
+        addEventListener("transitionrun", e => /color/.test(e.propertyName) && faded.push(e.target.className));
+    """
+    tab = visit(page, 1400, theme, watch)
+    tab.wait_for_timeout(500)
+    assert set(tab.evaluate("themes")) == {theme}
+    assert not tab.evaluate("faded")
 
 
 @in_a_browser
