@@ -45,6 +45,11 @@ def build(folder: Path, base: str = "") -> Path:
     files = [*PAGES[1:], *(f"notebooks/{name}" for name in CHAPTERS)]
     listed = "".join(f"  - file: {file}\n" for file in files)
     (folder / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGES[0]}\nchapters:\n{listed}")
+    return build_again(folder)
+
+
+def build_again(folder: Path) -> Path:
+    """Build what changed since the last time; the pages."""
     command = [sys.executable, "-c", ENTRY, "build", str(folder), "--quiet"]
     built = subprocess.run(command, capture_output=True, text=True)
     pages = folder / "_build" / "html"

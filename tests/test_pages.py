@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -121,6 +123,27 @@ def test_the_book_carries_no_weight_that_nothing_asks_for(site):
 def test_folds_are_called_what_they_say(site):
     found = text(site, CHAPTER)
     assert "<summary>" in found and "Toggle hidden" not in found
+
+
+def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(tmp_path):
+    books = []
+    for name in ("changed", "anew"):
+        (tmp_path / name).mkdir()
+        built = pages.build(tmp_path / name)
+        chapter = tmp_path / name / f"{CHAPTER}.ipynb"
+        notebook = json.loads(chapter.read_text("utf-8"))
+        notebook["cells"][-1]["source"] = "Warps of a warp diverge.\n\n\\begin{align} a &= b \\end{align}"
+        chapter.unlink()  # a link to the book's own
+        chapter.write_text(json.dumps(notebook), "utf-8")
+        if name == "anew":
+            shutil.rmtree(built.parent)
+        built = pages.build_again(tmp_path / name)
+        books.append(
+            {path.relative_to(built): path.read_bytes() for path in built.rglob("*") if path.is_file()}
+        )
+    changed, anew = books
+    assert b"Warps of a warp" in changed[Path(f"{CHAPTER}.html")] and changed.keys() == anew.keys()
+    assert not [path for path in changed if changed[path] != anew[path]]
 
 
 # ---- What a browser shows
