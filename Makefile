@@ -55,9 +55,10 @@ mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0)
 	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED)
 
+# Who is root is so in a container, as a rule; Jupyter refuses to start for root unless it is told that this is meant.
 lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
 	@$(BIN)/python -m tools.lab
-	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
+	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
 
 execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
 	@$(BIN)/python -m tools.notebook execute $(NB)
