@@ -301,6 +301,23 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 
 
 @in_a_browser
+@pytest.mark.parametrize("page", ["book/intro", CHAPTER])
+def test_a_finger_meets_what_it_aims_at(visit, page):
+    """24 pixels of height and width, as WCAG 2.2 has it; links in a line of text may be lower."""
+    tab = visit(page, 390)
+    if page == "book/intro":
+        tab.locator(".live-model").first.evaluate("picture => picture.scrollIntoView()")
+        tab.wait_for_selector(".live")
+    small = tab.evaluate("""() => [...document.querySelectorAll(
+        'button, summary, input, select, textarea, .book-parts a, .chapter-map a, .paths a'
+    )].filter(e => {
+        const box = e.getBoundingClientRect(), shown = box.width && getComputedStyle(e).visibility === 'visible';
+        return shown && Math.min(box.width, box.height) < 24;
+    }).map(e => e.outerHTML.slice(0, 100))""")
+    assert not small
+
+
+@in_a_browser
 def test_formulas_stay_as_they_are_when_a_phones_bars_hide(visit):
     tab = visit(CHAPTER, 390)
     looks = """() => [...document.querySelectorAll('mjx-container[display="true"]')].map(f =>
