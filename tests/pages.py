@@ -10,7 +10,11 @@ from tools import pdf
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = ("06_attention", "23_first_kernels")
 PAGES = ("book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references")
-ENTRY = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyter_book.cli.main import main; sys.exit(main())"
+ENTRY = """import gc, sys
+gc.disable()
+sys.modules["rfc3987_syntax"] = None
+from jupyter_book.cli.main import main
+sys.exit(main())"""
 
 
 def missing() -> str:
@@ -41,6 +45,11 @@ def build(folder: Path, base: str = "") -> Path:
     files = [*PAGES[1:], *(f"notebooks/{name}" for name in CHAPTERS)]
     listed = "".join(f"  - file: {file}\n" for file in files)
     (folder / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGES[0]}\nchapters:\n{listed}")
+    return build_again(folder)
+
+
+def build_again(folder: Path) -> Path:
+    """Build what changed since the last time; the pages."""
     command = [sys.executable, "-c", ENTRY, "build", str(folder), "--quiet"]
     built = subprocess.run(command, capture_output=True, text=True)
     pages = folder / "_build" / "html"

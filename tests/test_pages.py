@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -123,6 +125,27 @@ def test_folds_are_called_what_they_say(site):
     assert "<summary>" in found and "Toggle hidden" not in found
 
 
+def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(tmp_path):
+    books = []
+    for name in ("changed", "anew"):
+        (tmp_path / name).mkdir()
+        built = pages.build(tmp_path / name)
+        chapter = tmp_path / name / f"{CHAPTER}.ipynb"
+        notebook = json.loads(chapter.read_text("utf-8"))
+        notebook["cells"][-1]["source"] = "Warps of a warp diverge.\n\n\\begin{align} a &= b \\end{align}"
+        chapter.unlink()  # a link to the book's own
+        chapter.write_text(json.dumps(notebook), "utf-8")
+        if name == "anew":
+            shutil.rmtree(built.parent)
+        built = pages.build_again(tmp_path / name)
+        books.append(
+            {path.relative_to(built): path.read_bytes() for path in built.rglob("*") if path.is_file()}
+        )
+    changed, anew = books
+    assert b"Warps of a warp" in changed[Path(f"{CHAPTER}.html")] and changed.keys() == anew.keys()
+    assert not [path for path in changed if changed[path] != anew[path]]
+
+
 # ---- What a browser shows
 
 
@@ -154,12 +177,13 @@ def visit(site, browser):
             (errors if url.startswith(BASE) else outside).append(f"not there: {url}")
             route.fulfill(status=404)
 
-    def opened_page(page: str, width: int = 1400, theme: str = "light"):
+    def opened_page(page: str, width: int = 1400, theme: str = "light", script: str = ""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         context.set_default_timeout(120_000)
         opened.append(context)
         context.route("**/*", answer)
         tab = context.new_page()
+        tab.add_init_script(script)
         tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         name, _, query = page.partition("?")
         tab.goto(f"{BASE}{name}.html" + (f"?{query}" if query else ""))
@@ -185,6 +209,7 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     if page.startswith("notebooks/"):
         tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
     tab.evaluate(pages.axe())
+    tab.wait_for_function("!document.getAnimations().length")  # what fades has neither of its colours
     result = tab.evaluate("tags => axe.run(document, {runOnly: tags})", WCAG)
     assert len(result["passes"]) > 10
     faults = [
@@ -193,6 +218,26 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     ]
     assert not faults, "\n".join(faults)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["book/intro", CHAPTER])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_is_light_or_dark_from_the_first_picture(visit, page, theme):
+    """Not when the theme's script at its end has run: a dark page would be white first, and fade."""
+    watch = """
+        window.themes = []; window.faded = [];
+        const look = () => {
+            if (document.body) themes.push(document.documentElement.dataset.theme);
+            requestAnimationFrame(look);
+        };
+        look();
+        addEventListener("transitionrun", e => /color/.test(e.propertyName) && faded.push(e.target.className));
+    """
+    tab = visit(page, 1400, theme, watch)
+    tab.wait_for_timeout(500)
+    assert set(tab.evaluate("themes")) == {theme}
+    assert not tab.evaluate("faded")
 
 
 @in_a_browser
@@ -253,6 +298,23 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
     )  # 20 pixels high: 9
     target = figure.evaluate("e => e.parentElement.getAttribute('href')")
     assert target.endswith(".png")
+
+
+@in_a_browser
+@pytest.mark.parametrize("page", ["book/intro", CHAPTER])
+def test_a_finger_meets_what_it_aims_at(visit, page):
+    """24 pixels of height and width, as WCAG 2.2 has it; links in a line of text may be lower."""
+    tab = visit(page, 390)
+    if page == "book/intro":
+        tab.locator(".live-model").first.evaluate("picture => picture.scrollIntoView()")
+        tab.wait_for_selector(".live")
+    small = tab.evaluate("""() => [...document.querySelectorAll(
+        'button, summary, input, select, textarea, .book-parts a, .chapter-map a, .paths a'
+    )].filter(e => {
+        const box = e.getBoundingClientRect(), shown = box.width && getComputedStyle(e).visibility === 'visible';
+        return shown && Math.min(box.width, box.height) < 24;
+    }).map(e => e.outerHTML.slice(0, 100))""")
+    assert not small
 
 
 @in_a_browser

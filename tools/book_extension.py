@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sphinx.search
 from docutils import nodes
+from myst_parser.mdit_to_docutils.sphinx_ import SphinxRenderer
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -28,6 +29,8 @@ BUNDLES = (
     "tex-svg*",
     "tex-chtml-*",
 )
+# Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
+COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
 UNUSED = [
     "**/*.map",  # of the theme's scripts and styles
     "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
@@ -137,6 +140,21 @@ def write_in_parallel(app: Sphinx, env: BuildEnvironment) -> None:
     app.parallel = os.cpu_count() or 1
 
 
+def copy_first(app: Sphinx, env: BuildEnvironment) -> None:
+    """Styles and scripts that extensions copy last are there before a page is written, which carries their sums."""
+    Path(app.outdir, "_static").mkdir(parents=True, exist_ok=True)
+    for listener in list(app.events.listeners["build-finished"]):
+        if listener.handler.__name__ in COPIED_LAST:
+            app.disconnect(listener.id)
+            listener.handler(app, None)
+
+
+def formula_name(renderer: SphinxRenderer) -> str:
+    """A name for an equation without a label; MyST's own is another in each build."""
+    env = renderer.sphinx_env
+    return f"{env.docname.replace('/', '-')}-{env.new_serialno('formula')}"
+
+
 def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Give Sphinx the numbers that it gave last time, before it compares: else it writes every page anew."""
     env.toc_fignumbers = getattr(env, "numbers_through_the_book", env.toc_fignumbers)
@@ -165,11 +183,13 @@ def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 def setup(app: Sphinx) -> dict:
     sphinx.search.IndexBuilder = Index
+    SphinxRenderer._random_label = formula_name
     app.connect("source-read", read_for_sphinx)
     app.connect("env-get-updated", restore_numbers, priority=100)  # Sphinx numbers at 500
     app.connect("env-get-updated", number_by_chapter, priority=900)
     app.connect("env-get-updated", write_again)
     app.connect("env-updated", write_in_parallel)
+    app.connect("env-updated", copy_first)
     app.connect("doctree-read", colour_cuda)
     app.connect("doctree-resolved", drop_repeated_ids)
     app.connect("doctree-resolved", link_pictures)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,8 @@ LINK_ONLY_RELATIONS = {
     "prev",
     "search",
 }  # <link rel> that loads nothing
+# Words of code in their colours: most of a page's tags, with nothing to check.
+COLOURED = re.compile(r'<span class="\w+">|</span>')
 CSS_URL = re.compile(r"""(?:url\(\s*|@import\s+)["']?((?:https?:)?//[^"')\s]+)""")
 
 
@@ -38,7 +41,7 @@ class Page(HTMLParser):
         self.title = ""
         self.inside = ""
         self.redirects = False
-        self.feed(text)
+        self.feed(COLOURED.sub("", text))
         if not self.title.strip() and not self.redirects:
             self.problems.append("no title")
         self.problems += [f"id {name!r} occurs twice" for name, n in self.ids.items() if n > 1]
@@ -91,9 +94,10 @@ def check(root: Path) -> tuple[list[str], int, int]:
     problems = [
         f"{path.relative_to(root)}: {problem}" for path, page in pages.items() for problem in page.problems
     ]
+    find = cache(find_file)  # the sidebar's links stand on every page
     for path, page in pages.items():
         for tag, link, loads in page.links:
-            if fault := check_link(path, link, loads, pages):
+            if fault := check_link(path, link, loads, pages, find):
                 problems.append(f"{path.relative_to(root)}: <{tag}> {fault}")
     for path in root.rglob("*.css"):
         problems += [
@@ -103,15 +107,21 @@ def check(root: Path) -> tuple[list[str], int, int]:
     return problems, len(pages), sum(len(page.links) for page in pages.values())
 
 
-def check_link(path: Path, link: str, loads: bool, pages: dict[Path, Page]) -> str:
+def find_file(folder: Path, address: str) -> Path | None:
+    """The file at an address that a page in `folder` names; None if there is none."""
+    target = Path(os.path.normpath(folder / unquote(address)))
+    if target.is_dir():
+        target /= "index.html"
+    return target if target.exists() else None
+
+
+def check_link(path: Path, link: str, loads: bool, pages: dict[Path, Page], find=find_file) -> str:
     """What is wrong with the link; empty when nothing is."""
     url = urlsplit(link)
     if url.scheme or url.netloc:
         return f"loads {link} from outside" if loads and url.scheme != "data" else ""
-    target = Path(os.path.normpath(path.parent / unquote(url.path))) if url.path else path
-    if target.is_dir():
-        target /= "index.html"
-    if not target.exists():
+    target = find(path.parent, url.path) if url.path else path
+    if target is None:
         return f"{link} does not exist"
     if url.fragment and target in pages and unquote(url.fragment) not in pages[target].ids:
         return f"{link} names no anchor"

@@ -40,9 +40,13 @@ class Chapter:
         return list(dict.fromkeys(name.partition("_")[0] for name in LINK.findall(self.facts["You need"])))
 
 
-@cache
 def chapters(root: Path = ROOT) -> dict[str, Chapter]:
-    """Every chapter of _toc.yml by its number, in its order."""
+    """Every chapter of _toc.yml by its number, in its order; read once, whether the book is named or not."""
+    return _chapters(root)
+
+
+@cache
+def _chapters(root: Path) -> dict[str, Chapter]:
     book = [read(path, part) for part, paths in maps.parts(root) for path in paths]
     return {chapter.number: chapter for chapter in book}
 

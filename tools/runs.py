@@ -9,8 +9,6 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import matplotlib
-
 from tools.results import ROOT, machine
 
 
@@ -43,6 +41,8 @@ def record(path: Path, seconds: float, processor_seconds: float, root: Path = RO
     all_runs, code = recorded(root), digest(path)
     if all_runs.get(path.stem, {}).get("code") == code:
         return
+    import matplotlib  # half a second, which the book's build does not need
+
     all_runs[path.stem] = {
         "date": datetime.now(UTC).date().isoformat(),
         "seconds": round(seconds, 1),

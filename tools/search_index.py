@@ -1,8 +1,9 @@
 """The search index without the map of the book, which names every chapter on each page, and with words counted."""
 
 import functools
-import io
+import json
 from collections import Counter
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.search import IndexBuilder
@@ -24,14 +25,28 @@ class Index(IndexBuilder):
             self.lang.stem
         )  # half of the time of an index is stemming the same words
 
+    @property
+    def kept(self) -> Path:
+        """What the next build needs of this one and the index does not say: all counts, and who has which entries."""
+        return Path(self.env.doctreedir, "search.json")
+
     def load(self, stream, format) -> None:
-        """Take over from the last build what is not read again, with its counts."""
-        text = stream.read()
-        super().load(io.StringIO(text), format)
-        index = format.loads(text)
-        for word, pages in index["often"].items():
-            for number, n in pages.items():
-                self.counts.setdefault(index["docnames"][int(number)], Counter())[word] = n
+        """Take over from the last build what is not read again: the index becomes as one made anew."""
+        super().load(stream, format)
+        counts, entries = json.loads(self.kept.read_text("utf-8"))
+        self.counts |= {page: Counter(words) for page, words in counts.items()}
+        self._index_entries.update({page: [tuple(entry) for entry in of] for page, of in entries.items()})
+
+    def prune(self, docnames) -> None:
+        """Forget the pages that are no longer there."""
+        super().prune(docnames)
+        for of in (self.counts, self._index_entries):
+            for page in set(of) - set(docnames):
+                del of[page]
+
+    def dump(self, stream, format) -> None:
+        super().dump(stream, format)
+        self.kept.write_text(json.dumps([self.counts, self._index_entries]), "utf-8")
 
     def feed(self, docname: str, filename: str, title: str, doctree: nodes.document) -> None:
         maps = [
@@ -64,4 +79,6 @@ class Index(IndexBuilder):
             for word, pages in often.items()
             if len(pages) > 1
         }
-        return index | {"often": top}
+        terms = {word: pages for word, pages in index["terms"].items() if pages != []}  # of no page any more
+        entries = {name: sorted(places) for name, places in index["indexentries"].items()}
+        return index | {"often": top, "terms": terms, "indexentries": entries}

@@ -7,12 +7,12 @@ links ({ref}`ch-...`); it must not occur in the mathematics of an earlier chapte
     python -m tools.terms    # exit status 1 if there are any
 """
 
+import json
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,9 +54,9 @@ def chapters(root: Path) -> list[Chapter]:
         Chapter(
             path.stem,
             "\n\n".join(
-                cell.source
-                for cell in nbformat.read(path, as_version=4).cells
-                if cell.cell_type == "markdown"
+                "".join(cell["source"])
+                for cell in json.loads(path.read_text("utf-8"))["cells"]
+                if cell["cell_type"] == "markdown"
             ),
         )
         for path in paths

@@ -1,5 +1,10 @@
 // Small things of the pages that no style sheet can do. Without JavaScript a page is still whole.
 
+// Light or dark as the reader's machine is, before anything is shown. The theme's own script says so behind the page: until
+// then a dark page would be white, and its buttons would fade from one to the other.
+if (document.documentElement.dataset.mode === "auto")
+  document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+
 // The sidebar shows where you are: at once, and on a phone when it opens.
 const showPlace = () => {
   const place = document.querySelector(".bd-sidebar-primary .toctree-l1.current");
