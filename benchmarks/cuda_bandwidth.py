@@ -289,10 +289,10 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
         def bind(a):
             tokens, order, start, dx, dtable = a
             edges = empty(cupy, 2 * pieces, D)
-            back, join = (dx, dtable, edges, rows, D), (start, edges, dtable, rows, V, D)
+            args = tokens, order, start, dx, dtable, edges, rows, D
             return [
-                module["embedding_backward"].bind(pieces, block, (tokens, order, *back)),
-                module["embedding_join"].bind(pieces, block, (tokens, order, *join), overlap=True),
+                module["embedding_backward"].bind(pieces, block, args),
+                module["embedding_join"].bind(V, block, (start, edges, dtable, D)),
             ]
 
         return block, pieces, bind

@@ -262,8 +262,8 @@ def embedding(modules, n, V, D, block, often=(), shifted=None):
     order, start, pieces, results = xp.asarray(order), xp.asarray(start), blocks_for(n, PIECE), []
     for threads in (block, 32):
         _, _, _, dtable, edges = aside(shifted, table, x, dx, zeros(V, D), zeros(2 * pieces, D))
-        module["embedding_backward"](pieces, threads, (on_device, order, dx, dtable, edges, n, D))
-        module["embedding_join"](pieces, threads, (on_device, order, start, edges, dtable, n, V, D))
+        module["embedding_backward"](pieces, threads, (on_device, order, start, dx, dtable, edges, n, D))
+        module["embedding_join"](V, threads, (start, edges, dtable, D))
         results.append(dtable)
     close(results[0], reference.embed_backward(dx64, saved))
     assert same_bits(*results)  # whatever the block

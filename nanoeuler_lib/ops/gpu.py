@@ -189,9 +189,8 @@ class Program:
     def _add(self, composite, launch, bytes=0, flops=0):
         self.entries.append(Entry(composite, launch, bytes, flops))
 
-    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0, overlap=False):
-        launch = module[kernel].bind(grid, block, arguments, seconds=60.0, overlap=overlap)
-        self._add(composite, launch, bytes)
+    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
+        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
 
     def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
         self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
@@ -243,11 +242,13 @@ class Program:
         """
         (N, D), V = dx.full.shape, len(dtable)
         file = self._file("embedding.cu", add=bool(accumulate))
-        pieces, threads, order = -(-N // 64), min(THREADS, 32 * -(-D // 128)), (tokens, work.order)
-        back, join = (dx.full, dtable, work.edges, N, D), (work.start, work.edges, dtable, N, V, D)
-        moved = dx.full.nbytes + dtable.nbytes
-        self._launch("embed_back", file, "embedding_backward", pieces, threads, (*order, *back), moved)
-        self._launch("embed_back", file, "embedding_join", pieces, threads, (*order, *join), overlap=True)
+        threads = min(THREADS, 32 * -(-D // 128))
+        for kernel, grid, arguments, moved in (
+            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
+             dx.full.nbytes + dtable.nbytes),
+            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
+        ):  # fmt: skip
+            self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
 
     def linear(self, y, x, w):
         """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
@@ -450,9 +451,9 @@ class Program:
         launch("muon_direction", self._blocks(place[0]), direction, 2 * size + x.nbytes)
         a, b, c = QUINTIC
         for _ in range(SCHULZ_STEPS):
-            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide)
-            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b)
-            self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a)
+            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, pairs=True)
+            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, pairs=True)
+            self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, pairs=True)
             x, y = y, x
         to = p if copy is None else copy
         move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay

@@ -92,10 +92,9 @@ class Unfused(gpu.Program):
     def embed_back(self, dtable, dx, tokens, work, accumulate):
         (N, D), V = dx.full.shape, len(dtable)
         to = self._space("dtable", V, D) if accumulate else dtable
-        pieces, arguments = -(-N // 64), (tokens, work.order, dx.full, to, work.edges, N, D)
-        self._run("embed_back", "embedding_backward", pieces, THREADS, arguments)
-        arguments = tokens, work.order, work.start, work.edges, to, N, V, D
-        self._run("embed_back", "embedding_join", pieces, THREADS, arguments)
+        arguments = tokens, work.order, work.start, dx.full, to, work.edges, N, D
+        self._run("embed_back", "embedding_backward", -(-N // 64), THREADS, arguments)
+        self._run("embed_back", "embedding_join", V, THREADS, (work.start, work.edges, to, D))
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
 
