@@ -19,7 +19,7 @@ from test_engine import (
 
 from nanoeuler_lib import cuda, device, engine
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
+from nanoeuler_lib.cuda.blas import Product, from_bfloat16, product, to_bfloat16
 from nanoeuler_lib.engine import memory
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
@@ -61,6 +61,8 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, dec
     numbers = xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision, widths)
     program.muon(*arrays, copy, *numbers, widths)
     launches = program.take()
+    products = [e.launch for e in launches if isinstance(e.launch, Product)]
+    assert products and all(p.small_clusters for p in products), "large ones failed beside another process"
     gpu.run(launches)
     found = [memory.download(x) for x in (arrays[0], arrays[2])]
     assert np.array_equal(memory.download(arrays[1]), g), "the gradient is read"

@@ -46,7 +46,7 @@ class Product:
     tf32: bool
     alpha: float = 1.0
     beta: float = 1.0
-    pairs: bool = False
+    small_clusters: bool = False
 
     @property
     def add(self) -> bool:
@@ -87,15 +87,15 @@ def product(
     plus=None,
     alpha: float = 1.0,
     beta: float = 1.0,
-    pairs: bool = False,
+    small_clusters: bool = False,
 ) -> Product:
     """A launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
     c: [M, N], float32 or of the type of a and b; a: [M, K], with transpose_a [K, M]; b: [K, N], with transpose_b
     [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is
-    rounded to TF32 for tensor cores, on the GPU; pairs: there, no kernel whose blocks form clusters of more than two.
-    (On an H100 that another process used too, cuBLASLt's kernel with clusters of eight ended Muon's update in an
-    illegal instruction after seconds: `cuda-gdb` names nvjet_sm90_tst_64x80_64x11_4x2_h_bx_NNT.)
+    rounded to TF32 for tensor cores, on the GPU; small_clusters: of cuBLASLt's algorithms one whose blocks form the
+    smallest clusters. (On an H100 that another process used as well, its kernel with clusters of eight blocks ended
+    Muon's update with an illegal instruction, within seconds: nvjet_sm90_tst_64x80_64x11_4x2_h_bx_NNT in the dump.)
     Raises NanoEulerError where shapes, types or strides do not fit.
     """
     rows, inner = a.shape[::-1] if transpose_a else a.shape
@@ -112,7 +112,7 @@ def product(
     for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
         if x.strides[1] != x.itemsize or x.strides[0] < x.shape[1] * x.itemsize:
             raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
-    return Product(c, a, b, transpose_a, transpose_b, c if add else plus, tf32, alpha, beta, pairs)
+    return Product(c, a, b, transpose_a, transpose_b, c if add else plus, tf32, alpha, beta, small_clusters)
 
 
 def _cpu(p: Product) -> None:
@@ -131,8 +131,11 @@ COMPUTE, COMPUTE_TF32, SCALE = 68, 77, TYPE["float32"]
 TRANSA, TRANSB = 3, 4
 MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
 WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
-CANDIDATES, OF_PAIRS = 8, 64  # algorithms that cuBLASLt is asked for, in the order of its own estimate
-CLUSTER, PAIRS = 8, (0, 2, 3, 5)  # an algorithm's shape of clusters: none told, 1 x 1, 2 x 1, 1 x 2
+CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
+CLUSTER, BLOCKS = (
+    8,
+    {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8},
+)  # an algorithm's cluster, its blocks
 CHOSEN = Path(__file__).with_name(
     "products.json"
 )  # by card and version: which of them was the fastest (`gpu_products`)
@@ -201,13 +204,14 @@ class _CublasLt:
         ]
         for attribute, value in limits:
             self._set("cublasLtMatmulPreferenceSetAttribute", search, attribute, value)
-        asked, count = OF_PAIRS if p.pairs else CANDIDATES, ctypes.c_int()
-        found = (_Found * asked)()
+        found, count = (_Found * CANDIDATES)(), ctypes.c_int()
         self._call(
-            "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(asked), found,
+            "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(CANDIDATES), found,
             ctypes.byref(count),
         )  # fmt: skip
-        kept = [one.algorithm for one in found[: count.value] if not p.pairs or self._cluster(one) in PAIRS]
+        found = found[: count.value]
+        if p.small_clusters:
+            found.sort(key=lambda one: BLOCKS.get(self._cluster(one), 16))
         alpha, beta = ctypes.c_float(p.alpha), ctypes.c_float(0 if p.plus is None else p.beta)
         b, a, plus, c = (ctypes.c_void_p(x.data.ptr) for x in arrays)
         before = (
@@ -230,7 +234,7 @@ class _CublasLt:
                 "cublasLtMatmul", *before, ctypes.byref(one), *space, ctypes.c_void_p(self.stream().ptr)
             )
 
-        return [functools.partial(launch, algorithm) for algorithm in kept]
+        return [functools.partial(launch, one.algorithm) for one in found]
 
     def _cluster(self, one: _Found) -> int:
         shape, written = ctypes.c_uint16(), ctypes.c_size_t()

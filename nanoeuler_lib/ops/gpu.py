@@ -451,9 +451,11 @@ class Program:
         launch("muon_direction", self._blocks(place[0]), direction, 2 * size + x.nbytes)
         a, b, c = QUINTIC
         for _ in range(SCHULZ_STEPS):
-            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, pairs=True)
-            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, pairs=True)
-            self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, pairs=True)
+            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, small_clusters=True)
+            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, small_clusters=True)
+            self._product(
+                "muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, small_clusters=True
+            )
             x, y = y, x
         to = p if copy is None else copy
         move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay
