@@ -370,9 +370,9 @@ def test_an_error_shows_its_text_alone_in_a_notebook():
 
 def test_lines_break_before_words():
     for text, columns, expected in (
-        ("ab cd ef", 5, [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, -1), (1, 0), (1, 1)]),
-        ("a\nb", 9, [(0, 0), (1, -1), (1, 0)]),
-        ("ab cd", 4, [(0, 0), (0, 1), (1, -1), (1, 0), (1, 1)]),
+        ("ab cd ef", 5, [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0), (1, 1)]),
+        ("a\nb", 9, [(0, 0), (0, 1), (1, 0)]),
+        ("ab cd", 4, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]),
     ):
         assert plots._wrap(text, columns) == expected
 
