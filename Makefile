@@ -79,7 +79,7 @@ results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.js
 assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
 	@$(BIN)/python -m tools.assignment $(CH)
 
-assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (an hour)
+assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (20 minutes)
 	@$(BIN)/python -m tools.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
 	$(BIN)/python -m pytest --slow -n $(JOBS) tests/test_assignment.py $(ARGS)
 

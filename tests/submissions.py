@@ -116,7 +116,12 @@ class Answers:
         check = "\n".join(s.source for s in statements(NotebookNode(source=check), at))
         bound = {name for s in self.bindings.statements if s.cell < at for name in s.binds}
         names = {"__name__": "chapter"}
-        needed = self.bindings.needed(sorted((reads(check) | reads(source)) & bound), at - 1)
+        wanted, made = set(reads(check)), set()
+        for s in statements(NotebookNode(source=source), at):
+            made |= s.binds if s.is_definition else set()
+            wanted |= s.reads - made
+            made |= s.binds
+        needed = self.bindings.needed(sorted(wanted & bound), at - 1)
         *most, last = ast.parse(check).body
         with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(ROOT / "notebooks"):
             for text in [*(s.source for s in needed), source]:
