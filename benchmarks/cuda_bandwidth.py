@@ -28,6 +28,7 @@ import numpy as np
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.ops import embedding as by_token
 from nanoeuler_lib.ops import reference
 from tools.results import FOLDER, save
 
@@ -275,37 +276,28 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
     """Tokens as frequent as one over their rank, in any order; the table counts once."""
     rng, frequency = np.random.default_rng(0), 1 / np.arange(1, V + 1)
     tokens = rng.permutation(V)[rng.choice(V, rows, p=frequency / frequency.sum())].astype(np.int32)
-    order = np.argsort(tokens, kind="stable").astype(np.int32)
-    start = np.searchsorted(tokens[order], np.arange(V + 1)).astype(np.int32)
+    order, start = by_token.sort(tokens, V)
     shape, size = f"{rows} x {D}, {V} tokens, Zipf", 4 * D * (rows + V)
 
     def forward(block):
         grid, kernel = blocks_for(rows, block // 32), compiled("embedding")["embedding_forward"]
         return block, grid, lambda a: [kernel.bind(grid, block, (*a, rows, D))]
 
-    def backward(block, piece):
-        pieces, module = blocks_for(rows, piece), compiled("embedding", PIECE=piece)
+    shares = by_token.shares(start, D)
 
-        def bind(a):
-            tokens, order, start, dx, dtable = a
-            edges = empty(cupy, 2 * pieces, D)
-            args = tokens, order, start, dx, dtable, edges, rows, D
-            return [
-                module["embedding_backward"].bind(pieces, block, args),
-                module["embedding_join"].bind(V, block, (start, edges, dtable, D)),
-            ]
-
-        return block, pieces, bind
+    def backward(block):
+        grid, kernel = len(shares), compiled("embedding")["embedding_backward"]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, D))]
 
     def looked_up():
         return cupy.asarray(tokens), normal(cupy, V, D), empty(cupy, rows, D)
 
     def scattered():
-        return *map(cupy.asarray, (tokens, order, start)), normal(cupy, rows, D), empty(cupy, V, D)
+        planned = (cupy.asarray(x, np.int32) for x in (shares, order, start))
+        return *planned, normal(cupy, rows, D), empty(cupy, V, D)
 
     yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)])
-    yield Work("embedding_backward", shape, size, scattered,  # with "embedding_join"
-               [backward(b, piece) for b in (64, 96, 192) for piece in (32, 64, 128)])  # fmt: skip
+    yield Work("embedding_backward", shape, size, scattered, [backward(b) for b in (64, 96, 192, 256)])
 
 
 def optimiser(cupy) -> Iterator[Work]:

@@ -143,7 +143,9 @@ def backward(
     dx, dy = plan.dx, plan.dy
     plan.clear(dx)
     gain = params["norm_final"]
-    op.add_rmsnorm_back(dx, grads["norm_final"], dy, plan.x_final, plan.rstd_final, gain, eps, plan.work, add)
+    op.add_rmsnorm_back(
+        dx, grads["norm_final"], dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, plan.work, add
+    )
     for i, a in reversed(list(enumerate(plan.layers))):
         w = {
             name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
@@ -152,7 +154,7 @@ def backward(
         op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], plan.work_weight, add)
         op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up, plan.work)
         op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], plan.work_weight, add)
-        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.rstd2, w["norm2"], eps, plan.work, add)
+        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, plan.work, add)
         op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], plan.work_weight, add)
         op.attention_back(
             plan.dqkv, plan.dattended, a.attended, a.probs, a.inv_sum, a.qkv, config,
@@ -162,7 +164,7 @@ def backward(
             dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config,
             plan.work_qkv_weight, plan.work_weight, add,
         )  # fmt: skip
-        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.rstd1, w["norm1"], eps, plan.work, add)
+        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, plan.work, add)
     op.embed_back(grads["embed"], dx, tokens.reshape(-1), plan.work, add)
 
 

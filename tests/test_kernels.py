@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.ops import embedding as by_token
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.optim import clip_factor
 
@@ -242,11 +243,8 @@ def cross_entropy_kept(modules, rows, V, block, scale=1.0, masked=False, offset=
     cross_entropy(modules, rows, V, block, scale, masked, "cross_entropy_backward_kept", offset)
 
 
-PIECE = 64  # of embedding.cu
-
-
 def embedding(modules, n, V, D, block, often=(), shifted=None):
-    """often: tokens that stand at most of the places, so that their lists fill several pieces."""
+    """often: tokens that stand at most of the places, so that they have shares of their own, parts of the columns."""
     rng = np.random.default_rng(n)
     tokens = rng.integers(0, V, n).astype(np.int32)
     if often:
@@ -257,13 +255,12 @@ def embedding(modules, n, V, D, block, often=(), shifted=None):
     module["embedding_forward"](blocks_for(n, block // 32), block, (on_device, table, x, n, D))
     wanted, saved = reference.embed_forward(tokens, table64)
     close(x, wanted, 0)
-    order = np.argsort(tokens, kind="stable").astype(np.int32)
-    start = np.searchsorted(tokens[order], np.arange(V + 1)).astype(np.int32)
-    order, start, pieces, results = xp.asarray(order), xp.asarray(start), blocks_for(n, PIECE), []
+    order, start = by_token.sort(tokens, V)
+    arrays = [xp.asarray(a, np.int32) for a in (by_token.shares(start, D), order, start)]
+    results = []
     for threads in (block, 32):
-        _, _, _, dtable, edges = aside(shifted, table, x, dx, zeros(V, D), zeros(2 * pieces, D))
-        module["embedding_backward"](pieces, threads, (on_device, order, start, dx, dtable, edges, n, D))
-        module["embedding_join"](V, threads, (start, edges, dtable, D))
+        _, _, _, dtable = aside(shifted, table, x, dx, zeros(V, D))
+        module["embedding_backward"](len(arrays[0]), threads, (*arrays, dx, dtable, D))
         results.append(dtable)
     close(results[0], reference.embed_backward(dx64, saved))
     assert same_bits(*results)  # whatever the block
@@ -344,7 +341,9 @@ LAUNCHES = [
     *((cross_entropy_kept, 3, 132, 32, 3.0, False, offset) for offset in (1, 2, 4)),
     (embedding, 1, 1, 1, 32), (embedding, 9, 4, 33, 32), (embedding, 5, 40, 7, 64), (embedding, 3, 2, 132, 128),
     (embedding, 64, 3, 8, 32), (embedding, 65, 1, 12, 64), (embedding, 500, 9, 20, 32, (2, 7)),
-    (embedding, 640, 3, 5, 32, (0,)), *((embedding, 200, 4, 8, 32, (1,), shifted) for shifted in range(5)),
+    (embedding, 640, 3, 5, 32, (0,)), (embedding, 900, 200, 132, 64, (2, 199)), (embedding, 600, 2, 67, 96, (1,)),
+    (embedding, 300, 3, 780, 32, (1,)), (embedding, 2, 300, 8, 32),
+    *((embedding, 200, 4, 8, 32, (1,), shifted) for shifted in range(5)),
     *((adamw, n, n, 2, 32, 1.0) for n in SIZES), (adamw, 1003, 700, 3, 96, 1.0), (adamw, 5001, 5, 2, 256, 0.0),
     (adamw, 40, 0, 1, 64, 1e6), *((adamw, 127, 60, 2, 64, 1.0, shifted) for shifted in range(4)),
     *((adamw, 9, decayed, 1, 32, 0.0) for decayed in range(9)),

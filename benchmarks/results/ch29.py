@@ -82,7 +82,7 @@ def measure(config: ModelConfig, rows: int, rounds: int, where: str) -> list[dic
                     taken[name].append(1e3 * (time.perf_counter() - began))
         used = None if before is None else in_use(where) - before
     assert np.isfinite(losses).all() and np.isfinite(norm)
-    said = engine.bytes_needed(config, rows, config.context, "bfloat16", model.recompute)
+    said = engine.bytes_needed(config, rows, config.context, "bfloat16", model.keep_x)
     return [
         {"way": name, "rows": rows, "ms": round(statistics.median(times), 3), "said": said, "in_use": used}
         for name, times in taken.items()

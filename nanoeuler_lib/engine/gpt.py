@@ -19,10 +19,9 @@ PLANS = 32  # kept at most: fine-tuning has a shape for each length of its rows
 class GPT(model.GPT):
     """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
 
-    params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; recompute: whether training
-    makes `hidden` again in place of keeping it, for an eighth less memory; where, checked, on: as for `gpu.Program`;
-    kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision that kernels
-    or the card do not take.
+    params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; where, checked, on: as for
+    `gpu.Program`; kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision
+    that kernels or the card do not take.
     """
 
     def __init__(
@@ -31,13 +30,12 @@ class GPT(model.GPT):
         params: Mapping | None = None,
         seed: int = 0,
         precision: str = "float32",
-        recompute: bool = True,
         where: str | None = None,
         checked: bool = True,
         on: flash.Card | None = None,
         kernels: cuda.Module | None = None,
     ):
-        self.config, self.precision, self._recompute = config, precision, recompute
+        self.config, self.precision = config, precision
         self._plans, self._plan, self._block = {}, None, None
         self.kernels, self._unfused = kernels, None
         self.program = gpu.Program(config, precision, where, checked, on)
@@ -50,9 +48,9 @@ class GPT(model.GPT):
         self.fill(model.init(config, seed) if params is None else params)
 
     @property
-    def recompute(self) -> bool:
-        """Whether the backward pass makes `hidden` again; a reader's kernels do not."""
-        return self._recompute and self._op() is self.program
+    def keep_x(self) -> bool:
+        """Whether each norm keeps the residual stream that it read: the chapters' kernels and a reader's ask for it."""
+        return self._op() is not self.program
 
     @property
     def size(self) -> int:

@@ -15,20 +15,20 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.cuda.blas import from_bfloat16
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import parameter_shapes
-from nanoeuler_lib.ops import gpu, reference
+from nanoeuler_lib.ops import embedding, gpu, reference
 
 ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
 LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
-# Buffers that lie in another's memory, which is not in use while they are: the forward pass needs those on the right,
-# `heads_loss` the logits, the backward pass the others.
+# Buffers that lie in another's memory, which is not in use while they are. The forward pass needs x, and those on the
+# right below it; `heads_loss` the logits; the backward pass the others.
 SHARED = {
+    "x": "dx_full",
     "dy": "delta",
     "dqkv": "dgate_up",
     "dattended": "dhidden",
     "y_final": "dhidden",
     "logits": "dgate_up",
 }
-PIECE = 64  # positions of the sorted list that a block of the embedding's backward pass adds (embedding.cu)
 
 
 def upload(to, values) -> None:
@@ -111,23 +111,22 @@ class AdamW:
         return made
 
 
-def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, processors: int = 2):
+def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, processors: int = 2):
     """Shapes and types of the buffers of a step: of each layer, of the whole step, and scratch space.
 
-    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. With `recompute` one buffer serves as
-    `hidden` of all layers, the largest but for gate_up; the backward pass makes it again (`gpu.Again`).
+    N = B T positions. Type "n" is what products multiply, "f" float32, "i" int32. One buffer x is the residual stream
+    of all layers: the backward pass of a norm finds what it needs of it in y. With `keep_x`, for kernels that read x,
+    each norm has its own.
     """
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
     H, G, C = config.heads, config.kv_heads, config.head_dim
     layer = dict(
-        x1=("f", N, D),
         rstd1=("f", N),
         y1=("n", N, D),
         qkv=("n", N, (H + 2 * G) * C),
         inv_sum=("f", B, H, T),  # log of the sum of exp(scores)
         attended=("n", N, H * C),
-        x2=("f", N, D),
         rstd2=("f", N),
         y2=("n", N, D),
         gate_up=("n", N, 2 * F),
@@ -138,7 +137,6 @@ def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, p
         targets=("i", N, K),
         scale=("f", K),
         delta=("n", N, D),
-        x_final=("f", N, D),
         rstd_final=("f", N),
         y_final=("n", N, D),
         losses=("f", N, K),
@@ -154,15 +152,16 @@ def shapes(config: ModelConfig, batch: int, time: int, recompute: bool = True, p
     scratch = dict(
         order=("i", N),  # positions sorted by token
         start=("i", V + 1),  # where each token's begin
-        edges=("f", 2 * -(-N // PIECE), D),
+        shares=("i", embedding.most_shares(N, V), 6),  # and which block adds what
         gain_parts=("f", min(N, gpu.NORM_BLOCKS * processors), D),
         along=("f", B, H, T),  # of attention's backward pass: dout . out
         loss_parts=("f", max(1, min(64, N // 64)), K),
         logits=("n", logit_rows, K * V),
     )
-    if recompute:
-        step["hidden"] = layer.pop("hidden")
-    return layer, step, scratch
+    stream = "f", N, D
+    if keep_x:
+        return layer | dict(x1=stream, x2=stream), step | dict(x_final=stream), scratch
+    return layer, step | dict(x=stream), scratch
 
 
 def muon_shapes(config: ModelConfig, processors: int = 2) -> dict[str, tuple]:
@@ -197,12 +196,12 @@ def bytes_needed(
     batch: int,
     time: int,
     precision: str,
-    recompute: bool = True,
+    keep_x: bool = False,
     optimizer: str = "adamw",
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())
-    buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, recompute).values())
+    buffers = sum(room(*one) for one in buffers_of(config, batch, time, precision, keep_x).values())
     copies = 2 if precision == "bfloat16" else 0
     if optimizer == "muon":
         size = {"n": 2 if precision == "bfloat16" else 4, "f": 4}
@@ -211,12 +210,12 @@ def bytes_needed(
 
 
 def buffers_of(
-    config: ModelConfig, batch: int, time: int, precision: str, recompute: bool = True, processors: int = 2
+    config: ModelConfig, batch: int, time: int, precision: str, keep_x: bool = False, processors: int = 2
 ) -> dict[tuple[str, int], tuple[tuple, np.dtype]]:
     """Shape and type of each buffer of a plan with memory of its own, by name and layer (0: of the whole step)."""
     half = np.uint16 if precision == "bfloat16" else np.float32
     types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
-    layer, step, scratch = shapes(config, batch, time, recompute, processors)
+    layer, step, scratch = shapes(config, batch, time, keep_x, processors)
     elsewhere, found = housed_in(step | scratch), {}
     if precision != "bfloat16":
         elsewhere["dx_half"] = "dx_full"
@@ -232,7 +231,7 @@ def housed_in(buffers: dict) -> dict[str, str]:
     return {
         name: other
         for name, other in SHARED.items()
-        if other in buffers and math.prod(buffers[name][1:]) <= math.prod(buffers[other][1:])
+        if {name, other} <= buffers.keys() and math.prod(buffers[name][1:]) <= math.prod(buffers[other][1:])
     }
 
 
@@ -283,8 +282,8 @@ class Plan:
         self.op, self.lists = op or owner.program, {}
         xp = cuda.array_module(owner.program.where)
         sizes = config, batch, time
-        layer, step, scratch = shapes(*sizes, owner.recompute, owner.program.on.processors)
-        own = buffers_of(*sizes, owner.precision, owner.recompute, owner.program.on.processors)
+        layer, step, scratch = shapes(*sizes, owner.keep_x, owner.program.on.processors)
+        own = buffers_of(*sizes, owner.precision, owner.keep_x, owner.program.on.processors)
         arrays = owner.block(sum(room(*one) for one in own.values())).arrays(own)
         arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # of float32
         for name, other in housed_in(step | scratch).items():
@@ -298,8 +297,8 @@ class Plan:
         self.layers = [made(layer, i) for i in range(config.layers)]
         for names in self.layers:
             names.probs = names.sigmoid = None
-            if owner.recompute:
-                names.hidden = gpu.Again(self.hidden)
+            if not owner.keep_x:
+                names.x1 = names.x2 = self.x_final = self.x
         self.dx = gpu.Residual(self.dx_full, self.dx_half)
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
@@ -321,11 +320,10 @@ class Plan:
 
     def sort(self, tokens: np.ndarray) -> None:
         """Upload the positions of tokens [B, T] sorted by token, which `embed_back` alone reads, at a step's end."""
-        if self.config.vocab_size <= 1 << 16:
-            tokens = tokens.astype(np.uint16)  # NumPy sorts 16 bits by their digits, in a fifth of the time
-        upload(self.work.order, np.argsort(tokens, axis=None, kind="stable"))
-        counts = np.bincount(tokens.reshape(-1), minlength=self.config.vocab_size)
-        upload(self.work.start, np.concatenate([[0], np.cumsum(counts)]))
+        order, start = embedding.sort(tokens, self.config.vocab_size)
+        upload(self.work.order, order)
+        upload(self.work.start, start)
+        upload(self.work.shares, embedding.shares(start, self.config.dim))
 
     def list(self, key, record: Callable[[], None]) -> gpu.Launches:
         """The launches that `record` writes; kept under a key."""

@@ -61,7 +61,7 @@ class Step:
     def told(self) -> str:
         """What a step takes, for who starts a run."""
         m, config = self.model, self.model.config
-        sizes = config, self.micro, config.context, m.precision, m.recompute
+        sizes = config, self.micro, config.context, m.precision, m.keep_x
         need = bytes_needed(*sizes, self.config.optimizer)
         shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
         return f"GPU: {m.precision}, {self.micro} of {self.rows} rows at a time; {shares}"
@@ -173,7 +173,7 @@ def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
     free, config = free_bytes(owner.program.where), owner.config
     needs = {}
     for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
-        found = bytes_needed(config, micro, config.context, owner.precision, owner.recompute, optimizer)
+        found = bytes_needed(config, micro, config.context, owner.precision, owner.keep_x, optimizer)
         needs[micro] = found["buffers"] + found["states"] * 3 // 4  # the weights are there already
         if needs[micro] <= free:
             return micro

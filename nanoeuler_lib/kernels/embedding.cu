@@ -2,9 +2,10 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
-#ifndef PIECE
-#define PIECE 64  // positions of the sorted list that a block of the backward pass adds
+#ifndef MOST
+#define MOST 96  // places of the sorted list whose whole rows a block of the backward pass adds (ops/embedding.py)
 #endif
+#define SUMS 256  // parts of sums that a block keeps, where its threads share the positions of one token
 #ifndef ADD
 #define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
 #endif
@@ -39,16 +40,19 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 
 // dtable[token] = the sum of dx over the positions where the token stands. With atomics the order of a sum, and the last
 // bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
-// So the list of positions, sorted by token, is cut into pieces of PIECE, and a block adds the rows of one piece in
-// their order. A token whose positions lie in one piece is done then. Of any other each piece leaves its sum in `edges`,
-// and `embedding_join` adds these, again in their order.
-// tokens: [n]; order: [n], the positions sorted by token (a stable argsort); start: [V + 1], where each token's begin in
-// it; dx: [n, D]; dtable: [V, D]; edges: [2 * pieces, D], for each piece the sum of a token that began before it, and of
-// one that begins in it and goes on. Launch ceil(n / PIECE) blocks of any size, then V blocks of `embedding_join`.
+// So the positions are sorted by token, and the host says who adds what (ops/embedding.py): a block adds all rows of a few
+// rare tokens, or some columns of one frequent token. No sum is left to another block.
+// shares: [gridDim.x], places of the sorted list, tokens, and which of how many parts of the columns, 0 parts: all columns;
+// order: [n], the positions sorted by token (a stable argsort); start: [V + 1], where each token's begin in it; dx: [n, D];
+// dtable: [V, D]. The blocks may have any size.
+struct Share {
+  int from, to, token, end, part, parts;
+};
 
+// All columns: each thread adds its own, down the list, and writes a sum where a token's places end.
 template <class Number>
-__device__ __forceinline__ void add_piece(const int* place, const int* target, int count, const Number* dx,
-                                          Number* dtable, Number* edges, int width) {
+__device__ __forceinline__ void add_tokens(const int* place, const int* target, int count, const Number* __restrict__ dx,
+                                           Number* __restrict__ dtable, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     Number sum = {};
     for (int first = 0; first < count; first += AT_ONCE) {
@@ -60,10 +64,9 @@ __device__ __forceinline__ void add_piece(const int* place, const int* target, i
       for (int k = 0; k < AT_ONCE; k++) {
         if (first + k >= count) break;
         add_to(sum, v[k]);
-        int to = target[first + k];
-        if (to == 0) continue;
-        Number* row = to > 0 ? dtable + (size_t)(to - 1) * width : edges + (size_t)(-to - 1) * width;
-        if (ADD && to > 0) add_to(sum, row[i]);
+        if (target[first + k] < 0) continue;
+        Number* row = dtable + (size_t)target[first + k] * width;
+        if (ADD) add_to(sum, row[i]);
         row[i] = sum;
         sum = {};
       }
@@ -71,57 +74,80 @@ __device__ __forceinline__ void add_piece(const int* place, const int* target, i
   }
 }
 
-extern "C" __global__ void embedding_backward(const int* __restrict__ tokens, const int* __restrict__ order,
-                                              const int* __restrict__ start, const float* __restrict__ dx,
-                                              float* __restrict__ dtable, float* __restrict__ edges, int n, int D) {
-  __shared__ int place[PIECE], target[PIECE];  // target: where the sum goes at this place; 0: it goes on
-  int from = blockIdx.x * PIECE, to = min(n, from + PIECE);
-  for (int k = from + threadIdx.x; k < to; k += blockDim.x) {
-    int position = order[k], token = tokens[position], first = start[token], end = start[token + 1];
-    bool last = k + 1 == end || k + 1 == to, whole = first >= from && end <= to;
-    place[k - from] = position;
-    target[k - from] = !last ? 0 : whole ? token + 1 : -(2 * (int)blockIdx.x + (first >= from) + 1);
-  }
-  __syncthreads();
-  if (D % 4 == 0 && whole_fours(D, dx, dtable, edges))
-    add_piece(place, target, to - from, (const float4*)dx, (float4*)dtable, (float4*)edges, D / 4);
-  else
-    add_piece(place, target, to - from, dx, dtable, edges, D);
-}
-
+// Some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
 template <class Number>
-__device__ __forceinline__ void add_edges(const Number* edges, Number* row, int piece, int last, int width) {
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+__device__ __forceinline__ void add_columns(const int* __restrict__ order, Share s, const Number* __restrict__ dx,
+                                            Number* __restrict__ dtable, int width) {
+  __shared__ Number sums[SUMS];
+  int each = (width + s.parts - 1) / s.parts, left = s.part * each, columns = min(each, width - left);
+  int groups = max(1, SUMS / each);  // the same for blocks of every size: so is the order of a sum
+  for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
+    int group = id / columns, column = left + id % columns;
     Number sum = {};
-    if (piece >= 0) sum = edges[(size_t)(2 * piece + 1) * width + i];
-    for (int first = piece + 1; first <= last; first += AT_ONCE) {
+    int place[AT_ONCE];  // of the rows that come next: looked up while those before are under way
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) place[k] = s.from + group + k * groups < s.to ? order[s.from + group + k * groups] : -1;
+    for (int first = s.from + group; first < s.to; first += AT_ONCE * groups) {
       Number v[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++)
-        if (first + k <= last) v[k] = edges[(size_t)(2 * (first + k)) * width + i];
+        if (place[k] >= 0) v[k] = dx[(size_t)place[k] * width + column];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        int next = first + (AT_ONCE + k) * groups;
+        place[k] = next < s.to ? order[next] : -1;
+      }
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++)
-        if (first + k <= last) add_to(sum, v[k]);
+        if (first + k * groups < s.to) add_to(sum, v[k]);
     }
-    if (ADD) add_to(sum, row[i]);
-    row[i] = sum;
+    if (groups > 1) {
+      sums[id] = sum;
+    } else {
+      Number* to = dtable + (size_t)s.token * width + column;
+      if (ADD) add_to(sum, *to);
+      *to = sum;
+    }
+  }
+  if (groups == 1) return;
+  __syncthreads();
+  for (int id = threadIdx.x; id < columns; id += blockDim.x) {
+    Number sum = sums[id], *to = dtable + (size_t)s.token * width + left + id;
+    for (int group = 1; group < groups; group++) {
+      Number v = sums[group * columns + id];
+      add_to(sum, v);
+    }
+    if (ADD) add_to(sum, *to);
+    *to = sum;
   }
 }
 
-// One block a token, after `embedding_backward`: adds what several pieces have left, and writes 0 (with ADD nothing) where
-// a token does not occur.
-extern "C" __global__ void embedding_join(const int* __restrict__ start, const float* __restrict__ edges,
-                                          float* __restrict__ dtable, int D) {
-  int token = blockIdx.x, from = start[token], to = start[token + 1];
-  int piece = from / PIECE, last = (to - 1) / PIECE;
-  if (ADD && from == to) return;
-  if (from == to)
-    piece = last = -1;  // no piece: the sum is 0
-  else if (piece == last)
-    return;  // one piece has written the row
-  float* row = dtable + (size_t)token * D;
-  if (D % 4 == 0 && whole_fours(D, dtable, edges))
-    add_edges((const float4*)edges, (float4*)row, piece, last, D / 4);
+extern "C" __global__ void embedding_backward(const int* __restrict__ shares, const int* __restrict__ order,
+                                              const int* __restrict__ start, const float* __restrict__ dx,
+                                              float* __restrict__ dtable, int D) {
+  __shared__ int place[MOST], target[MOST];  // target: the token whose sum ends at this place, or -1
+  Share s = ((const Share*)shares)[blockIdx.x];
+  bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);
+  if (s.parts) {
+    if (wide)
+      add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4);
+    else
+      add_columns(order, s, dx, dtable, D);
+    return;
+  }
+  int count = s.to - s.from;
+  if (count > MOST) __trap();  // a share has more places than a block keeps
+  for (int k = threadIdx.x; k < count; k += blockDim.x) place[k] = order[s.from + k], target[k] = -1;
+  __syncthreads();
+  for (int token = s.token + threadIdx.x; token < s.end; token += blockDim.x)
+    if (start[token] < start[token + 1]) target[start[token + 1] - 1 - s.from] = token;
+  __syncthreads();
+  if (wide)
+    add_tokens(place, target, count, (const float4*)dx, (float4*)dtable, D / 4);
   else
-    add_edges(edges, row, piece, last, D);
+    add_tokens(place, target, count, dx, dtable, D);
+  if (ADD) return;
+  for (int token = s.token; token < s.end; token++)  // of those that do not occur the gradient is 0
+    if (start[token] == start[token + 1])
+      for (int i = threadIdx.x; i < D; i += blockDim.x) dtable[(size_t)token * D + i] = 0;
 }

@@ -22,13 +22,36 @@ __device__ __forceinline__ float4 minus(float4 a, float4 b) {
 __device__ __forceinline__ float total(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 __device__ __forceinline__ float4 zeros() { return make_float4(0, 0, 0, 0); }
 
+// `block_sum` of several numbers at once, as of several rows.
+template <int COUNT> __device__ __forceinline__ void block_sums(float (&v)[COUNT]) {
+  __shared__ float part[COUNT][32];  // one number a warp
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // a slower warp may still read what the call before left in part
+#pragma unroll
+  for (int n = 0; n < COUNT; n++) {
+    v[n] = warp_sum(v[n]);
+    if (lane == 0) part[n][warp] = v[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < COUNT; n++) v[n] = warp_sum(lane < blockDim.x / 32 ? part[n][lane] : 0.0f);
+}
+
 // ---- residual add and RMSNorm, one block a row --------------------------------------------------------------------
 
-// x = before + delta (with ADD), y = rmsnorm(x). before, x: [rows, D]; delta, y: [rows, D]; gain: [D]; rstd: [rows].
+// Of the residual stream x the backward pass needs x rstd alone, which is y / gain: so y is kept, which products read, and
+// x is not. A gain of 0 would leave nothing of it; so near to 0 a gain counts as 2^-60, which no product feels.
+__device__ __forceinline__ float apart(float gain) { return fabsf(gain) < 0x1p-60f ? copysignf(0x1p-60f, gain) : gain; }
+__device__ __forceinline__ float4 apart(float4 g) {
+  return make_float4(apart(g.x), apart(g.y), apart(g.z), apart(g.w));
+}
+
+// x = before + delta (with ADD), y = rmsnorm(x). before, x: [rows, D], also one array; delta, y: [rows, D]; gain: [D];
+// rstd: [rows].
 template <class Number, int KEEP, bool ADD>
 __global__ void __launch_bounds__(512)
-add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, const float* __restrict__ gain,
-            float* __restrict__ x, Number* __restrict__ y, float* __restrict__ rstd, int D, float eps) {
+add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* __restrict__ gain, float* x,
+            Number* __restrict__ y, float* __restrict__ rstd, int D, float eps) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
   size_t row = (size_t)blockIdx.x * D;
   float4 mine[KEEP];
@@ -46,56 +69,74 @@ add_rmsnorm(const float* __restrict__ before, const Number* __restrict__ delta, 
     int i = 4 * (threadIdx.x + k * blockDim.x);
     if (i >= D) continue;
     if (ADD) write_four(x + row + i, mine[k]);
-    write_four(y + row + i, times(times(mine[k], r), read_four(gain + i)));
+    write_four(y + row + i, times(times(mine[k], r), apart(read_four(gain + i))));
   }
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
 // dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
-// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, x, dx, half: [rows, D].
+// [gridDim.x, D], each block's share of the gain's gradient over the rows it takes. dy, y, dx, half: [rows, D]. Per row,
+// dx += rstd (dy gain - (y / gain) mean(dy y)), and the gain's gradient is the sum of dy y over rows, / gain.
 template <class Number, int KEEP>
 __global__ void __launch_bounds__(512)
-add_rmsnorm_back(const Number* __restrict__ dy, const float* __restrict__ x, const float* __restrict__ gain,
+add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, const float* __restrict__ gain,
                  const float* __restrict__ rstd, float* dx, Number* half, float* __restrict__ part, int rows, int D) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
-  float4 share[KEEP], g[KEEP];
+  constexpr int TURN = KEEP == 1 ? 2 : 1;  // rows that a block has on their way together
+  float4 share[KEEP], g[KEEP], inverse[KEEP];
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x);
     share[k] = zeros();
-    g[k] = i < D ? read_four(gain + i) : zeros();
+    g[k] = i < D ? apart(read_four(gain + i)) : make_float4(1, 1, 1, 1);
+    inverse[k] = make_float4(1 / g[k].x, 1 / g[k].y, 1 / g[k].z, 1 / g[k].w);
   }
-  for (int n = blockIdx.x; n < rows; n += gridDim.x) {
-    size_t row = (size_t)n * D;
-    float4 normed[KEEP], slope[KEEP], past[KEEP];
-    float r = rstd[n], along = 0;
+  for (int first = TURN * blockIdx.x; first < rows; first += TURN * gridDim.x) {
+    float4 slope[TURN][KEEP], out[TURN][KEEP], past[TURN][KEEP];
+    float r[TURN], along[TURN];
 #pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-      int i = 4 * (threadIdx.x + k * blockDim.x);
-      normed[k] = i < D ? times(read_four(x + row + i), r) : zeros();
-      slope[k] = i < D ? read_four(dy + row + i) : zeros();
-      past[k] = i < D ? read_four(dx + row + i) : zeros();
+    for (int n = 0; n < TURN; n++) {
+      bool there = first + n < rows;
+      size_t row = (size_t)(first + n) * D;
+      r[n] = there ? rstd[first + n] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < KEEP; k++) {
+        int i = 4 * (threadIdx.x + k * blockDim.x);
+        slope[n][k] = there && i < D ? read_four(dy + row + i) : zeros();
+        out[n][k] = there && i < D ? read_four(y + row + i) : zeros();
+        past[n][k] = there && i < D ? read_four(dx + row + i) : zeros();
+      }
     }
 #pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-      add_to(share[k], times(slope[k], normed[k]));
-      slope[k] = times(slope[k], g[k]);
-      along += total(times(slope[k], normed[k]));
-    }
-    along = block_sum(along) / D;
+    for (int n = 0; n < TURN; n++) {
+      along[n] = 0;
 #pragma unroll
-    for (int k = 0; k < KEEP; k++) {
-      int i = 4 * (threadIdx.x + k * blockDim.x);
-      if (i >= D) continue;
-      add_to(past[k], times(minus(slope[k], times(normed[k], along)), r));
-      write_four(dx + row + i, past[k]);
-      if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[k]);
+      for (int k = 0; k < KEEP; k++) {
+        float4 product = times(slope[n][k], out[n][k]);
+        add_to(share[k], product);
+        along[n] += total(product);
+      }
+    }
+    block_sums(along);
+#pragma unroll
+    for (int n = 0; n < TURN; n++) {
+      if (first + n >= rows) break;
+      size_t row = (size_t)(first + n) * D;
+#pragma unroll
+      for (int k = 0; k < KEEP; k++) {
+        int i = 4 * (threadIdx.x + k * blockDim.x);
+        if (i >= D) continue;
+        float4 normed = times(out[n][k], inverse[k]);
+        add_to(past[n][k], times(minus(times(slope[n][k], g[k]), times(normed, along[n] / D)), r[n]));
+        write_four(dx + row + i, past[n][k]);
+        if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[n][k]);
+      }
     }
   }
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x);
-    if (i < D) write_four(part + (size_t)blockIdx.x * D + i, share[k]);
+    if (i < D) write_four(part + (size_t)blockIdx.x * D + i, times(share[k], inverse[k]));
   }
 }
 
@@ -108,6 +149,7 @@ extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restr
   int column = blockIdx.x * 32 + threadIdx.x;
   float sum = 0;
   if (column < columns)
+#pragma unroll 8
     for (int row = threadIdx.y; row < rows; row += 32) sum += x[(size_t)row * columns + column];
   s[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -138,34 +180,45 @@ __global__ void rope_packed(Number* __restrict__ qkv, const float* __restrict__ 
 // ---- SwiGLU on packed gate and up ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float4 sigmoid(float4 x) {
+  return make_float4(sigmoid(x.x), sigmoid(x.y), sigmoid(x.z), sigmoid(x.w));
+}
 
-// hidden = gate sigmoid(gate) up. gate_up: [rows, 2F], gate in the first F columns; hidden: [rows, F].
+// hidden = gate sigmoid(gate) up. gate_up: [rows, 2F], gate in the first F columns; hidden: [rows, F]. 16 bytes at a time.
 template <class Number>
 __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __restrict__ hidden, int rows, int F) {
-  int each = F / 4, all = rows * each;
+  constexpr int WIDE = 4 * Sixteen<Number>::FOURS;
+  int each = F / WIDE, all = rows * each;
   for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
-    int row = id / each, i = 4 * (id % each);
+    int row = id / each, i = WIDE * (id % each);
     const Number* at = gate_up + (size_t)row * 2 * F + i;
-    float4 g = read_four(at), s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w));
-    write_four(hidden + (size_t)row * F + i, times(times(g, s), read_four(at + F)));
+    Sixteen<Number> g = read_sixteen(at), up = read_sixteen(at + F);
+#pragma unroll
+    for (int k = 0; k < WIDE / 4; k++) g.four[k] = times(times(g.four[k], sigmoid(g.four[k])), up.four[k]);
+    write_sixteen(hidden + (size_t)row * F + i, g);
   }
 }
 
-// dgate_up from dhidden; with AGAIN also hidden once more. dhidden, hidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
-template <class Number, bool AGAIN>
+// dgate_up from dhidden. dhidden: [rows, F]; gate_up, dgate_up: [rows, 2F].
+template <class Number>
 __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Number* __restrict__ gate_up,
-                                   Number* __restrict__ dgate_up, Number* __restrict__ hidden, int rows, int F) {
-  int each = F / 4, all = rows * each;
+                                   Number* __restrict__ dgate_up, int rows, int F) {
+  constexpr int WIDE = 4 * Sixteen<Number>::FOURS;
+  int each = F / WIDE, all = rows * each;
   for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
-    int row = id / each, i = 4 * (id % each);
+    int row = id / each, i = WIDE * (id % each);
     size_t at = (size_t)row * 2 * F + i;
-    float4 g = read_four(gate_up + at), up = read_four(gate_up + at + F), d = read_four(dhidden + (size_t)row * F + i);
-    float4 s = make_float4(sigmoid(g.x), sigmoid(g.y), sigmoid(g.z), sigmoid(g.w)), silu = times(g, s);
-    float4 slope = s;  // of silu: s + silu (1 - s)
-    add_to(slope, minus(silu, times(silu, s)));
-    write_four(dgate_up + at, times(times(d, up), slope));
-    write_four(dgate_up + at + F, times(d, silu));
-    if (AGAIN) write_four(hidden + (size_t)row * F + i, times(silu, up));
+    Sixteen<Number> g = read_sixteen(gate_up + at), up = read_sixteen(gate_up + at + F);
+    Sixteen<Number> d = read_sixteen(dhidden + (size_t)row * F + i);
+#pragma unroll
+    for (int k = 0; k < WIDE / 4; k++) {
+      float4 s = sigmoid(g.four[k]), silu = times(g.four[k], s), slope = s;  // of silu: s + silu (1 - s)
+      add_to(slope, minus(silu, times(silu, s)));
+      g.four[k] = times(times(d.four[k], up.four[k]), slope);
+      up.four[k] = times(d.four[k], silu);
+    }
+    write_sixteen(dgate_up + at, g);
+    write_sixteen(dgate_up + at + F, up);
   }
 }
 

@@ -99,8 +99,8 @@ def add_rmsnorm(x, y, rstd, before, delta, gain, eps):
     y *= gain
 
 
-def add_rmsnorm_back(dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
-    """dx += the gradient through rmsnorm; dgain (+)= its own. Overwrites dy.
+def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+    """dx += the gradient through rmsnorm; dgain (+)= its own. Overwrites dy; y, the norm's output, is for the GPU.
 
     The sum x = before + delta hands dx to both of its terms unchanged, so there is nothing more to do.
     """

@@ -29,7 +29,8 @@ from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
 NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
 THREADS = 256  # of a block whose threads do not depend on each other
-BLOCKS = 16  # of those blocks on each multiprocessor: enough that all of its threads are busy
+BLOCKS = 32  # of those blocks on each multiprocessor: enough that all of its threads are busy
+LOGITS = 256  # threads of a block that has a row of logits: its waits fall apart from those of more blocks
 NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
 TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
@@ -131,14 +132,6 @@ class Residual:
     half: Any
 
 
-@dataclass(frozen=True)
-class Again:
-    """`hidden`, where all layers share one buffer. `swiglu_back`, which has gate and up in its hands, makes a layer's
-    own once more, and the product that reads it, the gradient of `down`, waits until then."""
-
-    array: Any
-
-
 def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
     """Raises NanoEulerError in one sentence where the kernels do not take a model or a card a precision."""
     if precision not in NUMBER:
@@ -177,7 +170,7 @@ class Program:
         self.where, self.on = where or cuda.device(), on or flash.card(where)
         check_config(config, precision, self.on)
         self.number, self.tf32, self.checked = NUMBER[precision], precision == "tf32", checked
-        self.config, self.entries, self._owed = config, [], None
+        self.config, self.entries = config, []
 
     def take(self) -> Launches:
         """What was recorded since the last call."""
@@ -236,36 +229,28 @@ class Program:
         self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
 
     def embed_back(self, dtable, dx, tokens, work, accumulate):
-        """dtable[v] (+)= the sum of dx[n] over positions of token v, in their order.
+        """dtable[v] (+)= the sum of dx[n] over positions of token v.
 
-        work: order [N] and start [V + 1], the positions sorted by token; edges: space for sums of parts.
+        work: order [N] and start [V + 1], the positions sorted by token; shares: who adds what (`embedding.shares`).
         """
-        (N, D), V = dx.full.shape, len(dtable)
-        file = self._file("embedding.cu", add=bool(accumulate))
-        threads = min(THREADS, 32 * -(-D // 128))
-        for kernel, grid, arguments, moved in (
-            ("embedding_backward", -(-N // 64), (tokens, work.order, work.start, dx.full, dtable, work.edges, N, D),
-             dx.full.nbytes + dtable.nbytes),
-            ("embedding_join", V, (work.start, work.edges, dtable, D), dtable.nbytes),
-        ):  # fmt: skip
-            self._launch("embed_back", file, kernel, grid, threads, arguments, moved)
+        D = dtable.shape[1]
+        file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 96))
+        arguments = work.shares, work.order, work.start, dx.full, dtable, D
+        moved = dx.full.nbytes + dtable.nbytes
+        self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
 
     def linear(self, y, x, w):
         """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
-        self._product("linear", y, _array(x), w)
+        self._product("linear", y, x, w)
 
     def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
-        """dx = dy w^T, dw (+)= x^T dy; of an x that was not kept dw waits for `swiglu_back`. `dx` None skips it."""
+        """dx = dy w^T, dw (+)= x^T dy."""
         dy = dy.half if isinstance(dy, Residual) else dy
-        if dx is not None:
-            self._product("linear_back", dx, dy, w, transpose_b=True)
-        if isinstance(x, Again):
-            self._owed = dw, x.array, dy, accumulate
-        else:
-            self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
+        self._product("linear_back", dx, dy, w, transpose_b=True)
+        self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
-        """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; delta None adds nothing (x is before)."""
+        """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; x may be before; delta None adds nothing."""
         N, D = x.shape
         threads, keep = _row(D)
         kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
@@ -273,14 +258,14 @@ class Program:
         moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
-        """dx += the gradient through rmsnorm; dgain (+)= its own."""
-        N, D = x.shape
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+        """dx += the gradient through rmsnorm; dgain (+)= its own. x is not read: y / gain is x rstd."""
+        N, D = y.shape
         threads, keep = _row(D)
         blocks = min(N, NORM_BLOCKS * self.on.processors)
         part = work.gain_parts[:blocks]
-        arguments = dy, x, gain, rstd, dx.full, dx.half, part, N, D
-        moved = dy.nbytes + x.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
+        arguments = dy, y, gain, rstd, dx.full, dx.half, part, N, D
+        moved = dy.nbytes + y.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
         kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
         self._engine("add_rmsnorm_back", kernel, blocks, threads, arguments, moved)
         self._sum_parts("add_rmsnorm_back", part, dgain, accumulate)
@@ -336,9 +321,8 @@ class Program:
 
     def swiglu(self, hidden, sigmoid, gate_up):
         """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
-        hidden = _array(hidden)
         N, F = hidden.shape
-        grid, arguments = self._blocks(N * F // 4), (gate_up, hidden, N, F)
+        grid, arguments = self._blocks(hidden.nbytes // 16), (gate_up, hidden, N, F)
         self._engine(
             "swiglu",
             f"swiglu_packed<{self.number}>",
@@ -349,19 +333,11 @@ class Program:
         )
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
-        """dgate_up of `swiglu`, and what the last `linear_back` owes."""
-        (N, F), owed, self._owed = dhidden.shape, self._owed, None
-        hidden, moved = dgate_up, dhidden.nbytes + 2 * gate_up.nbytes
-        if owed:
-            dw, hidden, dy, accumulate = owed
-            moved += hidden.nbytes
-        kernel, arguments = (
-            f"swiglu_packed_back<{self.number}, {_flag(owed)}>",
-            (dhidden, gate_up, dgate_up, hidden, N, F),
-        )
-        self._engine("swiglu_back", kernel, self._blocks(N * F // 4), THREADS, arguments, moved)
-        if owed:
-            self.linear_back(None, dw, dy, hidden, None, None, accumulate)
+        """dgate_up of `swiglu`."""
+        N, F = dhidden.shape
+        arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
+        kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
+        self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
@@ -371,7 +347,7 @@ class Program:
         """
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
-        threads, keep = _row(V)
+        threads, keep = _row(V, LOGITS)
         kernel = f"heads_cross_entropy<{self.number}, {keep}, {_flag(gradient)}>"
         for start in range(0, N, len(work_logits)):
             rows = slice(start, min(start + len(work_logits), N))
@@ -499,11 +475,10 @@ class Program:
 @functools.cache
 def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
     """The instances of the templates of engine.cu that a model needs, compiled together."""
-    (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size), ("true", "false")
+    (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size, LOGITS), ("true", "false")
     names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
     names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
-    names += [f"swiglu_packed_back<{number}, {again}>" for again in flags]
-    plain = "rope_packed", "swiglu_packed", "round_to"
+    plain = "rope_packed", "swiglu_packed", "swiglu_packed_back", "round_to"
     return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
 
 
@@ -528,13 +503,9 @@ def _flag(value) -> str:
     return "true" if value else "false"
 
 
-def _array(x):
-    return x.array if isinstance(x, Again) else x
-
-
-def _row(width: int) -> tuple[int, int]:
-    """Threads of a block that keeps a row, and how many fours each keeps."""
-    threads = min(512, 32 * -(-width // 128))
+def _row(width: int, few: int = 512) -> tuple[int, int]:
+    """Threads of a block that keeps a row, and how many fours each keeps; few: threads, where four fours are enough."""
+    threads = min(few if width <= 16 * few else 512, 32 * -(-width // 128))
     return threads, -(-width // (4 * threads))
 
 

@@ -41,7 +41,7 @@ class Plain:
         )  # `ops/cpu.py`'s backward reads it
         y[...] = self.f["rmsnorm_forward"](x, gain, eps)[0]
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
         _, saved = self.f["rmsnorm_forward"](x, gain, eps)
         new_dx, new_dgain = self.f["rmsnorm_backward"](dy, saved)
         dx += new_dx

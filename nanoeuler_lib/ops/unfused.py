@@ -18,7 +18,7 @@ from nanoeuler_lib.ops import flash_backward, gpu
 
 # The kernels that have a place in the engine, by their file.
 PLACES = {
-    "embedding.cu": ("embedding_forward", "embedding_backward", "embedding_join"),
+    "embedding.cu": ("embedding_forward", "embedding_backward"),
     "vector_add.cu": ("vector_add",),
     "rmsnorm.cu": ("rmsnorm_forward", "rmsnorm_backward"),
     "rope.cu": ("rope_forward", "rope_backward"),
@@ -90,11 +90,10 @@ class Unfused(gpu.Program):
         self._run("embed", "embedding_forward", -(-N // 8), THREADS, (tokens, table, x, N, D))
 
     def embed_back(self, dtable, dx, tokens, work, accumulate):
-        (N, D), V = dx.full.shape, len(dtable)
+        V, D = dtable.shape
         to = self._space("dtable", V, D) if accumulate else dtable
-        arguments = tokens, work.order, work.start, dx.full, to, work.edges, N, D
-        self._run("embed_back", "embedding_backward", -(-N // 64), THREADS, arguments)
-        self._run("embed_back", "embedding_join", V, THREADS, (work.start, work.edges, to, D))
+        arguments = work.shares, work.order, work.start, dx.full, to, D
+        self._run("embed_back", "embedding_backward", len(work.shares), THREADS, arguments)
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
 
@@ -104,7 +103,7 @@ class Unfused(gpu.Program):
             self._each("add_rmsnorm", "vector_add", N * D, (before, delta, x, N * D))
         self._run("add_rmsnorm", "rmsnorm_forward", N, _block(D), (x, gain, y, rstd, D, float(eps)))
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, rstd, gain, eps, work, accumulate):
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
         N, D = x.shape
         part = work.gain_parts[: min(N, len(work.gain_parts))]
         arguments = dy, x, gain, rstd, dx.full, part, N, D
