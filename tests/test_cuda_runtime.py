@@ -768,6 +768,53 @@ extern "C" __global__ void late(const float* x, float* y) {
     assert caught.value.finding.kind == "missing wait" and caught.value.finding.thread == (5, 0, 0)
 
 
+def test_the_thread_that_a_finding_names_does_not_hang_on_how_many_basic_blocks_the_threads_run():
+    """Each compiler makes another number of them of one text: the length of a loop stands for that.
+
+    All threads are at fault, and the last to come to a barrier goes on first.
+    """
+    kernel = cuda.module(
+        """
+extern "C" __global__ void beyond(float* x, int n) {
+  __shared__ float s[64];
+  s[threadIdx.x] = 0;
+  for (int i = 0; i < n; i++) s[threadIdx.x] += i;
+  __syncthreads();
+  for (int i = 0; i < n; i++) s[threadIdx.x] += i;
+  x[64 + threadIdx.x] = s[threadIdx.x];
+}
+""",
+        where="cpu",
+    )["beyond"]
+    named = []
+    for n in range(2000, 6000, 200):
+        with pytest.raises(cuda.KernelError, match="out of bounds") as caught:
+            kernel(1, 64, (zeros(64), n))
+        named.append(caught.value.finding.thread)
+    assert set(named) == {(63, 0, 0)}, named
+
+
+@pytest.mark.parametrize("setter", [0, 40, 63])
+def test_a_thread_that_polls_lets_the_others_run(setter):
+    kernel = cuda.module(
+        """
+extern "C" __global__ void poll(int* y, int setter) {
+  volatile __shared__ int flag;
+  if (threadIdx.x == 0) flag = 0;
+  __syncthreads();
+  __threadfence();
+  if (threadIdx.x == setter) flag = 1;
+  else while (flag == 0) {}
+  y[threadIdx.x] = 1;
+}
+""",
+        where="cpu",
+    )["poll"]
+    y = zeros(64, dtype=np.int32)
+    kernel(1, 64, (y, setter))
+    assert y.all()
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug(bugs, name):
     kind, grid, block, args, *shared = PLANTED[name]

@@ -71,6 +71,7 @@ static unsigned first_serial;
 static Publication* publications;  // of each block
 static double deadline;
 static int ticks, profiled_ticks;
+static unsigned turns, turn_before;  // times that a thread took over; so many when the clock was looked at, or with the next one
 
 // Word by word: as one copy of 16 bytes it would wait for the words to reach the memory first.
 static inline void put(Visit& place, Visit visit) {
@@ -681,8 +682,10 @@ RUNTIME_API void count_flops(int flops, int line) {
   leave(checked_block);
 }
 
-// Called every 65,536 basic blocks: look at the clock, and let the other threads run, as a GPU does. In a launch that is
-// profiled every one comes here, to be noted.
+// Called every 65,536 basic blocks: look at the clock. A thread that had the processor all that time lets the others run, as
+// a GPU does: somebody has to set the flag that it polls. Nobody else's turn ends here, for each compiler counts basic
+// blocks in its own way, and the order of the threads, and so which of them a finding names, is to be the same for all. In
+// a launch that is profiled every one comes here, to be noted.
 static void tick(Site site) {
   Block* block = checked_block;
   bool profiled = block && block->launch->config->traced_block >= 0;
@@ -691,7 +694,9 @@ static void tick(Site site) {
   if (profiled && block->traced) note(block, site, ENTERED, 0);
   if (profiled && ++profiled_ticks % (1 << 16) != 0) return;
   if (seconds_now() > deadline) endless(site);
-  run_another(self(), true);
+  bool whole_turn = turns == turn_before;
+  turn_before = turns + whole_turn;  // of the thread that takes over now, if one does
+  if (whole_turn) run_another(self(), true);
 }
 
 // An empty loop, `for (;;);`, has no basic block that g++ marks: the process's clock of computing time looks for it. Only
@@ -707,6 +712,8 @@ static void on_clock(int, siginfo_t*, void* context) {
 
 static itimerval former_clock;
 static struct sigaction former_clock_action;
+
+static void check_turn() { turns++; }
 
 static void start_clock() {
   struct sigaction action = {};
@@ -775,6 +782,8 @@ static void check_begin(Launch* launch) {
   publications = (Publication*)calloc(launch->blocks, sizeof(Publication));
   deadline = seconds_now() + c->seconds;
   ticks = c->traced_block >= 0 ? 0 : 1 << 16;
+  profiled_ticks = 0;
+  turn_before = turns + 1;  // of the first thread
   start_clock();
 }
 

@@ -30,6 +30,7 @@ static void begin_finding(Finding*, Fiber*, const char* kind, const char* messag
 [[noreturn]] static void leave(Block*);
 static void check_begin(Launch*);
 static void check_end(Launch*);
+static void check_turn();
 static void check_block(Block*);
 static void check_barrier(Block*);
 static void note_calls(Fiber*, Site* trail);
@@ -268,6 +269,7 @@ static int next_warp(Block* block, const Warp* warp) {
 }
 
 static INLINE void switch_to(Block* block, void** save, int thread) {
+  check_turn();
   if (!block->started[thread]) become_thread(new_stack(block), block, thread);
   switch_stack(save, block->fiber[thread]->stack_pointer);
 }
@@ -343,6 +345,7 @@ static void run_threads() {
       check_exits(fiber);
     }
     if (next >= 0 && !block->started[next]) {
+      check_turn();
       become_thread(fiber, block, next);  // a fresh thread takes over this stack: no switch
       continue;
     }
@@ -1042,6 +1045,7 @@ static Fiber* fiber_at(Block* block, uintptr_t stack_pointer) {
 #else
 static void check_begin(Launch*) {}
 static void check_end(Launch*) {}
+static void check_turn() {}
 static void check_block(Block*) {}
 static void check_barrier(Block*) {}
 static void check_syncwarp(Block*, Warp*, unsigned) {}
