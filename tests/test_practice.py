@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
+from nanoeuler_lib import practice
 from nanoeuler_lib.practice import judge, show_rejected, verdict
 
 
@@ -153,6 +154,21 @@ def test_a_check_is_stopped_after_its_time(wait):
     said = verdict(lambda f: f(), wait, seconds=0.2)
     assert said == "no end after 0.2 seconds"
     assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize("used, said", [(0.0, "right"), (0.15, "no end after 0.2 seconds")])
+def test_a_machine_that_others_use_gives_more_time(monkeypatch, used, said):
+    """An answer that needs 0.5 seconds of the clock is late if it had the processor, and only then."""
+    spent = iter([0.0])
+    monkeypatch.setattr(practice.time, "process_time", lambda: next(spent, used))
+
+    def answer():
+        until = time.perf_counter() + 0.5
+        while time.perf_counter() < until:
+            time.sleep(0.01)
+        return "right"
+
+    assert verdict(lambda f: f(), answer, seconds=0.2) == said
 
 
 def spin():
