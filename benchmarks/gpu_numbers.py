@@ -1,12 +1,12 @@
 """How right the engine's numbers are on a GPU, beside NumPy's and PyTorch's.
 
-    python -m benchmarks.gpu_numbers               # stores data/results/gpu_numbers.json
-    python -m benchmarks.gpu_numbers --curves      # these alone; stores data/results/gpu_numbers_curves.json
+    python -m benchmarks.gpu_numbers               # gradients and again; stores data/results/gpu_numbers.json
+    python -m benchmarks.gpu_numbers --curves      # curves; stores data/results/gpu_numbers_curves.json
     python -m benchmarks.gpu_numbers --out FOLDER  # the JSON goes there
 
 gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
-tensor is off the one in float64, and NumPy's in float32 as well. In the text the next token hangs on the last one, so
-that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
+tensor is off the one in float64, and NumPy's in float32 as well, the root mean square over TEXTS texts, since one text
+is one draw of roundings. In a text the next token hangs on the last one, so that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
 the mean of |difference| over the last LAST steps, ours and that of PyTorch's autocast, for SEEDS first weights. again:
 whether two runs of one seed give the same losses, bit for bit.
 """
@@ -21,7 +21,7 @@ from nanoeuler_lib import engine, model, optim
 from nanoeuler_lib.config import ModelConfig, preset
 from tools.results import FOLDER, save
 
-STEPS, LAST, SEEDS, ROWS = 300, 50, 3, 4
+STEPS, LAST, SEEDS, ROWS, TEXTS = 300, 50, 3, 4, 8
 PEER = "PyTorch"
 
 
@@ -43,17 +43,17 @@ def trained(config: ModelConfig, precision: str, seed: int, where: str, steps: i
     return made, [float(take(*text(config, ROWS, n))[0] @ take.weights) for n in range(steps)]
 
 
-def gradients(config: ModelConfig, made: engine.GPT, rows: int = 1) -> dict[str, list[float]]:
+def gradients(config: ModelConfig, made: engine.GPT, texts: int = TEXTS) -> dict[str, list[float]]:
     """By tensor: how much of its length the gradient of our float32 and of NumPy's is off float64's."""
-    params, batch = made.params.host(), text(config, rows, 10**6)
-    doubled = model.Parameters(config, np.float64)
+    params, doubled = made.params.host(), model.Parameters(config, np.float64)
     doubled.flat[...] = params.flat
-    exact = model.GPT(config, doubled).loss_and_gradients(*batch)[1]
-    found = [m.loss_and_gradients(*batch)[1] for m in (made, model.GPT(config, params))]
-    return {
-        name: [float(np.linalg.norm(g[name] - wanted) / np.linalg.norm(wanted)) for g in found]
-        for name, wanted in exact.items()
-    }
+    models = model.GPT(config, doubled), made, model.GPT(config, params)
+    squares = {name: np.zeros(2) for name in params}
+    for number in range(texts):
+        exact, *found = (m.loss_and_gradients(*text(config, 1, 10**6 + number))[1] for m in models)
+        for name, wanted in exact.items():
+            squares[name] += [(np.linalg.norm(g[name] - wanted) / np.linalg.norm(wanted)) ** 2 for g in found]
+    return {name: np.sqrt(sums / texts).tolist() for name, sums in squares.items()}
 
 
 def curves(config: ModelConfig, seed: int, where: str, steps: int) -> dict[str, float]:
@@ -79,13 +79,13 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
     )
-    parser.add_argument("--curves", action="store_true", help="the curves alone, in a file of their own")
+    parser.add_argument("--curves", action="store_true", help="the curves, in a file of their own")
     options, rows = parser.parse_args(), []
     import torch
 
     def store(row):
         rows.append(row)
-        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS}
+        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS, "texts": TEXTS}
         save("gpu_numbers_curves" if options.curves else "gpu_numbers", config, rows, options.out)
 
     for name in () if options.curves else ("small", "base"):
@@ -101,7 +101,7 @@ def main() -> None:
         first, second = (trained(preset("base"), "bfloat16", 0, "gpu", 30)[1] for _ in range(2))
         store({"again": "base", "precision": "bfloat16", "steps": 30, "equal": first == second})
         print("two runs of one seed, equal bit for bit:", first == second, flush=True)
-    for seed in range(SEEDS):
+    for seed in range(SEEDS if options.curves else 0):
         apart = curves(preset("base"), seed, "gpu", STEPS)
         store({"curves": "base", "seed": seed, "steps": STEPS, "last": LAST} | apart)
         print(rows[-1], flush=True)
