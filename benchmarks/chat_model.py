@@ -1,6 +1,7 @@
 """Train the chat model that comes with the package: `konigsberg-small`, fine-tuned on Königsberg's questions.
 
     python -m benchmarks.chat_model --run runs/chat     # ends with the figures, and exports; the same again goes on
+    python -m benchmarks.chat_model --steps 6000        # another length of round two, on wordings set apart for that
 
 Two rounds: the first as `nanoeuler sft --run one` does it, each question in the wording of the corpus; the second goes
 on from there, on other stories, as `nanoeuler sft --base one --data konigsberg-reworded` does it, in many wordings.
@@ -23,6 +24,7 @@ from nanoeuler_lib import checkpoint, evaluate, sft, world
 from nanoeuler_lib.chat import Chat
 from nanoeuler_lib.checkpoint import PRETRAINED
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
+from nanoeuler_lib.significance import half_width
 from nanoeuler_lib.tokenizer import END_OF_TEXT
 from nanoeuler_lib.world import wordings
 from tools.results import save
@@ -30,9 +32,10 @@ from tools.results import save
 TEST_STORIES, TEST_SEED, MAJORITY_SEED = 1000, 203, 204
 BASE, NAME = PRETRAINED / "konigsberg-small", "konigsberg-chat"
 FIRST = TrainConfig(**SFT_DEFAULTS, valid_every=250, sample_every=0, save_every=500)
-SECOND, SECOND_SEED = replace(FIRST, steps=1500, valid_every=250, save_every=250), 205
+SECOND, SECOND_SEED = replace(FIRST, steps=6000, valid_every=500, save_every=500), 205
 ASKED = {
-    "taught": 4,
+    "taught": 2,
+    "tried": 15,  # never taught either: the length of round two was chosen by them
     "never taught": 15,
     "a reader's": 15,
     "never taught, typed carelessly": 5,
@@ -92,6 +95,7 @@ def by_wording(asked: list[dict], stories: list[world.Story]) -> list[dict]:
     for kind, ones in of_kind.items():
         groups = {
             "taught": wordings.taught(kind),
+            "tried": wordings.tried(kind),
             "never taught": wordings.untaught(kind),
             "a reader's": [wordings.READERS[kind]] if kind in wordings.READERS else [],
             "never taught, typed carelessly": wordings.untaught(kind),
@@ -153,6 +157,20 @@ def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config:
     return exported
 
 
+def try_out(found: checkpoint.Checkpoint) -> None:
+    """Print the share right of the wordings set apart for choosing, the mean over kinds of question."""
+    told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
+    asked = [one for one in by_wording(questions(TEST_STORIES, TEST_SEED), told) if one["group"] == "tried"]
+    encoded = [sft.encode(chat, found.tokenizer) for chat in as_chat(asked)]
+    asked = [asked[i] for i in fitting(asked, encoded, most=found.model.config.context + 1)]
+    right = {"right": sft.exact_match(found.model, found.tokenizer, as_chat(asked))}
+    kinds: dict[str, list[float]] = {}
+    for row in shares_by_wording(asked, right):
+        kinds.setdefault(row["kind"], []).append(row["right"])
+    means = [np.mean(of) for of in kinds.values()]
+    print(f"tried: {np.mean(means):.1%} +- {half_width(means):.1%} of {len(asked)} questions")
+
+
 def fitting(asked: list[dict], *forms: list[sft.Encoded], most: int) -> list[int]:
     """Which questions fit into so many tokens, in all their forms."""
     return [i for i in range(len(asked)) if max(len(form[i].ids) for form in forms) <= most]
@@ -162,10 +180,23 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--run", type=Path, default=Path("runs/chat"))
     arguments.add_argument("--export", type=Path, default=PRETRAINED / NAME)
+    arguments.add_argument(
+        "--steps", type=int, help="of round two; prints how it does on `tried`, stores nothing"
+    )
     args = arguments.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
     one = fine_tuned(args.run / "one", BASE, BASE.name, sft.KONIGSBERG, SFT_DATA_SEED, FIRST)
     again = f"{BASE.name}, fine-tuned on {sft.KONIGSBERG}"
+    if args.steps:
+        two = (
+            args.run / f"two-{args.steps}",
+            one,
+            again,
+            sft.REWORDED,
+            SECOND_SEED,
+            replace(SECOND, steps=args.steps),
+        )
+        return try_out(checkpoint.load(fine_tuned(*two)))
     two = fine_tuned(args.run / "two", one, again, sft.REWORDED, SECOND_SEED, SECOND)
     shutil.rmtree(args.export, ignore_errors=True)
     shutil.copytree(two, args.export)

@@ -297,7 +297,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
         return *planned, normal(cupy, rows, D), empty(cupy, V, D)
 
     yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)])
-    yield Work("embedding_backward", shape, size, scattered, [backward(b) for b in (64, 96, 192, 256)])
+    yield Work("embedding_backward", shape, size, scattered, [backward(b) for b in (64, 192, 256, 512)])
 
 
 def optimiser(cupy) -> Iterator[Work]:

@@ -6,9 +6,10 @@
 
 gradients: of `small` and `base` in float32, fresh and after STEPS steps: by how much of its length the gradient of each
 tensor is off the one in float64, and NumPy's in float32 as well, the root mean square over TEXTS texts, since one text
-is one draw of roundings. In a text the next token hangs on the last one, so that there is something to learn. curves: how far the loss in bfloat16 runs from the same engine's in float32,
-the mean of |difference| over the last LAST steps, ours and that of PyTorch's autocast, for SEEDS first weights. again:
-whether two runs of one seed give the same losses, bit for bit.
+is one draw of roundings. In a text the next token hangs on the last one, so that there is something to learn. curves:
+how far the loss in bfloat16 runs from the same engine's in float32, the mean of |difference| over the last LAST steps,
+ours and that of PyTorch's autocast, for SEEDS first weights. again: whether two runs of one seed give the same losses,
+bit for bit.
 """
 
 import argparse
@@ -85,7 +86,12 @@ def main() -> None:
 
     def store(row):
         rows.append(row)
-        config = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": ROWS, "texts": TEXTS}
+        config = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rows": ROWS,
+            "texts": TEXTS,
+        }
         save("gpu_numbers_curves" if options.curves else "gpu_numbers", config, rows, options.out)
 
     for name in () if options.curves else ("small", "base"):

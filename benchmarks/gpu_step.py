@@ -1,8 +1,8 @@
 """A training step of the engine beside torch.compile, in one process and in turns; needs a GPU and PyTorch.
 
-    python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step.json
+    python -m benchmarks.gpu_step                  # every case; stores data/results/gpu_step_0.json, _1 and _2
     python -m benchmarks.gpu_step --quick          # few rounds, printed alone
-    python -m benchmarks.gpu_step --case 2         # one of CASES alone; stores data/results/gpu_step_2.json
+    python -m benchmarks.gpu_step --case 2         # one of CASES alone
     python -m benchmarks.gpu_step --out FOLDER     # the JSON goes there
 
 The peer is the same model in PyTorch (`benchmarks/torch_peer.py`) with fused AdamW, from the same weights, on the same
@@ -32,7 +32,6 @@ from nanoeuler_lib.ops import gpu
 from tools.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
-ALONE = "gpu_step_0", "gpu_step_1", "gpu_step_2"  # the files of one case each
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first steps show in the losses
 STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
 APART = {"bfloat16": 5e-3, "tf32": 1e-3, "float32": 1e-5}  # by how much of themselves losses may differ
@@ -170,11 +169,12 @@ def main() -> None:
     import cupy
     import torch
 
-    card, rounds, rows = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS, []
+    card, rounds = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS
     print(
         f"{card}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
     )
-    for precision, texts in CASES if options.case is None else [CASES[options.case]]:
+    for case in range(len(CASES)) if options.case is None else [options.case]:
+        precision, texts = CASES[case]
         row = measure(preset("base"), precision, texts, rounds)
         torch.cuda.empty_cache()
         cupy.get_default_memory_pool().free_all_blocks()
@@ -185,11 +185,9 @@ def main() -> None:
         cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
         print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
-        rows.append(row)
-        if not options.quick:  # after each case: one that fails costs the others nothing
+        if not options.quick:
             config = {"gpu": card, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
-            name = "gpu_step" if options.case is None else ALONE[options.case]
-            save(name, config, rows, options.out)
+            save(f"gpu_step_{case}", config, [row], options.out)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 Each row names the commit after which it was measured with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
 `gpu_pretrain.py` or `gpu_decode.py`, on an H100, or the card that the row names, without another program beside it; a
 token's time is that of `gpu_decode.py`, with the host's part, but "card_ms" the card's alone. "expected_to_save":
-bounds in milliseconds, written down from a reading of the lists before the change was made, for an H200; those of
-several changes are added. "aims": how many times as fast as torch.compile, set before the engine existed.
+bounds in milliseconds, written down from a reading of the lists before the change was made, for an H200, of the last
+change for an H100; those of several changes are added. "aims": how many times as fast as torch.compile, set before the
+engine existed.
 """
 
 from tools.results import save
@@ -32,6 +33,12 @@ STAGES = [  # what was changed, the commit, milliseconds of a step and what was 
         "norms' outputs kept; sums of the gains' gradients by 1,024 threads; cuBLASLt's fastest algorithms",
         "038cd38",
         {64: (59.5, [1.5, 3.5]), 16: (17.2, None)},
+    ),
+    (
+        "one residual stream for all layers, its norms' backward passes from y; hidden kept, not made again; logits in "
+        "blocks of 256 threads; SwiGLU by 16 bytes",
+        "112f416",
+        {64: (56.8, [1.4, 2.2]), 16: (16.9, None)},
     ),
 ]
 OTHERS = [

@@ -2,8 +2,9 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
+#define ROWS 4     // the same of the backward pass, where fewer registers let more threads run
 #ifndef MOST
-#define MOST 96  // places of the sorted list whose whole rows a block of the backward pass adds (ops/embedding.py)
+#define MOST 80  // places of the sorted list whose whole rows a block of the backward pass adds (ops/embedding.py)
 #endif
 #define SUMS 256  // parts of sums that a block keeps, where its threads share the positions of one token
 #ifndef ADD
@@ -55,13 +56,13 @@ __device__ __forceinline__ void add_tokens(const int* place, const int* target, 
                                            Number* __restrict__ dtable, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     Number sum = {};
-    for (int first = 0; first < count; first += AT_ONCE) {
-      Number v[AT_ONCE];
+    for (int first = 0; first < count; first += ROWS) {
+      Number v[ROWS];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++)
+      for (int k = 0; k < ROWS; k++)
         if (first + k < count) v[k] = dx[(size_t)place[first + k] * width + i];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      for (int k = 0; k < ROWS; k++) {
         if (first + k >= count) break;
         add_to(sum, v[k]);
         if (target[first + k] < 0) continue;
@@ -84,21 +85,21 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns;
     Number sum = {};
-    int place[AT_ONCE];  // of the rows that come next: looked up while those before are under way
+    int place[ROWS];  // of the rows that come next: looked up while those before are under way
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) place[k] = s.from + group + k * groups < s.to ? order[s.from + group + k * groups] : -1;
-    for (int first = s.from + group; first < s.to; first += AT_ONCE * groups) {
-      Number v[AT_ONCE];
+    for (int k = 0; k < ROWS; k++) place[k] = s.from + group + k * groups < s.to ? order[s.from + group + k * groups] : -1;
+    for (int first = s.from + group; first < s.to; first += ROWS * groups) {
+      Number v[ROWS];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++)
+      for (int k = 0; k < ROWS; k++)
         if (place[k] >= 0) v[k] = dx[(size_t)place[k] * width + column];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
-        int next = first + (AT_ONCE + k) * groups;
+      for (int k = 0; k < ROWS; k++) {
+        int next = first + (ROWS + k) * groups;
         place[k] = next < s.to ? order[next] : -1;
       }
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++)
+      for (int k = 0; k < ROWS; k++)
         if (first + k * groups < s.to) add_to(sum, v[k]);
     }
     if (groups > 1) {

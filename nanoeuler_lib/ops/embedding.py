@@ -8,7 +8,7 @@ one block: none waits for another, and its order is the same in each run.
 import numpy as np
 
 PIECE = 32  # places of the sorted list: the tokens that begin in one of these pieces are a share
-OFTEN = 64  # a token at more places has shares of its own
+OFTEN = 48  # a token at more places has shares of its own
 TOKENS = 64  # of a share at most: those that do not occur get zeros
 COLUMNS = 16  # of a share at least: 64 bytes of a row
 
