@@ -295,7 +295,9 @@ def test_stored_wordings_are_those_of_the_library():
         found.setdefault((row["group"], row["kind"]), set()).add(row["wording"])
         assert row["questions"] >= 1 and 0 <= row["chat"] <= 1 and 0 <= row["one_wording"] <= 1
     for kind in wordings.WORDINGS:
-        assert found["taught", kind] == set(wordings.taught(kind))
+        assert found["taught", kind] <= set(wordings.taught(kind))  # but where the question is too long
+        assert len(found["taught", kind]) > 0.8 * len(wordings.taught(kind))
+        assert found["tried", kind] == set(wordings.tried(kind))
         assert found["never taught", kind] == set(wordings.untaught(kind))
         assert found["never taught, typed carelessly", kind] == set(wordings.untaught(kind))
     readers = {kind: texts for (group, kind), texts in found.items() if group == "a reader's"}

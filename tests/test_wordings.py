@@ -10,6 +10,7 @@ from nanoeuler_lib import sft, world
 from nanoeuler_lib.world import wordings
 
 STORIES = list(world.stories(400, seed=77))
+LISTS = wordings.WORDINGS, wordings.MORE, wordings.STILL_MORE
 KINDS = sorted({f"{story.kind}: {question.kind}" for story in STORIES for question in story.questions})
 VALUE = r"^(In|To|It is|It was|They cost|There are|There were) |\.$"  # what stands around an answer's value
 
@@ -19,7 +20,8 @@ def everything():
     for story in STORIES:
         for question in story.questions:
             kind = f"{story.kind}: {question.kind}"
-            for wording in (*wordings.WORDINGS[kind], *filter(None, [wordings.READERS.get(kind)])):
+            own = wordings.READERS.get(kind)
+            for wording in (*(w for of in LISTS for w in of[kind]), *filter(None, [own])):
                 yield story, question, wording, wordings.in_words(story, wording)
 
 
@@ -27,9 +29,15 @@ def test_every_kind_of_question_has_its_wordings():
     assert sorted(wordings.WORDINGS) == KINDS and set(wordings.READERS) < set(KINDS)
     for kind in KINDS:
         assert len(set(wordings.WORDINGS[kind])) == 14
-        assert len(set(wordings.untaught(kind))) == 3 and len(wordings.taught(kind)) == 11
-        assert {*wordings.taught(kind), *wordings.untaught(kind)} == set(wordings.WORDINGS[kind])
-        assert wordings.READERS.get(kind) not in wordings.WORDINGS[kind]
+        assert len(set(wordings.MORE[kind])) >= 25 and len(set(wordings.STILL_MORE[kind])) >= 35
+        every = {w for of in LISTS for w in of[kind]}
+        never, tried = wordings.untaught(kind), wordings.tried(kind)
+        assert len(set(never)) == len(set(tried)) == 3
+        assert set(never) < set(wordings.WORDINGS[kind]) and set(tried) < set(wordings.MORE[kind])
+        assert len(every) == len(wordings.taught(kind)) + 6 == sum(len(of[kind]) for of in LISTS)
+        assert {*wordings.taught(kind), *never, *tried} == every
+        assert wordings.READERS.get(kind) not in every
+    assert sorted(wordings.MORE) == sorted(wordings.STILL_MORE) == KINDS
 
 
 def test_a_wording_is_a_sentence_and_none_is_the_corpus_s():
@@ -42,14 +50,16 @@ def test_a_wording_is_a_sentence_and_none_is_the_corpus_s():
 def test_no_wording_gives_its_answer_away():
     for _, question, wording, text in everything():
         value = re.sub(VALUE, "", question.answer)
-        told = value not in wording and re.search(rf"\b{re.escape(value)}\b", text, re.IGNORECASE)
+        told = value.lower() not in wording.lower() and re.search(
+            rf"\b{re.escape(value)}\b", text, re.IGNORECASE
+        )
         assert not told, (text, question.answer)  # "of the seven" is said whatever the answer
 
 
 def test_no_wording_asks_two_questions_of_a_kind_of_story():
     for kind in world.KINDS:
         asked = Counter(
-            w for name, ws in wordings.WORDINGS.items() if name.startswith(f"{kind}:") for w in ws
+            w for of in LISTS for name, ws in of.items() if name.startswith(f"{kind}:") for w in ws
         )
         assert set(asked.values()) == {1}
 
@@ -67,7 +77,8 @@ def test_what_is_never_taught_is_in_no_example(seed):
         never, allowed = set(), {}
         for question in story.questions:
             kind = f"{story.kind}: {question.kind}"
-            hidden = [*wordings.untaught(kind), *filter(None, [wordings.READERS.get(kind)])]
+            hidden = [*wordings.untaught(kind), *wordings.tried(kind)]
+            hidden += filter(None, [wordings.READERS.get(kind)])
             never |= {plain(wordings.in_words(story, wording)) for wording in hidden}
             for wording in wordings.taught(kind):
                 allowed[plain(wordings.in_words(story, wording))] = (wording, question.answer)
@@ -77,7 +88,7 @@ def test_what_is_never_taught_is_in_no_example(seed):
             asked = plain(text.removeprefix(f"{story.body} "))
             assert asked not in never and allowed[asked][1] == answer
             seen[allowed[asked][0]] += 1
-    assert len(seen) > 0.9 * 12 * len(KINDS)
+    assert len(seen) > 0.4 * sum(1 + len(wordings.taught(kind)) for kind in KINDS)
 
 
 def test_typed_carelessly():

@@ -1,19 +1,21 @@
 """Other wordings of Königsberg's questions: some to teach, some never taught, to see what was learnt.
 
-The corpus asks each question in one wording, and a model that has read no other answers no other. `WORDINGS` holds
-fourteen more of each kind of question; three of each, drawn by lot, are never taught. `READERS` are wordings that a
-reader typed when the chat model knew one of each question; they are never taught either. Chapter 20.
+The corpus asks each question in one wording, and a model that has read no other answers no other. Of each kind of
+question `WORDINGS` holds fourteen more, `MORE` about thirty by a second author, `STILL_MORE` about forty by a third.
+Three of each of the first two lists, drawn by lot, are never taught. `READERS` are wordings that a reader typed when
+the chat model knew one of each question; they are never taught either. Chapter 20.
 """
 
 from functools import cache
 from random import Random
 
 from nanoeuler_lib.world.grammar import Slot, capitalised, parts_of
+from nanoeuler_lib.world.more_wordings import MORE, STILL_MORE
 from nanoeuler_lib.world.stories import Question
 from nanoeuler_lib.world.story import Story
 from nanoeuler_lib.world.town import CRIMES, PEOPLE
 
-UNTAUGHT = 3  # wordings of each kind of question
+UNTAUGHT = 3  # wordings of each kind of question, in each of two lists
 NAMED = {str(word): word for word in (*CRIMES, *PEOPLE)}  # what a wording needs in another form than its name
 
 WORDINGS = {  # kind of story: kind of question
@@ -286,14 +288,26 @@ READERS = {
 
 @cache
 def untaught(kind: str) -> tuple[str, ...]:
-    """The wordings of a kind of question ("errand: holder") that no training has shown, drawn by lot."""
-    lots = {wording: Random(wording).random() for wording in WORDINGS[kind]}
-    return tuple(sorted(lots, key=lots.get)[:UNTAUGHT])
+    """The wordings of a kind of question ("errand: holder") that no training has shown, drawn by lot of `WORDINGS`."""
+    return _drawn(WORDINGS[kind])
 
 
+@cache
+def tried(kind: str) -> tuple[str, ...]:
+    """Those that no training has shown either, but by which its length was chosen, drawn by lot of `MORE`."""
+    return _drawn(MORE[kind])
+
+
+@cache
 def taught(kind: str) -> tuple[str, ...]:
     """The other wordings of a kind of question; the corpus's own is not among them."""
-    return tuple(wording for wording in WORDINGS[kind] if wording not in untaught(kind))
+    every = *WORDINGS[kind], *MORE[kind], *STILL_MORE[kind]
+    return tuple(wording for wording in every if wording not in untaught(kind) + tried(kind))
+
+
+def _drawn(wordings):
+    lots = {wording: Random(wording).random() for wording in wordings}
+    return tuple(sorted(lots, key=lots.get)[:UNTAUGHT])
 
 
 def reworded(story: Story, question: Question, random: Random) -> str:
