@@ -2,11 +2,9 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
-#define ROWS 4     // the same of the backward pass, where fewer registers let more threads run
-#ifndef MOST
-#define MOST 80  // places of the sorted list whose whole rows a block of the backward pass adds (ops/embedding.py)
-#endif
-#define SUMS 256  // parts of sums that a block keeps, where its threads share the positions of one token
+#define ROWS 4     // the same in the backward pass, where fewer registers let more threads run
+#define MOST 80    // places of the sorted list that a block takes with their whole rows (ops/embedding.py)
+#define SUMS 256   // sums that a block keeps where its threads share the places of one token
 #ifndef ADD
 #define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
 #endif
