@@ -32,6 +32,7 @@ from nanoeuler_lib.ops import gpu
 from tools.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
+FILES = "gpu_step_0", "gpu_step_1", "gpu_step_2"  # of one case each
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)  # so that the first steps show in the losses
 STEPS, ROUNDS, AGREE = 5, 7, 3  # steps of a turn; turns; steps whose losses are compared
 APART = {"bfloat16": 5e-3, "tf32": 1e-3, "float32": 1e-5}  # by how much of themselves losses may differ
@@ -187,7 +188,7 @@ def main() -> None:
         print(f"{precision:9} {texts:3} x {row['context']}  " + "  ".join(cells), flush=True)
         if not options.quick:
             config = {"gpu": card, "torch": torch.__version__, "steps": STEPS, "rounds": rounds}
-            save(f"gpu_step_{case}", config, [row], options.out)
+            save(FILES[case], config, [row], options.out)
 
 
 if __name__ == "__main__":

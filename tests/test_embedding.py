@@ -64,3 +64,11 @@ def test_frequent_tokens_come_first_and_none_waits_for_one_block():
         and work[0] <= 2 * embedding.OFTEN
         and shares[0, 5] == 768 // embedding.COLUMNS
     )
+    place = shares[:, 2] * 100 + shares[:, 4]  # of as large ones, that of the first token, its first part
+    assert (np.diff(place[work > 0])[np.diff(work[work > 0]) == 0] > 0).all()
+
+
+def test_how_many_shares_a_launch_has_room_for():
+    """The launch is the same for all texts, so what it has too many of costs each of them."""
+    pieces, often = 32768 // embedding.PIECE, 32768 // embedding.OFTEN
+    assert embedding.most_shares(32768, 4096) == pieces + 3 * often + 4096 // embedding.TOKENS + 2

@@ -62,6 +62,7 @@ TESTS = {
     "device": ["test_device.py"],
     "diagnose": ["test_breaks.py"],
     "documents": ["test_corpus.py"],
+    "embedding": ["test_embedding.py"],
     "errors": ["test_contracts.py"],
     "evaluate": ["test_contracts.py", "test_evaluate.py"],
     "fetch": ["test_corpus_fetch.py"],

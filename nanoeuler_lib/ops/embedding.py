@@ -42,7 +42,7 @@ def shares(start: np.ndarray, D: int) -> np.ndarray:
     new[1:] |= often[:-1] | (piece[1:] != piece[:-1])
     first = np.flatnonzero(new)
     end = np.append(first[1:], vocab)
-    parts = np.where(often[first], np.clip(-(-counts[first] // OFTEN), 1, max(1, D // COLUMNS)), 0)
+    parts = np.where(often[first], np.minimum(-(-counts[first] // OFTEN), max(1, D // COLUMNS)), 0)
     each = np.maximum(parts, 1)  # shares of one row below
     part = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     rows = np.stack([start[first], start[end], first, end, parts], axis=1).repeat(each, axis=0)
