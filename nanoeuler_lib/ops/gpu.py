@@ -30,7 +30,7 @@ from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
 THREADS = 256  # of a block whose threads do not depend on each other
 BLOCKS = 32  # of those blocks on each multiprocessor: enough that all of its threads are busy
-LOGITS = 256  # threads of a block that has a row of logits: its waits fall apart from those of more blocks
+LOGITS = 256  # threads of a block that has a row of logits: while some blocks wait at a barrier, others load
 NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
 TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
@@ -504,7 +504,7 @@ def _flag(value) -> str:
 
 
 def _row(width: int, few: int = 512) -> tuple[int, int]:
-    """Threads of a block that keeps a row, and how many fours each keeps; few: threads, where four fours are enough."""
+    """Threads of a block that keeps a row, and how many fours each keeps; few: the most of a row up to 16 few wide."""
     threads = min(few if width <= 16 * few else 512, 32 * -(-width // 128))
     return threads, -(-width // (4 * threads))
 
