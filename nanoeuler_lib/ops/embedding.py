@@ -13,12 +13,14 @@ TOKENS = 64  # of a share at most: those that do not occur get zeros
 COLUMNS = 16  # of a share at least: 64 bytes of a row
 
 
-def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """order [N], the positions of tokens [...] sorted by token; start [vocab + 1], where each token's begin in it."""
+def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """order [N], the positions of tokens [...] sorted by token, the tokens there [N], and start [vocab + 1], where each
+    token's begin."""
     if vocab <= 1 << 16:
         tokens = tokens.astype(np.uint16)  # NumPy sorts 16 bits by their digits, in a fifth of the time
-    counts = np.bincount(tokens.reshape(-1), minlength=vocab)
-    return np.argsort(tokens, axis=None, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+    tokens = tokens.reshape(-1)
+    order = np.argsort(tokens, kind="stable")
+    return order, tokens[order], np.concatenate([[0], np.cumsum(np.bincount(tokens, minlength=vocab))])
 
 
 def most_shares(N: int, vocab: int) -> int:
