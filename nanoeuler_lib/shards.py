@@ -535,6 +535,7 @@ def pretrain(
     valid: as for `ShardDataset`; the rest as for `train.train`. Raises NanoEulerError as both do.
     """
     expect_new(Path(run))
+    train.expect_memory(model_config)
     info = {"source": str(shards.path), "workers": workers or cores()} | ({"files": files} if files else {})
     found = train.fresh(run, model_config, config, shards.tokenizer, info, device, profile)
     return train.start_run(Path(run), found, ShardDataset(shards, valid, found), quiet, on_entry, profile)

@@ -3,6 +3,7 @@
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -120,6 +121,26 @@ def cores() -> int:
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(asked) > 0:
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)  # of a container, by its kernel
+
+
+def memory() -> int | None:
+    """Bytes of memory that this process may have: the machine's, or fewer in a container; None if nobody says."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return None
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in LIMITS:
+        try:
+            limit = Path(file).read_text("utf-8").strip()
+        except OSError:
+            continue
+        found += [int(limit)] if limit.isdigit() else []  # "max": no limit
+    return min(found)
 
 
 def one_blas_thread():

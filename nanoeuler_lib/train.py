@@ -30,10 +30,10 @@ from nanoeuler_lib.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, from_json, to_json, write_text
 from nanoeuler_lib.generate import generate
-from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.optim import learning_rate, optimizer_of
 from nanoeuler_lib.run_folder import appending, entries, expect_new, read_log, sole_writer, trim_log
-from nanoeuler_lib.step import Step, cores, one_blas_thread
+from nanoeuler_lib.step import Step, cores, memory, one_blas_thread
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.watch import Watch, text_warnings, vitals
 
@@ -79,10 +79,12 @@ def train(
     rounding); on_entry: called with each entry of the log (`report.Live` draws them); files: where the texts were read
     from, kept for whoever resumes the run; device: where it runs (`device.choose`); profile: on a GPU, time every
     launch of so many steps, the second and those behind it, and say where the time goes. Returns the trained model.
-    Raises NanoEulerError when the folder holds a run, the text is too short, or the loss is not finite.
+    Raises NanoEulerError when the folder holds a run, the text is too short, the model does not find room in memory, or
+    the loss is not finite.
     """
     run = Path(run)
     expect_new(run)
+    expect_memory(model_config)
     part, valid = _split(text, valid_text, config)
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
@@ -91,6 +93,19 @@ def train(
     info |= {"files": files} if files else {}
     found = fresh(run, model_config, config, tokenizer, info, device, profile)
     return start_run(run, found, TextDataset(part, valid, found), quiet, on_entry, profile)
+
+
+def expect_memory(config: ModelConfig) -> None:
+    """Raises NanoEulerError for a model whose parameters, gradients and two moments of AdamW find no room in memory.
+
+    Some systems promise memory that they do not have, and end whoever uses it: nothing would be said then.
+    """
+    count, there = sum(math.prod(shape) for shape in parameter_shapes(config).values()), memory()
+    if there is not None and 16 * count > there:
+        need = f"a run takes {16 * count / 2**30:,.1f} GiB at least, and this machine has {there / 2**30:,.1f}"
+        raise NanoEulerError(
+            f"the model has {count:,} parameters: {need}: expected a smaller dim, ffn or vocab_size, or fewer layers"
+        )
 
 
 def fresh(

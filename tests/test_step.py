@@ -6,11 +6,14 @@ import checks
 import numpy as np
 import pytest
 
+from nanoeuler_lib import step
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import check_batch
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.optim import AdamW
 from nanoeuler_lib.step import Step, one_blas_thread
+from nanoeuler_lib.train import expect_memory
 
 MODEL = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=96, vocab_size=50, predict=2)
 SETTINGS = TrainConfig(steps=20, batch=24, warmup=2, rate=1e-2)
@@ -85,3 +88,32 @@ def test_steps_allocate_nothing(rows):
     step.pool.shutdown()
     assert sum(plan.nbytes for plan in step.plans) > 1e7, "too small for the test to mean anything"
     assert peak - before < 1e6 and level - before < 1e5, (peak - before, level - before)
+
+
+def test_memory_is_the_machines_or_a_containers(tmp_path, monkeypatch):
+    limits = [tmp_path / name for name in ("none", "max", "bytes")]
+    monkeypatch.setattr(step, "LIMITS", [])
+    machine = step.memory()
+    assert machine is None or machine > 1 << 28
+    limits[1].write_text("max\n")
+    limits[2].write_text("4096\n")
+    monkeypatch.setattr(step, "LIMITS", limits[:2])
+    assert step.memory() == machine
+    monkeypatch.setattr(step, "LIMITS", limits)
+    assert machine is None or step.memory() == 4096
+    monkeypatch.delattr("os.sysconf", raising=False)
+    assert step.memory() is None
+
+
+def test_a_model_that_finds_no_room_is_refused(monkeypatch):
+    """Sixteen bytes a parameter: it, its gradient and two moments."""
+    config = preset("small")
+    need = 16 * GPT(config).size
+    for there in (need, None):
+        monkeypatch.setattr("nanoeuler_lib.train.memory", lambda there=there: there)
+        expect_memory(config)
+    monkeypatch.setattr("nanoeuler_lib.train.memory", lambda: need - 1)
+    with pytest.raises(
+        NanoEulerError, match=f"{need // 16:,} parameters: a run takes .* GiB at least, and this"
+    ):
+        expect_memory(config)
