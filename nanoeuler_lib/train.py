@@ -102,7 +102,9 @@ def expect_memory(config: ModelConfig) -> None:
     """
     count, there = sum(math.prod(shape) for shape in parameter_shapes(config).values()), memory()
     if there is not None and 16 * count > there:
-        need = f"a run takes {16 * count / 2**30:,.1f} GiB at least, and this machine has {there / 2**30:,.1f}"
+        need = (
+            f"a run takes {16 * count / 2**30:,.1f} GiB at least, and this machine has {there / 2**30:,.1f}"
+        )
         raise NanoEulerError(
             f"the model has {count:,} parameters: {need}: expected a smaller dim, ffn or vocab_size, or fewer layers"
         )
