@@ -16,6 +16,13 @@ if hasattr(signal, "SIGHUP"):
 # What is buffered is written at the end, where it can fail as well: processes that tests start buffer, as a user's do.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# A busy machine is slow to make its examples, the first ones above all, for which tables of characters are built.
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from chapters import code_cells, run_tagged
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoeuler_lib import tokenizer
@@ -232,7 +232,6 @@ def test_untouched_gap_says_so():
             assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30), max_size=5), st.sampled_from(["ab", "abc", "abü"]))
 def test_plain_trainer_and_encoder_equal_the_library(words, letters):
     words = ["".join(letters[byte % 3 % len(letters)] for byte in word) for word in words]

@@ -31,7 +31,7 @@ SMALL = ModelConfig(8, 2, 1, 1, 8, 258, predict=2, ffn=8)
 # Fingerprints see all of the text, and the mask.
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.integers(1, 20_000), st.floats(0, 1), st.integers(1, 500), st.integers(0, 9))
 def test_a_fingerprint_sees_every_token(length, where, change, seed):
     """Another token anywhere, one more, one fewer, two exchanged: another fingerprint; the dtype is no part of it."""
@@ -87,7 +87,7 @@ def test_the_fingerprint_of_examples_sees_the_mask_at_every_token(monkeypatch):
 SPECIAL = [END_OF_TEXT, USER, ASSISTANT]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(
     st.lists(
         st.tuples(

@@ -146,7 +146,7 @@ def test_a_thousand_different_texts_are_all_kept():
     assert all(seen.twin("again", text) is not None for text in texts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(), st.integers(0, 5))
 def test_any_text_is_its_own_twin(text, seed):
     seen = dedup.Seen(seed)

@@ -189,7 +189,7 @@ story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(
 LIKE_A_HEADER = gutenberg.HEADER
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(story, st.sampled_from(["as today", "1990s", "no end", "a comma", "title over two lines", "no start"]))
 def test_whatever_stands_between_survives(text, form):
     """All lines, in order; spaces at their ends and empty lines around the book apart."""

@@ -54,20 +54,20 @@ def cases(draw):
     return config, draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]))
 def test_equal_at_any_size(case, accumulate, std):
     checks.check_equality(*case, accumulate=accumulate, std=std)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(cases())
 def test_forward_is_the_formula_at_any_size(case):
     for version in ("cpu", "plain"):
         checks.check_forward(version, *case)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(cases(), st.booleans(), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0]))
 def test_equal_in_blocks_of_any_size(case, accumulate, block, rows, std):
     """Rows of scores, and of SwiGLU, in blocks that do and do not divide their number."""
@@ -189,7 +189,7 @@ def test_adamw_is_the_paper(version):
     checks.check_adamw(version)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 1000), st.integers(0, 99))
 def test_adamw_in_blocks(size, block, step, seed):
     rng = np.random.default_rng(seed)

@@ -85,7 +85,7 @@ def known(text):
     return "".join(c for c in encodable(text) if unicodedata.category(c) != "Cn")
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(tricky_text)
 @example("I're you've he'll don't 'm's'd x'RE 'lve  're")
 def test_words_are_those_of_the_pattern(text):
@@ -115,7 +115,7 @@ def test_ascii_text_has_the_same_words_with_either_pattern():
         assert split_words(text) == module._UNICODE_WORDS.findall(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(tricky_text)
 def test_counting_by_pieces_counts_words(text):
     text = encodable(text)
@@ -129,7 +129,7 @@ def test_counting_by_pieces_counts_words(text):
 # Training
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(small_text | tricky_text, st.integers(0, 40))
 def test_training_is_plain_training(text, number):
     text = encodable(text)
@@ -193,7 +193,7 @@ def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
 # Encoding
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(small_text | tricky_text, small_text | tricky_text, st.integers(0, 30))
 def test_encoding_is_plain_encoding(learnt, text, number):
     """Also with merges that were learnt across the borders of words, which encoding must not cross."""
@@ -221,7 +221,7 @@ def test_merges_do_not_cross_the_borders_of_words(text):
 ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join)
 )
@@ -322,7 +322,7 @@ def test_text_beside_a_special_token_is_encoded_as_alone():
 # Files and processes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(["a", " b", "  ", " <|x|>", "<|x|>", " <|y z|>", "\n", " abc", "ß", "\udcff"]),
@@ -489,7 +489,7 @@ def test_missing_and_oversized_files_are_told(tmp_path, monkeypatch):
         Tokenizer([(97, 98), (98, 99)])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8))
 def test_only_merges_that_encoding_can_make_are_taken(draws):
     """Every merge of an accepted vocabulary encodes its own text to itself; every refused one would not."""

@@ -80,7 +80,8 @@ def test_learns(tmp_path):
     log = train.read_log(tmp_path / "run")
     bits = [entry["valid_bits_per_byte"] for entry in log if "valid_bits_per_byte" in entry]
     assert bits[-1] < 0.35 * unigram < bits[0]
-    assert bits[-1] == train.bits_per_byte(model, tokens)
+    with train.one_blas_thread():  # as in training: the same products, so the same bits
+        assert bits[-1] == train.bits_per_byte(model, tokens)
     losses = [entry["loss"] for entry in log if "loss" in entry]
     assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:5])
     assert losses[0] == pytest.approx(math.log(280), rel=0.05)  # before learning, every token is as likely
@@ -882,7 +883,7 @@ def test_documents():
     assert plain.starts is None and plain.bytes == len(f"ab{data.SEPARATOR}c")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.lists(st.integers(0, 9), min_size=2, max_size=12),
     st.integers(1, 12),
