@@ -40,11 +40,11 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
 // So the positions are sorted by token, and the host says who adds what (ops/embedding.py): a block adds all rows of a few
 // rare tokens, or some columns of one frequent token. No sum is left to another block.
-// shares: [gridDim.x], places of the sorted list, tokens, and which of how many parts of the columns, 0 parts: all columns;
+// shares: [gridDim.x], places of the sorted list, tokens, and the first of how many columns of one, 0: all columns;
 // order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens; dx: [n, D]; dtable: [V, D].
 // The blocks may have any size.
 struct Share {
-  int from, to, token, end, part, parts;
+  int from, to, token, end, left, columns;
 };
 
 // All columns: each thread adds its own, down the list, and writes a sum where a token's places end. Nothing is shared
@@ -85,10 +85,9 @@ __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const 
 // Some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
 template <class Number>
 __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share s, const Number* __restrict__ dx,
-                                            Number* __restrict__ dtable, int width) {
+                                            Number* __restrict__ dtable, int width, int left, int columns) {
   __shared__ Number sums[SUMS];
-  int each = (width + s.parts - 1) / s.parts, left = s.part * each, columns = min(each, width - left);
-  int groups = max(1, SUMS / each);  // the same for blocks of every size: so is the order of a sum
+  int groups = max(1, SUMS / columns);  // the same for blocks of every size: so is the order of a sum
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns;
     Number sum = {};
@@ -135,10 +134,10 @@ extern "C" __global__ void embedding_backward(const int* __restrict__ shares, co
                                               float* __restrict__ dtable, int D) {
   Share s = ((const Share*)shares)[blockIdx.x];
   bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);
-  if (s.parts && wide)
-    add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4);
-  else if (s.parts)
-    add_columns(order, s, dx, dtable, D);
+  if (s.columns && wide)
+    add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4, s.left / 4, s.columns / 4);
+  else if (s.columns)
+    add_columns(order, s, dx, dtable, D, s.left, s.columns);
   else if (wide)
     add_tokens(order, sorted, s, (const float4*)dx, (float4*)dtable, D / 4);
   else
