@@ -5,6 +5,8 @@ import pytest
 
 from nanoeuler_lib.ops import embedding
 
+SHARES = 1 / np.arange(2, 4097)  # of all places, by Zipf: the second token's, the third's, ...
+
 
 def texts():
     """Tokens of many sizes and frequencies: one alone, one at most places, many that never occur."""
@@ -30,6 +32,7 @@ def test_every_row_is_written_once_and_every_place_added_once():
             if columns:
                 assert last == token + 1 and left % embedding.COLUMNS == 0 and left + columns <= D
                 assert columns % embedding.COLUMNS == 0 or left + columns == D
+                assert columns == D or D >= 2 * embedding.COLUMNS
             else:
                 assert last - token <= embedding.TOKENS and end - begin <= embedding.PIECE + embedding.OFTEN
             part = slice(left, left + columns if columns else D)
@@ -48,11 +51,14 @@ def test_tokens_are_sorted_whatever_their_width(vocab):
 
 def test_frequent_tokens_come_first_and_none_waits_for_one_block():
     """A tenth of all places, as the most frequent token of a text has: no share has a tenth of the work."""
-    tokens = np.concatenate([np.zeros(3277, int), np.random.default_rng(0).integers(1, 4096, 29491)])
+    rare = np.random.default_rng(0).choice(np.arange(1, 4096), 29491, p=SHARES / SHARES.sum())
+    tokens = np.concatenate([np.zeros(3277, int), rare])
     shares = embedding.shares(embedding.sort(tokens, 4096)[2], 768)
     work = (shares[:, 1] - shares[:, 0]) * np.where(shares[:, 5], shares[:, 5], 768) / 768
-    assert (np.diff(work) <= 0).all() and work[0] <= 2 * embedding.OFTEN and shares[0, 5] == embedding.COLUMNS
-    place = shares[:, 2] * 100 + shares[:, 4]  # of as large ones, that of the first token, its first part
+    assert (np.diff(work) <= 0).all() and work[0] <= 2 * embedding.OFTEN
+    cut = shares[shares[:, 5] > 0]
+    assert set(cut[cut[:, 2] == 0, 5]) == {embedding.COLUMNS} and min(cut[:, 5]) == embedding.COLUMNS
+    place = shares[:, 2] * 1000 + shares[:, 4]  # of as large ones, that of the first token, its first part
     assert (np.diff(place[work > 0])[np.diff(work[work > 0]) == 0] > 0).all()
 
 

@@ -46,13 +46,12 @@ def shares(start: np.ndarray, D: int) -> np.ndarray:
     first = np.flatnonzero(new)
     end = np.append(first[1:], vocab)
     parts = np.minimum(-(-counts[first] // OFTEN), D // COLUMNS).clip(1)
-    columns = np.where(often[first], np.minimum(D, -(-D // (parts * COLUMNS)) * COLUMNS), 0)
-    parts = np.where(often[first], -(-D // np.maximum(columns, 1)), 1)  # shares of one row below
+    columns = np.where(often[first], np.minimum(D, -(-D // (parts * COLUMNS)) * COLUMNS), D)
+    parts = -(-D // columns)  # shares of each row below
     rows = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
-    columns = rows[:, 4]
-    left = columns * (np.arange(len(rows)) - np.repeat(np.cumsum(parts) - parts, parts))
-    rows[:, 4] = np.minimum(columns, D - left)
-    size = (rows[:, 1] - rows[:, 0]) * np.where(columns, rows[:, 4], D)
-    found = np.zeros((most_shares(int(start[-1]), vocab), 6), np.int32)
-    found[: len(rows)] = np.insert(rows, 4, left, axis=1)[np.argsort(-size, kind="stable")]
-    return found
+    left = rows[:, 4] * (np.arange(len(rows)) - np.repeat(np.cumsum(parts) - parts, parts))
+    columns = np.minimum(rows[:, 4], D - left)
+    size = (rows[:, 1] - rows[:, 0]) * columns
+    columns *= often[rows[:, 2]]
+    rows = np.column_stack([rows[:, :4], left, columns])[np.argsort(-size, kind="stable")]
+    return np.pad(rows, [(0, most_shares(int(start[-1]), vocab) - len(rows)), (0, 0)]).astype(np.int32)
