@@ -96,18 +96,19 @@ def train(
 
 
 def expect_memory(config: ModelConfig) -> None:
-    """Raises NanoEulerError for a model whose parameters, gradients and two moments of AdamW find no room in memory.
+    """Raises NanoEulerError for a model whose parameters, gradients and first moments find no room in memory.
 
-    Some systems promise memory that they do not have, and end whoever uses it: nothing would be said then.
+    That is what every optimiser needs, 12 bytes a parameter. Some systems promise memory that they do not have, and end
+    whoever uses it: nothing would be said then.
     """
     count, there = sum(math.prod(shape) for shape in parameter_shapes(config).values()), memory()
-    if there is not None and 16 * count > there:
-        need = (
-            f"a run takes {16 * count / 2**30:,.1f} GiB at least, and this machine has {there / 2**30:,.1f}"
-        )
-        raise NanoEulerError(
-            f"the model has {count:,} parameters: {need}: expected a smaller dim, ffn or vocab_size, or fewer layers"
-        )
+    if there is None or (need := 12 * count) <= there:
+        return
+    needs, has = (f"{size / 2**30:,.1f} GiB" for size in (need, there))
+    raise NanoEulerError(
+        f"the model has {count:,} parameters: a run takes {needs} at least, and this machine has {has}: "
+        "expected a smaller dim, ffn or vocab_size, or fewer layers"
+    )
 
 
 def fresh(

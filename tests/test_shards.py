@@ -24,6 +24,7 @@ from test_train import changed, contents, error_of
 from nanoeuler_lib import checkpoint, cli, data, report, shards, train
 from nanoeuler_lib.arguments import steps_or_tokens
 from nanoeuler_lib.data import SEPARATOR
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.shards import ShardDataset, Shards
 from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
@@ -374,6 +375,15 @@ def test_when_a_validation_is_whole(tmp_path, sampled):
     assert wholes == ([0, 20, 40] if sampled else [*range(0, 45, 2)]) and asked[-1] and len(asked) == 24
     looked = [entry["step"] for entry in train.read_log(tmp_path / "run") if "groups" in entry]
     assert looked == [1, *wholes[1:], 45]
+
+
+def test_a_model_that_finds_no_room_begins_no_run(tmp_path):
+    with (
+        patch.object(train, "memory", lambda: 1 << 10),
+        pytest.raises(NanoEulerError, match="GiB at least, and this machine has"),
+    ):
+        shards.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, RUN_CONFIG, quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_sets_must_be_told_apart_and_share_a_vocabulary(tmp_path):

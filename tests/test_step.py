@@ -106,14 +106,14 @@ def test_memory_is_the_machines_or_a_containers(tmp_path, monkeypatch):
 
 
 def test_a_model_that_finds_no_room_is_refused(monkeypatch):
-    """Sixteen bytes a parameter: it, its gradient and two moments."""
+    """Twelve bytes a parameter: it, its gradient and a moment."""
     config = preset("small")
-    need = 16 * GPT(config).size
+    need = 12 * GPT(config).size
     for there in (need, None):
         monkeypatch.setattr("nanoeuler_lib.train.memory", lambda there=there: there)
         expect_memory(config)
     monkeypatch.setattr("nanoeuler_lib.train.memory", lambda: need - 1)
     with pytest.raises(
-        NanoEulerError, match=f"{need // 16:,} parameters: a run takes .* GiB at least, and this"
+        NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"
     ):
         expect_memory(config)
