@@ -700,12 +700,12 @@ KERNEL_BUGS = {
         ("if (!(factor[1] <= 3.4e38f)) return;", ""),
     ],
     "embedding.cu": [
-        ("if (ADD) add_to(sum, row[i]);", ""),
+        ("if (ADD) add_to(sum, *to);\n        *to = sum;\n        sum", "*to = sum;\n        sum"),
         ("    if (ADD) add_to(sum, *to);\n    *to = sum;\n  }\n}", "    *to = sum;\n  }\n}"),
         ("int group = 1; group < groups", "int group = 2; group < groups"),
         ("if (first + k * groups < s.to) add_to(sum, v[k]);", "if (first + k < s.to) add_to(sum, v[k]);"),
-        ("if (start[token] == start[token + 1])\n", "if (start[token] == start[token + 1] && token % 2)\n"),
-        ("sum = {};\n      }", "}"),
+        ("row = token + 1;", "row = token + 2;"),
+        ("sum = zero;", ""),
     ],
     "adamw.cu": [
         ("if (!(factor[1] <= 3.4e38f)) return;", ""),

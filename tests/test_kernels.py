@@ -255,8 +255,8 @@ def embedding(modules, n, V, D, block, often=(), shifted=None):
     module["embedding_forward"](blocks_for(n, block // 32), block, (on_device, table, x, n, D))
     wanted, saved = reference.embed_forward(tokens, table64)
     close(x, wanted, 0)
-    order, start = by_token.sort(tokens, V)
-    arrays = [xp.asarray(a, np.int32) for a in (by_token.shares(start, D), order, start)]
+    order, places, start = by_token.sort(tokens, V)
+    arrays = [xp.asarray(a, np.int32) for a in (by_token.shares(start, D), order, places)]
     results = []
     for threads in (block, 32):
         _, _, _, dtable = aside(shifted, table, x, dx, zeros(V, D))
@@ -403,7 +403,6 @@ def refused():
     row = (x[:65], few, y, few[:1].copy(), 65, 1e-5)
     entropy = (x[:129].copy(), ints[:1], few[:1], few[:1].copy(), 129)
     turned = (x, few, few, y, 1, 1)
-    share = xp.asarray([0, by_token.PIECE + by_token.OFTEN + 1, 0, 1, 0, 0], np.int32)
     return {
         "a tree that is no power of two": ("reductions", "sum_tree", {}, 1, 96, (x, few, 96), "a power of two"),
         "columns that are no power of two": (
@@ -412,9 +411,6 @@ def refused():
         "half a warp": ("reductions", "sum_shuffle", {}, 1, 48, (x, few, 96), "whole warps"),
         "a block of two dimensions": ("reductions", "sum_wide", {}, 1, (32, 2), (x, few, 96), "along x alone"),
         "half a warp for a row": ("embedding", "embedding_forward", {}, 1, 48, (ints, x, y, 1, 8), "whole warps"),
-        "a share of too many places": (
-            "embedding", "embedding_backward", {}, 1, 32, (share, ints, ints, x, y, 1), "more places than",
-        ),
         "two blocks for the norm": ("adamw", "clip_factor", {}, 2, 32, (x, few, 64, 1.0), "one block"),
         "a row wider than the block": ("rmsnorm", "rmsnorm_forward", {"KEEP": 2}, 1, 32, row, "wider than the block"),
         "logits wider than the block": (

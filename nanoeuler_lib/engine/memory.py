@@ -151,7 +151,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
     logit_rows = min(N, max(2 * F * N // (K * V), LOGIT_ROWS))
     scratch = dict(
         order=("i", N),  # positions sorted by token
-        start=("i", V + 1),  # where each token's begin
+        sorted=("i", N),  # their tokens
         shares=("i", embedding.most_shares(N, V), 6),  # and which block adds what
         gain_parts=("f", min(N, gpu.NORM_BLOCKS * processors), D),
         along=("f", B, H, T),  # of attention's backward pass: dout . out
@@ -320,9 +320,9 @@ class Plan:
 
     def sort(self, tokens: np.ndarray) -> None:
         """Upload the positions of tokens [B, T] sorted by token, which `embed_back` alone reads, at a step's end."""
-        order, start = embedding.sort(tokens, self.config.vocab_size)
+        order, tokens, start = embedding.sort(tokens, self.config.vocab_size)
         upload(self.work.order, order)
-        upload(self.work.start, start)
+        upload(self.work.sorted, tokens)
         upload(self.work.shares, embedding.shares(start, self.config.dim))
 
     def list(self, key, record: Callable[[], None]) -> gpu.Launches:

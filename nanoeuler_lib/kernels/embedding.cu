@@ -2,9 +2,8 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
-#define ROWS 4     // the same in the backward pass, where fewer registers let more threads run
-#define MOST 80    // places of the sorted list that a block takes with their whole rows (ops/embedding.py)
-#define SUMS 256   // sums that a block keeps where its threads share the places of one token
+#define ROWS 5     // the same in the backward pass (4, 6 and 8 are a little slower on an H100)
+#define SUMS 192   // sums that a block keeps where its threads share the places of one token
 #ifndef ADD
 #define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
 #endif
@@ -41,45 +40,54 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
 // So the positions are sorted by token, and the host says who adds what (ops/embedding.py): a block adds all rows of a few
 // rare tokens, or some columns of one frequent token. No sum is left to another block.
-// shares: [gridDim.x], places of the sorted list, tokens, and which of how many parts of the columns, 0 parts: all columns;
-// order: [n], the positions sorted by token (a stable argsort); start: [V + 1], where each token's begin in it; dx: [n, D];
-// dtable: [V, D]. The blocks may have any size.
+// shares: [gridDim.x], places of the sorted list, tokens, and the first of how many columns of one, 0: all columns;
+// order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens; dx: [n, D]; dtable: [V, D].
+// The blocks may have any size.
 struct Share {
-  int from, to, token, end, part, parts;
+  int from, to, token, end, left, columns;
 };
 
-// All columns: each thread adds its own, down the list, and writes a sum where a token's places end.
+// All columns: each thread adds its own, down the list, and writes a sum where a token's places end. Nothing is shared
+// between threads: no row waits for a barrier. Tokens that do not occur get zeros.
 template <class Number>
-__device__ __forceinline__ void add_tokens(const int* place, const int* target, int count, const Number* __restrict__ dx,
-                                           Number* __restrict__ dtable, int width) {
+__device__ __forceinline__ void add_tokens(const int* __restrict__ order, const int* __restrict__ sorted, Share s,
+                                           const Number* __restrict__ dx, Number* __restrict__ dtable, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    Number sum = {};
-    for (int first = 0; first < count; first += ROWS) {
+    Number sum = {}, zero = {};
+    int row = s.token;  // the next to write
+    for (int first = s.from; first < s.to; first += ROWS) {
       Number v[ROWS];
-#pragma unroll
-      for (int k = 0; k < ROWS; k++)
-        if (first + k < count) v[k] = dx[(size_t)place[first + k] * width + i];
+      int ends = 0;  // a bit for each place: the last one of its token?
 #pragma unroll
       for (int k = 0; k < ROWS; k++) {
-        if (first + k >= count) break;
-        add_to(sum, v[k]);
-        if (target[first + k] < 0) continue;
-        Number* row = dtable + (size_t)target[first + k] * width;
-        if (ADD) add_to(sum, row[i]);
-        row[i] = sum;
-        sum = {};
+        int place = first + k;
+        if (place >= s.to) continue;
+        v[k] = dx[(size_t)order[place] * width + i];
+        ends |= (place + 1 == s.to || sorted[place] != sorted[place + 1]) << k;
+      }
+#pragma unroll
+      for (int k = 0; k < ROWS; k++) {
+        if (first + k < s.to) add_to(sum, v[k]);
+        if (!(ends >> k & 1)) continue;
+        int token = sorted[first + k];
+        Number* to = dtable + (size_t)token * width + i;
+        if (ADD) add_to(sum, *to);
+        *to = sum;
+        sum = zero;
+        for (; !ADD && row < token; row++) dtable[(size_t)row * width + i] = zero;
+        row = token + 1;
       }
     }
+    for (; !ADD && row < s.end; row++) dtable[(size_t)row * width + i] = zero;
   }
 }
 
 // Some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
 template <class Number>
 __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share s, const Number* __restrict__ dx,
-                                            Number* __restrict__ dtable, int width) {
+                                            Number* __restrict__ dtable, int width, int left, int columns) {
   __shared__ Number sums[SUMS];
-  int each = (width + s.parts - 1) / s.parts, left = s.part * each, columns = min(each, width - left);
-  int groups = max(1, SUMS / each);  // the same for blocks of every size: so is the order of a sum
+  int groups = max(1, SUMS / columns);  // the same for blocks of every size: so is the order of a sum
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns;
     Number sum = {};
@@ -122,31 +130,16 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
 }
 
 extern "C" __global__ void embedding_backward(const int* __restrict__ shares, const int* __restrict__ order,
-                                              const int* __restrict__ start, const float* __restrict__ dx,
+                                              const int* __restrict__ sorted, const float* __restrict__ dx,
                                               float* __restrict__ dtable, int D) {
-  __shared__ int place[MOST], target[MOST];  // target: the token whose sum ends at this place, or -1
   Share s = ((const Share*)shares)[blockIdx.x];
   bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);
-  if (s.parts) {
-    if (wide)
-      add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4);
-    else
-      add_columns(order, s, dx, dtable, D);
-    return;
-  }
-  int count = s.to - s.from;
-  if (count > MOST) __trap();  // a share has more places than a block keeps
-  for (int k = threadIdx.x; k < count; k += blockDim.x) place[k] = order[s.from + k], target[k] = -1;
-  __syncthreads();
-  for (int token = s.token + threadIdx.x; token < s.end; token += blockDim.x)
-    if (start[token] < start[token + 1]) target[start[token + 1] - 1 - s.from] = token;
-  __syncthreads();
-  if (wide)
-    add_tokens(place, target, count, (const float4*)dx, (float4*)dtable, D / 4);
+  if (s.columns && wide)
+    add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4, s.left / 4, s.columns / 4);
+  else if (s.columns)
+    add_columns(order, s, dx, dtable, D, s.left, s.columns);
+  else if (wide)
+    add_tokens(order, sorted, s, (const float4*)dx, (float4*)dtable, D / 4);
   else
-    add_tokens(place, target, count, dx, dtable, D);
-  if (ADD) return;
-  for (int token = s.token; token < s.end; token++)  // of those that do not occur the gradient is 0
-    if (start[token] == start[token + 1])
-      for (int i = threadIdx.x; i < D; i += blockDim.x) dtable[(size_t)token * D + i] = 0;
+    add_tokens(order, sorted, s, dx, dtable, D);
 }

@@ -10,15 +10,17 @@ import numpy as np
 PIECE = 32  # places of the sorted list: the tokens that begin in one of these pieces are a share
 OFTEN = 48  # a token at more places has shares of its own
 TOKENS = 64  # of a share at most: those that do not occur get zeros
-COLUMNS = 16  # of a share at least: 64 bytes of a row
+COLUMNS = 16  # of a share, and multiples: 64 bytes, which memory gives at once
 
 
-def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """order [N], the positions of tokens [...] sorted by token; start [vocab + 1], where each token's begin in it."""
+def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """order [N], the positions of tokens [...] sorted by token, the tokens there [N], and start [vocab + 1], where each
+    token's begin."""
     if vocab <= 1 << 16:
         tokens = tokens.astype(np.uint16)  # NumPy sorts 16 bits by their digits, in a fifth of the time
-    counts = np.bincount(tokens.reshape(-1), minlength=vocab)
-    return np.argsort(tokens, axis=None, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+    tokens = tokens.reshape(-1)
+    order = np.argsort(tokens, kind="stable")
+    return order, tokens[order], np.concatenate([[0], np.cumsum(np.bincount(tokens, minlength=vocab))])
 
 
 def most_shares(N: int, vocab: int) -> int:
@@ -33,8 +35,9 @@ def most_shares(N: int, vocab: int) -> int:
 def shares(start: np.ndarray, D: int) -> np.ndarray:
     """Who adds what: [most_shares, 6], int32, the largest first. `start` as of `sort`; D: columns of a token's row.
 
-    A row has the places [from, to) of the sorted list, the tokens [token, end), and `part` of `parts` of the columns, 0
-    parts for all columns of several tokens. Behind the last share rows are 0: without a place and a token.
+    A row has the places [from, to) of the sorted list, the tokens [token, end), and of one token's row the columns from
+    `left` on and how many they are; 0 for all columns of several tokens. Behind the last share rows are 0: without a
+    place and a token.
     """
     counts, vocab = np.diff(start), len(start) - 1
     often, piece = counts > OFTEN, start[:-1] // PIECE
@@ -42,11 +45,13 @@ def shares(start: np.ndarray, D: int) -> np.ndarray:
     new[1:] |= often[:-1] | (piece[1:] != piece[:-1])
     first = np.flatnonzero(new)
     end = np.append(first[1:], vocab)
-    parts = np.where(often[first], np.minimum(-(-counts[first] // OFTEN), max(1, D // COLUMNS)), 0)
-    each = np.maximum(parts, 1)  # shares of one row below
-    part = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    rows = np.stack([start[first], start[end], first, end, parts], axis=1).repeat(each, axis=0)
-    size = (rows[:, 1] - rows[:, 0]) / np.maximum(rows[:, 4], 1)
-    found = np.zeros((most_shares(int(start[-1]), vocab), 6), np.int32)
-    found[: len(rows)] = np.insert(rows, 4, part, axis=1)[np.argsort(-size, kind="stable")]
-    return found
+    parts = np.minimum(-(-counts[first] // OFTEN), D // COLUMNS).clip(1)
+    columns = np.where(often[first], np.minimum(D, -(-D // (parts * COLUMNS)) * COLUMNS), D)
+    parts = -(-D // columns)  # shares of each row below
+    rows = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
+    left = rows[:, 4] * (np.arange(len(rows)) - np.repeat(np.cumsum(parts) - parts, parts))
+    columns = np.minimum(rows[:, 4], D - left)
+    size = (rows[:, 1] - rows[:, 0]) * columns
+    columns *= often[rows[:, 2]]
+    rows = np.column_stack([rows[:, :4], left, columns])[np.argsort(-size, kind="stable")]
+    return np.pad(rows, [(0, most_shares(int(start[-1]), vocab) - len(rows)), (0, 0)]).astype(np.int32)

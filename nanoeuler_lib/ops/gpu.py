@@ -231,11 +231,11 @@ class Program:
     def embed_back(self, dtable, dx, tokens, work, accumulate):
         """dtable[v] (+)= the sum of dx[n] over positions of token v.
 
-        work: order [N] and start [V + 1], the positions sorted by token; shares: who adds what (`embedding.shares`).
+        work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
         """
         D = dtable.shape[1]
-        file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 96))
-        arguments = work.shares, work.order, work.start, dx.full, dtable, D
+        file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
+        arguments = work.shares, work.order, work.sorted, dx.full, dtable, D
         moved = dx.full.nbytes + dtable.nbytes
         self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
 

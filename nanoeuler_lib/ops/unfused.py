@@ -92,7 +92,7 @@ class Unfused(gpu.Program):
     def embed_back(self, dtable, dx, tokens, work, accumulate):
         V, D = dtable.shape
         to = self._space("dtable", V, D) if accumulate else dtable
-        arguments = work.shares, work.order, work.start, dx.full, to, D
+        arguments = work.shares, work.order, work.sorted, dx.full, to, D
         self._run("embed_back", "embedding_backward", len(work.shares), THREADS, arguments)
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
