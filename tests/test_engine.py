@@ -704,7 +704,7 @@ KERNEL_BUGS = {
         ("    if (ADD) add_to(sum, *to);\n    *to = sum;\n  }\n}", "    *to = sum;\n  }\n}"),
         ("int group = 1; group < groups", "int group = 2; group < groups"),
         ("if (first + k * groups < s.to) add_to(sum, v[k]);", "if (first + k < s.to) add_to(sum, v[k]);"),
-        ("row = token + 1;", "row = token + 2;"),
+        ("row = now[k] + 1;", "row = now[k] + 2;"),
         ("sum = zero;", ""),
     ],
     "adamw.cu": [

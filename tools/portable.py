@@ -274,7 +274,7 @@ def main() -> int:
         return 1
 
     LOGS.mkdir(parents=True, exist_ok=True)
-    each = min(2, options.jobs)  # processes for one setting
+    each = max(min(2, options.jobs), options.jobs // len(runnable))  # processes for one setting
     print(f"{len(runnable)} settings, {len(paths)} files\n")
     print("| BLAS kernels, NumPy's vectors, threads | passed | cells failed | tests failed | minutes |")
     print("|:--|--:|--:|--:|--:|", flush=True)

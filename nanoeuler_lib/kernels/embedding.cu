@@ -2,7 +2,8 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
-#define ROWS 5     // the same in the backward pass (4, 6 and 8 are a little slower on an H100)
+#define ROWS 8     // rows of several tokens that a thread of the backward pass has on their way together
+#define DEEP 12    // rows of one frequent token, of which a block reads some columns
 #define SUMS 192   // sums that a block keeps where its threads share the places of one token
 #ifndef ADD
 #define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
@@ -47,71 +48,77 @@ struct Share {
   int from, to, token, end, left, columns;
 };
 
+// What stands at K places of a list, `step` apart; -1 from `end` on.
+template <int K>
+__device__ __forceinline__ void look_up(const int* __restrict__ list, int first, int step, int end, int (&found)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; k++) found[k] = first + k * step < end ? list[first + k * step] : -1;
+}
+
 // All columns: each thread adds its own, down the list, and writes a sum where a token's places end. Nothing is shared
-// between threads: no row waits for a barrier. Tokens that do not occur get zeros.
+// between threads: no row waits for a barrier. Tokens that do not occur get zeros. The places of the rows that come next
+// are looked up while those before are under way.
 template <class Number>
 __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const int* __restrict__ sorted, Share s,
-                                           const Number* __restrict__ dx, Number* __restrict__ dtable, int width) {
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+                                           const Number* __restrict__ dx, Number* __restrict__ dtable, unsigned width) {
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
     Number sum = {}, zero = {};
-    int row = s.token;  // the next to write
+    int place[ROWS], token[ROWS + 1], row = s.token;  // row: the next to write
+    look_up(order, s.from, 1, s.to, place);
+    look_up(sorted, s.from, 1, s.to, token);
     for (int first = s.from; first < s.to; first += ROWS) {
       Number v[ROWS];
-      int ends = 0;  // a bit for each place: the last one of its token?
+      int now[ROWS + 1];
+#pragma unroll
+      for (int k = 0; k < ROWS; k++)
+        if (place[k] >= 0) v[k] = __ldg(dx + (place[k] * width + i));
+#pragma unroll
+      for (int k = 0; k <= ROWS; k++) now[k] = token[k];
+      look_up(order, first + ROWS, 1, s.to, place);
+      look_up(sorted, first + ROWS, 1, s.to, token);
 #pragma unroll
       for (int k = 0; k < ROWS; k++) {
-        int place = first + k;
-        if (place >= s.to) continue;
-        v[k] = dx[(size_t)order[place] * width + i];
-        ends |= (place + 1 == s.to || sorted[place] != sorted[place + 1]) << k;
-      }
-#pragma unroll
-      for (int k = 0; k < ROWS; k++) {
-        if (first + k < s.to) add_to(sum, v[k]);
-        if (!(ends >> k & 1)) continue;
-        int token = sorted[first + k];
-        Number* to = dtable + (size_t)token * width + i;
+        if (now[k] < 0) break;
+        add_to(sum, v[k]);
+        if (now[k] == now[k + 1]) continue;
+        Number* to = dtable + (now[k] * width + i);
         if (ADD) add_to(sum, *to);
         *to = sum;
         sum = zero;
-        for (; !ADD && row < token; row++) dtable[(size_t)row * width + i] = zero;
-        row = token + 1;
+#pragma unroll 1
+        for (; !ADD && row < now[k]; row++) dtable[row * width + i] = zero;
+        row = now[k] + 1;
       }
     }
-    for (; !ADD && row < s.end; row++) dtable[(size_t)row * width + i] = zero;
+#pragma unroll 1
+    for (; !ADD && row < s.end; row++) dtable[row * width + i] = zero;
   }
 }
 
 // Some columns of one token: groups of threads take its places in turn, then the sums of the groups are added.
 template <class Number>
 __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share s, const Number* __restrict__ dx,
-                                            Number* __restrict__ dtable, int width, int left, int columns) {
+                                            Number* __restrict__ dtable, unsigned width, int left, int columns) {
   __shared__ Number sums[SUMS];
   int groups = max(1, SUMS / columns);  // the same for blocks of every size: so is the order of a sum
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
-    int group = id / columns, column = left + id % columns;
+    int group = id / columns, column = left + id % columns, place[DEEP];
     Number sum = {};
-    int place[ROWS];  // of the rows that come next: looked up while those before are under way
+    look_up(order, s.from + group, groups, s.to, place);
+    for (int first = s.from + group; first < s.to; first += DEEP * groups) {
+      Number v[DEEP];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) place[k] = s.from + group + k * groups < s.to ? order[s.from + group + k * groups] : -1;
-    for (int first = s.from + group; first < s.to; first += ROWS * groups) {
-      Number v[ROWS];
+      for (int k = 0; k < DEEP; k++)
+        if (place[k] >= 0) v[k] = __ldg(dx + (place[k] * width + column));
+      look_up(order, first + DEEP * groups, groups, s.to, place);
 #pragma unroll
-      for (int k = 0; k < ROWS; k++)
-        if (place[k] >= 0) v[k] = dx[(size_t)place[k] * width + column];
-#pragma unroll
-      for (int k = 0; k < ROWS; k++) {
-        int next = first + (ROWS + k) * groups;
-        place[k] = next < s.to ? order[next] : -1;
-      }
-#pragma unroll
-      for (int k = 0; k < ROWS; k++)
+      for (int k = 0; k < DEEP; k++)
         if (first + k * groups < s.to) add_to(sum, v[k]);
     }
     if (groups > 1) {
       sums[id] = sum;
     } else {
-      Number* to = dtable + (size_t)s.token * width + column;
+      Number* to = dtable + (s.token * width + column);
       if (ADD) add_to(sum, *to);
       *to = sum;
     }
@@ -119,7 +126,7 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
   if (groups == 1) return;
   __syncthreads();
   for (int id = threadIdx.x; id < columns; id += blockDim.x) {
-    Number sum = sums[id], *to = dtable + (size_t)s.token * width + left + id;
+    Number sum = sums[id], *to = dtable + (s.token * width + left + id);
     for (int group = 1; group < groups; group++) {
       Number v = sums[group * columns + id];
       add_to(sum, v);

@@ -1,16 +1,18 @@
 """Which block adds what in the embedding's backward pass (kernels/embedding.cu), planned where tokens are sorted.
 
 The row of a token that stands at many places is cut into columns, so that no block has many more numbers to add than
-another; rarer tokens go together, as long as their places begin in one piece of the sorted list. Every sum belongs to
-one block: none waits for another, and its order is the same in each run.
+another; rarer tokens go together, as long as their rows begin in one piece. Every sum belongs to one block: none waits
+for another, and its order is the same in each run.
 """
 
 import numpy as np
 
-PIECE = 32  # places of the sorted list: the tokens that begin in one of these pieces are a share
-OFTEN = 48  # a token at more places has shares of its own
-TOKENS = 64  # of a share at most: those that do not occur get zeros
-COLUMNS = 16  # of a share, and multiples: 64 bytes, which memory gives at once
+# As measured on an H100 (benchmarks/cuda_bandwidth.py).
+PIECE = 10  # rows moved, read and written: rare tokens whose rows begin in one piece are a share
+OFTEN = 28  # a token at more places has shares of its own
+LONGEST = 230  # such a share is this part of all rows at most, as far as COLUMNS allow
+COLUMNS = 32  # of a share, or a multiple of twice as many: 128 bytes, a line of the cache
+ROOM = 24  # rows to a share, in a launch; beside 2 LONGEST shares of frequent tokens
 
 
 def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,34 +26,45 @@ def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def most_shares(N: int, vocab: int) -> int:
-    """How many shares N positions have at most, whatever the tokens.
-
-    H tokens stand often, at n of the places. They have at most n / OFTEN + H shares. The others begin a share in each
-    piece, in each run of them (H + 1), in another piece within a run (H + 1 more), and at every TOKENS-th token.
-    """
-    return -(-N // PIECE) + 3 * (N // OFTEN) + -(-vocab // TOKENS) + 2
+    """How many shares a launch for N positions has room for. It is the same for all texts: empty ones cost time."""
+    return (N + vocab) // ROOM + 2 * LONGEST + 2
 
 
 def shares(start: np.ndarray, D: int) -> np.ndarray:
-    """Who adds what: [most_shares, 6], int32, the largest first. `start` as of `sort`; D: columns of a token's row.
+    """Who adds what: [most_shares, 6], int32. `start` as of `sort`; D: columns of a token's row.
 
     A row has the places [from, to) of the sorted list, the tokens [token, end), and of one token's row the columns from
     `left` on and how many they are; 0 for all columns of several tokens. Behind the last share rows are 0: without a
     place and a token.
+
+    Where there is no room, as for many tokens that stand just often, pieces grow. That ends: R rows with H frequent
+    tokens make at most R / PIECE + 3 H + 2 shares and 2 LONGEST more, and H is below R / OFTEN.
     """
-    counts, vocab = np.diff(start), len(start) - 1
-    often, piece = counts > OFTEN, start[:-1] // PIECE
-    new = often | (np.arange(vocab) % TOKENS == 0)
-    new[1:] |= often[:-1] | (piece[1:] != piece[:-1])
-    first = np.flatnonzero(new)
-    end = np.append(first[1:], vocab)
-    parts = np.minimum(-(-counts[first] // OFTEN), D // COLUMNS).clip(1)
-    columns = np.where(often[first], np.minimum(D, -(-D // (parts * COLUMNS)) * COLUMNS), D)
-    parts = -(-D // columns)  # shares of each row below
-    rows = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
-    left = rows[:, 4] * (np.arange(len(rows)) - np.repeat(np.cumsum(parts) - parts, parts))
-    columns = np.minimum(rows[:, 4], D - left)
-    size = (rows[:, 1] - rows[:, 0]) * columns
-    columns *= often[rows[:, 2]]
-    rows = np.column_stack([rows[:, :4], left, columns])[np.argsort(-size, kind="stable")]
-    return np.pad(rows, [(0, most_shares(int(start[-1]), vocab) - len(rows)), (0, 0)]).astype(np.int32)
+    room, times = most_shares(int(start[-1]), len(start) - 1), 1
+    while len(table := _shares(start, D, int(times * PIECE), int(times * OFTEN))) > room:
+        times *= 1.25
+    return np.pad(table, [(0, room - len(table)), (0, 0)]).astype(np.int32)
+
+
+def _shares(start, D, most, often):
+    """Of one piece and one bound for frequent tokens. First stand the shares that are large for their kind, so that no
+    long one is left over at the end and both kinds are always under way.
+    """
+    counts, before = (
+        np.diff(start),
+        start[:-1] + np.arange(len(start) - 1),
+    )  # before: rows of the tokens before each
+    rows, alone, piece = before[-1] + counts[-1] + 1, counts > often, before // most
+    first = np.flatnonzero(np.append(True, alone[1:] | alone[:-1] | (piece[1:] != piece[:-1])))
+    end = np.append(first[1:], len(counts))
+    fit = D * rows // (LONGEST * counts[first].clip(1))  # columns of a share that is not too long
+    unit = np.where(fit < 2 * COLUMNS, COLUMNS, 2 * COLUMNS)
+    parts = -(-D // ((fit // unit).clip(1) * unit))
+    columns = np.where(alone[first], -(-D // (parts * unit)) * unit, D).clip(max=D)  # as even as units allow
+    parts = -(-D // columns)
+    table = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
+    left = table[:, 4] * (np.arange(len(table)) - np.repeat(np.cumsum(parts) - parts, parts))
+    columns, cut = np.minimum(table[:, 4], D - left), alone[table[:, 2]]
+    size = (table[:, 1] - table[:, 0] + table[:, 3] - table[:, 2]) * columns
+    size = size / np.where(cut, rows / LONGEST, 2 * most)
+    return np.column_stack([table[:, :4], left, columns * cut])[np.argsort(-size, kind="stable")]
