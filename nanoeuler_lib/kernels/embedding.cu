@@ -2,7 +2,7 @@
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
-#define ROWS 8     // rows of several tokens that a thread of the backward pass has on their way together
+#define ROWS 9     // rows of several tokens that a thread of the backward pass has on their way together
 #define DEEP 12    // rows of one frequent token, of which a block reads some columns
 #define SUMS 192   // sums that a block keeps where its threads share the places of one token
 #ifndef ADD

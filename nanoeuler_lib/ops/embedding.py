@@ -10,7 +10,7 @@ import numpy as np
 # As measured on an H100 (benchmarks/cuda_bandwidth.py).
 PIECE = 10  # rows moved, read and written: rare tokens whose rows begin in one piece are a share
 OFTEN = 28  # a token at more places has shares of its own
-LONGEST = 230  # such a share is this part of all rows at most, as far as COLUMNS allow
+LONGEST = 215  # such a share is this part of all rows at most, as far as COLUMNS allow
 COLUMNS = 32  # of a share, or a multiple of twice as many: 128 bytes, a line of the cache
 ROOM = 24  # rows to a share, in a launch; beside 2 LONGEST shares of frequent tokens
 
