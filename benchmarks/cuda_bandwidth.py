@@ -236,12 +236,12 @@ def sums(cupy, rows: int) -> Iterator[Work]:
             if parts == 1:
                 return [kernel.bind(width, block, (*a, total, tall, D))]
             first = kernel.bind((width, parts), block, (*a, part, tall, D))
-            return [first, kernel.bind(width, (8, 128), (part, total, parts, D))]
+            return [first, kernel.bind(blocks_for(D, 8), (8, 64), (part, total, parts, D))]
 
         return block, (width, parts), bind
 
-    shapes = (32, 8), (32, 32), (8, 32), (8, 128)
-    for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 32, 64))):
+    shapes = (32, 8), (32, 16), (64, 8), (8, 64), (8, 128)
+    for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 33, 64))):
         arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]
         yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered)
