@@ -62,7 +62,7 @@ def test_no_share_is_long_and_the_large_of_both_kinds_come_first():
     assert moved.sum() == 32768 + 4096
     longest = (32768 + 4096) / embedding.LONGEST
     assert moved[~cut].max() < embedding.PIECE + embedding.OFTEN
-    assert moved[cut & (shares[:, 5] > embedding.COLUMNS)].max() <= longest
+    assert moved[cut & (shares[:, 5] > embedding.COLUMNS)].max() <= longest + 1  # the row that it writes
     assert set(shares[cut & (shares[:, 2] == 0), 5]) == {embedding.COLUMNS}
     widths = set(shares[cut, 5])
     assert {64, 128, 192, 256, 384, 768} <= widths and all(width % 64 == 0 for width in widths - {32})

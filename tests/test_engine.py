@@ -200,6 +200,30 @@ def test_a_loss_that_is_not_finite_moves_nothing(sum_):
     assert memory.download(factor)[1] == 2 if sum_ == 1e30 else np.isnan(memory.download(factor)[1])
 
 
+@pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
+def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
+    """Arrays of one number seen 2^32 times, and one row less."""
+    program, (N, V) = engine_of().program, shape
+    for less in (0, 1):
+        dx, dtable = (np.broadcast_to(np.float32(0), (n - less * (n > 8), 4096)) for n in (N, V))
+        arguments = (
+            dtable,
+            gpu.Residual(dx, None),
+            None,
+            SimpleNamespace(shares=[0], order=None, sorted=None),
+            False,
+        )
+        if less:
+            with patch.object(program, "_launch") as launch:
+                program.embed_back(*arguments)
+            assert launch.called
+        else:
+            with pytest.raises(
+                NanoEulerError, match=r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"
+            ):
+                program.embed_back(*arguments)
+
+
 def test_lists_that_run_again_give_the_same_bits():
     """On a card the second run of a list is captured in a graph, and the third replays it."""
     config = TrainConfig(steps=9, warmup=0, rate=0.0, decay=0.0)

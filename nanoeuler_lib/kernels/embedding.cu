@@ -43,7 +43,8 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // rare tokens, or some columns of one frequent token. No sum is left to another block.
 // shares: [gridDim.x], places of the sorted list, tokens, and the first of how many columns of one, 0: all columns;
 // order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens; dx: [n, D]; dtable: [V, D].
-// The blocks may have any size.
+// The blocks may have any size up to 512. Elements are counted in 32 bits, which gives a load its address in one
+// instruction: with 64, registers ran short and loads waited for loads.
 struct Share {
   int from, to, token, end, left, columns;
 };
@@ -85,7 +86,7 @@ __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const 
         if (ADD) add_to(sum, *to);
         *to = sum;
         sum = zero;
-#pragma unroll 1
+#pragma unroll 1  // unrolled, the code is twice as long
         for (; !ADD && row < now[k]; row++) dtable[row * width + i] = zero;
         row = now[k] + 1;
       }

@@ -7,10 +7,10 @@ for another, and its order is the same in each run.
 
 import numpy as np
 
-# As measured on an H100 (benchmarks/cuda_bandwidth.py).
+# The best of 450 combinations on an H100 (benchmarks/cuda_bandwidth.py); near them little changes.
 PIECE = 10  # rows moved, read and written: rare tokens whose rows begin in one piece are a share
 OFTEN = 28  # a token at more places has shares of its own
-LONGEST = 215  # such a share is this part of all rows at most, as far as COLUMNS allow
+LONGEST = 215  # such a share is a 215th of all rows at most, as far as COLUMNS allow
 COLUMNS = 32  # of a share, or a multiple of twice as many: 128 bytes, a line of the cache
 ROOM = 24  # rows to a share, in a launch; beside 2 LONGEST shares of frequent tokens
 
@@ -50,11 +50,8 @@ def _shares(start, D, most, often):
     """Of one piece and one bound for frequent tokens. First stand the shares that are large for their kind, so that no
     long one is left over at the end and both kinds are always under way.
     """
-    counts, before = (
-        np.diff(start),
-        start[:-1] + np.arange(len(start) - 1),
-    )  # before: rows of the tokens before each
-    rows, alone, piece = before[-1] + counts[-1] + 1, counts > often, before // most
+    counts, rows = np.diff(start), start[-1] + len(start) - 1  # read at each place, written for each token
+    alone, piece = counts > often, (start[:-1] + np.arange(len(counts))) // most
     first = np.flatnonzero(np.append(True, alone[1:] | alone[:-1] | (piece[1:] != piece[:-1])))
     end = np.append(first[1:], len(counts))
     fit = D * rows // (LONGEST * counts[first].clip(1))  # columns of a share that is not too long

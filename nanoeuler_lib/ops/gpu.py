@@ -233,6 +233,10 @@ class Program:
 
         work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
         """
+        if (most := max(dx.full.size, dtable.size)) >= 1 << 32:
+            raise NanoEulerError(
+                f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
+            )
         D = dtable.shape[1]
         file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
         arguments = work.shares, work.order, work.sorted, dx.full, dtable, D
