@@ -1,5 +1,7 @@
 """Shares of the embedding's backward pass: every token's row belongs to one, and no block has too much to keep."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,30 @@ def test_pieces_grow_where_shares_find_no_room():
     filled = shares[shares[:, 3] > shares[:, 2]]
     once = embedding._shares(start, 8, embedding.PIECE * 5 // 4, embedding.OFTEN * 5 // 4)
     assert (filled == once).all() and not filled[:, 5].any()
+
+
+def test_pieces_grow_until_there_is_room_and_no_further():
+    """Tokens that all stand as often: pieces of 8 + 1 rows, more than twice as many as there is room for."""
+    start = embedding.sort(np.arange(4096).repeat(8), 4096)[2]
+    shares, room = embedding.shares(start, 8), embedding.most_shares(32768, 4096)
+    assert room / 1.25 < (shares[:, 3] > 0).sum() <= room < len(embedding._shares(start, 8, 15, 43))
+    table = embedding._shares(start, 8, embedding.PIECE, embedding.OFTEN)
+    with patch.object(embedding, "most_shares", return_value=len(table)):
+        assert (embedding.shares(start, 8) == table).all()
+
+
+def test_where_a_token_begins_to_be_frequent_and_a_share_to_be_narrow():
+    counts = np.array([0, embedding.OFTEN, 0, embedding.OFTEN + 1, 1])
+    with np.errstate(all="raise"):
+        shares = embedding.shares(np.concatenate([[0], np.cumsum(counts)]), 8)
+    assert {token: columns for _, _, token, last, _, columns in shares.tolist() if last}.items() >= {
+        3: 8
+    }.items()
+    assert (shares[(shares[:, 2] <= 1) & (shares[:, 3] > 1), 5] == 0).all()
+    rows = (
+        embedding.LONGEST * 2 * embedding.COLUMNS
+    )  # of which one in LONGEST is a share of 768 places, 64 columns
+    for less, columns in ((0, 2), (1, 1)):
+        start = np.array([0, 768, rows - less - 2])
+        shares = embedding.shares(start, 768)
+        assert set(shares[(shares[:, 2] == 0) & (shares[:, 3] == 1), 5]) == {columns * embedding.COLUMNS}

@@ -57,7 +57,7 @@ def _shares(start, D, most, often):
     fit = D * rows // (LONGEST * counts[first].clip(1))  # columns of a share that is not too long
     unit = np.where(fit < 2 * COLUMNS, COLUMNS, 2 * COLUMNS)
     parts = -(-D // ((fit // unit).clip(1) * unit))
-    columns = np.where(alone[first], -(-D // (parts * unit)) * unit, D).clip(max=D)  # as even as units allow
+    columns = np.where(alone[first], -(-D // (parts * unit)) * unit, D)  # as even as units allow
     parts = -(-D // columns)
     table = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
     left = table[:, 4] * (np.arange(len(table)) - np.repeat(np.cumsum(parts) - parts, parts))
