@@ -276,7 +276,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
     """Tokens as frequent as one over their rank, in any order; the table counts once."""
     rng, frequency = np.random.default_rng(0), 1 / np.arange(1, V + 1)
     tokens = rng.permutation(V)[rng.choice(V, rows, p=frequency / frequency.sum())].astype(np.int32)
-    order, places, start = by_token.sort(tokens, V)
+    order, there, start = by_token.sort(tokens, V)
     shape, size = f"{rows} x {D}, {V} tokens, Zipf", 4 * D * (rows + V)
 
     def forward(block):
@@ -293,7 +293,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
         return cupy.asarray(tokens), normal(cupy, V, D), empty(cupy, rows, D)
 
     def scattered():
-        planned = (cupy.asarray(x, np.int32) for x in (shares, order, places))
+        planned = (cupy.asarray(x, np.int32) for x in (shares, order, there))
         return *planned, normal(cupy, rows, D), empty(cupy, V, D)
 
     yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)])

@@ -1,4 +1,4 @@
-"""Shares of the embedding's backward pass: every token's row belongs to one, and no block has too much to keep."""
+"""Shares of the embedding's backward pass: each column of a token's row belongs to one, and few are long."""
 
 from unittest.mock import patch
 
@@ -63,7 +63,7 @@ def test_no_share_is_long_and_the_large_of_both_kinds_come_first():
     moved = (places + zeros) * np.where(cut, shares[:, 5], 768) / 768
     assert moved.sum() == 32768 + 4096
     longest = (32768 + 4096) / embedding.LONGEST
-    assert moved[~cut].max() < embedding.PIECE + embedding.OFTEN
+    assert moved[~cut].max() <= embedding.PIECE + embedding.OFTEN
     assert moved[cut & (shares[:, 5] > embedding.COLUMNS)].max() <= longest + 1  # the row that it writes
     assert set(shares[cut & (shares[:, 2] == 0), 5]) == {embedding.COLUMNS}
     widths = set(shares[cut, 5])

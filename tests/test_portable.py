@@ -169,3 +169,9 @@ def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsy
         f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
     )
     assert f"under 1 of 2: {kernels[1]}, SSE4, 1" in said and "1 cells and tests failed" in said
+
+
+def test_processes_of_a_setting():
+    """Never more than there are in all, and all of them where there are fewer settings than pairs."""
+    assert [portable.processes(jobs, 12) for jobs in (1, 2, 16, 24, 36)] == [1, 2, 2, 2, 3]
+    assert portable.processes(30, 3) == 10

@@ -233,6 +233,11 @@ def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> 
     return Outcome(cells, tests, passed, (time.perf_counter() - began) / 60, broken)
 
 
+def processes(jobs: int, settings: int) -> int:
+    """How many a setting gets: two, so that a long notebook does not hold up many, or more where all run at once."""
+    return max(min(2, jobs), jobs // settings)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.portable", description=__doc__.split("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, help="notebooks or tests; default: all that compute")
@@ -274,7 +279,7 @@ def main() -> int:
         return 1
 
     LOGS.mkdir(parents=True, exist_ok=True)
-    each = max(min(2, options.jobs), options.jobs // len(runnable))  # processes for one setting
+    each = processes(options.jobs, len(runnable))
     print(f"{len(runnable)} settings, {len(paths)} files\n")
     print("| BLAS kernels, NumPy's vectors, threads | passed | cells failed | tests failed | minutes |")
     print("|:--|--:|--:|--:|--:|", flush=True)

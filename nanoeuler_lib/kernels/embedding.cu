@@ -41,10 +41,11 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
 // So the positions are sorted by token, and the host says who adds what (ops/embedding.py): a block adds all rows of a few
 // rare tokens, or some columns of one frequent token. No sum is left to another block.
-// shares: [gridDim.x], places of the sorted list, tokens, and the first of how many columns of one, 0: all columns;
-// order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens; dx: [n, D]; dtable: [V, D].
-// The blocks may have any size up to 512. Elements are counted in 32 bits, which gives a load its address in one
-// instruction: with 64, registers ran short and loads waited for loads.
+// shares: [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
+// dx: [n, D]; dtable: [V, D]. The blocks may have any size up to 512. Elements are counted in 32 bits (ops/gpu.py refuses
+// more), which makes an address two instructions.
+// A share: the places [from, to) of the sorted list, the tokens [token, end); columns 0: all columns of all these tokens,
+// else so many of one token's, from left on.
 struct Share {
   int from, to, token, end, left, columns;
 };
@@ -57,25 +58,25 @@ __device__ __forceinline__ void look_up(const int* __restrict__ list, int first,
 }
 
 // All columns: each thread adds its own, down the list, and writes a sum where a token's places end. Nothing is shared
-// between threads: no row waits for a barrier. Tokens that do not occur get zeros. The places of the rows that come next
-// are looked up while those before are under way.
+// between threads: no row waits for a barrier. Tokens that do not occur get zeros. The positions of the rows that come
+// next are looked up while those before are under way.
 template <class Number>
 __device__ __forceinline__ void add_tokens(const int* __restrict__ order, const int* __restrict__ sorted, Share s,
                                            const Number* __restrict__ dx, Number* __restrict__ dtable, unsigned width) {
   for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
     Number sum = {}, zero = {};
-    int place[ROWS], token[ROWS + 1], row = s.token;  // row: the next to write
-    look_up(order, s.from, 1, s.to, place);
+    int position[ROWS], token[ROWS + 1], row = s.token;  // row: the next to write
+    look_up(order, s.from, 1, s.to, position);
     look_up(sorted, s.from, 1, s.to, token);
     for (int first = s.from; first < s.to; first += ROWS) {
       Number v[ROWS];
       int now[ROWS + 1];
 #pragma unroll
       for (int k = 0; k < ROWS; k++)
-        if (place[k] >= 0) v[k] = __ldg(dx + (place[k] * width + i));
+        if (position[k] >= 0) v[k] = __ldg(dx + (position[k] * width + i));
 #pragma unroll
       for (int k = 0; k <= ROWS; k++) now[k] = token[k];
-      look_up(order, first + ROWS, 1, s.to, place);
+      look_up(order, first + ROWS, 1, s.to, position);
       look_up(sorted, first + ROWS, 1, s.to, token);
 #pragma unroll
       for (int k = 0; k < ROWS; k++) {
@@ -103,15 +104,15 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
   __shared__ Number sums[SUMS];
   int groups = max(1, SUMS / columns);  // the same for blocks of every size: so is the order of a sum
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
-    int group = id / columns, column = left + id % columns, place[DEEP];
+    int group = id / columns, column = left + id % columns, position[DEEP];
     Number sum = {};
-    look_up(order, s.from + group, groups, s.to, place);
+    look_up(order, s.from + group, groups, s.to, position);
     for (int first = s.from + group; first < s.to; first += DEEP * groups) {
       Number v[DEEP];
 #pragma unroll
       for (int k = 0; k < DEEP; k++)
-        if (place[k] >= 0) v[k] = __ldg(dx + (place[k] * width + column));
-      look_up(order, first + DEEP * groups, groups, s.to, place);
+        if (position[k] >= 0) v[k] = __ldg(dx + (position[k] * width + column));
+      look_up(order, first + DEEP * groups, groups, s.to, position);
 #pragma unroll
       for (int k = 0; k < DEEP; k++)
         if (first + k * groups < s.to) add_to(sum, v[k]);

@@ -1,18 +1,19 @@
 """Which block adds what in the embedding's backward pass (kernels/embedding.cu), planned where tokens are sorted.
 
-The row of a token that stands at many places is cut into columns, so that no block has many more numbers to add than
-another; rarer tokens go together, as long as their rows begin in one piece. Every sum belongs to one block: none waits
-for another, and its order is the same in each run.
+Rows are moved: one is read for each position, one is written for each token. Frequent tokens have shares of their own,
+each some columns of the token's row, so that a share is not much longer than others, but for tokens at a tenth of all
+positions and more. Rarer tokens go together. Every sum belongs to one block: none waits for another, and its order is
+the same in each run.
 """
 
 import numpy as np
 
-# The best of 450 combinations on an H100 (benchmarks/cuda_bandwidth.py); near them little changes.
-PIECE = 10  # rows moved, read and written: rare tokens whose rows begin in one piece are a share
-OFTEN = 28  # a token at more places has shares of its own
-LONGEST = 215  # such a share is a 215th of all rows at most, as far as COLUMNS allow
-COLUMNS = 32  # of a share, or a multiple of twice as many: 128 bytes, a line of the cache
-ROOM = 24  # rows to a share, in a launch; beside 2 LONGEST shares of frequent tokens
+# Chosen by trial on an H100, for batches of 64 and of 16 texts of `base`.
+PIECE = 10  # rows: the rare tokens whose rows begin in the same piece are a share
+OFTEN = 28  # positions: a token at more of them is frequent
+LONGEST = 215  # a share of a frequent token reads a 215th of all rows at most, as far as COLUMNS allow
+COLUMNS = 32  # of such a share at least, 128 bytes: a line of the cache; from two lines on, multiples of two
+ROOM = 24  # a launch has room for a share for every 24 rows, and for 2 LONGEST more
 
 
 def sort(tokens: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,12 +34,13 @@ def most_shares(N: int, vocab: int) -> int:
 def shares(start: np.ndarray, D: int) -> np.ndarray:
     """Who adds what: [most_shares, 6], int32. `start` as of `sort`; D: columns of a token's row.
 
-    A row has the places [from, to) of the sorted list, the tokens [token, end), and of one token's row the columns from
-    `left` on and how many they are; 0 for all columns of several tokens. Behind the last share rows are 0: without a
-    place and a token.
+    A row has the places [from, to) of the sorted list, the tokens [token, end), and which columns of a frequent token's
+    row: the first, `left`, and how many; 0 means all columns of all these tokens. Behind the last share rows are 0:
+    without a place and a token.
 
-    Where there is no room, as for many tokens that stand just often, pieces grow. That ends: R rows with H frequent
-    tokens make at most R / PIECE + 3 H + 2 shares and 2 LONGEST more, and H is below R / OFTEN.
+    Where there is no room, as for many tokens that are just frequent, PIECE and OFTEN grow. That ends: R rows and H
+    frequent tokens make at most R / PIECE + 3 H + 2 LONGEST + 2 shares, and H is below R / OFTEN, so that five times
+    these constants suffice.
     """
     room, times = most_shares(int(start[-1]), len(start) - 1), 1
     while len(table := _shares(start, D, int(times * PIECE), int(times * OFTEN))) > room:
@@ -46,22 +48,24 @@ def shares(start: np.ndarray, D: int) -> np.ndarray:
     return np.pad(table, [(0, room - len(table)), (0, 0)]).astype(np.int32)
 
 
-def _shares(start, D, most, often):
-    """Of one piece and one bound for frequent tokens. First stand the shares that are large for their kind, so that no
-    long one is left over at the end and both kinds are always under way.
+def _shares(start, D, piece, often):
+    """First stand the shares that are large for their kind (a rare one: beside two pieces), so that no long one is left
+    over at the end, and both kinds are always under way.
     """
-    counts, rows = np.diff(start), start[-1] + len(start) - 1  # read at each place, written for each token
-    alone, piece = counts > often, (start[:-1] + np.arange(len(counts))) // most
-    first = np.flatnonzero(np.append(True, alone[1:] | alone[:-1] | (piece[1:] != piece[:-1])))
+    counts, rows = np.diff(start), start[-1] + len(start) - 1
+    frequent, where = (
+        counts > often,
+        (start[:-1] + np.arange(len(counts))) // piece,
+    )  # in which piece its rows begin
+    first = np.flatnonzero(np.append(True, frequent[1:] | frequent[:-1] | (where[1:] != where[:-1])))
     end = np.append(first[1:], len(counts))
     fit = D * rows // (LONGEST * counts[first].clip(1))  # columns of a share that is not too long
     unit = np.where(fit < 2 * COLUMNS, COLUMNS, 2 * COLUMNS)
-    parts = -(-D // ((fit // unit).clip(1) * unit))
-    columns = np.where(alone[first], -(-D // (parts * unit)) * unit, D)  # as even as units allow
-    parts = -(-D // columns)
-    table = np.stack([start[first], start[end], first, end, columns], axis=1).repeat(parts, axis=0)
+    parts = np.where(frequent[first], -(-D // ((fit // unit).clip(1) * unit)), 1)
+    widths = np.where(frequent[first], -(-D // (parts * unit)) * unit, D)  # as even as units allow
+    table = np.stack([start[first], start[end], first, end, widths], axis=1).repeat(parts, axis=0)
     left = table[:, 4] * (np.arange(len(table)) - np.repeat(np.cumsum(parts) - parts, parts))
-    columns, cut = np.minimum(table[:, 4], D - left), alone[table[:, 2]]
+    columns, cut = np.minimum(table[:, 4], D - left), frequent[table[:, 2]]
     size = (table[:, 1] - table[:, 0] + table[:, 3] - table[:, 2]) * columns
-    size = size / np.where(cut, rows / LONGEST, 2 * most)
+    size = size / np.where(cut, rows / LONGEST, 2 * piece)
     return np.column_stack([table[:, :4], left, columns * cut])[np.argsort(-size, kind="stable")]

@@ -233,15 +233,18 @@ class Program:
 
         work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
         """
-        if (most := max(dx.full.size, dtable.size)) >= 1 << 32:
-            raise NanoEulerError(
-                f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
-            )
+        self._count_in_32_bits(dx.full, dtable)
         D = dtable.shape[1]
         file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
         arguments = work.shares, work.order, work.sorted, dx.full, dtable, D
         moved = dx.full.nbytes + dtable.nbytes
         self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
+
+    def _count_in_32_bits(self, *arrays):
+        """What embedding_backward does."""
+        if (most := max(array.size for array in arrays)) >= 1 << 32:
+            message = f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
+            raise NanoEulerError(message)
 
     def linear(self, y, x, w):
         """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""

@@ -90,6 +90,7 @@ class Unfused(gpu.Program):
         self._run("embed", "embedding_forward", -(-N // 8), THREADS, (tokens, table, x, N, D))
 
     def embed_back(self, dtable, dx, tokens, work, accumulate):
+        self._count_in_32_bits(dx.full, dtable)
         V, D = dtable.shape
         to = self._space("dtable", V, D) if accumulate else dtable
         arguments = work.shares, work.order, work.sorted, dx.full, to, D
