@@ -241,6 +241,7 @@ def sums(cupy, rows: int) -> Iterator[Work]:
         return block, (width, parts), bind
 
     shapes = (32, 8), (32, 16), (64, 8), (8, 64), (8, 128)
+    # 33 parts of 24 blocks: six for each of an H100's 132 processors
     for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 33, 64))):
         arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]

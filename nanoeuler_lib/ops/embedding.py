@@ -53,11 +53,12 @@ def _shares(start, D, piece, often):
     over at the end, and both kinds are always under way.
     """
     counts, rows = np.diff(start), start[-1] + len(start) - 1
-    frequent, where = (
+    frequent, before = (
         counts > often,
-        (start[:-1] + np.arange(len(counts))) // piece,
-    )  # in which piece its rows begin
-    first = np.flatnonzero(np.append(True, frequent[1:] | frequent[:-1] | (where[1:] != where[:-1])))
+        start[:-1] + np.arange(len(counts)),
+    )  # before: rows of the tokens before each
+    new_piece = before[1:] // piece != before[:-1] // piece
+    first = np.flatnonzero(np.append(True, frequent[1:] | frequent[:-1] | new_piece))
     end = np.append(first[1:], len(counts))
     fit = D * rows // (LONGEST * counts[first].clip(1))  # columns of a share that is not too long
     unit = np.where(fit < 2 * COLUMNS, COLUMNS, 2 * COLUMNS)

@@ -241,7 +241,7 @@ class Program:
         self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
 
     def _count_in_32_bits(self, *arrays):
-        """What embedding_backward does."""
+        """Raises NanoEulerError for arrays with more elements than embedding_backward can count."""
         if (most := max(array.size for array in arrays)) >= 1 << 32:
             message = f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
             raise NanoEulerError(message)
