@@ -24,6 +24,28 @@ if importlib.util.find_spec("hypothesis"):
     settings.load_profile("any machine")
 
 
+def start_again(start, most: int = 3):
+    """`start`, tried up to `most` times where the kernel died: its ports are chosen before it starts, and where many
+    start at once, another process may have taken one meanwhile."""
+
+    @functools.wraps(start)
+    def started(*args, **kwargs):
+        for left in reversed(range(most)):
+            try:
+                return start(*args, **kwargs)
+            except RuntimeError as error:
+                if not left or "died" not in str(error):
+                    raise
+
+    return started
+
+
+if importlib.util.find_spec("nbval"):
+    from nbval import kernel
+
+    kernel.start_new_kernel = start_again(kernel.start_new_kernel)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 

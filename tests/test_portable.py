@@ -1,6 +1,7 @@
 """True on every machine: how outputs are compared, and the command that runs them as other processors would."""
 
 import itertools
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,24 @@ def test_processes_of_a_setting():
     """Never more than there are in all, and all of them where there are fewer settings than pairs."""
     assert [portable.processes(jobs, 12) for jobs in (1, 2, 16, 24, 36)] == [1, 2, 2, 2, 3]
     assert portable.processes(30, 3) == 10
+
+
+def test_kernel_is_started_again_where_another_process_took_its_port(monkeypatch):
+    """The first kernel is told a port in use, and dies of it."""
+    from jupyter_client.connect import LocalPortCache
+    from nbval import kernel
+
+    told, find, taken = [], LocalPortCache.find_available_port, socket.create_server(("127.0.0.1", 0))
+
+    def find_available_port(ports, ip):
+        told.append(find(ports, ip) if told else taken.getsockname()[1])
+        return told[-1]
+
+    monkeypatch.setattr(LocalPortCache, "find_available_port", find_available_port)
+    with taken:
+        running = kernel.RunningKernel(kernel.CURRENT_ENV_KERNEL_NAME, startup_timeout=60)
+    try:
+        assert running.is_alive()
+        assert len(told) == 10  # two kernels of five ports
+    finally:
+        running.stop()
