@@ -13,12 +13,15 @@ rounds, the best of each block is kept, and the best of all is measured anew in 
 
 One timing is a CUDA graph of many launches, so that no launch waits for the processor, after the same graph once as a
 warm-up. Launches go round several sets of arrays, so that together they do not fit in the cache.
+
+Before it is timed, every launch offered runs once on numbers of its own, and what it wrote is held beside the reference
+in float64: the largest error, as a share of the largest number, stands in its row, and above FAR nothing is timed.
 """
 
 import argparse
 import functools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from nanoeuler_lib.config import preset
 from nanoeuler_lib.model import parameter_shapes
 from nanoeuler_lib.ops import embedding as by_token
 from nanoeuler_lib.ops import reference
+from nanoeuler_lib.optim import clip_factor
 from tools.results import FOLDER, save
 
 BASE = preset("base")
@@ -41,20 +45,24 @@ BLOCKS = 64, 128, 192, 256, 512
 SWEEP, ROUNDS = 3, 9  # rounds of each shape of launch, of the best one
 TOGETHER = 256 << 20  # bytes of all sets of arrays, at least: several times the cache
 MOVED = 3 << 30  # bytes that one timing moves, about: a millisecond
+FAR = 2e-5  # from the reference, as a share of its largest number
 
 Launches = list[Callable[[], None]]
+Pairs = Iterable[tuple[Any, Any]]  # of arrays: what a launch wrote, what it should have written
 
 
 @dataclass
 class Work:
     """A kernel and what it is to do: the shape in words, the bytes that it must move, `arrays()`, which makes a set of
-    arguments, and the launches offered: block, grid and a function from the arguments to bound launches."""
+    arguments, the launches offered (block, grid and a function from the arguments to bound launches), and `truth`: from
+    the arguments before, in float64, and after, what was written beside what the reference gives."""
 
     kernel: str
     shape: str
     bytes: int
     arrays: Callable[[], tuple]
     offered: list[tuple[Any, Any, Callable[[tuple], Launches]]]
+    truth: Callable[[tuple, tuple], Pairs]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -93,7 +101,8 @@ def normal(cupy, *shape):
 
 
 def empty(cupy, *shape):
-    return cupy.empty(shape, np.float32)
+    """To be written: what is not shows."""
+    return cupy.full(shape, np.nan, np.float32)
 
 
 def processors(cupy) -> int:
@@ -110,20 +119,31 @@ def norms(cupy, rows: int) -> Iterator[Work]:
         return block, rows, lambda a: [kernel(name, block).bind(rows, block, (*a, D, EPS))]
 
     def backward(block, grid):
-        def bind(a):
-            share = empty(cupy, grid, D)
-            return [kernel("rmsnorm_backward", block).bind(grid, block, (*a, share, rows, D))]
+        return block, grid, lambda a: [kernel("rmsnorm_backward", block).bind(grid, block, (*a, rows, D))]
 
-        return block, grid, bind
+    def normed(x, gain, y, rstd):
+        wanted, (_, factor, _) = reference.rmsnorm_forward(x, gain, EPS)
+        return [(y, wanted), (rstd, factor[:, 0])]
 
-    gain, x = (lambda: cupy.ones(D, np.float32)), (lambda: normal(cupy, rows, D))
-    y, rstd = (lambda: empty(cupy, rows, D)), (lambda: cupy.ones(rows, np.float32))
+    def added(before, after):
+        x, delta, gain = before[:3]
+        return [(after[0], x + delta), *normed(x + delta, gain, *after[3:])]
+
+    def slopes(before, after):
+        dy, x, gain, rstd, past, _ = before
+        dx, dgain = reference.rmsnorm_backward(dy, (x * rstd[:, None], rstd[:, None], gain))
+        return [(after[4], past + dx), (after[5].astype(np.float64).sum(axis=0), dgain)]
+
+    gain, x = (lambda: 1 + normal(cupy, D)), (lambda: normal(cupy, rows, D))
+    y, rstd = (lambda: empty(cupy, rows, D)), (lambda: empty(cupy, rows))
+    factors, shares = (lambda: abs(normal(cupy, rows))), (lambda: cupy.zeros((24 * few, D), np.float32))
     yield Work("rmsnorm_forward", shape, 2 * size, lambda: (x(), gain(), y(), rstd()),
-               [forward("rmsnorm_forward", b) for b in BLOCKS])  # fmt: skip
+               [forward("rmsnorm_forward", b) for b in BLOCKS],
+               lambda before, after: normed(*before[:2], *after[2:]))  # fmt: skip
     yield Work("add_rmsnorm_forward", shape, 4 * size, lambda: (x(), x(), gain(), y(), rstd()),
-               [forward("add_rmsnorm_forward", b) for b in BLOCKS])  # fmt: skip
-    yield Work("rmsnorm_backward", shape, 4 * size, lambda: (x(), x(), gain(), rstd(), x()),
-               [backward(b, k * few) for b in BLOCKS for k in (4, 8, 16, 24)])  # fmt: skip
+               [forward("add_rmsnorm_forward", b) for b in BLOCKS], added)  # fmt: skip
+    yield Work("rmsnorm_backward", shape, 4 * size, lambda: (x(), x(), gain(), factors(), x(), shares()),
+               [backward(b, k * few) for b in BLOCKS for k in (4, 8, 16, 24)], slopes)  # fmt: skip
 
 
 def entropies(cupy, rows: int) -> Iterator[Work]:
@@ -141,11 +161,18 @@ def entropies(cupy, rows: int) -> Iterator[Work]:
     def backward(name, block, **defines):
         return block, rows, lambda a: [compiled("cross_entropy", **defines)[name].bind(rows, block, (*a, V))]
 
-    yield Work("cross_entropy_forward", shape, size, arrays, [forward(b) for b in BLOCKS])
+    def losses(before, after):
+        return [(after[3], reference.cross_entropy_forward(*before[:2])[0])]
+
+    def slopes(before, after):
+        wanted, saved = reference.cross_entropy_forward(*before[:2])
+        return [(after[3], wanted), (after[0], reference.cross_entropy_backward(before[2], saved))]
+
+    yield Work("cross_entropy_forward", shape, size, arrays, [forward(b) for b in BLOCKS], losses)
     yield Work("cross_entropy_backward", shape, 2 * size, arrays,
-               [backward("cross_entropy_backward", b) for b in BLOCKS])  # fmt: skip
+               [backward("cross_entropy_backward", b) for b in BLOCKS], slopes)  # fmt: skip
     kept = [backward("cross_entropy_backward_kept", b, KEEP=blocks_for(V, b)) for b in (128, 256, 512)]
-    yield Work("cross_entropy_backward_kept", shape, 2 * size, arrays, kept)
+    yield Work("cross_entropy_backward_kept", shape, 2 * size, arrays, kept, slopes)
 
 
 def elementwise(cupy, rows: int) -> Iterator[Work]:
@@ -162,18 +189,28 @@ def elementwise(cupy, rows: int) -> Iterator[Work]:
             grids += [(256, 16 * processors(cupy)), (512, 8 * processors(cupy))]
         return [offer(*shape) for shape in grids]
 
+    def added(before, after):
+        return [(after[2], before[0] + before[1])]
+
+    def gated(before, after):
+        return [(after[2], reference.swiglu_forward(*before[:2])[0])]
+
+    def slopes(before, after):
+        dy, *inputs = before[:3]
+        return zip(after[3:], reference.swiglu_backward(dy, reference.swiglu_forward(*inputs)[1]))
+
     for name, elements in (("vector_add", 1), ("vector_add_wide", 4)):
         n = rows * D
         arrays = functools.partial(streams, cupy, n, 2, 1)
-        yield Work(name, f"{n}", 12 * n, arrays, over("vector_add", name, n, elements))
+        yield Work(name, f"{n}", 12 * n, arrays, over("vector_add", name, n, elements), added)
     for name, elements in (("swiglu_forward", 1), ("swiglu_forward_wide", 4)):
         n = rows * F
         arrays = functools.partial(streams, cupy, n, 2, 1)
-        yield Work(name, f"{n}", 12 * n, arrays, over("swiglu", name, n, elements))
+        yield Work(name, f"{n}", 12 * n, arrays, over("swiglu", name, n, elements), gated)
     for name, elements in (("swiglu_backward", 1), ("swiglu_backward_wide", 4)):
         n = rows * F
         arrays = functools.partial(streams, cupy, n, 3, 2)
-        yield Work(name, f"{n}", 20 * n, arrays, over("swiglu", name, n, elements))
+        yield Work(name, f"{n}", 20 * n, arrays, over("swiglu", name, n, elements), slopes)
 
 
 def streams(cupy, n: int, read: int, written: int) -> tuple:
@@ -198,11 +235,24 @@ def ropes(cupy, texts: int) -> Iterator[Work]:
         kernel = compiled("rope")["rope_wide"]
         return block, grid, lambda a: [kernel.bind(grid, block, (*a, texts, T, C, pitch, direction))]
 
+    def turned(before, after):
+        x, *tables = before[:3]
+        return [(after[3], reference.rope_forward(x.reshape(-1, T, C), *tables)[0].reshape(x.shape))]
+
+    def turned_back(before, after):
+        x, *tables = before[:3]
+        return [(after[3], reference.rope_backward(x.reshape(-1, T, C), tables).reshape(x.shape))]
+
+    def turned_wide(before, after):
+        x, *tables = before[:3]
+        heads_first = x.reshape(texts, T, HEADS, C).swapaxes(1, 2)
+        return [(after[3], reference.rope_forward(heads_first, *tables)[0].swapaxes(1, 2).reshape(x.shape))]
+
     shape = f"{texts} x {T} x {HEADS} x {C}"
-    for name in ("rope_forward", "rope_backward"):
-        yield Work(name, shape, size, arrays, [plain(name, b) for b in (128, 256, 512)])
+    for name, truth in (("rope_forward", turned), ("rope_backward", turned_back)):
+        yield Work(name, shape, size, arrays, [plain(name, b) for b in (128, 256, 512)], truth)
     offered = [wide(height, z, 1.0) for height in (16, 32, 64) for z in (texts, texts // 2, texts // 4)]
-    yield Work("rope_wide", shape, size, arrays, offered)
+    yield Work("rope_wide", shape, size, arrays, offered, turned_wide)
 
 
 def sums(cupy, rows: int) -> Iterator[Work]:
@@ -211,14 +261,16 @@ def sums(cupy, rows: int) -> Iterator[Work]:
 
     def offer(name, block, grid):
         def bind(a):
-            kernel, part, total = compiled("reductions")[name], empty(cupy, grid), empty(cupy, 1)
-            return [kernel.bind(grid, block, (*a, part, n)), kernel.bind(1, block, (part, total, grid))]
+            kernel, part, (x, total) = compiled("reductions")[name], empty(cupy, grid), a
+            return [kernel.bind(grid, block, (x, part, n)), kernel.bind(1, block, (part, total, grid))]
 
         return block, grid, bind
 
     for name in ("sum_tree", "sum_shuffle", "sum_wide"):
         offered = [offer(name, b, k * few) for b in (256, 512) for k in (4, 8, 16)]
-        yield Work(name, f"{n}", 4 * n, lambda: (normal(cupy, n),), offered)
+        # a thousandth more, so that chance brings no sum near 0
+        arrays = lambda: (normal(cupy, n) + np.float32(1e-3), empty(cupy, 1))
+        yield Work(name, f"{n}", 4 * n, arrays, offered, lambda before, after: [(after[1], before[0].sum())])
 
     def fill(block, grid):
         kernel = compiled("reductions")["sum_backward"]
@@ -226,16 +278,17 @@ def sums(cupy, rows: int) -> Iterator[Work]:
 
     grids = [(b, blocks_for(stream, 4 * b)) for b in (128, 256, 512)] + [(512, 8 * few)]
     arrays = lambda: (normal(cupy, 1), empty(cupy, stream))
-    yield Work("sum_backward", f"{stream}", 4 * stream, arrays, [fill(*shape) for shape in grids])
+    yield Work("sum_backward", f"{stream}", 4 * stream, arrays, [fill(*shape) for shape in grids],
+               lambda before, after: [(after[1], before[0])])  # fmt: skip
 
     def columns(tall, block, parts):
         width = blocks_for(D, block[0])
 
         def bind(a):
-            kernel, part, total = compiled("reductions")["column_sums"], empty(cupy, parts, D), empty(cupy, D)
+            kernel, part, (x, total) = compiled("reductions")["column_sums"], empty(cupy, parts, D), a
             if parts == 1:
-                return [kernel.bind(width, block, (*a, total, tall, D))]
-            first = kernel.bind((width, parts), block, (*a, part, tall, D))
+                return [kernel.bind(width, block, (x, total, tall, D))]
+            first = kernel.bind((width, parts), block, (x, part, tall, D))
             return [first, kernel.bind(blocks_for(D, 8), (8, 64), (part, total, parts, D))]
 
         return block, (width, parts), bind
@@ -243,9 +296,10 @@ def sums(cupy, rows: int) -> Iterator[Work]:
     shapes = (32, 8), (32, 16), (64, 8), (8, 64), (8, 128)
     # 33 parts of 24 blocks: six for each of an H100's 132 processors
     for tall, parts in ((8 * few, (1,)), (rows, (1, 16, 33, 64))):
-        arrays = functools.partial(lambda tall: (normal(cupy, tall, D),), tall)
+        arrays = functools.partial(lambda tall: (normal(cupy, tall, D), empty(cupy, D)), tall)
         offered = [columns(tall, block, p) for block in shapes for p in parts]
-        yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered)
+        yield Work("column_sums", f"{tall} x {D}", 4 * tall * D, arrays, offered,
+                   lambda before, after: [(after[1], before[0].sum(axis=0))])  # fmt: skip
 
 
 def transposes(cupy, rows: int) -> Iterator[Work]:
@@ -270,7 +324,8 @@ def transposes(cupy, rows: int) -> Iterator[Work]:
     }
     for name, offered in offers.items():
         arrays = lambda: (normal(cupy, rows, D), empty(cupy, D, rows))
-        yield Work(name, f"{rows} x {D}", 8 * rows * D, arrays, offered)
+        yield Work(name, f"{rows} x {D}", 8 * rows * D, arrays, offered,
+                   lambda before, after: [(after[1], before[0].T)])  # fmt: skip
 
 
 def embeddings(cupy, rows: int) -> Iterator[Work]:
@@ -297,8 +352,14 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
         planned = (cupy.asarray(x, np.int32) for x in (shares, order, there))
         return *planned, normal(cupy, rows, D), empty(cupy, V, D)
 
-    yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)])
-    yield Work("embedding_backward", shape, size, scattered, [backward(b) for b in (96, 192, 256)])
+    def added(before, after):
+        dx = cupy.asnumpy(before[3])  # np.add.at is NumPy's own
+        dtable = reference.embed_backward(dx, (tokens, (V, D)))
+        return [(after[4], cupy.asarray(dtable))]
+
+    yield Work("embedding_forward", shape, size, looked_up, [forward(b) for b in (64, 128, 256, 512)],
+               lambda before, after: [(after[2], reference.embed_forward(*before[:2])[0])])  # fmt: skip
+    yield Work("embedding_backward", shape, size, scattered, [backward(b) for b in (96, 192, 256)], added)
 
 
 def optimiser(cupy) -> Iterator[Work]:
@@ -307,26 +368,67 @@ def optimiser(cupy) -> Iterator[Work]:
 
     def norm(block, grid):
         def bind(a):
-            module, part, factor = compiled("adamw"), empty(cupy, grid), empty(cupy, 2)
+            module, part, (g, factor) = compiled("adamw"), empty(cupy, grid), a
             return [
-                module["squares"].bind(grid, block, (*a, part, n)),
+                module["squares"].bind(grid, block, (g, part, n)),
                 module["clip_factor"].bind(1, 1024, (part, factor, grid, 1.0)),
             ]
 
         return block, grid, bind
 
     def step(block, grid):
-        kernel, constants = compiled("adamw")["adamw"], (n, DECAYED, 0.9, 0.95, 1e-8, 0.1)
-        return block, grid, lambda a: [kernel.bind(grid, block, (*a, *constants))]
+        kernel = compiled("adamw")["adamw"]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, n, DECAYED, *constants))]
+
+    rate, t, *constants = 0.1, 3, 0.9, 0.95, 1e-8, 0.1  # beta1, beta2, eps, decay
 
     def state():
         p, g, m, v = (normal(cupy, n) for _ in range(4))
-        return p, g, m, v * v, cupy.ones(2, np.float32), cupy.asarray(np.array([1e-6, 2, 3], np.float32))
+        v = 1 + v * v  # so that no step is far above the others
+        step = np.array([rate, *(1 / (1 - beta**t) for beta in constants[:2])], np.float32)
+        return p, g, m, v, cupy.ones(2, np.float32), cupy.asarray(step)
 
-    yield Work("squares", f"{n}", 4 * n, lambda: (normal(cupy, n),),
-               [norm(b, k * few) for b in (256, 512) for k in (4, 8, 16)])  # fmt: skip
+    def clipped(before, after):
+        norm = (before[0] ** 2).sum() ** 0.5
+        return [(after[1], cupy.stack([clip_factor(norm, 1.0), norm]))]
+
+    def stepped(before, after):
+        for part, decay in ((slice(DECAYED), constants[-1]), (slice(DECAYED, n), 0.0)):
+            p, g, m, v = (array[part] for array in before[:4])
+            wanted = reference.adamw_step(p, g, m, v, t, rate, *constants[:3], decay)
+            yield after[0][part] - p, wanted[0] - p  # a step, which the parameters would hide
+            yield from zip((after[2][part], after[3][part]), wanted[1:])
+
+    yield Work("squares", f"{n}", 4 * n, lambda: (normal(cupy, n), empty(cupy, 2)),
+               [norm(b, k * few) for b in (256, 512) for k in (4, 8, 16)], clipped)  # fmt: skip
     shapes = [(b, blocks_for(n, 4 * b)) for b in (128, 256, 512)] + [(256, 8 * few), (256, 32 * few)]
-    yield Work("adamw", f"{n}", 28 * n, state, [step(*shape) for shape in shapes])
+    yield Work("adamw", f"{n}", 28 * n, state, [step(*shape) for shape in shapes], stepped)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# whether it is right
+
+
+def errors(work: Work) -> list[float]:
+    """For each launch offered, how far what it writes is from the reference; ends the run if that is FAR."""
+    arguments, found = work.arrays(), []
+    before = tuple(a.astype(np.float64) if a.dtype == np.float32 else a for a in arguments)
+    for block, grid, bind in work.offered:
+        after = tuple(a.copy() for a in arguments)
+        for launch in bind(after):
+            launch()
+        found.append(float(np.max([distance(*pair) for pair in work.truth(before, after)])))
+        if not found[-1] <= FAR:  # NaN where something was not written
+            raise SystemExit(
+                f"{work.kernel}, {work.shape}, block {block}, grid {grid}: {found[-1]:.1e} of the largest number away "
+                f"from the reference: expected {FAR} at most"
+            )
+    return found
+
+
+def distance(got, wanted) -> float:
+    """The largest difference, as a share of the largest number wanted; NaN if any number is."""
+    return float(abs(got - wanted).max() / abs(wanted).max())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -375,12 +477,13 @@ def copies(cupy, size: int, sets: int) -> Graph:
 
 def measure(cupy, work: Work, sweep: int, rounds: int) -> list[dict]:
     """A row for each block, with the best grid of it; the best of all is measured in more rounds."""
-    sets = max(1, min(8, TOGETHER // work.bytes))
+    away, sets = errors(work), max(1, min(8, TOGETHER // work.bytes))
     copy, arrays = copies(cupy, work.bytes, sets), [work.arrays() for _ in range(sets)]
     rows, best_bind = {}, None
-    for block, grid, bind in work.offered:
+    for (block, grid, bind), error in zip(work.offered, away):
         row = compare(copy, Graph(cupy, [bind(a) for a in arrays], work.bytes), work, sweep)
         row = {"kernel": work.kernel, "shape": work.shape, "block": block, "grid": grid, "best": False} | row
+        row["error"] = float(f"{error:.1e}")
         if not rows or row["share_of_copy"] > max(r["share_of_copy"] for r in rows.values()):
             best, best_bind = str(block), bind
         if str(block) not in rows or row["share_of_copy"] > rows[str(block)]["share_of_copy"]:
@@ -422,7 +525,7 @@ def main() -> None:
             f"{gpu}, {texts} texts of {T} tokens\n{'kernel':28} {'block':>9} {'grid':>18}     GB/s        us",
             end="",
         )
-        print("  of a copy  (min, max)")
+        print("  of a copy  (min, max)  error")
         rows, offered = [], set()
         for work in works(cupy, texts):
             offered.add(work.kernel)
@@ -437,7 +540,10 @@ def main() -> None:
                 end="",
             )
             print(f" {row['microseconds']:9.1f} {row['share_of_copy']:10.1%}", end="")
-            print(f"  ({row['share_min']:.1%}, {row['share_max']:.1%})  {row['shape']}", flush=True)
+            print(
+                f"  ({row['share_min']:.1%}, {row['share_max']:.1%})  {row['error']:.0e}  {row['shape']}",
+                flush=True,
+            )
         if unknown := set(options.kernels or ()) - offered:
             parser.error(f"no kernel {', '.join(sorted(unknown))}, only {', '.join(sorted(offered))}")
         if options.out or not (options.kernels or options.quick):
