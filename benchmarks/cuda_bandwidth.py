@@ -343,7 +343,7 @@ def embeddings(cupy, rows: int) -> Iterator[Work]:
 
     def backward(block):
         grid, kernel = len(shares), compiled("embedding")["embedding_backward"]
-        return block, grid, lambda a: [kernel.bind(grid, block, (*a, D))]
+        return block, grid, lambda a: [kernel.bind(grid, block, (*a, rows, D))]
 
     def looked_up():
         return cupy.asarray(tokens), normal(cupy, V, D), empty(cupy, rows, D)

@@ -263,7 +263,7 @@ def embedding(modules, n, V, D, block, often=(), shifted=None, longest=by_token.
     results = []
     for threads in (block, 32, 512):
         _, _, _, dtable = aside(shifted, table, x, dx, zeros(V, D))
-        module["embedding_backward"](len(arrays[0]), threads, (*arrays, dx, dtable, D))
+        module["embedding_backward"](len(arrays[0]), threads, (*arrays, dx, dtable, n, D))
         results.append(dtable)
     close(results[0], reference.embed_backward(dx64, saved))
     assert same_bits(*results[:2]) and same_bits(*results[1:])  # whatever the block
@@ -279,7 +279,7 @@ def test_embedding_backward_adds_to_what_is_there(kernels, D, longest):
     with patch.object(by_token, "LONGEST", longest):
         arrays = [xp.asarray(a, np.int32) for a in (by_token.shares(start, D), order, there)]
     module = cuda.module(cuda.KERNELS / "embedding.cu", checked=kernels.checked, defines={"ADD": 1})
-    module["embedding_backward"](len(arrays[0]), 64, (*arrays, dx, dtable, D))
+    module["embedding_backward"](len(arrays[0]), 64, (*arrays, dx, dtable, n, D))
     close(dtable, before + reference.embed_backward(dx64, (tokens, before.shape)))
 
 

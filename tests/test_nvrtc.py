@@ -33,6 +33,7 @@ extern "C" __global__ void copies(const float* x, float* y) {
   copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x]);
   copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
   copy_async_cg<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
+  prefetch_to_L2(x + 32 * threadIdx.x);
   copy_async_commit();
   copy_async_wait<0>();
   y[threadIdx.x] = s[4 * threadIdx.x + 1];

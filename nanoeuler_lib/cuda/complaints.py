@@ -127,8 +127,8 @@ __ballot_sync __any_sync __all_sync __match_any_sync __activemask atomicAdd atom
 atomicExch atomicInc atomicDec __ldg __ldca __ldcg __ldcs __ldcv __stcg __stcs __stwt __popc __popcll __clz __clzll
 __ffs __ffsll __brev __byte_perm __dp4a __nanosleep clock clock64 rsqrt sincosf sincospif sinpif cospif __fdiv_rn
 fdividef expf exp2f logf log2f sqrtf rsqrtf fmaxf fminf fabsf fmaf powf sinf cosf tanhf floorf printf assert
-make_float2 make_float4 copy_async copy_async_commit copy_async_wait ldmatrix ldmatrix_trans mma to_tf32 wmma const
-float double bool char short unsigned int void extern return while __int_as_float __float2half __half2float
+make_float2 make_float4 copy_async copy_async_commit copy_async_wait prefetch_to_L2 ldmatrix ldmatrix_trans mma to_tf32
+wmma const float double bool char short unsigned int void extern return while __int_as_float __float2half __half2float
 __launch_bounds__ __expf __logf""".split()
 _ELSEWHERE = {
     "INFINITY": "write __int_as_float(0x7f800000)", "HUGE_VALF": "write __int_as_float(0x7f800000)",
@@ -155,7 +155,7 @@ _HALF = {
 _HALF |= {f"{name}2": header for name, header in _HALF.items()}
 # The headers of the library that a name may be missing.
 _OURS = {
-    "nanoeuler.cuh": r"copy_async\w*|ldmatrix\w*|mma|to_tf32|wmma",
+    "nanoeuler.cuh": r"copy_async\w*|prefetch_to_L2|ldmatrix\w*|mma|to_tf32|wmma",
     "reduce.cuh": r"(?:warp|block)_(?:sum|max)",
     "named_barrier.cuh": r"named_barrier_\w+",
 }

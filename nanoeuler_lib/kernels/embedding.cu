@@ -1,9 +1,11 @@
 // Embedding: x[position] = table[token]. tokens: [n]; table: [V, D]; x: [n, D]. ops/reference.py.
+#include <nanoeuler.cuh>
 #include <wide.cuh>
 
 #define AT_ONCE 8  // loads that a thread has on their way together
 #define ROWS 9     // rows of several tokens that a thread of the backward pass has on their way together
-#define DEEP 12    // rows of one frequent token, of which a block reads some columns
+#define DEEP 13    // rows of one frequent token, of which a block reads some columns
+#define LINES 8    // of the lists that a block asks for ahead
 #define SUMS 192   // sums that a block keeps where its threads share the places of one token
 #ifndef ADD
 #define ADD 0  // 1: the backward pass adds to what dtable holds, as of the micro-batches before
@@ -44,6 +46,7 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // shares: [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
 // dx: [n, D]; dtable: [V, D]. The blocks may have any size up to 512. Elements are counted in 32 bits (ops/gpu.py refuses
 // more), which makes an address two instructions.
+// The lists are read everywhere, a little by each block: the first blocks ask for all of them at once.
 // A share: the places [from, to) of the sorted list, the tokens [token, end); columns 0: all columns of all these tokens,
 // else so many of one token's, from left on.
 struct Share {
@@ -106,12 +109,13 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns, position[DEEP];
     Number sum = {};
+    const Number* mine = dx + column;  // kept: dx read anew for each row makes the last loads wait for the first one's data
     look_up(order, s.from + group, groups, s.to, position);
     for (int first = s.from + group; first < s.to; first += DEEP * groups) {
       Number v[DEEP];
 #pragma unroll
       for (int k = 0; k < DEEP; k++)
-        if (position[k] >= 0) v[k] = __ldg(dx + (position[k] * width + column));
+        if (position[k] >= 0) v[k] = __ldg(mine + position[k] * width);
       look_up(order, first + DEEP * groups, groups, s.to, position);
 #pragma unroll
       for (int k = 0; k < DEEP; k++)
@@ -140,8 +144,11 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
 
 extern "C" __global__ void embedding_backward(const int* __restrict__ shares, const int* __restrict__ order,
                                               const int* __restrict__ sorted, const float* __restrict__ dx,
-                                              float* __restrict__ dtable, int D) {
+                                              float* __restrict__ dtable, int n, int D) {
   Share s = ((const Share*)shares)[blockIdx.x];
+  unsigned line = 32 * (LINES * blockIdx.x + threadIdx.x);  // of 128 bytes
+  if (threadIdx.x < LINES && line < n) prefetch_to_L2(order + line), prefetch_to_L2(sorted + line);
+  if (threadIdx.x < LINES && line < gridDim.x * (sizeof(Share) / 4)) prefetch_to_L2(shares + line);
   bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);
   if (s.columns && wide)
     add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4, s.left / 4, s.columns / 4);

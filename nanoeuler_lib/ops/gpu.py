@@ -234,9 +234,9 @@ class Program:
         work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
         """
         self._count_in_32_bits(dx.full, dtable)
-        D = dtable.shape[1]
+        N, D = dx.full.shape
         file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
-        arguments = work.shares, work.order, work.sorted, dx.full, dtable, D
+        arguments = work.shares, work.order, work.sorted, dx.full, dtable, N, D
         moved = dx.full.nbytes + dtable.nbytes
         self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
 

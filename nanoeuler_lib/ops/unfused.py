@@ -91,9 +91,9 @@ class Unfused(gpu.Program):
 
     def embed_back(self, dtable, dx, tokens, work, accumulate):
         self._count_in_32_bits(dx.full, dtable)
-        V, D = dtable.shape
+        (N, D), V = dx.full.shape, len(dtable)
         to = self._space("dtable", V, D) if accumulate else dtable
-        arguments = work.shares, work.order, work.sorted, dx.full, to, D
+        arguments = work.shares, work.order, work.sorted, dx.full, to, N, D
         self._run("embed_back", "embedding_backward", len(work.shares), THREADS, arguments)
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))

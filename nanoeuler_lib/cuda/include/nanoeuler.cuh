@@ -11,6 +11,9 @@
 //   copy_async_cg<BYTES>(...)                 the same for 16 bytes, past the L1 cache: for what no other block will read
 //   copy_async_commit(), copy_async_wait<N>() end a group; wait until at most N of this thread's groups are under way
 //
+//   prefetch_to_L2(address)                   begin to bring the 128 bytes there into the L2 cache, of global memory, for a
+//                                             block to find. Nothing waits for them; on the CPU it does nothing
+//
 //   grid_dependency_wait()                    of a launch bound with overlap=True: from here on what the launch before it
 //                                             wrote can be read (programmatic dependent launch, from 9.0 on)
 //   launch_dependents()                       when all blocks have come here, the launch behind this one may begin. Both
@@ -31,6 +34,10 @@
 #define NE_ASYNC_OR_PLAIN(CACHE)                                                                                      \
   for (int i = 0; i < BYTES; i++) ((char*)shared)[i] = i < given ? ((const char*)global)[i] : 0;
 #endif
+
+__device__ __forceinline__ void prefetch_to_L2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+}
 
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
@@ -66,6 +73,7 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
     if (given < 0 || given > BYTES) runtime::fail("an asynchronous copy is given 0 bytes to all that it writes", line);     \
     runtime::async_copy(shared, global, BYTES, given, line);                                                                \
   }
+RAW static inline void prefetch_to_L2(const void*) {}
 RAW static inline void grid_dependency_wait() {}
 RAW static inline void launch_dependents() {}
 RAW static inline void copy_async_commit() { runtime::async_commit(); }
