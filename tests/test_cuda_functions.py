@@ -135,7 +135,7 @@ CASES = {
         "__shared__ __align__(16) float s[128]; copy_async_cg<16>(&s[4 * t], f + t / 8 * 4, t < 16 ? 16 : 0); "
         "copy_async_commit(); copy_async_wait<0>(); d[t] = s[4 * t + 1];", "d",
         np.where(lanes < 16, (lanes // 8 * 4 + 1) / 8, 0)),
-    "prefetch_to_L2": ("prefetch_to_L2(f + 32 * t); prefetch_to_L2(nullptr); f[t] = 3;", "f", 3),
+    "prefetch_to_L2": ("prefetch_to_L2(f + t); f[t] = 3;", "f", 3),
     "atomicAdd of __half": ("if (t == 0) { f[0] = 0; } __syncwarp(); "
                             "atomicAdd((__half*)f + t % 2, __float2half(0.5f));",
                             "f", 0, np.array([8, 8], np.float16).view(np.float32)[0]),

@@ -46,7 +46,7 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 // shares: [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
 // dx: [n, D]; dtable: [V, D]. The blocks may have any size up to 512. Elements are counted in 32 bits (ops/gpu.py refuses
 // more), which makes an address two instructions.
-// The lists are read everywhere, a little by each block: the first blocks ask for all of them at once.
+// Each block reads a little of the lists, and waits for it: the first blocks ask for all of them at once.
 // A share: the places [from, to) of the sorted list, the tokens [token, end); columns 0: all columns of all these tokens,
 // else so many of one token's, from left on.
 struct Share {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void add_columns(const int* __restrict__ order, Share
   for (int id = threadIdx.x; id < groups * columns; id += blockDim.x) {
     int group = id / columns, column = left + id % columns, position[DEEP];
     Number sum = {};
-    const Number* mine = dx + column;  // kept: dx read anew for each row makes the last loads wait for the first one's data
+    const Number* mine = dx + column;  // with dx + (... + column), nvcc has the last loads wait for the first one's data
     look_up(order, s.from + group, groups, s.to, position);
     for (int first = s.from + group; first < s.to; first += DEEP * groups) {
       Number v[DEEP];
@@ -146,9 +146,9 @@ extern "C" __global__ void embedding_backward(const int* __restrict__ shares, co
                                               const int* __restrict__ sorted, const float* __restrict__ dx,
                                               float* __restrict__ dtable, int n, int D) {
   Share s = ((const Share*)shares)[blockIdx.x];
-  unsigned line = 32 * (LINES * blockIdx.x + threadIdx.x);  // of 128 bytes
-  if (threadIdx.x < LINES && line < n) prefetch_to_L2(order + line), prefetch_to_L2(sorted + line);
-  if (threadIdx.x < LINES && line < gridDim.x * (sizeof(Share) / 4)) prefetch_to_L2(shares + line);
+  unsigned ahead = 32 * (LINES * blockIdx.x + threadIdx.x);  // a line of the cache has 32 numbers
+  if (threadIdx.x < LINES && ahead < n) prefetch_to_L2(order + ahead), prefetch_to_L2(sorted + ahead);
+  if (threadIdx.x < LINES && ahead < gridDim.x * (sizeof(Share) / 4)) prefetch_to_L2(shares + ahead);
   bool wide = D % 4 == 0 && whole_fours(D, dx, dtable);
   if (s.columns && wide)
     add_columns(order, s, (const float4*)dx, (float4*)dtable, D / 4, s.left / 4, s.columns / 4);
