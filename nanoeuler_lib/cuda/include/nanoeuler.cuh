@@ -11,8 +11,8 @@
 //   copy_async_cg<BYTES>(...)                 the same for 16 bytes, past the L1 cache: for what no other block will read
 //   copy_async_commit(), copy_async_wait<N>() end a group; wait until at most N of this thread's groups are under way
 //
-//   prefetch_to_L2(global)                    begin to bring the 128 bytes that an address lies in into the L2 cache, and
-//                                             wait for nothing; on the CPU it does nothing
+//   prefetch_to_L2(global)                    begin to bring the line of the L2 cache that an address lies in, and wait for
+//                                             nothing; on the CPU it does nothing
 //
 //   grid_dependency_wait()                    of a launch bound with overlap=True: from here on what the launch before it
 //                                             wrote can be read (programmatic dependent launch, from 9.0 on)
