@@ -400,10 +400,8 @@ def optimiser(cupy) -> Iterator[Work]:
         for part, decay in ((slice(DECAYED), constants[-1]), (slice(DECAYED, n), 0.0)):
             p, g, m, v = (array[part] for array in a[:4])
             new, *moments = reference.adamw_step(p, 0.5 * g, m, v, t, rate, *constants[:3], decay)
-            yield (
-                lambda after, part=part, p=p: after[0][part] - p,
-                new - p,
-            )  # a step, which parameters would hide
+            step = new - p  # compared alone: the parameters would hide its errors
+            yield lambda after, part=part, p=p: after[0][part] - p, step
             for i, moment in zip((2, 3), moments, strict=True):
                 yield lambda after, part=part, i=i: after[i][part], moment
 
