@@ -173,9 +173,24 @@ def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsy
 
 
 def test_processes_of_a_setting():
-    """Never more than there are in all, and all of them where there are fewer settings than pairs."""
-    assert [portable.processes(jobs, 12) for jobs in (1, 2, 16, 24, 36)] == [1, 2, 2, 2, 3]
-    assert portable.processes(30, 3) == 10
+    """Never more than there are in all, and all of them where there are fewer settings than pairs; the slow one's first
+    and threefold."""
+    chosen = portable.settings(["Nehalem", "Sandybridge", "Haswell", "SkylakeX"])
+    for jobs, slow, other in [(1, 1, 1), (2, 2, 2), (16, 3, 2), (32, 6, 2), (56, 12, 4)]:
+        given = portable.processes(jobs, chosen)
+        assert next(iter(given)) == portable.Setting("Sandybridge", "SSE4", 1)
+        assert set(given) == set(chosen) and list(given.values()) == [slow] + [other] * 11
+    assert list(portable.processes(30, chosen[:3]).values()) == [10, 10, 10]
+
+
+def test_words_of_no_setting_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["portable", "--only", "Nehalem", "--only", "Sandybrige"])
+    with pytest.raises(SystemExit, match="2"):
+        portable.main()
+    assert (
+        "--only Sandybrige: expected part of a setting's words, as of 'Nehalem, AVX-512, 1'"
+        in capsys.readouterr().err
+    )
 
 
 def test_kernel_is_started_again_where_another_process_took_its_port(monkeypatch):

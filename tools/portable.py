@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,6 +33,7 @@ KERNELS = {"Nehalem": "SSE42", "Sandybridge": "AVX", "Haswell": "AVX2", "Zen": "
            "Cooperlake": "AVX512BF16"}  # fmt: skip
 VECTORS = ("AVX-512", "AVX2", "SSE4")  # the widest that NumPy's loops may use
 THREADS = (1, 2, 4)
+SLOW = ("Sandybridge", "SSE4")  # AVX and SSE instructions in turn: on a Xeon 2.3 times as long as the others
 HOURS = 4  # before the last commit: what changed since then is new, for the sample
 SAMPLE = 12  # notebooks in it at most
 
@@ -66,6 +67,11 @@ class Setting:
 
     def __str__(self):
         return f"{self.kernels}, {self.vectors}, {self.threads}"
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes several times as long as the others."""
+        return (self.kernels, self.vectors) == SLOW
 
     def variables(self, dispatch: list[str]) -> dict[str, str]:
         """What the environment holds; `dispatch`: the loops that NumPy chooses from when it starts."""
@@ -182,8 +188,7 @@ def unlike(own: dict, runnable: list[Setting], turn: int) -> list[Setting]:
     """Two settings whose kernels and vectors are not this machine's own, others at each turn."""
     groups = set(own["dispatch"]) & set(own["features"])
     width = "AVX-512" if any(map(_wide, groups)) else "AVX2" if groups else "SSE4"
-    slow = ("Sandybridge", "SSE4")  # AVX and SSE instructions in turn: several times as long
-    fast = [s for s in runnable if (s.kernels, s.vectors) != slow]
+    fast = [s for s in runnable if not s.slow]
     other = [s for s in fast if s.kernels not in own["blas"] and s.vectors != width]
     apart = [s for s in other if s.kernels != other[turn % len(other)].kernels]
     return [other[turn % len(other)], apart[turn % len(apart)]] if apart else other[:1]
@@ -233,9 +238,11 @@ def run(setting: Setting, paths: list[Path], dispatch: list[str], jobs: int) -> 
     return Outcome(cells, tests, passed, (time.perf_counter() - began) / 60, broken)
 
 
-def processes(jobs: int, settings: int) -> int:
-    """How many a setting gets: two, so that a long notebook does not hold up many, or more where all run at once."""
-    return max(min(2, jobs), jobs // settings)
+def processes(jobs: int, runnable: list[Setting]) -> dict[Setting, int]:
+    """How many each setting gets: two, so that a long notebook does not hold up many, or its share where all run at
+    once, the slow one's threefold; it begins first."""
+    weights = {s: 3 if s.slow else 1 for s in sorted(runnable, key=lambda s: not s.slow)}
+    return {s: max(min(2, jobs), jobs * weight // sum(weights.values())) for s, weight in weights.items()}
 
 
 def main() -> int:
@@ -245,7 +252,9 @@ def main() -> int:
     parser.add_argument(
         "--sample", action="store_true", help="what CI runs: two settings, part of the notebooks"
     )
-    parser.add_argument("--only", help="settings whose words hold this, as Nehalem or SSE4")
+    parser.add_argument(
+        "--only", action="append", help="settings whose words hold this, as Nehalem or SSE4 (may be repeated)"
+    )
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)"
     )
@@ -253,6 +262,10 @@ def main() -> int:
     for path in options.paths:
         if not path.exists():
             parser.error(f"{path}: no such file, expected a notebook or a test")
+    possible = [str(setting) for setting in settings(list(KERNELS), True)]
+    for words in options.only or ():
+        if not any(words in setting for setting in possible):
+            parser.error(f"--only {words}: expected part of a setting's words, as of {possible[0]!r}")
 
     own = probe({})
     print(f"this machine: {platform.machine()}, BLAS kernels {', '.join(map(str, own['blas']))}")
@@ -261,7 +274,7 @@ def main() -> int:
         return 1
     runnable = []
     for setting in settings(kernels_here(own), options.all):
-        if (options.only or "") not in str(setting):
+        if options.only and not any(words in str(setting) for words in options.only):
             continue
         if reason := why_not(setting, own):
             print(f"left out: {setting}: {reason}")
@@ -279,15 +292,16 @@ def main() -> int:
         return 1
 
     LOGS.mkdir(parents=True, exist_ok=True)
-    each = processes(options.jobs, len(runnable))
+    each = processes(options.jobs, runnable)
     print(f"{len(runnable)} settings, {len(paths)} files\n")
     print("| BLAS kernels, NumPy's vectors, threads | passed | cells failed | tests failed | minutes |")
     print("|:--|--:|--:|--:|--:|", flush=True)
     outcomes = {}
-    with ThreadPoolExecutor(max(1, options.jobs // each)) as pool:
-        jobs = {pool.submit(run, s, paths, own["dispatch"], each): s for s in runnable}
-        for job, setting in jobs.items():
-            found = outcomes[setting] = job.result()
+    with ThreadPoolExecutor(max(1, options.jobs // min(each.values()))) as pool:
+        jobs = {pool.submit(run, s, paths, own["dispatch"], count): s for s, count in each.items()}
+        for job in as_completed(jobs):
+            setting, found = jobs[job], job.result()
+            outcomes[setting] = found
             counts = f"{found.passed} | {len(found.cells)} | {len(found.tests)} | {found.minutes:.1f}"
             print(f"| {setting} | {counts} |{' ' + found.broken if found.broken else ''}", flush=True)
     failed = {place for found in outcomes.values() for place in (*found.cells, *found.tests)}
