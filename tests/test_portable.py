@@ -1,6 +1,9 @@
 """True on every machine: how outputs are compared, and the command that runs them as other processors would."""
 
 import itertools
+import json
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -116,6 +119,25 @@ def test_what_a_processor_lacks_is_left_out(capsys):
     assert "SkylakeX: they need AVX512_SKX, which this processor lacks" in capsys.readouterr().out
     assert "no AVX-512 loops" in portable.why_not(portable.Setting("Nehalem", "AVX-512", 1), old)
     assert "no AVX2 loops" in portable.why_not(portable.Setting("Nehalem", "AVX2", 1), old)
+
+
+def test_blas_takes_more_threads_than_there_are_cores():
+    """In every Python that starts under a setting, the second by the first too; a machine's own choice stays."""
+    many = (os.cpu_count() or 1) + 3
+    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    environment = portable.clean_environment() | {"OMP_NUM_THREADS": str(many)}
+    command = [sys.executable, "-c", again, portable.PROBE]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["threads"] == [many] and not run.stderr
+    assert max(portable.probe({"OMP_NUM_THREADS": "many"})["threads"]) < many
+
+
+def test_a_setting_whose_threads_blas_does_not_take_is_left_out(monkeypatch, tmp_path):
+    own, many = portable.probe({}), (os.cpu_count() or 1) + 3
+    setting = portable.Setting(own["blas"][0], "SSE4", many)
+    assert portable.why_not(setting, own) == ""
+    monkeypatch.setattr(portable, "SIMULATED", tmp_path)
+    assert re.fullmatch(r"BLAS would take \d+ threads", portable.why_not(setting, own))
 
 
 def test_ci_takes_two_settings_unlike_the_machine():

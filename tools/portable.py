@@ -6,10 +6,11 @@
     python -m tools.portable --sample                   # for CI: two settings, part of the notebooks
 
 A setting is a choice of BLAS kernels (OPENBLAS_CORETYPE), of the widest vectors of NumPy's own loops
-(NPY_DISABLE_CPU_FEATURES) and of threads (OMP_NUM_THREADS: those of BLAS and the workers of a training step). NumPy's
-wheels hold four sets of kernels (BLAS is asked which it uses: Zen takes Haswell's, Cooperlake SkylakeX's); with three
-widths that makes twelve settings in which any two choices meet. What this machine exports is unset first. Settings that
-this processor cannot run are named and left out. Ends with a table; exits with 1 if anything failed.
+(NPY_DISABLE_CPU_FEATURES) and of threads (OMP_NUM_THREADS: those of BLAS, by tools/simulated also where there are fewer
+cores, and the workers of a training step). NumPy's wheels hold four sets of kernels (BLAS is asked which it uses: Zen
+takes Haswell's, Cooperlake SkylakeX's); with three widths that makes twelve settings in which any two choices meet.
+What this machine exports is unset first. Settings that this processor cannot run are named and left out. Ends with a
+table; exits with 1 if anything failed.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "_build" / "portable"
+SIMULATED = Path(__file__).with_name("simulated")  # on the path of every Python that runs under a setting
 
 # By age, with what each needs of a processor.
 KERNELS = {"Nehalem": "SSE42", "Sandybridge": "AVX", "Haswell": "AVX2", "Zen": "AVX2", "SkylakeX": "AVX512_SKX",
@@ -51,6 +53,7 @@ from numpy._core._multiarray_umath import __cpu_baseline__, __cpu_dispatch__, __
 blas = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
 print(json.dumps({
     "blas": [pool.get("architecture") for pool in blas],
+    "threads": [pool["num_threads"] for pool in blas],
     "dispatch": list(__cpu_dispatch__),
     "features": sorted(name for name, there in __cpu_features__.items() if there),
 }))
@@ -101,7 +104,7 @@ def on_x86() -> bool:
 def clean_environment() -> dict[str, str]:
     """The environment without what would choose kernels, loops or threads."""
     kept = {name: value for name, value in os.environ.items() if not UNSET.match(name)}
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(SIMULATED), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -139,6 +142,8 @@ def why_not(setting: Setting, own: dict) -> str:
     found = probe(setting.variables(own["dispatch"]))
     if found is None:
         return "NumPy does not start"
+    if set(found["threads"]) != {setting.threads}:
+        return f"BLAS would take {', '.join(map(str, found['threads']))} threads"
     left = set(own["dispatch"]) & set(found["features"])
     want = {"AVX-512": groups, "AVX2": {n for n in groups if not _wide(n)}, "SSE4": set()}[setting.vectors]
     return "" if left == want else f"NumPy would use {', '.join(sorted(left)) or 'SSE4'}"
