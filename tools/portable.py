@@ -260,7 +260,9 @@ def main() -> int:
         "--sample", action="store_true", help="what CI runs: two settings, part of the notebooks"
     )
     parser.add_argument(
-        "--only", action="append", help="settings whose words hold this, as Nehalem or SSE4 (may be repeated)"
+        "--only",
+        action="append",
+        help="settings whose words hold this, as Nehalem or SSE4; repeated: any of these",
     )
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)"
