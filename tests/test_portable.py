@@ -245,22 +245,21 @@ def test_words_of_no_setting_are_refused(monkeypatch, capsys):
     )
 
 
-def test_kernel_is_started_again_where_another_process_took_its_port(monkeypatch):
-    """The first kernel is told a port in use, and dies of it."""
+def test_kernels_start_where_every_port_is_taken(monkeypatch):
+    """They meet through socket files, each through its own, and leave none."""
     from jupyter_client.connect import LocalPortCache
     from nbval import kernel
 
-    told, find, taken = [], LocalPortCache.find_available_port, socket.create_server(("127.0.0.1", 0))
-
-    def find_available_port(ports, ip):
-        told.append(find(ports, ip) if told else taken.getsockname()[1])
-        return told[-1]
-
-    monkeypatch.setattr(LocalPortCache, "find_available_port", find_available_port)
-    with taken:
-        running = kernel.RunningKernel(kernel.CURRENT_ENV_KERNEL_NAME, startup_timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(LocalPortCache, "find_available_port", lambda ports, ip: port)
+        running = [kernel.RunningKernel(kernel.CURRENT_ENV_KERNEL_NAME, startup_timeout=60) for _ in "ab"]
     try:
-        assert running.is_alive()
-        assert len(told) == 10  # two kernels of five ports
+        assert all(one.is_alive() for one in running)
+        files = [set(Path("/tmp").glob(f"{Path(one.km.ip).name}-*")) for one in running]
+        assert len(files[0]) == len(files[1]) == 5 and not files[0] & files[1]
+        assert all(file.is_socket() for file in files[0] | files[1])
     finally:
-        running.stop()
+        for one in running:
+            one.stop()
+    assert not any(file.exists() for file in files[0] | files[1])
