@@ -825,6 +825,16 @@ def test_sft_says_what_it_leaves_out(here, nanoeuler):
     assert "2 warnings" in out
 
 
+def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
+    settings = (
+        "--steps 0.2ktok --batch 2 --accumulate 3 --warmup 1 --valid-every 144tok --save-every 73tok".split()
+    )
+    command = ["train", "--data", "text.txt", "--run", "new", "--quiet", *SMALL, "--sample-every", "0"]
+    assert nanoeuler(*command, *settings)[0] == 0  # 72 tokens a step
+    found = json.loads(Path("new/run.json").read_text())["train"]
+    assert [found[name] for name in ("steps", "valid_every", "save_every")] == [3, 2, 2]
+
+
 def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     settings = "--steps 60 --batch 4 --warmup 1 --valid-every 30 --sample-every 0".split()
     code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *settings)

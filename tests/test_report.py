@@ -242,6 +242,18 @@ def test_what_is_drawn_stays_in_the_background():
     assert note.get_fontsize() < plt.rcParams["font.size"]
 
 
+def test_each_validation_set_has_its_dotted_line_and_its_name():
+    """In a set that came later there are fewer points; a long name is cut."""
+    sets = [{"one": 3.0}, {"one": 2.0, "t" * 50: 4.0}]
+    log = [{"step": n, "valid_bits_per_byte": 2.5, "valid_sets": found} for n, found in enumerate(sets)]
+    right = report.draw_loss(log, 0.5).axes[1]
+    names = [text.get_text() for text in right.get_legend().get_texts()]
+    assert names[:2] == ["validation", "one"] and names[3] == "floor: the source itself" and len(names) == 4
+    assert names[2] == "t" * 20 + " ... " + "t" * 20
+    lines = [(line.get_xydata().tolist(), line.get_linestyle()) for line in right.lines[1:3]]
+    assert lines == [([[0, 3], [1, 2]], ":"), ([[1, 4]], ":")]
+
+
 def test_the_validation_s_scale_is_logarithmic_where_it_can_be():
     for bits, scale in ((0.001, "log"), (0.0, "linear"), (1.0, "log")):
         log = [{"step": 0, "valid_bits_per_byte": 8.0}, {"step": 1, "valid_bits_per_byte": bits}]

@@ -162,6 +162,16 @@ def test_the_same_bytes_from_any_number_of_processes(tmp_path):
 # What is refused.
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_bar_counts_the_bytes_of_the_texts(tmp_path, quiet):
+    with patch.object(shards, "tqdm", wraps=shards.tqdm) as tqdm:
+        made(tmp_path, quiet=quiet)
+    ((), given) = tqdm.call_args
+    assert (given["unit"], given["unit_scale"]) == ("B", True)
+    assert given["total"] == (tmp_path / "shards.txt").stat().st_size
+    assert given["disable"] is (True if quiet else None)  # None: where nobody reads it
+
+
 def test_what_cannot_be_tokenized_is_told_and_leaves_nothing(tmp_path):
     (tmp_path / "good").write_text(story(1)), (tmp_path / "marks").write_text(SEPARATOR * 3)
     (tmp_path / "late").write_bytes(b"a b c d " * 100 + b"\xff"), (tmp_path / "empty").write_text("")
