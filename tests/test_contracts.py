@@ -801,6 +801,16 @@ def test_what_a_message_shows_of_a_value():
     assert module._short("a" * 39) == "'" + "a" * 36 + "..."
 
 
+@pytest.mark.parametrize("large", [2**60, -(2**60), 10**5000], ids=["2^60", "-2^60", "10^5000"])
+def test_a_message_shows_values_of_any_size(large):
+    """Thousands of digits have no text: Python refuses to write them."""
+    from nanoeuler_lib.errors import short
+
+    assert short(large) == "an integer past 2^60"
+    assert short(2**60 - 1) == str(2**60 - 1) and short(True) == "True" and short(1e300) == "1e+300"
+    assert short("a" * 100) == "'" + "a" * 12 + "..." + "a" * 13 + "'"
+
+
 def test_did_you_mean_asks_for_seven_letters_of_ten():
     from nanoeuler_lib.errors import did_you_mean
 

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from nanoeuler_lib import arguments, cli, corpus, sft
 from nanoeuler_lib.corpus import dedup, held_out, make
 from nanoeuler_lib.corpus import registry as registered
-from nanoeuler_lib.corpus.documents import Document
+from nanoeuler_lib.corpus.documents import Document, examples
 from nanoeuler_lib.corpus.registry import File, corpora
 from nanoeuler_lib.data import SEPARATOR, read_text
 from nanoeuler_lib.errors import NanoEulerError
@@ -556,6 +557,27 @@ def test_examples(nanoeuler, monkeypatch, tmp_path, name, given, empty, twins):
     assert [before[int(line["name"].split(":")[1]) - 1] for line in kept] == after
 
 
+@pytest.mark.parametrize("names", [("input", "output"), ("context", "response")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_words_of_an_example_are_those_of_its_format(tmp_path, names, whole):
+    """A list or a line each; further keys stay; an answer of white space is none."""
+    values = [
+        {"instruction": "add", names[0]: "1 + 1", names[1]: "2", "more": 3},
+        {"instruction": "i", names[1]: " "},
+    ]
+    text = json.dumps(values) if whole else "\n\n".join(map(json.dumps, values)) + "\n"
+    (tmp_path / "f.json").write_text(text)
+
+    def get(file, check):
+        check(tmp_path / file.name, False)
+        return SimpleNamespace(path=tmp_path / file.name)
+
+    first, second = examples(get, [SimpleNamespace(name="f.json")], None)
+    assert (first.name, first.text, first.fault) == ("f.json:1", "add\n1 + 1\n2", "")
+    assert json.loads(first.written) == values[0] and "\n" not in first.written
+    assert (second.name, second.text, second.fault) == ("f.json:2", "i\n\n ", "no answer")
+
+
 def test_bad_examples_are_one_line(nanoeuler, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("have").mkdir()
@@ -634,6 +656,7 @@ def test_the_defaults_of_the_help_are_those_of_the_command():
     for name in arguments.CORPORA:
         args = cli.parser().parse_args(["corpus", name, "--out", "o"])
         assert args.corpus == name and args.valid_fraction == arguments.VALID_FRACTION.get(name, 0.0)
+        assert (args.seed, args.skip, args.have) == (0, [], None)
         assert args.bytes == (1_000_000_000 if name == "web" else None) and args.downloads == Path(
             "downloads"
         )

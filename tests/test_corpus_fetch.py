@@ -506,6 +506,28 @@ def test_a_file_put_there_by_hand_counts_as_the_first(server, tmp_path):
         get(tmp_path, server.file(good))
 
 
+def test_a_check_is_told_whether_the_file_was_fetched(server, tmp_path):
+    """Now or an earlier time; what one has oneself, as it is, packed or put there by hand, was not."""
+    told, have, packed, hand = [], tmp_path / "have", tmp_path / "packed", tmp_path / "hand"
+    for folder, name, content in (
+        (have, "f.bin", BODY),
+        (packed, "f.bin.xz", lzma.compress(BODY)),
+        (hand, "f.bin", BODY),
+    ):
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+    file = server.file(good)
+    for folder, options in (
+        ("fetched", {}),
+        ("had", {"have": have}),
+        ("unpacked", {"have": packed}),
+        ("hand", {}),
+    ):
+        for _ in range(2):
+            get(tmp_path / folder, file, lambda path, fetched: told.append(fetched), **options)
+    assert told == [True, True] + 6 * [False] and len(server.seen) == 1
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "requests", None)
     with pytest.raises(

@@ -49,12 +49,21 @@ PROCESSES = 2
 # Which tests belong to a module, by its file's name (a package's by its folder's): files of tests/, or tests of them.
 # Those stand first that are fast and likely to fail, since the first failure ends a mutant's run.
 TESTS = {
-    "arguments": ["test_arguments.py", "test_cli.py"],
+    "arguments": [
+        "test_arguments.py",
+        "test_corpus.py::test_the_defaults_of_the_help_are_those_of_the_command",
+        "test_cli.py",
+    ],
     **{name: ["test_assign.py"] for name in PAPERS},
     "breaks": ["test_breaks.py"],
     "chat": ["test_chat_loop.py", "test_chat.py"],
     "checkpoint": ["test_checkpoint.py", "test_contracts.py", "test_train.py"],
-    "cli": ["test_command.py", "test_cli.py", "test_breaks.py::test_command_break"],
+    "cli": [
+        "test_command.py",
+        "test_cli.py",
+        "test_breaks.py::test_command_break",
+        "test_shards.py::test_the_command",
+    ],
     "config": ["test_contracts.py", "test_train.py"],
     "corpus": ["test_corpus.py"],
     "data": ["test_data.py", "test_contracts.py", "test_train.py"],
