@@ -67,6 +67,8 @@ def test_the_first_page_shows_the_examples_line_by_line():
     top = arguments.parser({name: name for name in cli.COMMANDS})
     text = top.format_help()
     assert arguments.EXAMPLES in text and top.description in text and "\ncommands:\n" in text
+    training = next(p for p in every(top) if p.prog == "nanoeuler train").format_help()
+    assert "numbers of steps may be given in tokens, as in 300Mtok" in training
     assert "\ncorpora:\n" in next(p for p in every(top) if p.prog == "nanoeuler corpus").format_help()
     for group in ("tokenizer", "corpus"):
         names = [p.prog for p in every(top) if p.prog.startswith(f"nanoeuler {group} ")]

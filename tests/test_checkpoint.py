@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -72,14 +73,13 @@ def test_an_old_checkpoint_of_the_name_is_replaced(folder):
 
 @pytest.mark.parametrize("place", ["os.replace", "_sync"])
 def test_a_write_that_fails_leaves_what_was_there(folder, place):
-    before, calls = contents(folder.parent), []
-    original = checkpoint.os.replace
+    before, original = contents(folder.parent), checkpoint.os.replace
 
-    def replace(*given):
-        calls.append(given)
-        if len(calls) == 2:  # the old one is out of the way, the new one cannot take its place
+    def replace(old, new):
+        if Path(old).name == ".c.partial":  # the old one is out of the way, the new one cannot take its place
+            assert not folder.exists()
             raise OSError(5, "Input/output error")
-        original(*given)
+        original(old, new)
 
     change = patch.object(checkpoint.os, "replace", replace)
     if place == "_sync":

@@ -477,7 +477,8 @@ def test_web_pages_from_parquet(pages):
 def test_only_the_files_that_the_budget_needs_are_fetched(pages):
     Path("have/1.parquet").unlink()
     size = sum(len(text.encode()) for text in pages[:50])
-    report = make("web", "out", have="have", size=size, quiet=True)
+    report = make("web", "out", have="have", size=size, seed=3, quiet=True)
+    assert [report[name] for name in ("seed", "valid_fraction", "bytes_asked_for")] == [3, 0.0, size]
     assert documents("out/train.txt") == pages[:50] and len(report["files"]) == 1
 
 
@@ -641,9 +642,11 @@ def test_the_lines_of_a_corpus_with_everything(shelf, nanoeuler):
     Path("have/pg4.txt").write_text(
         text.replace(WORDS[1], WORDS[4], 1).replace(f"of {WORDS[1]}", f"of {WORDS[4]}")
     )
-    words = ("--out", "o", "--from", "have", "--valid-fraction", "0.3", "--skip", "3")
+    words = ("--out", "o", "--from", "have", "--valid-fraction", "0.3", "--skip", "3", "--seed", "2")
     code, out, err = nanoeuler("corpus", "books", *words)
     assert code == 0, err
+    report = json.loads(Path("o/report.json").read_text("utf-8"))
+    assert (report["seed"], report["valid_fraction"], report["skipped"]) == (2, 0.3, ["pg3.txt"])
     assert re.match(
         r"o/train\.txt: \d+ documents, [\d,]+ bytes\no/valid\.txt: \d+ documents, [\d,]+ bytes\n", out
     )

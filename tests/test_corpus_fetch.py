@@ -483,6 +483,7 @@ def test_a_packed_file_one_has_is_unpacked(server, tmp_path):
     (have / "f.bin.xz").write_bytes(lzma.compress(BODY))
     found = get(tmp_path / "d", server.file(good), have=have)
     assert found.path == tmp_path / "d/f.bin" and found.path.read_bytes() == BODY and server.seen == []
+    assert found.url == str(have / "f.bin.xz")
     for spoilt in (lzma.compress(BODY)[:-9], b"no xz"):
         (have / "f.bin.xz").write_bytes(spoilt)
         with pytest.raises(NanoEulerError, match=r"f\.bin\.xz: cannot be unpacked"):

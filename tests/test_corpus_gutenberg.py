@@ -160,6 +160,7 @@ def test_every_form(form, encoding):
 
 
 def test_bytes_that_cp1252_does_not_have_are_kept():
+    assert decode(b"MAX\r\n\x1a\x1a") == "MAX\n" and decode(b"MAX\x1a") == "MAX"
     assert decode(b"a\x81b\x93c\x94\x85") == "a\x81b“c”…"
     with pytest.raises(NanoEulerError, match="byte 4 is 0xff, expected UTF-8"):
         decode(b"a\xe2\x80\x99\xffb")

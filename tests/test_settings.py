@@ -342,7 +342,7 @@ def test_adamw_uses_every_setting(dtype):
     v = {name: 0 * x for name, x in p.items()}
     for step in range(1, 7):
         grads.flat[...] = rng.standard_normal(params.flat.size)
-        factor = [1.0, 0.3][step % 2]
+        factor = [1.0, 0.3, 2.0][step % 3]
         rate = 0.07 * step / 3 if step <= 3 else 0.028 + 0.042 * (1 + math.cos(math.pi * (step - 4) / 6)) / 2
         for name in p:
             g = grads[name] * factor

@@ -11,6 +11,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -313,7 +314,10 @@ def test_whole_documents_are_held_out(tmp_path):
         tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long"
     )  # the cut falls into the last one
     assert ShardDataset(long, None, found_of(fraction=0.1)).valid["valid"].start == long.starts[1]
-    assert "validation part has 1 tokens" in error_of(ShardDataset, found, None, found_of(fraction=0.0))
+    said = "validation part has 1 tokens, expected at least 2"
+    assert error_of(ShardDataset, found, None, found_of(fraction=0.0)) == f"{found.path}: {said}"
+    moved = replace(found_of(fraction=0.0), info={"source": "/old/place"})
+    assert error_of(ShardDataset, found, None, moved) == f"/old/place: {said}"
 
 
 def test_bits_per_byte_are_those_of_all_tokens_in_windows(tmp_path):
