@@ -162,5 +162,22 @@ def test_help_goes_where_it_is_told(capsys):
     assert capsys.readouterr().out.startswith("usage: nanoeuler odd")
 
 
+def test_steps_in_tokens():
+    for word, number in (
+        ("7", 7),
+        ("300tok", 300),
+        ("0.3Gtok", 300_000_000),
+        ("1.5ktok", 1500),
+        ("10Mtok", 10**7),
+    ):
+        assert (
+            arguments.steps_or_tokens(word) == number
+            and (type(arguments.steps_or_tokens(word)) is int) == word.isdigit()
+        )
+    for word in ("7.5", "300M", "tok", "1e3tok", "-3tok", ""):
+        with pytest.raises(Exception, match="expected a whole number, or tokens as in 300Mtok"):
+            arguments.steps_or_tokens(word)
+
+
 if __name__ == "__main__":
     WRITTEN.write_text(pages(), "utf-8")

@@ -23,7 +23,6 @@ from checks import RUN_CONFIG, RUN_MODEL, Crash
 from test_train import changed, contents, error_of
 
 from nanoeuler_lib import checkpoint, cli, data, report, shards, train
-from nanoeuler_lib.arguments import steps_or_tokens
 from nanoeuler_lib.data import SEPARATOR
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
@@ -160,9 +159,6 @@ def test_the_same_bytes_from_any_number_of_processes(tmp_path):
     assert first == contents(tmp_path / "by2") == contents(tmp_path / "by3")
 
 
-# What is refused.
-
-
 @pytest.mark.parametrize("quiet", [True, False])
 def test_the_bar_counts_the_bytes_of_the_texts(tmp_path, quiet):
     with patch.object(shards, "tqdm", wraps=shards.tqdm) as tqdm:
@@ -171,6 +167,9 @@ def test_the_bar_counts_the_bytes_of_the_texts(tmp_path, quiet):
     assert (given["unit"], given["unit_scale"]) == ("B", True)
     assert given["total"] == (tmp_path / "shards.txt").stat().st_size
     assert given["disable"] is (True if quiet else None)  # None: where nobody reads it
+
+
+# What is refused.
 
 
 def test_what_cannot_be_tokenized_is_told_and_leaves_nothing(tmp_path):
@@ -759,20 +758,6 @@ def test_what_the_command_says_of_shards(here, capsys):
     workers = ["shards", "text.txt", "--tokenizer", "bpe.json", "--out", "new", "--workers", "0"]
     assert "--workers is 0" in failed(capsys, *workers)
     assert not Path("run").exists()
-
-
-def test_steps_in_tokens():
-    for word, number in (
-        ("7", 7),
-        ("300tok", 300),
-        ("0.3Gtok", 300_000_000),
-        ("1.5ktok", 1500),
-        ("10Mtok", 10**7),
-    ):
-        assert steps_or_tokens(word) == number and (type(steps_or_tokens(word)) is int) == word.isdigit()
-    for word in ("7.5", "300M", "tok", "1e3tok", "-3tok", ""):
-        with pytest.raises(Exception, match="expected a whole number, or tokens as in 300Mtok"):
-            steps_or_tokens(word)
 
 
 def test_a_mistyped_number_of_tokens_is_told(capsys):

@@ -52,7 +52,6 @@ TESTS = {
     "arguments": [
         "test_arguments.py",
         "test_corpus.py::test_the_defaults_of_the_help_are_those_of_the_command",
-        "test_shards.py::test_steps_in_tokens",
         "test_cli.py",
     ],
     **{name: ["test_assign.py"] for name in PAPERS},
