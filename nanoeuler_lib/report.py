@@ -218,7 +218,7 @@ def _log_scale(axes):
 
 def _two_panels():
     plots.use_style()
-    return plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    return plt.subplots(1, 2, figsize=(9, 3.4))
 
 
 class Live:

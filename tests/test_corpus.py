@@ -315,6 +315,16 @@ corpus.make("web", "out", valid_fraction=0.1, quiet=True)
 """
 
 
+def test_a_folder_that_someone_removed_hides_no_error(tmp_path):
+    with (
+        pytest.raises(NanoEulerError, match="the first error"),
+        corpus._new_folder(tmp_path / "out") as folder,
+    ):
+        shutil.rmtree(folder)
+        raise NanoEulerError("the first error")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_kill_leaves_no_corpus_and_the_next_process_makes_it(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = lambda how: [sys.executable, "-c", MAKE, how]

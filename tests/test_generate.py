@@ -284,6 +284,11 @@ def test_no_tokens_asked(model):
     assert generate(model, Tokenizer([], ()), "a", 0) == ""
 
 
+def test_two_hundred_tokens_where_no_number_is_asked():
+    alike, tokenizer = favouring({97: 1.0}), Tokenizer([], ())
+    assert generate(alike, tokenizer, "a") == "".join(stream(alike, tokenizer, "a")) == "a" * 200
+
+
 def test_distribution_of_generated_tokens():
     """Text drawn token by token has the model's probabilities."""
     p = {65: 0.5, 66: 0.3, 67: 0.2}

@@ -126,6 +126,8 @@ def test_the_stream_is_that_of_the_text(tmp_path, shard_tokens, piece):
     assert found.read(0, found.tokens).tolist() == whole.ids.tolist() and found.tokens == len(whole.ids)
     assert found.starts.tolist() == whole.starts.tolist() and found.documents == 4
     assert found.bytes == whole.bytes == len(text.encode()) - 3 * len(SEPARATOR)
+    index = json.loads((found.path / "shards.json").read_text())
+    assert (index["vocab_size"], index["tokens"]) == (TOKENIZER.vocab_size, found.tokens)
     assert [len(shard) for shard in found.shards[:-1]] == [shard_tokens] * (
         -(-found.tokens // shard_tokens) - 1
     )
