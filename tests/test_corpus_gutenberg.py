@@ -201,6 +201,13 @@ def test_whatever_stands_between_survives(text, form):
     ]
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "stuck to the text"])
+@pytest.mark.parametrize("stars", ["*", "    * * * * *", "***"])
+def test_stars_that_close_a_book_are_of_the_book(form, stars):
+    """Blank lines are between them and the marker, the sentence or the licence."""
+    assert strip(decode(FORMS[form].replace("THE END", stars).encode())).text.split("\n")[-1] == stars
+
+
 RUNS = (" ", "\n", "*", " \n", "* ", "*\n", "START ", "*END*", "* START\n", "THE END OF ")
 
 

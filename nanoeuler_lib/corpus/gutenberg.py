@@ -14,10 +14,11 @@ from nanoeuler_lib.errors import NanoEulerError, short
 
 OF_GUTENBERG = r"\s*OF\s*(?:TH(?:E|IS)\s*)?PROJECT\s*GUTENBERG"
 # Stars are looked at from the first of a run on, and what is taken is kept (++): a run costs no more than its length.
-STARS = r"(?<!\*)\*++\s*+"
+# They are of the marker's own line: those that close a book stand in a line above it.
+STARS = r"(?<!\*)\*++[^\S\n]*+"
 START = re.compile(rf"{STARS}START{OF_GUTENBERG}", re.IGNORECASE)
 END = re.compile(
-    rf"{STARS}END{OF_GUTENBERG}|^[^\S\n]*+(?:\*++\s*+)?+(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
+    rf"{STARS}END{OF_GUTENBERG}|^[^\S\n]*+(?:{STARS})?+(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
     re.IGNORECASE | re.MULTILINE,
 )
 SMALL_PRINT = re.compile(r"^.*\*\s*START\s*\**\s*THE\s+SMALL\s+PRINT!?.*\n", re.IGNORECASE | re.MULTILINE)
@@ -29,7 +30,7 @@ SMALL_PRINT_ENDS = re.compile(
 
 # With these a licence begins that stands behind a book without an end marker; what is left of any is refused.
 LICENCE = re.compile(
-    r"(?:START\s*+\**+:?+\s*+(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
+    rf"(?:{STARS})?+(?:START\s*+\**+:?+\s*+(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
     r"Updated\s+editions\s+will\s+replace\s+the\s+previous\s+one|"
     r"Creating\s+the\s+works\s+from\s+(?:public\s+domain\s+)?print\s+editions|"
     r"This\s+file\s+should\s+be\s+named\s+\S+\.(?:txt|zip)|"
@@ -103,7 +104,7 @@ def strip(text: str) -> Book:
     last = end.start() if end else len(text)
     licence = LICENCE.search(text, begin, last)
     if licence:
-        last = begin + len(text[begin : licence.start()].rstrip().rstrip("*"))
+        last = licence.start()
     if not marked:
         begin = _after_paragraphs(text, begin, last, HEADER)
     begin = _after_paragraphs(text, begin, last, CREDITS, most=2)
