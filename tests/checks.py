@@ -25,7 +25,7 @@ from nanoeuler_lib.plan import Plan
 from nanoeuler_lib.tokenizer import Tokenizer
 
 # Every size differs from every other where the shapes allow it, so that a swapped axis cannot go unseen.
-FLOOR = 1e-15  # differences below it are rounding, whatever they are compared with
+FLOOR = 1e-14  # differences below it are rounding of numbers of about 1, whatever is left of them
 TINY = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=9, vocab_size=7, predict=3, ffn=10)
 
 
@@ -200,7 +200,7 @@ def check_gradients(
                 unit[i] = 1
                 n = slope(p, unit.reshape(p.shape))
                 apart, size = abs(n - g.flat[i]), max(abs(n), abs(g.flat[i]))
-                assert apart <= 1e-6 * size + 1e-11, f"{name}, element {i}: {g.flat[i]:.8g}, quotient {n:.8g}"
+                assert apart <= 4e-6 * size + 1e-11, f"{name}, element {i}: {g.flat[i]:.8g}, quotient {n:.8g}"
 
 
 def layer_pairs(seed: int = 0) -> dict[str, tuple]:

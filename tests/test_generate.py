@@ -49,7 +49,7 @@ def test_cache_equals_no_cache(seed):
     checks.check_decoder(seed=seed)
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 12), st.integers(0, 99)
 )
@@ -72,7 +72,7 @@ def test_feed_all_gives_the_logits_behind_each_token(model):
         decoder.feed_all(tokens[:1])
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8), st.integers(0, 99))
 def test_forgetting(moves, seed):
     """Whatever was fed and forgotten before, the logits are those of the tokens that are left."""
@@ -151,7 +151,7 @@ def test_greedy():
     assert {sample(logits, np.random.default_rng(i), min_p=1) for i in range(20)} == {1}
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.integers(0, 9), st.floats(0.01, 1.0),
     st.floats(0.2, 5.0), st.floats(0, 1), st.integers(0, 99),

@@ -54,25 +54,29 @@ def cases(draw):
     return config, draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=60, derandomize=True)
+# Weights of deviation 2 make sums whose terms cancel: of 5,000 models the worst was 3e-11 apart.
+ANY_SIZE = 1e-9
+
+
+@settings(max_examples=60)
 @given(cases(), st.booleans(), st.sampled_from([0.02, 0.3, 2.0]))
 def test_equal_at_any_size(case, accumulate, std):
-    checks.check_equality(*case, accumulate=accumulate, std=std)
+    checks.check_equality(*case, accumulate=accumulate, std=std, rtol=ANY_SIZE)
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @given(cases())
 def test_forward_is_the_formula_at_any_size(case):
     for version in ("cpu", "plain"):
         checks.check_forward(version, *case)
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=30)
 @given(cases(), st.booleans(), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0]))
 def test_equal_in_blocks_of_any_size(case, accumulate, block, rows, std):
     """Rows of scores, and of SwiGLU, in blocks that do and do not divide their number."""
     with patch.object(cpu, "BLOCK", block), patch.object(cpu, "ROWS", rows):
-        checks.check_equality(*case, accumulate=accumulate, std=std)
+        checks.check_equality(*case, accumulate=accumulate, std=std, rtol=ANY_SIZE)
 
 
 def test_blocks_of_scores_skip_the_future():
@@ -189,7 +193,7 @@ def test_adamw_is_the_paper(version):
     checks.check_adamw(version)
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 1000), st.integers(0, 99))
 def test_adamw_in_blocks(size, block, step, seed):
     rng = np.random.default_rng(seed)

@@ -271,7 +271,7 @@ def test_parameters_are_views_of_one_array():
     assert Parameters(config).flat.dtype == np.float32
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 9), st.sampled_from(list(ODD)))
 def test_plan_has_the_shapes_of_the_notation(batch, time, name):
     config = ODD[name]
@@ -304,7 +304,7 @@ def test_plan_has_the_shapes_of_the_notation(batch, time, name):
 # The optimiser.
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(0, 20), st.integers(1, 40), st.floats(1e-5, 10), st.floats(0, 1), st.integers(0, 60))
 def test_learning_rate_is_the_formula(warmup, steps, rate, end, step):
     """A line to the peak, half a cosine to its last value, and that value ever after."""

@@ -162,7 +162,7 @@ def test_the_tree_finds_planted_bugs(name, monkeypatch):
 # One proposal.
 
 
-@settings(max_examples=50, derandomize=True)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6), st.integers(0, 9))
 def test_accept_or_redraw_draws_from_p(counts, seed):
     """Summed over all proposals, and all draws that may follow; zeros in p and in q are allowed."""
@@ -283,7 +283,7 @@ def reciting(config, order):
     return GPT(config, params)
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 3), st.integers(1, 4))
 def test_any_context_and_any_prompt(context, prompt, propose, heads):
     """All proposals are right: they must be taken, and the cycle must go on wherever the context is full."""

@@ -883,7 +883,7 @@ def test_documents():
     assert plain.starts is None and plain.bytes == len(f"ab{data.SEPARATOR}c")
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 9), min_size=2, max_size=12),
     st.integers(1, 12),
