@@ -13,10 +13,17 @@ class NanoEulerError(ValueError):
         return str(self).split("\n")
 
 
+class _Short(reprlib.Repr):
+    def repr_int(self, x, level):  # Python writes no integer of thousands of digits
+        return "an integer past 2^60" if abs(x) >= 2**60 else repr(x)
+
+
+_SHORT = _Short()
+
+
 def short(value: object) -> str:
-    """A value as a message shows it, cut to some thirty characters; an integer may have thousands of digits."""
-    large = isinstance(value, int) and abs(value) >= 2**60
-    return "an integer past 2^60" if large else reprlib.repr(value)
+    """A value as a message shows it: texts cut to some thirty characters, lists to six entries."""
+    return _SHORT.repr(value)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -410,19 +410,19 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise NanoEulerError(f'{path}: no tokenizer, expected a JSON object with "format": "{_FORMAT}"')
         if content.get("version") != _VERSION:
-            raise NanoEulerError(f"{path}: version is {_short(content.get('version'))}, expected {_VERSION}")
+            raise NanoEulerError(f"{path}: version is {short(content.get('version'))}, expected {_VERSION}")
         merges, names, byte_order = (content.get(key) for key in ("merges", "special_tokens", "byte_order"))
         if not all(isinstance(value, list) for value in (merges, names, byte_order)):
             raise NanoEulerError(f"{path}: expected lists of merges, special_tokens and byte_order")
         for number, pair in enumerate(merges):
             if not (isinstance(pair, list) and len(pair) == 2 and all(type(id) is int for id in pair)):
-                raise NanoEulerError(f"{path}: merge {number} is {_short(pair)}, expected two token ids")
+                raise NanoEulerError(f"{path}: merge {number} is {short(pair)}, expected two token ids")
         try:
             tokenizer = cls(merges, names, byte_order)
         except NanoEulerError as error:
             raise NanoEulerError(f"{path}: {error}") from None
         if content.get("vocab_size") != tokenizer.vocab_size:
-            found = _short(content.get("vocab_size"))
+            found = short(content.get("vocab_size"))
             expected = f"256 + {len(merges)} merges + {len(names)} special tokens = {tokenizer.vocab_size}"
             raise NanoEulerError(f"{path}: vocab_size is {found}, expected {expected}")
         return tokenizer
@@ -469,11 +469,6 @@ def _read_json(path: PathLike) -> object:
         raise NanoEulerError(f"{path}: not JSON ({error})") from None
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 # What a vocabulary must be
 
 
@@ -481,7 +476,7 @@ def _checked_special_tokens(special_tokens: Iterable[str]) -> list[str]:
     names = [special_tokens] if isinstance(special_tokens, str) else list(special_tokens)
     for name in names:
         if not (isinstance(name, str) and name and name.isprintable() and names.count(name) == 1):
-            raise NanoEulerError(f"special token {_short(name)}: expected printable text, each one once")
+            raise NanoEulerError(f"special token {short(name)}: expected printable text, each one once")
     return names
 
 
@@ -497,9 +492,10 @@ def _checked_tokens(
     made: dict[tuple[int, int], int] = {}
     length = 0
     for new, (a, b) in enumerate(merges, 256):
-        found = f"merge {new - 256} is ({a}, {b})"
         if not (0 <= a < new and 0 <= b < new):
+            found = f"merge {new - 256} is {short((a, b))}"
             raise NanoEulerError(f"{found}: expected ids made before it, 0 to {new - 1}")
+        found = f"merge {new - 256} is ({a}, {b})"
         if (a, b) in made:
             raise NanoEulerError(f"{found}, as merge {made[a, b] - 256} was: expected each pair once")
         if _merged_across(a, b, merges, made):

@@ -31,7 +31,7 @@ SMALL = ModelConfig(8, 2, 1, 1, 8, 258, predict=2, ffn=8)
 # Fingerprints see all of the text, and the mask.
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(1, 20_000), st.floats(0, 1), st.integers(1, 500), st.integers(0, 9))
 def test_a_fingerprint_sees_every_token(length, where, change, seed):
     """Another token anywhere, one more, one fewer, two exchanged: another fingerprint; the dtype is no part of it."""
@@ -87,7 +87,7 @@ def test_the_fingerprint_of_examples_sees_the_mask_at_every_token(monkeypatch):
 SPECIAL = [END_OF_TEXT, USER, ASSISTANT]
 
 
-@settings(max_examples=50, derandomize=True)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(
@@ -794,19 +794,12 @@ def test_gpt2_files_that_do_not_fit(tmp_path, damage):
         Tokenizer.from_gpt2(encoder, vocab)
 
 
-def test_what_a_message_shows_of_a_value():
-    from nanoeuler_lib import tokenizer as module
-
-    assert module._short("a" * 38) == repr("a" * 38) and len(repr("a" * 38)) == 40
-    assert module._short("a" * 39) == "'" + "a" * 36 + "..."
-
-
 @pytest.mark.parametrize("large", [2**60, -(2**60), 10**5000], ids=["2^60", "-2^60", "10^5000"])
 def test_a_message_shows_values_of_any_size(large):
     """Thousands of digits have no text: Python refuses to write them."""
     from nanoeuler_lib.errors import short
 
-    assert short(large) == "an integer past 2^60"
+    assert short(large) == "an integer past 2^60" and short([[1], large]) == "[[1], an integer past 2^60]"
     assert short(2**60 - 1) == str(2**60 - 1) and short(True) == "True" and short(1e300) == "1e+300"
     assert short("a" * 100) == "'" + "a" * 12 + "..." + "a" * 13 + "'"
 
