@@ -201,6 +201,11 @@ def test_whatever_stands_between_survives(text, form):
     ]
 
 
+def test_a_sentence_right_below_a_book_is_no_header_of_it():
+    book = strip("Käthe crossed the bridge.\nEnd of Project Gutenberg's The Bridges")
+    assert (book.text, book.header, book.closed) == ("Käthe crossed the bridge.", "", True)
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "stuck to the text"])
 @pytest.mark.parametrize("stars", ["*", "    * * * * *", "***"])
 def test_stars_that_close_a_book_are_of_the_book(form, stars):

@@ -184,6 +184,12 @@ def test_extend_uses_room_that_the_model_has():
     assert wide.config.vocab_size == 300 and names.vocab_size == 260
 
 
+@pytest.mark.parametrize(("options", "size"), [({}, 261), ({"multiple": 2}, 262), ({"multiple": 8}, 264)])
+def test_extend_adds_no_more_than_is_asked(options, size):
+    wide, names = sft.extend(GPT(CONFIG), Tokenizer([(97, 98), (98, 97)], (END_OF_TEXT,)), **options)
+    assert (wide.config.vocab_size, names.vocab_size) == (size, 261)
+
+
 def test_it_learns_and_leaves_the_base_alone(tmp_path):
     """Swapping two letters: nearly all examples are answered in the end, and none before."""
     model, tokenizer = base()

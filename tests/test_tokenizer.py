@@ -515,6 +515,10 @@ def test_only_merges_that_encoding_can_make_are_taken(draws):
             merges.append((a, b))
 
 
+def test_the_smallest_vocabulary_has_no_merges():
+    assert Tokenizer.train("ab ab", 257).merges == [] == Tokenizer.train("ab ab", 256, ()).merges
+
+
 # Bad arguments
 
 
