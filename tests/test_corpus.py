@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from nanoeuler_lib import arguments, cli, corpus, sft
 from nanoeuler_lib.corpus import dedup, held_out, make
 from nanoeuler_lib.corpus import registry as registered
-from nanoeuler_lib.corpus.documents import Document, examples
+from nanoeuler_lib.corpus.documents import Document, examples, whole
 from nanoeuler_lib.corpus.registry import File, corpora
 from nanoeuler_lib.data import SEPARATOR, read_text
 from nanoeuler_lib.errors import NanoEulerError
@@ -313,6 +313,12 @@ def slow(get, files, note):
 corpus.READERS["web"] = slow
 corpus.make("web", "out", valid_fraction=0.1, quiet=True)
 """
+
+
+def test_a_file_that_is_one_document_is_named_by_it(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\r\n\r\nTwo.")
+    found = whole(lambda file: SimpleNamespace(path=tmp_path / file.name), [File("a.txt", ())], print)
+    assert list(found) == [Document("a.txt", "One.\r\n\r\nTwo.")]
 
 
 def test_a_folder_that_someone_removed_hides_no_error(tmp_path):

@@ -17,7 +17,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.model import GPT, head_weights, init
 from nanoeuler_lib.ngram import Ngrams
-from nanoeuler_lib.tokenizer import END_OF_TEXT
+from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.train import bits_per_byte
 
 matplotlib.use("agg")
@@ -69,6 +69,14 @@ def test_measure_counts_a_gpt_as_bits_per_byte_does():
     tokens = data.tokenize(data.SEPARATOR.join(story.text for story in stories), tokenizer)
     assert found.bits_per_byte == pytest.approx(bits_per_byte(model, tokens), rel=1e-4)
     assert found.floor == pytest.approx(world.floor(story.text for story in stories))
+
+
+def test_the_first_id_is_a_token_as_any_other():
+    """A tokenizer whose id 0 is the letter e: all ids but that of the end of text stand for what was scored."""
+    order = [ord("e"), *(byte for byte in range(256) if byte != ord("e"))]
+    tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(world.stories(3, seed=5))
+    found = evaluate.measure(lambda tokens: np.zeros((*tokens.shape, 257)) - np.log(257), tokenizer, stories)
+    assert len(found.nats) == sum(len(story.text.encode()) + 1 for story in stories)
 
 
 def test_measure_takes_any_function_of_tokens():
