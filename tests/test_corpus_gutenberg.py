@@ -201,9 +201,13 @@ def test_whatever_stands_between_survives(text, form):
     ]
 
 
-def test_a_sentence_right_below_a_book_is_no_header_of_it():
-    book = strip("Käthe crossed the bridge.\nEnd of Project Gutenberg's The Bridges")
-    assert (book.text, book.header, book.closed) == ("Käthe crossed the bridge.", "", True)
+@pytest.mark.parametrize("story", ["Käthe crossed the bridge.", "Käthe crossed the bridge.\n\n* * *"])
+@pytest.mark.parametrize(
+    "sentence", ["End of Project Gutenberg's The Bridges", END, "THE FULL PROJECT GUTENBERG LICENSE"]
+)
+def test_what_stands_right_below_a_book_is_not_of_it_and_takes_nothing(story, sentence):
+    book = strip(f"{story}\n{sentence}")
+    assert (book.text, book.header, book.closed) == (story, "", True)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "stuck to the text"])
