@@ -1,7 +1,13 @@
-"""What a model and a training run are made of: two dataclasses, the presets, and their validation."""
+"""What a model and a training run are made of: two dataclasses, the presets, and their validation.
 
-from dataclasses import asdict, dataclass, fields
+Files keep both, and must be readable for as long as they exist. So a field that is added to one of them says what its
+absence means in a file that is older: `name: str = field(default=..., metadata={"before": ...})`. Fields without
+`before` are those of version 0.1; every file has them.
+"""
 
+from dataclasses import asdict, dataclass, field, fields
+
+from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 
@@ -87,7 +93,9 @@ class TrainConfig:
     valid_every: int = 100  # steps between validations
     sample_every: int = 500  # steps between samples; 0 means none
     save_every: int = 500  # steps between checkpoints
-    optimizer: str = "adamw"  # or "muon", for the matrices inside blocks
+    optimizer: str = field(
+        default="adamw", metadata={"before": "adamw"}
+    )  # or "muon", for matrices inside blocks
 
     def __post_init__(self):
         at_least = dict(
@@ -119,19 +127,24 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names.
-
-        A file that names no optimizer was written when there was one, AdamW.
-        """
-        return _from_dict(cls, {"optimizer": "adamw"} | values if isinstance(values, dict) else values)
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
+        return _from_dict(cls, values)
 
 
 def _from_dict(cls, values):
-    names = {field.name for field in fields(cls)}
-    if not isinstance(values, dict) or set(values) != names:
-        found = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
-        raise NanoEulerError(f"{cls.__name__} has missing or unknown entries: {short(found)}")
-    return cls(**values)
+    """A configuration from what a file holds of it; fields that are younger than the file mean what they say."""
+    if not isinstance(values, dict):
+        raise NanoEulerError(f"{cls.__name__} is {type(values).__name__}, expected an object with its fields")
+    names = [f.name for f in fields(cls)]
+    before = {f.name: f.metadata["before"] for f in fields(cls) if "before" in f.metadata}
+    if unknown := sorted(set(values) - set(names)):
+        raise NanoEulerError(
+            f"{cls.__name__} has {short(unknown)}, unknown to nanoeuler {__version__}: expected the newer version "
+            "that wrote it"
+        )
+    if missing := sorted(set(names) - set(values) - set(before)):
+        raise NanoEulerError(f"{cls.__name__} lacks {short(missing)}: truncated or edited")
+    return cls(**before | values)
 
 
 PRESETS = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.model import Parameters
+from nanoeuler_lib.parameters import Parameters
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

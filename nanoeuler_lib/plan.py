@@ -99,12 +99,7 @@ class Plan:
 
     @property
     def op(self):
-        """The composites that fill it: those in use (`ops.use`). Raises NanoEulerError for kernels among them."""
-        if ops.kernels() is not None:
-            raise NanoEulerError(
-                "ops.use(kernels=...) is for a model on the GPU's engine, this one is on the CPU: "
-                'device.choose("gpu").place(model) moves it'
-            )
+        """The composites that fill it: those in use (`ops.use`)."""
         return ops.active()
 
     def clear(self, x: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from statistics import fmean, pvariance
 import numpy as np
 
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.model import Parameters
+from nanoeuler_lib.parameters import Parameters
 
 WINDOW = 50  # steps over which a loss is averaged before two of them are compared
 PASSES = (

@@ -53,7 +53,7 @@ def test_the_chapters_kernels_alone_make_a_model(time):
     """Every composite unfused: no kernel of engine.cu takes part in loss, gradients and a step."""
     one = compiled(text=MINE[: MINE.index('extern "C" __global__ void rmsnorm')])
     params, (tokens, targets) = parameters(), batch(time)
-    with ops.use(kernels=one):
+    with engine.use(one):
         model = engine.GPT(TINY, params)
         loss, grads = model.loss_and_gradients(tokens, targets)
         entries = [entry for entries in model._plan.lists.values() for entry in entries]
@@ -68,13 +68,13 @@ def test_the_chapters_kernels_alone_make_a_model(time):
 
 def test_right_kernels_are_taken_and_used():
     mine = compiled()
-    with ops.use(kernels=mine):
-        assert ops.kernels() is mine
+    with engine.use(mine):
+        assert unfused.kernels_in_use() is mine
         model = engine.GPT(TINY, parameters())
         model.losses(*batch(5))
         used = [e.launch for e in model._plan.lists["forward"] if "rmsnorm_forward" in str(e)]
         assert used and all(launch.library is mine.library for launch in used if hasattr(launch, "library"))
-    assert ops.kernels() is None
+    assert unfused.kernels_in_use() is None
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_right_kernels_are_taken_and_used():
     ],
 )
 def test_wrong_kernels_are_named(old, new, said):
-    with pytest.raises(NanoEulerError, match=re.escape(said)), ops.use(kernels=compiled(old, new)):
+    with pytest.raises(NanoEulerError, match=re.escape(said)), engine.use(compiled(old, new)):
         pass
 
 
 @pytest.mark.skipif(cuda.device() == "gpu", reason="the checker's words")
 def test_a_kernel_with_a_race_or_a_wrong_index_is_told_by_the_checker():
     for old, new in (("  __syncthreads();\n", ""), ("if (i < n) c[i]", "if (i <= n) c[i]")):
-        with pytest.raises(cuda.KernelError), ops.use(kernels=compiled(old, new)):
+        with pytest.raises(cuda.KernelError), engine.use(compiled(old, new)):
             pass
 
 
@@ -117,19 +117,19 @@ def test_a_kernel_with_a_race_or_a_wrong_index_is_told_by_the_checker():
 )  # fmt: skip
 def test_other_names_and_types_are_one_sentence(text, said):
     module = cuda.module(f'extern "C" __global__ {text}')
-    with pytest.raises(NanoEulerError, match=re.escape(said)), ops.use(kernels=module):
+    with pytest.raises(NanoEulerError, match=re.escape(said)), engine.use(module):
         pass
 
 
 def test_where_it_does_not_apply():
     mine, pair = compiled(), batch(5)
-    with ops.use(kernels=mine):
-        with pytest.raises(
-            NanoEulerError, match="is for a model on the GPU's engine, this one is on the CPU"
-        ):
-            GPT(TINY, parameters()).losses(*pair)
+    with engine.use(mine):
         with pytest.raises(NanoEulerError, match="is for precision float32, this model has bfloat16"):
             engine.GPT(TINY, parameters(), precision="bfloat16").losses(*pair)
+    with pytest.raises(NanoEulerError, match="no model on the engine ran"), engine.use(mine):
+        GPT(TINY, parameters()).losses(*pair)
+    with pytest.raises(NanoEulerError, match=r"engine.use\(kernels\)"), ops.use(kernels=mine):
+        pass
     with (
         ops.use(rmsnorm_forward=lambda *x: None),
         pytest.raises(NanoEulerError, match=r"ops.use\(rmsnorm_forward"),
@@ -143,7 +143,7 @@ def test_every_place_is_a_kernel_of_its_file():
 
 
 def test_adamw_and_its_kin_take_part_in_the_trial():
-    """Wrong in the update alone: caught by the step that `ops.use` tries."""
+    """Wrong in the update alone: caught by the step that `engine.use` tries."""
     for file, name, old, new in (
         (
             "adamw.cu",
@@ -175,5 +175,5 @@ def test_adamw_and_its_kin_take_part_in_the_trial():
         module = cuda.module(source.replace(old, new), checked=False)
         kept = {n: s for n, s in module.signatures.items() if n in unfused.FILE_OF}
         module.signatures = kept
-        with pytest.raises(NanoEulerError, match=f"with your {name} "), ops.use(kernels=module):
+        with pytest.raises(NanoEulerError, match=f"with your {name} "), engine.use(module):
             pass

@@ -17,5 +17,6 @@ from nanoeuler_lib.engine.decode import Decoder
 from nanoeuler_lib.engine.gpt import GPT
 from nanoeuler_lib.engine.memory import AdamW, Parameters, bytes_needed
 from nanoeuler_lib.engine.step import Step
+from nanoeuler_lib.engine.trial import use
 
-__all__ = ["GPT", "AdamW", "Decoder", "Parameters", "Step", "bytes_needed"]
+__all__ = ["GPT", "AdamW", "Decoder", "Parameters", "Step", "bytes_needed", "use"]

@@ -1,17 +1,13 @@
 """Continuing a text on a GPU: a few launches of own kernels for each token."""
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.decoder import check_room
 from nanoeuler_lib.engine.memory import pinned
-from nanoeuler_lib.generate import check_room
 from nanoeuler_lib.ops import gpu, reference
-
-if TYPE_CHECKING:
-    from nanoeuler_lib.engine.gpt import GPT
 
 ROWS = 8  # tokens that a launch takes at most
 
@@ -25,7 +21,7 @@ class Decoder:
     new decoder.
     """
 
-    def __init__(self, owner: "GPT", ahead: int = 0):
+    def __init__(self, owner, ahead: int = 0):
         c, self.config, self.program = owner.config, owner.config, owner.program
         self.length, self.number = 0, owner.program.number
         self.xp = xp = cuda.array_module(owner.program.where)

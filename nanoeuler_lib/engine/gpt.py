@@ -20,8 +20,8 @@ class GPT(model.GPT):
     """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
 
     params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; where, checked, on: as for
-    `gpu.Program`; kernels: a reader's, by default those of `ops.use`. Raises NanoEulerError for a model or a precision
-    that kernels or the card do not take.
+    `gpu.Program`; kernels: a reader's, by default those of `engine.use`. Raises NanoEulerError for a model or a
+    precision that kernels or the card do not take.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class GPT(model.GPT):
         if functions := ops.functions():
             raise NanoEulerError(
                 f"ops.use({min(functions)}=...) puts a NumPy function into a model on the CPU, this one runs as on a "
-                "GPU: expected ops.use(kernels=...)"
+                "GPU: expected engine.use(kernels)"
             )
-        kernels = self.kernels or ops.kernels()
+        kernels = self.kernels or unfused.kernels_in_use()
         if kernels is None:
             return self.program
         if self.precision != "float32":
             raise NanoEulerError(
-                f"ops.use(kernels=...) is for precision float32, this model has {self.precision}"
+                f"engine.use(kernels) is for precision float32, this model has {self.precision}"
             )
         if self._unfused is None or self._unfused.kernels is not kernels:
             p = self.program

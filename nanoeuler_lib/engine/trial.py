@@ -1,5 +1,6 @@
-"""A small step of the engine with given kernels, and how far it is from the reference's."""
+"""`engine.use`: a reader's kernels in the engine, each tried in a small step beside the reference first."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,9 @@ from nanoeuler_lib.cuda import Module
 from nanoeuler_lib.engine.gpt import GPT
 from nanoeuler_lib.engine.memory import AdamW
 from nanoeuler_lib.engine.step import Step
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import head_weights
+from nanoeuler_lib.ops import unfused
 
 # So large a rate that every term of the update shows, so large an eps that no update hangs on the sign of a rounding.
 SETTINGS = TrainConfig(
@@ -58,3 +61,26 @@ def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, floa
 def _apart(found, wanted) -> float:
     size = float(np.linalg.norm(wanted))
     return float(np.linalg.norm(np.asarray(found) - wanted)) / (size or 1.0)
+
+
+@contextmanager
+def use(kernels: Module):
+    """Inside the `with` block models on the engine, in float32, run on these kernels.
+
+    Each kernel of the module with the name and the types of one of the chapters' takes its place; the rest of the step
+    stays the library's. Before that each is tried alone on three odd shapes. Raises NanoEulerError for a name or types
+    without a place, for a kernel that computes something else, and at the block's end if no model asked for them: a
+    model on the CPU does not know them.
+    """
+    unfused.check_names(kernels)
+    unfused.tried(kernels, errors_of)
+    unfused.offered.append(unfused.Offered(kernels))
+    try:
+        yield
+        if not unfused.offered[-1].asked:
+            raise NanoEulerError(
+                "engine.use(kernels): no model on the engine ran in the block, so your kernels did not: "
+                'device.choose("gpu").place(model) moves a model there'
+            )
+    finally:
+        unfused.offered.pop()

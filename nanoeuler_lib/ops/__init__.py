@@ -8,11 +8,12 @@ composites (`attention`, `attention_back`), which write into the buffers of a pl
         model.loss_and_gradients(tokens, targets)
     with ops.use("plain"):                      # everything by the reference
         ...
-    with ops.use(kernels=cuda.module(text)):    # a reader's kernels inside the GPU's engine
-        ...
+
+A reader's kernels go into the engine of a GPU: `engine.use`.
 """
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from nanoeuler_lib.errors import NanoEulerError
@@ -44,38 +45,42 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
     return SimpleNamespace(**chosen)
 
 
-_active = [("cpu", {}, _composites("cpu", {}), None)]
+@dataclass(frozen=True)
+class _InUse:
+    """What one `use` has put in place: the version, the reader's functions, and the composites made of both."""
+
+    version: str
+    own: dict
+    composites: SimpleNamespace
+
+
+_stack = [_InUse("cpu", {}, _composites("cpu", {}))]
 
 
 def active() -> SimpleNamespace:
     """The composites now in use, by name: what the model calls."""
-    return _active[-1][2]
+    return _stack[-1].composites
 
 
 def functions() -> dict:
     """The reader's functions now in use, by name."""
-    return _active[-1][1]
-
-
-def kernels():
-    """The reader's kernels now in use, a `cuda.Module`, or None."""
-    return _active[-1][3]
+    return _stack[-1].own
 
 
 @contextmanager
-def use(version: str | None = None, kernels=None, **own):
-    """Inside the `with` block the model runs on `version` ("cpu" or "plain") and on the given functions or kernels.
+def use(version: str | None = None, **own):
+    """Inside the `with` block the model on the CPU runs on `version` ("cpu" or "plain") and on the given functions.
 
     version: None keeps the one in use, as functions of an outer `use` are kept; own: functions by the names of
-    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast. kernels: a `cuda.Module`, for
-    models on the GPU's engine: each kernel with name and types of one of the chapters' takes its place, in float32,
-    after it was tried on three odd shapes (`ops/unfused.py`).
-    Raises NanoEulerError on an unknown version or name, a value that cannot be called, and a kernel that is wrong.
+    `ops/reference.py`, e.g. rmsnorm_backward=mine; the rest of the model stays fast.
+    Raises NanoEulerError on an unknown version or name, and a value that cannot be called.
     """
-    outer_version, outer_own, _, outer_kernels = _active[-1]
-    version, all_own = version or outer_version, outer_own | own
+    outer = _stack[-1]
+    version, all_own = version or outer.version, outer.own | own
     if version not in ("cpu", "plain"):
         raise NanoEulerError(f"version is {version!r}, expected 'cpu' or 'plain'")
+    if "kernels" in own:
+        raise NanoEulerError("ops.use takes NumPy functions; kernels go into the engine: engine.use(kernels)")
     for name, function in own.items():
         if name not in FUNCTIONS:
             raise NanoEulerError(
@@ -83,14 +88,8 @@ def use(version: str | None = None, kernels=None, **own):
             )
         if not callable(function):
             raise NanoEulerError(f"{name} is {function!r}, expected a function")
-    if kernels is not None:
-        from nanoeuler_lib.engine.trial import errors_of  # the engine needs this module
-        from nanoeuler_lib.ops import unfused
-
-        unfused.check_names(kernels)
-        unfused.tried(kernels, errors_of)
-    _active.append((version, all_own, _composites(version, all_own), kernels or outer_kernels))
+    _stack.append(_InUse(version, all_own, _composites(version, all_own)))
     try:
         yield
     finally:
-        _active.pop()
+        _stack.pop()

@@ -1,4 +1,4 @@
-"""The engine with kernels of the reader's: `ops.use(kernels=module)`.
+"""The engine with kernels of the reader's: `engine.use(module)`.
 
 Each kernel of the module that has the name and the types of one of the chapters' takes its place, in the real engine,
 in float32. The composites are then made of the chapters' kernels, one for each thing that is computed, with copies
@@ -8,6 +8,7 @@ three odd shapes against the reference: a wrong gradient is told with the kernel
 
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,6 +32,25 @@ FILE_OF = {name: file for file, names in PLACES.items() for name in names}
 THREADS = 256
 NORM = 512  # most threads of a block that norms a row, whose share a thread keeps in 8 registers
 TRIED = ((1, 32, 1, 24), (7, 64, 2, 40), (19, 96, 3, 56))  # T, D, H, V of the three shapes
+
+
+@dataclass
+class Offered:
+    """Kernels that a `with engine.use(kernels)` offers to the models inside; asked: whether one has taken them."""
+
+    kernels: cuda.Module
+    asked: bool = False
+
+
+offered: list[Offered] = []  # by the `with` blocks that are open, the innermost last
+
+
+def kernels_in_use() -> cuda.Module | None:
+    """The reader's kernels that a model on the engine now runs on, if there are any."""
+    if not offered:
+        return None
+    offered[-1].asked = True
+    return offered[-1].kernels
 
 
 def check_names(module: cuda.Module) -> None:

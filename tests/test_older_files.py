@@ -1,0 +1,58 @@
+"""What older versions have written is read: the shipped models, and a checkpoint of each form there was."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import checkpoint, config
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.optim import AdamW
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.mark.parametrize("name", ["konigsberg-small", "konigsberg-chat"])
+def test_the_shipped_models_are_read(name):
+    model, tokenizer = checkpoint.load_pretrained(name)
+    assert np.isfinite(model.losses(np.arange(9)[None], np.arange(9)[None])).all()
+    assert tokenizer.vocab_size <= model.config.vocab_size
+
+
+@pytest.mark.parametrize("form, optimizer", [("checkpoint-1-adamw", "adamw"), ("checkpoint-1-muon", "muon")])
+def test_a_checkpoint_of_each_form_is_read(form, optimizer):
+    """checkpoint-1-adamw is from before there were two optimisers: its settings name none."""
+    found = checkpoint.load(FIXTURES / form, training=True)
+    assert (found.step, found.train.steps, found.train.optimizer) == (3, 7, optimizer)
+    assert (type(found.optimizer) is AdamW) == (optimizer == "adamw")
+    assert found.model.config == ModelConfig(4, 2, 1, 1, 6, 258, predict=1)
+    assert found.optimizer.step == 3 and found.optimizer.v.flat.all()
+
+
+@dataclass(frozen=True)
+class Grown(ModelConfig):
+    """The shape of a model after a version that has added a field."""
+
+    qk_norm: bool = field(default=True, metadata={"before": False})
+
+
+def test_a_field_that_is_added_says_what_its_absence_meant(monkeypatch):
+    old = ModelConfig(8, 2, 1, 1, 9, 10).to_dict()
+    assert Grown.from_dict(old).qk_norm is False and Grown(8, 2, 1, 1, 9, 10).qk_norm is True
+    assert Grown.from_dict(old | {"qk_norm": True}).qk_norm is True
+    monkeypatch.setattr(config, "__version__", "0.1.0")
+    newer = Grown(8, 2, 1, 1, 9, 10).to_dict()
+    with pytest.raises(
+        NanoEulerError, match=r"\['qk_norm'\], unknown to nanoeuler 0\.1\.0: expected the newer"
+    ):
+        ModelConfig.from_dict(newer)
+
+
+def test_fields_of_the_first_version_stay_required():
+    for one in (ModelConfig(8, 2, 1, 1, 9, 10), TrainConfig()):
+        for name in one.to_dict().keys() - {"optimizer"}:
+            without = {key: value for key, value in one.to_dict().items() if key != name}
+            with pytest.raises(NanoEulerError, match=rf"lacks \['{name}'\]"):
+                type(one).from_dict(without)
