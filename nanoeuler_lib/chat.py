@@ -172,9 +172,8 @@ class Loop:
         stories: bool = False,
         **options,
     ):
-        sample(
-            np.zeros(1), np.random.default_rng(0), **options
-        )  # bad options end here, not in the first reply
+        # bad options end here, not in the first reply
+        sample(np.zeros(1), np.random.default_rng(0), **options)
         self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
         self.no_story = "" if stories else None
         self.story: str | None = self.no_story

@@ -75,9 +75,8 @@ def save(
                 for name, x in getattr(optimizer, kind).host().items()
             }
             save_file(moments, partial / "optimizer.safetensors")
-        for file in partial.glob(
-            "*.safetensors"
-        ):  # safetensors lets no one else read them, whatever the umask
+        # safetensors lets no one else read them, whatever the umask
+        for file in partial.glob("*.safetensors"):
             shutil.copymode(partial / "tokenizer.json", file)
         head = {
             "format": FORMAT,
@@ -168,9 +167,8 @@ def find(path: str | Path) -> Path:
     if (path / "checkpoint.json").is_file():
         return path
     steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
-    steps = steps or sorted(
-        path.glob("checkpoints/.step-*.replaced")
-    )  # its successor never came: see `sweep`
+    # its successor never came: see `sweep`
+    steps = steps or sorted(path.glob("checkpoints/.step-*.replaced"))
     if steps:
         return steps[-1]
     if (path / "lock").is_file():
@@ -234,11 +232,8 @@ def _read_head(path):
         head = from_json(file.read_bytes().decode())
     except NanoEulerError:
         raise
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: not UTF-8, not JSON, a number of 5,000 digits
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
         raise NanoEulerError(
             f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
         ) from None
@@ -329,13 +324,8 @@ def _read_tensors(file, shapes):
         tensors = load_file(file)
     except NanoEulerError:
         raise
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        TypeError,
-        KeyError,
-    ) as error:  # whatever a strange header gives
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        # whatever a strange header gives
         raise NanoEulerError(f"{file}: not readable as safetensors ({one_line(str(error), 200)})") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in (np.float16, np.float32):

@@ -52,9 +52,8 @@ class Ngrams:
             before[:, 1:] = numbers[-1][:, :-1]
             keys = before * self.vocab_size + tokens
             at = np.minimum(np.searchsorted(table.keys, keys), len(table.keys) - 1)
-            numbers.append(
-                np.where(table.keys[at] == keys, at, -1)
-            )  # behind -1 keys are negative: found nowhere
+            # behind -1 keys are negative: found nowhere
+            numbers.append(np.where(table.keys[at] == keys, at, -1))
         return numbers
 
     def probabilities(self, tokens: np.ndarray, order: int | None = None) -> np.ndarray:

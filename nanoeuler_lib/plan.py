@@ -15,9 +15,8 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, reference
 
 LOGIT_ROWS = 256  # positions whose logits exist at one time: 256 x V float32 stay in cache
-ALIGN = (
-    64  # bytes of a cache line, and of the widest vector register: loads that straddle two lines cost double
-)
+# bytes of a cache line, and of the widest vector register: loads that straddle two lines cost double
+ALIGN = 64
 
 
 def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict]:
@@ -34,9 +33,8 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
         rstd1=(N, 1),  # 1 / root mean square of x1
         y1=(N, D),  # rmsnorm(x1)
         qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
-        probs=(
-            B * H * sum((b.stop - b.start) * b.stop for b in blocks),
-        ),  # exp(scores), not yet divided by row sums
+        # exp(scores), not yet divided by row sums
+        probs=(B * H * sum((b.stop - b.start) * b.stop for b in blocks),),
         inv_sum=(B, G, H // G, T, 1),  # 1 / row sums
         attended=(N, H * C),  # attention's output, heads side by side
         x2=(N, D),  # residual stream between the halves

@@ -21,9 +21,8 @@ import numpy as np
 
 __all__ = ["judge", "show_rejected", "verdict"]
 
-SECONDS = float(
-    os.environ.get("NANOEULER_CHECK_SECONDS", 60)
-)  # a busy machine that grades a class gives more
+# a busy machine that grades a class gives more
+SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
 PATIENCE = 4  # times as many seconds where others have the processor
 
 
@@ -53,11 +52,7 @@ def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, sec
     """
     answer = mine if in_place else watched(mine)
     try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stderr(sys.stdout),
-            time_limit(seconds),
-        ):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(sys.stdout), time_limit(seconds):
             warnings.simplefilter("ignore")
             said = check(answer, *given)
     except (Exception, SystemExit) as error:

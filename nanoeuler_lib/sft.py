@@ -258,10 +258,8 @@ def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -
         last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
         found.counted[:-last] = False
         encoded.append(found)
-    unsaid = [
-        *markers(tokenizer)[1:],
-        *range(tokenizer.vocab_size, model.config.vocab_size),
-    ]  # by a chat, too
+    # by a chat, too
+    unsaid = [*markers(tokenizer)[1:], *range(tokenizer.vocab_size, model.config.vocab_size)]
     return greedy_match(model, encoded, unsaid)
 
 

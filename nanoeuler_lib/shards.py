@@ -431,9 +431,8 @@ class ShardDataset:
                 )
         self.tokens, self.row_tokens = self.part.tokens, self.model.context
         self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
-        self.epochs: dict[
-            int, tuple[int, np.ndarray]
-        ] = {}  # the last two: where it begins, the order of its windows
+        # the last two: where it begins, the order of its windows
+        self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
         self.fingerprint = _fingerprint(self.part)

@@ -411,9 +411,8 @@ class _Journal:
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), None
         self.saved, self.validation_seconds = found.step, 0.0
         self.began = time.perf_counter()
-        self.spent = dict(
-            validation=0.0, samples=0.0, checkpoints=0.0
-        )  # seconds that the steps waited for each
+        # seconds that the steps waited for each
+        self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
         self.watch = Watch(self.config, self.step_tokens, dataset.tokens)

@@ -9,9 +9,8 @@ from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.parameters import Parameters
 
 WINDOW = 50  # steps over which a loss is averaged before two of them are compared
-PASSES = (
-    4  # repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
-)
+# repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
+PASSES = 4
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 
@@ -55,9 +54,8 @@ class Watch:
     def __init__(self, config: TrainConfig, tokens_per_step: int, train_tokens: int):
         self.config, self.tokens_per_step, self.train_tokens = config, tokens_per_step, train_tokens
         self.losses: list[float] = []
-        self.best: tuple[float, float, int] | None = (
-            None  # mean, variance and end of the best window of losses
-        )
+        # mean, variance and end of the best window of losses
+        self.best: tuple[float, float, int] | None = None
         self.valid: list[tuple[int, float]] = []
         self.said: set[str] = set()
 

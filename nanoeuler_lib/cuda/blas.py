@@ -132,13 +132,10 @@ TRANSA, TRANSB = 3, 4
 MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
 WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
 CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
-CLUSTER, BLOCKS = (
-    8,
-    {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8},
-)  # an algorithm's cluster, its blocks
-CHOSEN = Path(__file__).with_name(
-    "products.json"
-)  # by card and version: which of them was the fastest (`gpu_products`)
+# an algorithm's cluster, its blocks
+CLUSTER, BLOCKS = 8, {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8}
+# by card and version: which of them was the fastest (`gpu_products`)
+CHOSEN = Path(__file__).with_name("products.json")
 
 
 class _Found(ctypes.Structure):

@@ -23,14 +23,11 @@ _ENTRY = re.compile(
 # Warnings that nearly always mean a bug: a checked build takes them as errors.
 WARNINGS = ("parentheses", "uninitialized", "unused-value", "return-type", "div-by-zero", "empty-body",
             "misleading-indentation", "format", "frame-larger-than=40000")  # fmt: skip
-_FLAGS = {name.partition("=")[0] for name in WARNINGS} | {
-    "unused-comparison",
-    "division-by-zero",
-}  # Clang's names
+# The last two are Clang's names.
+_FLAGS = {name.partition("=")[0] for name in WARNINGS} | {"unused-comparison", "division-by-zero"}
 
-_HARMLESS = re.compile(
-    r"parentheses around (?:'&&'|arithmetic|'[-+]')|'&&' within"
-)  # what many write and mean
+# what many write and mean
+_HARMLESS = re.compile(r"parentheses around (?:'&&'|arithmetic|'[-+]')|'&&' within")
 
 _UNKNOWN = (
     r"'(\w+)' was not declared in this scope|'(\w+)' does not name a type|unknown type name '(\w+)'|"

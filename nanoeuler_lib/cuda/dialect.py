@@ -152,10 +152,8 @@ _FUNCTION = re.compile(
 def _host_function(alive: str, words: dict[str, str]) -> tuple[int, str, str] | None:
     """The first function that is not marked __device__: place, why, what to do."""
     code = code_only(alive)
-    around, start = (
-        [],
-        0,
-    )  # what the open braces belong to: "scope" (a namespace or struct), "function" or "other"
+    around = []  # what the open braces belong to: "scope" (a namespace or struct), "function" or "other"
+    start = 0
     for match in re.finditer(r"[{};]", code):
         head, begin, start = code[start : match.start()], start, match.end()
         if match[0] == "}":
@@ -250,9 +248,8 @@ def _call_of_a_kernel(alive: str) -> tuple[int, str, str] | None:
         if re.search(rf"(?<!\w)__device__(?!\w)[^;{{}}()]*(?<!\w){name}\s*\(", code):
             continue
         for call in re.finditer(rf"(?:[;{{}})]|(?<!\w)else)\s*({name})\s*(?:<[^<>;(]*>\s*)?\(", code):
-            bounds = re.search(
-                r"__launch_bounds__\s*\([^;{}]*$", code[: call.start(1)]
-            )  # before a head's name
+            # before a head's name
+            bounds = re.search(r"__launch_bounds__\s*\([^;{}]*$", code[: call.start(1)])
             if not bounds and open_braces(code, call.start(1)):
                 return (
                     call.start(1),

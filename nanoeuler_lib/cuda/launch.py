@@ -23,9 +23,8 @@ from nanoeuler_lib.cuda.source import Parameter, Signature, Text, prepare, signa
 from nanoeuler_lib.errors import NanoEulerError
 
 Launch = Callable[[], None]
-SHARED_LIMIT = (
-    227 * 1024
-)  # bytes of shared memory that a block may have on an H100 or B200; 163 on an A100, 99 on others
+# bytes of shared memory that a block may have on an H100 or B200; 163 on an A100, 99 on others
+SHARED_LIMIT = 227 * 1024
 SECONDS = 10.0  # that a checked launch may take
 
 

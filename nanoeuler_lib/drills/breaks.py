@@ -29,11 +29,8 @@ from nanoeuler_lib.files import write_text
 
 PACKAGE = Path(__file__).parent.parent
 SECONDS = 60  # a reader's test may take so long
-ENDS = {
-    10: "passes",
-    11: "fails",
-    12: "holds no function whose name begins with test",
-}  # the runner's exit codes
+# the runner's exit codes
+ENDS = {10: "passes", 11: "fails", 12: "holds no function whose name begins with test"}
 
 
 @dataclass(frozen=True)

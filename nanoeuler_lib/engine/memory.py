@@ -65,9 +65,8 @@ class Parameters(model.Parameters):
     def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
         self.config, shapes = config, parameter_shapes(config)
         starts, end = {}, 0
-        for name in sorted(
-            shapes, key=lambda name: len(shapes[name]) == 1
-        ):  # stable: the order but for the gains
+        # stable: the order but for the gains
+        for name in sorted(shapes, key=lambda name: len(shapes[name]) == 1):
             if len(shapes[name]) == 2:
                 self.decayed = end + math.prod(shapes[name]) + -math.prod(shapes[name]) % ALIGN
             starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
@@ -192,12 +191,7 @@ def muon_work(owner) -> SimpleNamespace:
 
 
 def bytes_needed(
-    config: ModelConfig,
-    batch: int,
-    time: int,
-    precision: str,
-    keep_x: bool = False,
-    optimizer: str = "adamw",
+    config: ModelConfig, batch: int, time: int, precision: str, keep_x: bool = False, optimizer: str = "adamw"
 ) -> dict[str, int]:
     """Bytes that training takes: states (weights, their copies, gradients, moments), and buffers for [batch, time]."""
     count = sum(-(-math.prod(shape) // ALIGN) * ALIGN for shape in parameter_shapes(config).values())

@@ -314,9 +314,8 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, work_logits, work_weight, a
             losses[rows, head] = np.where(target >= 0, np.log(total) - at_target, 0)
             if dw is None:
                 continue
-            if (
-                head > 0 and scale[head] == 0
-            ):  # no gradient: 8% of a step of `small` when no later head counts
+            # no gradient: 8% of a step of `small` when no later head counts
+            if head > 0 and scale[head] == 0:
                 if not accumulate:
                     dw[:, columns] = 0
                 continue

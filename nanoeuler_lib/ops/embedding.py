@@ -53,10 +53,8 @@ def _shares(start, D, piece, often):
     over at the end, and both kinds are always under way.
     """
     counts, rows = np.diff(start), start[-1] + len(start) - 1
-    frequent, before = (
-        counts > often,
-        start[:-1] + np.arange(len(counts)),
-    )  # before: rows of the tokens before each
+    frequent = counts > often
+    before = start[:-1] + np.arange(len(counts))  # rows of the tokens before each
     new_piece = before[1:] // piece != before[:-1] // piece
     first = np.flatnonzero(np.append(True, frequent[1:] | frequent[:-1] | new_piece))
     end = np.append(first[1:], len(counts))

@@ -36,9 +36,8 @@ class Plain:
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
         if delta is not None:
             x[...] = before + delta
-        rstd[...] = 1 / np.sqrt(
-            np.mean(x * x, axis=-1, keepdims=True) + eps
-        )  # `ops/cpu.py`'s backward reads it
+        # `ops/cpu.py`'s backward reads it
+        rstd[...] = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
         y[...] = self.f["rmsnorm_forward"](x, gain, eps)[0]
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):

@@ -142,9 +142,8 @@ def attention_forward(q, k, v):
     G = k.shape[1]
     qg = q.reshape(B, G, H // G, T, C)  # query heads that share a key/value head stand together
     kg, vg = k[:, :, None], v[:, :, None]  # [B, G, 1, T, C]
-    scores = (
-        qg @ kg.swapaxes(-1, -2) / math.sqrt(C)
-    )  # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
+    # [B, G, H/G, T, C] @ [B, G, 1, C, T] -> [B, G, H/G, T, T]
+    scores = qg @ kg.swapaxes(-1, -2) / math.sqrt(C)
     future = np.triu(np.ones((T, T), bool), 1)  # column (key) after row (query)
     scores = np.where(future, -np.inf, scores)
     probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -164,9 +163,8 @@ def attention_backward(dy, saved):
     dyg = dy.reshape(B, G, R, T, C)
     dvg = probs.swapaxes(-1, -2) @ dyg  # [.., T, T]^T @ [.., T, C] -> [B, G, R, T, C]
     dprobs = dyg @ vg.swapaxes(-1, -2)  # [B, G, R, T, T]
-    dscores = probs * (
-        dprobs - (dprobs * probs).sum(axis=-1, keepdims=True)
-    )  # 0 where probs is 0: no mask needed
+    # 0 where probs is 0: no mask needed
+    dscores = probs * (dprobs - (dprobs * probs).sum(axis=-1, keepdims=True))
     dscores /= math.sqrt(C)
     dqg = dscores @ kg  # [B, G, R, T, C]
     dkg = dscores.swapaxes(-1, -2) @ qg  # [B, G, R, T, C]

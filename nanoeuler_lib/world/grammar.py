@@ -21,9 +21,8 @@ from random import Random
 
 from nanoeuler_lib.errors import NanoEulerError
 
-Options = (
-    Sequence[str] | Mapping[str, Sequence[str]]
-)  # templates, under labels or not; each is equally likely
+# templates, under labels or not; each is equally likely
+Options = Sequence[str] | Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)
