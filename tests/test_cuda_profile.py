@@ -131,27 +131,12 @@ def test_every_kind_of_operation():
     assert counted == {line: work for line, work in wanted.items() if work != (0, 0)}
 
 
-def test_the_table_and_the_plot_show_every_line():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    p = profile(
-        PLAIN_MATMUL.replace("SUM", "sum += a[k] * b[k];"), "matmul", 1, 4, (ones(4), ones(4), ones(4), 4, 1)
-    )
-    table = p.work_table().split("\n")
-    assert table[1].split() == ["5", "128", "0", "0", "32", "0", "sum", "+=", "a[k]", "*", "b[k];"]
-    assert table[-1].split() == ["block", "128", "16", "0", "32", "0"]
-    moved, computed = p.plot_work()
-    assert [bar.get_width() for bar in computed.patches] == [32, 0]
-    assert sorted(bar.get_width() for bar in moved.patches) == [0, 0, 16, 128]
-
-
 def test_without_a_disassembler(monkeypatch):
     p = profile(cuda.KERNELS / "vector_add.cu", "vector_add", 1, 32, (ones(32), ones(32), ones(32), 32))
     monkeypatch.setattr(flops.shutil, "which", lambda name: None)
     assert "sectors" in str(p)  # the requests need none
     with pytest.raises(NanoEulerError, match="takes objdump, found none: install binutils"):
-        p.work_table()
+        _ = p.work
 
 
 LOAD = r"""

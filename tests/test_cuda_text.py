@@ -100,10 +100,6 @@ RIGHT = {
     "own names of the C library": (
         kernel("int32_t i = n; uint8_t b = 1; x[0] = i + b - INFINITY;",
                "typedef int int32_t;\ntypedef unsigned char uint8_t;\n#define INFINITY __int_as_float(0x7f800000)\n"), ["k"]),
-    "a head in a macro": (
-        '#define C extern "C"\n#define KERNEL C __global__ void  // the head\n// KERNEL no(int)\nKERNEL k(float* x) { x[0] = 1; }\n'
-        "#define DEVICE __device__\n#define GLOBAL __global__\nDEVICE int f() { return 1; }\nGLOBAL void l(int* x) { x[0] = f(); }",
-        ["k", "l"]),
     "integers in every spelling": (
         'extern "C" __global__ void k(unsigned long long int* a, long long signed b, long unsigned int long c, short int* d,\n'
         "  int unsigned e, signed f, char signed* g, int short unsigned h, struct S s) { a[0] = b + c + d[0] + e + f + g[0] + h + s.a; }"

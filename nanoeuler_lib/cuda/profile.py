@@ -113,24 +113,6 @@ class Profile:
             for line in sorted({line for (line, _), n in sums.items() if n})
         ]
 
-    def work_table(self) -> str:
-        """`work` as a table, with a last line for the whole block."""
-        rows = [
-            (self._place(w.line), w.global_read, w.global_written, w.shared, w.flops, w.functions, w.code)
-            for w in self.work
-        ]
-        rows.append(("block", *(sum(row[k] for row in rows) for k in range(1, 6)), ""))
-        wide = max(len(row[0]) for row in rows)
-        lines = [f"{'line':>{wide}}      read   written    shared     flops functions  code"]
-        lines += [
-            f"{place:>{wide}} " + "{:9} {:9} {:9} {:9} {:9}  {:.60}".format(*row) for place, *row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
-
-    def _place(self, line: int) -> str:
-        file, number, _ = self.text.find(line)
-        return str(number) if file == self.text.name else f"{file}:{number}"
-
     def intensity(self) -> float:
         """Floating-point operations of the block for each byte that its threads read or write in global memory."""
         moved = sum(w.global_read + w.global_written for w in self.work)
@@ -163,24 +145,6 @@ class Profile:
         ax.invert_yaxis()
         ax.legend()
         return ax
-
-    def plot_work(self, axes=None):
-        """Draw bytes (left: global and shared memory) and operations (right) of each line."""
-        import matplotlib.pyplot as plt
-
-        if axes is None:
-            axes = plt.subplots(1, 2, figsize=(9, 0.4 * len(self.work) + 1), sharey=True)[1]
-        places = np.arange(len(self.work))
-        moved = np.array([w.global_read + w.global_written for w in self.work])
-        axes[0].barh(places, moved, 0.6, label="global")
-        axes[0].barh(places, [w.shared for w in self.work], 0.6, left=moved, label="shared")
-        axes[0].legend()
-        axes[1].barh(places, [w.flops for w in self.work], 0.6, color="C2")
-        axes[0].set_yticks(places, [f"line {self._place(w.line)}" for w in self.work])
-        axes[0].invert_yaxis()
-        axes[0].set(xlabel="bytes", title=self.kernel)
-        axes[1].set(xlabel="floating-point operations")
-        return axes
 
     def plot_request(self, line: int, array: str, number: int = 0, ax=None, colorbar: bool = True):
         """Draw which lane of a warp touches which byte in one request of a line, row by row: sectors, or all banks.

@@ -13,7 +13,6 @@ from nanoeuler_lib.cuda.reading import (
     bracket_fault,
     code_only,
     expand,
-    function_macros,
     hollow,
     live,
     number,
@@ -119,7 +118,6 @@ def signatures(
     """
     alive = live(source, where)
     words = words_of(blank_comments(alive)) | {name: str(value) for name, value in (defines or {}).items()}
-    alive = _with_heads(alive, words)
     structs = structs_of(alive, words)
     plain, templates = [], {}
     for kernel in _kernels(alive):
@@ -157,55 +155,6 @@ def signatures(
     return plain
 
 
-def _with_heads(alive: str, words: dict[str, str]) -> str:
-    """The text with what stands for a kernel's head written out, each line where it was.
-
-    Of #define KERNEL extern "C" __global__ void, and of #define KERNEL(name) extern "C" __global__ void name.
-    """
-    macros = function_macros(alive)
-    bodies = {name: expand(body, words) for name, body in words.items()}
-    for name, (parameters, body) in macros.items():
-        bodies[name] = expand(body, {word: words[word] for word in words if word not in parameters})
-    heads: set[str] = set()
-    for _ in range(8):  # a macro may stand in another
-        heads |= {
-            n for n, body in bodies.items() if _GLOBAL.search(body) or heads & set(re.findall(r"\w+", body))
-        }
-    for _ in range(8):
-        uses = [m for m in re.finditer(r"[A-Za-z_]\w*", code_only(alive)) if m[0] in heads]
-        for match in reversed(uses):
-            end, body = match.end(), bodies[match[0]]
-            if match[0] in macros:
-                end, body = _applied(alive, match, macros[match[0]][0], body)
-            alive = alive[: match.start()] + body + alive[end:]
-        if not uses:
-            break
-    return alive
-
-
-def _applied(alive: str, use: re.Match, parameters: list[str], body: str) -> tuple[int, str]:
-    """Where the use of a macro with arguments ends, and what it stands for.
-
-    Raises NanoEulerError for one that takes more than putting arguments in their places.
-    """
-    opened = re.match(r"\s*\(", alive[use.end() :])
-    inside = alive[use.end() + opened.end() :] if opened else ""
-    length = (hollow("(" + inside) + ")").index(")") - 1
-    given = [argument.strip() for argument in split(inside[:length])]
-    if not opened or len(given) != len(parameters) or "..." in parameters or re.search(r"(?<!#)#(?!#)", body):
-        line = alive[: use.start()].count("\n") + 1
-        raise _at(
-            alive,
-            line,
-            f"the head of a kernel stands behind the macro {use[0]}({', '.join(parameters)}), and cannot be read here: "
-            'write extern "C" __global__ void name(...)',
-        )
-    meaning = dict(zip(parameters, given))
-    body = re.sub(r"\b[A-Za-z_]\w*", lambda word: meaning.get(word[0], word[0]), body)
-    end = use.end() + opened.end() + length + 1
-    return end, re.sub(r"\s*##\s*", "", body) + "\n" * alive[use.start() : end].count("\n")
-
-
 def _no_kernel(source: str) -> str:
     """Why a text holds no kernel."""
     bare = blank_comments(source, strings=True)
@@ -213,6 +162,9 @@ def _no_kernel(source: str) -> str:
         return "the text is empty: a kernel is a function that is __global__ void"
     if fault := bracket_fault(source):
         line, message, _ = fault
+    elif hidden := re.search(r"^[ \t]*#\s*define\s+(\w+)(?:\\\n|[^\n])*__global__", bare, re.M):
+        line = bare[: hidden.start(1)].count("\n") + 1
+        message = f'the macro {hidden[1]} hides the head: write extern "C" __global__ void before the name of a kernel'
     elif almost := re.search(r"^[^\n;{}#]*?(\w+)\s*\([^(){};]*\)\s*\{", bare, re.M):
         line = bare[: almost.start(1)].count("\n") + 1
         message = f'`{almost[1]}` would be one as: extern "C" __global__ void {almost[1]}('
