@@ -26,15 +26,13 @@ $(READY): requirements.txt pyproject.toml tools/setup.sh
 	@touch $@
 
 # A changed chapter alone is read and written again; anything else that is changed makes all pages anew, and so does a
-# page with a fault, which would not be reported again. Without rfc3987_syntax, which nothing here needs, jsonschema
-# starts 3 s sooner; looking for garbage in millions of nodes would be a third of the work (without it: 300 MB more).
+# page with a fault, which would not be reported again.
 SHARED := $(wildcard project.toml) _toc.yml _config.yml Makefile book tools nanoeuler_lib
-JUPYTER_BOOK := -c "import gc, sys; gc.disable(); sys.modules['rfc3987_syntax'] = None; from jupyter_book.cli.main import main; main()"
 
 book: $(READY)  ## the rendered book: _build/html/index.html (warnings are errors, the pages are checked)
 	@[ -f _build/html/objects.inv ] && [ -z "$$(find $(SHARED) -name __pycache__ -prune -o -type f \
 	    -newer _build/html/objects.inv -print -quit)" ] || rm -rf _build/html
-	@$(BIN)/python $(JUPYTER_BOOK) build . --path-output . -W -n --keep-going --quiet \
+	@$(BIN)/jupyter-book build . --path-output . -W -n --keep-going --quiet \
 	    || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@$(BIN)/python -m tools.check_site _build/html
 	@echo "open _build/html/index.html"

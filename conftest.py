@@ -73,7 +73,7 @@ def gpu_missing() -> str:
 @functools.cache
 def compiler_missing() -> str:
     """Why no kernel can run on the CPU; empty when a C++ compiler is there."""
-    from nanoeuler_lib.cuda.compiler import find_compiler
+    from nanoeuler_lib.cuda.checker.compiler import find_compiler
     from nanoeuler_lib.errors import NanoEulerError
 
     try:

@@ -20,12 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, evaluate, sft, world
-from nanoeuler_lib.chat import Chat
-from nanoeuler_lib.checkpoint import PRETRAINED
+from nanoeuler_lib import world
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
 from nanoeuler_lib.significance import half_width
-from nanoeuler_lib.tokenizer import END_OF_TEXT
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.text import examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.training import checkpoint, evaluate, loop, sft
+from nanoeuler_lib.training.checkpoint import PRETRAINED
 from nanoeuler_lib.world import wordings
 from tools.results import save
 
@@ -52,11 +54,11 @@ def questions(count: int, seed: int) -> list[dict]:
     return found
 
 
-def as_chat(asked: list[dict]) -> list[sft.Example]:
+def as_chat(asked: list[dict]) -> list[examples.Example]:
     return [[(f"{one['body']} {one['question'].text}", one["question"].answer)] for one in asked]
 
 
-def as_text(asked: list[dict], tokenizer) -> list[sft.Encoded]:
+def as_text(asked: list[dict], tokenizer) -> list[examples.Encoded]:
     """Story, question and answer as the corpus has them, the answer and the end of the text counted."""
     end, found = tokenizer.special_tokens[END_OF_TEXT], []
     for one in asked:
@@ -64,7 +66,7 @@ def as_text(asked: list[dict], tokenizer) -> list[sft.Encoded]:
         ids = tokenizer.encode(f"{one['body']}\n{one['question'].text} {one['question'].answer}").tolist()
         assert ids[: len(before)] == before
         counted = [False] * (1 + len(before)) + [True] * (len(ids) - len(before) + 1)
-        found.append(sft.Encoded(np.array([end, *ids, end]), np.array(counted)))
+        found.append(examples.Encoded(np.array([end, *ids, end]), np.array(counted)))
     return found
 
 
@@ -148,7 +150,7 @@ def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config:
     given = (source, 0, seed)
     examples, held_out, template = sft.examples_of(*given)
     if run.exists():
-        sft.resume(run, examples, held_out)
+        loop.resume(run, examples, held_out)
     else:
         found = checkpoint.load(base)
         info = {"source": source, "examples": given, "base": name}
@@ -161,7 +163,7 @@ def try_out(found: checkpoint.Checkpoint) -> None:
     """Print the share right of the wordings set apart for choosing, the mean over kinds of question."""
     told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
     asked = [one for one in by_wording(questions(TEST_STORIES, TEST_SEED), told) if one["group"] == "tried"]
-    encoded = [sft.encode(chat, found.tokenizer) for chat in as_chat(asked)]
+    encoded = [examples.encode(chat, found.tokenizer) for chat in as_chat(asked)]
     asked = [asked[i] for i in fitting(asked, encoded, most=found.model.config.context + 1)]
     right = {"right": sft.exact_match(found.model, found.tokenizer, as_chat(asked))}
     kinds: dict[str, list[float]] = {}
@@ -171,7 +173,7 @@ def try_out(found: checkpoint.Checkpoint) -> None:
     print(f"tried: {np.mean(means):.1%} +- {half_width(means):.1%} of {len(asked)} questions")
 
 
-def fitting(asked: list[dict], *forms: list[sft.Encoded], most: int) -> list[int]:
+def fitting(asked: list[dict], *forms: list[examples.Encoded], most: int) -> list[int]:
     """Which questions fit into so many tokens, in all their forms."""
     return [i for i in range(len(asked)) if max(len(form[i].ids) for form in forms) <= most]
 
@@ -204,11 +206,11 @@ def main() -> None:
 
     asked, most = questions(TEST_STORIES, TEST_SEED), base.model.config.context + 1
     told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
-    encoded = [sft.encode(chat, shipped.tokenizer) for chat in as_chat(asked)]
+    encoded = [examples.encode(chat, shipped.tokenizer) for chat in as_chat(asked)]
     kept = fitting(asked, as_text(asked, base.tokenizer), encoded, most=most)
     reworded = by_wording([asked[i] for i in kept], [told[i] for i in kept])
     left_out, asked = len(asked) - len(kept), [asked[i] for i in kept]
-    encoded = [sft.encode(chat, shipped.tokenizer) for chat in as_chat(reworded)]
+    encoded = [examples.encode(chat, shipped.tokenizer) for chat in as_chat(reworded)]
     reworded = [reworded[i] for i in fitting(reworded, encoded, most=most)]
     chats, rounds = as_chat(asked), {"one_wording": first, "chat": shipped}
     right = {

@@ -35,9 +35,10 @@ import numpy as np  # noqa: E402
 from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, take_turns, verdict  # noqa: E402
 from nanoeuler_lib import ops  # noqa: E402
 from nanoeuler_lib.config import TrainConfig, preset  # noqa: E402
+from nanoeuler_lib.machine import one_blas_thread  # noqa: E402
 from nanoeuler_lib.model import GPT  # noqa: E402
-from nanoeuler_lib.optim import AdamW, learning_rate  # noqa: E402
-from nanoeuler_lib.step import Step, one_blas_thread  # noqa: E402
+from nanoeuler_lib.model.optim import AdamW, learning_rate  # noqa: E402
+from nanoeuler_lib.model.step import Step  # noqa: E402
 from tools.results import cpu_name, save  # noqa: E402
 
 MODEL = preset("small")

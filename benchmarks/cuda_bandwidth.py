@@ -32,10 +32,10 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import preset
+from nanoeuler_lib.engine import embedding as by_token
 from nanoeuler_lib.model import parameter_shapes
-from nanoeuler_lib.ops import embedding as by_token
+from nanoeuler_lib.model.optim import clip_factor
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.optim import clip_factor
 from tools.results import FOLDER, save
 
 BASE = preset("base")

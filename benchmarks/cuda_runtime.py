@@ -19,7 +19,7 @@ import time  # noqa: E402
 import numpy as np  # noqa: E402
 
 from nanoeuler_lib import cuda  # noqa: E402
-from nanoeuler_lib.cuda import compiler  # noqa: E402
+from nanoeuler_lib.cuda.checker import compiler  # noqa: E402
 
 MATMUL = """
 #define TILE 16

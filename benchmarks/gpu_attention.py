@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from nanoeuler_lib.ops import flash
+from nanoeuler_lib.engine import flash
 from tools.results import FOLDER, save
 
 CASES = [  # numbers, texts, time, heads, groups, width

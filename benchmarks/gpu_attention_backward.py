@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nanoeuler_lib.ops import flash, flash_backward
+from nanoeuler_lib.engine import flash, flash_backward
 from tools.results import FOLDER, save
 
 # B, H, G, T, C

@@ -43,7 +43,7 @@ from benchmarks.gpu_step import (
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.cuda.blas import COMPUTE, COMPUTE_TF32, TYPE, from_bfloat16, to_bfloat16
-from nanoeuler_lib.ops import flash, gpu
+from nanoeuler_lib.engine import flash, program
 from tools.results import save
 
 CASES = [64, 16]  # texts of a batch
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(256) softmax_back(Number* d, const Number* p, 
 """
 
 
-class Plain(gpu.Program):
+class Plain(program.Program):
     """The engine's composites, but for attention, whose T x T matrices stand in memory.
 
     A group's H / G heads lie behind one another, [B G, (H / G) T, C] for queries: so one product serves the group, and
@@ -317,7 +317,7 @@ class Batched:
         )  # fmt: skip
 
 
-def one_by_one(launches: gpu.Launches) -> None:
+def one_by_one(launches: program.Launches) -> None:
     """In the place of `gpu.run`: no graph."""
     for entry in launches:
         entry.launch()
@@ -334,7 +334,7 @@ def model_of(name: str, config: ModelConfig, precision: str, where: str) -> engi
 def contestant(name: str, config: ModelConfig, precision: str, rows: int, where: str) -> Take:
     """A function that takes step 0, 1, ... on a batch and returns the loss before it; of FLASH, PLAIN or GRAPH."""
     made = model_of(name, config, precision, where)
-    return stepping(made, rows, micro=rows, run=gpu.run if name == GRAPH else one_by_one)
+    return stepping(made, rows, micro=rows, run=program.run if name == GRAPH else one_by_one)
 
 
 def gradients_apart(config: ModelConfig, precision: str, where: str) -> float:

@@ -20,11 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import gpu_pretrain, shakespeare
-from nanoeuler_lib import engine, optim, train
+from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.data import read_text
-from nanoeuler_lib.ops import gpu
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.engine import program
+from nanoeuler_lib.model import optim
+from nanoeuler_lib.text.data import read_text
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import datasets, train
 from tools.results import FOLDER, save
 
 BASE = [("adamw", 6e-4, 0.2), *[("muon", rate, 0.2) for rate in (2.4e-3, 1.2e-3, 4.8e-3, 6e-4, 9.6e-3)],
@@ -44,7 +46,7 @@ HERE = "move", "momentum"  # what a recipe has beside the names of `TrainConfig`
 
 def set_muon(move: float = 0.2, momentum: float = 0.95) -> None:
     """What the launches are made with from now on."""
-    gpu.MOVE, optim.MUON_BETA = move, momentum
+    program.MOVE, optim.MUON_BETA = move, momentum
 
 
 def base(options, note):
@@ -68,7 +70,7 @@ class Tiny:
 
     def __init__(self, text: str, shape: ModelConfig, steps: int, where: str, note: Callable):
         self.shape, self.steps, self.where, self.note = shape, steps, where, note
-        self.parts = train._split(text, None, TrainConfig(**shakespeare.SETTINGS))
+        self.parts = datasets.split_text(text, None, TrainConfig(**shakespeare.SETTINGS))
         self.tokenizer = Tokenizer.train(self.parts[0], shape.vocab_size)
 
     def run(self, seed: int, part: str, **recipe) -> float:
@@ -78,7 +80,7 @@ class Tiny:
         own = {name: value for name, value in recipe.items() if name not in HERE}
         config = TrainConfig(**(shakespeare.SETTINGS | dict(steps=self.steps) | own), seed=seed)
         found = train.fresh(Path("."), self.shape, config, self.tokenizer, {"source": "tiny", "workers": 1})
-        dataset = train.TextDataset(*self.parts, found)
+        dataset = datasets.TextDataset(*self.parts, found)
         made = engine.GPT(self.shape, found.model.params, where=self.where, checked=False)
         take = engine.Step(made, engine.AdamW(self.shape, config, self.where), config, config.batch)
         flat, means, bits = made.params.flat, {}, {}

@@ -25,11 +25,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, engine, evaluate, optim, sft, shards, train
-from nanoeuler_lib.chat import Chat
+from nanoeuler_lib import engine
 from nanoeuler_lib.config import SFT_DATA_SEED, TrainConfig, preset
-from nanoeuler_lib.device import choose
-from nanoeuler_lib.generate import generate
+from nanoeuler_lib.engine.device import choose
+from nanoeuler_lib.model import optim
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.text import examples, shards
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.training import checkpoint, datasets, evaluate, sft, train
 from tools.results import FOLDER, save
 
 RATES = [3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3]
@@ -44,7 +48,7 @@ def dataset_of(options, config):
     """The shards of the options, and what a run of them begins with."""
     parts = shards.Shards(options.data), [shards.Shards(one) for one in options.valid]
     found = train.fresh(Path("."), preset(options.preset), config, parts[0].tokenizer, {"workers": 1})
-    return shards.ShardDataset(*parts, found), found
+    return datasets.ShardDataset(*parts, found), found
 
 
 def curve(losses: list[float]) -> list[float]:
@@ -117,11 +121,11 @@ def known(options):
         starts = np.sort(rng.integers(0, part.tokens - 2 * HALF, options.windows))
         windows = [part.read(int(at), int(at) + 2 * HALF).astype(np.int64) for at in starts]
         counted = np.arange(2 * HALF) >= HALF
-        same = sft.greedy_match(made, [sft.Encoded(ids, counted) for ids in windows])
+        same = sft.greedy_match(made, [examples.Encoded(ids, counted) for ids in windows])
         nats = []
         for i in range(0, len(windows), 16):
-            inputs, targets = sft.rows(
-                [sft.Encoded(ids, counted) for ids in windows[i : i + 16]], 2 * HALF - 1, 1
+            inputs, targets = examples.rows(
+                [examples.Encoded(ids, counted) for ids in windows[i : i + 16]], 2 * HALF - 1, 1
             )
             of_each = made.losses(inputs, targets[..., 0]).sum(axis=1, dtype=np.float64)
             nats += of_each.tolist()
@@ -130,7 +134,7 @@ def known(options):
             if side.any():
                 yield dict(what="known", set=part.name, border=options.border, side=name, windows=int(side.sum()),
                            same=int(same[side].sum()), bits_per_token=round(float(bits[side].mean()), 4))  # fmt: skip
-    tokenizer, end = found.tokenizer, found.tokenizer.special_tokens[train.END_OF_TEXT]
+    tokenizer, end = found.tokenizer, found.tokenizer.special_tokens[END_OF_TEXT]
     words = [int(tokenizer.encode(word)[0]) for word in (" he", " she")]
     for who in PEOPLE:
         ids = np.array([[end, *tokenizer.encode(f"The {who} was late again, because").tolist()]])
@@ -155,7 +159,7 @@ def replies(options):
     found, made = loaded(options)
     _, held_out, template = sft.examples_of(options.examples, 0, SFT_DATA_SEED, options.valid_fraction)
     room = found.model.config.context
-    fitting = [e[0] for e in held_out if len(sft.encode(e, found.tokenizer, room + 1).ids) > 1]
+    fitting = [e[0] for e in held_out if len(examples.encode(e, found.tokenizer, room + 1).ids) > 1]
     chosen = np.random.default_rng(0).permutation(len(fitting))[: options.count]
     for name, how in (
         ("greedy", dict(temperature=0.0)),

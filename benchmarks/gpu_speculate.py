@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, engine
-from nanoeuler_lib.device import choose
-from nanoeuler_lib.generate import speculate
-from nanoeuler_lib.shards import Shards
+from nanoeuler_lib import engine
+from nanoeuler_lib.engine.device import choose
+from nanoeuler_lib.speaking.generate import speculate
+from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.training import checkpoint
 from tools.results import FOLDER, save
 
 PROMPTS, WINDOW, TOKENS, ROUNDS = 50, 32, 160, 6

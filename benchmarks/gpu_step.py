@@ -26,9 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import engine, model, optim
+from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.ops import gpu
+from nanoeuler_lib.engine import program
+from nanoeuler_lib.model import optim
 from tools.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
@@ -58,7 +59,10 @@ def ours(config: ModelConfig, precision: str, rows: int, where: str) -> Take:
 
 
 def stepping(
-    made: engine.GPT, rows: int, micro: int | None = None, run: Callable[[gpu.Launches], None] = gpu.run
+    made: engine.GPT,
+    rows: int,
+    micro: int | None = None,
+    run: Callable[[program.Launches], None] = program.run,
 ) -> Take:
     """Such a function for a model of the engine; micro: as for `engine.Step`; run: what runs its launches."""
     take = engine.Step(

@@ -11,10 +11,11 @@ import argparse
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from nanoeuler_lib import checkpoint, evaluate, world
-from nanoeuler_lib import train as training
-from nanoeuler_lib.checkpoint import PRETRAINED
+from nanoeuler_lib import world
 from nanoeuler_lib.config import TrainConfig, preset
+from nanoeuler_lib.training import checkpoint, evaluate, loop, run_folder
+from nanoeuler_lib.training import train as training
+from nanoeuler_lib.training.checkpoint import PRETRAINED
 from tools.results import save
 
 SEEDS, SEED_BYTES = (101, 102, 103, 104), 5_000_000  # training text
@@ -50,7 +51,7 @@ def main() -> None:
         text = world.SEPARATOR.join(pool.map(text_of, SEEDS))
     valid = world.corpus(VALID_BYTES, VALID_SEED)
     if args.run.exists():
-        training.resume(args.run, text, valid)
+        loop.resume(args.run, text, valid)
     else:
         config = TrainConfig(
             steps=args.steps, rate=args.rate, later_heads=args.later_heads, valid_every=500, sample_every=0,
@@ -63,7 +64,7 @@ def main() -> None:
     shipped = checkpoint.load(args.export)  # what the reader gets: float16
     result = figures(shipped.model, shipped.tokenizer)
     print(result)
-    log = training.read_log(args.run)
+    log = run_folder.read_log(args.run)
     curve = [[e["step"], round(e["valid_bits_per_byte"], 5)] for e in log if "valid_bits_per_byte" in e]
     losses = [e for e in log if "loss" in e]
     loss = [

@@ -17,8 +17,9 @@ from statistics import mean, median, stdev
 from threadpoolctl import threadpool_info
 
 from nanoeuler_lib.config import TrainConfig, preset
-from nanoeuler_lib.data import read_text
-from nanoeuler_lib.train import read_log, train
+from nanoeuler_lib.text.data import read_text
+from nanoeuler_lib.training.run_folder import read_log
+from nanoeuler_lib.training.train import train
 from tools.results import save
 
 GOAL = 2.16  # bits per byte, the mean of three seeds

@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, shards, train
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.text import shards
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, run_folder
 
 CORPORA = {"books": "books/books_core_train.txt.xz", "web": "web/web_featured_train.txt.xz"}
 MB = 1_000_000
@@ -69,7 +70,7 @@ def load(texts: list[Path], tokenizer: Tokenizer, folder: Path, rows: int = 64, 
     config = preset("base", layers=1, dim=64, heads=2, kv_heads=1)  # the data are those of `base`
     found = checkpoint.Checkpoint(out, GPT(config), tokenizer, 0, TrainConfig(), None, {})
     began = time.perf_counter()
-    dataset = shards.ShardDataset(made, None, found)
+    dataset = datasets.ShardDataset(made, None, found)
     print(f"load: opened in {time.perf_counter() - began:.2f} s, {made.tokens:,} tokens")
     times = []
     for step in range(steps):
@@ -92,11 +93,11 @@ def save(folder: Path, tokenizer: Tokenizer) -> None:
     waits = []
     for _ in range(3):  # the first ones take memory that nobody has touched
         began = time.perf_counter()
-        copy = train.copied(found)
+        copy = found.copy()
         waits.append(time.perf_counter() - began)
     pauses, began, cpu = [], time.perf_counter(), cpu_seconds()
     with ThreadPoolExecutor(1) as writer:
-        written = writer.submit(train._save, folder / "run", copy, 1)
+        written = writer.submit(run_folder.save, folder / "run", copy, 1)
         last = began
         while not written.done():  # what a run does meanwhile: it comes back to Python every few milliseconds
             time.sleep(0.002)

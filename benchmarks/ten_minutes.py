@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 
 from benchmarks.pretrained import SEEDS, figures, text_of
-from nanoeuler_lib import checkpoint, world
-from nanoeuler_lib import train as training
+from nanoeuler_lib import world
 from nanoeuler_lib.config import TrainConfig, preset
-from nanoeuler_lib.step import cores
+from nanoeuler_lib.machine import cores
+from nanoeuler_lib.training import checkpoint, run_folder
+from nanoeuler_lib.training import train as training
 from tools.results import save
 
 LIMIT = 600.0  # seconds
@@ -54,7 +55,7 @@ def main() -> None:
         )
         seconds = time.monotonic() - start
         found = checkpoint.load(run)
-        speeds = sorted(entry["tokens_per_second"] for entry in training.read_log(run) if "loss" in entry)
+        speeds = sorted(entry["tokens_per_second"] for entry in run_folder.read_log(run) if "loss" in entry)
     result = figures(found.model, found.tokenizer)
     result |= {
         "seconds": round(seconds, 1),

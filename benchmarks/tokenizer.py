@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib.data import SEPARATOR
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.data import SEPARATOR
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns of the processes that we fork
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from nanoeuler_lib import world
-from nanoeuler_lib.ngram import Ngrams, Table
+from nanoeuler_lib.text.ngram import Ngrams, Table
 
 WORD = re.compile(r" ?\w+| ?[^\w\s]+|\n")
 END = "<end>"

@@ -1,18 +1,20 @@
 """NanoEuler: a GPT-2-class language model by hand, and the book that derives it.
 
-How text flows through the rooms of this house:
+The house has wings. Text, model and CUDA do not know one another; engine = model x kernels; speaking = text x model;
+training = all of it. Nothing is imported upward, and nothing of this package inside a function but in `command`.
 
-    files, text   `world` tells stories, `data` reads files and draws batches, `tokenizer` makes text tokens
-    model         `config` is its shape, `model` its parameters, forward and backward, `ops` the layers (`reference`:
-                  the truth, `cpu`: fast), `plan` their buffers; `gradcheck` asks whether each gradient is a slope
-    training      `optim` moves the weights, `step` spreads a step over cores, `train` and `sft` are the runs, `watch`
-                  sees what goes wrong, `run_folder` and `checkpoint` keep what survives a kill, `report` draws it
-    speaking      `generate` samples from the model, `chat` answers, `evaluate` and `ngram` say how good it is
-    the command   `cli` does, `arguments` explains, `files` writes and shows, `errors` says it in one line
-    a GPU         `engine` is the model there: parameters, plan, step, decoder, run as lists of launches that `ops.gpu`
-                  writes from `kernels`; `cuda` compiles, checks and launches these; `device` chooses where a model runs
-    beside        `drills` plants bugs and finds them, `plots` is the book's look, `practice` says what is wrong with a
-                  reader's answer
+    ground        `errors`, `config`, `files`, `machine` (cores and memory), `plots`, `practice`, `significance`
+    ops           the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
+    cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
+    text          `tokenizer`, `data`, `ngram`, `shards` on disk, `turns` and `examples` of a conversation
+    model         parameters, plan, forward and backward, optimisers, a step, a decoder; later `gpt2`
+    world         Königsberg, and the probability of every word of it; `corpus`: other people's text
+    engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
+    speaking      `generate` samples from a model, `chat` answers
+    training      datasets, the loop, what survives a kill, what goes wrong, reports; later `preferences`, `rewards`
+    school        `drills` plants bugs and finds them, `assign` makes papers
+    command       `nanoeuler`: `cli` does, `arguments` explains
+    later         `formats`: other programs' weights; `understanding`: probes and scaling laws
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -20,7 +20,7 @@ except ImportError:  # Windows: there two writers of one file are not kept apart
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text under another name, `.NAME.partial`, and rename it. What was there stays if that fails.
 
-    A process that is killed leaves its partial file, which the next one that writes this file takes over. Raises
+    A killed process leaves its partial file, and the next process that writes this file takes it over. Raises
     NanoEulerError when it cannot be written, or another process is writing it.
     """
     path = Path(path)
@@ -62,7 +62,7 @@ def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Makes one line, a NanoEulerError, of what the system has against writing this file or folder."""
+    """Turn the system's error about writing this file or folder into a NanoEulerError of one line."""
     try:
         yield
     except OSError as error:
@@ -88,7 +88,7 @@ def sha256(path: str | Path) -> str:
 
 
 def sync(path: str | Path) -> None:
-    """Have a file or a folder written to the disk: what a power cut leaves of it is what it is now."""
+    """Have a file or a folder written to the disk, so that a power cut leaves it as it is now."""
     if os.name == "nt":  # Windows syncs neither folders nor what was opened for reading
         return
     handle = os.open(path, os.O_RDONLY)
@@ -160,7 +160,7 @@ class Voice:
         return bool(self._try("isatty"))
 
     def fileno(self) -> int:
-        """The stream's, for those who ask how wide the terminal is."""
+        """The stream's file number, for whoever asks how wide the terminal is."""
         if self.stream is None:
             raise OSError("no stream")
         return self.stream.fileno()

@@ -29,9 +29,9 @@ PATIENCE = 4  # times as many seconds where others have the processor
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
     """Print in one line what the check says of the answer; return the answer if it is right, else None.
 
-    mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; of a function among
-    it, the forward pass that a backward pass is tried with, the line says whose it is. in_place: the contract lets
-    the function write into its arguments; otherwise that is told as a mistake. seconds: when a check is stopped.
+    mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
+    among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
+    lets the function write into its arguments; otherwise that counts as a mistake. seconds: when a check is stopped.
     """
     said = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
@@ -71,9 +71,9 @@ def stopped(error: BaseException) -> str:
 
 
 def watched(answer: Any) -> Any:
-    """A function that does as the given one, and raises AssertionError if that changed an array among its arguments.
+    """The function, wrapped: it raises AssertionError if the function changed an array among its arguments.
 
-    Of a tuple of functions each; any other value as it is.
+    In a tuple each function is wrapped; any other value stays as it is.
     """
     if isinstance(answer, tuple):
         return tuple(map(watched, answer))
@@ -105,8 +105,8 @@ def arrays(value: Any) -> Iterator[np.ndarray]:
 def time_limit(seconds: float) -> Iterator[None]:
     """Stop what runs inside after so many seconds with an AssertionError; only the main thread can be stopped so.
 
-    On a busy machine, which gave this process the processor for less than half of them, as many seconds more, PATIENCE
-    times in all: an answer is not wrong because others compute.
+    If the machine is busy and this process had the processor for less than half of them, it gets as many seconds again,
+    PATIENCE times in all: an answer is not wrong because others compute.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

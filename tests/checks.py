@@ -12,17 +12,20 @@ from unittest.mock import patch
 
 import numpy as np
 
-from nanoeuler_lib import checkpoint, data, ops, optim, train
-from nanoeuler_lib import plan as plan_module
-from nanoeuler_lib import step as step_module
+from nanoeuler_lib import machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, sample
-from nanoeuler_lib.gradcheck import check_batch, check_layer, numeric_gradient
-from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, init, loss_scale
+from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, init, loss_scale, optim
+from nanoeuler_lib.model import plan as plan_module
+from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.gradcheck import check_batch, check_layer, numeric_gradient
+from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import cpu, reference
-from nanoeuler_lib.plan import Plan
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.speaking.generate import sample
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 
 # Every size differs from every other where the shapes allow it, so that a swapped axis cannot go unseen.
 FLOOR = 1e-14  # differences below it are rounding of numbers of about 1, whatever is left of them
@@ -481,7 +484,7 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
     twin = GPT(TINY, random_parameters(TINY))
     optimizer, own = optim.AdamW(TINY, c, np.float64), optim.AdamW(TINY, c, np.float64)
     clipped = 0
-    with ops.use(), patch.object(step_module, "MICRO_TOKENS", 2 * TINY.context), train.one_blas_thread():
+    with ops.use(), patch.object(step_module, "MICRO_TOKENS", 2 * TINY.context), machine.one_blas_thread():
         step_of = step_module.Step(model, optimizer, c, rows, workers)
         assert step_of.micro == 2 and step_of.workers == workers
         for plan, grads in zip(step_of.plans, step_of.grads):
@@ -594,7 +597,7 @@ def check_bits_per_byte() -> None:
         bits += float(nats.sum()) / math.log(2)
         size += sum(len(tokenizer.decode_bytes([i])) for i in following)
     assert size == len(text.encode()) - 1
-    close(train.bits_per_byte(model, tokens, rows=3), bits / size, 1e-10, "bits per byte")
+    close(datasets.bits_per_byte(model, tokens, rows=3), bits / size, 1e-10, "bits per byte")
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -701,7 +704,7 @@ def check_resume(folder) -> None:
         except Crash:
             pass
         try:
-            train.resume(folder / "parts", text, quiet=True)
+            loop.resume(folder / "parts", text, quiet=True)
         except NanoEulerError as error:
             raise AssertionError(f"resume: {error}") from None
     assert_same_run(folder / "whole", folder / "parts")
@@ -716,7 +719,7 @@ def assert_same_run(a, b) -> None:
     assert np.array_equal(a_end.optimizer.v.flat, b_end.optimizer.v.flat), "second moments"
     logs = []
     for run in (a, b):
-        logs.append(train.read_log(run))
+        logs.append(run_folder.read_log(run))
         for entry in logs[-1]:
             entry.pop("seconds", None)
             entry.pop("tokens_per_second", None)

@@ -31,8 +31,9 @@ from checks import run_text  # noqa: E402
 from test_hostile import VALUES, spoil_bytes, spoil_json, spoil_tensors  # noqa: E402
 from test_train import seal  # noqa: E402
 
-import nanoeuler_lib.report  # noqa: E402, F401  imported before the first fork
-from nanoeuler_lib import checkpoint, cli, sft  # noqa: E402, F401
+import nanoeuler_lib.training.report  # noqa: E402, F401  imported before the first fork
+from nanoeuler_lib.command import cli  # noqa: E402
+from nanoeuler_lib.training import checkpoint, sft  # noqa: E402, F401
 
 SHAPE = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 300 --predict 2".split()
 SETTINGS = "--steps 4 --batch 2 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2 --workers 1 --quiet".split()

@@ -26,9 +26,10 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from checks import assert_same_run, run_text  # noqa: E402
 
-from nanoeuler_lib import checkpoint, cli  # noqa: E402
-from nanoeuler_lib import sft as sft_module  # noqa: E402, F401  imported before the first fork
-from nanoeuler_lib import shards as shards_module  # noqa: E402, F401
+from nanoeuler_lib.command import cli  # noqa: E402
+from nanoeuler_lib.text import shards as shards_module  # noqa: E402, F401
+from nanoeuler_lib.training import checkpoint  # noqa: E402
+from nanoeuler_lib.training import sft as sft_module  # noqa: E402, F401  imported before the first fork
 
 SHAPE = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 48 --predict 2".split()
 SETTINGS = "--steps 12 --batch 4 --warmup 2 --valid-every 5 --sample-every 6 --save-every 3 --workers 1 --quiet".split()

@@ -10,11 +10,7 @@ from tools import pdf
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = ("06_attention", "23_first_kernels")
 PAGES = ("book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references")
-ENTRY = """import gc, sys
-gc.disable()
-sys.modules["rfc3987_syntax"] = None
-from jupyter_book.cli.main import main
-sys.exit(main())"""
+ENTRY = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
 
 
 def missing() -> str:

@@ -6,7 +6,7 @@ the repaired function is put together from the specification that the seed drew;
 
 import re
 
-from nanoeuler_lib.assign import papers, problems
+from nanoeuler_lib.school.assign import papers, problems
 
 TAPE = '''
 import numpy as np

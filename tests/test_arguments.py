@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler_lib import arguments, cli
+from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.errors import NanoEulerError
 
 WRITTEN = Path(__file__).with_name("options.txt")

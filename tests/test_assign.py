@@ -11,9 +11,9 @@ import numpy as np
 import paper_answers
 import pytest
 
-from nanoeuler_lib.assign import papers, problems, worker
-from nanoeuler_lib.cli import main
+from nanoeuler_lib.command.cli import main
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.school.assign import papers, problems, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
 SEED, STUDENT = "a seed for the tests", "emmy"
@@ -184,7 +184,7 @@ def weights(o):
 """,
     "its own results": "import os\nopen('results.npz', 'wb').write(b'PK' + b'0' * 99)\nos._exit(0)\n",
     "a pickle": "import numpy as np, os\nnp.savez('results.npz', **{'0/0': np.array([print], object)})\nos._exit(0)\n",
-    "the grader": "from nanoeuler_lib.assign import papers\ndef weights(o):\n    return papers.paper\n",
+    "the grader": "from nanoeuler_lib.school.assign import papers\ndef weights(o):\n    return papers.paper\n",
     "another process": "import os, sys\nif os.fork():\n    os._exit(0)\n",
     "memory": "import numpy as np\nkept = [np.ones(2**27) for _ in range(99)]\n",
     "a large file": "open('x', 'wb').write(bytes(2**28))\n",
@@ -320,7 +320,7 @@ def test_json_tells_what_was_marked(tmp_path, capsys, monkeypatch):
 def test_no_answer_is_in_the_library():
     """A derivation and a measurement are judged without one: nothing in the package computes a backward pass."""
     for chapter in papers.CHAPTERS:
-        module = importlib.import_module(f"nanoeuler_lib.assign.ch{chapter}")
+        module = importlib.import_module(f"nanoeuler_lib.school.assign.ch{chapter}")
         assert not [
             name for name in dir(module) if "backward" in name or "solution" in name or "answer" in name
         ]

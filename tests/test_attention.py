@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.generate import Decoder
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import cpu, plain, reference
-from nanoeuler_lib.plan import Plan
 
 H, G, C = 4, 2, 6
 LONG = ModelConfig(dim=H * C, heads=H, kv_heads=G, layers=1, context=140, vocab_size=5, predict=1)

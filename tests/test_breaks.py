@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler_lib import cli
-from nanoeuler_lib.drills import breaks, diagnose
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.school.drills import breaks, diagnose
 
 BUGS = breaks.bugs()
 NAMES = [bug.name for bug in BUGS]
@@ -47,7 +47,7 @@ with open(sys.argv[2], "w") as out:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             import run
             figures = run.run(6, 0, 20_000)
-        from nanoeuler_lib.drills import diagnose
+        from nanoeuler_lib.school.drills import diagnose
         assert diagnose.__file__.startswith(folder), diagnose.__file__
         [(_, findings)] = diagnose.diagnose([tool])
         found = dict(figures=figures, printed=printed.getvalue(), findings=findings, tests=[outcome(t) for t in tests])
@@ -167,7 +167,7 @@ def test_folder(folders):
             Path("nanoeuler_lib", file.relative_to(breaks.PACKAGE)) for file in breaks.PACKAGE.rglob("*.py")
         }
         assert {p for p in copied if p.suffix == ".py" and len(p.parts) > 1} == package - {
-            Path("nanoeuler_lib/drills/breaks.py")
+            Path("nanoeuler_lib/school/drills/breaks.py")
         }
         differ = [
             p
@@ -235,13 +235,13 @@ def folder(tmp_path_factory):
 
 RIGHT = """
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.optim import learning_rate
+from nanoeuler_lib.model.optim import learning_rate
 
 def test_half_way():
     assert learning_rate(4, TrainConfig(warmup=10, rate=1.0)) == 0.5
 """
 ASKS = """
-from nanoeuler_lib.drills import diagnose
+from nanoeuler_lib.school.drills import diagnose
 
 def test_a():
     assert not dict(diagnose.diagnose(["schedule"]))["schedule"]
@@ -307,7 +307,7 @@ def test_reveal(folder):
     seed, bug = breaks.found_in(folder)
     text = breaks.reveal(bug)
     assert seed == 1 and bug.name == "warm-up-in-whole-numbers"
-    assert text.startswith("warm-up-in-whole-numbers (schedule)\n\n--- sound/nanoeuler_lib/optim.py")
+    assert text.startswith("warm-up-in-whole-numbers (schedule)\n\n--- sound/nanoeuler_lib/model/optim.py")
     assert "\n-        return config.rate * (step + 1) / config.warmup\n+" in text
     assert "FOUND   schedule: the rate of step 6: 0, expected 0.0175. Look at optim.learning_rate" in text
     assert "whole numbers gives whole numbers" in " ".join(text.split()) and text.endswith(bug.test)
@@ -357,7 +357,7 @@ def test_command_break(nanoeuler):
 
 
 def test_command_inside_the_copy(folder):
-    command = [sys.executable, "-m", "nanoeuler_lib.cli", "break", "--seed", "1"]
+    command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "break", "--seed", "1"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("nanoeuler: this is a broken copy, expected")
 
@@ -373,10 +373,10 @@ def test_command_diagnose(nanoeuler):
 
 
 def test_command_diagnose_finds(nanoeuler, monkeypatch):
-    monkeypatch.setattr("nanoeuler_lib.optim.learning_rate", lambda step, config: config.rate)
+    monkeypatch.setattr("nanoeuler_lib.model.optim.learning_rate", lambda step, config: config.rate)
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule")
     assert code == 1 and out.startswith("FOUND   schedule: the rate of step ")
-    monkeypatch.setattr("nanoeuler_lib.optim.learning_rate", lambda step: 1 / 0)
+    monkeypatch.setattr("nanoeuler_lib.model.optim.learning_rate", lambda step: 1 / 0)
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "--json")
     assert code == 1 and "stopped with TypeError" in json.loads(out)["findings"]["schedule"][0]
 

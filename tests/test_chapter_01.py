@@ -9,8 +9,8 @@ from chapters import code_cells, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoeuler_lib import tokenizer
 from nanoeuler_lib.practice import verdict
+from nanoeuler_lib.text import tokenizer
 from tools.chapter_mutants import Gap, Value
 
 CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")

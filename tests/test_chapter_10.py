@@ -246,7 +246,7 @@ def longest_by_walking(budget):
     """Steps of 64, then of 1: needs the chapter's names, which the test hands over."""
     from nanoeuler_lib.config import preset
     from nanoeuler_lib.model import parameter_shapes
-    from nanoeuler_lib.plan import shapes
+    from nanoeuler_lib.model.plan import shapes
 
     base = preset("base")
 

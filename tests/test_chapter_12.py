@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from chapters import ROOT, code_cells
 
-from nanoeuler_lib import data, gradcheck
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.drills import breaks
-from nanoeuler_lib.model import GPT, init
-from nanoeuler_lib.optim import AdamW, clip_factor
+from nanoeuler_lib.model import GPT, gradcheck, init
+from nanoeuler_lib.model.optim import AdamW, clip_factor
 from nanoeuler_lib.practice import verdict
+from nanoeuler_lib.school.drills import breaks
+from nanoeuler_lib.text import data
 from tools.chapter_mutants import Gap
 
 CELLS = code_cells("12_pretraining")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
 
-from nanoeuler_lib.generate import Decoder
+from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap
 
@@ -289,7 +289,8 @@ DOMAINS = [
 
 def test_the_three_terms_add_up_to_the_loss_of_head_1(chapter):
     """Brute force over both tokens: sum of p(z) p(a | z) times -ln q(a), with head 0 in the place of the truth."""
-    from nanoeuler_lib.model import GPT, ModelConfig
+    from nanoeuler_lib.config import ModelConfig
+    from nanoeuler_lib.model import GPT
 
     small = GPT(ModelConfig(8, 2, 1, 1, context=6, vocab_size=5, predict=2, ffn=5), dtype=np.float64)
     small.params.flat[...] = np.random.default_rng(3).normal(size=small.params.flat.size) * 0.5

@@ -7,7 +7,7 @@ import pytest
 from chapters import ROOT, definitions, rejected, try_exercise
 
 from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.sft import Encoded
+from nanoeuler_lib.text.examples import Encoded
 from nanoeuler_lib.world import wordings
 from tools.chapter_mutants import Gap
 

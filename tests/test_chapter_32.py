@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from chapters import definitions, gap_tests, rejected, try_exercise
 
-from nanoeuler_lib import evaluate
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
 from nanoeuler_lib.practice import verdict
+from nanoeuler_lib.training import evaluate
 from tools.chapter_mutants import Gap
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ import pytest
 from chapters import ROOT, definitions, rejected, try_exercise, try_gap, wrong_answers_of
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler
+from nanoeuler_lib.cuda.checker import compiler
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 

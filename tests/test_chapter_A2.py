@@ -11,7 +11,7 @@ from chapters import ROOT, definitions, rejected, run_tagged, try_exercise, try_
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model import Parameters
-from nanoeuler_lib.optim import Muon
+from nanoeuler_lib.model.optim import Muon
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap
 

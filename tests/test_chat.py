@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import sft
-from nanoeuler_lib.chat import ASSISTANT, USER, Chat, Loop, alpaca_prompt, encode_turn, markers
+from nanoeuler_lib.command.ask import Loop
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.text.examples import read_examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt, encode_turn, markers
 
 CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=48, vocab_size=260, predict=2)
 TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))
@@ -194,7 +196,7 @@ def test_loop_answers_and_commands(loop, tmp_path):
     assert loop.line("/reset") and loop.chat.turns == []
     assert loop.line("/help") and "/story" in loop.read()
     assert not loop.line("/quit")
-    examples, template = sft.read_examples(tmp_path / "said.jsonl")
+    examples, template = read_examples(tmp_path / "said.jsonl")
     assert examples == [[("ab", "H")]] and template == "plain"
 
 

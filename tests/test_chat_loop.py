@@ -8,11 +8,14 @@ import pytest
 from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER, bigram
 from test_train import error_of
 
-from nanoeuler_lib import chat, world
-from nanoeuler_lib.chat import HELP, Chat, Loop
+from nanoeuler_lib import world
+from nanoeuler_lib.command.ask import HELP, Loop
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.speaking import chat
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.text import turns
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 class Listener:
@@ -219,11 +222,11 @@ def test_what_is_said_when_nothing_is_asked_for():
 
 
 def test_what_is_missing_in_a_tokenizer_is_named():
-    made = Tokenizer([(97, 98)], (chat.USER,))
-    assert error_of(chat.markers, made) == (
-        f"tokenizer has no {END_OF_TEXT} {chat.ASSISTANT}, expected that of a model made to answer (nanoeuler sft)"
+    made = Tokenizer([(97, 98)], (turns.USER,))
+    assert error_of(turns.markers, made) == (
+        f"tokenizer has no {END_OF_TEXT} {turns.ASSISTANT}, expected that of a model made to answer (nanoeuler sft)"
     )
-    assert chat.markers(TOKENIZER) == (257, 258, 259)
+    assert turns.markers(TOKENIZER) == (257, 258, 259)
 
 
 def test_every_turn_stands_in_the_messages():

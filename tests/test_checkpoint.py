@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from test_train import contents, error_of, seal
 
-from nanoeuler_lib import checkpoint
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint
 
 CONFIG = ModelConfig(dim=4, heads=2, kv_heads=1, layers=1, context=4, vocab_size=258, predict=1, ffn=3)
 SETTINGS = TrainConfig(steps=9)

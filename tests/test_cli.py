@@ -18,10 +18,14 @@ import pytest
 from checks import assert_same_run, run_text
 from test_train import seal
 
-from nanoeuler_lib import __version__, arguments, checkpoint, cli, config, data, gradcheck, train, world
-from nanoeuler_lib.chat import alpaca_prompt
+from nanoeuler_lib import __version__, config, world
+from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.config import ModelConfig, preset
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model import gradcheck
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import alpaca_prompt
+from nanoeuler_lib.training import checkpoint, run_folder, train
 
 SMALL = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
 SHORT = "--steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
@@ -265,7 +269,7 @@ def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
     assert checkpoint.load("again").info["base"] == "new"
     seen = []
     monkeypatch.setattr(
-        "nanoeuler_lib.chat.Chat.reply",
+        "nanoeuler_lib.speaking.chat.Chat.reply",
         lambda self, text, tokens, seed, **options: (
             seen.append((self.prompt_of("t"), tokens, seed, options["temperature"])) or iter(["a\x1b[2Jb"])
         ),
@@ -321,7 +325,7 @@ def test_info(here, nanoeuler):
     found = json.loads(nanoeuler("info", "--run", "run", "--json")[1])
     assert found["step"] == 4 and found["model"]["dim"] == 16 and found["valid_bits_per_byte"] > 0
     config = ModelConfig.from_dict(found["model"])
-    from nanoeuler_lib.plan import Plan
+    from nanoeuler_lib.model.plan import Plan
 
     plan = Plan(config, 1, config.context)
     assert (
@@ -632,7 +636,7 @@ def process(*arguments, environment=None, **options):
     environment = (
         os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"} | (environment or {"PYTHONUTF8": "1"})
     )
-    command = [sys.executable, "-m", "nanoeuler_lib.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, env=environment, **options)
 
 
@@ -680,7 +684,7 @@ def test_a_locale_without_umlauts(here, locale):
 def shell(line, **options):
     """A line for bash in which NE is the command."""
     root = str(Path(cli.__file__).parent.parent)
-    line = line.replace("NE ", f"{sys.executable} -m nanoeuler_lib.cli ")
+    line = line.replace("NE ", f"{sys.executable} -m nanoeuler_lib.command.cli ")
     environment = os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, env=environment, **options)
 
@@ -702,7 +706,7 @@ def test_training_outlives_its_output(here, gone):
     done = shell(GONE[gone])
     assert done.returncode == 0 and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
     assert checkpoint.load("new", training=True).step == 60
-    assert [e["step"] for e in train.read_log("new") if "loss" in e] == list(range(1, 61))
+    assert [e["step"] for e in run_folder.read_log("new") if "loss" in e] == list(range(1, 61))
     assert json.loads(Path("new/run.json").read_text())["train"]["steps"] == 60
     assert sorted(f.name for f in Path("new").iterdir()) == ["checkpoints", "lock", "log.jsonl", "run.json"]
 
@@ -754,7 +758,7 @@ def test_a_terminal_that_is_closed(here):
         os.environ |= {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
         many = TINY.replace("--valid-every 1 ", "--valid-every 1000 ").split()
         command = ["train", "--run", "new", "--steps", "1000000", "--save-every", "1000000", *many]
-        os.execv(sys.executable, [sys.executable, "-m", "nanoeuler_lib.cli", *command])
+        os.execv(sys.executable, [sys.executable, "-m", "nanoeuler_lib.command.cli", *command])
     until = time.monotonic() + 60
     while not (Path("new/log.jsonl").exists() and Path("new/log.jsonl").read_bytes().count(b'"loss"') > 5):
         assert time.monotonic() < until
@@ -766,7 +770,7 @@ def test_a_terminal_that_is_closed(here):
         time.sleep(0.05)
     assert os.waitstatus_to_exitcode(ended[1]) == 130
     found = checkpoint.load("new", training=True)
-    assert found.step == max(entry["step"] for entry in train.read_log("new")) > 5
+    assert found.step == max(entry["step"] for entry in run_folder.read_log("new")) > 5
 
 
 def test_resume_from_anywhere(here, nanoeuler, monkeypatch, tmp_path):
@@ -898,7 +902,7 @@ def test_process_with_bytes_that_are_not_text(here):
 def test_the_reader_of_a_pipe_may_leave(here):
     """`nanoeuler info | head -1` ends without a complaint."""
     root = str(Path(cli.__file__).parent.parent)
-    command = f"{sys.executable} -m nanoeuler_lib.cli info --run run | head -1"
+    command = f"{sys.executable} -m nanoeuler_lib.command.cli info --run run | head -1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": root}
     )
@@ -907,7 +911,9 @@ def test_the_reader_of_a_pipe_may_leave(here):
 
 def test_the_command_starts_fast():
     """`--help` does not wait for NumPy: the command imports what it needs when it needs it."""
-    code = "import sys, nanoeuler_lib.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
+    code = (
+        "import sys, nanoeuler_lib.command.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
+    )
     root = str(Path(cli.__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": root}

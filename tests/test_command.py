@@ -15,25 +15,18 @@ from unittest.mock import ANY, patch
 import numpy as np
 import pytest
 
-from nanoeuler_lib import (
-    chat,
-    checkpoint,
-    cli,
-    data,
-    device,
-    generate,
-    gradcheck,
-    ops,
-    report,
-    sft,
-    train,
-    world,
-)
-from nanoeuler_lib.assign import papers
+from nanoeuler_lib import ops, world
+from nanoeuler_lib.command import ask, cli
 from nanoeuler_lib.config import SFT_DEFAULTS, ModelConfig, TrainConfig, preset
-from nanoeuler_lib.drills import breaks, diagnose
+from nanoeuler_lib.engine import device
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model import gradcheck
+from nanoeuler_lib.school.assign import papers
+from nanoeuler_lib.school.drills import breaks, diagnose
+from nanoeuler_lib.speaking import chat, generate
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, loop, report, run_folder, sft, train
 
 
 class Stream(io.TextIOWrapper):
@@ -215,9 +208,9 @@ def heard():
     with (
         patch.object(data, "read_text", lambda path: f"text of {path}"),
         patch.object(train, "train") as begun,
-        patch.object(train, "resume") as resumed,
+        patch.object(loop, "resume") as resumed,
         patch.object(sft, "fine_tune") as tuned,
-        patch.object(sft, "resume") as tuned_on,
+        patch.object(loop, "resume") as tuned_on,
         patch.object(sft, "examples_of", return_value=(["some"], ["others"], "alpaca")) as examples,
         patch.object(checkpoint, "load") as load,
         patch.object(cli, "_came_out") as came_out,
@@ -458,9 +451,9 @@ def test_the_last_lines_of_a_training(line, warnings, run):
     log = [{"step": 1, "loss": 1.0}, *[{"step": 1, "warning": "odd"}] * warnings]
     with (
         patch.object(checkpoint, "read_head", return_value=head(info) | {"step": 12345}),
-        patch.object(train, "read_log", return_value=log),
-        patch.object(train, "train"), patch.object(train, "resume"), patch.object(sft, "fine_tune"),
-        patch.object(sft, "resume"), patch.object(sft, "examples_of", return_value=([], [], "plain")),
+        patch.object(run_folder, "read_log", return_value=log),
+        patch.object(train, "train"), patch.object(loop, "resume"), patch.object(sft, "fine_tune"),
+        patch.object(loop, "resume"), patch.object(sft, "examples_of", return_value=([], [], "plain")),
         patch.object(checkpoint, "load"), patch.object(cli.time, "perf_counter", lambda: next(clock)),
     ):  # fmt: skip
         code, out, err = run(line)
@@ -477,7 +470,7 @@ def test_the_last_lines_of_a_training(line, warnings, run):
 def test_a_run_that_was_never_validated(run):
     with (
         patch.object(checkpoint, "read_head", return_value=head({})),
-        patch.object(train, "read_log", return_value=[]),
+        patch.object(run_folder, "read_log", return_value=[]),
     ):
         with patch.object(cli.time, "perf_counter", lambda: 3.0):
             made = cli.Voice(stream := io.StringIO())
@@ -561,7 +554,7 @@ def talk():
     found = SimpleNamespace(model="model", tokenizer="tokens", info={"template": "alpaca"})
     with (
         patch.object(checkpoint, "load", return_value=found) as load,
-        patch.object(chat, "Loop", Loop),
+        patch.object(ask, "Loop", Loop),
         patch.object(chat, "Chat", lambda *given: given),
     ):
         yield SimpleNamespace(lines=lines, load=load, found=found)
@@ -909,7 +902,7 @@ def test_the_page_about_a_model(run):
         model=SimpleNamespace(config=CONFIG), path=Path("r/step-000003"), step=3, train=TrainConfig(steps=3),
         info={"source": "a\nb", "files": {"text_file": "x"}},
     )  # fmt: skip
-    from nanoeuler_lib.plan import Plan
+    from nanoeuler_lib.model.plan import Plan
 
     buffers = Plan(CONFIG, 1, 5).nbytes
     with patch.object(checkpoint, "load", return_value=found) as load:

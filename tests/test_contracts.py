@@ -15,14 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import checkpoint, data, evaluate, files, ngram, plots, sft, train, world
-from nanoeuler_lib.chat import ASSISTANT, USER, markers
-from nanoeuler_lib.checkpoint import load_pretrained
+from nanoeuler_lib import files, plots, world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.text import data, examples, ngram
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, USER, markers
+from nanoeuler_lib.training import checkpoint, datasets, evaluate, journal, loop, train
+from nanoeuler_lib.training.checkpoint import load_pretrained
 
 matplotlib.use("agg")
 SMALL = ModelConfig(8, 2, 1, 1, 8, 258, predict=2, ffn=8)
@@ -39,15 +41,15 @@ def test_a_fingerprint_sees_every_token(length, where, change, seed):
     at = min(int(where * length), length - 1)
     changed = ids.copy()
     changed[at] += change
-    same = train.fingerprint(ids)
-    assert train.fingerprint(ids.astype(np.uint16)) == train.fingerprint(ids.astype(np.int32)) == same
-    assert train.fingerprint(np.stack([ids, ids], axis=1)[:, 0]) == same  # not contiguous
+    same = datasets.fingerprint(ids)
+    assert datasets.fingerprint(ids.astype(np.uint16)) == datasets.fingerprint(ids.astype(np.int32)) == same
+    assert datasets.fingerprint(np.stack([ids, ids], axis=1)[:, 0]) == same  # not contiguous
     others = [changed, np.append(ids, 0), ids[:-1], np.delete(ids, at), np.append(ids, ids[at])]
     if ids[at] != ids[0]:
         swapped = ids.copy()
         swapped[[0, at]] = swapped[[at, 0]]
         others.append(swapped)
-    assert same not in [train.fingerprint(other) for other in others]
+    assert same not in [datasets.fingerprint(other) for other in others]
 
 
 def chat_tokenizer():
@@ -64,7 +66,7 @@ def found_of(context=48):
 def test_the_fingerprint_of_examples_sees_the_mask_at_every_token(monkeypatch):
     """The same tokens of which others count are other data: one flag anywhere, in either part."""
     parts = [[("ab", "c"), ("d", "ab")], [("e", "f")]], [[("g", "hi")]]
-    original, before = sft.encode, sft.SFTDataset(*parts, found_of())
+    original, before = examples.encode, datasets.SFTDataset(*parts, found_of())
     length = sum(len(e.ids) for e in before.part + before.valid)
     for flipped in range(length):
         place = [flipped]
@@ -76,8 +78,8 @@ def test_the_fingerprint_of_examples_sees_the_mask_at_every_token(monkeypatch):
             place[0] -= len(found.counted)
             return found
 
-        monkeypatch.setattr(sft, "encode", encode)
-        after = sft.SFTDataset(*parts, found_of())
+        monkeypatch.setattr(examples, "encode", encode)
+        after = datasets.SFTDataset(*parts, found_of())
         same = after.fingerprint == before.fingerprint, after.valid_fingerprint == before.valid_fingerprint
         assert same == ((False, True) if flipped < before.tokens else (True, False)), flipped
 
@@ -102,7 +104,7 @@ def test_examples_that_hold_the_text_of_markers(example):
     """Prompts and replies come back from their tokens letter by letter; markers stand between them and nowhere else."""
     tokenizer = chat_tokenizer()
     end, user, assistant = markers(tokenizer)
-    found = sft.encode(example, tokenizer)
+    found = examples.encode(example, tokenizer)
     ids, counted = found.ids.tolist(), found.counted.tolist()
     assert ids[0] == end and len(ids) == len(counted) and not counted[0]
     at = 1
@@ -120,9 +122,9 @@ def test_examples_that_hold_the_text_of_markers(example):
 def test_rows_by_definition():
     """Target k of position t is token t+1+k where that counts, for rows of any length and any number of heads."""
     rng = np.random.default_rng(0)
-    examples = [sft.Encoded(rng.integers(1, 99, n), rng.random(n) < 0.6) for n in (2, 3, 7, 12)]
+    examples = [examples.Encoded(rng.integers(1, 99, n), rng.random(n) < 0.6) for n in (2, 3, 7, 12)]
     for predict in (1, 2, 5):
-        inputs, targets = sft.rows(examples, 13, predict)
+        inputs, targets = examples.rows(examples, 13, predict)
         assert inputs.shape == (4, 13) and targets.shape == (4, 13, predict)
         for b, t, k in np.ndindex(targets.shape):
             e = examples[b]
@@ -144,8 +146,8 @@ def test_rows_by_definition():
     ],
 )
 def test_rows_are_a_multiple_of_a_bucket_and_fit_the_context(lengths, context, expected):
-    examples = [sft.Encoded(np.zeros(n, int), np.ones(n, bool)) for n in lengths]
-    assert sft.row_length(examples, context) == expected
+    examples = [examples.Encoded(np.zeros(n, int), np.ones(n, bool)) for n in lengths]
+    assert examples.row_length(examples, context) == expected
 
 
 # Tokens: dtypes at their border, lengths in bytes.
@@ -557,7 +559,7 @@ def test_the_last_step_is_saved_whatever_the_interval(tmp_path, steps, every):
     kept = sorted({0, steps, *range(every, steps + 1, every)})[-2:]
     names = [folder.name for folder in checkpoint.folders(tmp_path / "run")]
     assert names == [f"step-{step:06d}" for step in kept]
-    train.resume(tmp_path / "run", text, quiet=True)
+    loop.resume(tmp_path / "run", text, quiet=True)
     assert np.array_equal(checkpoint.load(tmp_path / "run").model.params.flat, model.params.flat)
 
 
@@ -586,7 +588,7 @@ def test_resume_refuses_a_text_changed_anywhere(tmp_path, place, part):
     with pytest.raises(
         NanoEulerError, match=f"{part} has fingerprint .*, expected .*: not the {part} the run began"
     ):
-        train.resume(tmp_path / "run", texts["text"], texts["validation text"], quiet=True)
+        loop.resume(tmp_path / "run", texts["text"], texts["validation text"], quiet=True)
 
 
 # Looks and defaults.
@@ -663,7 +665,7 @@ def test_the_look_of_the_shared_figures():
 
 def test_what_generation_does_when_nothing_is_said():
     """The defaults of the docstrings: temperature 0.8 and seed 0 for text, 1 for a draw, nothing left out."""
-    from nanoeuler_lib.generate import dense, filtered_probs, generate, pick, sample, stream
+    from nanoeuler_lib.speaking.generate import dense, filtered_probs, generate, pick, sample, stream
 
     logits = np.random.default_rng(0).standard_normal(9)
     full = np.exp(logits) / np.exp(logits).sum()
@@ -688,7 +690,7 @@ def test_what_generation_does_when_nothing_is_said():
 
 @pytest.mark.parametrize("error", ["temperature", "top_k", "top_p", "min_p"])
 def test_ranges_of_sampling(error):
-    from nanoeuler_lib.generate import filtered_probs
+    from nanoeuler_lib.speaking.generate import filtered_probs
 
     ranges = {
         "temperature": ([0, 1e-9, 100], [-1e-9, 100.1, math.nan], "expected 0 to 100"),
@@ -706,7 +708,7 @@ def test_ranges_of_sampling(error):
 
 @pytest.mark.parametrize("bad", [-1, 5])
 def test_a_decoder_refuses_tokens_outside_the_vocabulary(bad):
-    from nanoeuler_lib.generate import Decoder
+    from nanoeuler_lib.model.decoder import Decoder
 
     decoder = Decoder(GPT(ModelConfig(4, 2, 1, 1, 8, 5, predict=2)))
     for tokens in ([bad], [2, bad, 3], [bad, 1]):
@@ -808,7 +810,7 @@ def test_did_you_mean_asks_for_seven_letters_of_ten():
 
 
 def test_an_entry_of_a_log_needs_all_that_is_read_from_it():
-    from nanoeuler_lib.run_folder import _entry
+    from nanoeuler_lib.training.run_folder import _entry
 
     step = {"step": 1, "loss": 2.0, "rate": 0.1, "norm": 1.0, "tokens_per_second": 9.0}
     assert _entry(json.dumps(step).encode()) == step and _entry(b'{"step": 1}') == {"step": 1}
@@ -820,7 +822,7 @@ def test_an_entry_of_a_log_needs_all_that_is_read_from_it():
 
 
 def test_a_checkpoint_s_step_is_a_whole_number_below_2_to_the_53(tmp_path):
-    from nanoeuler_lib.checkpoint import _digest_head
+    from nanoeuler_lib.training.checkpoint import _digest_head
 
     checkpoint.export(checkpoint.load(checkpoint.PRETRAINED / "konigsberg-small"), tmp_path / "model")
     file = tmp_path / "model" / "checkpoint.json"
@@ -837,4 +839,4 @@ def test_a_checkpoint_s_step_is_a_whole_number_below_2_to_the_53(tmp_path):
 
 @pytest.mark.parametrize("seconds, said", [(89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])
 def test_times_as_people_say_them(seconds, said):
-    assert train.duration(seconds) == said
+    assert journal.duration(seconds) == said

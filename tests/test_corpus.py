@@ -19,13 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import arguments, cli, corpus, sft
+from nanoeuler_lib import corpus
+from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.corpus import dedup, held_out, make
 from nanoeuler_lib.corpus import registry as registered
 from nanoeuler_lib.corpus.documents import Document, examples, whole
 from nanoeuler_lib.corpus.registry import File, corpora
-from nanoeuler_lib.data import SEPARATOR, read_text
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text.data import SEPARATOR, read_text
 
 DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))
 needs_data = pytest.mark.skipif(not (DATA / "sft").is_dir(), reason="NANOEULER_DATA is not there")
@@ -567,8 +569,8 @@ def test_examples(nanoeuler, monkeypatch, tmp_path, name, given, empty, twins):
     dropped = report["dropped"]
     assert (dropped.get("no answer", 0), dropped.get("same words as an earlier one", 0)) == (empty, twins)
     path = next((DATA / "sft").glob(f"*{name}*.xz"))
-    before, template = sft.read_examples(path)
-    after, _ = sft.read_examples("e/examples.jsonl")
+    before, template = text_examples.read_examples(path)
+    after, _ = text_examples.read_examples("e/examples.jsonl")
     assert len(before) == given and len(after) == given - empty - twins and template == "alpaca"
     kept = [line for line in lines("e/documents.jsonl") if "part" in line]
     assert [before[int(line["name"].split(":")[1]) - 1] for line in kept] == after

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.variables import announce_variables
+from nanoeuler_lib.cuda.source.variables import announce_variables
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler

@@ -8,7 +8,7 @@ import pytest
 from test_nvrtc import cubin, in_wheels, nvrtc
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.complaints import first_error
+from nanoeuler_lib.cuda.checker.complaints import first_error
 from nanoeuler_lib.cuda.source import prepare
 
 pytestmark = pytest.mark.compiler

@@ -12,7 +12,7 @@ import pytest
 from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.compiler import INCLUDE, find_compiler
+from nanoeuler_lib.cuda.checker.compiler import INCLUDE, find_compiler
 
 pytestmark = [
     pytest.mark.compiler,

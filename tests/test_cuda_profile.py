@@ -8,7 +8,7 @@ import pytest
 from matrix_kernels import MATMUL
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler, flops
+from nanoeuler_lib.cuda.checker import compiler, flops
 from nanoeuler_lib.errors import NanoEulerError
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler
+from nanoeuler_lib.cuda.checker import compiler
 from nanoeuler_lib.cuda.source import signatures
 from nanoeuler_lib.errors import NanoEulerError
 

@@ -12,7 +12,7 @@ import pytest
 from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda import compiler
+from nanoeuler_lib.cuda.checker import compiler
 from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from nanoeuler_lib import report
+from nanoeuler_lib.training import report
 
 matplotlib.use("agg")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from test_train import error_of
 
-from nanoeuler_lib import data
-from nanoeuler_lib.data import SEPARATOR, Tokens
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.data import SEPARATOR, Tokens
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 LENGTHS = np.ones(100, np.int32)
 

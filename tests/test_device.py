@@ -12,10 +12,11 @@ import pytest
 from checks import RUN_MODEL
 from test_train import changed, error_of
 
-from nanoeuler_lib import device, engine, model, step
-from nanoeuler_lib.device import CPU, Device, choose, chosen_before
+from nanoeuler_lib import engine, model
+from nanoeuler_lib.engine import device, flash
+from nanoeuler_lib.engine.device import CPU, Device, choose, chosen_before
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.ops import flash
+from nanoeuler_lib.model import step
 
 OLD, NEW = flash.Card(75, 64 << 10), flash.Card(80, 163 << 10)
 FIT = changed(RUN_MODEL, dim=64, heads=2, kv_heads=1, vocab_size=264, ffn=176)  # what the kernels take
@@ -91,7 +92,7 @@ def test_which_device_a_model_gets(cards):
         assert error_of(choose, name, None, NO_FIT) == (
             "head width dim/heads is 16, expected 32, 64 or 128 on the GPU: or use --device cpu"
         )
-    with patch.object(device.gpu, "check_config") as check:
+    with patch.object(device.program, "check_config") as check:
         choose("gpu", "tf32", FIT)
         check.assert_called_once_with(FIT, "tf32", NEW)
     cards(1, OLD)

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from checks import TINY, random_parameters
 
-from nanoeuler_lib import gradcheck
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.generate import Decoder, dense, filtered_probs
-from nanoeuler_lib.model import GPT, Parameters, head_weights, init, loss_scale
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT, Parameters, gradcheck, head_weights, init, loss_scale
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.plan import Plan
+from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.ops import cpu, reference
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.plan import Plan
-from nanoeuler_lib.step import Step, one_blas_thread
+from nanoeuler_lib.speaking.generate import dense, filtered_probs
 
 DTYPES = [np.float32, np.float64]
 

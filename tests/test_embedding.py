@@ -5,7 +5,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from nanoeuler_lib.ops import embedding
+from nanoeuler_lib.engine import embedding
 
 SHARES = 1 / np.arange(2, 4097)  # of all places, by Zipf: the second token's, the third's, ...
 

@@ -20,17 +20,19 @@ import numpy as np
 import pytest
 from test_speculative import expected_outcomes
 
-from nanoeuler_lib import checkpoint, cli, cuda, device, engine, gradcheck, sft, step, train
+from nanoeuler_lib import cuda, engine
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
-from nanoeuler_lib.engine import gpt, memory
+from nanoeuler_lib.engine import device, embedding, flash, gpt, memory, program, unfused
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, speculate
-from nanoeuler_lib.model import GPT, backward, forward, init
-from nanoeuler_lib.ops import embedding, flash, gpu, unfused
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.model import GPT, backward, forward, gradcheck, init, step
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.speaking.generate import speculate
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, loop, sft, train
 
 TINY = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=65, vocab_size=96, predict=2, ffn=176)
 WHERE = cuda.device()
@@ -193,35 +195,35 @@ def test_nothing_moves_where_the_norm_is_not_finite():
 @pytest.mark.parametrize("sum_", [1e30, np.inf, -np.inf, np.nan])
 def test_a_loss_that_is_not_finite_moves_nothing(sum_):
     """Even where the gradient's norm is."""
-    xp, program = cuda.array_module(), gpu.Program(TINY)
+    xp, op = cuda.array_module(), program.Program(TINY)
     factor, sums = xp.asarray([0.5, 2], np.float32), xp.asarray([3, sum_, 4], np.float32)
-    program.refuse(factor, sums)
-    gpu.run(program.take())
+    op.refuse(factor, sums)
+    program.run(op.take())
     assert memory.download(factor)[1] == 2 if sum_ == 1e30 else np.isnan(memory.download(factor)[1])
 
 
 @pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
 def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
     """Arrays of one number seen 2^32 times, and one row less."""
-    program, (N, V) = engine_of().program, shape
+    op, (N, V) = engine_of().program, shape
     for less in (0, 1):
         dx, dtable = (np.broadcast_to(np.float32(0), (n - less * (n > 8), 4096)) for n in (N, V))
         arguments = (
             dtable,
-            gpu.Residual(dx, None),
+            program.Residual(dx, None),
             None,
             SimpleNamespace(shares=[0], order=None, sorted=None),
             False,
         )
         if less:
-            with patch.object(program, "_launch") as launch:
-                program.embed_back(*arguments)
+            with patch.object(op, "_launch") as launch:
+                op.embed_back(*arguments)
             assert launch.called
         else:
             words = r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"
-            for kind in (gpu.Program, unfused.Unfused):
+            for kind in (program.Program, unfused.Unfused):
                 with pytest.raises(NanoEulerError, match=words):
-                    kind.embed_back(program, *arguments)
+                    kind.embed_back(op, *arguments)
 
 
 def test_lists_that_run_again_give_the_same_bits():
@@ -479,21 +481,21 @@ def launches(name, rows=64):
     """The list of a step of `base` on a card, two layers of it; memory is asked for and never touched."""
     capability, shared, processors, precision = CARDS[name]
     config = replace(preset("base"), layers=2)
-    program = gpu.Program(config, precision, "cpu", True, flash.Card(capability, shared << 10, processors))
+    op = program.Program(config, precision, "cpu", True, flash.Card(capability, shared << 10, processors))
     half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
     params, grads, copy = (engine.Parameters(config, "cpu", t) for t in (np.float32, np.float32, half))
-    owner = SimpleNamespace(config=config, program=program, precision=precision, keep_x=False, params=params)
+    owner = SimpleNamespace(config=config, program=op, precision=precision, keep_x=False, params=params)
     owner.block = functools.partial(memory.Block, "cpu")
     plan = memory.Plan(owner, rows, config.context)
     weights = {n: p if p.ndim == 1 or n == "embed" else copy[n] for n, p in params.items()}
     forward(weights, plan, plan.tokens)
     backward(weights, grads, plan, plan.tokens, plan.targets, plan.scale)
     settings, small = TrainConfig(), np.empty(4, np.float32)
-    program.sum_losses(small, plan.losses, plan.work, False)
-    program.norm(small, grads.flat, settings.clip, plan.work)
+    op.sum_losses(small, plan.losses, plan.work, False)
+    op.norm(small, grads.flat, settings.clip, plan.work)
     arrays = params.flat, grads.flat, grads.flat, grads.flat, copy.flat if half == np.uint16 else None
-    program.adamw(*arrays, small, small, params.decayed, settings)
-    return [str(entry) for entry in program.take()]
+    op.adamw(*arrays, small, small, params.decayed, settings)
+    return [str(entry) for entry in op.take()]
 
 
 def all_launches():
@@ -565,7 +567,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(text):
 
     with pytest.raises(KeyboardInterrupt):
         train.train("b", content, model, config, device=place, on_entry=stop, **options)
-    again = train.resume("b", content, **options)
+    again = loop.resume("b", content, **options)
     assert isinstance(again, engine.GPT) and again.precision == "bfloat16"
     assert np.array_equal(whole.params.flat, again.params.flat)
 
@@ -736,7 +738,7 @@ KERNEL_BUGS = {
     ],
 }
 ENGINE_BUGS = {
-    gpu: [
+    program: [
         ("add = bool(accumulate) or start > 0", "add = bool(accumulate)"),
         ("arguments = dy, y, gain, rstd, dx.full", "arguments = dy, dy, gain, rstd, dx.full"),
         ("dw, x, dy, transpose_a=True, add=bool(accumulate)", "dw, x, dy, transpose_a=True"),
@@ -826,7 +828,7 @@ def planted(where, old, new):
     path = cuda.KERNELS / where
     source = path.read_text("utf-8")
     assert old in source, old
-    plain = gpu._module
+    plain = program._module
 
     @functools.cache
     def module(file, instantiate, at, checked, add=False):
@@ -837,7 +839,7 @@ def planted(where, old, new):
             source.replace(old, new), where=at, checked=checked, instantiate=instantiate, defines=defines
         )
 
-    with patch.object(gpu, "_module", module):
+    with patch.object(program, "_module", module):
         yield
 
 
@@ -851,11 +853,11 @@ def same_updates():
     xp, rng, settings = cuda.array_module(), np.random.default_rng(0), TrainConfig(decay=0.5)
     start = [xp.asarray(abs(rng.standard_normal(1024)), np.float32) for _ in range(4)]
     factor, numbers = xp.asarray([0.5, 2], np.float32), xp.asarray([0.1, 1.5, 2.5], np.float32)
-    program, found = gpu.Program(SMALL, "bfloat16"), []
+    op, found = program.Program(SMALL, "bfloat16"), []
     for copy in (None, xp.empty(1024, np.uint16)):
         arrays = [x.copy() for x in start]
-        program.adamw(*arrays, copy, factor, numbers, 512, settings)
-        gpu.run(program.take())
+        op.adamw(*arrays, copy, factor, numbers, 512, settings)
+        program.run(op.take())
         found.append([memory.download(x) for x in arrays])
     assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True))
     assert np.array_equal(memory.download(copy), from_bfloat16(to_bfloat16(found[0][0])))
@@ -986,12 +988,12 @@ def examine_products():
         x, long, out, hidden = (
             xp.asarray(rng.standard_normal((rows, n)), np.float32) for n in (320, 2312, 24, 24)
         )
-        added, program = out.copy(), gpu.Program(config, "bfloat16")
-        program.project(out, x, narrow, 1e-5)
-        program.project(added, long, wide, None)
-        program.project_glu(hidden, x, glu, 1e-5)
+        added, op = out.copy(), program.Program(config, "bfloat16")
+        op.project(out, x, narrow, 1e-5)
+        op.project(added, long, wide, None)
+        op.project_glu(hidden, x, glu, 1e-5)
         before = memory.download(added).astype(np.float64)
-        gpu.run(program.take())
+        program.run(op.take())
         single, several, narrow64, wide64, glu64 = (
             memory.download(a).astype(np.float64) for a in (x, long, narrow, wide, glu)
         )

@@ -17,15 +17,15 @@ from test_engine import (
     steps_of,
 )
 
-from nanoeuler_lib import cuda, device, engine
+from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, from_bfloat16, product, to_bfloat16
-from nanoeuler_lib.engine import memory
+from nanoeuler_lib.engine import device, memory, program
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.ops import gpu, reference
-from nanoeuler_lib.optim import Muon, moved_by_muon
+from nanoeuler_lib.model.optim import Muon, moved_by_muon
+from nanoeuler_lib.ops import reference
 
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
 SETTINGS = TrainConfig(
@@ -57,13 +57,13 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, dec
     arrays = [xp.array(x) for x in (p, g, m)]
     copy = xp.zeros(shape, np.uint16) if precision == "bfloat16" else None
     numbers = xp.asarray([rate, 1.5, 2.5], np.float32)
-    program = gpu.Program(TINY, precision)
+    op = program.Program(TINY, precision)
     numbers = xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision, widths)
-    program.muon(*arrays, copy, *numbers, widths)
-    launches = program.take()
+    op.muon(*arrays, copy, *numbers, widths)
+    launches = op.take()
     products = [e.launch for e in launches if isinstance(e.launch, Product)]
     assert products and all(p.small_clusters for p in products), "large ones failed beside another process"
-    gpu.run(launches)
+    program.run(launches)
     found = [memory.download(x) for x in (arrays[0], arrays[2])]
     assert np.array_equal(memory.download(arrays[1]), g), "the gradient is read"
     p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
@@ -110,11 +110,11 @@ def test_nothing_moves_where_the_norm_is_not_finite(factor):
 def test_without_a_gradient_or_a_rate():
     """No direction: only decay; no rate: only the momentum."""
     shape, xp = TALL, cuda.array_module()
-    program, numbers = gpu.Program(TINY), xp.asarray([0.1, 1, 1], np.float32)
+    op, numbers = program.Program(TINY), xp.asarray([0.1, 1, 1], np.float32)
     p, m = np.random.default_rng(0).standard_normal(shape).astype(np.float32), xp.zeros(shape, np.float32)
     moved, zero, factor = xp.array(p), xp.zeros(shape, np.float32), xp.asarray([1, 0], np.float32)
-    program.muon(moved, zero, m, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
-    gpu.run(program.take())
+    op.muon(moved, zero, m, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
+    program.run(op.take())
     np.testing.assert_allclose(memory.download(moved), p * (1 - 0.1 * 0.3), rtol=1e-6)
     (found, momentum), (_, wanted), (before, _), _ = step_of(shape, rate=0.0)
     assert np.array_equal(found, before)
@@ -208,7 +208,7 @@ def test_the_launches():
     assert names.count("adamw") == 2 and names.count("muon") == 7 * TINY.layers * 18
     lines = [str(entry) for entry in launches if entry.composite == "muon"]
     assert lines[3] == "muon: product 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
-    products = [entry.launch for entry in launches if isinstance(entry.launch, gpu.Product)]
+    products = [entry.launch for entry in launches if isinstance(entry.launch, program.Product)]
     keys = TINY.kv_heads * TINY.head_dim
     sides = {min(one.shape[:2]) for one in products}
     assert sides == {64, keys}, "the smaller Gram matrix"
@@ -248,7 +248,7 @@ BUGS = {
         ("float beta) {\n  if (!(factor[1] <= 3.4e38f)) return;  // infinite", "float beta) {  // infinite"),
         ("float decay) {\n  if (!(factor[1] <= 3.4e38f)) return;", "float decay) {"),
     ],
-    gpu: [
+    program: [
         ("            x, y = y, x\n", ""),
         ("alpha=c, plus=gram, beta=b", "alpha=b, plus=gram, beta=c"),
         ("MOVE * math.sqrt(max(R, C)), decay", "MOVE * math.sqrt(min(R, C)), decay"),
@@ -283,7 +283,7 @@ def test_the_examination_passes_what_is_right():
     examine()
     for where, old, new in (
         ("muon.cu", "// s a + t b", "// t b + s a"),
-        (gpu, "a, b, c = QUINTIC", "(a, b, c) = QUINTIC"),
+        (program, "a, b, c = QUINTIC", "(a, b, c) = QUINTIC"),
         (engine_step, "of = (x if x is None else x[part]", "of = (None if x is None else x[part]"),
     ):
         with planted(where, old, new):

@@ -11,14 +11,17 @@ import matplotlib
 import numpy as np
 import pytest
 
-from nanoeuler_lib import data, evaluate, plots, sft, world
-from nanoeuler_lib.checkpoint import load_pretrained
+from nanoeuler_lib import plots, world
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.model import GPT, head_weights, init
-from nanoeuler_lib.ngram import Ngrams
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.train import bits_per_byte
+from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.examples import read_examples
+from nanoeuler_lib.text.ngram import Ngrams
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import evaluate
+from nanoeuler_lib.training.checkpoint import load_pretrained
+from nanoeuler_lib.training.datasets import bits_per_byte
 
 matplotlib.use("agg")
 
@@ -286,6 +289,6 @@ def test_faults_of_replies(reply, expected):
 @pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")
 def test_what_people_write_has_few_faults():
     file = Path(os.environ["NANOEULER_DATA"]) / "sft" / "databricks-dolly-15k.nocategory.jsonl.xz"
-    examples, _ = sft.read_examples(file)
+    examples, _ = read_examples(file)
     found = Counter(evaluate.fault(example[-1][1], True) for example in examples)
     assert 1 <= len(examples) - found[None] < len(examples) / 1000

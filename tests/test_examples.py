@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from test_train import changed, error_of
 
-from nanoeuler_lib import checkpoint, sft, train
-from nanoeuler_lib.chat import ASSISTANT, USER, alpaca_prompt
+from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.device import CPU, Device
+from nanoeuler_lib.engine.device import CPU, Device
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt
+from nanoeuler_lib.training import checkpoint, datasets, loop, sft
+from nanoeuler_lib.world import wordings
+from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=20, vocab_size=260, predict=2)
 TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))  # ids 257, 258, 259
@@ -32,16 +36,17 @@ def found(info=None, context=20):
 
 
 def test_what_a_set_of_examples_says_of_itself():
-    made = sft.SFTDataset([FITS, [("c", "dd")]], HELD, found())
+    made = datasets.SFTDataset([FITS, [("c", "dd")]], HELD, found())
     assert (made.warnings, made.tokens, made.row_tokens) == ([], 6 + 7, 6.5)
     assert made.sizes == {"train_examples": 2, "valid_examples": 8} and list(made.sizes) == [
         "train_examples", "valid_examples",
     ]  # fmt: skip
     assert (made.source, made.template, made.prompt) == ("examples", "plain", "0")
     assert (
-        sft.SFTDataset([FITS], HELD, found({"source": "s" * 300})).source == "s" * 100 + " ... " + "s" * 100
+        datasets.SFTDataset([FITS], HELD, found({"source": "s" * 300})).source
+        == "s" * 100 + " ... " + "s" * 100
     )
-    made = sft.SFTDataset([FITS, FITS, LONG, FITS], HELD[:7] + [LONG], found())
+    made = datasets.SFTDataset([FITS, FITS, LONG, FITS], HELD[:7] + [LONG], found())
     assert made.warnings == [
         *(
             f"{fits} examples fit in 20 tokens; the others are left out. A base model of a longer context takes more"
@@ -54,7 +59,7 @@ def test_what_a_set_of_examples_says_of_itself():
 
 def test_examples_may_be_given_once():
     """As an iterator: what is read from it is kept."""
-    made = sft.SFTDataset(iter([FITS, LONG]), iter([LONG, *HELD]), found())
+    made = datasets.SFTDataset(iter([FITS, LONG]), iter([LONG, *HELD]), found())
     assert made.sizes == {"train_examples": 1, "valid_examples": 8} and made.prompt == "0"
 
 
@@ -77,78 +82,87 @@ def test_examples_may_be_given_once():
     ],
 )
 def test_too_few_examples_are_refused(learnt, held_out, said):
-    message = error_of(sft.SFTDataset, learnt, held_out, found({"source": "mine"}))
+    message = error_of(datasets.SFTDataset, learnt, held_out, found({"source": "mine"}))
     assert message == (
         f"mine: {said}: take a base model of a longer context (--base), shorter examples, or more of them"
     )
-    half = sft.SFTDataset([FITS], [*HELD[:3], LONG, LONG, LONG], found())
+    half = datasets.SFTDataset([FITS], [*HELD[:3], LONG, LONG, LONG], found())
     assert half.sizes["valid_examples"] == 3  # half of them is enough to go on
-    assert sft.SFTDataset([FITS], [*HELD, *[LONG] * 90], found()).sizes["valid_examples"] == 8
+    assert datasets.SFTDataset([FITS], [*HELD, *[LONG] * 90], found()).sizes["valid_examples"] == 8
 
 
 def test_the_tokens_of_an_example():
     """End, user, prompt, assistant, reply, end; what counts are reply and end."""
-    encoded = sft.encode([("ab", "c"), ("d", "")], TOKENIZER)
+    encoded = text_examples.encode([("ab", "c"), ("d", "")], TOKENIZER)
     assert encoded.ids.tolist() == [257, 258, 256, 259, 99, 257, 258, 100, 259, 257]
     assert encoded.counted.tolist() == [False] * 4 + [True] * 2 + [False] * 3 + [True]
     assert encoded.ids.dtype == np.int64 and encoded.counted.dtype == bool
-    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 10).ids.size == 10
-    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 9).ids.tolist() == [257, 258, 256, 259, 99, 257]
-    assert sft.encode([("ab", "c"), ("d", "")], TOKENIZER, 5).ids.tolist() == [257]
-    behind = sft.encode([("ab", "c"), ("d" * 9, ""), ("e", "")], TOKENIZER, 12)
+    assert text_examples.encode([("ab", "c"), ("d", "")], TOKENIZER, 10).ids.size == 10
+    assert text_examples.encode([("ab", "c"), ("d", "")], TOKENIZER, 9).ids.tolist() == [
+        257,
+        258,
+        256,
+        259,
+        99,
+        257,
+    ]
+    assert text_examples.encode([("ab", "c"), ("d", "")], TOKENIZER, 5).ids.tolist() == [257]
+    behind = text_examples.encode([("ab", "c"), ("d" * 9, ""), ("e", "")], TOKENIZER, 12)
     assert behind.ids.size == 6, "no turn stands behind one that was left out"
 
 
 def test_rows_of_examples_are_written_out():
-    encoded = [sft.encode([("ab", "c")], TOKENIZER), sft.encode([("", "")], TOKENIZER)]
-    inputs, targets = sft.rows(encoded, 6, 2)
+    encoded = [text_examples.encode([("ab", "c")], TOKENIZER), text_examples.encode([("", "")], TOKENIZER)]
+    inputs, targets = text_examples.rows(encoded, 6, 2)
     assert inputs.dtype == targets.dtype == np.int64
     assert inputs.tolist() == [[257, 258, 256, 259, 99, 0], [257, 258, 259, 0, 0, 0]]
     assert targets[..., 0].tolist() == [[-1, -1, -1, 99, 257, -1], [-1, -1, 257, -1, -1, -1]]
     assert targets[..., 1].tolist() == [[-1, -1, 99, 257, -1, -1], [-1, 257, -1, -1, -1, -1]]
-    many = sft.rows(encoded[1:], 4, 9)[1]
+    many = text_examples.rows(encoded[1:], 4, 9)[1]
     assert (many[0, :, 3:] == -1).all() and many.shape == (1, 4, 9)
 
 
 def test_a_batch_is_a_run_of_neighbours_by_length():
     """Stable in the order given, begun where seed and step say, going on at the other end."""
     learnt = [[("a", "b" * n)] for n in (3, 1, 2, 1)]
-    made = sft.SFTDataset(learnt, HELD, found())
+    made = datasets.SFTDataset(learnt, HELD, found())
     assert made.order.tolist() == [1, 3, 2, 0]
     for step in range(6):
         inputs, targets = made.batch(step, 3)
         start = np.random.default_rng([5, step]).integers(4)
         chosen = [made.part[made.order[(start + i) % 4]] for i in range(3)]
-        expected = sft.rows(chosen, 20, 2)
+        expected = text_examples.rows(chosen, 20, 2)
         assert np.array_equal(inputs, expected[0]) and np.array_equal(targets, expected[1])
 
 
 def test_held_out_replies_are_measured_sixteen_at_a_time():
     held_out = [[(f"{i}", "b" * (i % 5))] for i in range(35)]
-    made = sft.SFTDataset([FITS], held_out, found())
+    made = datasets.SFTDataset([FITS], held_out, found())
     model = GPT(CONFIG, seed=1)
     with patch.object(model, "losses", wraps=model.losses) as losses:
         bits = made.bits_per_byte(model)
     assert [call.args[0].shape for call in losses.call_args_list] == [(16, 20), (16, 20), (3, 20)]
     nats = sum(
-        model.losses(*(part[..., 0] if part.ndim == 3 else part for part in sft.rows([e], 20, 1))).sum()
+        model.losses(
+            *(part[..., 0] if part.ndim == 3 else part for part in text_examples.rows([e], 20, 1))
+        ).sum()
         for e in made.valid
     )
     assert bits == pytest.approx(nats / np.log(2) / sum(i % 5 for i in range(35)), rel=1e-5)
-    silent = sft.SFTDataset([FITS], [[("a", "")]] * 8, found())
+    silent = datasets.SFTDataset([FITS], [[("a", "")]] * 8, found())
     assert np.isfinite(silent.bits_per_byte(model)), "replies of no byte"
-    short = sft.SFTDataset([FITS], [[("a", "")]] * 7 + [[("a", "b")]], found())
+    short = datasets.SFTDataset([FITS], [[("a", "")]] * 7 + [[("a", "b")]], found())
     nats = sum(
         model.losses(*rows).sum()
-        for rows in [sft.rows(short.valid, 20, 1)]
+        for rows in [text_examples.rows(short.valid, 20, 1)]
         for rows in [(rows[0], rows[1][..., 0])]
     )
     assert short.bits_per_byte(model) == pytest.approx(nats / np.log(2), rel=1e-5), "one byte is one"
 
 
 def test_a_sample_has_sixty_tokens_at_most_and_is_greedy():
-    made = sft.SFTDataset([FITS], HELD, found())
-    with patch.object(sft, "Chat") as chat:
+    made = datasets.SFTDataset([FITS], HELD, found())
+    with patch.object(datasets, "Chat") as chat:
         chat.return_value.reply.return_value = iter(["a", "b"])
         assert made.sample("model", 7) == "ab"
         chat.assert_called_once_with("model", TOKENIZER)
@@ -161,7 +175,7 @@ def test_a_sample_has_sixty_tokens_at_most_and_is_greedy():
 @pytest.fixture
 def begun():
     with (
-        patch.object(train, "start_run", return_value="model") as start,
+        patch.object(sft, "start_run", return_value="model") as start,
         patch.object(sft, "SFTDataset") as dataset,
     ):
         yield SimpleNamespace(start=start, dataset=dataset)
@@ -203,8 +217,8 @@ def test_a_fine_tuning_is_begun_with_what_was_given(begun, tmp_path):
 
 
 def test_a_fine_tuning_goes_on_with_what_was_given(begun):
-    with patch.object(train, "resume_run", return_value="model") as again:
-        assert sft.resume("r", [FITS], HELD, True, print, {"a": "b"}, 9) == "model"
+    with patch.object(loop, "resume", return_value="model") as again:
+        assert loop.resume("r", [FITS], HELD, True, print, {"a": "b"}, 9) == "model"
         run, make, *rest = again.call_args.args
         assert str(run) == "r" and rest == [True, print, {"a": "b"}, 9, None]
         make(SimpleNamespace(info={"template": "alpaca"}))
@@ -213,9 +227,9 @@ def test_a_fine_tuning_goes_on_with_what_was_given(begun):
             assert error_of(make, SimpleNamespace(info=info)) == (
                 "r: was not begun by fine-tuning, expected a run of nanoeuler sft"
             )
-        sft.resume("r", [FITS], HELD)
+        loop.resume("r", [FITS], HELD)
         assert again.call_args.args[2:] == (False, None, None, None, None)
-        sft.resume("r", [FITS], HELD, steps=9, device="gpu")
+        loop.resume("r", [FITS], HELD, steps=9, device="gpu")
         assert again.call_args.args[2:] == (False, None, None, 9, "gpu")
 
 
@@ -309,7 +323,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_files_that_hold_something_else(tmp_path, text):
     (tmp_path / "file").write_text(text)
-    message = error_of(sft.read_examples, str(tmp_path / "file"))
+    message = error_of(text_examples.read_examples, str(tmp_path / "file"))
     assert message.startswith(f"{tmp_path}/file: {REFUSED[text]}")
     if "texts under" in REFUSED[text]:
         assert message.endswith(
@@ -322,7 +336,7 @@ def test_files_that_hold_something_else(tmp_path, text):
 def test_a_mixture_is_told_by_its_place(tmp_path):
     talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     (tmp_path / "file").write_text(json.dumps([talk, {"instruction": "a", "output": "b"}]))
-    assert error_of(sft.read_examples, tmp_path / "file") == (
+    assert error_of(text_examples.read_examples, tmp_path / "file") == (
         f"{tmp_path}/file: item 2 is of another kind than those before, expected one kind a file"
     )
 
@@ -331,10 +345,10 @@ def test_conversations_and_their_forms(tmp_path):
     turns = [("user", "a"), ("assistant", "b"), ("user", "ä"), ("assistant", "")]
     talk = {"messages": [{"role": role, "content": said} for role, said in turns], "source": "kept out"}
     (tmp_path / "file").write_text("\n" + json.dumps(talk, ensure_ascii=False) + "\n")
-    assert sft.read_examples(tmp_path / "file") == ([[("a", "b"), ("ä", "")]], "plain")
+    assert text_examples.read_examples(tmp_path / "file") == ([[("a", "b"), ("ä", "")]], "plain")
     dolly = {"instruction": "a", "context": "c", "response": "r", "category": "x"}
     (tmp_path / "file").write_text(json.dumps([dolly, {"instruction": "a", "response": "r"}]))
-    assert sft.read_examples(tmp_path / "file") == (
+    assert text_examples.read_examples(tmp_path / "file") == (
         [[(alpaca_prompt("a", "c"), "r")], [(alpaca_prompt("a"), "r")]], "alpaca",
     )  # fmt: skip
 
@@ -344,17 +358,17 @@ def test_a_file_larger_than_memory_is_refused(tmp_path, monkeypatch, name):
     """A small .xz may hold terabytes: what is read is bounded, and one line says so."""
     text = lines(3).encode()
     (tmp_path / name).write_bytes(lzma.compress(text) if name.endswith("xz") else text)
-    monkeypatch.setattr(sft, "LARGEST", len(text))
-    assert len(sft.read_examples(tmp_path / name)[0]) == 3
-    monkeypatch.setattr(sft, "LARGEST", len(text) - 1)
-    assert error_of(sft.read_examples, tmp_path / name) == (
+    monkeypatch.setattr(text_examples, "LARGEST", len(text))
+    assert len(text_examples.read_examples(tmp_path / name)[0]) == 3
+    monkeypatch.setattr(text_examples, "LARGEST", len(text) - 1)
+    assert error_of(text_examples.read_examples, tmp_path / name) == (
         f"{tmp_path}/{name}: holds more than {len(text) - 1} bytes, expected at most that many"
     )
 
 
 def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
     (tmp_path / "a.xz").write_bytes(lzma.compress(lines(99).encode())[:-20])
-    message = error_of(sft.read_examples, tmp_path / "a.xz")
+    message = error_of(text_examples.read_examples, tmp_path / "a.xz")
     assert message.startswith(f"{tmp_path}/a.xz: cannot be read (Compressed file ended")
     assert message.endswith("), expected UTF-8 JSON, perhaps as .xz")
     for name, reason in (
@@ -363,18 +377,18 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
         ("a\0", "embedded null byte"),
     ):
         expected = f"{tmp_path}/{name}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
-        assert error_of(sft.read_examples, tmp_path / name) == expected
+        assert error_of(text_examples.read_examples, tmp_path / name) == expected
     (tmp_path / "b").write_bytes(b'"\xff"')
     assert "cannot be read ('utf-8' codec can't decode byte 0xff" in error_of(
-        sft.read_examples, tmp_path / "b"
+        text_examples.read_examples, tmp_path / "b"
     )
 
 
 def test_stories_as_examples():
     """The story stands in the first turn, without its last line; its questions come in an order of their own."""
-    examples = sft.konigsberg_examples(12, 5)
-    stories = sft.world.stories(12, 5)
-    assert examples == sft.konigsberg_examples(12, 5) != sft.konigsberg_examples(12, 6)
+    examples = konigsberg_examples(12, 5)
+    stories = world.stories(12, 5)
+    assert examples == konigsberg_examples(12, 5) != konigsberg_examples(12, 6)
     orders = set()
     for example, story in zip(examples, stories, strict=True):
         body, _, _ = story.text.rpartition("\n")
@@ -389,17 +403,17 @@ def test_stories_as_examples():
 
 def test_stories_in_other_words(monkeypatch):
     """The function that knows the wordings puts each question, with one generator for all; the rest is the same."""
-    plain, drawn = sft.konigsberg_examples(12, 5), set()
+    plain, drawn = konigsberg_examples(12, 5), set()
 
     def reworded(story, question, random):
         assert question in story.questions
         drawn.add(id(random))
         return f"<{question.text}>"
 
-    monkeypatch.setattr(sft.world.wordings, "reworded", reworded)
-    assert sft.konigsberg_examples(12, 5) == plain and not drawn
-    found = sft.konigsberg_examples(12, 5, True)
-    for example, other, story in zip(plain, found, sft.world.stories(12, 5), strict=True):
+    monkeypatch.setattr(wordings, "reworded", reworded)
+    assert konigsberg_examples(12, 5) == plain and not drawn
+    found = konigsberg_examples(12, 5, True)
+    for example, other, story in zip(plain, found, world.stories(12, 5), strict=True):
         body = f"{story.body} "
         asked = [text.removeprefix(body) for text, _ in example]
         texts = [f"<{text}>" for text in asked]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.engine import flash
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.ops import flash, reference
+from nanoeuler_lib.ops import reference
 
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]

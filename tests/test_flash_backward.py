@@ -1,4 +1,4 @@
-"""ops/flash_backward.py computes what ops/reference.py does in float64, at odd sizes and in every number type.
+"""engine/flash_backward.py computes what ops/reference.py does in float64, at odd sizes and in every number type.
 
 On the CPU every launch is checked; with a CUDA device (NANOEULER_DEVICE=gpu) the same tests run there. On the CPU, too:
 a kernel that lacks one of its barriers, commits or waits is reported, or computes something else.
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
+from nanoeuler_lib.engine import flash, flash_backward
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.ops import flash, flash_backward, reference
+from nanoeuler_lib.ops import reference
 
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]

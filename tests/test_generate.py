@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import generate as generate_module
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, by_likelihood, filtered_probs, generate, sample, stream
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.speaking import generate as generate_module
+from nanoeuler_lib.speaking.generate import by_likelihood, filtered_probs, generate, sample, stream
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=16, vocab_size=260, predict=2)
 

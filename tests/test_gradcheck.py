@@ -7,11 +7,11 @@ import checks
 import numpy as np
 import pytest
 
-from nanoeuler_lib import gradcheck, ops
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_layer, check_model, compare, numeric_gradient
-from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import GPT, gradcheck
+from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_layer, check_model, compare, numeric_gradient
 
 SMALLER = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=4, ffn=5)
 

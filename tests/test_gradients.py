@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import gradcheck, ops
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_layer, check_model, numeric_gradient
+from nanoeuler_lib.model import gradcheck
+from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_layer, check_model, numeric_gradient
 
 SMALLER = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=4, ffn=5)
 

@@ -15,10 +15,11 @@ import pytest
 from checks import RUN_CONFIG, RUN_MODEL, run_text
 from test_train import seal
 
-from nanoeuler_lib import checkpoint, cli, train
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.report import report
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, loop, train
+from nanoeuler_lib.training.report import report
 
 SETTINGS = RUN_CONFIG.to_dict() | {"steps": 2, "sample_every": 1}
 DEEP = "[" * 100_000  # more brackets than Python's parser goes down
@@ -144,7 +145,7 @@ def test_fuzzed_runs(finished, tmp_path, part):
             lines[at] = json.dumps(spoil_json(json.loads(lines[at]), rng))
             file.write_text("\n".join(lines) + "\n")
         refused += outcome(report, run) is not None
-        outcome(lambda: train.resume(run, run_text(), quiet=True))  # noqa: B023
+        outcome(lambda: loop.resume(run, run_text(), quiet=True))  # noqa: B023
         shutil.rmtree(run)
     assert refused > 2
 
@@ -253,4 +254,4 @@ def test_no_pickle():
     found = [pair for pair in found if pair != ("problems.py", "exec(")]  # texts of its own, for papers
     assert not found
     assert "pickle" not in Path(checkpoint.__file__).read_text().split('"""', 2)[2]
-    assert sys.modules["nanoeuler_lib.checkpoint"] is checkpoint
+    assert sys.modules["nanoeuler_lib.training.checkpoint"] is checkpoint

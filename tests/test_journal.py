@@ -19,14 +19,17 @@ import pytest
 from checks import RUN_CONFIG, RUN_MODEL, run_text
 from test_train import changed, error_of
 
-from nanoeuler_lib import __version__, checkpoint, data, train, world
+from nanoeuler_lib import __version__, machine, world
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.device import CPU, Device
+from nanoeuler_lib.engine.device import CPU, Device
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.step import Step
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
+from nanoeuler_lib.training import journal as journal_module
 
 CONFIG = TrainConfig(steps=2500, batch=3, accumulate=2, seed=11, valid_every=50, rate=0.25, clip=1.5)
 
@@ -46,10 +49,16 @@ def journal(tmp_path, monkeypatch):
             validation=lambda model, whole: {"valid_bits_per_byte": 1.23456},
             sample=lambda model, seed: f"{model.size} {seed}\n",
         )  # fmt: skip
-        found = SimpleNamespace(step=step, train=config, info={}, model=SimpleNamespace(size=1234567))
+        found = SimpleNamespace(
+            step=step,
+            train=config,
+            info={},
+            model=SimpleNamespace(size=1234567),
+            copy=lambda: ("copy of", found),
+        )
         monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-        with patch.object(train, "tqdm", return_value=Bar()) as tqdm:
-            made = train._Journal(
+        with patch.object(journal_module, "tqdm", return_value=Bar()) as tqdm:
+            made = journal_module.Journal(
                 tmp_path, found, SimpleNamespace(**given | dataset), quiet, on_entry, Mock(name="still_there")
             )
         made.told = []
@@ -75,7 +84,7 @@ def test_the_bar_counts_tokens(journal, quiet, disable):
         "unit_scale": True,
         "disable": disable,
     }
-    assert isinstance(voice, train.Voice) and voice.stream is sys.stderr
+    assert isinstance(voice, journal_module.Voice) and voice.stream is sys.stderr
     assert made.journal.out.stream is sys.stdout
     assert (made.journal.append is not None, made.journal.saved, made.journal.validation_seconds) == (
         True,
@@ -121,7 +130,7 @@ def test_what_is_said_when_a_run_goes_on(journal, tmp_path, lengthened):
     """What was said is not said again, but for the repeats of data that more steps mean; nothing is validated."""
     made = journal(step=1200)
     seen = []
-    with patch.object(train, "entries", lambda file: iter([{"step": 1, "file": str(file)}])):
+    with patch.object(journal_module, "entries", lambda file: iter([{"step": 1, "file": str(file)}])):
         with patch.object(made.journal.watch, "see", lambda entry: seen.append(entry) or []):
             made.journal.begin(["told"], lengthened)
     assert seen[0] == {"step": 1, "file": str(tmp_path / "log.jsonl")}
@@ -209,8 +218,7 @@ def test_a_checkpoint_is_remembered_once_it_is_written(journal, tmp_path):
     """By a thread, one at a time; what went wrong with it is raised where it is next looked at, once."""
     made, may_end = journal(), threading.Event()
     with (
-        patch.object(train, "_save", side_effect=lambda *a: may_end.wait(60)) as save,
-        patch.object(train, "copied", lambda found: ("copy of", found)),
+        patch.object(run_folder, "save", side_effect=lambda *a: may_end.wait(60)) as save,
     ):
         made.journal.save(4)
         made.journal.settle(wait=False)
@@ -240,7 +248,7 @@ def test_a_copy_stays_what_it_is():
     model, optimizer = GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG)
     optimizer.m.flat[...], optimizer.v.flat[...], optimizer.step = 1.0, 2.0, 9
     found = checkpoint.Checkpoint(Path("run"), model, Tokenizer([]), 3, RUN_CONFIG, optimizer, {"a": 1})
-    made, weights = train.copied(found), model.params.flat.copy()
+    made, weights = found.copy(), model.params.flat.copy()
     for array in (model.params.flat, optimizer.m.flat, optimizer.v.flat):
         array += 1
     found.info["a"] = 2
@@ -254,7 +262,7 @@ def clock(monkeypatch, *seconds):
     times = [
         t for i in range(len(seconds)) for t in (sum(seconds[:i]) + 100.0, sum(seconds[: i + 1]) + 100.0)
     ]
-    monkeypatch.setattr(train.time, "perf_counter", lambda: times.pop(0))
+    monkeypatch.setattr(journal_module.time, "perf_counter", lambda: times.pop(0))
     return times
 
 
@@ -270,7 +278,7 @@ def test_the_time_to_go_is_that_of_the_fastest_of_a_few_steps(journal, monkeypat
     made.journal.estimate(SimpleNamespace(gradient=lambda *batch: taken.append(batch)))
     whole = 100 * float(said) + 2 * 300.0
     assert (
-        made.lines() == [f"about {train.duration(whole)} to go, at {said} s a step, measured now"]
+        made.lines() == [f"about {journal.duration(whole)} to go, at {said} s a step, measured now"]
         and not left
     )
     assert asked == [(2400, 6)]
@@ -295,14 +303,13 @@ def test_the_bill_says_what_the_steps_waited_for(journal, monkeypatch):
     """Of 20 seconds 2 for a validation, 1 for a sample, and of the checkpoint the copy and the end of its writing."""
     made = journal(sample=lambda model, seed: "text")
     clock(monkeypatch, 2.0, 1.0, 0.5, 0.25)
-    monkeypatch.setattr(train, "copied", lambda found: found)
-    monkeypatch.setattr(train, "_save", lambda *given: None)
+    monkeypatch.setattr(run_folder, "save", lambda *given: None)
     made.journal.validate(3)
     made.journal.sample(3)
     made.journal.save(3)
     made.journal.settle()
     made.journal.began = 100.0
-    monkeypatch.setattr(train.time, "perf_counter", lambda: 120.0)
+    monkeypatch.setattr(journal_module.time, "perf_counter", lambda: 120.0)
     made.journal.bill()
     said = "beside the steps: validation 2.0 s, samples 1.0 s, checkpoints 0.8 s, 18.8% of the time"
     assert made.lines()[-1] == said and made.journal.saved == 3
@@ -322,13 +329,13 @@ def test_what_a_run_logs_and_in_which_order(tmp_path):
 
     with (
         patch.object(checkpoint, "save", wraps=checkpoint.save) as save,
-        patch.object(train, "appending", wraps=train.appending) as appending,
+        patch.object(loop, "appending", wraps=run_folder.appending) as appending,
     ):
         train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True, on_entry=on_entry)
     file, saved = appending.call_args.args
     assert (file, saved()) == (tmp_path / "run" / "log.jsonl", 7), "what it says when the disk is full"
     assert [call.args[3] for call in save.call_args_list] == [0, 4, 7]
-    log = train.read_log(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     assert log == heard
     kinds = ("loss", "groups", "valid_bits_per_byte", "sample")
     found = [(entry["step"], kind) for entry in log for kind in kinds if kind in entry]
@@ -344,7 +351,7 @@ def test_what_a_run_logs_and_in_which_order(tmp_path):
 
 def test_no_samples_where_none_are_wanted(tmp_path):
     train.train(tmp_path / "run", run_text(), RUN_MODEL, changed(RUN_CONFIG, sample_every=0), quiet=True)
-    assert not [entry for entry in train.read_log(tmp_path / "run") if "sample" in entry]
+    assert not [entry for entry in run_folder.read_log(tmp_path / "run") if "sample" in entry]
 
 
 def test_workers_take_no_notice_of_overflow():
@@ -381,8 +388,8 @@ def test_what_run_json_says(tmp_path):
     ids = [found.tokenizer.encode(text) for text in (part, valid)]
     assert list(head["data"].items()) == [
         ("train_tokens", len(ids[0])), ("valid_tokens", len(ids[1])), ("source", "söurce"), ("workers", 2),
-        ("floor_bits_per_byte", None), ("files", files), ("fingerprint", train.fingerprint(ids[0])),
-        ("valid_fingerprint", train.fingerprint(ids[1])),
+        ("floor_bits_per_byte", None), ("files", files), ("fingerprint", datasets.fingerprint(ids[0])),
+        ("valid_fingerprint", datasets.fingerprint(ids[1])),
     ]  # fmt: skip
     assert text.startswith('{\n "version": ') and text.endswith("\n}\n") and "söurce" in text
 
@@ -407,8 +414,8 @@ def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, pr
             heard.append("unwatched")
 
     config = changed(RUN_CONFIG, steps=5, valid_every=9, sample_every=0)
-    with patch.object(train, "step_of", return_value=Timed) as step_of:
-        train.start_run(tmp_path / "run", *_found(tmp_path, config), False, None, profile)
+    with patch.object(loop, "step_of", return_value=Timed) as step_of:
+        loop.start_run(tmp_path / "run", *_found(tmp_path, config), False, None, profile)
         assert type(step_of.call_args.args[0]) is GPT
     out = capfd.readouterr().out.splitlines()
     assert out[0] == "takes a lot" and out[1].startswith("model: ")
@@ -430,7 +437,7 @@ def _found(folder, config):
     found = checkpoint.Checkpoint(
         folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1}
     )
-    return found, train.TextDataset(*data.split_text(run_text(), 0.1), found)
+    return found, datasets.TextDataset(*data.split_text(run_text(), 0.1), found)
 
 
 def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
@@ -450,7 +457,7 @@ def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
             return optimizer
 
     first = Somewhere({"device": "gpu", "precision": "tf32"})
-    with patch.object(train, "chosen_before", return_value=first) as chosen:
+    with patch.object(loop, "chosen_before", return_value=first) as chosen:
         train.train(
             tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, device=Device("gpu", "tf32"),
         )  # fmt: skip
@@ -462,9 +469,9 @@ def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
     then = stored
     for name, info in (("checked", {"device": "checked", "precision": "float32"}), ("cpu", {}), (None, {})):
         del moved[:]
-        with patch.object(train, "chosen_before", return_value=Somewhere(info)) as chosen:
+        with patch.object(loop, "chosen_before", return_value=Somewhere(info)) as chosen:
             steps = checkpoint.load(tmp_path / "run").step + 1
-            train.resume(tmp_path / "run", run_text(), quiet=True, steps=steps, device=name)
+            loop.resume(tmp_path / "run", run_text(), quiet=True, steps=steps, device=name)
             before, asked, shape = chosen.call_args.args
             assert (asked, shape) == (name, RUN_MODEL)
             assert before == then, "as it was stored"
@@ -477,15 +484,15 @@ def test_a_run_s_device_is_asked_for_and_stored(tmp_path):
 
 def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
     """That the data will repeat is said when the number of steps changes, at the step from which it goes on."""
-    run, begun = tmp_path / "run", train._Journal.begin
+    run, begun = tmp_path / "run", journal_module.Journal.begin
     config = changed(RUN_CONFIG, steps=2, valid_every=9, sample_every=0)
     train.train(run, run_text(), RUN_MODEL, config, quiet=True)
-    with patch.object(train._Journal, "begin", autospec=True, side_effect=begun) as begin:
+    with patch.object(journal_module.Journal, "begin", autospec=True, side_effect=begun) as begin:
         for steps, lengthened in ((None, False), (2, False), (4, True), (4, False)):
-            with patch.object(train.Watch, "begin", return_value=["the data will repeat"]):
-                train.resume(run, run_text(), quiet=True, steps=steps)
+            with patch.object(journal_module.Watch, "begin", return_value=["the data will repeat"]):
+                loop.resume(run, run_text(), quiet=True, steps=steps)
             assert begin.call_args.args[1:] == ([], lengthened)
-    warnings = [entry for entry in train.read_log(run) if "repeat" in entry.get("warning", "")]
+    warnings = [entry for entry in run_folder.read_log(run) if "repeat" in entry.get("warning", "")]
     assert warnings == [{"step": 2, "warning": "the data will repeat"}]
 
 
@@ -508,7 +515,7 @@ def test_the_same_signal_once_more_interrupts_at_once_and_another_does_not():
     """In a thread that is not the main one no handler is set, and nothing is stopped."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     before = [signal.getsignal(number) for number in numbers]
-    with train._stop_between_steps() as stop:
+    with loop._stop_between_steps() as stop:
         for number in numbers:
             signal.raise_signal(number)
         assert stop == numbers
@@ -518,7 +525,7 @@ def test_the_same_signal_once_more_interrupts_at_once_and_another_does_not():
     assert [signal.getsignal(number) for number in numbers] == before
     ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        with train._stop_between_steps() as stop:
+        with loop._stop_between_steps() as stop:
             signal.raise_signal(signal.SIGUSR1)
             assert stop == []
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
@@ -527,7 +534,7 @@ def test_the_same_signal_once_more_interrupts_at_once_and_another_does_not():
     found = []
 
     def elsewhere():
-        with train._stop_between_steps() as stop:
+        with loop._stop_between_steps() as stop:
             found.append((stop, [signal.getsignal(number) for number in numbers]))
 
     thread = threading.Thread(target=elsewhere)
@@ -573,7 +580,7 @@ def test_a_run_is_begun_with_what_was_given(begun, tmp_path):
     train.train(tmp_path / "other", run_text(), RUN_MODEL, config)
     run, found, dataset, quiet, on_entry, _ = begun.call_args.args
     assert (quiet, on_entry, found.info["source"]) == (False, None, "text") and "files" not in found.info
-    assert found.info["workers"] == train.cores() and found.tokenizer.vocab_size == RUN_MODEL.vocab_size
+    assert found.info["workers"] == machine.cores() and found.tokenizer.vocab_size == RUN_MODEL.vocab_size
     assert error_of(
         train.train, tmp_path / "run", run_text(), changed(RUN_MODEL, vocab_size=256), config, tokenizer
     ) == ("tokenizer has 257 tokens, expected at most vocab_size (256)")
@@ -582,15 +589,15 @@ def test_a_run_is_begun_with_what_was_given(begun, tmp_path):
 def test_a_run_goes_on_with_what_was_given(tmp_path):
     heard, found = print, SimpleNamespace(train=RUN_CONFIG)
     with (
-        patch.object(train, "resume_run", return_value="model") as again,
+        patch.object(loop, "resume", return_value="model") as again,
         patch.object(train, "TextDataset") as dataset,
     ):
-        assert train.resume("r", "a text", "a valid text", True, heard, {"a": "b"}, 9) == "model"
+        assert loop.resume("r", "a text", "a valid text", True, heard, {"a": "b"}, 9) == "model"
         run, make, *rest = again.call_args.args
         assert str(run) == "r" and rest == [True, heard, {"a": "b"}, 9, None]
         make(found)
         dataset.assert_called_once_with("a text", "a valid text", found)
-        train.resume("r", "a" * 100)
+        loop.resume("r", "a" * 100)
         run, make, *rest = again.call_args.args
         assert rest == [False, None, None, None, None]
         make(found)
@@ -610,23 +617,23 @@ def test_a_part_that_is_too_short_is_named():
         model=SimpleNamespace(config=changed(RUN_MODEL, context=9, predict=2)), train=RUN_CONFIG,
         tokenizer=Tokenizer([]), info={"source": "mine"},
     )  # fmt: skip
-    made = train.TextDataset("a" * 11, "ab", found)
+    made = datasets.TextDataset("a" * 11, "ab", found)
     assert (made.tokens, made.row_tokens, made.sizes) == (11, 9, {"train_tokens": 11, "valid_tokens": 2})
     assert (
-        error_of(train.TextDataset, "a" * 10, "ab", found)
+        error_of(datasets.TextDataset, "a" * 10, "ab", found)
         == "mine: training part has 10 tokens, expected at least 11"
     )
     found.info = {}
     assert (
-        error_of(train.TextDataset, "a" * 11, "a", found)
+        error_of(datasets.TextDataset, "a" * 11, "a", found)
         == "text: validation part has 1 tokens, expected at least 2"
     )
 
 
 def test_a_sample_begins_a_text_of_its_own():
     made = SimpleNamespace(tokenizer="tokens")
-    with patch.object(train, "generate") as generate:
-        train.TextDataset.sample(made, "model", 7)
+    with patch.object(datasets, "generate") as generate:
+        datasets.TextDataset.sample(made, "model", 7)
         generate.assert_called_once_with("model", "tokens", "", 100, seed=7)
 
 
@@ -638,7 +645,7 @@ def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
     old |= {"version": "0.0", "started": "long ago", "machine": "another"}
     for change in ({"train": {}}, {"model": {}}, {"train": {}, "started": 7}):
         (run / "run.json").write_text(json.dumps(old | change), "utf-8")
-        train.resume(run, run_text(), quiet=True)
+        loop.resume(run, run_text(), quiet=True)
         new = json.loads((run / "run.json").read_text("utf-8"))
         assert (new["version"], new["machine"]) == ("0.0", "another")
         assert (new["started"] == "long ago") is ("started" not in change)
@@ -646,10 +653,10 @@ def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
         assert list(new) == list(old) and (run / "run.json").read_text("utf-8").startswith('{\n "version"')
     for damage in ("[]", "{", '{"a": NaN}', "\xff"):
         (run / "run.json").write_bytes(damage.encode("latin-1"))
-        train.resume(run, run_text(), quiet=True)
+        loop.resume(run, run_text(), quiet=True)
         assert json.loads((run / "run.json").read_text("utf-8"))["version"] == __version__
     (run / "run.json").write_text(json.dumps(old))
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     assert json.loads((run / "run.json").read_text("utf-8")) == old, "nothing to be written"
 
 
@@ -659,7 +666,7 @@ def test_another_text_is_refused_by_its_fingerprint():
         found = SimpleNamespace(
             info={"fingerprint": "a", "valid_fingerprint": "b", "workers": 1} | info, path="p"
         )
-        return train._expect_the_same("run", found, SimpleNamespace(**given))
+        return loop._expect_the_same("run", found, SimpleNamespace(**given))
 
     check({})
     check({"workers": 4096})
@@ -678,9 +685,9 @@ def test_another_text_is_refused_by_its_fingerprint():
 def test_steps_that_are_done_already_are_refused(tmp_path):
     train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     steps = RUN_CONFIG.steps
-    message = error_of(train.resume, tmp_path / "run", run_text(), quiet=True, steps=steps - 1)
+    message = error_of(loop.resume, tmp_path / "run", run_text(), quiet=True, steps=steps - 1)
     assert message == f"{tmp_path}/run: steps is {steps - 1}, expected more than the {steps} that are done"
-    train.resume(tmp_path / "run", run_text(), quiet=True, steps=steps)  # as planned: nothing to be done
+    loop.resume(tmp_path / "run", run_text(), quiet=True, steps=steps)  # as planned: nothing to be done
     found = checkpoint.load(tmp_path / "run", training=True)
     assert found.train.steps == found.optimizer.config.steps == found.step == steps
 
@@ -691,7 +698,7 @@ def test_a_run_needs_a_folder(tmp_path):
     assert message == f"{tmp_path}/file/run: cannot be made (Not a directory), expected a folder to write to"
     train.train(tmp_path / "a" / "b", run_text(), RUN_MODEL, changed(RUN_CONFIG, steps=1), quiet=True)
     assert (tmp_path / "a" / "b" / "run.json").is_file()
-    message = error_of(train.resume, tmp_path / "a" / "b" / "checkpoints" / "step-000001", run_text())
+    message = error_of(loop.resume, tmp_path / "a" / "b" / "checkpoints" / "step-000001", run_text())
     assert (
         message
         == f"{tmp_path}/a/b/checkpoints/step-000001: is a checkpoint, expected its run folder: {tmp_path}/a/b"
@@ -732,15 +739,17 @@ def test_bits_per_byte_in_parts_are_those_of_the_whole():
     tokens = data.tokenize("abcab bca " * 9, tokenizer)
     inputs, targets = data.validation_rows(tokens, 5)
     with patch.object(model, "losses", wraps=model.losses) as losses:
-        bits = train.bits_per_byte(model, tokens)
+        bits = datasets.bits_per_byte(model, tokens)
     assert [len(call.args[0]) for call in losses.call_args_list][:-1] == [8] * (len(inputs) // 8)
     nats = model.losses(inputs, targets).sum(dtype=np.float64)
     size = len("abcab bca " * 9) - 2  # the first token, "ab", is no target
     assert bits == pytest.approx(nats / math.log(2) / size, rel=1e-6)
-    assert train.bits_per_byte(model, tokens, 3) == pytest.approx(bits, rel=1e-6)
+    assert datasets.bits_per_byte(model, tokens, 3) == pytest.approx(bits, rel=1e-6)
     one = data.tokenize("bb", tokenizer)
     nats = model.losses(np.array([[98]]), np.array([[98]])).sum()
-    assert train.bits_per_byte(model, one) == pytest.approx(nats / math.log(2), rel=1e-5), "one byte is one"
+    assert datasets.bits_per_byte(model, one) == pytest.approx(nats / math.log(2), rel=1e-5), (
+        "one byte is one"
+    )
     special = data.tokenize(END_OF_TEXT * 2, Tokenizer([], (END_OF_TEXT,)))
     special = data.Tokens(np.array([256, 256]), None, special.lengths)
-    assert math.isfinite(train.bits_per_byte(model, special)), "no byte at all: no division by 0"
+    assert math.isfinite(datasets.bits_per_byte(model, special)), "no byte at all: no division by 0"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.ops import embedding as by_token
+from nanoeuler_lib.engine import embedding as by_token
+from nanoeuler_lib.model.optim import clip_factor
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.optim import clip_factor
 
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from checks import RUN_CONFIG, RUN_MODEL, assert_same_run, run_text
 
-from nanoeuler_lib import checkpoint, run_folder, train
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.training import checkpoint, loop, run_folder, train
 
 HERE = Path(__file__).parent
 LONG = TrainConfig(
@@ -52,7 +52,7 @@ def test_command_saves_before_it_ends(tmp_path, number):
     command = [
         sys.executable,
         "-m",
-        "nanoeuler_lib.cli",
+        "nanoeuler_lib.command.cli",
         "train",
         "--data",
         "text.txt",
@@ -85,7 +85,7 @@ def test_two_runs_into_one_folder(tmp_path):
     def intrude(entry):
         if entry["step"] == 3 and "loss" in entry:
             for start in (
-                lambda: train.resume(run, run_text(), quiet=True),
+                lambda: loop.resume(run, run_text(), quiet=True),
                 lambda: train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True),
             ):
                 with pytest.raises(NanoEulerError) as caught:
@@ -99,13 +99,13 @@ def test_two_runs_into_one_folder(tmp_path):
     ]
     train.train(tmp_path / "alone", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert_same_run(tmp_path / "alone", run)
-    train.resume(run, run_text(), quiet=True)  # the lock is free again
+    loop.resume(run, run_text(), quiet=True)  # the lock is free again
 
 
 def test_a_second_process_is_refused_at_the_very_start(tmp_path):
     """Before the first checkpoint is written, the lock alone tells that the folder is in use."""
     code = (
-        "import sys, test_kill as t\nfrom nanoeuler_lib import run_folder\n"
+        "import sys, test_kill as t\nfrom nanoeuler_lib.training import run_folder\n"
         "with run_folder.sole_writer(t.Path(sys.argv[1])):\n print('held', flush=True)\n sys.stdin.read()\n"
     )
     run = tmp_path / "run"
@@ -129,7 +129,7 @@ def test_killed_before_the_first_checkpoint(tmp_path):
     (run / "lock").touch()
     (run / "run.json").write_text("{}")
     with pytest.raises(NanoEulerError, match="holds no checkpoint"):
-        train.resume(run, run_text(), quiet=True)
+        loop.resume(run, run_text(), quiet=True)
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert checkpoint.load(run).step == RUN_CONFIG.steps
 
@@ -141,7 +141,7 @@ def test_log_on_a_full_disk(tmp_path):
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     shutil.rmtree(run / "checkpoints" / "step-000006")
     log = (run / "log.jsonl").read_text()
-    original = train.trim_log
+    original = run_folder.trim_log
 
     def on_a_full_disk(file, step):
         original(file, step)
@@ -149,16 +149,16 @@ def test_log_on_a_full_disk(tmp_path):
         file.symlink_to("/dev/full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "trim_log", on_a_full_disk)
-        patch.setattr(train, "entries", lambda file: iter(()))  # /dev/full never ends
+        patch.setattr(run_folder, "trim_log", on_a_full_disk)
+        patch.setattr(run_folder, "entries", lambda file: iter(()))  # /dev/full never ends
         with pytest.raises(NanoEulerError) as caught:
-            train.resume(run, run_text(), quiet=True)
+            loop.resume(run, run_text(), quiet=True)
     assert str(caught.value) == (
         f"{run / 'log.jsonl'}: cannot be written (No space left on device); the checkpoint of step 4 is intact"
     )
     (run / "log.jsonl").unlink()
     (run / "log.jsonl").write_text(log)
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     train.train(tmp_path / "whole", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert_same_run(tmp_path / "whole", run)
 
@@ -167,7 +167,7 @@ FULL = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 import test_kill as t
-from nanoeuler_lib import train
+from nanoeuler_lib.training import train
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 def fill(entry):
@@ -191,7 +191,7 @@ def test_checkpoint_on_a_full_disk(tmp_path):
     assert "step-000012: cannot write the checkpoint (" in done.stdout and "File too large" in done.stdout
     assert done.stdout.endswith("earlier ones are intact\n")
     assert [f.name for f in checkpoint.folders(tmp_path / "run")] == ["step-000006", "step-000009"]
-    train.resume(tmp_path / "run", run_text(), quiet=True)
+    loop.resume(tmp_path / "run", run_text(), quiet=True)
     train.train(tmp_path / "whole", run_text(), RUN_MODEL, LONG, quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
@@ -200,7 +200,8 @@ READ_ONLY = """
 import os, sys, tempfile
 sys.path.insert(0, sys.argv[1])
 import test_kill as t
-from nanoeuler_lib import checkpoint, cli, train
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.training import checkpoint, train
 with tempfile.TemporaryDirectory() as folder:  # imports what it needs: as nobody it may not read what is root's
     text = t.run_text()
     train.train(folder + "/run", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True)

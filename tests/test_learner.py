@@ -12,7 +12,7 @@ from test_nvrtc import cubin, nvrtc
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda import magic
-from nanoeuler_lib.cuda.complaints import first_error
+from nanoeuler_lib.cuda.checker.complaints import first_error
 from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 

@@ -17,9 +17,11 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[
 
 from docutils import nodes
 
-from nanoeuler_lib import checkpoint, generate, ops, world
+from nanoeuler_lib import ops, world
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import reference
+from nanoeuler_lib.speaking import generate
+from nanoeuler_lib.training import checkpoint
 from tools import live
 
 STATIC = live.ROOT / "book" / "_static" / "live"

@@ -12,14 +12,17 @@ import checks
 import numpy as np
 import pytest
 
-from nanoeuler_lib import checkpoint, cli, ops, sft, train
+from nanoeuler_lib import ops
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.model.optim import AdamW, Muon, optimizer_of
+from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.ops import cpu, reference
-from nanoeuler_lib.optim import AdamW, Muon, optimizer_of
-from nanoeuler_lib.step import Step, one_blas_thread
-from nanoeuler_lib.tokenizer import Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, loop, sft, train
 
 A, B, C = 3.4445, -4.7750, 2.0315
 # f(s) = A s + B s^3 + C s^5 turns where 5 C s^4 + 3 B s^2 + A = 0: a hill at 0.5545, a valley at 1.0501.
@@ -212,7 +215,7 @@ def test_a_run_from_before_goes_on_with_adamw(tmp_path):
     """What run.json and checkpoints said when there was one optimiser; every other name is still needed."""
     text = checks.run_text()
     for folder in ("now", "before"):
-        with patch.object(train, "_train", lambda *given, **named: None):
+        with patch.object(loop, "_train", lambda *given, **named: None):
             train.train(tmp_path / folder, text, checks.RUN_MODEL, checks.RUN_CONFIG, quiet=True)
     (place,) = checkpoint.folders(tmp_path / "before")
 
@@ -229,7 +232,7 @@ def test_a_run_from_before_goes_on_with_adamw(tmp_path):
     said["train"].pop("optimizer")
     (tmp_path / "before" / "run.json").write_text(json.dumps(said), "utf-8")
     for folder in ("now", "before"):
-        train.resume(tmp_path / folder, text, quiet=True)
+        loop.resume(tmp_path / folder, text, quiet=True)
     checks.assert_same_run(tmp_path / "now", tmp_path / "before")
     assert type(checkpoint.load(tmp_path / "before", training=True).optimizer) is AdamW
     values = checks.RUN_CONFIG.to_dict()

@@ -19,9 +19,9 @@ from matrix_kernels import MATMUL, ONE_AT_A_TIME
 from benchmarks import gpu_flash_step
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import KERNELS
-from nanoeuler_lib.cuda.compiler import INCLUDE
+from nanoeuler_lib.cuda.checker.compiler import INCLUDE
 from nanoeuler_lib.cuda.source import signatures
-from nanoeuler_lib.ops import flash, flash_backward, gpu
+from nanoeuler_lib.engine import flash, flash_backward, program
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,15 +86,15 @@ for number, cores, width, shared, turn, atomic in (
     )
 # The engine's, for heads and rows of `base`.
 for file, table in (
-    ("engine.cu", gpu.engine_kernels),
+    ("engine.cu", program.engine_kernels),
     (
         "decode.cu",
         lambda number, config: (
-            *(name for rows in gpu.TOGETHER for name in gpu.products(number, config, rows)),
+            *(name for rows in program.TOGETHER for name in program.products(number, config, rows)),
             f"attend<{number}>",
         ),
     ),
-    ("muon.cu", lambda number, config: gpu.muon_kernels(number)),
+    ("muon.cu", lambda number, config: program.muon_kernels(number)),
 ):
     text = TEXTS.pop(file)[0]
     for number, first in (("float", 75), ("__nv_bfloat16", 80)):
@@ -132,25 +132,25 @@ def nvrtc():
 
 def cubin(source, architecture, templates=()):
     """Compiled code, or the compiler's log as an assertion."""
-    library, program, size = nvrtc(), C.c_void_p(), C.c_size_t()
-    library.nvrtcCreateProgram(C.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    library, made, size = nvrtc(), C.c_void_p(), C.c_size_t()
+    library.nvrtcCreateProgram(C.byref(made), source.encode(), b"kernel.cu", 0, None, None)
     for name in templates:
-        library.nvrtcAddNameExpression(program, name.encode())
+        library.nvrtcAddNameExpression(made, name.encode())
     options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
     if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy brings these headers, too
         options.append(f"-I{numbers.parent}")
     failed = library.nvrtcCompileProgram(
-        program, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
+        made, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
     )
     if failed:
-        library.nvrtcGetProgramLogSize(program, C.byref(size))
+        library.nvrtcGetProgramLogSize(made, C.byref(size))
         log = C.create_string_buffer(size.value)
-        library.nvrtcGetProgramLog(program, log)
+        library.nvrtcGetProgramLog(made, log)
         raise AssertionError(log.value.decode())
-    library.nvrtcGetCUBINSize(program, C.byref(size))
+    library.nvrtcGetCUBINSize(made, C.byref(size))
     code = C.create_string_buffer(size.value)
-    library.nvrtcGetCUBIN(program, code)
-    library.nvrtcDestroyProgram(C.byref(program))
+    library.nvrtcGetCUBIN(made, code)
+    library.nvrtcDestroyProgram(C.byref(made))
     return code.raw
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanoeuler_lib import checkpoint, config
+from nanoeuler_lib import config
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.optim import AdamW
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.training import checkpoint
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.gradcheck import check_batch
 from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
+from nanoeuler_lib.model.gradcheck import check_batch
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.plan import Plan, Rope
 from nanoeuler_lib.ops import cpu, plain, reference
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.plan import Plan, Rope
 
 # Equality, in every buffer that both have.
 

@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `oracle`)")
 F = torch.nn.functional
 
-from nanoeuler_lib import ops, train  # noqa: E402
-from nanoeuler_lib import step as step_module  # noqa: E402
+from nanoeuler_lib import machine, ops  # noqa: E402
 from nanoeuler_lib.config import ModelConfig, TrainConfig  # noqa: E402
-from nanoeuler_lib.gradcheck import CHECK_CONFIG, check_batch  # noqa: E402
 from nanoeuler_lib.model import GPT, Parameters  # noqa: E402
-from nanoeuler_lib.optim import AdamW, clip_factor, learning_rate  # noqa: E402
+from nanoeuler_lib.model import step as step_module  # noqa: E402
+from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch  # noqa: E402
+from nanoeuler_lib.model.optim import AdamW, clip_factor, learning_rate  # noqa: E402
 
 CONFIGS = {
     "check": CHECK_CONFIG,
@@ -152,8 +152,8 @@ def test_whole_steps_in_threads():
     c = TrainConfig(steps=4, warmup=0, rate=0.01, batch=6, clip=0)
     model = GPT(config, checks.random_parameters(config, 0))
     twin = twin_of(model.params)
-    with pytest.MonkeyPatch.context() as patch, train.one_blas_thread():
-        patch.setattr("nanoeuler_lib.step.MICRO_TOKENS", 32)
+    with pytest.MonkeyPatch.context() as patch, machine.one_blas_thread():
+        patch.setattr("nanoeuler_lib.model.step.MICRO_TOKENS", 32)
         step_of = step_module.Step(model, AdamW(config, c, np.float64), c, 6, workers=2)
         tokens, targets = check_batch(config, 6, 16, 0)
         losses, norm = step_of(tokens, targets)

@@ -8,8 +8,9 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-from nanoeuler_lib import plots, report
+from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.training import report
 
 matplotlib.use("agg")
 

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import gradcheck, ops
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder
-from nanoeuler_lib.gradcheck import check_batch, check_model
-from nanoeuler_lib.model import GPT, Parameters, head_weights, init, loss_scale, parameter_shapes
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT, Parameters, gradcheck, head_weights, init, loss_scale, parameter_shapes
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.gradcheck import check_batch, check_model
+from nanoeuler_lib.model.optim import AdamW, clip_factor, learning_rate
+from nanoeuler_lib.model.plan import Plan, Rope
+from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.optim import AdamW, clip_factor, learning_rate
-from nanoeuler_lib.plan import Plan, Rope
-from nanoeuler_lib.step import Step, one_blas_thread
 
 ODD = {  # no value is a default, no two sizes are alike where shapes allow it
     "one": ModelConfig(16, 4, 2, 2, 11, 7, predict=3, ffn=10, rope_theta=7.0, norm_eps=0.3),
@@ -415,7 +416,7 @@ def test_cores_and_blas_threads(monkeypatch):
 
     from threadpoolctl import threadpool_info
 
-    from nanoeuler_lib.step import cores
+    from nanoeuler_lib.machine import cores
 
     with one_blas_thread():
         blas = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]

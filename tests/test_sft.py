@@ -13,15 +13,20 @@ from test_chat import bigram, said
 from test_train import contents, error_of
 
 from benchmarks import chat_model, pretrained
-from nanoeuler_lib import checkpoint, report, sft, train, world
-from nanoeuler_lib import step as step_module
-from nanoeuler_lib.chat import ASSISTANT, USER, Chat, alpaca_prompt, markers
+from nanoeuler_lib import world
 from nanoeuler_lib.config import SFT_DATA_SEED, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT, head_weights
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.step import Step, one_blas_thread
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt, markers
+from nanoeuler_lib.training import checkpoint, datasets, loop, report, run_folder, sft, train
+from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=258, predict=2)
 BASE = Tokenizer([(97, 98)], (END_OF_TEXT,))
@@ -42,16 +47,19 @@ def base(dtype=np.float32) -> tuple[GPT, Tokenizer]:
 
 
 def test_encode():
-    found = sft.encode([("hi", "ab!"), ("b", "")], TOKENIZER)
+    found = text_examples.encode([("hi", "ab!"), ("b", "")], TOKENIZER)
     assert found.ids.tolist() == [END, HUMAN, *b"hi", MODEL, 256, 33, END, HUMAN, 98, MODEL, END]
     assert found.counted.nonzero()[0].tolist() == [5, 6, 7, 11]
-    assert sft.encode([("hi", "ab!"), ("b", "")], TOKENIZER, most=11).ids.tolist() == found.ids[:8].tolist()
-    assert not sft.encode([("hi", "ab!")], TOKENIZER, most=7).counted.any()
+    assert (
+        text_examples.encode([("hi", "ab!"), ("b", "")], TOKENIZER, most=11).ids.tolist()
+        == found.ids[:8].tolist()
+    )
+    assert not text_examples.encode([("hi", "ab!")], TOKENIZER, most=7).counted.any()
 
 
 def test_rows_by_hand():
-    examples = [sft.encode([("h", "ab")], TOKENIZER), sft.encode([("hi", "")], TOKENIZER)]
-    inputs, targets = sft.rows(examples, 6, 2)
+    examples = [text_examples.encode([("h", "ab")], TOKENIZER), text_examples.encode([("hi", "")], TOKENIZER)]
+    inputs, targets = text_examples.rows(examples, 6, 2)
     assert inputs.tolist() == [[END, HUMAN, 104, MODEL, 256, 0], [END, HUMAN, 104, 105, MODEL, 0]]
     assert targets[..., 0].tolist() == [[-1, -1, -1, 256, END, -1], [-1, -1, -1, -1, END, -1]]
     assert targets[..., 1].tolist() == [[-1, -1, 256, END, -1, -1], [-1, -1, -1, END, -1, -1]]
@@ -60,8 +68,8 @@ def test_rows_by_hand():
 def test_gradient_flows_only_from_replies():
     """The loss of a row is the sum over its reply's tokens alone, and so is the gradient: computed one by one."""
     model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
-    example = sft.encode([("hi", "ab!")], TOKENIZER)
-    inputs, targets = sft.rows([example], 32, 2)
+    example = text_examples.encode([("hi", "ab!")], TOKENIZER)
+    inputs, targets = text_examples.rows([example], 32, 2)
     _, grads = model.loss_and_gradients(inputs, targets)
     total, weights = 0, head_weights(model.config)
     for k in range(2):
@@ -78,10 +86,10 @@ def test_gradient_flows_only_from_replies():
 def test_no_example_sees_its_neighbour():
     """Changing one example of a batch changes neither loss nor gradient of another, bit for bit."""
     model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
-    mine = sft.encode([("hi", "ab!")], TOKENIZER)
+    mine = text_examples.encode([("hi", "ab!")], TOKENIZER)
     seen = []
     for other in ([("ho", "no")], [("something else", "ab ab ab"), ("x", "y")]):
-        inputs, targets = sft.rows([sft.encode(other, TOKENIZER), mine], 48, 2)
+        inputs, targets = text_examples.rows([text_examples.encode(other, TOKENIZER), mine], 48, 2)
         losses = model.losses(inputs, targets)[1]
         targets[0] = -1
         seen.append((losses.tobytes(), model.loss_and_gradients(inputs, targets)[1]["heads"]))
@@ -91,8 +99,8 @@ def test_no_example_sees_its_neighbour():
 
 def test_what_stands_behind_an_example_is_not_seen():
     model = GPT(ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260}), dtype=np.float64)
-    example = sft.encode([("hi", "ab!")], TOKENIZER)
-    inputs, targets = sft.rows([example], 32, 2)
+    example = text_examples.encode([("hi", "ab!")], TOKENIZER)
+    inputs, targets = text_examples.rows([example], 32, 2)
     changed = inputs.copy()
     changed[0, len(example.ids) - 1 :] = 77
     assert model.losses(inputs, targets).tobytes() == model.losses(changed, targets).tobytes()
@@ -101,12 +109,12 @@ def test_what_stands_behind_an_example_is_not_seen():
 # Batches.
 
 
-def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> sft.SFTDataset:
+def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> datasets.SFTDataset:
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     found = checkpoint.Checkpoint(
         None, GPT(config), TOKENIZER, 0, TrainConfig(**settings), None, {"template": "plain"}
     )
-    return sft.SFTDataset(examples, held_out, found)
+    return datasets.SFTDataset(examples, held_out, found)
 
 
 def test_every_example_is_drawn_and_rows_are_hardly_longer_than_they_must_be():
@@ -217,7 +225,7 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
     chats = []
     for first, second in two:
         chat = Chat(tuned, TOKENIZER)
-        chat.rows = [sft.encode([first], TOKENIZER).ids[1:].tolist()]
+        chat.rows = [text_examples.encode([first], TOKENIZER).ids[1:].tolist()]
         chats.append("".join(chat.reply(second[0], temperature=0.0)) == second[1])
     assert sft.exact_match(tuned, TOKENIZER, two).tolist() == chats
     with pytest.raises(NanoEulerError, match="expected at most 49"):
@@ -228,7 +236,7 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
 def test_resume_is_exact(tmp_path, step, monkeypatch):
     arguments = (base(), EXAMPLES, HELD_OUT, SETTINGS)
     sft.fine_tune(tmp_path / "whole", *arguments, quiet=True)
-    original, drawn = sft.SFTDataset.batch, []
+    original, drawn = datasets.SFTDataset.batch, []
 
     def batch(self, rng, rows):
         drawn.append(1)
@@ -237,23 +245,23 @@ def test_resume_is_exact(tmp_path, step, monkeypatch):
         return original(self, rng, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft.SFTDataset, "batch", batch)
+        patch.setattr(datasets.SFTDataset, "batch", batch)
         with pytest.raises(checks.Crash):
             sft.fine_tune(tmp_path / "parts", *arguments, quiet=True)
-    sft.resume(tmp_path / "parts", EXAMPLES, HELD_OUT, quiet=True)
+    loop.resume(tmp_path / "parts", EXAMPLES, HELD_OUT, quiet=True)
     checks.assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_runs_of_another_kind_and_other_examples_are_refused(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
     before = contents(tmp_path)
-    assert "fingerprint" in error_of(sft.resume, tmp_path / "run", EXAMPLES[1:], HELD_OUT, quiet=True)
+    assert "fingerprint" in error_of(loop.resume, tmp_path / "run", EXAMPLES[1:], HELD_OUT, quiet=True)
     assert "exists and is not an empty folder" in error_of(
         sft.fine_tune, tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True
     )
     assert contents(tmp_path) == before
     train.train(tmp_path / "text", checks.run_text(), checks.RUN_MODEL, checks.RUN_CONFIG, quiet=True)
-    assert "was not begun by fine-tuning" in error_of(sft.resume, tmp_path / "text", EXAMPLES, HELD_OUT)
+    assert "was not begun by fine-tuning" in error_of(loop.resume, tmp_path / "text", EXAMPLES, HELD_OUT)
     assert "template is 'x'" in error_of(
         sft.fine_tune, tmp_path / "new", base(), EXAMPLES, HELD_OUT, SETTINGS, template="x"
     )
@@ -269,14 +277,14 @@ def test_report_of_a_fine_tuning(tmp_path):
 def test_the_chat_model_of_the_package_answers():
     """On stories that no model was trained on: all kinds of questions, each asked alone and in one conversation."""
     model, tokenizer = checkpoint.load_pretrained("konigsberg-chat")
-    talks = sft.konigsberg_examples(40, 987)
+    talks = konigsberg_examples(40, 987)
     alone = [
         [(f"{story.text.rpartition(chr(10))[0]} {q.text}", q.answer)]
         for story in world.stories(40, 987)
         for q in story.questions
     ]
     assert sft.exact_match(model, tokenizer, alone).mean() > 0.97
-    two = [talk[:2] for talk in talks if len(sft.encode(talk[:2], tokenizer).ids) <= 129]
+    two = [talk[:2] for talk in talks if len(text_examples.encode(talk[:2], tokenizer).ids) <= 129]
     assert len(two) > 20 and sft.exact_match(model, tokenizer, two).mean() > 0.9
     chat = Chat(model, tokenizer)
     text, answer = alone[0][0]
@@ -285,22 +293,24 @@ def test_the_chat_model_of_the_package_answers():
 
 def test_other_held_out_examples_or_another_mask_are_refused(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    assert "validation text has fingerprint" in error_of(sft.resume, tmp_path / "run", EXAMPLES, HELD_OUT[:1])
+    assert "validation text has fingerprint" in error_of(
+        loop.resume, tmp_path / "run", EXAMPLES, HELD_OUT[:1]
+    )
     swapped = [EXAMPLES[1], EXAMPLES[0], *EXAMPLES[2:]]
-    assert "text has fingerprint" in error_of(sft.resume, tmp_path / "run", swapped, HELD_OUT)
+    assert "text has fingerprint" in error_of(loop.resume, tmp_path / "run", swapped, HELD_OUT)
     ids = np.array([5, 9, 7])
-    assert len({train.fingerprint(a) for a in (ids, ids[[1, 0, 2]], ids[[0, 2, 1]], ids[:2])}) == 4
+    assert len({datasets.fingerprint(a) for a in (ids, ids[[1, 0, 2]], ids[[0, 2, 1]], ids[:2])}) == 4
 
 
 def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
     """The same tokens, another one of them counted; a change at the very end of many."""
     ids = np.arange(9)
     table = {
-        "first": sft.Encoded(ids, ids > 5),
-        "other mask": sft.Encoded(ids, ids > 4),
-        "other end": sft.Encoded(np.where(ids == 8, 7, ids), ids > 5),
+        "first": text_examples.Encoded(ids, ids > 5),
+        "other mask": text_examples.Encoded(ids, ids > 4),
+        "other end": text_examples.Encoded(np.where(ids == 8, 7, ids), ids > 5),
     }
-    monkeypatch.setattr(sft, "encode", lambda example, *_: table[example[0][0]])
+    monkeypatch.setattr(datasets, "encode", lambda example, *_: table[example[0][0]])
     made = [answers([*[[("first", "")]] * 500, [(last, "")]], [[("first", "")]] * 8) for last in table]
     assert len({one.fingerprint for one in made}) == 3
 
@@ -308,7 +318,7 @@ def test_the_fingerprint_sees_the_mask_and_the_last_token(monkeypatch):
 def test_markers_in_a_file_are_plain_text():
     """What stands in a reply or a prompt of a data file never becomes a special token: it could end a turn."""
     example = [(f"a{USER}b", f"c{ASSISTANT}{END_OF_TEXT}d")]
-    found = sft.encode(example, TOKENIZER)
+    found = text_examples.encode(example, TOKENIZER)
     special = [i for i in found.ids if i in (END, HUMAN, MODEL)]
     assert special == [END, HUMAN, MODEL, END]
     assert (
@@ -320,7 +330,7 @@ def test_markers_in_a_file_are_plain_text():
 def test_a_long_first_held_out_example_is_no_prompt(tmp_path):
     held_out = iter([[("y" * 60, "no")], *HELD_OUT])
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, held_out, SETTINGS, quiet=True)
-    assert sum("sample" in entry for entry in train.read_log(tmp_path / "run")) == 2
+    assert sum("sample" in entry for entry in run_folder.read_log(tmp_path / "run")) == 2
 
 
 def test_repeats_are_counted_in_tokens_that_were_drawn():
@@ -329,9 +339,9 @@ def test_repeats_are_counted_in_tokens_that_were_drawn():
 
 
 def test_encode_takes_an_example_that_just_fits():
-    assert sft.encode([("hi", "ab!")], TOKENIZER, most=8).counted.sum() == 3
+    assert text_examples.encode([("hi", "ab!")], TOKENIZER, most=8).counted.sum() == 3
     assert (
-        len(sft.encode([("h", "a"), ("hi" * 9, "ab!"), ("b", "")], TOKENIZER, most=14).ids) == 6
+        len(text_examples.encode([("h", "a"), ("hi" * 9, "ab!"), ("b", "")], TOKENIZER, most=14).ids) == 6
     )  # nothing behind a gap
 
 
@@ -339,7 +349,7 @@ def test_an_example_fits_whose_inputs_fill_the_context():
     """Of n tokens n - 1 are inputs: the last one is a target only."""
     for letters, kept in ((43, 1), (44, 0)):
         example = [("x" * letters, "no")]
-        assert len(sft.encode(example, TOKENIZER).ids) == letters + 6
+        assert len(text_examples.encode(example, TOKENIZER).ids) == letters + 6
         assert answers([*EXAMPLES, example]).sizes["train_examples"] == len(EXAMPLES) + kept
 
 
@@ -353,7 +363,7 @@ def test_neighbours_have_about_the_same_length():
 def test_another_last_example_is_another_text(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
     other = [*EXAMPLES[:-1], [("f and z?", "zz.")]]
-    assert "fingerprint" in error_of(sft.resume, tmp_path / "run", other, HELD_OUT, quiet=True)
+    assert "fingerprint" in error_of(loop.resume, tmp_path / "run", other, HELD_OUT, quiet=True)
 
 
 def many(count=40):
@@ -365,7 +375,7 @@ def test_bits_per_byte_counts_each_held_out_example_once():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     tuned, nats = GPT(config, checks.random_parameters(config, 1, 0.5)), 0.0
     for example in many():
-        e = sft.encode(example, TOKENIZER)
+        e = text_examples.encode(example, TOKENIZER)
         logits = tuned.logits(e.ids[None, :-1])[0]
         log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         nats -= log_p[np.arange(len(e.ids) - 1), e.ids[1:]][e.counted[1:]].sum()
@@ -390,7 +400,7 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260, "context": 300})
     tuned = GPT(config, checks.random_parameters(config, 1, 0.5))
     found = checkpoint.Checkpoint(None, tuned, TOKENIZER, 0, SETTINGS, None, {"template": "alpaca"})
-    made = sft.SFTDataset(EXAMPLES, held_out, found)
+    made = datasets.SFTDataset(EXAMPLES, held_out, found)
     expected = "".join(Chat(tuned, TOKENIZER, "alpaca").reply("g", 60, temperature=0.0))
     assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected
 
@@ -422,7 +432,7 @@ def test_held_out_stories_are_others():
     learnt, held_out, template = sft.examples_of(sft.KONIGSBERG, 300, 7)
     assert (len(learnt), len(held_out), template) == (300, sft.HELD_OUT, "plain")
     assert not {e[0][0] for e in learnt} & {e[0][0] for e in held_out}
-    assert held_out == sft.konigsberg_examples(sft.HELD_OUT, 8)
+    assert held_out == konigsberg_examples(sft.HELD_OUT, 8)
 
 
 def test_a_run_uses_the_workers_it_stores(tmp_path, monkeypatch):
@@ -435,13 +445,13 @@ def test_a_run_uses_the_workers_it_stores(tmp_path, monkeypatch):
 
     monkeypatch.setattr(step_module, "Step", Watched)
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True, workers=3)
-    sft.resume(tmp_path / "run", EXAMPLES, HELD_OUT, quiet=True)
+    loop.resume(tmp_path / "run", EXAMPLES, HELD_OUT, quiet=True)
     assert made == [3, 3]
 
 
 def test_warnings_and_speed_are_logged(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), [*EXAMPLES, EXAMPLES[0]], HELD_OUT, SETTINGS, quiet=True)
-    log = train.read_log(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     assert "stand there more than once" in next(e["warning"] for e in log if "warning" in e)
     for entry in (e for e in log if "loss" in e):  # rows of 32 tokens, shorter than the context
         assert entry["tokens_per_second"] * entry["seconds"] == pytest.approx(4 * 32, rel=0.02)
@@ -453,7 +463,9 @@ def test_losses_are_means_over_counted_targets_at_any_length():
     step = Step(tuned, AdamW(config, SETTINGS, np.float64), SETTINGS, 22, 2)
     with one_blas_thread():
         for time in (32, 48, 32):
-            inputs, targets = sft.rows([sft.encode(e, TOKENIZER) for e in EXAMPLES[:22]], time, 2)
+            inputs, targets = text_examples.rows(
+                [text_examples.encode(e, TOKENIZER) for e in EXAMPLES[:22]], time, 2
+            )
             losses = step.gradient(inputs, targets)
             _, grads = tuned.loss_and_gradients(inputs, targets, head_weights(config, SETTINGS.later_heads))
             counted = (targets[..., 0] >= 0).sum()
@@ -469,7 +481,7 @@ def test_how_often_the_data_was_seen(tmp_path):
     """20 steps of 4 of 36 are 2.2 times, whatever the rows' empty places."""
     settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 20})
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, settings, quiet=True)
-    assert not any("repeats" in e.get("warning", "") for e in train.read_log(tmp_path / "run"))
+    assert not any("repeats" in e.get("warning", "") for e in run_folder.read_log(tmp_path / "run"))
 
 
 def test_right_says_no_id_without_a_token():
@@ -498,7 +510,7 @@ def test_a_head_without_a_target_has_loss_0():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     tuned = GPT(config)
     step = Step(tuned, AdamW(config, SETTINGS), SETTINGS, 4, 1)
-    inputs, targets = sft.rows([sft.encode(e, TOKENIZER) for e in EXAMPLES[:4]], 32, 2)
+    inputs, targets = text_examples.rows([text_examples.encode(e, TOKENIZER) for e in EXAMPLES[:4]], 32, 2)
     targets[..., 1] = -1
     with one_blas_thread():
         losses, norm = step(inputs, targets)
@@ -518,8 +530,8 @@ def test_the_exam_of_the_chat_model_is_about_other_stories():
 
 
 def test_konigsberg_examples_are_its_questions():
-    examples = sft.konigsberg_examples(40, 7)
-    assert examples == sft.konigsberg_examples(40, 7) != sft.konigsberg_examples(40, 8)
+    examples = konigsberg_examples(40, 7)
+    assert examples == konigsberg_examples(40, 7) != konigsberg_examples(40, 8)
     kinds = Counter()
     for example, story in zip(examples, world.stories(40, 7), strict=True):
         asked = {question.text: question for question in story.questions}
@@ -551,12 +563,12 @@ CHAT = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 def test_files_in_three_forms(tmp_path):
     expected = [[(alpaca_prompt("Add.", "1, 2"), "3")], [(alpaca_prompt("Sing ü."), "la")]]
     lines = "\n".join(json.dumps(value) for value in DOLLY)
-    assert sft.read_examples(write(tmp_path / "a.json", json.dumps(ALPACA))) == (expected, "alpaca")
-    assert sft.read_examples(write(tmp_path / "d.jsonl", f"\n{lines}\n\n")) == (expected, "alpaca")
+    assert text_examples.read_examples(write(tmp_path / "a.json", json.dumps(ALPACA))) == (expected, "alpaca")
+    assert text_examples.read_examples(write(tmp_path / "d.jsonl", f"\n{lines}\n\n")) == (expected, "alpaca")
     (tmp_path / "d.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    assert sft.read_examples(tmp_path / "d.jsonl.xz") == (expected, "alpaca")
+    assert text_examples.read_examples(tmp_path / "d.jsonl.xz") == (expected, "alpaca")
     turns = [("a", "b"), ("a", "b")]
-    assert sft.read_examples(write(tmp_path / "c.jsonl", json.dumps(CHAT[0]))) == ([turns], "plain")
+    assert text_examples.read_examples(write(tmp_path / "c.jsonl", json.dumps(CHAT[0]))) == ([turns], "plain")
 
 
 BAD_FILES = {
@@ -585,16 +597,16 @@ BAD_FILES = {
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_end_in_one_line(case, tmp_path):
     text, expected = BAD_FILES[case]
-    message = error_of(sft.read_examples, write(tmp_path / "file", text))
+    message = error_of(text_examples.read_examples, write(tmp_path / "file", text))
     assert expected in message and str(tmp_path / "file") in message
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "none.json")
+    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "none.json")
     (tmp_path / "broken.xz").write_bytes(b"not xz")
-    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "broken.xz")
+    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "broken.xz")
     (tmp_path / "latin.json").write_bytes('["ü"]'.encode("latin-1"))
-    assert "cannot be read" in error_of(sft.read_examples, tmp_path / "latin.json")
+    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "latin.json")
 
 
 def test_examples_of_a_file_are_shuffled_and_held_out(tmp_path):
@@ -612,5 +624,5 @@ def test_examples_of_a_file_are_shuffled_and_held_out(tmp_path):
     "name, count", [("alpaca_data.json.xz", 52_002), ("databricks-dolly-15k.nocategory.jsonl.xz", 15_015)]
 )
 def test_alpaca_and_dolly_are_read_whole(name, count):
-    examples, template = sft.read_examples(Path(os.environ["NANOEULER_DATA"]) / "sft" / name)
+    examples, template = text_examples.read_examples(Path(os.environ["NANOEULER_DATA"]) / "sft" / name)
     assert (len(examples), template) == (count, "alpaca")

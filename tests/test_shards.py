@@ -22,12 +22,15 @@ import pytest
 from checks import RUN_CONFIG, RUN_MODEL, Crash
 from test_train import changed, contents, error_of
 
-from nanoeuler_lib import checkpoint, cli, data, report, shards, train
-from nanoeuler_lib.data import SEPARATOR
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.shards import ShardDataset, Shards
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text import data, shards
+from nanoeuler_lib.text.data import SEPARATOR
+from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, loop, report, run_folder, train
+from nanoeuler_lib.training.datasets import ShardDataset
 
 HERE = Path(__file__).parent
 
@@ -333,7 +336,7 @@ def test_bits_per_byte_are_those_of_all_tokens_in_windows(tmp_path):
     entry, parts = dataset.validation(model), {}
     for folder in valid:
         tokens = data.Tokens(folder.read(0, folder.tokens), None, np.asarray(TOKENIZER.token_lengths))
-        parts[folder.name] = train.bits_per_byte(model, tokens), int(tokens.lengths[tokens.ids].sum())
+        parts[folder.name] = datasets.bits_per_byte(model, tokens), int(tokens.lengths[tokens.ids].sum())
         assert entry["valid_sets"][folder.name] == pytest.approx(parts[folder.name][0], rel=1e-5)
     whole = sum(bits * size for bits, size in parts.values()) / sum(size for _, size in parts.values())
     assert entry["valid_bits_per_byte"] == pytest.approx(whole, rel=1e-5) and "valid_share" not in entry
@@ -349,7 +352,7 @@ def test_a_sample_is_windows_at_equal_distances(tmp_path):
     rows = -(-(dataset.sizes["valid_tokens"] - 1) // MODEL.context)
     asked = []
     with (
-        patch.object(shards, "SAMPLE", 10 * MODEL.context),
+        patch.object(datasets, "SAMPLE", 10 * MODEL.context),
         patch.object(
             dataset,
             "_scored",
@@ -382,13 +385,13 @@ def test_when_a_validation_is_whole(tmp_path, sampled):
 
     with (
         patch.object(ShardDataset, "validation", validation),
-        patch.object(shards, "SAMPLE", 100 if sampled else 10**6),
+        patch.object(datasets, "SAMPLE", 100 if sampled else 10**6),
     ):
         config = changed(RUN_CONFIG, steps=45, valid_every=2, save_every=50)
-        shards.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, config, quiet=True)
+        train.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, config, quiet=True)
     wholes = [2 * i for i, whole in enumerate(asked[:-1]) if whole]
     assert wholes == ([0, 20, 40] if sampled else [*range(0, 45, 2)]) and asked[-1] and len(asked) == 24
-    looked = [entry["step"] for entry in train.read_log(tmp_path / "run") if "groups" in entry]
+    looked = [entry["step"] for entry in run_folder.read_log(tmp_path / "run") if "groups" in entry]
     assert looked == [1, *wholes[1:], 45]
 
 
@@ -397,7 +400,7 @@ def test_a_model_that_finds_no_room_begins_no_run(tmp_path):
         patch.object(train, "memory", lambda: 1 << 10),
         pytest.raises(NanoEulerError, match="GiB at least, and this machine has"),
     ):
-        shards.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, RUN_CONFIG, quiet=True)
+        train.pretrain(tmp_path / "run", made(tmp_path), None, MODEL, RUN_CONFIG, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -417,7 +420,7 @@ def test_copies_and_leaks_are_told(tmp_path):
         " 2 of 5",
         " 1 of 2 validation documents stand in the",
     ]
-    text = train.TextDataset(text_of([1, 2, 3, 1, 1]), text_of([3, 4]), found_of())
+    text = datasets.TextDataset(text_of([1, 2, 3, 1, 1]), text_of([3, 4]), found_of())
     assert dataset.warnings == text.warnings
     assert ShardDataset(made(tmp_path, text_of(range(9)), "w"), None, found_of()).warnings == []
 
@@ -440,38 +443,38 @@ CONFIG = changed(RUN_CONFIG, steps=8, valid_every=3, save_every=2, sample_every=
 @pytest.mark.parametrize("sets", [True, False])
 def test_a_run_goes_on_bit_for_bit(tmp_path, corpus, sets):
     found, valid = corpus[0], corpus[1] if sets else None
-    shards.pretrain(tmp_path / "whole", found, valid, MODEL, CONFIG, quiet=True)
+    train.pretrain(tmp_path / "whole", found, valid, MODEL, CONFIG, quiet=True)
     for crash in (1, 5, 7):
         with pytest.raises(Crash), patch.object(ShardDataset, "batch", crashing(crash)):
-            shards.pretrain(tmp_path / f"{crash}", found, valid, MODEL, CONFIG, quiet=True)
+            train.pretrain(tmp_path / f"{crash}", found, valid, MODEL, CONFIG, quiet=True)
         assert checkpoint.load(tmp_path / f"{crash}").step == crash // 2 * 2
-        shards.resume(tmp_path / f"{crash}", found, valid, quiet=True)
+        loop.resume(tmp_path / f"{crash}", found, valid, quiet=True)
         checks.assert_same_run(tmp_path / "whole", tmp_path / f"{crash}")
 
 
 def test_a_run_goes_on_with_its_own_shards_only(tmp_path, corpus):
     found, valid = corpus
-    shards.pretrain(tmp_path / "run", found, valid, MODEL, CONFIG, quiet=True)
+    train.pretrain(tmp_path / "run", found, valid, MODEL, CONFIG, quiet=True)
     before = contents(tmp_path / "run")
     other = made(tmp_path, text_of(range(30)).replace("mat", "hat", 1))
     for wrong in ((other, valid), (found, valid[:1]), (found, valid[::-1]), (found, None)):
-        assert "has fingerprint" in error_of(shards.resume, tmp_path / "run", *wrong, quiet=True)
+        assert "has fingerprint" in error_of(loop.resume, tmp_path / "run", *wrong, quiet=True)
     assert contents(tmp_path / "run") == before
     shards.write(tmp_path / "again", [found.path.with_suffix(".txt")], TOKENIZER, 1, shard_tokens=500)
-    shards.resume(tmp_path / "run", Shards(tmp_path / "again"), valid, quiet=True)  # the same text elsewhere
+    loop.resume(tmp_path / "run", Shards(tmp_path / "again"), valid, quiet=True)  # the same text elsewhere
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, corpus):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("mine")
-    assert "is not an empty folder" in error_of(shards.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG)
+    assert "is not an empty folder" in error_of(train.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG)
     assert contents(tmp_path / "run") == {"mine": b"mine"}
 
 
 def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
     found, valid = corpus
-    shards.pretrain(tmp_path / "run", found, valid, MODEL, CONFIG, quiet=True)
-    entries = [entry for entry in train.read_log(tmp_path / "run") if "valid_sets" in entry]
+    train.pretrain(tmp_path / "run", found, valid, MODEL, CONFIG, quiet=True)
+    entries = [entry for entry in run_folder.read_log(tmp_path / "run") if "valid_sets" in entry]
     assert [entry["step"] for entry in entries] == [0, 3, 6, 8]
     page = report.report(tmp_path / "run").read_text()
     assert "| step | bits per byte | one | two |" in page
@@ -481,7 +484,9 @@ def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
         row = [entry["valid_bits_per_byte"], sets["one"], sets["two"]]
         assert f"| {entry['step']} | {' | '.join(f'{x:.4f}' for x in row)} |" in page
     assert checkpoint.load(tmp_path / "run").info["valid_sets"] == entries[-1]["valid_sets"]
-    labels = [line.get_label() for line in report.draw_loss(train.read_log(tmp_path / "run")).axes[1].lines]
+    labels = [
+        line.get_label() for line in report.draw_loss(run_folder.read_log(tmp_path / "run")).axes[1].lines
+    ]
     assert labels == ["validation", "one", "two"]
     assert "| validation and samples |" in page and "| of one |" in page
 
@@ -491,9 +496,11 @@ def test_a_model_learns_from_shards(tmp_path, corpus):
     config = changed(
         CONFIG, steps=120, rate=1e-2, warmup=5, valid_every=60, save_every=200, sample_every=0, batch=8
     )
-    shards.pretrain(tmp_path / "run", found, valid, MODEL, config, quiet=True)
+    train.pretrain(tmp_path / "run", found, valid, MODEL, config, quiet=True)
     bits = [
-        entry["valid_bits_per_byte"] for entry in train.read_log(tmp_path / "run") if "valid_sets" in entry
+        entry["valid_bits_per_byte"]
+        for entry in run_folder.read_log(tmp_path / "run")
+        if "valid_sets" in entry
     ]
     assert bits[-1] < 0.6 * bits[0]
 
@@ -507,11 +514,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         for left in ("out", "run"):
             shutil.rmtree(tmp_path / left, ignore_errors=True)
         tracemalloc.start()
-        with patch.object(shards, "SAMPLE", 5000), patch.object(train, "WHOLE_EVERY", 1000):
+        with patch.object(datasets, "SAMPLE", 5000), patch.object(loop, "WHOLE_EVERY", 1000):
             found = shards.write(
                 tmp_path / "out", [tmp_path / "text"], TOKENIZER, 1, shard_tokens=50_000, piece=20_000
             )  # a shard's line in the list takes memory too: few of them
-            shards.pretrain(tmp_path / "run", found, None, model, config, quiet=True)
+            train.pretrain(tmp_path / "run", found, None, model, config, quiet=True)
         peaks[stories] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     more = (tmp_path / "text").stat().st_size * 7 / 8
@@ -523,7 +530,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 
 def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, corpus):
     """The file holds the step at which it was asked for; the next one waits for it."""
-    original, may_end, seen = train._save, threading.Event(), []
+    original, may_end, seen = run_folder.save, threading.Event(), []
 
     def slow(run, found, step):
         if step == 2:
@@ -535,18 +542,18 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, corpus):
             seen.extend(folder.name for folder in checkpoint.folders(tmp_path / "run"))
             may_end.set()
 
-    with patch.object(train, "_save", slow):
-        shards.pretrain(
+    with patch.object(run_folder, "save", slow):
+        train.pretrain(
             tmp_path / "run", *corpus, MODEL, changed(CONFIG, save_every=2), quiet=True, on_entry=on_entry
         )
     assert seen == ["step-000000"], "steps 3 and 4 were taken meanwhile"
-    shards.pretrain(tmp_path / "other", *corpus, MODEL, CONFIG, quiet=True)
+    train.pretrain(tmp_path / "other", *corpus, MODEL, CONFIG, quiet=True)
     checks.assert_same_run(tmp_path / "run", tmp_path / "other")
     short = changed(CONFIG, steps=8)
     with pytest.raises(Crash), patch.object(ShardDataset, "batch", crashing(3)):
-        shards.pretrain(tmp_path / "third", *corpus, MODEL, short, quiet=True)
+        train.pretrain(tmp_path / "third", *corpus, MODEL, short, quiet=True)
     with pytest.raises(Crash), patch.object(ShardDataset, "batch", crashing(2)):
-        shards.pretrain(tmp_path / "second", *corpus, MODEL, short, quiet=True)
+        train.pretrain(tmp_path / "second", *corpus, MODEL, short, quiet=True)
     a, b = (checkpoint.load(tmp_path / name, training=True) for name in ("third", "second"))
     assert a.step == b.step == 2 and np.array_equal(a.model.params.flat, b.model.params.flat)
     assert np.array_equal(a.optimizer.v.flat, b.optimizer.v.flat), "a copy of the step, not what came after"
@@ -575,13 +582,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, corpus, step
         return original(path, *arguments)
 
     with patch.object(checkpoint, "save", save):
-        message = error_of(shards.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG, quiet=True)
+        message = error_of(train.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG, quiet=True)
     assert message.endswith(
         f"step-{step:06d}: cannot write the checkpoint (No space left on device); earlier ones are intact"
     )
     assert checkpoint.load(tmp_path / "run").step == step - 2
-    shards.resume(tmp_path / "run", *corpus, quiet=True)
-    shards.pretrain(tmp_path / "whole", *corpus, MODEL, CONFIG, quiet=True)
+    loop.resume(tmp_path / "run", *corpus, quiet=True)
+    train.pretrain(tmp_path / "whole", *corpus, MODEL, CONFIG, quiet=True)
     checks.assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
@@ -668,9 +675,9 @@ def test_killed_while_the_thread_writes_a_checkpoint(tmp_path):
     assert done.returncode == -9, done.stderr
     left = sorted(file.name for file in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == [".step-000004.partial", "step-000000", "step-000002"]
-    assert max(entry["step"] for entry in train.read_log(tmp_path / "run")) == 5
-    shards.resume(tmp_path / "run", found, None, quiet=True)
-    shards.pretrain(tmp_path / "whole", found, None, MODEL, CONFIG, quiet=True)
+    assert max(entry["step"] for entry in run_folder.read_log(tmp_path / "run")) == 5
+    loop.resume(tmp_path / "run", found, None, quiet=True)
+    train.pretrain(tmp_path / "whole", found, None, MODEL, CONFIG, quiet=True)
     checks.assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 

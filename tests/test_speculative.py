@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import generate, world
-from nanoeuler_lib.checkpoint import load_pretrained
+from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import Decoder, accept_or_redraw, pick, speculate, stream
 from nanoeuler_lib.model import GPT, Parameters
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.speaking import generate
+from nanoeuler_lib.speaking.generate import accept_or_redraw, pick, speculate, stream
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training.checkpoint import load_pretrained
 
 TINY = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=3, predict=3, ffn=5)
 OPTIONS = [

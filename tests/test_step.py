@@ -6,14 +6,15 @@ import checks
 import numpy as np
 import pytest
 
-from nanoeuler_lib import step
+from nanoeuler_lib import machine
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.gradcheck import check_batch
+from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.step import Step, one_blas_thread
-from nanoeuler_lib.train import expect_memory
+from nanoeuler_lib.model.gradcheck import check_batch
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.training.train import expect_memory
 
 MODEL = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=96, vocab_size=50, predict=2)
 SETTINGS = TrainConfig(steps=20, batch=24, warmup=2, rate=1e-2)
@@ -92,17 +93,17 @@ def test_steps_allocate_nothing(rows):
 
 def test_memory_is_the_machines_or_a_containers(tmp_path, monkeypatch):
     limits = [tmp_path / name for name in ("none", "max", "bytes")]
-    monkeypatch.setattr(step, "LIMITS", [])
-    machine = step.memory()
-    assert machine is None or machine > 1 << 28
+    monkeypatch.setattr(machine, "LIMITS", [])
+    whole = machine.memory()
+    assert whole is None or whole > 1 << 28
     limits[1].write_text("max\n")
     limits[2].write_text("4096\n")
-    monkeypatch.setattr(step, "LIMITS", limits[:2])
-    assert step.memory() == machine
-    monkeypatch.setattr(step, "LIMITS", limits)
-    assert machine is None or step.memory() == 4096
+    monkeypatch.setattr(machine, "LIMITS", limits[:2])
+    assert machine.memory() == machine
+    monkeypatch.setattr(machine, "LIMITS", limits)
+    assert machine is None or machine.memory() == 4096
     monkeypatch.delattr("os.sysconf", raising=False)
-    assert step.memory() is None
+    assert machine.memory() is None
 
 
 def test_a_model_that_finds_no_room_is_refused(monkeypatch):
@@ -110,9 +111,9 @@ def test_a_model_that_finds_no_room_is_refused(monkeypatch):
     config = preset("small")
     need = 12 * GPT(config).size
     for there in (need, None):
-        monkeypatch.setattr("nanoeuler_lib.train.memory", lambda there=there: there)
+        monkeypatch.setattr("nanoeuler_lib.machine.memory", lambda there=there: there)
         expect_memory(config)
-    monkeypatch.setattr("nanoeuler_lib.train.memory", lambda: need - 1)
+    monkeypatch.setattr("nanoeuler_lib.machine.memory", lambda: need - 1)
     with pytest.raises(
         NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"
     ):

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import tokenizer as module
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer, count_words, find_merges, split_words
+from nanoeuler_lib.text import tokenizer as module
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words, find_merges, split_words
 
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 DATA = Path(os.environ.get("NANOEULER_DATA", "/nowhere"))

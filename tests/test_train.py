@@ -18,15 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler_lib import __version__, checkpoint, data, files, ops, train
-from nanoeuler_lib import step as step_module
+from nanoeuler_lib import __version__, files, machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generate import generate
-from nanoeuler_lib.gradcheck import check_batch
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.optim import AdamW
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model.gradcheck import check_batch
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 
 
 def changed(config, **values):
@@ -77,11 +79,11 @@ def test_learns(tmp_path):
     counts = Counter(tokens.ids.tolist())
     total = sum(counts.values())
     unigram = -sum(n * math.log2(n / total) for n in counts.values()) / tokens.bytes
-    log = train.read_log(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     bits = [entry["valid_bits_per_byte"] for entry in log if "valid_bits_per_byte" in entry]
     assert bits[-1] < 0.35 * unigram < bits[0]
-    with train.one_blas_thread():  # as in training: the same products, so the same bits
-        assert bits[-1] == train.bits_per_byte(model, tokens)
+    with machine.one_blas_thread():  # as in training: the same products, so the same bits
+        assert bits[-1] == datasets.bits_per_byte(model, tokens)
     losses = [entry["loss"] for entry in log if "loss" in entry]
     assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:5])
     assert losses[0] == pytest.approx(math.log(280), rel=0.05)  # before learning, every token is as likely
@@ -115,7 +117,7 @@ def test_same_bits_each_time(finished, tmp_path):
 def _three_steps(workers, rows=8, accumulate=1, dtype=np.float32):
     settings = changed(RUN_CONFIG, batch=rows // accumulate, accumulate=accumulate)
     model = GPT(RUN_MODEL, checks.random_parameters(RUN_MODEL, 0, 0.1, dtype))
-    with patch.object(step_module, "MICRO_TOKENS", 2 * RUN_MODEL.context), train.one_blas_thread():
+    with patch.object(step_module, "MICRO_TOKENS", 2 * RUN_MODEL.context), machine.one_blas_thread():
         step = step_module.Step(model, AdamW(RUN_MODEL, settings, dtype), settings, rows, workers)
         assert step.workers == workers
         for number in range(3):
@@ -196,20 +198,20 @@ def test_signal_saves_a_whole_step(finished, tmp_path, capfd, number):
     assert checkpoint.load(run, training=True).step == 3
     assert f"--resume {run}" in "".join(capfd.readouterr())
     assert signal.getsignal(number) == before
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     checks.assert_same_run(finished, run)
 
 
 def test_resume_of_a_finished_run_changes_nothing(run):
     before = contents(run)
-    model = train.resume(run, run_text(), quiet=True)
+    model = loop.resume(run, run_text(), quiet=True)
     assert contents(run) == before
     assert np.array_equal(model.params.flat, checkpoint.load(run).model.params.flat)
 
 
 def test_resume_wants_the_same_text(run):
     before = contents(run)
-    message = error_of(train.resume, run, run_text().replace("cat", "cot"), quiet=True)
+    message = error_of(loop.resume, run, run_text().replace("cat", "cot"), quiet=True)
     assert "not the text the run began with" in message
     assert contents(run) == before
 
@@ -221,7 +223,7 @@ def test_log_cut_off_by_a_crash(finished, tmp_path):
         train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     with open(run / "log.jsonl", "a") as log:
         log.write('{"step": 6, "lo')
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     checks.assert_same_run(finished, run)
 
 
@@ -269,7 +271,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
     assert "the checkpoint of step 4 is intact" in message
     found = checkpoint.load(run, training=True)
     assert found.step == 4 and np.isfinite(found.model.params.flat).all()
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     assert checkpoint.load(run).step == 6
 
 
@@ -550,7 +552,7 @@ def test_damaged_checkpoint(saved, damage):
     message = error_of(checkpoint.load, saved.parent.parent, training=True)
     assert expected in message, message
     assert "step-000006" in message, "which file is it?"
-    assert error_of(train.resume, saved.parent.parent, run_text(), quiet=True) == message
+    assert error_of(loop.resume, saved.parent.parent, run_text(), quiet=True) == message
     assert contents(saved.parent) == before
 
 
@@ -570,7 +572,7 @@ def test_disk_full_keeps_what_was_there(saved):
     found = checkpoint.load(saved, training=True)
     before = contents(saved.parent)
     full = OSError(28, "No space left on device")
-    for place in ("nanoeuler_lib.checkpoint.save_file", "nanoeuler_lib.checkpoint._sync"):
+    for place in ("nanoeuler_lib.training.checkpoint.save_file", "nanoeuler_lib.training.checkpoint._sync"):
         with patch(place, side_effect=full):
             message = error_of(
                 checkpoint.save, saved, found.model, found.tokenizer, 7, found.train, found.optimizer, {}
@@ -592,7 +594,7 @@ def test_folder_that_cannot_be_written(tmp_path, saved):
 def test_log_reads(tmp_path):
     settings = changed(RUN_CONFIG, sample_every=3)
     train.train(tmp_path / "run", run_text(), RUN_MODEL, settings, source="cats", quiet=True)
-    log = train.read_log(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     steps = [entry for entry in log if "loss" in entry]
     assert [entry["step"] for entry in steps] == [1, 2, 3, 4, 5, 6]
     for number, entry in enumerate(steps):
@@ -611,9 +613,9 @@ def test_log_reads(tmp_path):
 
 def test_log_that_is_not_one(run):
     _edit(run / "log.jsonl", b'{"step": 2', b'{"step" 2')
-    assert "log.jsonl: line 4 is no entry of a log: damaged or edited" in error_of(train.read_log, run)
+    assert "log.jsonl: line 4 is no entry of a log: damaged or edited" in error_of(run_folder.read_log, run)
     assert "cannot be read (No such file or directory), expected a run's log" in error_of(
-        train.read_log, run / "x"
+        run_folder.read_log, run / "x"
     )
 
 
@@ -626,10 +628,10 @@ def test_log_with_a_strange_line(tmp_path, line):
     file = run / "log.jsonl"
     damaged = line + "\n" + file.read_text()
     file.write_text(damaged)
-    assert "log.jsonl: line 1 is no entry" in error_of(train.read_log, run)
-    train.resume(run, run_text(), quiet=True)
+    assert "log.jsonl: line 1 is no entry" in error_of(run_folder.read_log, run)
+    loop.resume(run, run_text(), quiet=True)
     assert (run / "log.aside-1.jsonl").read_text() == damaged
-    log = train.read_log(run)
+    log = run_folder.read_log(run)
     (warning,) = [entry["warning"] for entry in log if "warning" in entry]
     assert "set aside as log.aside-1.jsonl" in warning and "line 1 is no entry" in warning
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5, 6]
@@ -647,10 +649,10 @@ def test_no_log_blocks_a_resume(finished, tmp_path, log):
         "lost link": lambda: file.symlink_to("nowhere"), "latin": lambda: file.write_bytes(b"\xff\xfe\n" * 9),
         "missing": lambda: None,
     }[log]()  # fmt: skip
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     assert np.array_equal(checkpoint.load(run).model.params.flat, checkpoint.load(finished).model.params.flat)
     assert os.path.lexists(run / "log.aside-1.jsonl") == (log != "missing")
-    steps = [entry["step"] for entry in train.read_log(run) if "loss" in entry]
+    steps = [entry["step"] for entry in run_folder.read_log(run) if "loss" in entry]
     assert steps == [5, 6]
 
 
@@ -659,17 +661,17 @@ SEPARATORS = '\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e \r \x00 \x7f \x1b[2J \
 
 def test_odd_characters_in_a_sample_survive_the_log(tmp_path, monkeypatch):
     """U+2028 and its like are line ends to Python's str, and not to JSON: resume and report read them back."""
-    from nanoeuler_lib.report import report
+    from nanoeuler_lib.training.report import report
 
     settings = changed(RUN_CONFIG, sample_every=1)
-    monkeypatch.setattr(train.TextDataset, "sample", lambda self, model, seed: SEPARATORS)
+    monkeypatch.setattr(datasets.TextDataset, "sample", lambda self, model, seed: SEPARATORS)
     train.train(tmp_path / "whole", run_text(), RUN_MODEL, settings, quiet=True)
     run = tmp_path / "run"
     with pytest.raises(Crash), stopped_at(5):
         train.train(run, run_text(), RUN_MODEL, settings, quiet=True)
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     checks.assert_same_run(tmp_path / "whole", run)
-    assert [e["sample"] for e in train.read_log(run) if "sample" in e] == [SEPARATORS] * 6
+    assert [e["sample"] for e in run_folder.read_log(run) if "sample" in e] == [SEPARATORS] * 6
     assert not list(run.glob("*aside*"))
     assert "Step 6" in report(run).read_text("utf-8")
 
@@ -689,7 +691,7 @@ def test_a_change_anywhere_in_a_long_text_is_another_text():
     for at in (0, 4095, 4096, 8192, 9_999):
         other = ids.copy()
         other[at] += 1
-        assert train.fingerprint(other) != train.fingerprint(ids)
+        assert datasets.fingerprint(other) != datasets.fingerprint(ids)
 
 
 # Longer, shorter.
@@ -702,14 +704,14 @@ def test_another_number_of_steps(tmp_path, steps):
     with pytest.raises(Crash), stopped_at(4):
         train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     shutil.copytree(run, tmp_path / "parts")
-    train.resume(run, run_text(), quiet=True, steps=steps)
+    loop.resume(run, run_text(), quiet=True, steps=steps)
     with pytest.raises(Crash), stopped_at(0):
-        train.resume(tmp_path / "parts", run_text(), quiet=True, steps=steps)
-    train.resume(tmp_path / "parts", run_text(), quiet=True)
+        loop.resume(tmp_path / "parts", run_text(), quiet=True, steps=steps)
+    loop.resume(tmp_path / "parts", run_text(), quiet=True)
     checks.assert_same_run(run, tmp_path / "parts")
     settings, found = changed(RUN_CONFIG, steps=steps), checkpoint.load(run)
     assert found.step == steps and found.train == settings
-    rates = [entry["rate"] for entry in train.read_log(run) if "loss" in entry]
+    rates = [entry["rate"] for entry in run_folder.read_log(run) if "loss" in entry]
     expected = [checks.expected_rate(step, RUN_CONFIG if step < 4 else settings) for step in range(steps)]
     assert rates == pytest.approx(expected)
     for folder in (run, tmp_path / "parts"):
@@ -717,16 +719,16 @@ def test_another_number_of_steps(tmp_path, steps):
 
 
 def test_longer_behind_the_end(run):
-    train.resume(run, run_text(), quiet=True, steps=10)
+    loop.resume(run, run_text(), quiet=True, steps=10)
     assert checkpoint.load(run).step == 10
     assert "steps is 8, expected more than the 10 that are done" in error_of(
-        train.resume, run, run_text(), quiet=True, steps=8
+        loop.resume, run, run_text(), quiet=True, steps=8
     )
 
 
 def test_a_damaged_description_is_written_anew(run):
     (run / "run.json").write_text("{")
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     assert json.loads((run / "run.json").read_text())["model"] == RUN_MODEL.to_dict()
 
 
@@ -749,7 +751,7 @@ def test_what_a_kill_leaves_is_no_obstacle_and_is_swept(finished, tmp_path):
         shutil.copytree(run / "checkpoints" / "step-000004", run / "checkpoints" / f".step-000004.{what}")
     for name in LEFT:
         (run / name).touch()
-    train.resume(run, run_text(), quiet=True)
+    loop.resume(run, run_text(), quiet=True)
     checks.assert_same_run(finished, run)
     assert {f.name for f in run.rglob("*")} == {f.name for f in finished.rglob("*")}
 
@@ -761,10 +763,10 @@ def test_nobody_sweeps_while_another_writes(finished, tmp_path):
     def intrude(entry):
         partial = run / "checkpoints" / ".step-000099.partial"
         partial.mkdir(exist_ok=True)
-        seen.append(error_of(train.resume, run, run_text(), quiet=True))
+        seen.append(error_of(loop.resume, run, run_text(), quiet=True))
         assert partial.exists()
 
-    train.resume(run, run_text(), quiet=True, on_entry=intrude)
+    loop.resume(run, run_text(), quiet=True, on_entry=intrude)
     assert all("another process is training into this folder" in message for message in seen) and seen
 
 
@@ -812,7 +814,7 @@ def test_names_that_are_not_utf8_are_written_down(tmp_path):
         tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, source="k\udce4the", files=named
     )
     assert checkpoint.load(tmp_path / "run").info["files"] == named
-    from nanoeuler_lib.report import report
+    from nanoeuler_lib.training.report import report
 
     assert "k\ufffdthe" in report(tmp_path / "run").read_text("utf-8")
 
@@ -858,7 +860,7 @@ def test_uniform_model_needs_log2_v_bits_a_token():
     tokens = data.tokenize("xabcd abcd äb", tokenizer)  # x, abcd, space, abcd, space, two bytes of ä, b
     assert len(tokens.ids) == 8
     expected = 7 * math.log2(259) / (len("xabcd abcd äb".encode()) - 1)
-    assert train.bits_per_byte(model, tokens) == pytest.approx(expected, rel=1e-6)
+    assert datasets.bits_per_byte(model, tokens) == pytest.approx(expected, rel=1e-6)
 
 
 def test_end_of_text_has_no_bytes_but_costs_bits():
@@ -868,7 +870,7 @@ def test_end_of_text_has_no_bytes_but_costs_bits():
     model = GPT(config)
     model.params["heads"][...] = 0
     tokens = data.tokenize(data.SEPARATOR.join(["abc", "de", "fghi"]), tokenizer)
-    assert train.bits_per_byte(model, tokens) == pytest.approx((9 + 3) * math.log2(257) / 9, rel=1e-6)
+    assert datasets.bits_per_byte(model, tokens) == pytest.approx((9 + 3) * math.log2(257) / 9, rel=1e-6)
 
 
 def test_documents():
@@ -973,7 +975,7 @@ def test_validation_text_of_its_own(tmp_path):
     text, valid = run_text(), "a red cat ran to the mat. " * 8
     model = train.train(tmp_path / "run", text, RUN_MODEL, RUN_CONFIG, valid_text=valid, quiet=True)
     found = checkpoint.load(tmp_path / "run")
-    bits = train.bits_per_byte(model, data.tokenize(valid, found.tokenizer))
+    bits = datasets.bits_per_byte(model, data.tokenize(valid, found.tokenizer))
     assert found.info["valid_bits_per_byte"] == pytest.approx(bits, rel=1e-12)
 
 
@@ -1061,7 +1063,7 @@ def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
 def test_samples_differ_by_step(tmp_path):
     config = TrainConfig(**RUN_CONFIG.to_dict() | {"sample_every": RUN_CONFIG.steps})
     model = train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
-    last = [e for e in train.read_log(tmp_path / "run") if "sample" in e][-1]
+    last = [e for e in run_folder.read_log(tmp_path / "run") if "sample" in e][-1]
     assert last["step"] == RUN_CONFIG.steps, "no sample at the end"
     tokenizer = checkpoint.load(tmp_path / "run").tokenizer
     assert last["sample"] == generate(model, tokenizer, "", 100, seed=config.seed + last["step"])
@@ -1077,7 +1079,7 @@ def test_nothing_is_left_of_a_text_that_cannot_be_put_in_place(tmp_path):
 def test_a_folder_without_a_checkpoint_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(NanoEulerError):
-        train.resume(tmp_path / "run", run_text(), quiet=True)
+        loop.resume(tmp_path / "run", run_text(), quiet=True)
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -1110,15 +1112,13 @@ def test_resume_refuses_a_strange_number_of_workers(tmp_path, workers):
         found.optimizer,
         found.info | {"workers": workers},
     )
-    assert f"workers is {workers!r}, expected 1 to 4096" in error_of(
-        train.resume, run, run_text(), quiet=True
-    )
+    assert f"workers is {workers!r}, expected 1 to 4096" in error_of(loop.resume, run, run_text(), quiet=True)
 
 
 def test_the_last_step_is_validated(tmp_path):
     config = TrainConfig(**RUN_CONFIG.to_dict() | {"valid_every": RUN_CONFIG.steps - 1})
     train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
-    valid = [e["step"] for e in train.read_log(tmp_path / "run") if "valid_bits_per_byte" in e]
+    valid = [e["step"] for e in run_folder.read_log(tmp_path / "run") if "valid_bits_per_byte" in e]
     assert valid == [0, config.steps - 1, config.steps]
 
 
@@ -1130,16 +1130,16 @@ def test_another_text_of_the_same_length_is_refused(tmp_path):
     other = text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :]
     before = checkpoint.load(run).tokenizer
     assert len(before.encode(other)) == len(before.encode(text)), "choose another letter"
-    assert "fingerprint" in error_of(train.resume, run, other, quiet=True)
+    assert "fingerprint" in error_of(loop.resume, run, other, quiet=True)
 
 
 def test_later_heads_are_logged(tmp_path):
     run = tmp_path / "run"
     train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
-    first = next(e for e in train.read_log(run) if "loss" in e)
+    first = next(e for e in run_folder.read_log(run) if "loss" in e)
     fresh = GPT(RUN_MODEL, seed=RUN_CONFIG.seed)
     found = checkpoint.load(run, training=True)
-    dataset = train.TextDataset(*train._split(run_text(), None, found.train), found)
+    dataset = datasets.TextDataset(*datasets.split_text(run_text(), None, found.train), found)
     inputs, targets = dataset.batch(0, found.train.batch * found.train.accumulate)
     assert len(first["later"]) == RUN_MODEL.predict - 1 > 0
     for k, loss in enumerate([first["loss"], *first["later"]]):
@@ -1152,7 +1152,7 @@ def test_later_heads_are_logged(tmp_path):
 def test_a_second_signal_interrupts_and_handlers_come_back():
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    with train._stop_between_steps() as stop:
+    with loop._stop_between_steps() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
@@ -1166,7 +1166,7 @@ def test_a_second_signal_interrupts_and_handlers_come_back():
 def test_under_nohup_a_hangup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with train._stop_between_steps() as stop:
+        with loop._stop_between_steps() as stop:
             signal.raise_signal(signal.SIGHUP)
             assert stop == []
     finally:

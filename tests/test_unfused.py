@@ -6,9 +6,9 @@ import pytest
 from test_engine import TINY, apart, batch, parameters
 
 from nanoeuler_lib import cuda, engine, ops
+from nanoeuler_lib.engine import unfused
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.ops import unfused
 
 pytestmark = [] if cuda.device() == "gpu" else [pytest.mark.compiler]
 

@@ -8,7 +8,7 @@ import pytest
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import Parameters
-from nanoeuler_lib.watch import Watch, group_of, text_warnings, vitals
+from nanoeuler_lib.training.watch import Watch, group_of, text_warnings, vitals
 
 CONFIG = ModelConfig(8, 2, 1, 2, 8, 11, predict=2, ffn=6)
 

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from checks import RUN_CONFIG, RUN_MODEL, random_parameters, run_text
 
-from nanoeuler_lib import cli, data, train, world
+from nanoeuler_lib import world
+from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import Parameters
-from nanoeuler_lib.report import Live, draw_loss, report
-from nanoeuler_lib.watch import WINDOW, Watch, group_of, text_warnings, vitals
+from nanoeuler_lib.text import data
+from nanoeuler_lib.training import loop, run_folder, train
+from nanoeuler_lib.training.report import Live, draw_loss, report
+from nanoeuler_lib.training.watch import WINDOW, Watch, group_of, text_warnings, vitals
 
 GROUPS = ["embed", "layers.0", "heads"]
 
@@ -66,9 +69,9 @@ def test_vitals_of_zeros():
 
 def test_logged(finished):
     """At the first step and at each validation; the update's size is near what AdamW's rate says."""
-    entries = [entry for entry in train.read_log(finished) if "groups" in entry]
+    entries = [entry for entry in run_folder.read_log(finished) if "groups" in entry]
     assert [entry["step"] for entry in entries] == [1, 4, 8, 12]
-    norms = {e["step"]: e["norm"] for e in train.read_log(finished) if "norm" in e}
+    norms = {e["step"]: e["norm"] for e in run_folder.read_log(finished) if "norm" in e}
     for entry in entries:
         assert list(entry["groups"]) == GROUPS
         assert math.hypot(*(norm for norm, _ in entry["groups"].values())) == pytest.approx(
@@ -164,20 +167,20 @@ def test_a_run_says_and_logs_it(tmp_path, capfd):
     settings = TrainConfig(**RUN_CONFIG.to_dict() | {"steps": 30, "save_every": 10, "valid_every": 30})
     text = run_text()[:300]
     train.train(tmp_path / "run", text, RUN_MODEL, settings, quiet=False)
-    warnings = [entry["warning"] for entry in train.read_log(tmp_path / "run") if "warning" in entry]
+    warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "run") if "warning" in entry]
     assert len(warnings) == 1 and "the data will repeat" in warnings[0]
     assert f"warning: {warnings[0]}" in "".join(capfd.readouterr())
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000030")
-    before = [e for e in train.read_log(tmp_path / "run") if "warning" in e]
-    train.resume(tmp_path / "run", text, quiet=True)
-    assert [e for e in train.read_log(tmp_path / "run") if "warning" in e] == before
+    before = [e for e in run_folder.read_log(tmp_path / "run") if "warning" in e]
+    loop.resume(tmp_path / "run", text, quiet=True)
+    assert [e for e in run_folder.read_log(tmp_path / "run") if "warning" in e] == before
 
 
 def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
     """A backward pass that drops a layer's gradient: the run says which layer."""
     from unittest.mock import patch
 
-    from nanoeuler_lib import step as step_module
+    from nanoeuler_lib.model import step as step_module
 
     original = step_module.backward
 
@@ -189,7 +192,7 @@ def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
 
     with patch.object(step_module, "backward", backward):
         train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
-    warnings = [entry["warning"] for entry in train.read_log(tmp_path / "run") if "warning" in entry]
+    warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "run") if "warning" in entry]
     assert any("the gradient vanishes in layers.0" in text for text in warnings)
 
 
@@ -201,7 +204,7 @@ def test_report(finished, tmp_path, capsys):
     assert cli.main(["report", str(run)]) == 0
     assert capsys.readouterr().out.startswith(f"{run}/report/report.md: written")
     page = (run / "report" / "report.md").read_text()
-    log = train.read_log(run)
+    log = run_folder.read_log(run)
     for entry in log:
         if "sample" in entry:
             shown = "".join(
@@ -301,7 +304,7 @@ def test_live_curve(monkeypatch, tmp_path):
     live = Live(floor=0.5, seconds=0.0)
     train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, on_entry=live)
     assert len(shown) == 1 and len(updated) == RUN_CONFIG.steps - 1
-    assert live.log == train.read_log(tmp_path / "run")
+    assert live.log == run_folder.read_log(tmp_path / "run")
     slow = Live(seconds=1e9)
     for entry in live.log:
         slow(entry)

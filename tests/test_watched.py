@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_train import error_of
 
-from nanoeuler_lib import checkpoint, run_folder, watch
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.watch import WINDOW, Watch, text_warnings
+from nanoeuler_lib.training import checkpoint, run_folder, watch
+from nanoeuler_lib.training.watch import WINDOW, Watch, text_warnings
 
 ADVICE = {
     "rises": "Most often the rate is too high (it is 0.12 now): try half of it, a longer warm-up, or a lower clip",

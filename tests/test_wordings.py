@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from nanoeuler_lib import sft, world
+from nanoeuler_lib import world
 from nanoeuler_lib.world import wordings
+from nanoeuler_lib.world.conversations import konigsberg_examples
 
 STORIES = list(world.stories(400, seed=77))
 LISTS = wordings.WORDINGS, wordings.MORE, wordings.STILL_MORE
@@ -73,7 +74,7 @@ def test_what_is_never_taught_is_in_no_example(seed):
 
     stories = list(world.stories(400, seed))
     seen = Counter()
-    for story, talk in zip(stories, sft.konigsberg_examples(400, seed, reworded=True), strict=True):
+    for story, talk in zip(stories, konigsberg_examples(400, seed, reworded=True), strict=True):
         never, allowed = set(), {}
         for question in story.questions:
             kind = f"{story.kind}: {question.kind}"

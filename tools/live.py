@@ -25,9 +25,9 @@ from sphinx.application import Sphinx
 from threadpoolctl import threadpool_limits
 
 from nanoeuler_lib import world
-from nanoeuler_lib.checkpoint import PRETRAINED, load_pretrained
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training.checkpoint import PRETRAINED, load_pretrained
 from nanoeuler_lib.world.grammar import Branch, Mark, Reader, Slot, Tale
 from nanoeuler_lib.world.grammar import Path as Derivation
 from nanoeuler_lib.world.stories import PHRASES, tell

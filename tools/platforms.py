@@ -92,7 +92,7 @@ def row(compiler: str, python: str, how: str) -> str:
 
 def built(compiler: str, target: str) -> str:
     """Compile and link the runtime with each kernel, checked and fast, for a machine that is not here."""
-    from nanoeuler_lib.cuda import compiler as c
+    from nanoeuler_lib.cuda.checker import compiler as c
     from nanoeuler_lib.cuda.source import prepare, signatures
 
     zig = [*compiler.split(), "-target", target]

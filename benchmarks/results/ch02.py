@@ -20,7 +20,7 @@ import nbformat
 
 from benchmarks import tokenizer as peers
 from nanoeuler_lib import world
-from nanoeuler_lib.tokenizer import Tokenizer, count_words, find_merges, split_words
+from nanoeuler_lib.text.tokenizer import Tokenizer, count_words, find_merges, split_words
 from tools.results import ROOT, save
 
 LADDER_VOCABULARY, LADDER_SECONDS = 1024, 30  # a trainer gets no larger text once it would take so long

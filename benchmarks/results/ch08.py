@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nanoeuler_lib.train import one_blas_thread
+from nanoeuler_lib.machine import one_blas_thread
 from tools.cells import run_tagged
 from tools.results import save
 

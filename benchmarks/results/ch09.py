@@ -4,8 +4,9 @@ The miniature, its text and the eight pairs of functions are the notebook's own:
 here. A learning rate is chosen for each form by one seed that is not among those of the comparison.
 """
 
-from nanoeuler_lib import data, ops, world
-from nanoeuler_lib.train import bits_per_byte
+from nanoeuler_lib import ops, world
+from nanoeuler_lib.text import data
+from nanoeuler_lib.training.datasets import bits_per_byte
 from tools.cells import run_tagged
 from tools.results import save
 

@@ -5,8 +5,10 @@
 The file is written after every layer, so that a run that is stopped leaves what it has.
 """
 
-from nanoeuler_lib import data, ops, world
-from nanoeuler_lib.train import bits_per_byte, one_blas_thread
+from nanoeuler_lib import ops, world
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.text import data
+from nanoeuler_lib.training.datasets import bits_per_byte
 from tools.cells import run_tagged
 from tools.results import save
 

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from nanoeuler_lib.train import bits_per_byte
+from nanoeuler_lib.training.datasets import bits_per_byte
 from tools.cells import run_tagged
 from tools.results import save
 

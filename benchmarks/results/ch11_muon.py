@@ -8,7 +8,7 @@ and batches are the same. What is done is stored after every seed.
 import json
 import math
 
-from nanoeuler_lib.train import bits_per_byte
+from nanoeuler_lib.training.datasets import bits_per_byte
 from tools.cells import run_tagged
 from tools.results import FOLDER, save
 

@@ -17,14 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import evaluate, world
-from nanoeuler_lib import train as training
-from nanoeuler_lib.checkpoint import load_pretrained
+from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.generate import Decoder, speculate
+from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.step import one_blas_thread
-from nanoeuler_lib.tokenizer import END_OF_TEXT
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.speaking.generate import speculate
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.training import evaluate
+from nanoeuler_lib.training import train as training
+from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.results import FOLDER, save
 
 WEIGHTS, SEEDS, STEPS, BATCH = (0.0, 0.25, 1.0), (0, 1, 2, 3, 4), 800, 16

@@ -20,10 +20,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.chat_model import as_chat, questions
-from nanoeuler_lib import checkpoint, evaluate, sft, world
-from nanoeuler_lib.chat import ASSISTANT, Chat, alpaca_prompt
+from nanoeuler_lib import world
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.tokenizer import END_OF_TEXT
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.text.turns import ASSISTANT, alpaca_prompt
+from nanoeuler_lib.training import checkpoint, evaluate, sft
+from nanoeuler_lib.world.conversations import konigsberg_examples
 from tools.results import FOLDER, save
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -62,7 +66,7 @@ DOLLY_CONFIG = replace(SHORT, steps=150)
 
 def tune(base, examples, config, seed, look=None):
     """A fine-tuned model with its tokenizer; its run folder is not kept. look: called with each step and the model."""
-    tuned, start_run = [], sft.train.start_run
+    tuned, start_run = [], sft.start_run
 
     def started(run, found, *arguments):
         tuned.append(found.model)
@@ -72,8 +76,8 @@ def tune(base, examples, config, seed, look=None):
         if look and "loss" in entry:
             look(entry["step"], tuned[0])
 
-    held_out = sft.konigsberg_examples(4, 1)  # validated on at the two ends only
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sft.train, "start_run", started):
+    held_out = konigsberg_examples(4, 1)  # validated on at the two ends only
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sft, "start_run", started):
         arguments = Path(folder) / "run", base, examples, held_out, replace(config, seed=seed)
         model = sft.fine_tune(*arguments, quiet=True, workers=1, on_entry=on_entry)
     return model, sft.extend(*base)[1]
@@ -93,20 +97,20 @@ def right(pair, asked):
 
 
 def all_counted(original):
-    """`sft.encode`, with the prompt's tokens counted in the loss as well."""
+    """`examples.encode`, with the prompt's tokens counted in the loss as well."""
 
     def encode(*arguments):
         found = original(*arguments)
-        return sft.Encoded(found.ids, np.arange(len(found.ids)) > 0)
+        return text_examples.Encoded(found.ids, np.arange(len(found.ids)) > 0)
 
     return encode
 
 
 def with_stories(original, tokenizer, seed):
-    """`sft.rows`, with the last quarter of a training batch replaced by stories as the base model's corpus has them."""
+    """`rows`, with the last quarter of a training batch replaced by stories as the base model's corpus has them."""
     end = tokenizer.special_tokens[END_OF_TEXT]
     told = [np.array([end, *tokenizer.encode(s.text), end]) for s in world.stories(400, 300 + seed)]
-    told = cycle([sft.Encoded(ids, np.arange(len(ids)) > 0) for ids in told if len(ids) <= 129])
+    told = cycle([text_examples.Encoded(ids, np.arange(len(ids)) > 0) for ids in told if len(ids) <= 129])
 
     def rows(examples, time, predict):
         if predict > 1:  # validation and tests ask for one head
@@ -124,16 +128,18 @@ def one_run(base, asked, seed, **changes):
         changes.get("rate", SHORT.rate),
         changes.get("way", "replies"),
     )
-    examples, tokenizer, bits_by_step = sft.konigsberg_examples(count, 1000 + seed), sft.extend(*base)[1], []
+    examples, tokenizer, bits_by_step = konigsberg_examples(count, 1000 + seed), sft.extend(*base)[1], []
 
     def look(step, model):
         if step in LOOKS:
             bits_by_step.append([step, remembered(model, tokenizer)[0]])
 
     patches = {
-        "replies": mock.patch.object(sft, "encode", sft.encode),
-        "all tokens": mock.patch.object(sft, "encode", all_counted(sft.encode)),
-        "with stories": mock.patch.object(sft, "rows", with_stories(sft.rows, tokenizer, seed)),
+        "replies": mock.patch.object(text_examples, "encode", text_examples.encode),
+        "all tokens": mock.patch.object(text_examples, "encode", all_counted(text_examples.encode)),
+        "with stories": mock.patch.object(
+            text_examples, "rows", with_stories(text_examples.rows, tokenizer, seed)
+        ),
     }
     with patches[way]:
         model, _ = tune(base, examples, replace(SHORT, rate=rate), seed, look if count == 1000 else None)
@@ -152,11 +158,11 @@ def one_run(base, asked, seed, **changes):
 def log_probability(pair, examples):
     """Of each example's last reply with its end marker, in nats: [n]."""
     model, tokenizer = pair
-    encoded = [sft.encode(example, tokenizer) for example in examples]
+    encoded = [text_examples.encode(example, tokenizer) for example in examples]
     found = []
     for start in range(0, len(encoded), 40):
         some = encoded[start : start + 40]
-        inputs, targets = sft.rows(some, sft.row_length(some, model.config.context), 1)
+        inputs, targets = text_examples.rows(some, text_examples.row_length(some, model.config.context), 1)
         found.append(-model.losses(inputs, targets[..., 0]).sum(axis=1))
     return np.concatenate(found)
 
@@ -182,7 +188,7 @@ def facts_run(chat, asked, seed):
     facts = [{"role": role, "place": str(place)} for role, place in zip(ROLES, places)]
     question, answer = FORMS["as taught"]
     examples = [[(question.format(**fact), answer.format(**fact))] for fact in facts]
-    examples += sft.konigsberg_examples(FACT_STORIES, 2000 + seed)
+    examples += konigsberg_examples(FACT_STORIES, 2000 + seed)
     pair = tune(chat, examples, FACTS, seed)
     otherwise = [fact | {"place": str(place)} for fact, place in zip(facts, np.roll(places, 1))]
     return {
@@ -200,8 +206,8 @@ def real_text(base):
     folder = Path(os.environ["NANOEULER_DATA"]) / "sft"
     tokenizer, rows = sft.extend(*base)[1], []
     for name, file in (("Dolly", DOLLY), ("Alpaca", ALPACA)):
-        examples, _ = sft.read_examples(folder / file)
-        lengths = np.array([len(sft.encode(e, tokenizer).ids) - 1 for e in examples[::5]])
+        examples, _ = text_examples.read_examples(folder / file)
+        lengths = np.array([len(text_examples.encode(e, tokenizer).ids) - 1 for e in examples[::5]])
         rows.append({
             "experiment": "lengths", "data": name, "examples": len(examples), "measured": len(lengths),
             "percentiles": {str(q): int(np.percentile(lengths, q)) for q in (1, 5, 25, 50, 75, 95)},
@@ -227,7 +233,7 @@ def real_text(base):
             on_entry=note,
         )
         sizes = json.loads((Path(run) / "run" / "run.json").read_text())["data"]
-    fitting = [e for e in held_out if sft.encode(e, tokenizer, 129).counted.any()]
+    fitting = [e for e in held_out if text_examples.encode(e, tokenizer, 129).counted.any()]
     said = []
     for example in fitting[:3]:
         reply = "".join(

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.ops import gpu
+from nanoeuler_lib.engine import program
 from tools.results import save
 
 SMALL = ModelConfig(64, 2, 1, 2, context=40, vocab_size=96, predict=2, ffn=176)
@@ -53,7 +53,7 @@ def ways(where: str) -> dict:
             entry.launch()
             wait(where)
 
-    return {"list": gpu.run, "launches": launches, "asked": asked, "written anew": launches}
+    return {"list": program.run, "launches": launches, "asked": asked, "written anew": launches}
 
 
 def measure(config: ModelConfig, rows: int, rounds: int, where: str) -> list[dict]:

@@ -29,8 +29,8 @@ import numpy as np
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.cuda import blas
+from nanoeuler_lib.engine import program
 from nanoeuler_lib.engine.step import Profile
-from nanoeuler_lib.ops import gpu
 from tools.results import FOLDER, save
 
 SMALL = ModelConfig(64, 2, 1, 2, context=40, vocab_size=96, predict=2, ffn=176)
@@ -89,7 +89,7 @@ class Clock:
         last.synchronize()
         return cupy.cuda.get_elapsed_time(first, last)
 
-    def kinds(self, lists: list[gpu.Launches], rounds: int) -> list[dict]:
+    def kinds(self, lists: list[program.Launches], rounds: int) -> list[dict]:
         """Each kind of launch of some lists: how many, milliseconds of all, the median over rounds; bytes, operations.
 
         Each launch lies between two marks of the card's clock: "marked" among the rows says what they add.
@@ -116,23 +116,23 @@ class Clock:
 class Named(Profile):
     """A profile by composite and by what is launched: the kernel, or the shape of the product."""
 
-    def run(self, entries: gpu.Launches) -> None:
+    def run(self, entries: program.Launches) -> None:
         super().run([Keyed(entry) for entry in entries])
 
 
 class Keyed:
     """An entry of a list under a finer name."""
 
-    def __init__(self, entry: gpu.Entry):
+    def __init__(self, entry: program.Entry):
         self.launch, self.bytes, self.flops = entry.launch, entry.bytes, entry.flops
-        if isinstance(entry.launch, blas.Product | gpu.Copy):
+        if isinstance(entry.launch, blas.Product | program.Copy):
             name = str(entry.launch).replace("+=", "=")
         else:
             name = cuda.describe(entry.launch).split(", grid ")[0].split("<")[0]
         self.composite = entry.composite, name
 
 
-def loop(launches: gpu.Launches) -> None:
+def loop(launches: program.Launches) -> None:
     """One launch after another, by Python."""
     for entry in launches:
         entry.launch()
@@ -175,18 +175,18 @@ def nothing(model: engine.GPT, clock: Clock, rounds: int) -> dict:
     for _ in range(NOTHING):
         model.program.refuse(factor, sums)
     launches = model.program.take()
-    gpu.run(launches), gpu.run(launches)
+    program.run(launches), program.run(launches)
     found = {"host": [], "graph": [], "alone": []}
     for _ in range(rounds):
         found["host"].append(clock.queued(lambda: loop(launches)))
-        found["graph"].append(clock.card(lambda: gpu.run(launches)))
+        found["graph"].append(clock.card(lambda: program.run(launches)))
         found["alone"].append(clock.card(lambda: loop(launches)))
     found["marked"] = [kind["ms"] for kind in clock.kinds([launches], rounds)]
     row = {"row": "launch", "launches": NOTHING}
     return row | {name: round(1e3 * statistics.median(of) / NOTHING, 3) for name, of in found.items()}
 
 
-def lists_of(plan) -> list[gpu.Launches]:
+def lists_of(plan) -> list[program.Launches]:
     """The lists of a step, in the order in which they run."""
     found = []
     for kept in plan.lists.values():
@@ -201,7 +201,7 @@ def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Cloc
     targets = rng.integers(0, config.vocab_size, (rows, config.context, config.predict))
     optimizer = engine.AdamW(config, SETTINGS, clock.where)
     with engine.Step(model, optimizer, SETTINGS, rows, micro=rows) as step:
-        taken, ways = {"graph": [], "loop": []}, {"graph": gpu.run, "loop": loop}
+        taken, ways = {"graph": [], "loop": []}, {"graph": program.run, "loop": loop}
         for turn in range(rounds + 2):  # the first two load, and capture
             for name, step.run in ways.items():
                 ms = clock.host(lambda: step(tokens, targets))
@@ -209,7 +209,7 @@ def steps(model: engine.GPT, rows: int, profiled: bool, rounds: int, clock: Cloc
                     taken[name].append(ms)
         lists = lists_of(model.plan(rows, config.context))
         written = [sum(clock.queued(partial(loop, part)) for part in lists) for _ in range(rounds)]
-        card = [sum(clock.card(partial(gpu.run, part)) for part in lists) for _ in range(rounds)]
+        card = [sum(clock.card(partial(program.run, part)) for part in lists) for _ in range(rounds)]
         kinds = clock.kinds(lists, min(rounds, 5)) if profiled else []
     found = {"row": "step", "rows": rows, "launches": sum(map(len, lists)), "lists": len(lists)}
     found["ms"] = {name: round(statistics.median(of), 4) for name, of in taken.items()}
@@ -223,7 +223,7 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
     decoder, found, kinds = model.decoder(), [], []
     text = np.random.default_rng(1).integers(0, model.config.vocab_size, max(places) + TOKENS)
     decoder.feed(text[: max(places)])
-    plain = gpu.run
+    plain = program.run
 
     def some(place):
         decoder.length = place
@@ -236,11 +236,11 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
         for place in places:
             taken = {"graph": [], "loop": []}
             for turn in range(rounds + 1):
-                for name, gpu.run in {"graph": plain, "loop": loop}.items():
+                for name, program.run in {"graph": plain, "loop": loop}.items():
                     ms = clock.host(partial(some, place)) / TOKENS
                     if turn:
                         taken[name].append(ms)
-            gpu.run = plain
+            program.run = plain
             card = [clock.card(lambda: [plain(launches) for _ in range(TOKENS)]) for _ in range(rounds)]
             row = {"row": "decode", "position": place, "launches": len(launches)}
             row["ms"] = {name: round(statistics.median(of), 5) for name, of in taken.items()}
@@ -249,7 +249,7 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
             if place == places[min(2, len(places) - 1)]:
                 kinds = clock.kinds([launches], min(rounds, 5))
     finally:
-        gpu.run = plain
+        program.run = plain
     return found + [{"row": "token"} | kind for kind in kinds]
 
 

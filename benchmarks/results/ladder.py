@@ -12,9 +12,11 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from benchmarks.pretrained import SEED_BYTES, SEEDS, TEST_SEED, VALID_BYTES, VALID_SEED, text_of
-from nanoeuler_lib import data, evaluate, world
-from nanoeuler_lib.checkpoint import load_pretrained
-from nanoeuler_lib.ngram import Ngrams
+from nanoeuler_lib import world
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.ngram import Ngrams
+from nanoeuler_lib.training import evaluate
+from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.results import save
 
 TEST_STORIES = 500

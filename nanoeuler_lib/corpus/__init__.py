@@ -27,9 +27,9 @@ from nanoeuler_lib.corpus import dedup, documents
 from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import Corpus, corpora
-from nanoeuler_lib.data import SEPARATOR
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.files import locked, to_json, write_text, writing
+from nanoeuler_lib.text.data import SEPARATOR
 
 READERS = {
     "books": documents.books,
@@ -102,7 +102,7 @@ def make(
 
 
 def _without(corpus: Corpus, skip):
-    """The corpus's files but for those to skip, and the names of these."""
+    """The corpus's files without the skipped ones, and the names of the skipped ones."""
     names = {file.name: file.name for file in corpus.files}
     names |= {str(file.number): file.name for file in corpus.files if file.number is not None}
     for word in skip:
@@ -115,10 +115,10 @@ def _without(corpus: Corpus, skip):
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder that gets the name `out` when all has gone well, and is removed when it has not.
+    """A hidden folder, renamed to `out` on success and removed on failure.
 
-    What a killed process left of it is taken over. Raises NanoEulerError when `out` exists or another process makes
-    it.
+    A folder that a killed process left is emptied and used. Raises NanoEulerError when `out` exists or another process
+    makes it.
     """
     if os.path.lexists(out):
         raise NanoEulerError(f"{out}: exists already, expected a new folder")
@@ -254,6 +254,6 @@ class _Part:
 
 
 def held_out(name: str, seed: int, fraction: float) -> bool:
-    """Whether the document of this name is held out for validation: its share of names is, drawn by the seed."""
+    """Whether the document of this name is held out for validation: a draw by seed and name decides."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64

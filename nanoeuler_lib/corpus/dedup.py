@@ -4,13 +4,13 @@ Two texts are compared by their words: capitals, punctuation and spaces do not c
 share most of their shingles (five consecutive words): Jaccard similarity, shared shingles over all shingles of both, of
 0.8 or more. It is estimated by MinHash (Broder 1997): in a random order of all shingles, the first of one text is the
 first of the other with just that probability. Of 128 such firsts about 0.8 x 128 agree, with a standard error of 0.035.
-One hash of each shingle gives them all: it falls into one of 128 bins, whose first counts, and a bin that stays empty
-takes that of another bin, by a fixed list (Shrivastava 2017, "Optimal Densification").
+One hash of each shingle gives them all: it falls into one of 128 bins, the first of each bin counts, and an empty bin
+takes the first of another bin, by a fixed list (Shrivastava 2017, "Optimal Densification").
 
 To find candidates without comparing all with all, ten bands of six firsts are looked up (Leskovec, Rajaraman, Ullman,
 "Mining of Massive Datasets", 3.4): a pair at 0.8 is found with probability 1 - (1 - 0.8^6)^10 = 0.95, at 0.9 with
-0.9995, at 0.5 with 0.15, and is then measured. A text that is a small part of another is none of this: a story in a
-book of stories stays.
+0.9995, at 0.5 with 0.15, and is then measured. A text that is a small part of another does not count as the same: a
+story in a book of stories stays.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class Seen:
         return "the same words" + f", or {THRESHOLD} of the shingles of {SHINGLE} words" * self.near
 
     def twin(self, name: str, text: str) -> Twin | None:
-        """The earlier document that this one is like; without one it is remembered under its name."""
+        """The earlier document like this one. If there is none, this one is remembered under its name."""
         words = words_of(text)
         digest = hashlib.blake2b(b" ".join(words) or text.strip().encode(), digest_size=12).digest()
         if digest in self.exact:
@@ -65,7 +65,7 @@ class Seen:
         return twin
 
     def _nearly(self, words):
-        """The earlier document nearly like this one; without one its sketch is kept, of the next name."""
+        """The earlier document nearly like this one. If there is none, this one's sketch is kept at the next index."""
         sketch = self._sketch(words)
         keys = [bytes([band]) + sketch[ROWS * band : ROWS * (band + 1)].tobytes() for band in range(BANDS)]
         for index in sorted({self.bands[key] for key in keys if key in self.bands}):

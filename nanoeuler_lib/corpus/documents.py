@@ -9,13 +9,14 @@ from nanoeuler_lib.corpus.fetch import Fetched, need
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import to_json
+from nanoeuler_lib.text.examples import read_examples
 
 Get = Callable[..., Fetched]  # Fetcher.get
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text by its name, what else is known of it, what is written of it if not the text, and why it is of no use."""
+    """A document: name, text, what else is known, what is written if not the text, and why it is of no use."""
 
     name: str
     text: str
@@ -25,7 +26,7 @@ class Document:
 
 
 def books(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
-    """The books without what Project Gutenberg put around them. note: told what cannot be made sure of."""
+    """The books without what Project Gutenberg put around them. note: called with what could not be verified."""
     for file in files:
         found = get(file, lambda path, fetched, file=file: _book(path, fetched, file))
         book = _book(found.path, False, file)
@@ -86,8 +87,6 @@ def _first_line(error):
 
 def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
-    from nanoeuler_lib.sft import read_examples
-
     for file in files:
         found = get(file, lambda path, fetched: read_examples(path))
         content = found.path.read_text("utf-8")

@@ -42,7 +42,7 @@ class Failed(Exception):
 
 
 class Again(Failed):
-    """An attempt failed, another may not. seconds: to wait before it, as the server says, else None."""
+    """An attempt failed, and another may succeed. seconds: how long the server asks to wait, or None."""
 
     def __init__(self, why, seconds=None):
         super().__init__(why)
@@ -103,7 +103,7 @@ class Fetcher:
     # ---- Files that are here
 
     def _had(self, file, check):
-        """From the folder of files one has, as it is or as .xz."""
+        """The file from the folder of files one has, plain or as .xz."""
         for name in (file.name, *file.names) if self.have else ():
             for path in (self.have / name, self.have / f"{name}.xz"):
                 if path.is_file():
@@ -129,7 +129,7 @@ class Fetcher:
         return partial
 
     def _kept(self, file, check):
-        """From an earlier time; or put there by hand, then it counts as the first."""
+        """The file from an earlier time. One put there by hand gets its record now."""
         path, record = self.folder / file.name, self.folder / f"{file.name}.json"
         if not path.is_file():
             return None

@@ -146,7 +146,7 @@ def _behind_marker(text, start):
 
 
 def _in_footer(text, begin, closing, last, marked):
-    """Whether a "Small Print!" stands behind the book: nothing follows it, or, after a start marker, less."""
+    """Whether a "Small Print!" ends the book: nothing follows it or, after a start marker, less than precedes."""
     after = len(text[closing.end() : last].strip())
     opening = SMALL_PRINT.search(text, begin, closing.start())
     before = len(text[begin : opening.start() if opening else closing.start()].strip())

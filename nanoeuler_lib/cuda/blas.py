@@ -22,7 +22,7 @@ from nanoeuler_lib.errors import NanoEulerError
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """The bits of bfloat16 numbers (uint16), each the nearest to a float32; of two as near the one that ends in 0."""
+    """The bits (uint16) of the bfloat16 numbers nearest to float32 numbers; of two equally near, the even one."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), nearest)
@@ -242,7 +242,7 @@ class _CublasLt:
         return shape.value
 
     def launch(self, p: "Product") -> Callable[[], None]:
-        """The one that was the fastest on this card when it was measured, else cuBLASLt's first choice."""
+        """The launch that was measured as the fastest on this card, else cuBLASLt's first choice."""
         each = self.algorithms(p)
         if not each:
             raise NanoEulerError(f"cuBLASLt has no algorithm for {p} on {self.card}")

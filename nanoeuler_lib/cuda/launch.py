@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler_lib.cuda.compiler import INCLUDE, KERNELS, build, headers
-from nanoeuler_lib.cuda.complaints import first_error
-from nanoeuler_lib.cuda.cpu import CpuLaunch, Library
-from nanoeuler_lib.cuda.layout import numpy_dtype
+from nanoeuler_lib.cuda.checker.compiler import INCLUDE, KERNELS, build, headers
+from nanoeuler_lib.cuda.checker.complaints import first_error
+from nanoeuler_lib.cuda.checker.cpu import CpuLaunch, Library
+from nanoeuler_lib.cuda.checker.profile import profile
 from nanoeuler_lib.cuda.overlap import OverlappingLaunch, overlaps
 from nanoeuler_lib.cuda.source import Parameter, Signature, Text, prepare, signatures
+from nanoeuler_lib.cuda.source.layout import numpy_dtype
 from nanoeuler_lib.errors import NanoEulerError
 
 Launch = Callable[[], None]
@@ -54,7 +55,7 @@ def device() -> str:
 def hopper() -> bool:
     """Whether kernels are compiled for sm_90a, whose wgmma plain 9.0 lacks: on a GPU of compute capability 9.0.
 
-    The environment's NANOEULER_ARCH=80 says no there, too: a kernel's twin of `hopper.cuh` runs instead. Raises
+    NANOEULER_ARCH=80 in the environment makes it False there, too: a kernel's twin of `hopper.cuh` runs instead. Raises
     NanoEulerError for another value of that variable.
     """
     wanted = os.environ.get("NANOEULER_ARCH", "")
@@ -294,8 +295,6 @@ class Kernel:
 
         args: NumPy arrays; the block has the number block_index.
         """
-        from nanoeuler_lib.cuda.profile import profile
-
         return profile(self, grid, block, args, shared_mem, block_index)
 
 

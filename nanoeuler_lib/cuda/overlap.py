@@ -1,9 +1,9 @@
 """Launches that may begin while the one before them still runs: CUDA's programmatic dependent launch.
 
-A launch takes a microsecond to begin, and what it reads first another one to come. Where a kernel does not need what
-the launch before it writes for that (weights, say), both can happen before that one ends. CuPy launches no kernel with
-this attribute, so the driver is called here. Compute capability 9.0 and later; CUDA Programming Guide, "Programmatic
-Dependent Launch and Synchronization".
+A launch takes a microsecond to begin, and its first reads take another. If what it reads first (weights, say) is not
+written by the launch before it, both can happen before that launch ends. CuPy launches no kernel with this attribute,
+so the driver is called here. Compute capability 9.0 and later; CUDA Programming Guide, "Programmatic Dependent Launch
+and Synchronization".
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """The model on a GPU: parameters, buffers and steps in its memory, and lists of launches that run there.
 
 `GPT` has the face of `model.GPT`, takes and returns NumPy's arrays; `Step` that of `step.Step`. What they run is
-`model.forward` and `model.backward` themselves, on a plan whose composites write a list (`ops/gpu.py`): once for each
+`model.forward` and `model.backward` themselves, on a plan whose composites write a list (`program.py`): once for each
 shape, and on a card from its second run on as one CUDA graph. Without a GPU the same lists run through the CPU runtime,
 where every access is checked: slow, for small models, and how the tests know the engine.
 

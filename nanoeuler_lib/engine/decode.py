@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.decoder import check_room
+from nanoeuler_lib.engine import program
 from nanoeuler_lib.engine.memory import pinned
-from nanoeuler_lib.ops import gpu, reference
+from nanoeuler_lib.model.decoder import check_room
+from nanoeuler_lib.ops import reference
 
 ROWS = 8  # tokens that a launch takes at most
 
 
 class Decoder:
-    """The model one piece of text after another, on the GPU: the face of `generate.Decoder`.
+    """The model one piece of text after another, on the GPU: the face of `decoder.Decoder`.
 
     Weights lie transposed, with the gains of RMSNorm multiplied into them, in the model's precision; keys and values of
     the tokens seen lie in a cache. Tokens go through up to ROWS at a time, and no sum depends on how many there are.
@@ -39,7 +40,7 @@ class Decoder:
             self.weights[key] = flat[part].reshape(w.shape[::-1])
         if flat is not exact:
             self.program.round_to(flat, exact)
-            gpu.run(self.program.take())
+            program.run(self.program.take())
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]
@@ -68,7 +69,7 @@ class Decoder:
         return self.found[:, : self.config.vocab_size].copy()
 
     def read(self, tokens: np.ndarray) -> range:
-        """Append tokens [T] and return for each what `logits` and `later_logits` take until more is fed: its place.
+        """Append tokens [T] and return the place of each, which `logits` and `later_logits` take until more is fed.
 
         Raises what `feed` does.
         """
@@ -78,8 +79,8 @@ class Decoder:
             some = tokens[start : start + ROWS]
             self.sent[0], self.sent[1 : 1 + len(some)] = self.length, some
             launches = self._list(len(some))
-            gpu.run(launches)
-            gpu.wait(launches)
+            program.run(launches)
+            program.wait(launches)
             self.length += len(some)
             found.append(
                 self.received[: len(some)].copy() if len(tokens) > ROWS else self.received[: len(some)]

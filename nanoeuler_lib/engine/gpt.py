@@ -7,11 +7,11 @@ import numpy as np
 
 from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.engine import flash, program, unfused
 from nanoeuler_lib.engine.decode import Decoder
 from nanoeuler_lib.engine.memory import Block, Parameters, Plan, download, upload
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, parameter_shapes
-from nanoeuler_lib.ops import flash, gpu, unfused
 
 PLANS = 32  # kept at most: fine-tuning has a shape for each length of its rows
 
@@ -20,7 +20,7 @@ class GPT(model.GPT):
     """`model.GPT` on the GPU: the same methods, NumPy's arrays in and out.
 
     params: a `model.Parameters`, by default fresh ones of `seed`; precision: see `engine`; where, checked, on: as for
-    `gpu.Program`; kernels: a reader's, by default those of `engine.use`. Raises NanoEulerError for a model or a
+    `program.Program`; kernels: a reader's, by default those of `engine.use`. Raises NanoEulerError for a model or a
     precision that kernels or the card do not take.
     """
 
@@ -38,7 +38,7 @@ class GPT(model.GPT):
         self.config, self.precision = config, precision
         self._plans, self._plan, self._block = {}, None, None
         self.kernels, self._unfused = kernels, None
-        self.program = gpu.Program(config, precision, where, checked, on)
+        self.program = program.Program(config, precision, where, checked, on)
         self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
         self.params = Parameters(config, self.program.where)
         self.copy = None if self.half == np.float32 else Parameters(config, self.program.where, self.half)
@@ -62,12 +62,12 @@ class GPT(model.GPT):
         self.params.fill(host)
         if self.copy is not None:
             self.program.round_to(self.copy.flat, self.params.flat)
-            gpu.run(self.program.take())
+            program.run(self.program.take())
 
     def plan(self, batch: int, time: int) -> Plan:
-        """The plan for [batch, time]. The last ones are kept: with its plan go the graphs that a shape was captured in.
+        """The plan for [batch, time]. The last ones are kept; when a plan goes, its CUDA graphs go with it.
 
-        All lie in one block of memory: what is in a plan's buffers stays there until another plan is used.
+        All plans share one block of memory: a plan's buffers keep their contents until another plan is used.
         """
         key = batch, time, self._op()
         self._plan = self._plans.pop(key, None) or Plan(self, *key)
@@ -77,7 +77,7 @@ class GPT(model.GPT):
         return self._plan
 
     def block(self, size: int) -> Block:
-        """The memory that plans lie in, of at least so many bytes. Where it has to grow, plans before are no more."""
+        """The memory that plans share, of at least so many bytes. If it has to grow, earlier plans are dropped."""
         if self._block is None or self._block.bytes.size < size:
             self._plans.clear()
             self._plan = self._block = None  # its memory goes first
@@ -112,7 +112,7 @@ class GPT(model.GPT):
         """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
         tokens, plan, trunk = self._forward(tokens)
         plan.put(tokens)
-        gpu.run(trunk)
+        program.run(trunk)
         return download(plan.y_final).reshape(*tokens.shape, self.config.dim)
 
     def logits(self, tokens: np.ndarray, head: int = 0) -> np.ndarray:
@@ -120,10 +120,10 @@ class GPT(model.GPT):
         V = self.config.vocab_size
         tokens, plan, trunk = self._forward(tokens)
         plan.put(tokens)
-        gpu.run(trunk)
+        program.run(trunk)
         found = cuda.array_module(self.program.where).empty((tokens.size, V), np.float32)
         plan.op.linear(found, plan.y_final, self.weights["heads"][:, head * V : (head + 1) * V])
-        gpu.run(plan.op.take())
+        program.run(plan.op.take())
         return download(found).reshape(*tokens.shape, V)
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -145,8 +145,8 @@ class GPT(model.GPT):
         ))  # fmt: skip
         upload(plan.tokens, tokens)
         upload(of[1], targets)
-        gpu.run(trunk)
-        gpu.run(last)
+        program.run(trunk)
+        program.run(last)
         return download(of[0]).reshape(targets.shape)
 
     def _logits(self, plan, heads):
@@ -171,6 +171,6 @@ class GPT(model.GPT):
         back = plan.op.take()
         plan.put(tokens, targets, scale)
         plan.sort(tokens)
-        gpu.run(trunk)
-        gpu.run(back)
+        program.run(trunk)
+        program.run(back)
         return float((download(plan.losses) * scale).sum(dtype=np.float64)), grads.host()

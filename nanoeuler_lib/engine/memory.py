@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler_lib import cuda, model, optim
+from nanoeuler_lib import cuda, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.cuda.blas import from_bfloat16
+from nanoeuler_lib.engine import embedding, program
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import parameter_shapes
-from nanoeuler_lib.ops import embedding, gpu, reference
+from nanoeuler_lib.model import optim, parameter_shapes
+from nanoeuler_lib.ops import reference
 
 ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
 LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
@@ -58,8 +59,8 @@ def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
 class Parameters(model.Parameters):
     """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
 
-    Each tensor begins at a multiple of 256 bytes, with zeros between them. `decayed` numbers belong to matrices;
-    `outside`: the two parts of them all around the matrices inside blocks.
+    Each tensor begins at a multiple of 256 bytes, with zeros between them. The first `decayed` numbers belong to
+    matrices; `outside`: the two parts of the array around the matrices inside blocks.
     """
 
     def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
@@ -92,9 +93,9 @@ class Parameters(model.Parameters):
 
 
 class AdamW:
-    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW`, but `update`.
+    """First and second moments of every parameter in the device's memory. The face of `optim.AdamW` without `update`.
 
-    Of Muon, too, whose matrices have their momentum in `m`.
+    Serves Muon, too, with the momentum of its matrices in `m`.
     """
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
@@ -152,7 +153,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
         order=("i", N),  # positions sorted by token
         sorted=("i", N),  # their tokens
         shares=("i", embedding.most_shares(N, V), 6),  # and which block adds what
-        gain_parts=("f", min(N, gpu.NORM_BLOCKS * processors), D),
+        gain_parts=("f", min(N, program.NORM_BLOCKS * processors), D),
         along=("f", B, H, T),  # of attention's backward pass: dout . out
         loss_parts=("f", max(1, min(64, N // 64)), K),
         logits=("n", logit_rows, K * V),
@@ -221,7 +222,7 @@ def buffers_of(
 
 
 def housed_in(buffers: dict) -> dict[str, str]:
-    """Which of the buffers of `shapes` lie in which other's memory: those of SHARED that find room there."""
+    """Which buffers of `shapes` lie in the memory of which other: the pairs of SHARED where the first one fits."""
     return {
         name: other
         for name, other in SHARED.items()
@@ -239,7 +240,7 @@ def free_bytes(where: str) -> int:
 
 
 class Block:
-    """Memory of the device in which the buffers of all plans lie, each plan's from the beginning: one is at work."""
+    """Device memory that the buffers of all plans share: each plan's begin at its start, for one works at a time."""
 
     def __init__(self, where: str, size: int):
         self.bytes = cuda.array_module(where).empty(size, np.uint8)
@@ -266,7 +267,7 @@ class Plan:
     `time` is not in 1..config.context.
     """
 
-    def __init__(self, owner, batch: int, time: int, op: gpu.Program | None = None):
+    def __init__(self, owner, batch: int, time: int, op: program.Program | None = None):
         config = owner.config
         if not 1 <= time <= config.context:
             raise NanoEulerError(
@@ -293,7 +294,7 @@ class Plan:
             names.probs = names.sigmoid = None
             if not owner.keep_x:
                 names.x1 = names.x2 = self.x_final = self.x
-        self.dx = gpu.Residual(self.dx_full, self.dx_half)
+        self.dx = program.Residual(self.dx_full, self.dx_half)
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
         self.work = self.work_heads = made(scratch)
@@ -319,7 +320,7 @@ class Plan:
         upload(self.work.sorted, tokens)
         upload(self.work.shares, embedding.shares(start, self.config.dim))
 
-    def list(self, key, record: Callable[[], None]) -> gpu.Launches:
+    def list(self, key, record: Callable[[], None]) -> program.Launches:
         """The launches that `record` writes; kept under a key."""
         if key not in self.lists:
             record()

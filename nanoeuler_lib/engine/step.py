@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanoeuler_lib import cuda, model, optim
+from nanoeuler_lib import cuda, model
 from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.engine import program
 from nanoeuler_lib.engine.gpt import GPT
 from nanoeuler_lib.engine.memory import (
     AdamW,
@@ -19,8 +20,7 @@ from nanoeuler_lib.engine.memory import (
     upload,
 )
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import backward, forward, head_weights, loss_scale
-from nanoeuler_lib.ops import gpu
+from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, optim
 
 
 class Step:
@@ -44,7 +44,7 @@ class Step:
         self.weights = head_weights(owner.config, config.later_heads)
         self.micro = micro or fitting(owner, rows, config.optimizer)
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
-        self.run, self.profile, self.key = gpu.run, None, object()  # key: of its lists in a plan
+        self.run, self.profile, self.key = program.run, None, object()  # key: of its lists in a plan
         xp = cuda.array_module(owner.program.where)
         self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def told(self) -> str:
-        """What a step takes, for who starts a run."""
+        """The line that says what memory a step takes, for whoever starts a run."""
         m, config = self.model, self.model.config
         sizes = config, self.micro, config.context, m.precision, m.keep_x
         need = bytes_needed(*sizes, self.config.optimizer)
@@ -73,8 +73,8 @@ class Step:
         return self.profile
 
     def unwatched(self) -> None:
-        """No more."""
-        self.run, self.profile = gpu.run, None
+        """Stop timing launches."""
+        self.run, self.profile = program.run, None
 
     def _gradient_lists(self, plan, accumulate):
         """All launches of a gradient up to the embedding's, and from there on."""
@@ -190,7 +190,7 @@ class Profile:
         self.where = where
         self.of: dict[str, list[float]] = {}  # composite: launches, seconds, bytes, floating-point operations
 
-    def run(self, entries: gpu.Launches) -> None:
+    def run(self, entries: program.Launches) -> None:
         """One launch after another, each between two marks of a clock: the GPU's where there is one."""
         marks = [_mark(self.where)]
         for entry in entries:

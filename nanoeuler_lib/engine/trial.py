@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from nanoeuler_lib import model, optim
+from nanoeuler_lib import model
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.cuda import Module
+from nanoeuler_lib.engine import unfused
 from nanoeuler_lib.engine.gpt import GPT
 from nanoeuler_lib.engine.memory import AdamW
 from nanoeuler_lib.engine.step import Step
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import head_weights
-from nanoeuler_lib.ops import unfused
+from nanoeuler_lib.model import head_weights, optim
 
 # So large a rate that every term of the update shows, so large an eps that no update hangs on the sign of a rounding.
 SETTINGS = TrainConfig(
@@ -24,7 +24,7 @@ SETTINGS = TrainConfig(
 def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, float]:
     """What a forward pass, a gradient over two micro-batches and a step with some kernels are off by, each as a share.
 
-    kernels: names of `ops/unfused.py`; the others are the chapters'. Returns {"the loss": ..., "the gradient of embed":
+    kernels: names of `unfused.py`; the others are the chapters'. Returns {"the loss": ..., "the gradient of embed":
     ..., "embed after a step": ...}, of two rows of `time` tokens; NaN or infinity stays what it is.
     """
     rng = np.random.default_rng(time)

@@ -1,4 +1,4 @@
-// What stands between the matrix products of a training step, in as few passes over memory as there are. ops/gpu.py.
+// What stands between the matrix products of a training step, in as few passes over memory as there are. engine/program.py.
 //
 // Number: what the products multiply, float or __nv_bfloat16. The residual stream, its gradient, gains and sums are float.
 // Rows are read and written by fours: D, F, V and the width of a head are multiples of 8, and every array begins at a

@@ -1,5 +1,5 @@
 // Copies between the layouts of the model, packed, and those of the chapters' kernels, where each array stands alone.
-// ops/unfused.py. One number a thread: launch at least as many threads as numbers are copied.
+// engine/unfused.py. One number a thread: launch at least as many threads as numbers are copied.
 
 // heads of packed: [B, T, pitch], its first `heads` vectors of C, and apart: [B, heads, T, C]; back: from apart to packed.
 extern "C" __global__ void copy_heads(float* packed, float* apart, int B, int T, int heads, int C, int pitch, int back) {

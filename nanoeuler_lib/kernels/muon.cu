@@ -1,4 +1,4 @@
-// What stands around the matrix products of a step of Muon, for one matrix. ops/gpu.py, ops/reference.py; Jordan et al.
+// What stands around the matrix products of a step of Muon, for one matrix. engine/program.py, ops/reference.py; Jordan et al.
 // 2024, Liu et al. 2025.
 //
 // Number: what the products multiply, float or __nv_bfloat16. The matrix is `width` fours wide and lies from four `first`

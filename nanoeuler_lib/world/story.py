@@ -2,8 +2,8 @@
 
 A corpus is stories joined by SEPARATOR. A story's last line (a question with its answer, or `Ende.`) says that it is
 over, so the separator is forced and costs 0 bits: the floor of a corpus is the code length of its stories. Bits per
-byte divide it by the bytes of the stories alone, as a trainer does for which a separator is one special token without
-bytes; whoever counts the separator's bytes too divides by more.
+byte divide it by the bytes of the stories alone: a trainer takes a separator for one special token without bytes.
+Counting the separators' bytes too would divide by more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +13,8 @@ from random import Random
 
 import numpy as np
 
-from nanoeuler_lib.data import SEPARATOR
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.world.grammar import Reader, Tale, Writer
 from nanoeuler_lib.world.stories import KINDS, PHRASES, Question, tell
 

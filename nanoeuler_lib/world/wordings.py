@@ -288,13 +288,13 @@ READERS = {
 
 @cache
 def untaught(kind: str) -> tuple[str, ...]:
-    """The wordings of a kind of question ("errand: holder") that no training has shown, drawn by lot of `WORDINGS`."""
+    """Wordings of a kind of question ("errand: holder"), drawn by lot from `WORDINGS`: no training has shown them."""
     return _drawn(WORDINGS[kind])
 
 
 @cache
 def tried(kind: str) -> tuple[str, ...]:
-    """Those that no training has shown either, but by which its length was chosen, drawn by lot of `MORE`."""
+    """Wordings drawn by lot from `MORE`: no training has shown them, but its length was chosen by them."""
     return _drawn(MORE[kind])
 
 

@@ -1,0 +1,150 @@
+"""The loop of `nanoeuler chat`: lines in, replies and what commands say out."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import world
+from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
+from nanoeuler_lib.files import one_line, write_text
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.speaking.generate import sample
+
+HELP = """/story [SEED]     a new story from Königsberg and the questions it answers; each line after it asks about it.
+                  A story of your own, in one line with its question, takes its place
+/reset            forget the story and what was said
+/temperature T    0, the likeliest answer, is the default
+/save FILE        write what was said, in lines of JSON that `nanoeuler sft --data FILE` reads
+/quit             end; so does Ctrl-D. Ctrl-C stops a reply"""
+COMMANDS = [line.split()[0] for line in HELP.splitlines() if line.startswith("/")]
+TOLD_AND_ASKED = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question behind the last full stop
+
+
+class Loop:
+    """The loop of `nanoeuler chat`: lines in, replies and what commands say out.
+
+    While a story stands, each line asks about it in a conversation of its own, so that no earlier story or answer is in
+    the model's context. Without one, lines are the turns of one conversation.
+
+    write: called with each piece of text; tokens, seed, options: those of `Chat.reply`; each turn takes the next seed.
+    stories: begin with an empty story: for a model that was taught to answer about stories and nothing else. Raises
+    NanoEulerError on options that `generate.sample` refuses.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        write: Callable[[str], None],
+        tokens: int = 200,
+        seed: int = 0,
+        stories: bool = False,
+        **options,
+    ):
+        # bad options end here, not in the first reply
+        sample(np.zeros(1), np.random.default_rng(0), **options)
+        self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
+        self.no_story = "" if stories else None
+        self.story: str | None = self.no_story
+        self.over: list[list[dict[str, str]]] = []  # conversations that are over, as messages
+
+    def line(self, text: str) -> bool:
+        """Answer a line, or do what it commands. Returns whether to go on."""
+        command, _, argument = text.strip().partition(" ")
+        if command == "/quit":
+            return False
+        try:
+            if command.startswith("/"):
+                self._command(command, argument.strip())
+            elif command:
+                self._answer(text.strip())
+        except NanoEulerError as error:
+            self.write(f"{error}\n")
+        return True
+
+    def _answer(self, text):
+        story = self.story
+        if story is not None:
+            if own := TOLD_AND_ASKED.fullmatch(text):
+                story, text = own.groups()
+            text = f"{story} {text}".strip()
+            self._end_conversation()
+        forgotten = self.chat.forgotten
+        try:
+            for piece in self.chat.reply(text, self.tokens, self._next_seed(), **self.options):
+                self.write(piece)
+        except KeyboardInterrupt:
+            self.write(" ...")
+        self.story = story  # not before: a story that was refused takes no other's place
+        self.write("\n")
+        if lost := self.chat.forgotten - forgotten:
+            context = self.chat.model.config.context
+            turns = "an earlier turn is" if lost == 1 else f"{lost} earlier turns are"
+            self.write(f"(the model reads {context} tokens at a time: {turns} forgotten)\n")
+
+    def _end_conversation(self):
+        if self.chat.turns:
+            self.over.append(self.chat.messages())
+        self.chat.reset()
+
+    def _next_seed(self):
+        self.seed += 1
+        return self.seed - 1
+
+    def _command(self, command, argument):
+        if command == "/reset":
+            self.chat.reset()
+            self.story, self.over = self.no_story, []
+        elif command == "/temperature":
+            self.options["temperature"] = _number(argument, float, "temperature", 0, 100)
+        elif command == "/story":
+            seed = _number(argument, int, "seed", 0, 2**63) if argument else self._next_seed()
+            self._end_conversation()
+            story = world.sample(seed)
+            self.story = story.body
+            asks = " ".join(question.text for question in story.questions)
+            self.write(f"{story.body}\n(It answers: {asks})\n")
+        elif command == "/save":
+            self._save(argument)
+        elif command == "/help":
+            self.write(f"{HELP}\n")
+        else:
+            hint = did_you_mean(command, COMMANDS)
+            raise NanoEulerError(
+                f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}"
+            )
+
+    def _save(self, name):
+        said = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]
+        if not said:
+            raise NanoEulerError("/save: nothing was said yet, expected a turn")
+        if not name or _taken(name):
+            raise NanoEulerError(f"/save: got {short(name)}, expected the name of a new file")
+        lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in said]
+        write_text(Path(name), "".join(lines))
+        turns = sum(map(len, said)) // 2
+        self.write(f"{name}: {turns} turn{'s' * (turns != 1)}\n")
+
+
+def _taken(name):
+    """Whether no new file can have this name. Path.exists() hides the system's errors since Python 3.14."""
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):  # of its folder speaks who writes the file
+        return False
+    except (OSError, ValueError):  # too long, or with a NUL
+        return True
+    return True
+
+
+def _number(text, kind, name, low, high):
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise NanoEulerError(f"{name} is {short(text)}, expected a number from {low} to {high}")
+    return value

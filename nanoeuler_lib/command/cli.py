@@ -1,0 +1,754 @@
+"""The `nanoeuler` command: each subcommand is one function below; `arguments` says what its options mean."""
+
+import errno
+import io
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from nanoeuler_lib.command import arguments
+from nanoeuler_lib.command.arguments import CORPORA, SHAPE, TRAINING
+from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
+
+
+def tokenizer_train(args):
+    from nanoeuler_lib.text.data import SEPARATOR, read_text
+    from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+
+    _refuse_existing(args.out)
+    text = read_text(args.data)
+    special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
+    tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
+    tokenizer.save(args.out)
+    found = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
+    fewer = ": the text has no more pairs to merge" if tokenizer.vocab_size < args.vocab else ""
+    _print(args, found, f"{args.out}: {found['vocab_size']} tokens, {found['merges']} of them merges{fewer}")
+
+
+def tokenizer_encode(args):
+    tokenizer = _tokenizer(args)
+    text = _utf8(args.text) if args.text is not None else _stdin_text()
+    ids = [int(i) for i in tokenizer.encode(text, allowed_special="all" if args.special else frozenset())]
+    pieces = [tokenizer.token_bytes[i].decode(errors="backslashreplace") for i in ids]
+    _print(args, {"ids": ids, "tokens": pieces, "bytes": len(text.encode())}, " ".join(map(str, ids)))
+
+
+def tokenizer_decode(args):
+    tokenizer = _tokenizer(args)
+    ids = []
+    for word in args.ids or _stdin_text().split():
+        try:
+            ids.append(int(word))
+        except ValueError:
+            raise NanoEulerError(f"token id is {short(word)}, expected a whole number") from None
+        if not 0 <= ids[-1] < tokenizer.vocab_size:
+            raise NanoEulerError(f"token id is {short(ids[-1])}, expected 0 to {tokenizer.vocab_size - 1}")
+    if args.json:
+        _print(args, {"text": tokenizer.decode(ids)})
+    elif sys.stdout.isatty():
+        print(printable(tokenizer.decode(ids)))
+    else:  # byte for byte what was encoded
+        _write_bytes(tokenizer.decode_bytes(ids))
+
+
+def corpus_konigsberg(args):
+    from nanoeuler_lib import world
+
+    _not_negative(args, "seed")
+    if args.bytes < 1:
+        raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
+    if args.out is None:
+        sys.stdout.write(world.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
+        return
+    _refuse_existing(args.out)
+    text = world.corpus(args.bytes, args.seed)
+    write_text(args.out, text)
+    if not args.json:
+        print(f"{args.out}: {len(text.encode())} bytes", flush=True)
+    bits = world.floor(_progress(text.split(world.SEPARATOR), "measuring the floor", "stories"))
+    found = {
+        "out": str(args.out),
+        "bytes": len(text.encode()),
+        "seed": args.seed,
+        "floor_bits_per_byte": bits,
+    }
+    _print(
+        args,
+        found,
+        f"the source itself needs {bits:.4f} bits per byte of it: on average, no model needs fewer",
+    )
+
+
+def corpus_fetched(args):
+    from nanoeuler_lib.corpus import make
+
+    _not_negative(args, "seed")
+    shown = lambda found: _progress(found, f"reading {args.corpus}", "documents")
+    report = make(
+        args.corpus, args.out, args.downloads, args.have, args.bytes, args.seed, args.valid_fraction, args.skip,
+        follow=shown,
+    )  # fmt: skip
+    lines = [
+        f"{args.out / name}: {part['documents']:,} documents, {part['bytes']:,} bytes"
+        for name, part in report["parts"].items()
+    ]
+    lines += [f"dropped: {count:,}, {why}" for why, count in report["dropped"].items()]
+    lines += [f"skipped: {name}" for name in report["skipped"]]
+    lines += [f"note: {note}" for note in report["notes"]]
+    lines += [f"which, and why: {args.out / 'documents.jsonl'}; files and hashes: {args.out / 'report.json'}"]
+    lines += [f"licence: {report['licence']}"]
+    train, *valid = (args.out / name for name in report["parts"])
+    if train.suffix == ".jsonl":
+        lines += [f"teach a model: nanoeuler sft --data {train} --run RUN"]
+    else:
+        held_out = f" --valid {valid[0]}" if valid else ""
+        lines += [f"train on it: nanoeuler train --data {train}{held_out} --run RUN"]
+    _print(args, {"out": str(args.out)} | report, "\n".join(lines))
+
+
+def shards(args):
+    from nanoeuler_lib.text import shards
+    from nanoeuler_lib.text.tokenizer import Tokenizer
+
+    _check_workers(args)
+    began = time.perf_counter()
+    made = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
+    seconds = time.perf_counter() - began
+    found = {"out": str(args.out), "tokens": made.tokens, "documents": made.documents, "bytes": made.bytes}
+    said = f"{args.out}: {made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards)} shards"
+    _print(args, found, f"{said}; {made.bytes:,} bytes, {made.bytes / seconds / 1e6:.1f} MB/s")
+
+
+def train(args):
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.text.shards import Shards
+    from nanoeuler_lib.text.tokenizer import Tokenizer
+    from nanoeuler_lib.training import loop
+    from nanoeuler_lib.training import train as training
+
+    began = time.perf_counter()
+    if args.resume:
+        _only_resume(
+            args,
+            [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer", "precision"],
+        )
+        files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
+        steps, data = args.steps, _read_data(files)
+        if isinstance(steps, arguments.Tokens):
+            steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
+        loop.resume(args.resume, *data, args.quiet, files=files, steps=steps, device=args.device)
+        _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
+        return
+    for option in ("data", "run"):
+        if getattr(args, option) is None:
+            raise NanoEulerError(
+                f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
+            )
+    given = {"text": args.data, **_numbered(args.valid)}
+    files = {name: _absolute(path) for name, path in given.items()}
+    data, valid = _read_data(given)
+    from_shards = isinstance(data, Shards)
+    if args.tokenizer and from_shards:
+        raise NanoEulerError(
+            f"--data is {args.data}, shards with a tokenizer in them: expected no --tokenizer"
+        )
+    tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
+    tokenizer = data.tokenizer if from_shards else tokenizer
+    changes = _given(args, SHAPE)
+    if tokenizer and "vocab_size" not in changes:
+        changes["vocab_size"] = tokenizer.vocab_size
+    model_config = preset(args.preset or "small", **changes)
+    rows = TrainConfig(**_given(args, ["batch", "accumulate"]))
+    settings = _given(args, TRAINING)
+    config = TrainConfig(**{n: _in_steps(value, rows, model_config.context) for n, value in settings.items()})
+    _check_workers(args)
+    _not_negative(args, "profile")
+    device = choose(args.device or "cpu", args.precision, model_config)
+    options = dict(files=files, device=device, profile=args.profile)
+    if from_shards:
+        training.pretrain(args.run, data, valid, model_config, config, args.quiet, args.workers, **options)
+    else:
+        training.train(
+            args.run, data, model_config, config, tokenizer, str(args.data), valid, args.quiet, args.workers,
+            **options,
+        )  # fmt: skip
+    _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
+
+
+def _read_data(files):
+    """What `train` learns from and what it is measured on: two texts, or shards and a list of shards; None: a share."""
+    from nanoeuler_lib.text.data import read_text
+    from nanoeuler_lib.text.shards import Shards
+
+    valid = [path for name, path in files.items() if name.startswith("valid") and path]
+    if Path(files["text"]).is_dir():
+        return Shards(files["text"]), [Shards(path) for path in valid] or None
+    if len(valid) > 1:
+        raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
+    return read_text(files["text"]), read_text(valid[0]) if valid else None
+
+
+def _numbered(valid):
+    """The validation files by the names under which a run keeps them: valid, valid_2, ..."""
+    names = ["valid", *(f"valid_{number}" for number in range(2, len(valid or ()) + 1))]
+    return dict(zip(names, valid or [None], strict=True))
+
+
+def _in_steps(value, rows, context):
+    """A setting; if it was given in tokens, the number of steps, rounded up. rows: a configuration with its rows."""
+    if not isinstance(value, arguments.Tokens):
+        return value
+    return -(-value // (rows.batch * rows.accumulate * context))
+
+
+def report(args):
+    from nanoeuler_lib.training.report import report
+
+    page = report(args.run, args.out)
+    _print(args, {"page": str(page)}, f"{page}: written, with loss.png and layers.png beside it")
+
+
+def generate(args):
+    from nanoeuler_lib.speaking.generate import stream
+
+    found = _model(args)
+    pieces = []
+    options, prompt = _sampling(args) | {"propose": args.propose}, _utf8(args.prompt)
+    for piece in stream(found.model, found.tokenizer, prompt, args.tokens, **options):
+        if not args.json:
+            _say(piece if pieces else prompt + piece)
+        pieces.append(piece)
+    if not (pieces or args.json):
+        _say(prompt)
+    _print(args, {"prompt": prompt, "continuation": "".join(pieces)})
+
+
+def sft(args):
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.training import checkpoint, loop
+    from nanoeuler_lib.training import sft as tuning
+
+    began = time.perf_counter()
+    if args.resume:
+        settings = (name for name in TRAINING if name != "steps")
+        _only_resume(args, [*settings, "examples", "data_seed", "base", "precision"])
+        files, head = _files_of(args.resume, args, {"examples": "data"}, "sft")
+        _, *numbers = head["info"]["examples"]
+        config = TrainConfig.from_dict(head["train"])
+        *examples, _ = tuning.examples_of(files["examples"], *numbers, config.valid_fraction)
+        loop.resume(args.resume, *examples, args.quiet, files=files, steps=args.steps, device=args.device)
+        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
+        return
+    if args.run is None:
+        raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+    config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAINING))
+    _check_workers(args)
+    _not_negative(args, "examples", "data_seed")
+    data_seed = SFT_DATA_SEED if args.data_seed is None else args.data_seed
+    source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
+    base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
+    info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
+    info["files"] = {"examples": source[0] if source[0] in tuning.SOURCES else _absolute(source[0])}
+    examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
+    tuning.fine_tune(
+        args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
+        args.workers, device=choose(args.device or "cpu", args.precision, base.model.config),
+    )  # fmt: skip
+    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+
+def _files_of(run, args, options, command):
+    """The paths of the files that a run learns from, and the head of its latest checkpoint.
+
+    options: the run's name for a file -> the option that gives its new path; without one the old path holds.
+    """
+    from nanoeuler_lib.training import checkpoint
+    from nanoeuler_lib.training.sft import SOURCES
+
+    head = checkpoint.read_head(run)
+    info = head["info"]
+    begun_by = "sft" if "examples" in info else "train"
+    if head["train"] is None or begun_by != command:
+        raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
+    before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
+    several = [name for name in before if name.startswith("valid_")] if "valid" in options else []
+    given = {name: getattr(args, option) for name, option in options.items()}
+    if given.get("valid"):
+        if len(given["valid"]) != 1 + len(several):
+            raise NanoEulerError(
+                f"--valid is given {len(given['valid'])} times, expected {1 + len(several)}, as the run began"
+            )
+        given |= dict(zip(["valid", *several], given["valid"], strict=True))
+    files = {}
+    for name, option in (options | dict.fromkeys(several, "valid")).items():
+        files[name], now = before.get(name), given.get(name)
+        built_in = {("examples", source) for source in SOURCES}
+        needed = (name, files[name]) not in {("valid", None), *built_in}
+        if now is not None:
+            files[name] = now if (name, now) in built_in else _absolute(now)
+        elif needed and not (files[name] and _is_there(files[name])):
+            raise NanoEulerError(
+                f"{files[name] or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
+                f"where it is now: --{option} FILE"
+            )
+    return files, head
+
+
+def _is_there(name):
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _absolute(path):
+    return None if path is None else os.path.abspath(path)
+
+
+def _came_out(run, began, what):
+    """The last lines of a training: results, and how to look at them. If nobody takes these lines, that is no error."""
+    from nanoeuler_lib.training import checkpoint
+    from nanoeuler_lib.training.journal import duration
+    from nanoeuler_lib.training.run_folder import read_log
+
+    head, out = checkpoint.read_head(run), Voice(sys.stdout)
+    warnings = sum("warning" in entry for entry in read_log(run))
+    said = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
+    bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
+    validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
+    validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
+    out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{said}")
+    out.line(f"look at it: nanoeuler report {run}")
+    out.line(f"{what} {run}")
+
+
+def chat(args):
+    from nanoeuler_lib.command.ask import Loop
+    from nanoeuler_lib.speaking.chat import Chat
+    from nanoeuler_lib.training.sft import SOURCES
+
+    options = _sampling(args)
+    found = _model(args, "konigsberg-chat")
+    template = found.info.get("template", "plain")
+    stories = found.info.get("source") in SOURCES
+    loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, stories=stories, **options)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with suppress(ImportError):  # not on Windows: there lines cannot be edited
+            import readline  # noqa: F401  input() uses it: arrow keys, earlier lines
+        if stories:
+            print(
+                "This model knows stories from Königsberg and a few questions about each, and nothing else."
+            )
+        print("Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
+    while True:
+        try:
+            line = _utf8(input("> " if interactive else ""))
+        except EOFError:
+            return
+        except (NanoEulerError, UnicodeDecodeError) as error:  # a line that is not UTF-8 ends no conversation
+            _say(f"{error}\n")
+            continue
+        except KeyboardInterrupt:
+            _say("\n")
+            if not interactive:
+                raise
+            continue
+        if not loop.line(line):
+            return
+
+
+def _say(text):
+    """Print a model's text: to a terminal without control codes, to a pipe as it is."""
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def check(args):
+    from nanoeuler_lib import ops
+    from nanoeuler_lib.engine.device import CPU, choose
+    from nanoeuler_lib.model import gradcheck
+
+    device = choose(args.device or "cpu", args.precision)
+    if device != CPU:
+        return _check_engine(args, device)
+    tables, good = {}, True
+    with ops.use(args.ops):
+        for std in (0.3, 0.02):
+            rows = gradcheck.check_model(std=std)
+            tables[std] = rows
+            passed = all(row.ok for row in rows) if std == 0.3 else all(row.norm_rel <= 1e-6 for row in rows)
+            good = good and passed
+            if not args.json:
+                print(
+                    f"weights N(0, {std}); {gradcheck.DEFINITION if std == 0.3 else gradcheck.DEFINITION_NORM}"
+                )
+                print(gradcheck.table(rows, by_norm=std != 0.3))
+                print(
+                    f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n"
+                )
+    if args.json:
+        found = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
+        print(
+            json.dumps(
+                {"definition": gradcheck.DEFINITION, "passed": good, "weights_std": found}, default=str
+            )
+        )
+    return 0 if good else 1
+
+
+def _check_engine(args, device):
+    """The engine's gradients against the reference's."""
+    from nanoeuler_lib.model import gradcheck
+
+    rows = gradcheck.check_engine(device.place, device.precision)
+    good = all(row.norm_rel <= allowed for row, _, allowed in rows)
+    found = [
+        {"tensor": row.name, "error": row.norm_rel, "float32": own, "allowed": a} for row, own, a in rows
+    ]
+    facts = {
+        "definition": gradcheck.DEFINITION_ENGINE,
+        "device": str(device),
+        "passed": good,
+        "tensors": found,
+    }
+    text = f"{device}; {gradcheck.DEFINITION_ENGINE}\n{gradcheck.engine_table(rows)}"
+    _print(args, facts, f"{text}\n{'passed' if good else 'FAILED'}")
+    return 0 if good else 1
+
+
+def diagnose(args):
+    from nanoeuler_lib.school.drills.diagnose import TOOLS
+    from nanoeuler_lib.school.drills.diagnose import diagnose as examine
+
+    found = {}
+    for name, findings in examine(args.tool):
+        found[name] = findings
+        if not args.json:
+            lines = [f"FOUND   {name}: {finding}" for finding in findings]
+            print("\n".join(lines or [f"ok      {name}: {TOOLS[name][0].__doc__}"]), flush=True)
+    good = not any(found.values())
+    if args.json:
+        print(to_json({"sound": good, "findings": found}))
+    return 0 if good else 1
+
+
+def break_(args):
+    if not (Path(__file__).parents[1] / "school" / "drills" / "breaks.toml").exists():
+        raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break")
+    from nanoeuler_lib.school.drills import breaks
+
+    chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
+    if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
+        raise NanoEulerError(
+            "expected --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER or --seed N --reveal"
+        )
+    if args.hand_in:
+        right, text = breaks.hand_in(args.hand_in)
+        print(text)
+        return 0 if right else 1
+    if args.reveal:
+        seed, bug = (
+            (args.seed, breaks.bug_of(args.seed)) if args.reveal is True else breaks.found_in(args.reveal)
+        )
+        print(f"seed {seed}: {breaks.reveal(bug)}", end="")
+        return 0
+    out = breaks.plant(args.seed, args.out)
+    print(f"{out}: a copy of the package with one bug in it; begin with {out / 'README.md'}")
+    return 0
+
+
+def assign(args):
+    from nanoeuler_lib.school.assign import papers
+
+    seed = _stdin_text().strip() if args.seed == "-" else args.seed
+    if not seed:
+        raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
+    if args.grade:
+        _mark(args, seed)
+        return
+    out = args.out
+    if args.student is not None:
+        folders = {args.student: out or Path(f"paper-{args.chapter}-{args.student}")}
+    else:
+        out = out or Path(f"papers-{args.chapter}")
+        folders = {name: out / name for name in papers.roster(args.students)}
+    for student, folder in folders.items():
+        papers.hand_out(args.chapter, seed, student, folder)
+    said = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
+    if len(seed) < 12:
+        said += (
+            "; the seed is short: whoever tries all of that length has the data that papers are marked with"
+        )
+    _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, said)
+
+
+def _mark(args, seed):
+    from nanoeuler_lib.school.assign import papers
+
+    out = args.out or Path(f"marks-{args.chapter}")
+    papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
+    students = papers.submissions(args.grade)
+    _refuse_existing(out)
+    marks = {}
+    for student, answers in students.items():
+        marks[student] = papers.grade(args.chapter, seed, student, answers)
+        if not args.json:
+            row = marks[student]
+            points = f"{sum(m.points for m in row)} of {sum(m.of for m in row)}"
+            each = "  ".join(f"{m.problem} {m.points}" for m in row)
+            print(f"{printable(student):20} {points:10} {each}", flush=True)
+    papers.write_marks(out, args.chapter, marks)
+    told = {name: [vars(mark) for mark in row] for name, row in marks.items()}
+    said = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
+    _print(args, {"out": str(out), "students": told}, said)
+
+
+def info(args):
+    import numpy as np
+
+    from nanoeuler_lib.model import parameter_shapes
+    from nanoeuler_lib.model.plan import shapes
+
+    if args.run:
+        from nanoeuler_lib.training import checkpoint
+
+        found = checkpoint.load(args.run)
+        config = found.model.config
+        facts = {"checkpoint": str(found.path), "step": found.step, **found.info}
+        facts |= {"train": found.train.to_dict()} if found.train else {}
+    else:
+        config = preset(args.preset)
+        facts = {"preset": args.preset}
+    tensors = {name: list(shape) for name, shape in parameter_shapes(config).items()}
+    size = sum(int(np.prod(shape)) for shape in tensors.values())
+    layer, step, scratch = shapes(config, 1, config.context)
+    buffers = 4 * (config.layers * _count(layer) + _count(step) + _count(scratch))
+    lines = [
+        f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}"
+        for key, value in facts.items()
+        if key != "train"
+    ]
+    lines += [
+        f"model: {_shown(config.to_dict())}",
+        f"parameters: {size:,}, {4 * size / 1e6:,.1f} MB as float32; training keeps four times that",
+        f"buffers: {buffers / 1e6:,.1f} MB for a row of {config.context} tokens and its gradient",
+    ]
+    lines += [f"training: {_shown(facts['train'])}"] if "train" in facts else []
+    lines += [f"  {name:<20} {'x'.join(map(str, shape))}" for name, shape in tensors.items()]
+    sizes = {"parameters": size, "float32_bytes": 4 * size, "plan_bytes_one_row": buffers}
+    _print(args, facts | {"model": config.to_dict()} | sizes | {"tensors": tensors}, "\n".join(lines))
+
+
+def _shown(value):
+    """A fact as people read it, a table as its names and numbers."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{name.replace('_', ' ')} {one}" for name, one in value.items())
+    return one_line(str(value))
+
+
+def _count(shapes):
+    import math
+
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _given(args, names):
+    """The options that stand on the command line."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _only_resume(args, names):
+    if given := list(_given(args, [*names, "run", "workers"])):
+        raise NanoEulerError(
+            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
+        )
+
+
+def _check_workers(args):
+    if args.workers is not None and not 1 <= args.workers <= 4096:
+        raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
+
+
+def _model(args, default="konigsberg-small"):
+    """The checkpoint that --run names, by default one of the package, with its model on the device asked for.
+
+    Without --device that is the CPU: one token after another of a small model is faster there.
+    """
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.training import checkpoint
+
+    found = checkpoint.load(args.run or checkpoint.PRETRAINED / default)
+    if args.device or args.precision:
+        found.model = choose(args.device or "gpu", args.precision, found.model.config).place(found.model)
+    return found
+
+
+def _tokenizer(args):
+    from nanoeuler_lib.text.tokenizer import Tokenizer
+    from nanoeuler_lib.training.checkpoint import load_pretrained
+
+    return Tokenizer.load(args.tokenizer) if args.tokenizer else load_pretrained()[1]
+
+
+def _sampling(args):
+    _not_negative(args, "tokens", "seed")
+    return {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+
+
+def _not_negative(args, *names):
+    for name in names:
+        if (value := getattr(args, name)) is not None and value < 0:
+            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 or more")
+
+
+def _stdin_text():
+    """All of standard input, with its line ends as they are."""
+    stream = getattr(sys.stdin, "buffer", sys.stdin)
+    content = stream.read()
+    try:
+        return content.decode() if isinstance(content, bytes) else content
+    except UnicodeDecodeError as error:
+        raise NanoEulerError(
+            f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text"
+        ) from None
+
+
+def _utf8(text):
+    """The text of an argument or a line; refused if it holds bytes that are not UTF-8.
+
+    Under a locale such as POSIX, Python has decoded the bytes as something else; they are UTF-8.
+    """
+    try:
+        return os.fsencode(text).decode()
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        pass
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NanoEulerError(f"text: character {error.start} is not UTF-8, expected UTF-8 text") from None
+    return text
+
+
+def _write_bytes(content):
+    sys.stdout.flush()
+    if hasattr(sys.stdout, "buffer"):
+        sys.stdout.buffer.write(content)
+    else:
+        sys.stdout.write(content.decode(errors="replace"))
+
+
+def _progress(items, what, unit):
+    """The items, with a bar on standard error where that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, what, unit=f" {unit}", disable=None, leave=False, file=Voice(sys.stderr))
+
+
+def _refuse_existing(path):
+    if Path(path).exists():
+        raise NanoEulerError(f"{path}: exists already, expected a new file name")
+
+
+def _print(args, facts, text=""):
+    print(to_json(facts) if args.json else text)
+
+
+COMMANDS = {
+    "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
+    "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
+    "train": train, "sft": sft, "report": report, "generate": generate,
+    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
+    "info": info,
+}  # fmt: skip
+
+
+def parser() -> arguments.Parser:
+    """The argument parser of the `nanoeuler` command."""
+    return arguments.parser(COMMANDS)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped from outside)."""
+    _prepare_streams()
+    try:
+        try:
+            args, unknown = parser().parse_known_args(words)
+            if unknown:
+                args.parser.refuse(unknown)
+            code = args.function(args) or 0
+        except SystemExit as end:  # --help, --version
+            args, code = None, end.code or 0
+        _flush(must=getattr(args, "function", None) not in (train, sft))
+        return code
+    except NanoEulerError as error:
+        return _fail(error)
+    except MemoryError as error:
+        return _fail(error if str(error) else "not enough memory")
+    except KeyboardInterrupt:
+        _flush(must=False)
+        return 130
+    except BrokenPipeError:  # `nanoeuler corpus ... | head`
+        _flush(must=False)
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _fail(error):
+    _flush(must=False)
+    Voice(sys.stderr).line(f"nanoeuler: {one_line(str(error))}")
+    _flush(must=False)
+    return 2
+
+
+def _flush(must):
+    """Write out what was printed. must: raise if nobody takes what went to standard output."""
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: it was closed
+            with suppress(OSError, ValueError):
+                # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if must and stream is sys.stdout:
+                raise
+
+
+class _Closed(io.TextIOBase):
+    """A standard stream that the process was started without: using it is an error that names it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def write(self, text):
+        raise OSError(errno.EBADF, "is closed", self.name)
+
+    def read(self, size=-1):
+        raise OSError(errno.EBADF, "is closed", self.name)
+
+    readline = read
+
+
+def _prepare_streams():
+    """Make the three streams usable, whatever the process was started with."""
+    names = {"stdin": "standard input", "stdout": "standard output", "stderr": "standard error"}
+    for number, (stream, name) in enumerate(names.items()):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next file to be opened gets this number, and with it what is printed
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, _Closed(name))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it, a file gets UTF-8
+        sys.stdout.reconfigure(errors="replace", **({} if sys.stdout.isatty() else {"encoding": "utf-8"}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Reading C++ without a compiler: comments, brackets, macros, the branches that one side compiles."""
+
+import ast
+import operator
+import re
+
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\S[^\n]*?)[ \t]*$", re.M)
+_FUNCTION_MACRO = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(((?:[^()\n]|\\\n)*)\)((?:[^\n]*\\\n)*[^\n]*)", re.M
+)
+_ALIAS = re.compile(
+    r"(?<!\w)using\s+(\w+)\s*=\s*([\w\s:*<>,]+?)\s*;|(?<!\w)typedef\s+([\w\s:*<>,]+?)\s*\b(\w+)\s*;"
+)
+
+
+def blank_comments(source: str, strings: bool = False) -> str:
+    """The text with every comment (and string) replaced by blanks, each line where it was."""
+    pattern = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|(?<!\w)'(?:\\.|[^'\\\n])'"
+
+    def blank(match):
+        keep = match.group()[0] in "\"'" and not strings
+        return match.group() if keep else re.sub(r"[^\n]", " ", match.group())
+
+    return re.sub(pattern, blank, source, flags=re.S)
+
+
+def live(source: str, where: str) -> str:
+    """The text with blanks for what that side never compiles: the other branch of #ifdef __CUDACC__, and #if 0."""
+    lines, stack = source.split("\n"), []  # of (alive, was it decided) for each #if that is open
+    for number, line in enumerate(lines):
+        match = re.match(r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b\s*(.*)", line)
+        if not match:
+            lines[number] = line if all(alive for alive, _ in stack) else ""
+            continue
+        word, condition = match[1], match[2].strip()
+        if word == "endif":
+            stack[-1:] = []
+        elif word in ("else", "elif"):
+            alive, known = stack.pop() if stack else (True, False)
+            stack.append((not alive, True) if known and word == "else" else (True, False))
+        else:
+            gpu = re.fullmatch(
+                r"(!)?\s*(?:defined)?\s*\(?\s*__CUDA(?:CC|_ARCH)__\s*\)?(?:\s*>=?\s*\d+)?", condition
+            )
+            if gpu:
+                wanted = (gpu[1] is None) == (word != "ifndef")
+                stack.append(((where == "gpu") == wanted, True))
+            else:
+                stack.append((condition != "0", condition == "0"))
+    return "\n".join(lines)
+
+
+def hollow(text: str) -> str:
+    """The text with blanks between its brackets, also between the < and > around a type's arguments."""
+    partner, waiting, kept = {"(": ")", "[": "]", "{": "}", "<": ">"}, [], []
+    for character in text:
+        if waiting and character == waiting[-1]:
+            waiting.pop()
+        kept.append(character if not waiting or character == "\n" else " ")
+        if character in "([{" or (character == "<" and (not waiting or waiting[-1] == ">")):
+            waiting.append(partner[character])
+    return "".join(kept)
+
+
+def split(text: str) -> list[str]:
+    """What stands between the commas that are in no bracket."""
+    ends = [match.start() for match in re.finditer(",", hollow(text))]
+    return [text[i:j] for i, j in zip([0, *(e + 1 for e in ends)], [*ends, len(text)])]
+
+
+def words_of(text: str) -> dict[str, str]:
+    """What macros and names for types stand for."""
+    words = {m[1]: m[2] for m in _DEFINE.finditer(text)}
+    for match in _ALIAS.finditer(text):
+        words[match[1] or match[4]] = (match[2] or match[3]).strip()
+    return words
+
+
+def expand(text: str, words: dict[str, str]) -> str:
+    """The text with the words replaced by what they stand for, until none is left."""
+    for _ in range(8):
+        replaced = re.sub(r"\b[A-Za-z_]\w*", lambda m: words.get(m[0], m[0]), text)
+        if replaced == text:
+            break
+        text = replaced
+    return text
+
+
+def function_macros(text: str) -> dict[str, tuple[list[str], str]]:
+    """Parameters and body of each macro that takes arguments."""
+    return {
+        m[1]: (re.findall(r"\w+|\.\.\.", m[2]), m[3].replace("\\\n", " ").strip())
+        for m in _FUNCTION_MACRO.finditer(blank_comments(text))
+    }
+
+
+def code_only(source: str, strings: bool = False) -> str:
+    """The text with blanks for comments, the preprocessor's lines and, unless they are asked for, strings."""
+    bare = blank_comments(source, strings=not strings)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), bare, flags=re.M)
+
+
+def open_braces(code: str, place: int) -> list[int]:
+    """Where the braces stand that are open at a place, the outermost first."""
+    waiting = []
+    for match in re.finditer(r"[{}]", code[:place]):
+        if match[0] == "{":
+            waiting.append(match.start())
+        elif waiting:
+            waiting.pop()
+    return waiting
+
+
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
+
+
+def number(text: str, words: dict[str, str]) -> int | None:
+    """The value of a constant expression as far as it is sums and products; None if it takes a compiler to know."""
+    try:
+        return _value(ast.parse(expand(text, words).strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node):
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("no sum or product of whole numbers")
+
+
+def bracket_fault(source: str) -> tuple[int, str, int] | None:
+    """The first bracket without its partner: line, what is wrong, column; None if all have one."""
+    pairs, waiting = {")": "(", "]": "[", "}": "{"}, []
+    for line, code in enumerate(blank_comments(source, strings=True).split("\n"), 1):
+        for match in re.finditer(r"[][(){}]|;", code):
+            bracket, here = match[0], (line, match.start() + 1)
+            if bracket in "([{":
+                waiting.append((bracket, here))
+            elif bracket == ";":  # a ( may hold one, in `for`; a [ may not
+                if waiting and waiting[-1][0] == "[":
+                    break
+            elif waiting and waiting[-1][0] == pairs[bracket]:
+                waiting.pop()
+            elif waiting and waiting[-1][0] != "{":
+                break  # the open one is at fault: `f(a[i);`, `if (i < n {`
+            else:
+                return here[0], f"this {bracket} closes nothing", here[1]
+        else:
+            continue
+        break
+    if not waiting:
+        return None
+    bracket, (line, column) = waiting[-1]
+    return line, f"this {bracket} is never closed", column

@@ -1,0 +1,90 @@
+"""Finding the __device__ and __constant__ variables of a text, so that the checker can watch them as arrays."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nanoeuler_lib.cuda.source.reading import code_only, open_braces, split
+
+_KEYWORD = re.compile(r"(?<!\w)__(device|constant)__(?!\w)")
+_ATTRIBUTE = re.compile(r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
+_NAMESPACE = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+def announce_variables(source: str) -> str:
+    """The text with NANOEULER_DEVICE_VARIABLE(name, is it constant) behind each variable's declaration, on its line.
+
+    Variables become static: one called `free` does not take the place of the C library's function.
+    """
+    code = code_only(source)
+    for found in reversed(list(_declarations(code))):
+        calls = "".join(
+            f" NANOEULER_DEVICE_VARIABLE({name}, {str(found.constant).lower()});" for name in found.names
+        )
+        source = source[: found.end] + calls + source[found.end :]
+        linked = any(re.search(rf"\bextern\b[^;{{}}]*\b{name}\b", code) for name in found.names)
+        static = re.search(r"\bstatic\b", code[found.start : found.end])
+        if static and found.constant:  # __constant__ is static by itself
+            place = found.start + static.start()
+            source = source[:place] + " " * len("static") + source[place + len("static") :]
+        elif not static and not found.constant and not linked:
+            source = source[: found.keyword] + "__static__" + source[found.keyword + len("__device__") :]
+    return source
+
+
+@dataclass(frozen=True)
+class _Declaration:
+    """Where a declaration of variables begins, its first keyword stands, and it ends (behind its ;)."""
+
+    start: int
+    keyword: int
+    end: int
+    names: tuple[str, ...]
+    constant: bool
+
+
+def _declarations(code: str) -> Iterator[_Declaration]:
+    """The declarations at the top of the text or in a namespace, without templates and extern ones."""
+    seen = 0
+    for match in _KEYWORD.finditer(code):
+        start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
+        before = code[start : match.start()]
+        if match.start() < seen or re.search(r"\b(?:template|extern)\b", before):
+            continue
+        if any(not _NAMESPACE.search(code[:brace].rstrip()) for brace in open_braces(code, start)):
+            continue  # inside a function or a class
+        end, plain = _statement(code, match.end())
+        if plain is None or re.search(r"\bextern\b", plain):
+            continue
+        seen = end
+        names = [
+            re.findall(r"\w+", re.sub(r"\[[^]]*\]", "", part.partition("=")[0]))[-1:] for part in split(plain)
+        ]
+        yield _Declaration(
+            start,
+            match.start(),
+            end,
+            tuple(name[0] for name in names if name),
+            "__constant__" in code[start:end],
+        )
+
+
+def _statement(code: str, at: int) -> tuple[int, str | None]:
+    """Where a declaration ends, and its text less what stands in ( and {; None for a function or an unfinished one."""
+    text = _ATTRIBUTE.sub(lambda m: " " * len(m[0]), code[at:])
+    plain, waiting = "", []
+    for i, c in enumerate(text):
+        if not waiting and c == ";":
+            return at + i + 1, plain
+        if not waiting and c == "(" and "=" not in plain:
+            return at + i, None
+        if c in _PAIRS:
+            waiting.append(_PAIRS[c])
+        outside = not any(b != "]" for b in waiting)
+        if waiting and c == waiting[-1]:
+            waiting.pop()
+        elif c in ")]}" and not (waiting and c == waiting[-1]):
+            return at + i, None
+        plain += c if outside or c == "\n" else " "
+    return at + len(text), None

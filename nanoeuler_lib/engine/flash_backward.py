@@ -1,0 +1,178 @@
+"""FlashAttention's backward pass: gradients of `flash.forward` from its log-sum-exp, with no T x T matrix. Chapter 28.
+
+    launches = backward(dqkv, delta, dout, out, lse, qkv, heads, groups, scale)   # bound once, to run often
+    run(launches)
+
+By default there are two kernels, and each alone writes its results: one owns queries and makes dq and delta, the other
+owns keys and makes dk and dv. Two runs agree to the bit. `kernels/attention_backward.cu` has them; here their tiles are
+chosen.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.engine.flash import Card, _address, _checked_shapes, card, side_by_side
+from nanoeuler_lib.errors import NanoEulerError
+
+HEADS_TOGETHER, GROUPS_TOGETHER = 32, 64  # so many have their blocks side by side, the longest first
+SHORT = 64  # positions up to which a block of 128 rows would be half empty
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of `warps` warps has `rows` rows and takes `step` of the others at a time.
+
+    blocks: how many share a multiprocessor, which bounds a thread's registers; hold: how many of its two matrices stay
+    in registers as fragments, 0 to 2 (for queries 0 or 2).
+    """
+
+    rows: int
+    step: int
+    warps: int
+    blocks: int = 1
+    hold: int = 2
+
+    def bytes(self, width: int, size: int) -> int:
+        """Bytes of shared memory for heads of `width` numbers of `size` bytes each."""
+        return (2 * self.rows + 4 * self.step) * width * size + 16 * self.step
+
+
+# By the bytes of a row: the KB of shared memory from which on, tiles of the queries' kernel and of the keys' one. Two
+# blocks or more fit a multiprocessor, but for the widest rows. (Sweeps on an H200; those for less memory are untried.)
+SMALL, MEDIUM = Tile(64, 32, 4), Tile(64, 64, 4, 3)
+TILES = {
+    64: [(150, *[Tile(128, 128, 4, 3)] * 2), (99, *[Tile(128, 64, 4)] * 2), (48, SMALL, SMALL)],
+    128: [
+        (200, Tile(128, 128, 4), Tile(128, 128, 4, hold=1)),
+        (132, Tile(128, 64, 4), Tile(128, 64, 4, hold=1)),
+        (99, MEDIUM, MEDIUM),
+        (48, SMALL, SMALL),
+    ],
+    256: [(200, *[Tile(64, 64, 4)] * 2), (132, SMALL, SMALL), (48, *[Tile(32, 16, 2)] * 2)],
+    512: [(99, Tile(64, 16, 4), Tile(64, 16, 4, hold=0)), (64, Tile(16, 16, 1), Tile(16, 16, 1, hold=0))],
+}
+
+
+def tiles(size: int, width: int, time: int, shared: int, cores: bool = True) -> tuple[Tile, Tile]:
+    """Tiles of the queries' kernel and of the keys' one, for numbers of `size` bytes and texts of `time` positions.
+
+    shared: bytes of shared memory that a block may have; cores: the products run on tensor cores, not by shuffles,
+    which take many registers. Raises NanoEulerError where none fits.
+    """
+    for least, *pair in TILES[size * width]:
+        if shared >= least << 10 and (time > SHORT or pair[0].rows <= SHORT):
+            return tuple(tile if cores else replace(tile, hold=0) for tile in pair)
+    raise NanoEulerError(f"heads of {width} numbers take {least} KB of shared memory, got {shared} bytes")
+
+
+def backward(
+    dqkv,
+    delta,
+    dout,
+    out,
+    lse,
+    qkv,
+    heads: int,
+    groups: int,
+    scale: float,
+    *,
+    tables=None,
+    work=None,
+    tf32: bool = False,
+    where: str | None = None,
+    checked: bool = True,
+    on: Card | None = None,
+) -> list[cuda.Launch]:
+    """The launches, to run in this order, that fill dqkv and delta from what stands in the other arrays.
+
+    qkv, dqkv: [B, T, (H + 2G) C]; out, dout: [B, T, H C]; lse, delta: [B, H, T] float32; scale, tf32, where, checked,
+    on: as for `flash.forward`. tables: RoPE's cosines and sines, [T, C/2] float32 each, if gradients of what q and k
+    were before they were turned are wanted. work: [B, H, T, C] float32 to add up dq in, for five products in place of
+    seven, at the price of an order that is chance. A launch allocates nothing. Raises NanoEulerError for arrays that do
+    not fit each other or the kernels. Dao 2023, algorithm 2; chapter 28.
+    """
+    where = where or cuda.device()
+    on = on or card(where)
+    number, B, T, C = _checked_shapes(out, lse, qkv, heads, groups)
+    _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
+    cores = number != "float" or tf32
+    if number == "__half":
+        raise NanoEulerError("the backward pass takes bfloat16 (or uint16) and float32, got float16")
+    if cores and on.capability < 80:
+        what = "TF32" if tf32 else "bfloat16"
+        raise NanoEulerError(
+            f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}"
+        )
+    size, turn = qkv.dtype.itemsize, tables is not None
+    of_queries, of_keys = tiles(size, C, T, on.shared, cores)
+    if work is not None:  # room for dS beside the tiles
+        of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
+    if work is not None and size * of_keys.step < 64:
+        raise NanoEulerError(
+            f"`work` with heads of {C} numbers takes 80 KB of shared memory, got {on.shared} bytes"
+        )
+    names = _names(number, cores, C, of_queries, of_keys, turn, work is not None)
+    kernels = _module(names, where, checked)
+    cosine, sine = tables if turn else (lse, lse)  # any arrays: they are not read
+    shape, options = (T, heads, groups, float(scale)), {"seconds": 60.0}
+    keys = kernels[names[1]].bind(
+        side_by_side(B * groups, -(-T // of_keys.rows), GROUPS_TOGETHER), 32 * of_keys.warps,
+        (qkv, dout, lse, delta, dqkv, lse if work is None else work, cosine, sine, B * groups, *shape),
+        of_keys.bytes(C, size) + (of_keys.rows * of_keys.step * size if work is not None else 0), **options,
+    )  # fmt: skip
+    if work is None:
+        arguments = (qkv, out, dout, lse, delta, dqkv, cosine, sine, B * heads, *shape)
+        grid, threads = (
+            side_by_side(B * heads, -(-T // of_queries.rows), HEADS_TOGETHER),
+            32 * of_queries.warps,
+        )
+        return [kernels[names[0]].bind(grid, threads, arguments, of_queries.bytes(C, size), **options), keys]
+    few = min(1024, -(-B * heads * T // 8))  # blocks, of eight rows at a time
+    return [
+        kernels[names[0]].bind(few, 256, (out, dout, delta, work, B, T, heads), **options),
+        keys,
+        kernels[names[2]].bind(few, 256, (work, dqkv, cosine, sine, B, *shape), **options),
+    ]
+
+
+def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, turn: bool, atomic: bool):
+    """The instances of the templates, in the order of their launch."""
+
+    def name(kernel, *arguments):
+        written = (str(a).lower() if isinstance(a, bool) else str(a) for a in arguments)
+        return f"attention_backward_{kernel}<{', '.join(written)}>"
+
+    def tiled(kernel, tile, *flags):
+        hold = tile.hold if kernel == "keys" else tile.hold > 0
+        return name(kernel, number, cores, C, tile.rows, tile.step, tile.warps, tile.blocks, hold, *flags)
+
+    keys = tiled("keys", of_keys, turn, atomic)
+    if atomic:
+        return name("delta", number, C), keys, name("finish", number, C, turn)
+    return tiled("queries", of_queries, turn), keys
+
+
+@functools.cache
+def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
+    return cuda.module(
+        cuda.KERNELS / "attention_backward.cu", where=where, checked=checked, instantiate=names
+    )
+
+
+def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:
+    """Check the arrays that the forward pass does not have."""
+    single = np.dtype("float32")
+    wanted = [("dqkv", dqkv, qkv.shape, qkv.dtype), ("dout", dout, out.shape, qkv.dtype)]
+    wanted += [("delta", delta, lse.shape, single)]
+    wanted += [
+        (f"tables[{i}]", table, (qkv.shape[1], C // 2), single) for i, table in enumerate(tables or ())
+    ]
+    wanted += [("work", work, (*lse.shape, C), single)] if work is not None else []
+    for name, array, shape, dtype in wanted:
+        if array.shape != shape or array.dtype != dtype:
+            raise NanoEulerError(f"{name} is {shape} of {dtype}, got {array.shape} of {array.dtype}")
+        if name != "delta" and _address(array) % 16:
+            raise NanoEulerError(f"{name} starts at a multiple of 16 bytes, got {_address(array) % 16} more")

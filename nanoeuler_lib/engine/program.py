@@ -1,0 +1,524 @@
+"""The composites of a training step on the GPU: each puts kernel launches and matrix products on a list.
+
+    program = Program(config, "bfloat16")
+    forward(weights, plan, plan.tokens)          # the same text as on the CPU: here it writes the list
+    launches = program.take()
+    run(launches)                                # as often as wanted; on a card from the second time on a CUDA graph
+
+Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
+targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
+checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`. What only the CPU keeps is None
+(probs, sigmoid, the `work...` of products), `inv_sum` holds the log-sum-exp [B, H, T], and `work` is the plan's scratch
+space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
+`embedding.cu`, `adamw.cu`, `muon.cu`.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.cuda.blas import Product, product
+from nanoeuler_lib.engine import flash, flash_backward
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
+
+NUMBER = {"float32": "float", "tf32": "float", "bfloat16": "__nv_bfloat16"}
+THREADS = 256  # of a block whose threads do not depend on each other
+BLOCKS = 32  # of those blocks on each multiprocessor: enough that all of its threads are busy
+LOGITS = 256  # threads of a block that has a row of logits: while some blocks wait at a barrier, others load
+NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
+SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
+TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
+WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One launch of the list: its composite, the bytes that it must move, its floating-point operations."""
+
+    composite: str
+    launch: Any
+    bytes: int = 0
+    flops: int = 0
+
+    def __str__(self):
+        """kernel, grid, block and bytes of shared memory, or the shape of the product."""
+        if isinstance(self.launch, Product):
+            return f"{self.composite}: product {self.launch}"
+        if isinstance(self.launch, Copy):
+            return f"{self.composite}: {self.launch}"
+        return f"{self.composite}: {cuda.describe(self.launch)}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy between this machine's memory (`memory.pinned`) and the device's, either way, as part of a list."""
+
+    to: Any
+    source: Any
+
+    def __str__(self):
+        return f"copy of {self.source.nbytes} bytes"
+
+    def __call__(self):
+        if isinstance(self.to, np.ndarray) and isinstance(self.source, np.ndarray):
+            self.to[...] = self.source
+            return
+        from cupy.cuda import runtime, stream
+
+        to, source = (
+            x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (self.to, self.source)
+        )
+        kind, on = runtime.memcpyDefault, stream.get_current_stream().ptr
+        runtime.memcpyAsync(to, source, self.source.nbytes, kind, on)
+
+
+class Launches(list[Entry]):
+    """What a `Program` wrote, in the order in which it runs. where: "gpu" or "cpu"; graph: the same as a CUDA graph."""
+
+    def __init__(self, entries: list[Entry], where: str):
+        super().__init__(entries)
+        self.where, self.graph, self.has_run = where, None, False
+
+    def cut(self, composite: str) -> tuple["Launches", "Launches"]:
+        """The launches before the first one of a composite, and the rest."""
+        at = [entry.composite for entry in self].index(composite)
+        return Launches(self[:at], self.where), Launches(self[at:], self.where)
+
+
+def run(launches: Launches) -> None:
+    """One launch after another. On a card a list that runs again is captured in a CUDA graph: one launch for all."""
+    if launches.graph is not None:
+        return launches.graph.launch()
+    if launches.where == "gpu" and launches.has_run:  # what a first launch loads or asks memory for is there
+        launches.graph = _captured(launches)
+        return launches.graph.launch()
+    for entry in launches:
+        entry.launch()
+    launches.has_run = True
+
+
+def wait(launches: Launches) -> None:
+    """Until what `run` has begun is done, so that this machine may read what a list copied to it."""
+    if launches.where == "gpu":
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def _captured(launches):
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            for entry in launches:
+                entry.launch()
+        finally:
+            graph = stream.end_capture()
+    return graph
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The gradient of the residual stream: `full` [N, D] float32, and `half`, the same as products take it."""
+
+    full: Any
+    half: Any
+
+
+def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
+    """Raise NanoEulerError if the kernels do not take the model, or the card does not have the precision."""
+    if precision not in NUMBER:
+        raise NanoEulerError(f"precision is {precision!r}, expected one of {', '.join(NUMBER)}")
+    if precision != "float32" and on.capability < 80:
+        raise NanoEulerError(
+            f"{precision} needs compute capability 8.0, this card has {on.capability / 10}: expected float32"
+        )
+    if config.head_dim not in flash.WIDTHS:
+        raise NanoEulerError(
+            f"head width dim/heads is {config.head_dim}, expected 32, 64 or 128 on the GPU: or use --device cpu"
+        )
+    for name in ("dim", "ffn", "vocab_size"):
+        value = getattr(config, name)
+        if value % 8 or value > WIDEST:
+            raise NanoEulerError(
+                f"{name} is {value}, expected a multiple of 8 up to {WIDEST} on the GPU: or use --device cpu"
+            )
+
+
+class Program:
+    """The composites, and the list that they write.
+
+    precision: "float32", "tf32" or "bfloat16"; where, checked: as for `cuda.module`; on: the card to choose for.
+    Raises NanoEulerError for what the kernels do not take.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        precision: str = "float32",
+        where: str | None = None,
+        checked: bool = True,
+        on: flash.Card | None = None,
+    ):
+        self.where, self.on = where or cuda.device(), on or flash.card(where)
+        check_config(config, precision, self.on)
+        self.number, self.tf32, self.checked = NUMBER[precision], precision == "tf32", checked
+        self.config, self.entries = config, []
+
+    def take(self) -> Launches:
+        """What was recorded since the last call."""
+        taken, self.entries = Launches(self.entries, self.where), []
+        return taken
+
+    # ---- writing the list ------------------------------------------------------------------------------------
+
+    def _add(self, composite, launch, bytes=0, flops=0):
+        self.entries.append(Entry(composite, launch, bytes, flops))
+
+    def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
+        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
+
+    def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
+        self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
+
+    def _engine_file(self):
+        return self._file("engine.cu", engine_kernels(self.number, self.config))
+
+    def _file(self, name, instantiate=(), add=False):
+        return _module(name, instantiate, self.where, self.checked, add)
+
+    def _product(self, composite, c, a, b, **options):
+        made = product(c, a, b, tf32=self.tf32, **options)
+        moved = a.nbytes + b.nbytes + c.nbytes * (1 if made.plus is None else 2)
+        self._add(composite, made, moved, 2 * math.prod(made.shape))
+
+    def _blocks(self, threads):
+        """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""
+        return min(-(-threads // THREADS), BLOCKS * self.on.processors)
+
+    def copy(self, composite, to, source):
+        """to = source, of which one may lie in `memory.pinned`."""
+        self._add(composite, Copy(to, source), source.nbytes)
+
+    # ---- the composites, in the order of the model -----------------------------------------------------------
+
+    def zero(self, x):
+        """x = 0."""
+        full = x.full if isinstance(x, Residual) else x
+        self._engine(
+            "zero", "zero", self._blocks(full.size // 4), THREADS, (full, full.size // 4), full.nbytes
+        )
+
+    def round_to(self, half, full):
+        """half = full, as products take it. Both flat, of a multiple of 4 numbers."""
+        grid, arguments = self._blocks(full.size // 4), (full, half, full.size // 4)
+        self._engine("round", f"round_to<{self.number}>", grid, THREADS, arguments, full.nbytes + half.nbytes)
+
+    def embed(self, x, tokens, table):
+        """x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [N] int32; table: [V, D] float32."""
+        N, D = x.shape
+        arguments = tokens, table, x, N, D
+        file = self._file("embedding.cu")
+        self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
+
+    def embed_back(self, dtable, dx, tokens, work, accumulate):
+        """dtable[v] (+)= the sum of dx[n] over positions of token v.
+
+        work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
+        """
+        self._count_in_32_bits(dx.full, dtable)
+        N, D = dx.full.shape
+        file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
+        arguments = work.shares, work.order, work.sorted, dx.full, dtable, N, D
+        moved = dx.full.nbytes + dtable.nbytes
+        self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
+
+    def _count_in_32_bits(self, *arrays):
+        """Raises NanoEulerError for arrays with more elements than embedding_backward can count."""
+        if (most := max(array.size for array in arrays)) >= 1 << 32:
+            message = f"the embedding's gradient has arrays of {most:,} numbers, expected fewer than 2^32"
+            raise NanoEulerError(message)
+
+    def linear(self, y, x, w):
+        """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
+        self._product("linear", y, x, w)
+
+    def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
+        """dx = dy w^T, dw (+)= x^T dy."""
+        dy = dy.half if isinstance(dy, Residual) else dy
+        self._product("linear_back", dx, dy, w, transpose_b=True)
+        self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
+
+    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
+        """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; x may be before; delta None adds nothing."""
+        N, D = x.shape
+        threads, keep = _row(D)
+        kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
+        arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
+        moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
+        self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
+
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+        """dx += the gradient through rmsnorm; dgain (+)= its own. x is not read: y / gain is x rstd."""
+        N, D = y.shape
+        threads, keep = _row(D)
+        blocks = min(N, NORM_BLOCKS * self.on.processors)
+        part = work.gain_parts[:blocks]
+        arguments = dy, y, gain, rstd, dx.full, dx.half, part, N, D
+        moved = dy.nbytes + y.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
+        kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
+        self._engine("add_rmsnorm_back", kernel, blocks, threads, arguments, moved)
+        self._sum_parts("add_rmsnorm_back", part, dgain, accumulate)
+
+    def _sum_parts(self, composite, parts, to, accumulate):
+        rows, columns = parts.shape
+        arguments = parts, to, rows, columns, int(accumulate)
+        self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
+
+    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+        """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
+        self._product("qkv_rope", qkv, y, w)
+        N, pitch = qkv.shape
+        heads, C = config.heads + config.kv_heads, config.head_dim
+        grid = -(-N * heads * C // 8 // THREADS)
+        arguments = qkv, rope.cos, rope.sin, N, len(rope.cos), heads, C, pitch
+        self._engine(
+            "qkv_rope",
+            f"rope_packed<{self.number}>",
+            grid,
+            THREADS,
+            arguments,
+            2 * N * heads * C * qkv.itemsize,
+        )
+
+    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+        """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
+        self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
+        self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
+
+    def attention(self, y, probs, lse, qkv, config):
+        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
+        B, _, T = lse.shape
+        for launch in flash.forward(
+            y.reshape(B, T, -1), lse, qkv.reshape(B, T, -1), config.heads, config.kv_heads,
+            1 / math.sqrt(config.head_dim), tf32=self.tf32, where=self.where, checked=self.checked, on=self.on,
+        ):  # fmt: skip
+            work = 2 * B * config.heads * T * (T + 1) * config.head_dim  # two products, half of each square
+            self._add("attention", launch, qkv.nbytes + y.nbytes, work)
+
+    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
+        """dqkv of `attention` and of RoPE before it."""
+        B, _, T = lse.shape
+        batched = [x.reshape(B, T, -1) for x in (dqkv, dy, y, qkv)]
+        launches = flash_backward.backward(
+            batched[0], work.along, batched[1], batched[2], lse, batched[3], config.heads, config.kv_heads,
+            1 / math.sqrt(config.head_dim), tables=(work.rope.cos, work.rope.sin), tf32=self.tf32,
+            where=self.where, checked=self.checked, on=self.on,
+        )  # fmt: skip
+        for products, launch in zip((3, 4), launches, strict=True):  # of the first kernel, of the second
+            flops = products * B * config.heads * T * (T + 1) * config.head_dim
+            self._add("attention_back", launch, 2 * qkv.nbytes + 2 * y.nbytes, flops)
+
+    def swiglu(self, hidden, sigmoid, gate_up):
+        """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
+        N, F = hidden.shape
+        grid, arguments = self._blocks(hidden.nbytes // 16), (gate_up, hidden, N, F)
+        self._engine(
+            "swiglu",
+            f"swiglu_packed<{self.number}>",
+            grid,
+            THREADS,
+            arguments,
+            gate_up.nbytes + hidden.nbytes,
+        )
+
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+        """dgate_up of `swiglu`."""
+        N, F = dhidden.shape
+        arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
+        kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
+        self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)
+
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+        """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
+
+        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32; work_logits:
+        [rows, K V]; dy: [N, D]; dw: [D, K V] float32. With dy and dw None only the losses are computed.
+        """
+        N, K = losses.shape
+        V, gradient = w.shape[1] // K, dw is not None
+        threads, keep = _row(V, LOGITS)
+        kernel = f"heads_cross_entropy<{self.number}, {keep}, {_flag(gradient)}>"
+        for start in range(0, N, len(work_logits)):
+            rows = slice(start, min(start + len(work_logits), N))
+            count = rows.stop - rows.start
+            z = work_logits[:count, : K * V]
+            self._product("heads_loss", z, y[rows], w)
+            arguments = z, targets[rows], scale, losses[rows], V, K
+            moved = z.nbytes * (2 if gradient else 1)
+            self._engine("heads_loss", kernel, count * K, threads, arguments, moved)
+            if gradient:
+                self._product("heads_loss", dy[rows], z, w, transpose_b=True)
+                add = bool(accumulate) or start > 0
+                self._product("heads_loss", dw, y[rows], z, transpose_a=True, add=add)
+
+    # ---- the optimiser, over all parameters at once ----------------------------------------------------------
+
+    def sum_losses(self, sums, losses, work, accumulate):
+        """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
+        (N, K), parts = losses.shape, work.loss_parts
+        file, grid, arguments = self._file("reductions.cu"), (1, len(parts)), (losses, parts, N, K)
+        self._launch("sum_losses", file, "column_sums", grid, (32, 8), arguments, losses.nbytes)
+        self._sum_parts("sum_losses", parts, sums, accumulate)
+
+    def norm(self, factor, g, limit, work):
+        """factor = (what clipping multiplies g by, the norm of g). g: flat, [n]; factor: [2]."""
+        parts, file = work.square_parts, self._file("adamw.cu")
+        self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
+        self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
+
+    def refuse(self, factor, sums):
+        """Make the norm in factor NaN if one of sums [K] is NaN or infinite: then `adamw` moves nothing."""
+        self._engine("norm", "refuse", 1, 32, (sums, factor, len(sums)))
+
+    def adamw(self, params, grads, m, v, copy, factor, step, decayed, settings):
+        """One step of AdamW over flat arrays; copy: bfloat16 of the same length, or None. step: [3] float32.
+
+        decayed: how many numbers, from the first on, belong to matrices; settings: a `TrainConfig`.
+        """
+        numbers = params.size, decayed, settings.beta1, settings.beta2, settings.adam_eps, settings.decay
+        arrays = (params, grads, m, v) if copy is None else (params, grads, m, v, copy)
+        kernel, moved = "adamw" if copy is None else "adamw_and_copy", 7 * params.nbytes
+        moved += 0 if copy is None else copy.nbytes
+        file = self._file("adamw.cu") if copy is None else self._engine_file()
+        arguments, grid = (*arrays, factor, step, *numbers), self._blocks(params.size // 4)
+        self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
+
+    def muon(self, p, g, m, copy, factor, step, beta, decay, work, widths=None):
+        """One step of Muon. p, g, m: [R, C] float32; copy: bfloat16 [R, C], or None; factor, step: as of `adamw`; work:
+        `memory.muon_shapes`; widths: of matrices that stand side by side, multiples of 4, by default of a single one.
+        """
+        start = 0
+        for width in widths or [p.shape[1]]:
+            self._muon(p, g, m, copy, factor, step, float(beta), float(decay), work, start, width)
+            start += width
+
+    def _muon(self, p, g, m, copy, factor, step, beta, decay, work, start, C):
+        """For the C columns from `start` on. A tall matrix has its smaller Gram matrix on the right: none is turned."""
+        R, row = p.shape
+        if row % 4 or start % 4 or C % 4:
+            raise NanoEulerError(
+                f"columns of Muon's matrices are multiples of 4, got {C} from {start} on of {row}"
+            )
+        wide, place, size = R <= C, (R * C // 4, row // 4, start // 4, C // 4), 4 * R * C
+        file, parts = self._file("muon.cu", muon_kernels(self.number)), work.muon_parts
+        x, y = (whole.reshape(-1)[: R * C].reshape(R, C) for whole in (work.muon_x, work.muon_y))
+        side = min(R, C)
+        gram, inner = (
+            w.reshape(-1)[: side**2].reshape(side, side) for w in (work.muon_gram, work.muon_inner)
+        )
+
+        def launch(kernel, grid, arguments, moved):
+            self._launch("muon", file, f"{kernel}<{self.number}>", grid, THREADS, arguments, moved)
+
+        momentum = g, m, factor, parts, *place, beta
+        self._launch("muon", file, "muon_momentum", len(parts), THREADS, momentum, 3 * size)
+        direction = g, m, factor, parts, len(parts), x, *place, beta, SMALLEST
+        launch("muon_direction", self._blocks(place[0]), direction, 2 * size + x.nbytes)
+        a, b, c = QUINTIC
+        for _ in range(SCHULZ_STEPS):
+            self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, small_clusters=True)
+            self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, small_clusters=True)
+            self._product(
+                "muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, small_clusters=True
+            )
+            x, y = y, x
+        to = p if copy is None else copy
+        move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay
+        launch("muon_move", self._blocks(place[0]), move, 2 * size + 2 * x.nbytes)
+
+    # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
+
+    def project(self, out, x, w, eps):
+        """out = norm(x) w^T, or with eps None out += x w^T. x: [rows, I]; w: [O, I]; out: [rows, O]."""
+        flags = "false, true" if eps is None else "true, false"
+        kernel = f"project<{self.number}, {_together(len(x))}, {x.shape[1]}, {flags}>"
+        self._multiply("project", kernel, out, x, w, eps or 0)
+
+    def project_glu(self, hidden, x, w, eps):
+        """hidden = silu(gate) up, with gate and up = norm(x) w^T. x: [rows, I]; w: [2F, I]; hidden: [rows, F]."""
+        kernel = f"project_glu<{self.number}, {_together(len(x))}, {x.shape[1]}>"
+        self._multiply("project_glu", kernel, hidden, x, w, eps)
+
+    def _multiply(self, composite, kernel, out, x, w, eps):
+        (rows, inputs), outputs = x.shape, out.shape[1]
+        names = products(self.number, self.config, rows)
+        blocks = min(-(-outputs // 8), 8 * self.on.processors)
+        arguments, shared = (x, w, out, rows, outputs, float(eps)), rows * (4 * inputs + 16)
+        self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
+
+    def attend(self, out, qkv, cos, sin, cache, position, config):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
+        rows, C = len(qkv), config.head_dim
+        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
+        grid, shared = (config.heads, rows), 4 * (33 * C + 32)
+        kernel = f"attend<{self.number}>"
+        self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
+
+    def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes):
+        launch = self._file("decode.cu", names)[kernel].bind(
+            grid, block, arguments, shared, seconds=60.0, overlap=True
+        )
+        self._add(composite, launch, bytes)
+
+
+@functools.cache
+def engine_kernels(number: str, config: ModelConfig) -> tuple[str, ...]:
+    """The instances of the templates of engine.cu that a model needs, compiled together."""
+    (_, row), (_, logits), flags = _row(config.dim), _row(config.vocab_size, LOGITS), ("true", "false")
+    names = [f"add_rmsnorm<{number}, {row}, {add}>" for add in flags]
+    names += [f"heads_cross_entropy<{number}, {logits}, {gradient}>" for gradient in flags]
+    plain = "rope_packed", "swiglu_packed", "swiglu_packed_back", "round_to"
+    return (*names, f"add_rmsnorm_back<{number}, {row}>", *(f"{name}<{number}>" for name in plain))
+
+
+def products(number: str, config: ModelConfig, rows: int) -> tuple[str, ...]:
+    """The instances of the templates of decode.cu that multiply so many rows, compiled when they are needed."""
+    rows, D = _together(rows), config.dim
+    added = [f"project<{number}, {rows}, {I}, false, true>" for I in sorted({D, config.ffn})]
+    return f"project<{number}, {rows}, {D}, true, false>", f"project_glu<{number}, {rows}, {D}>", *added
+
+
+def muon_kernels(number: str) -> tuple[str, ...]:
+    """The instances of the templates of muon.cu that a model needs."""
+    return f"muon_direction<{number}>", f"muon_move<{number}>"
+
+
+def _together(rows: int) -> int:
+    """The instance of a decoding kernel for so many rows."""
+    return next(most for most in TOGETHER if rows <= most)
+
+
+def _flag(value) -> str:
+    return "true" if value else "false"
+
+
+def _row(width: int, few: int = 512) -> tuple[int, int]:
+    """Threads of a block that keeps a row, and how many fours each keeps; few: the most of a row up to 16 few wide."""
+    threads = min(few if width <= 16 * few else 512, 32 * -(-width // 128))
+    return threads, -(-width // (4 * threads))
+
+
+@functools.cache
+def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, add: bool = False):
+    defines = {"ADD": 1} if add else {}
+    return cuda.module(
+        cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines
+    )

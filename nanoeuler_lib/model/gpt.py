@@ -1,0 +1,207 @@
+"""The model: its parameters, and one straight line through forward and backward.
+
+    x = embed(tokens)
+    for each layer:  x = x + attention(rmsnorm(x));  x = x + swiglu(rmsnorm(x))
+    losses of K heads on rmsnorm(x)
+
+Pre-norm RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, untied heads; head k predicts token t+1+k.
+`forward` and `backward` only call composites (`ops`), so they are the same text on every backend.
+"""
+
+import numpy as np
+
+from nanoeuler_lib import ops
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.parameters import Parameters, init, parameter_shapes
+from nanoeuler_lib.model.plan import Plan
+
+__all__ = [
+    "GPT",
+    "Parameters",
+    "backward",
+    "forward",
+    "head_weights",
+    "init",
+    "loss_scale",
+    "parameter_shapes",
+]
+
+
+def loss_scale(targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weight of one position in the loss, for each prediction head.
+
+    targets: [..., K] with -1 for "no target"; weights: [K]. The loss is the sum over heads of weight times the mean
+    over that head's valid targets, so a position counts weight / (number of valid targets); 0 for a head with none.
+    """
+    valid = (targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0)
+    return np.where(valid > 0, np.asarray(weights) / np.maximum(valid, 1), 0.0)
+
+
+def head_weights(config: ModelConfig, later_heads: float = 0.25) -> np.ndarray:
+    """Loss weights [K]: 1 for head 0, `later_heads` for the others."""
+    return np.array([1.0] + [later_heads] * (config.predict - 1))
+
+
+def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
+    """Run the trunk: fill the plan's buffers up to `plan.y_final`, [N, D].
+
+    tokens: integers [B, T] as the plan was made for.
+    """
+    op, config, eps = plan.op, plan.config, plan.config.norm_eps
+    before, delta = plan.layers[0].x1, None
+    op.embed(before, tokens.reshape(-1), params["embed"])
+    for i, a in enumerate(plan.layers):
+        w = {
+            name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
+        }
+        op.add_rmsnorm(a.x1, a.y1, a.rstd1, before, delta, w["norm1"], eps)
+        op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config, plan.work_qkv_weight)
+        op.attention(a.attended, a.probs, a.inv_sum, a.qkv, config)
+        op.linear(plan.delta, a.attended, w["out"])
+        op.add_rmsnorm(a.x2, a.y2, a.rstd2, a.x1, plan.delta, w["norm2"], eps)
+        op.linear(a.gate_up, a.y2, w["gate_up"])
+        op.swiglu(a.hidden, a.sigmoid, a.gate_up)
+        op.linear(plan.delta, a.hidden, w["down"])
+        before, delta = a.x2, plan.delta
+    op.add_rmsnorm(plan.x_final, plan.y_final, plan.rstd_final, before, delta, params["norm_final"], eps)
+
+
+def backward(
+    params: Parameters,
+    grads: Parameters,
+    plan: Plan,
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    scale: np.ndarray,
+    accumulate: bool = False,
+) -> None:
+    """After `forward`: fill `plan.losses` [N, K] and the gradients of (plan.losses * scale).sum().
+
+    targets: [B, T, K], -1 for "no target"; scale: [K]; accumulate: add to `grads` instead of overwriting.
+    """
+    op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
+    targets = targets.reshape(-1, config.predict)
+    op.heads_loss(
+        plan.losses, plan.dy, grads["heads"], plan.y_final, params["heads"], targets, scale,
+        plan.work_logits, plan.work_weight, add,
+    )  # fmt: skip
+    dx, dy = plan.dx, plan.dy
+    plan.clear(dx)
+    gain = params["norm_final"]
+    op.add_rmsnorm_back(
+        dx, grads["norm_final"], dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, plan.work, add
+    )
+    for i, a in reversed(list(enumerate(plan.layers))):
+        w = {
+            name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
+        }
+        dw = {name: grads[f"layers.{i}.{name}"] for name in w}
+        op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], plan.work_weight, add)
+        op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up, plan.work)
+        op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], plan.work_weight, add)
+        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, plan.work, add)
+        op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], plan.work_weight, add)
+        op.attention_back(
+            plan.dqkv, plan.dattended, a.attended, a.probs, a.inv_sum, a.qkv, config,
+            plan.work_heads, plan.work_probs,
+        )  # fmt: skip
+        op.qkv_rope_back(
+            dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config,
+            plan.work_qkv_weight, plan.work_weight, add,
+        )  # fmt: skip
+        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, plan.work, add)
+    op.embed_back(grads["embed"], dx, tokens.reshape(-1), plan.work, add)
+
+
+class GPT:
+    """A model: a configuration, its parameters, and plans made when a batch of a new shape comes.
+
+    Raises NanoEulerError when given tokens that the configuration does not allow.
+    """
+
+    def __init__(
+        self, config: ModelConfig, params: Parameters | None = None, seed: int = 0, dtype=np.float32
+    ):
+        self.config = config
+        self.params = init(config, seed, dtype=dtype) if params is None else params
+        self._plan = None
+
+    @property
+    def dtype(self):
+        return self.params.flat.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.params.flat.size
+
+    def plan(self, batch: int, time: int) -> Plan:
+        """The plan for [batch, time]; the last one is kept."""
+        if self._plan is None or (self._plan.batch, self._plan.time) != (batch, time):
+            self._plan = Plan(self.config, batch, time, self.dtype)
+        return self._plan
+
+    def decoder(self, ahead: int = 0):
+        """A `Decoder` of this model, which has seen nothing yet; ahead: later heads it will be asked for."""
+        return Decoder(self)
+
+    def _check(self, tokens):
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+            raise NanoEulerError(f"tokens are {tokens.dtype} {list(tokens.shape)}, expected integers [B, T]")
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.config.vocab_size:
+            low, high = tokens.min(), tokens.max()
+            raise NanoEulerError(f"tokens lie in {low}..{high}, expected 0..{self.config.vocab_size - 1}")
+        return tokens
+
+    def hidden(self, tokens: np.ndarray) -> np.ndarray:
+        """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
+        tokens = self._check(tokens)
+        plan = self.plan(*tokens.shape)
+        forward(self.params, plan, tokens)
+        return plan.y_final.reshape(*tokens.shape, self.config.dim).copy()
+
+    def logits(self, tokens: np.ndarray, head: int = 0) -> np.ndarray:
+        """Logits of one prediction head for tokens [B, T]: [B, T, V]."""
+        V = self.config.vocab_size
+        return self.hidden(tokens) @ self.params["heads"][:, head * V : (head + 1) * V]
+
+    def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Nats at each position, without gradients.
+
+        tokens: [B, T]; targets: [B, T] for head 0, or [B, T, K] for the first K heads. Returns an array like targets,
+        0 where the target is -1.
+        """
+        tokens = self._check(tokens)
+        plan = self.plan(*tokens.shape)
+        forward(self.params, plan, tokens)
+        heads = (*targets.shape, 1)[2]  # 1 for [B, T]
+        losses = np.empty((tokens.size, heads), self.dtype)
+        ops.active().heads_loss(
+            losses, None, None, plan.y_final, self.params["heads"][:, : heads * self.config.vocab_size],
+            targets.reshape(-1, heads), np.ones(heads), plan.work_logits, None, False,
+        )  # fmt: skip
+        return losses.reshape(targets.shape)
+
+    def loss(self, tokens: np.ndarray, targets: np.ndarray, weights=None) -> float:
+        """The loss alone, the number that `loss_and_gradients` gives with the same arguments."""
+        weights = head_weights(self.config) if weights is None else weights
+        scale = loss_scale(targets, weights)
+        return float((self.losses(tokens, targets) * scale).sum(dtype=np.float64))
+
+    def loss_and_gradients(
+        self, tokens: np.ndarray, targets: np.ndarray, weights=None
+    ) -> tuple[float, Parameters]:
+        """The loss and its gradient with respect to every parameter.
+
+        tokens: [B, T]; targets: [B, T, K], -1 for "no target"; weights: [K], by default `head_weights(config)`.
+        """
+        tokens = self._check(tokens)
+        weights = head_weights(self.config) if weights is None else weights
+        plan, grads = self.plan(*tokens.shape), Parameters(self.config, self.dtype)
+        scale = loss_scale(targets, weights)
+        forward(self.params, plan, tokens)
+        backward(self.params, grads, plan, tokens, targets, scale)
+        return float((plan.losses * scale).sum(dtype=np.float64)), grads

@@ -1,0 +1,1 @@
+"""For learners and instructors: bugs to find (`drills`), papers that mark themselves (`assign`)."""

@@ -1,0 +1,138 @@
+"""Chapter 05: quotients from points of any spacing, a verdict, and the noise of a function."""
+
+import numpy as np
+
+from nanoeuler_lib.school.assign.problems import Problem, measure, near, number, pick, repair
+
+
+def paper(rng: np.random.Generator) -> list[Problem]:
+    return [_derive(rng), _repair(rng), _measure(rng)]
+
+
+def _derive(rng):
+    s, d, kappa = number(rng, -0.6, 0.6), number(rng, 0.3, 1.2), number(rng, 0.2, 0.9)
+    slope = lambda k, x: k * x ** (k - 1) if k else 0.0
+    bend = lambda k, x: k * (k - 1) * x ** (k - 2) if k > 1 else 0.0
+    mean = lambda k: ((s + d) ** (k + 1) - s ** (k + 1)) / ((k + 1) * d)
+    options = [
+        (f"f'({s})", lambda k: slope(k, s)),
+        (f"f'({s}) + {kappa} f({s + 1:.2f})", lambda k: slope(k, s) + kappa * (round(s + 1, 2)) ** k),
+        (f"the mean of f over [{s}, {s + d:.2f}]", mean),
+        (f"f({s}) - {kappa} f'({s})", lambda k: s**k - kappa * slope(k, s)),
+        (f"f''({s}) + {kappa} f'({s})", lambda k: bend(k, s) + kappa * slope(k, s)),
+        (f"f'({s + d:.2f}) - f'({s})", lambda k: slope(k, round(s + d, 2)) - slope(k, s)),
+        (f"{kappa} f({s}) plus the mean of f over [{s}, {s + d:.2f}]", lambda k: kappa * s**k + mean(k)),
+    ]
+    words, moment = pick(rng, options)
+    text = (
+        "You know a function f at n points only, the `offsets`. Find weights w for which the sum of w[i] "
+        "f(offsets[i]) is\n\n"
+        f"> {words}\n\nfor every polynomial f of degree less than n. The offsets are different from each "
+        "other, from 1 to 6 of them, in any order."
+    )
+    contract = (
+        'def weights(offsets):\n    """Weights [n] for offsets [n]."""\n    return None  # your code here\n'
+    )
+
+    def calls(rng):
+        return [
+            ((rng.permutation(np.cumsum(rng.uniform(0.4, 0.9, n))) - 1.5,), None) for n in (1, 2, 3, 4, 5, 6)
+        ]
+
+    def judge(inputs, _, found):
+        (offsets,) = inputs
+        if len(found) != 1 or found[0].shape != offsets.shape or found[0].dtype.kind != "f":
+            return f"expected one array of shape {offsets.shape}"
+        for k in range(len(offsets)):
+            value, terms = float((found[0] * offsets**k).sum()), float(np.abs(found[0] * offsets**k).sum())
+            if not abs(value - moment(k)) <= 1e-8 * (1 + terms):
+                return f"with {len(offsets)} offsets, the sum for f(x) = x^{k} is {value:.6g}"
+        return ""
+
+    return Problem("weights", 4, "A quotient of your own", text, contract, calls, judge)
+
+
+def _repair(rng):
+    constants = {"a": number(rng, 0.01, 0.09), "r": number(rng, 0.02, 0.2)}
+    template = """
+def worst(found, expected):
+    error = np.abs(found - expected)
+    {size}
+    {allowed}
+    share = error / allowed
+    {combine}
+    {broken}
+    return np.where(bad, np.inf, figure)
+"""
+    clauses = {
+        "size": [
+            ("The size of an element is the larger of |found| and |expected|.",
+             "size = np.maximum(np.abs(found), np.abs(expected))"),
+            ("The size of an element is |expected|.", "size = np.abs(expected)"),
+            ("The size of an element is |found| + |expected|.", "size = np.abs(found) + np.abs(expected)"),
+            ("The size of an element is the largest |expected| of its row.",
+             "size = np.abs(expected).max(axis=-1, keepdims=True)"),
+        ],
+        "allowed": [
+            ("An error of <a> plus <r> times the size is allowed.", "allowed = <a> + <r> * size"),
+            ("An error of <a> or of <r> times the size is allowed, whichever is more.",
+             "allowed = np.maximum(<a>, <r> * size)"),
+        ],
+        "combine": [
+            ("A row's figure is the largest share of what is allowed.", "figure = share.max(axis=-1)"),
+            ("A row's figure is the mean share of what is allowed.", "figure = share.mean(axis=-1)"),
+            ("A row's figure is the root of the mean square of the shares.",
+             "figure = np.sqrt((share**2).mean(axis=-1))"),
+        ],
+        "broken": [
+            ("A NaN or an infinity in found or in expected makes the figure of its row infinite.",
+             "bad = ~(np.isfinite(found) & np.isfinite(expected)).all(axis=-1)"),
+            ("A NaN or an infinity in found makes the figure of its row infinite; where expected alone has one, 0.",
+             "figure = np.where(np.isfinite(expected).all(axis=1), figure, 0)\nbad = ~np.isfinite(found).all(axis=1)"),
+        ],
+    }  # fmt: skip
+
+    def draw(rows, n, spoil):
+        def drawn(rng):
+            expected = rng.normal(size=(rows, n)) * np.exp(2 * rng.normal(size=(rows, 1)))
+            found = expected + 0.3 * rng.normal(size=(rows, n))
+            for array in (found, expected)[: 2 if spoil else 0]:
+                array[rng.integers(rows), rng.integers(n)] = rng.choice([np.nan, np.inf])
+            return found, expected
+
+        return drawn
+
+    text = (
+        "`repaired(found, expected)` compares two arrays [R, n] and returns a figure for each row, "
+        "[R]: more than 1 means that they differ."
+    )
+    calls = [draw(4, 5, False), draw(1, 1, False), draw(9, 3, True), draw(6, 4, True), draw(30, 20, False)]
+    return repair(rng, "One rule broken", text, template, clauses, calls, constants)
+
+
+def _measure(rng):
+    kind = int(rng.integers(3))
+    words = [
+        "a normal distribution with standard deviation s",
+        "a normal distribution whose standard deviation at x is s |f(x)|",
+        "a uniform distribution from -s to s",
+    ][kind]
+    n = int(rng.integers(3, 6)) * 1000
+
+    def draw(rng):
+        x = np.linspace(0, 1, n)
+        f = 2 + sum(rng.normal() * np.sin((k + 1) * 2 * x + rng.uniform(0, 6)) / (k + 1) for k in range(4))
+        f = f + 3 * x * rng.normal() + 6
+        s = float(np.exp(rng.uniform(np.log(1e-4), np.log(1e-2))))
+        noise = rng.uniform(-1, 1, n) if kind == 2 else rng.normal(size=n) * (np.abs(f) if kind == 1 else 1)
+        return (f + s * noise,), (s,)
+
+    text = (
+        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a "
+        "few slow sines and a slope. Each value "
+        f"has an error, independent of the others, drawn from {words}. A difference quotient can be no "
+        "better than s allows: measure s. The grader "
+        "draws s between 0.0001 and 0.01, and accepts an error of 8% of it."
+    )
+    judge = lambda _, truth, found: near("[s]", found, truth, (0.08 * truth[0],))
+    return measure("How noisy is the function?", text, "values", "The array [s].", draw, judge)

@@ -1,0 +1,193 @@
+"""Continuing a text: a key/value cache, sampling, several tokens a pass, and a loop that yields text as it comes."""
+
+import codecs
+import math
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import numpy as np
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+
+
+def by_likelihood(logits: np.ndarray) -> np.ndarray:
+    """The tokens [V], most likely first, of equal logits [V] the lower number first.
+
+    What a stable argsort of -logits gives. NumPy sorts whole numbers several times as fast as it argsorts, so for
+    float32 each key holds a logit's bits, changed so that they are ordered as the logits are, and below them its place.
+    """
+    if logits.dtype != np.float32:
+        return np.argsort(-logits, kind="stable")
+    bits = (0 - logits).view(np.int32)  # 0 - x, so that 0 and -0 have the same
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # of a negative number more bits are less
+    keys = ordered.astype(np.int64) << 32 | np.arange(len(logits))
+    keys.sort()
+    return keys & 0xFFFFFFFF
+
+
+def filtered_probs(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that logits [V] leave to be drawn, most likely first, and their probabilities; both [n].
+
+    temperature: 0 takes the most likely token; top_k: only the k most likely (0: all); top_p: only the most likely
+    whose probabilities together reach p; min_p: only those at least min_p times as likely as the most likely.
+    top_p counts the probability that top_k has left as 1. Raises NanoEulerError on values outside these ranges.
+    Chapter 14.
+    """
+    if not 0 <= temperature <= 100:
+        raise NanoEulerError(f"temperature is {temperature}, expected 0 to 100")
+    if top_k < 0:
+        raise NanoEulerError(f"top_k is {top_k}, expected 0 (all) or more")
+    if not 0 < top_p <= 1:
+        raise NanoEulerError(f"top_p is {top_p}, expected more than 0 and at most 1")
+    if not 0 <= min_p <= 1:
+        raise NanoEulerError(f"min_p is {min_p}, expected 0 to 1")
+    if not math.isfinite(best := logits.max()):  # NaN if there is one; -inf says "never this token"
+        raise NanoEulerError(f"the largest logit is {best}, expected a finite number: are the weights sound?")
+    if temperature == 0:
+        return logits.argmax(keepdims=True), np.ones(1)
+    order = by_likelihood(logits)[: top_k or None]
+    probs = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
+    probs /= probs.sum()
+    kept = len(order)
+    if top_p < 1:
+        kept = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
+    if min_p > 0:
+        kept = min(kept, int(np.count_nonzero(probs >= min_p * probs[0])))
+    return order[:kept], probs[:kept] / probs[:kept].sum()
+
+
+def pick(tokens: np.ndarray, probs: np.ndarray, rng: np.random.Generator) -> int:
+    """One of tokens [n], drawn with probabilities [n]. Chapter 14."""
+    at = int(np.searchsorted(np.cumsum(probs), rng.random(), side="right"))
+    return int(tokens[min(at, len(tokens) - 1)])
+
+
+def sample(
+    logits: np.ndarray,
+    rng: np.random.Generator,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> int:
+    """Draw a token id from logits [V]; options as for `filtered_probs`."""
+    return pick(*filtered_probs(logits, temperature, top_k, top_p, min_p), rng)
+
+
+def dense(tokens: np.ndarray, probs: np.ndarray, size: int) -> np.ndarray:
+    """Probabilities [size] of all ids, from those [n] of the tokens that `filtered_probs` left."""
+    p = np.zeros(size)
+    p[tokens] = probs
+    return p
+
+
+def accept_or_redraw(p: np.ndarray, q: np.ndarray, token: int, rng: np.random.Generator) -> int:
+    """The proposed token, or another in its place, so that what is returned is a draw from p.
+
+    p, q: probabilities [V]; token: a draw from q. It is accepted with probability min(1, p / q), otherwise a token is
+    drawn from the positive part of p - q. Leviathan et al. 2023, algorithm 1. Chapter 16.
+    """
+    if rng.random() * q[token] < p[token]:
+        return token
+    missing = np.maximum(p - q, 0)  # where q proposes too rarely
+    if not missing.any():  # rounding may leave nothing to draw from
+        return token
+    tokens = np.flatnonzero(missing)
+    return pick(tokens, missing[tokens] / missing.sum(), rng)
+
+
+def speculate(
+    model: GPT,
+    ids: list[int],
+    rng: np.random.Generator,
+    propose: int = 0,
+    end: int | None = None,
+    size: int | None = None,
+    **options: float,
+) -> Iterator[list[int]]:
+    """Continue token ids without end; each round is one forward pass and yields 1 to propose + 1 tokens.
+
+    Behind the last token, head k proposes the token 1 + k places ahead. The next pass reads the proposals as well. Head
+    0 has then seen what stands before each of them: it accepts or redraws them in turn, up to the first redrawn one; if
+    all are accepted it draws one more. So every token is a draw from head 0, as without proposals.
+
+    propose: 0 to K-1; end: no proposal stands behind this token; size: only ids below it are drawn; options: those of
+    `filtered_probs`. When the context is full, the later half of it is read again. Chapter 16.
+    """
+    context, most = model.config.context, model.config.predict - 1
+    if not 0 <= propose <= most:
+        raise NanoEulerError(f"propose is {propose}, expected 0 to {most}: the model has {most} later heads")
+    decoder, ids, V = model.decoder(propose), list(ids), model.config.vocab_size
+    fresh, guesses, qs = ids[-context:], [], []
+    while True:
+        if decoder.length + len(fresh) > context:
+            decoder.length = 0
+            fresh = ids[-(context // 2 + 1) :]
+        del guesses[context - decoder.length - len(fresh) :]
+        ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
+        new = []
+        for y, guess, q in zip(ys, guesses, qs):
+            p = filtered_probs(decoder.logits(y)[:size], **options)
+            if len(p[0]) == 1:  # nothing to draw
+                new.append(int(p[0][0]))
+            else:
+                new.append(accept_or_redraw(dense(*p, V), dense(*q, V), guess, rng))
+            if new[-1] != guess:
+                break
+        else:
+            y = ys[len(guesses)]
+            new.append(sample(decoder.logits(y)[:size], rng, **options))
+        decoder.length -= len(guesses) - (len(new) - 1)  # forget the guesses that were not accepted
+        yield new
+        ids += new
+        fresh, guesses, qs = new[-1:], [], []
+        for logits in decoder.later_logits(y)[:propose] if propose else ():
+            qs.append(filtered_probs(logits[:size], **options))
+            guesses.append(pick(*qs[-1], rng))
+            if guesses[-1] == end:
+                break
+
+
+def stream(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    propose: int = 0,
+) -> Iterator[str]:
+    """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
+
+    A document's beginning is what the model saw first in training, so the end-of-text token stands before the prompt
+    if the tokenizer has one. When the context is full, the later half of it is read again and generation goes on.
+    propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1: other draws from the
+    same distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over
+    several tokens adds in another order than one over a single token.
+    """
+    rng = np.random.default_rng(seed)
+    end = tokenizer.special_tokens.get(END_OF_TEXT)
+    ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
+    ids = ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
+    options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in islice(new, tokens):
+        if token == end:
+            break
+        if piece := characters.decode(tokenizer.token_bytes[token]):
+            yield piece
+    if piece := characters.decode(b"", final=True):
+        yield piece
+
+
+def generate(model: GPT, tokenizer: Tokenizer, prompt: str, tokens: int = 200, **options) -> str:
+    """The continuation of `prompt` as one string; options as for `stream`."""
+    return "".join(stream(model, tokenizer, prompt, tokens, **options))

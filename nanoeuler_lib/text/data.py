@@ -1,0 +1,185 @@
+"""From a text file to batches of token ids.
+
+A corpus is UTF-8 text. Documents in it (stories, books, articles) are separated by the line `<|endoftext|>`, which may
+also stand before the first and behind the last; a file without that line is one document. The token stream has the
+end-of-text id before each document and after the last: rows can then start with it, and the model learns where a
+document begins and ends.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+
+SEPARATOR = f"\n{END_OF_TEXT}\n"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file. Raises NanoEulerError if it is missing, empty, or not text."""
+    return unix_separators("".join(read_blocks(path)))
+
+
+def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
+    """The text of a UTF-8 file, some `size` bytes at a time. Raises what `read_text` does, where it comes to it."""
+    path, decoder, before, blank = Path(path), codecs.getincrementaldecoder("utf-8")(), 0, True
+    try:
+        if path.is_char_device() or path.is_block_device():  # such as /dev/zero, which has no end
+            raise NanoEulerError(f"{path}: is a device, expected a UTF-8 text file")
+        with open(path, "rb") as file:
+            block = True
+            while block:
+                block = file.read(size)
+                blank = blank and not block.strip()
+                if b"\0" in block:
+                    found = before + block.index(0)
+                    raise NanoEulerError(
+                        f"{path}: byte {found} is NUL, expected UTF-8 text, not a binary file"
+                    )
+                kept = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
+                yield decoder.decode(block, final=not block)
+                before += len(block)
+    except NanoEulerError:
+        raise
+    except UnicodeDecodeError as error:
+        found, at = error.object[error.start], before - kept + error.start
+        raise NanoEulerError(f"{path}: byte {at} is 0x{found:02x}, expected UTF-8 text") from None
+    except FileNotFoundError:
+        raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected a UTF-8 text file") from None
+    if blank:
+        raise NanoEulerError(f"{path}: holds {before} bytes and no text, expected UTF-8 text")
+
+
+def unix_separators(text: str) -> str:
+    """The text with line feeds around the separators of a file from Windows; its other lines end as they did."""
+    if "\r" not in text:
+        return text
+    text = re.sub(rf"^{re.escape(END_OF_TEXT)}\r$", END_OF_TEXT, text, flags=re.MULTILINE)
+    return re.sub(rf"\r(?=\n{re.escape(END_OF_TEXT)}(\n|\Z))", "", text)
+
+
+def without_outer_separators(text: str) -> str:
+    """The text without separators before its first document and behind its last: there they separate nothing."""
+    while text.startswith((SEPARATOR, SEPARATOR[1:])):
+        text = text.removeprefix("\n").removeprefix(SEPARATOR[1:])
+    while text.endswith((SEPARATOR, SEPARATOR[:-1])):
+        text = text.removesuffix("\n").removesuffix(SEPARATOR[:-1])
+    return text
+
+
+def documents(text: str) -> list[str]:
+    """The documents of a text; between separators that follow one another stands none."""
+    return [found for part in without_outer_separators(text).split(SEPARATOR) if (found := document(part))]
+
+
+def document(part: str) -> str:
+    """The text between two separators, without further separators that share a line feed with the first."""
+    part = without_leading_marks(part)
+    return "" if part == END_OF_TEXT else part
+
+
+def without_leading_marks(part: str) -> str:
+    """The text without separators at its beginning that lack their first line feed."""
+    while part.startswith(SEPARATOR[1:]):
+        part = part.removeprefix(SEPARATOR[1:])
+    return part
+
+
+def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
+    """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
+    text = without_outer_separators(text)
+    cut = round(len(text) * (1 - valid_fraction))
+    before, found, after = text[cut:].partition(SEPARATOR)
+    if found:
+        return text[:cut] + before, after
+    before, found, after = text.rpartition(SEPARATOR)
+    if found and valid_fraction > 0:  # the last document began before the cut: hold it out whole
+        return before, after
+    return text[:cut], text[cut:]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised text.
+
+    ids: [n] token ids; starts: positions in `ids` of the end-of-text tokens that stand before a document, or None
+    for text without documents; lengths: [V] bytes of each token, 0 for special ones.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray | None
+    lengths: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        return int(self.lengths[self.ids].sum())
+
+
+def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
+    """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
+    lengths, found = np.asarray(tokenizer.token_lengths), documents(text)
+    if len(found) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
+        return Tokens(np.asarray(tokenizer.encode(without_outer_separators(text))), None, lengths)
+    end = np.array([tokenizer.special_tokens[END_OF_TEXT]])
+    pieces = [np.asarray(tokenizer.encode(one)) for one in found]
+    starts = np.concatenate([[0], np.cumsum([1 + len(piece) for piece in pieces])[:-1]])
+    ids = np.concatenate([part for piece in pieces for part in (end, piece)] + [end])
+    return Tokens(ids.astype(pieces[0].dtype), starts, lengths)
+
+
+def batch(
+    tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
+
+    Rows of a text with documents that are, by the median, no longer than a row start where a document starts;
+    other rows start anywhere. A row must fit whole: a last document shorter than a row is not drawn, nor is the end of
+    a text read by rows that start at documents.
+    """
+    last = len(tokens.ids) - time - predict  # the last position where a whole row fits
+    if last < 0:
+        raise NanoEulerError(
+            f"text has {len(tokens.ids)} tokens, expected at least {time + predict}: "
+            f"a row of {time} and {predict} to predict"
+        )
+    if starts_at_documents(tokens, time):
+        allowed = tokens.starts[: np.searchsorted(tokens.starts, last, side="right")]
+        at = allowed[rng.integers(0, len(allowed), rows)]
+    else:
+        at = rng.integers(0, last + 1, rows)
+    windows = tokens.ids[at[:, None] + np.arange(time + predict)].astype(np.int64)  # [B, T + K]
+    targets = np.stack([windows[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
+    return windows[:, :time], targets
+
+
+def starts_at_documents(tokens: Tokens, time: int) -> bool:
+    """Whether rows begin at documents: there are some, and at least half of them fit into a row."""
+    return tokens.starts is not None and float(np.median(np.diff(tokens.starts))) <= time
+
+
+def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and head-0 targets [R, T] that score every token of a text exactly once.
+
+    Documents that fit have a row of their own (and what exceeds a row is left out); other text is cut into
+    consecutive windows. Targets after the end are -1.
+    """
+    if starts_at_documents(tokens, time):
+        ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # of each document: its closing end-of-text
+        spans = [(start, min(end + 1, start + time + 1)) for start, end in zip(tokens.starts, ends)]
+    else:
+        spans = [
+            (start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)
+        ]
+    inputs, targets = np.zeros((len(spans), time), np.int64), np.full((len(spans), time), -1, np.int64)
+    for row, (start, end) in enumerate(spans):
+        inputs[row, : end - 1 - start] = tokens.ids[start : end - 1]
+        targets[row, : end - 1 - start] = tokens.ids[start + 1 : end]
+    return inputs, targets

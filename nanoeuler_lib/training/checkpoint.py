@@ -1,0 +1,363 @@
+"""Checkpoints: a folder with safetensors and JSON, written whole or not at all.
+
+    step-002000/
+        checkpoint.json         what it is: configurations, step, data, and the SHA-256 of every other file
+        model.safetensors       the parameters by name
+        tokenizer.json
+        optimizer.safetensors   moments (of Muon's matrices the momentum); absent where training is not meant to go on
+
+A folder is written under another name and renamed when complete, so a half-written one is never taken for a
+checkpoint. No pickle anywhere: opening a file cannot run code.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import from_json, one_line, to_json
+from nanoeuler_lib.files import sha256 as _digest
+from nanoeuler_lib.files import sync as _sync
+from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
+from nanoeuler_lib.model.optim import AdamW, optimizer_of
+from nanoeuler_lib.text.tokenizer import Tokenizer
+
+FORMAT = "nanoeuler-checkpoint-1"
+HEAD_BYTES = 1_000_000  # a longer checkpoint.json is none
+PRETRAINED = Path(__file__).parent.parent / "pretrained"
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint folder holds. `optimizer` and `train` are None where they were not saved."""
+
+    path: Path
+    model: GPT
+    tokenizer: Tokenizer
+    step: int
+    train: TrainConfig | None
+    optimizer: AdamW | None
+    info: dict  # data fingerprint, validation result and the like
+
+    def copy(self) -> "Checkpoint":
+        """The same in this machine's memory; it stays what it is while a run goes on to change this one."""
+        config = self.model.config
+
+        def copied(params):
+            host = params.host()
+            if host is params:
+                host = Parameters(config, params.flat.dtype)
+                host.flat[...] = params.flat
+            return host
+
+        optimizer = optimizer_of(config, self.train)
+        optimizer.step = self.optimizer.step
+        optimizer.m, optimizer.v = copied(self.optimizer.m), copied(self.optimizer.v)
+        model = GPT(config, copied(self.model.params))
+        return replace(self, model=model, optimizer=optimizer, info=dict(self.info))
+
+
+def save(
+    path: Path,
+    model: GPT,
+    tokenizer: Tokenizer,
+    step: int,
+    train: TrainConfig | None = None,
+    optimizer: AdamW | None = None,
+    info: dict | None = None,
+) -> None:
+    """Write a checkpoint folder. An existing one of the same name is replaced only when the new one is complete.
+
+    Raises NanoEulerError when the disk is full or the folder cannot be written; what was there stays.
+    """
+    path = Path(path)
+    partial, replaced = (path.with_name(f".{path.name}.{what}") for what in ("partial", "replaced"))
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(dict(model.params.host()), partial / "model.safetensors")
+        tokenizer.save(partial / "tokenizer.json")
+        if optimizer is not None:
+            moments = {
+                f"{kind}.{name}": x
+                for kind in ("m", "v")
+                for name, x in getattr(optimizer, kind).host().items()
+            }
+            save_file(moments, partial / "optimizer.safetensors")
+        # safetensors lets no one else read them, whatever the umask
+        for file in partial.glob("*.safetensors"):
+            shutil.copymode(partial / "tokenizer.json", file)
+        head = {
+            "format": FORMAT,
+            "model": model.config.to_dict(),
+            "train": train.to_dict() if train else None,
+            "step": step,
+            "info": info or {},
+            "sha256": {file.name: _digest(file) for file in sorted(partial.iterdir())},
+        }
+        head["digest"] = _digest_head(head)
+        (partial / "checkpoint.json").write_bytes(f"{to_json(head, indent=1)}\n".encode())
+        for file in partial.iterdir():
+            _sync(file)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if path.exists():
+            os.replace(path, replaced)
+        os.replace(partial, path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not path.exists():
+            os.replace(replaced, path)
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(
+            f"{path}: cannot write the checkpoint ({reason}); earlier ones are intact"
+        ) from None
+
+
+def load(path: str | Path, training: bool = False) -> Checkpoint:
+    """Read a checkpoint: the folder itself, or a run folder, whose latest one is taken.
+
+    training: also read what is needed to go on training. Parameters come back as float32.
+    Raises NanoEulerError when something is missing, truncated, edited or does not fit together.
+    """
+    path = find(path)
+    head = _read_head(path)
+    for name, digest in head["sha256"].items():
+        if not (path / name).is_file():
+            raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
+        if (found := _digest(path / name)) != digest:
+            raise NanoEulerError(
+                f"{path / name}: SHA-256 is {found[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
+            )
+    config = _settings(ModelConfig, head["model"], path)
+    shapes = parameter_shapes(config)
+    tensors = _read_tensors(path / "model.safetensors", shapes)
+    tokenizer = Tokenizer.load(path / "tokenizer.json")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise NanoEulerError(
+            f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
+        )
+    train = _settings(TrainConfig, head["train"], path) if head["train"] else None
+    params, optimizer = _filled(config, tensors), None
+    if training:
+        if train is None or not (path / "optimizer.safetensors").is_file():
+            raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
+        moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
+        tensors = _read_tensors(path / "optimizer.safetensors", moments)
+        optimizer = optimizer_of(config, train)
+        optimizer.step = head["step"]
+        for kind in "mv":
+            setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))
+    return Checkpoint(path, GPT(config, params), tokenizer, head["step"], train, optimizer, head["info"])
+
+
+def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
+    """The model and tokenizer that come with the package, trained on the embedded world.
+
+    Raises NanoEulerError on an unknown name.
+    """
+    if not (PRETRAINED / name / "checkpoint.json").is_file():
+        known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
+        raise NanoEulerError(f"no pretrained model {name!r}, the package has {', '.join(known) or 'none'}")
+    found = load(PRETRAINED / name)
+    return found.model, found.tokenizer
+
+
+def find(path: str | Path) -> Path:
+    """The checkpoint folder that `path` means: `path` itself, or the one with the highest step if it is a run."""
+    path, expected = Path(path), "expected a checkpoint or a run folder"
+    try:
+        os.stat(path / "checkpoint.json")
+    except PermissionError as error:  # Path.is_file() raises it too, but not since Python 3.14
+        raise NanoEulerError(f"{path}: cannot be looked at ({error.strerror}), {expected}") from None
+    except (OSError, ValueError):  # what is wrong is said below
+        pass
+    if (path / "checkpoint.json").is_file():
+        return path
+    steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
+    # its successor never came: see `sweep`
+    steps = steps or sorted(path.glob("checkpoints/.step-*.replaced"))
+    if steps:
+        return steps[-1]
+    if (path / "lock").is_file():
+        raise NanoEulerError(
+            f"{path}: holds no checkpoint: the run was stopped before its first, begin it again"
+        )
+    what = "holds no checkpoint" if path.exists() else "no such folder"
+    raise NanoEulerError(f"{path}: {what}, {expected}")
+
+
+def folders(run: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, by step; numbers of more than six digits come after the shorter ones."""
+    return sorted(
+        (Path(run) / "checkpoints").glob("step-*"), key=lambda folder: (len(folder.name), folder.name)
+    )
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint folder; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    doomed = path.with_name(f".{path.name}.removed")
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(folder: Path) -> None:
+    """Finish what a killed process left half-done in a folder of checkpoints; nobody may be writing there."""
+    for left in folder.glob(".step-*"):
+        name, _, what = left.name[1:].rpartition(".")
+        if what == "replaced" and not (folder / name).exists():
+            os.replace(left, folder / name)  # its successor never came
+        elif what in ("partial", "replaced", "removed"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def export(checkpoint: Checkpoint, path: Path) -> None:
+    """Write only what generating needs, parameters in float16: a small file to share. Where files were is left out."""
+    params = Parameters(checkpoint.model.config, np.float16)
+    params.flat[...] = checkpoint.model.params.flat
+    save(
+        path,
+        GPT(checkpoint.model.config, params),
+        checkpoint.tokenizer,
+        checkpoint.step,
+        info={name: value for name, value in checkpoint.info.items() if name != "files"},
+    )
+
+
+def read_head(path: str | Path) -> dict:
+    """What a checkpoint says of itself (`find` says which one): model, train, step, info; no tensor is read.
+
+    Raises NanoEulerError when it is missing, truncated or edited.
+    """
+    return _read_head(find(path))
+
+
+def _read_head(path):
+    file = path / "checkpoint.json"
+    try:
+        if (size := file.stat().st_size) > HEAD_BYTES:
+            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {HEAD_BYTES}")
+        head = from_json(file.read_bytes().decode())
+    except NanoEulerError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
+        raise NanoEulerError(
+            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
+        ) from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        found = head.get("format") if isinstance(head, dict) else type(head).__name__
+        raise NanoEulerError(f"{file}: format is {short(found)}, expected {FORMAT!r}")
+    kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
+    for key, kind in kinds.items():
+        if (
+            key not in head
+            or not isinstance(head[key], kind)
+            or (key == "step" and not 0 <= head["step"] < 2**53)
+        ):
+            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
+    if head.pop("digest", None) != _digest_head(head):
+        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
+    allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
+    names = set(head["sha256"])
+    if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
+        raise NanoEulerError(f"{file}: lists files {short(sorted(names))}, expected {sorted(allowed)}")
+    if odd := [digest for digest in head["sha256"].values() if not isinstance(digest, str)]:
+        raise NanoEulerError(f"{file}: a SHA-256 is {short(odd[0])}, expected text")
+    for name, value in head["info"].items():
+        what, good = INFO.get(name, ("", lambda value: True))
+        if not good(value):
+            raise NanoEulerError(f"{file}: info.{one_line(name, 40)} is {short(value)}, expected {what}")
+    return head
+
+
+def _is_text(value):
+    return isinstance(value, str)
+
+
+def _is_number(value):
+    return value is None or type(value) in (int, float)
+
+
+def _are_numbers(value):
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+
+
+def _are_files(value):
+    return isinstance(value, dict) and all(path is None or isinstance(path, str) for path in value.values())
+
+
+def _are_examples(value):
+    """Whether a value is source, number and seed of fine-tuning examples (`sft.examples_of`)."""
+    return (
+        isinstance(value, list)
+        and [type(part) for part in value] == [str, int, int]
+        and all(0 <= part < 2**53 for part in value[1:])
+    )
+
+
+# What the library itself writes into `info`, and reads again: of another kind it is damaged, or not ours.
+INFO = {
+    "source": ("text", _is_text),
+    "template": ("text", _is_text),
+    "base": ("text", _is_text),
+    "fingerprint": ("text", _is_text),
+    "valid_fingerprint": ("text", _is_text),
+    "valid_bits_per_byte": ("a number", _is_number),
+    "valid_sets": ("a number for each", _are_numbers),
+    "floor_bits_per_byte": ("a number", _is_number),
+    "files": ("names of files", _are_files),
+    "examples": ("a source, a number and a seed", _are_examples),
+}
+
+
+def _settings(kind, values, path):
+    try:
+        return kind.from_dict(values)
+    except NanoEulerError as error:
+        raise NanoEulerError(f"{path / 'checkpoint.json'}: {error}") from None
+
+
+def _read_tensors(file, shapes):
+    """The tensors of a safetensors file. Names and shapes are compared with `shapes` before memory is taken."""
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+        if set(found) != set(shapes):
+            odd = sorted(set(found) ^ set(shapes))[:4]
+            raise NanoEulerError(f"{file}: missing or unknown tensors {short(odd)}")
+        for name, shape in shapes.items():
+            if found[name] != shape:
+                raise NanoEulerError(f"{file}: {name} is {list(found[name])}, expected {list(shape)}")
+        tensors = load_file(file)
+    except NanoEulerError:
+        raise
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        # whatever a strange header gives
+        raise NanoEulerError(f"{file}: not readable as safetensors ({one_line(str(error), 200)})") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (np.float16, np.float32):
+            raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected float16 or float32")
+        if not np.isfinite(tensor).all():
+            raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
+    return tensors
+
+
+def _filled(config, tensors, prefix=""):
+    params = Parameters(config)
+    for name, view in params.items():
+        view[...] = tensors[prefix + name]
+    return params
+
+
+def _digest_head(head):
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()

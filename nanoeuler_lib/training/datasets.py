@@ -1,0 +1,322 @@
+"""What a run learns from and is measured on: a text, shards on the disk, or examples.
+
+All have the same members: `batch` and `validation`, `sample` for the reader of the log; the fingerprints tell one text
+from another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has
+on average, `warnings` what to say first, `sampled` whether there is so much to validate on that most validations score
+a part of it.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+import numpy as np
+
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import one_line
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.speaking.chat import Chat
+from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.examples import Example, encode, row_length, rows
+from nanoeuler_lib.text.shards import Part, Shards
+from nanoeuler_lib.text.turns import TEMPLATES
+from nanoeuler_lib.training.checkpoint import Checkpoint
+from nanoeuler_lib.training.watch import document_warnings, text_warnings
+
+
+def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | SFTDataset":
+    """What a run learns from and is measured on: texts, shards (`valid` a list of them, or None) or examples.
+
+    state: of the run, which has the model, the settings and the tokenizer. Raises what the datasets raise, and
+    NanoEulerError for examples in a run that was not begun with examples.
+    """
+    if isinstance(part, str):
+        return TextDataset(*split_text(part, valid, state.train), state)
+    if isinstance(part, Shards):
+        return ShardDataset(part, valid, state)
+    if state.info.get("template") not in TEMPLATES:
+        raise NanoEulerError(f"{state.path}: was not begun by fine-tuning, expected a run of nanoeuler sft")
+    return SFTDataset(part, valid, state)
+
+
+def split_text(text: str, valid_text: str | None, config: TrainConfig) -> tuple[str, str]:
+    """The parts to train on and to validate on; without a validation text the last share of the text."""
+    if valid_text is None:
+        return data.split_text(text, config.valid_fraction)
+    return data.without_outer_separators(text), data.without_outer_separators(valid_text)
+
+
+def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
+    """Bits that head 0 needs for each byte of a text, every token scored once (`data.validation_rows`)."""
+    inputs, targets = data.validation_rows(tokens, model.config.context)
+    plans = range(0, len(inputs), rows)
+    nats = nats_of(model, ((inputs[i : i + rows], targets[i : i + rows]) for i in plans))
+    scored = tokens.lengths[targets[targets >= 0]]
+    return nats / math.log(2) / max(1, int(scored.sum()))
+
+
+def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Nats that head 0 needs for all targets that count (-1 does not), over parts of inputs and targets [B, T]."""
+    return sum(float(model.losses(inputs, targets).sum(dtype=np.float64)) for inputs, targets in parts)
+
+
+class TextDataset:
+    """A text, tokenised, in rows of the model's context.
+
+    Raises NanoEulerError when a part is too short for a row.
+    """
+
+    sampled = False
+
+    def __init__(self, part: str, valid: str, state: Checkpoint):
+        self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
+        self.part, self.valid = data.tokenize(part, state.tokenizer), data.tokenize(valid, state.tokenizer)
+        need = self.model.context + self.model.predict
+        for name, have, least in (("training", self.part, need), ("validation", self.valid, 2)):
+            if len(have.ids) < least:
+                source = state.info.get("source", "text")
+                raise NanoEulerError(
+                    f"{source}: {name} part has {len(have.ids)} tokens, expected at least {least}"
+                )
+        self.tokens, self.row_tokens = len(self.part.ids), self.model.context
+        self.sizes = {"train_tokens": self.tokens, "valid_tokens": len(self.valid.ids)}
+        self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
+        self.warnings = text_warnings(part, valid, data.SEPARATOR)
+
+    def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
+        rng = np.random.default_rng([self.train.seed, step])
+        return data.batch(self.part, rng, rows, self.model.context, self.model.predict)
+
+    def validation(self, model: GPT, whole: bool = True) -> dict:
+        """What the log says of a validation; whole: false where a part of the text would do."""
+        return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """Something for the reader of the log."""
+        return generate(model, self.tokenizer, "", 100, seed=seed)
+
+
+def fingerprint(ids: np.ndarray) -> str:
+    """A short string that tells one sequence of token ids from another."""
+    return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
+
+
+SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
+ROWS = 16  # of validation that go through the model at a time
+
+
+class ShardDataset:
+    """What a run learns from and is measured on: shards, read in windows of the model's context.
+
+    Has the members of `datasets.TextDataset`. A row is a window of `context` tokens, wherever documents begin in it. An
+    epoch is windows that follow one another, each once, in an order that it draws, from a place near the beginning that
+    it draws too, so that other tokens begin a window the next time: all tokens but two windows' at most. Both come from
+    the seed and the epoch's number alone. Step s takes rows s B to (s+1) B of the epochs in turn, so a run that goes on
+    has to know its step and nothing else. The order takes 4 bytes a window.
+
+    valid: shards to validate on, each reported by the name of its folder; None: the last `valid_fraction` of the
+    documents, whole ones, which are then not trained on. Every token of them is scored in consecutive windows, or a
+    sample of windows at equal distances (`validation`).
+    Raises NanoEulerError when a part is too short for a row, when two validation sets have one name, and when one was
+    tokenized with another vocabulary.
+    """
+
+    def __init__(self, shards: Shards, valid: Sequence[Shards] | None, state: Checkpoint):
+        self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
+        source = state.info.get("source", shards.path)
+        for other in valid or ():
+            if other.vocabulary != shards.vocabulary:
+                raise NanoEulerError(
+                    f"{other.path}: was tokenized with another tokenizer, expected that of {shards.path}"
+                )
+        if valid is None:
+            self.part, held_out = _split_shards(shards, self.train.valid_fraction)
+            self.valid = {"valid": held_out}
+        else:
+            self.part = Part(shards, 0, shards.tokens)
+            self.valid = {other.name: Part(other, 0, other.tokens) for other in valid}
+            if len(self.valid) < len(valid):
+                raise NanoEulerError(
+                    f"--valid is {', '.join(other.name for other in valid)}, expected folders of different names"
+                )
+        need = self.model.context + self.model.predict
+        for name, part, least in [
+            ("training", self.part, need),
+            *(("validation", p, 2) for p in self.valid.values()),
+        ]:
+            if part.tokens < least:
+                raise NanoEulerError(
+                    f"{source}: {name} part has {part.tokens} tokens, expected at least {least}"
+                )
+        self.tokens, self.row_tokens = self.part.tokens, self.model.context
+        self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
+        # the last two: where it begins, the order of its windows
+        self.epochs: dict[int, tuple[int, np.ndarray]] = {}
+        self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
+        self.sampled = self.sizes["valid_tokens"] > SAMPLE
+        self.fingerprint = _fingerprint_of_shards(self.part)
+        self.valid_fingerprint = "+".join(map(_fingerprint_of_shards, self.valid.values()))
+        marks, held_out = self.part.marks(), np.concatenate([part.marks() for part in self.valid.values()])
+        self.warnings = document_warnings(
+            len(marks), len(np.unique(marks)), len(held_out), int(np.isin(held_out, marks).sum())
+        )
+
+    def epoch(self, number: int) -> tuple[int, np.ndarray]:
+        """Where the windows of an epoch begin, and their order [windows]."""
+        if number not in self.epochs:
+            rng = np.random.default_rng([self.train.seed, number])
+            spare = self.tokens - self.model.predict - self.windows * self.row_tokens
+            begin = int(rng.integers(spare + 1))
+            rng.shuffle(order := np.arange(self.windows, dtype=np.uint32))
+            for old in [one for one in self.epochs if abs(one - number) > 1]:
+                del self.epochs[old]
+            self.epochs[number] = begin, order
+        return self.epochs[number]
+
+    def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
+        time, predict = self.model.context, self.model.predict
+        windows = np.empty((rows, time + predict), np.int64)
+        for row in range(rows):
+            number, place = divmod(step * rows + row, self.windows)
+            begin, order = self.epoch(number)
+            start = begin + int(order[place]) * time
+            windows[row] = self.part.read(start, start + time + predict)
+        targets = np.stack([windows[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
+        return windows[:, :time], targets
+
+    def validation(self, model: GPT, whole: bool = True) -> dict:
+        """For the log: bits per byte of all validation sets together, and of each by its name if there are several.
+
+        whole: score every token; else windows at equal distances, `SAMPLE` tokens of all sets, and say their share.
+        """
+        most, sets = math.inf if whole else SAMPLE // self.row_tokens // len(self.valid), {}
+        for name, part in self.valid.items():
+            rows = -(-(part.tokens - 1) // self.row_tokens)
+            chosen = np.linspace(0, rows - 1, max(1, int(min(rows, most)))).round().astype(np.int64)
+            sets[name] = self._scored(model, part, chosen)
+        bits, size, tokens = map(sum, zip(*sets.values(), strict=True))
+        entry = {"valid_bits_per_byte": bits / max(1, size)}
+        if len(sets) > 1:
+            entry["valid_sets"] = {name: bits / max(1, size) for name, (bits, size, _) in sets.items()}
+        if (share := tokens / (self.sizes["valid_tokens"] - len(sets))) < 1:
+            entry["valid_share"] = round(share, 4)
+        return entry
+
+    def _scored(self, model, part, chosen):
+        """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
+        time, nats, size, count = self.row_tokens, 0.0, 0, 0
+        lengths, rows = np.asarray(self.tokenizer.token_lengths), min(ROWS, len(chosen))
+        for first in range(0, len(chosen), rows):
+            inputs, targets = np.zeros((rows, time), np.int64), np.full((rows, time), -1, np.int64)
+            for row, window in enumerate(chosen[first : first + rows]):
+                start = int(window) * time
+                ids = part.read(start, min(start + time + 1, part.tokens))
+                inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
+            scored = targets[targets >= 0]
+            size, count = size + int(lengths[scored].sum()), count + len(scored)
+            nats += nats_of(model, [(inputs, targets)])
+        return nats / math.log(2), size, count
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """Something for the reader of the log."""
+        return generate(model, self.tokenizer, "", 100, seed=seed)
+
+
+def _split_shards(shards, fraction):
+    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens."""
+    cut = int(np.searchsorted(shards.starts, round(shards.tokens * (1 - fraction))))
+    at = int(shards.starts[min(cut, shards.documents - 1)]) if fraction > 0 else shards.tokens - 1
+    return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
+
+
+def _fingerprint_of_shards(part):
+    """A short string that tells the tokens of a part from others: by the digests of its shards."""
+    return f"{part.tokens}-{sha256(f'{part.shards.digest} {part.start}'.encode()).hexdigest()[:16]}"
+
+
+MEASURABLE = 8  # with fewer examples held out, validation says little
+
+
+class SFTDataset:
+    """Examples to learn from and to be measured on, laid into rows of about the same length.
+
+    examples: to train on; held_out: to validate on. A first turn too long for the context leaves its example out, a
+    later one only itself; `sizes` counts what is left, `warnings` says what is not. Raises NanoEulerError when a part
+    has nothing left, and when the second has lost more than half and is too small to measure by.
+    """
+
+    sampled = False
+
+    def __init__(self, examples: Iterable[Example], held_out: Iterable[Example], state: Checkpoint):
+        self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
+        self.template = state.info["template"]
+        examples, held_out, self.warnings = list(examples), list(held_out), []
+        self.source = one_line(state.info.get("source", "examples"), 200)
+        self.part = self._fitting(examples, "training", 1)
+        self.valid = self._fitting(held_out, "validation", min(MEASURABLE, -(-len(held_out) // 2)))
+        self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
+        self.tokens = sum(len(e.ids) for e in self.part)
+        self.row_tokens = self.tokens / len(self.part)
+        self.sizes = {"train_examples": len(self.part), "valid_examples": len(self.valid)}
+        self.fingerprint, self.valid_fingerprint = (
+            fingerprint(np.concatenate([np.where(e.counted, ~e.ids, e.ids) for e in part]))
+            for part in (self.part, self.valid)
+        )
+        self.prompt = next(e[0][0] for e in held_out if self._encoded(e).counted.any())
+        if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
+            self.warnings.append(f"{copies} of {len(self.part)} training examples stand there more than once")
+        if len(self.valid) < MEASURABLE:
+            self.warnings.append(
+                f"validation rests on {len(self.valid)} examples, which say little: hold out more (--valid-fraction)"
+            )
+
+    def _fitting(self, examples, name, least):
+        """The examples that fit the context, encoded; says how many do not, and refuses when fewer than `least` do."""
+        given = [self._encoded(example) for example in examples]
+        kept, context = [e for e in given if e.counted.any()], self.model.context
+        fits = f"{len(kept)} of {len(given)} {name} examples fit in {context} tokens"
+        if len(kept) < max(least, 1):
+            raise NanoEulerError(
+                f"{self.source}: {fits}, expected at least {max(least, 1)}: take a base model of a longer context "
+                "(--base), shorter examples, or more of them"
+            )
+        if len(kept) < len(given):
+            self.warnings.append(
+                f"{fits}; the others are left out. A base model of a longer context takes more"
+            )
+        return kept
+
+    def _encoded(self, example):
+        return encode(example, self.tokenizer, self.model.context + 1)
+
+    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long.
+
+        The neighbours begin anywhere and go on at the other end, so every example is drawn equally often.
+        """
+        start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
+        chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
+        return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
+
+    def validation(self, model: GPT, whole: bool = True) -> dict:
+        """What the log says of a validation, of all examples that are held out."""
+        return {"valid_bits_per_byte": self.bits_per_byte(model)}
+
+    def bits_per_byte(self, model: GPT) -> float:
+        """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""
+        parts = []
+        for start in range(0, len(self.valid), 16):
+            some = self.valid[start : start + 16]
+            inputs, targets = rows(some, row_length(some, self.model.context), 1)
+            parts.append((inputs, targets[..., 0]))
+        scored = np.concatenate([e.ids[e.counted] for e in self.valid])
+        return nats_of(model, parts) / np.log(2) / max(1, int(self.tokenizer.token_lengths[scored].sum()))
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """The reply to the first held-out prompt, which has its template on already."""
+        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))

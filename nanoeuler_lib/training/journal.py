@@ -1,0 +1,178 @@
+"""What a run tells: the entries of its log, lines and a bar for who watches, warnings, and its checkpoints."""
+
+import math
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tqdm import tqdm
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import Voice
+from nanoeuler_lib.training import run_folder
+from nanoeuler_lib.training.run_folder import entries
+from nanoeuler_lib.training.watch import Watch
+
+
+class Journal:
+    """What a run tells: the entries of its log, lines and a bar for who watches, warnings, and its checkpoints.
+
+    quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
+    """
+
+    def __init__(self, run, state, dataset, quiet, on_entry, still_there):
+        self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
+        self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
+        self.append = None  # set while the log is open
+        self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), None
+        self.saved, self.validation_seconds = state.step, 0.0
+        self.began = time.perf_counter()
+        # seconds that the steps waited for each
+        self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
+        self.rows = self.config.batch * self.config.accumulate
+        self.step_tokens = round(self.rows * dataset.row_tokens)
+        self.watch = Watch(self.config, self.step_tokens, dataset.tokens)
+        self.out = Voice(sys.stdout)
+        self.bar = tqdm(
+            total=self.config.steps * self.step_tokens, initial=state.step * self.step_tokens, unit="tok",
+            unit_scale=True, disable=quiet or None, file=Voice(sys.stderr),  # None: shown on a terminal only
+        )  # fmt: skip
+
+    def say(self, text, always=False):
+        """A line above the bar."""
+        if always or not self.quiet:
+            with self.bar.get_lock():
+                self.bar.clear(nolock=True)
+                self.out.line(text)
+                self.bar.refresh(nolock=True)
+
+    def note(self, **entry):
+        """An entry of the log, and what the watch has to say about it."""
+        self.append(entry)
+        if self.on_entry is not None:
+            self.on_entry(entry)
+        for warning in self.watch.see(entry):
+            self.warn(entry["step"], warning)
+
+    def warn(self, step, warning):
+        self.note(step=step, warning=warning)
+        self.say(f"warning: {warning}")
+
+    def begin(self, warnings, lengthened):
+        """What will be done, what is odd about it, and the validation before the first step."""
+        first = self.state.step
+        planned = self.config.steps * self.step_tokens
+        sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
+        self.say(f"model: {self.state.model.size:,} parameters; data: {sizes}")
+        whence = f"from step {first:,} on, " if first else ""
+        passes = planned / self.dataset.tokens
+        self.say(
+            f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
+            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data"
+        )
+        ahead = self.watch.begin()
+        if first == 0:
+            warnings = [*warnings, *self.dataset.warnings, *ahead]
+        else:
+            warnings = [*warnings, *(ahead if lengthened else ())]
+            for entry in entries(self.run / "log.jsonl"):
+                self.watch.see(entry)  # it was said before
+        for warning in warnings:
+            self.warn(first, warning)
+        if first == 0:
+            self.validate(0)
+
+    def estimate(self, take_step):
+        """Say how long the run will take, from the time of the next batch's gradient; nothing is changed."""
+        left = self.config.steps - self.state.step
+        if self.quiet or left < 20:
+            return
+        batch = self.dataset.batch(self.state.step, self.rows)
+        times = []
+        while len(times) < 3 and sum(times) < 5:  # the first one also takes memory
+            began = time.perf_counter()
+            take_step.gradient(*batch)
+            times.append(time.perf_counter() - began)
+        validations = left // self.config.valid_every * self.validation_seconds
+        whole = duration(left * min(times) + validations)
+        self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
+
+    def step(self, done, losses, norm, rate, tokens, seconds):
+        """A step was taken; an error if it was not, because its loss or gradient is no finite number."""
+        if not math.isfinite(norm):
+            self.settle()
+            raise NanoEulerError(
+                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite numbers: lower "
+                f"the rate ({self.config.rate:g}) or the clip ({self.config.clip:g}); the checkpoint of step "
+                f"{self.saved} is intact"
+            )
+        self.still_there()
+        self.settle(wait=False)
+        self.note(
+            step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
+            rate=rate, norm=round(norm, 6), seconds=round(seconds, 6), tokens_per_second=round(tokens / seconds),
+        )  # fmt: skip
+        self.bar.update(self.step_tokens)
+        self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
+
+    def vitals(self, step, signs):
+        self.note(
+            step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()}
+        )
+
+    def validate(self, step, whole=True):
+        began = time.perf_counter()
+        entry = self.dataset.validation(self.state.model, whole)
+        bits, sets = entry["valid_bits_per_byte"], entry.get("valid_sets", {})
+        self.state.info |= {
+            name: entry[name] for name in ("valid_bits_per_byte", "valid_sets") if name in entry
+        }
+        self.validation_seconds = time.perf_counter() - began
+        self.spent["validation"] += self.validation_seconds
+        if not math.isfinite(bits):
+            self.settle()
+            raise NanoEulerError(
+                f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {self.saved} is intact"
+            )
+        self.note(step=step, **entry, seconds=round(self.validation_seconds, 6))
+        of_each = "".join(f", {name} {bits:.4f}" for name, bits in sets.items())
+        share = f" (of {entry['valid_share']:.0%} of the text)" if "valid_share" in entry else ""
+        self.say(f"step {step}: validation {bits:.4f} bits per byte{of_each}{share}")
+
+    def sample(self, step):
+        began = time.perf_counter()
+        text = self.dataset.sample(self.state.model, self.config.seed + step)
+        seconds = time.perf_counter() - began
+        self.spent["samples"] += seconds
+        self.note(step=step, sample=text, seconds=round(seconds, 6))
+        self.say(f"step {step}: {text!r}")
+
+    def save(self, step):
+        """Have a checkpoint written by a thread, from a copy, while the run goes on. One at a time: see `settle`."""
+        self.still_there()
+        self.settle()
+        began = time.perf_counter()
+        self.pending = step, self.writer.submit(run_folder.save, self.run, self.state.copy(), step)
+        self.spent["checkpoints"] += time.perf_counter() - began
+
+    def settle(self, wait=True):
+        """Take note of the checkpoint that was being written; raises what went wrong with it."""
+        if self.pending is not None and (wait or self.pending[1].done()):
+            (step, written), self.pending = self.pending, None
+            began = time.perf_counter()
+            written.result()
+            self.spent["checkpoints"] += time.perf_counter() - began
+            self.saved = step
+
+    def bill(self):
+        """Say what the run's time went into beside its steps."""
+        share = sum(self.spent.values()) / (time.perf_counter() - self.began)
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
+        self.say(f"beside the steps: {parts}, {share:.1%} of the time")
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

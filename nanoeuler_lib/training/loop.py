@@ -1,0 +1,243 @@
+"""The loop of every run: begin in a new folder, or go on from the latest checkpoint, and end with a trained model.
+
+A run is a function of its configuration and its number of workers. The batch of step s is drawn from a generator
+seeded with (seed, s), so going on from a checkpoint needs no random state: it continues with the same batches as if
+it had never stopped. The first checkpoint is that of step 0, so a run that was killed can go on, or, before that
+checkpoint is written, be started again in the same folder.
+"""
+
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.engine.device import chosen_before, step_of
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import from_json, to_json, write_text
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model.optim import learning_rate
+from nanoeuler_lib.text.examples import Example
+from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.training import checkpoint, run_folder
+from nanoeuler_lib.training.datasets import TextDataset, dataset_of
+from nanoeuler_lib.training.journal import Journal
+from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
+from nanoeuler_lib.training.watch import vitals
+
+WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
+
+
+def start_run(
+    run: Path,
+    state: checkpoint.Checkpoint,
+    dataset: TextDataset,
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+    profile: int = 0,
+) -> GPT:
+    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
+    state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
+        ) from None
+    with sole_writer(run) as still_there:
+        expect_new(run)
+        place = chosen_before(state.info, None, state.model.config)
+        write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
+        run_folder.save(run, state, 0)
+        _move(state, place)
+        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), profile=profile)
+
+
+def resume(
+    run: str | Path,
+    part: str | Shards | Iterable[Example],
+    valid: str | Sequence[Shards] | Iterable[Example] | None = None,
+    quiet: bool = False,
+    on_entry: Callable[[dict], None] | None = None,
+    files: dict[str, str] | None = None,
+    steps: int | None = None,
+    device: str | None = None,
+) -> GPT:
+    """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
+
+    part, valid: what it learns from and is measured on, as given to `train.train` (texts), `train.pretrain` (shards) or
+    `sft.fine_tune` (examples); files: where they were read from this time. steps: how many steps the run shall have in
+    all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run of so many
+    steps: behind the end of a run it rises again, as far as that schedule has it at this step. device: the name of one,
+    by default that of the run; on another its numbers round otherwise. Raises NanoEulerError when the data are not
+    those of the run, and when another process is training into the folder.
+    """
+    run = Path(run)
+    if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
+        raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
+    with sole_writer(run) as still_there:
+        state = checkpoint.load(run, training=True)
+        dataset = dataset_of(part, valid, state)
+        _expect_the_same(run, state, dataset)
+        place = chosen_before(state.info, device, state.model.config)
+        state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
+        run_folder.prune(run)  # a kill may have come between writing the last checkpoint and that
+        state.info |= {"files": files} if files else {}
+        trouble = trim_log(run / "log.jsonl", state.step or -1)
+        if lengthened := steps is not None and steps != state.train.steps:
+            _lengthen(run, state, steps)
+        _update_description(run / "run.json", state, dataset)
+        _move(state, place)
+        warnings = [trouble] if trouble else []
+        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), warnings, lengthened)
+
+
+def _expect_the_same(run, state, dataset):
+    """Refuse to go on with other data than the run began with, or an impossible number of workers."""
+    pairs = (
+        ("text", "--data", dataset.fingerprint),
+        ("validation text", "--valid", dataset.valid_fingerprint),
+    )
+    for what, option, now in pairs:
+        then = state.info.get("fingerprint" if what == "text" else "valid_fingerprint")
+        if now != then:
+            raise NanoEulerError(
+                f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, "
+                f"which {'--data' if 'examples' in state.info else option} FILE names"
+            )
+    if type(workers := state.info.get("workers")) is not int or not 1 <= workers <= 4096:
+        raise NanoEulerError(f"{state.path}: workers is {short(workers)}, expected 1 to 4096: edited")
+
+
+def _move(state, device):
+    """Put the model and the optimiser's state where they are to run."""
+    state.model = device.place(state.model)
+    state.optimizer = device.optimizer(state.optimizer, state.model.config)
+
+
+def _lengthen(run, state, steps):
+    """Give a run another number of steps, and write that down before a step is taken."""
+    if steps <= state.step:
+        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {state.step} that are done")
+    state.train = state.optimizer.config = replace(state.train, steps=steps)
+    run_folder.save(run, state, state.step)
+
+
+def _description(state, dataset):
+    """What run.json says."""
+    return {
+        "version": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
+        "model": state.model.config.to_dict(),
+        "train": state.train.to_dict(),
+        "data": {**dataset.sizes, **state.info},
+    }
+
+
+def _update_description(file, state, dataset):
+    """Rewrite run.json if it differs from the checkpoint: the run has other steps now, or the file was damaged."""
+    try:
+        old = from_json(file.read_bytes().decode())
+    except (OSError, ValueError, RecursionError):
+        old = None
+    old, new = old if isinstance(old, dict) else {}, _description(state, dataset)
+    if old.get("train") != new["train"] or old.get("model") != new["model"]:
+        kept = {
+            name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
+        }
+        write_text(file, to_json(new | kept, indent=1) + "\n")
+
+
+def _train(journal, warnings=(), lengthened=False, profile=0):
+    """The loop. warnings: what to say first; lengthened: whether the number of steps is a new one; profile: `train`."""
+    state, dataset, config = journal.state, journal.dataset, journal.state.train
+    model, rows = state.model, config.batch * config.accumulate
+    take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"))
+    with (
+        one_blas_thread(),
+        np.errstate(all="ignore"),  # as in the workers
+        _stop_between_steps() as stop,
+        take_step,
+        journal.bar,
+        journal.writer,
+        appending(journal.run / "log.jsonl", lambda: journal.saved) as journal.append,
+    ):
+        if take_step.told:
+            journal.say(take_step.told)
+        journal.begin(warnings, lengthened)
+        journal.estimate(take_step)
+        for step in range(state.step, config.steps):
+            done = step + 1
+            validates = done % config.valid_every == 0 or done == config.steps
+            whole = (
+                not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
+            )
+            before = model.params.host().flat.copy() if (validates and whole) or done == 1 else None
+            began = time.perf_counter()
+            if profile and step == state.step + 1:  # the first one has compiled and taken memory
+                times = take_step.watched()
+            inputs, targets = dataset.batch(step, rows)
+            losses, norm = take_step(inputs, targets)
+            seconds = time.perf_counter() - began
+            if profile and done == state.step + 1 + profile:
+                journal.say(times.table(profile), always=True)
+                take_step.unwatched()
+            journal.step(done, losses, norm, learning_rate(step, config), inputs.size, seconds)
+            if before is not None:
+                journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
+            if validates:
+                journal.validate(done, whole)
+            if config.sample_every and done % config.sample_every == 0:
+                journal.sample(done)
+            if done % config.save_every == 0 or done == config.steps or stop:
+                journal.save(done)
+            if stop or done == config.steps:
+                journal.settle()
+                journal.bill()
+            if stop and done < config.steps:
+                journal.say(
+                    f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
+                    always=True,
+                )
+                raise KeyboardInterrupt
+    return model
+
+
+@contextmanager
+def _stop_between_steps():
+    """Give a list that Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal fill; the loop reads it after each step.
+
+    Clusters can be told to send SIGUSR1 before they end a job. The same signal once more interrupts at once, except
+    SIGHUP, which an ending shell sends after the terminal has sent it.
+    """
+    stop = []
+
+    def remember(number, frame):
+        if number in stop and number != hangup:
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield stop
+        return
+    hangup = getattr(signal, "SIGHUP", None)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    for number in (hangup, getattr(signal, "SIGUSR1", None)):  # Windows has none
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+            numbers.append(number)
+    before = {number: signal.signal(number, remember) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

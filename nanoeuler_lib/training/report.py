@@ -1,0 +1,250 @@
+"""What a run did, as pictures and a page; and a curve that redraws itself in a notebook while a run trains."""
+
+import json
+import math
+import time
+from pathlib import Path
+from statistics import median
+
+import matplotlib.pyplot as plt
+from matplotlib import ticker
+
+from nanoeuler_lib import plots
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import from_json, one_line, printable, write_text
+from nanoeuler_lib.training.run_folder import read_log
+from nanoeuler_lib.training.watch import WINDOW
+
+
+def report(run: str | Path, out: str | Path | None = None) -> Path:
+    """Write report.md, loss.png and layers.png about a run, finished or not. Returns the path of the page.
+
+    out: the folder to write to, by default RUN/report. The page gives throughput, validation beside the floor where
+    the source is known, the warnings of the run, and its samples by step. Raises NanoEulerError when the run has no
+    log or what it holds was edited.
+    """
+    run = Path(run)
+    out = Path(out) if out is not None else run / "report"
+    log, head = read_log(run), _head(run / "run.json")
+    steps = [entry for entry in log if "loss" in entry]
+    if not steps:
+        raise NanoEulerError(f"{run}: its log has no step yet, expected at least one")
+    floor = head["data"].get("floor_bits_per_byte")
+    floor = floor if isinstance(floor, (int, float)) else None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, figure in (("loss.png", draw_loss(log, floor)), ("layers.png", draw_layers(log))):
+            figure.savefig(out / name)
+            plt.close(figure)
+    except OSError as error:
+        raise NanoEulerError(f"{out}: cannot be written to ({error.strerror})") from None
+    write_text(out / "report.md", _page(run, head, log, steps, floor))
+    return out / "report.md"
+
+
+def _head(file):
+    try:
+        head = from_json(file.read_bytes().decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise NanoEulerError(
+            f"{file}: not readable as JSON ({error}), expected a run's description"
+        ) from None
+    if not isinstance(head, dict) or not all(
+        isinstance(head.get(key), dict) for key in ("model", "train", "data")
+    ):
+        raise NanoEulerError(f"{file}: model, train or data is missing: edited")
+    return head
+
+
+def _page(run, head, log, steps, floor):
+    seconds = sum(entry.get("seconds", 0) for entry in steps)
+    speed = median(entry["tokens_per_second"] for entry in steps)
+    tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
+    valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
+    sets = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
+    shares = {entry["step"]: entry["valid_share"] for entry in log if "valid_share" in entry}
+    beside = sum(entry.get("seconds", 0) for entry in log if "loss" not in entry)
+    planned, done = head["train"].get("steps"), steps[-1]["step"]
+    sizes = [
+        f"{head['data'][key]} {key.removeprefix('train_')}"
+        for key in head["data"]
+        if key.startswith("train_")
+    ]
+    facts = [
+        ("steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")),
+        ("data", f"{head['data'].get('source')}, {' and '.join(sizes)} to train on"),
+        ("machine", head.get("machine")),
+        (
+            "throughput",
+            f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps",
+        ),
+        *(
+            [("validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time")]
+            if beside
+            else []
+        ),
+        ("gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"),
+    ]
+    if valid:
+        step, best = min(valid, key=lambda pair: pair[1])
+        facts.append(
+            ("validation", f"{valid[-1][1]:.4f} bits per byte at the end, {best:.4f} at best (step {step})")
+        )
+        for name, bits in sets[-1][1].items() if sets else ():
+            facts.append((f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"))
+        if floor is not None:
+            facts.append(
+                (
+                    "floor",
+                    f"{floor:.4f} bits per byte for the source itself; {valid[-1][1] - floor:.4f} above it",
+                )
+            )
+    lines = [
+        f"# {one_line(run.resolve().name)}",
+        "",
+        "| | |",
+        "|:--|:--|",
+        *(f"| {name} | {_cell(value)} |" for name, value in facts),
+        "",
+    ]
+    lines += [
+        "![Loss and validation by step](loss.png)",
+        "",
+        "![Gradient norms and update sizes](layers.png)",
+        "",
+    ]
+    warnings = [entry["warning"] for entry in log if "warning" in entry]
+    lines += ["## Warnings", "", *([f"- {one_line(text, 2000)}" for text in warnings] or ["None."]), ""]
+    if valid:
+        columns = ["step", "bits per byte"] + ["above the floor"] * (floor is not None)
+        columns += [_cell(name) for name in sets[-1][1]] if sets else []
+        columns += ["of the text"] if shares else []
+        lines += ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
+        at = dict(sets)
+        for step, bits in valid:
+            row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
+            of = at.get(step, {})
+            row += [f"{of[name]:.4f}" if name in of else "" for name in sets[-1][1]] if sets else []
+            row += [f"{shares.get(step, 1):.0%}"] if shares else []
+            lines += [f"| {step} | {' | '.join(row)} |"]
+        lines += [""]
+    samples = [(entry["step"], entry["sample"]) for entry in log if "sample" in entry]
+    lines += ["## Samples", ""] if samples else []
+    for step, text in samples:
+        fence = "`" * (3 + text.count("```"))
+        lines += [f"Step {step}:", "", f"{fence}text", printable(text.strip("\n")), fence, ""]
+    lines += [
+        "## Settings",
+        "",
+        "```json",
+        json.dumps({k: head[k] for k in ("model", "train")}, indent=1),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(value):
+    return one_line(str(value)).replace("|", "\\|")
+
+
+def draw_loss(log: list[dict], floor: float | None = None):
+    """A figure of the training loss and of validation by step, from the entries of a log."""
+    figure, (left, right) = _two_panels()
+    steps = [entry for entry in log if "loss" in entry]
+    x, y = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
+    left.plot(x, y, color="0.6", linewidth=0.6, label="each step")
+    around = [y[max(0, i - WINDOW // 2) : i + WINDOW // 2 + 1] for i in range(len(y))]
+    smooth = [sum(near) / len(near) for near in around]
+    left.plot(x, smooth, label=f"mean of {WINDOW} steps")
+    left.set(xlabel="step", ylabel="training loss, nats a token")
+    left.legend()
+    valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
+    if valid:
+        right.plot(*zip(*valid), marker=".", label="validation")
+        of = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
+        for name in of[-1][1] if of else ():
+            points = [(step, sets[name]) for step, sets in of if name in sets]
+            right.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
+        step, bits = valid[-1]
+        right.annotate(
+            f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"
+        )
+    if floor is not None:
+        right.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
+    right.set(xlabel="step", ylabel="validation, bits per byte")
+    if valid and min(bits for _, bits in valid) > 0:
+        _log_scale(right)
+    if valid or floor is not None:
+        right.legend()
+    return figure
+
+
+def draw_layers(log: list[dict]):
+    """A figure of each layer group's gradient norm and update-to-weight ratio by step, from the entries of a log."""
+    figure, (left, right) = _two_panels()
+    watched = [entry for entry in log if "groups" in entry]
+    names = list(watched[0]["groups"]) if watched else []
+    markers = "os^vD*<>PX"
+    for number, name in enumerate(names):
+        x = [entry["step"] for entry in watched if name in entry["groups"]]
+        for axes, part in ((left, 0), (right, 1)):
+            y = [entry["groups"][name][part] or math.nan for entry in watched if name in entry["groups"]]
+            axes.plot(x, y, marker=markers[number % len(markers)], markersize=3, linewidth=1, label=name)
+    for axes, label in ((left, "gradient norm"), (right, "size of the update / size of the weights")):
+        axes.set(xlabel="step", ylabel=label)
+        if names:
+            _log_scale(axes)
+    if names:
+        right.legend(fontsize="x-small", ncols=2)
+    return figure
+
+
+def _log_scale(axes):
+    """A logarithmic axis with enough labels to read a value from, however little the values span."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high > 1000 * low:
+        return  # powers of ten
+    if high < 6 * low:
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
+    else:
+        axes.yaxis.set_major_locator(
+            ticker.LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7))
+        )
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _two_panels():
+    plots.use_style()
+    return plt.subplots(1, 2, figsize=(9, 3.4))
+
+
+class Live:
+    """A loss curve in a notebook that redraws itself while a run trains: `train(..., on_entry=Live(floor))`.
+
+    floor: bits per byte of the source, drawn as a line; seconds: at least so much time between two drawings.
+    """
+
+    def __init__(self, floor: float | None = None, seconds: float = 2.0):
+        self.floor, self.seconds = floor, seconds
+        self.log: list[dict] = []
+        self.handle, self.drawn = None, -math.inf
+
+    def __call__(self, entry: dict) -> None:
+        self.log.append(entry)
+        if "loss" in entry and time.monotonic() - self.drawn > self.seconds:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw what has been logged so far, in place of what was drawn before. Call it at the end of a run."""
+        from IPython.display import display
+
+        figure = draw_loss(self.log, self.floor)
+        if self.handle is None:
+            self.handle = display(figure, display_id=True)
+        else:
+            self.handle.update(figure)
+        plt.close(figure)
+        self.drawn = time.monotonic()

@@ -1,0 +1,224 @@
+"""The folder of a run: who may write there, its log, and what a killed process leaves.
+
+    run/
+        run.json            configurations, data, machine
+        log.jsonl           a line for each step, validation, sample and warning
+        checkpoints/step-000500/ ...
+        lock                held while a process writes here
+
+Everything here is true of any run, whatever it learns from: `train` fills the folder, `report` reads it.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import from_json, locked, to_json, write_text
+from nanoeuler_lib.training import checkpoint
+
+# What a process may leave that was killed before its first checkpoint, and files that were never finished.
+BEGUN = {"lock", "run.json", "checkpoints"}
+PARTIAL = re.compile(r"\.(run\.json|log\.jsonl)(\.\d+)?\.partial")
+
+KEEP = 2  # checkpoints kept; older ones are removed
+
+
+def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
+    """Write the state of a run as its checkpoint of a step, and remove those that are too old."""
+    path = run / "checkpoints" / f"step-{step:06d}"
+    checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
+    prune(run)
+
+
+def prune(run: Path) -> None:
+    """Remove all checkpoints but the last ones."""
+    for old in checkpoint.folders(run)[:-KEEP]:
+        checkpoint.remove(old)
+
+
+def expect_new(run: Path) -> None:
+    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint."""
+    try:
+        names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        new = not os.path.lexists(run)
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
+        ) from None
+    else:
+        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not checkpoint.folders(run)
+    if not new:
+        hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
+        raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")
+
+
+@contextmanager
+def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
+    """Hold the run's lock, and sweep away what was left half-done. The system frees the lock when the process ends.
+
+    Gives a function that raises NanoEulerError when the folder is no longer there, or another one in its place.
+    """
+    try:
+        file = open(run / "lock", "a")
+    except OSError as error:
+        raise NanoEulerError(
+            f"{run}: cannot be written to ({error.strerror}), expected a folder to write to"
+        ) from None
+
+    def still_there():
+        try:
+            same = os.path.samestat(os.fstat(file.fileno()), os.stat(run / "lock"))
+        except OSError:
+            same = False
+        if not same:
+            raise NanoEulerError(f"{run}: the folder was removed or renamed while the run wrote to it")
+
+    with file:
+        if not locked(file):
+            raise NanoEulerError(
+                f"{run}: another process is training into this folder, expected one at a time"
+            )
+        _sweep(run)
+        yield still_there
+
+
+def _sweep(run):
+    """Remove what a killed process left half-done. Call it with the lock held: then nobody is still at it."""
+    with suppress(OSError):  # what cannot be removed does no harm
+        checkpoint.sweep(run / "checkpoints")
+        for file in run.iterdir():
+            if PARTIAL.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+
+
+# ---- The log
+
+
+@contextmanager
+def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
+    """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process.
+
+    saved: says which step's checkpoint is the last, for the message when the disk is full.
+    """
+    try:
+        log = open(file, "ab", buffering=0)
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be written ({error.strerror})") from None
+
+    def append(entry):
+        line = (to_json(entry) + "\n").encode()
+        try:
+            written = log.write(line)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        else:
+            reason = "No space left on device"
+        if written < len(line):
+            raise NanoEulerError(
+                f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
+            )
+
+    with log:
+        yield append
+
+
+def read_log(run: str | Path) -> list[dict]:
+    """The entries of a run's log, in order. Raises NanoEulerError when there is none or a line is not an entry."""
+    return list(entries(Path(run) / "log.jsonl"))
+
+
+def entries(file: Path) -> Iterator[dict]:
+    """The entries of a log file. Raises NanoEulerError at the first line that is none."""
+    with _opened(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if (entry := _entry(line)) is not None:
+                yield entry
+            elif line.endswith(b"\n"):  # else the last line, which a crash cut off
+                raise NanoEulerError(f"{file}: line {number} is no entry of a log: damaged or edited")
+
+
+def trim_log(file: Path, step: int) -> str | None:
+    """Drop what was logged after the checkpoint that a run goes on from.
+
+    A log that cannot be read is no reason not to go on: it is set aside, the lines of it that can be read are kept,
+    and what to say about it is returned.
+    """
+    kept, trouble = [], None
+    try:
+        for entry in entries(file) if os.path.lexists(file) else ():
+            kept.append(entry)
+    except NanoEulerError as error:
+        trouble, kept = str(error), _readable(file)
+    text = "".join(to_json(entry) + "\n" for entry in kept if entry["step"] <= step)
+    if trouble:
+        try:
+            os.rename(file, aside := _free_name(file))
+        except OSError as error:
+            raise NanoEulerError(f"{file}: cannot be set aside ({error.strerror})") from None
+        trouble = (
+            f"{trouble}. It is set aside as {aside.name}, and the {len(kept)} entries that can be read go on"
+        )
+    write_text(file, text)
+    return trouble
+
+
+def _free_name(file):
+    names = (file.with_name(f"{file.stem}.aside-{n}{file.suffix}") for n in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _readable(file):
+    try:
+        with _opened(file) as lines:
+            return [entry for line in lines if (entry := _entry(line)) is not None]
+    except NanoEulerError:
+        return []
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """A log's lines, ended by line feeds alone: text in it may hold every other separator that Unicode knows."""
+    try:
+        if file.exists() and not file.is_file():
+            raise NanoEulerError(f"{file}: is no regular file, expected a run's log")
+        with open(file, "rb") as lines:
+            yield lines
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
+
+
+def _entry(line: bytes) -> dict | None:
+    """The entry that a line of a log holds, or None."""
+    try:
+        entry = from_json(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte", "valid_share")
+    groups, sets = (
+        entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets")
+    )
+    good = (
+        isinstance(groups, dict)
+        and isinstance(sets, dict)
+        and all(map(_is_number, sets.values()))
+        and type(entry.get("step")) is int
+        and 0 <= entry["step"] < 2**53
+        and all(_is_number(entry[name]) for name in numbers if name in entry)
+        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning"))
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+            for pair in groups.values()
+        )
+        and (("loss" in entry) <= ("rate" in entry and "norm" in entry and "tokens_per_second" in entry))
+    )
+    return entry if good else None
+
+
+def _is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN

@@ -1,0 +1,150 @@
+"""Supervised fine-tuning: a base model learns to answer, from examples of what a user says and what to reply.
+
+The loss counts the tokens of replies and their end marker, nothing else: targets are -1 everywhere else. Each example
+has a row of its own, so none can see another; rows of a batch have about the same length, so that little of a row is
+empty. Everything else, steps, log, checkpoints and resume, is that of pretraining (`train`). Chapter 20.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.engine.device import CPU, Device
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.machine import cores
+from nanoeuler_lib.model import GPT, init
+from nanoeuler_lib.model.optim import optimizer_of
+from nanoeuler_lib.text.examples import Encoded, Example, encode, read_examples, row_length, rows
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
+from nanoeuler_lib.training.checkpoint import Checkpoint
+from nanoeuler_lib.training.datasets import SFTDataset
+from nanoeuler_lib.training.loop import resume, start_run
+from nanoeuler_lib.world.conversations import konigsberg_examples
+
+__all__ = ["SOURCES", "exact_match", "examples_of", "extend", "fine_tune", "greedy_match", "resume"]
+
+
+# ---- From a base model to one that answers
+
+
+def extend(model: GPT, tokenizer: Tokenizer, multiple: int = 1) -> tuple[GPT, Tokenizer]:
+    """The same model with markers for who speaks: rows of the embedding and columns of the heads are added.
+
+    multiple: the vocabulary's size is rounded up to a multiple of it; the GPU's kernels want 8. No text has the tokens
+    added by that. Logits of the old tokens change by rounding only. If the tokenizer has the markers, both return as
+    they are.
+    """
+    names = list(tokenizer.special_tokens)
+    names += [name for name in (END_OF_TEXT, USER, ASSISTANT) if name not in names]
+    if len(names) == len(tokenizer.special_tokens):
+        return model, tokenizer
+    tokenizer = Tokenizer(tokenizer.merges, names, tokenizer.byte_order)
+    old = model.config
+    size = -(-max(old.vocab_size, tokenizer.vocab_size) // multiple) * multiple
+    config = ModelConfig.from_dict(old.to_dict() | {"vocab_size": size})
+    params = init(config, dtype=model.dtype)
+    for name, p in model.params.items():
+        if name == "heads":  # [D, K V]: each head has its own V columns
+            wide = params[name].reshape(config.dim, config.predict, config.vocab_size)
+            wide[..., : old.vocab_size] = p.reshape(config.dim, config.predict, old.vocab_size)
+        else:
+            params[name][: len(p)] = p
+    return GPT(config, params), tokenizer
+
+
+def fine_tune(
+    run: str | Path,
+    base: tuple[GPT, Tokenizer],
+    examples: Iterable[Example],
+    held_out: Iterable[Example],
+    config: TrainConfig,
+    template: str = "plain",
+    info: dict | None = None,
+    quiet: bool = False,
+    workers: int | None = None,
+    on_entry: Callable[[dict], None] | None = None,
+    device: Device = CPU,
+) -> GPT:
+    """Fine-tune a base model on examples and leave a run folder; the model given is not changed.
+
+    template: what the examples' prompts are made with, stored so that a chat uses the same; info: what else to store;
+    the rest as for `train.train`. Raises NanoEulerError when the folder holds a run or no example fits the context.
+    """
+    if template not in TEMPLATES:
+        raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
+    model, tokenizer = extend(*base, multiple=1 if device == CPU else 8)
+    if model is base[0]:  # it had the markers: leave the caller's parameters alone
+        model = GPT(model.config, init(model.config, dtype=model.dtype))
+        model.params.flat[...] = base[0].params.flat
+    info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
+    info |= device.info
+    run, optimizer = Path(run), optimizer_of(model.config, config)
+    found = Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
+    return start_run(run, found, SFTDataset(examples, held_out, found), quiet, on_entry)
+
+
+def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
+    """Whether the model's greedy reply to each example's last turn, after the turns before it, is the one given: [n].
+
+    Raises NanoEulerError when an example does not fit the context.
+    """
+    encoded = []
+    for example in examples:
+        found = encode(example, tokenizer)
+        last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
+        found.counted[:-last] = False
+        encoded.append(found)
+    # by a chat, too
+    unsaid = [*markers(tokenizer)[1:], *range(tokenizer.vocab_size, model.config.vocab_size)]
+    return greedy_match(model, encoded, unsaid)
+
+
+def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] = ()) -> np.ndarray:
+    """Whether greedy decoding would give the tokens that count, all of them, after those before: [n].
+
+    Decided without decoding: it would if each has the largest logit, leaving out the tokens in `never`. Raises
+    NanoEulerError when an example does not fit the context.
+    """
+    found, context = np.zeros(len(examples), bool), model.config.context
+    if (longest := max((len(example.ids) for example in examples), default=0)) > context + 1:
+        raise NanoEulerError(f"an example has {longest} tokens, expected at most {context + 1}")
+    for start in range(0, len(examples), 16):
+        some = examples[start : start + 16]
+        inputs, targets = rows(some, row_length(some, context), 1)
+        logits = model.logits(inputs)
+        logits[..., list(never)] = -np.inf
+        same = (logits.argmax(axis=-1) == targets[..., 0]) | (targets[..., 0] < 0)
+        found[start : start + 16] = same.all(axis=1)
+    return found
+
+
+# ---- Where examples come from
+
+
+SOURCES = KONIGSBERG, REWORDED = "konigsberg", "konigsberg-reworded"  # the names of those that need no file
+STORIES, HELD_OUT = 10_000, 200
+
+
+def examples_of(
+    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+) -> tuple[list[Example], list[Example], str]:
+    """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
+
+    source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
+    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; or a file
+    (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
+    """
+    if source in SOURCES:
+        parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
+        return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"
+    examples, template = read_examples(source)
+    examples = examples[: count or None]
+    if len(examples) < 2:
+        raise NanoEulerError(f"{source}: holds 1 example, expected two or more: some are held out")
+    Random(seed).shuffle(examples)
+    cut = len(examples) - max(1, round(len(examples) * valid_fraction))
+    return examples[:cut], examples[cut:], template

@@ -1,0 +1,172 @@
+"""Watching a run: the vital signs of each group of layers, and warnings that say what they mean and what to try."""
+
+import math
+from statistics import fmean, pvariance
+
+import numpy as np
+
+from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.model.parameters import Parameters
+
+WINDOW = 50  # steps over which a loss is averaged before two of them are compared
+# repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
+PASSES = 4
+VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
+
+
+def group_of(name: str) -> str:
+    """The group of layers that a parameter tensor belongs to: embed, layers.0, ..., heads."""
+    if name.startswith("layers."):
+        return name.rsplit(".", 1)[0]
+    return "embed" if name == "embed" else "heads"
+
+
+def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: float) -> dict[str, list[float]]:
+    """Gradient norm and update-to-weight ratio of each group of layers, for one step.
+
+    before: the parameters before the step, flat [P]; params: after it; grads: the step's gradient up to a factor;
+    norm: its norm before clipping. Returns {group: [norm, ratio]}; the squares of the norms add up to norm squared.
+    A ratio near 1e-3 is usual while the rate is high; 1e-5 hardly learns, 1e-1 hardly remembers.
+    """
+    squares: dict[str, np.ndarray] = {}
+    start = 0
+    for name, after in params.items():
+        old = before[start : start + after.size]
+        new, gradient = after.reshape(-1), grads[name].reshape(-1)
+        start += after.size
+        moved = new - old
+        found = np.array([np.vdot(x, x) for x in (gradient, moved, old)], np.float64)
+        squares[group_of(name)] = squares.get(group_of(name), 0.0) + found
+    whole = math.sqrt(sum(s[0] for s in squares.values())) or 1.0
+    return {
+        group: [norm * math.sqrt(g) / whole, math.sqrt(moved / max(weight, 1e-30))]
+        for group, (g, moved, weight) in squares.items()
+    }
+
+
+class Watch:
+    """Reads a run's log entries as they come, and says each thing once.
+
+    tokens_per_step: positions in a step; train_tokens: tokens of the training text. Feed it the entries of a run
+    that goes on, and it knows what it knew.
+    """
+
+    def __init__(self, config: TrainConfig, tokens_per_step: int, train_tokens: int):
+        self.config, self.tokens_per_step, self.train_tokens = config, tokens_per_step, train_tokens
+        self.losses: list[float] = []
+        # mean, variance and end of the best window of losses
+        self.best: tuple[float, float, int] | None = None
+        self.valid: list[tuple[int, float]] = []
+        self.said: set[str] = set()
+
+    def begin(self) -> list[str]:
+        """Warnings before the first step: the text will be read more often than it has something to teach."""
+        if self.config.steps * self.tokens_per_step < PASSES * self.train_tokens:
+            return []
+        self.said.add("repeats")
+        return [f"the data will repeat: {self._passes(self.config.steps)}"]
+
+    def see(self, entry: dict) -> list[str]:
+        """The warnings that a log entry gives rise to, usually none."""
+        found = {}
+        if "loss" in entry:
+            found["rises"] = self._loss_rises(entry)
+            found["repeats"] = self._data_repeats(entry["step"])
+        if "valid_bits_per_byte" in entry:
+            found["valid"] = self._validation_rises(entry)
+        if "groups" in entry:
+            found["vanishes"] = self._gradient_vanishes(entry)
+        new = [kind for kind, text in found.items() if text and kind not in self.said]
+        self.said.update(new)
+        return [found[kind] for kind in new]
+
+    def _loss_rises(self, entry):
+        self.losses.append(entry["loss"])
+        if len(self.losses) < WINDOW:
+            return None
+        mean, variance = fmean(self.losses), pvariance(self.losses)
+        self.losses.clear()
+        step = entry["step"]
+        if self.best is None or mean < self.best[0]:
+            self.best = mean, variance, step
+            return None
+        error = math.sqrt((variance + self.best[1]) / WINDOW)
+        if mean - self.best[0] < max(5 * error, 0.03 * self.best[0]):
+            return None
+        return (
+            f"step {step}: the loss rises: {mean:.3f} nats over the last {WINDOW} steps, {self.best[0]:.3f} up to "
+            f"step {self.best[2]}. Most often the rate is too high (it is {entry['rate']:.2g} now): try half of it, a "
+            "longer warm-up, or a lower clip"
+        )
+
+    def _data_repeats(self, step):
+        if step * self.tokens_per_step < PASSES * self.train_tokens:
+            return None
+        return f"step {step}: the data repeats: {self._passes(step)}"
+
+    def _passes(self, steps):
+        drawn = steps * self.tokens_per_step
+        return (
+            f"{steps} steps draw {drawn} tokens from a text of {self.train_tokens}, {drawn / self.train_tokens:.1f} "
+            f"passes. After about {PASSES}, repeated text teaches little and is learnt by heart: compare training with "
+            "validation loss; take more text, fewer steps, or a smaller model"
+        )
+
+    def _validation_rises(self, entry):
+        self.valid.append((entry["step"], entry["valid_bits_per_byte"]))
+        step, best = min(self.valid, key=lambda pair: pair[1])
+        last_three = self.valid[-3:]
+        if len(self.valid) < 4 or min(bits for _, bits in last_three) < 1.02 * best:
+            return None
+        return (
+            f"step {entry['step']}: validation rises: {entry['valid_bits_per_byte']:.4f} bits per byte, {best:.4f} at "
+            f"step {step}, and worse three times in a row. Where the training loss still falls, the model learns its "
+            "text by heart: take more text, stop earlier, or use more decay; where both rise, the rate is too high"
+        )
+
+    def _gradient_vanishes(self, entry):
+        norm = math.hypot(*(g for g, _ in entry["groups"].values()))
+        gone = [group for group, (g, _) in entry["groups"].items() if not g > VANISHED * norm]
+        if not gone:
+            return None
+        return (
+            f"step {entry['step']}: the gradient vanishes in {', '.join(gone)}: {entry['groups'][gone[0]][0]:.1e} of a "
+            f"whole of {norm:.1e}. Nothing these weights do reaches the loss: look at their backward pass "
+            "(`nanoeuler check`), at how they were initialised, and at what stands between them and the loss"
+        )
+
+
+def text_warnings(text: str, valid: str, separator: str) -> list[str]:
+    """What is wrong with a text before a step is taken: documents that occur twice, or that stand in both parts.
+
+    Also a separator that stands within a line, where it separates nothing.
+    """
+    documents = [document for document in text.split(separator) if document]
+    distinct = set(documents)
+    held_out = [document for document in valid.split(separator) if document]
+    leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
+    found = document_warnings(len(documents), len(distinct), len(held_out), leaked)
+    mark = separator.strip()
+    if inside := sum(document.count(mark) for document in documents):
+        found.append(
+            f"{mark} stands in the text {inside} times within a line: there it is ordinary letters. Between documents "
+            "it wants a line of its own"
+        )
+    return found
+
+
+def document_warnings(documents: int, distinct: int, held_out: int, leaked: int) -> list[str]:
+    """What is wrong with a text of so many training documents, of which so many are distinct, and so many held-out
+    ones, of which so many (leaked) are in the training text."""
+    found = []
+    if distinct < 0.9 * documents:
+        found.append(
+            f"the data repeats: {documents - distinct} of {documents} training documents stand there "
+            "more than once. Remove the copies, or they are learnt by heart"
+        )
+    if leaked:
+        found.append(
+            f"validation leaks: {leaked} of {held_out} validation documents stand in the training text too. Its "
+            "figure will look better than the model is; remove them from one part"
+        )
+    return found
