@@ -2,26 +2,31 @@
 
 import ast
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_lib import cuda  # noqa: E402
 from nanoeuler_lib.practice import verdict  # noqa: E402
 from tools.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
 
 __all__ = [
     "ROOT",
+    "accepts",
     "code_cells",
     "definitions",
     "gap_tests",
     "rejected",
+    "rejects",
+    "rewritten",
+    "rewritten_tests",
     "run_tagged",
-    "try_exercise",
-    "try_gap",
-    "wrong_answers_of",
+    "slips",
 ]
 
 
@@ -53,53 +58,98 @@ def rejected(check: Callable, *answer) -> bool:
         return True
 
 
-def try_exercise(check: Callable, stub, solution, wrong_answers: dict) -> None:
-    """An untouched gap is not written yet, the solution is right, and each of at least three wrong answers is wrong."""
-    assert check(stub) == "not written yet"
-    assert check(solution) == "right"
-    assert len(wrong_answers) >= 3
-    for name, wrong in wrong_answers.items():
-        assert rejected(check, wrong), f"accepted: {name}"
+def accepts(
+    answers: dict[str, Iterable],
+    in_place: Collection[str] = (),
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> Callable:
+    """A test that a reader is told "right" of each {check: answers}.
 
-
-def try_gap(chapter: SimpleNamespace, gap: tuple) -> None:
-    """A gap is (right answer, wrong ones, and the names of check, stub and the book's version in the chapter): the
-    stub is not written yet, the book's version and the right answer are right.
-    """
-    right, _, check, stub, book = gap
-    check = getattr(chapter, check)
-    assert check(getattr(chapter, stub)) == "not written yet"
-    assert check(getattr(chapter, book)) == "right"
-    assert check(right) == "right"
-
-
-def wrong_answers_of(gaps: dict[str, tuple]) -> list:
-    """Each wrong answer of each gap as a test case: the gap, and the right answer with one thing changed."""
-    cases = []
-    for name, gap in gaps.items():
-        for mistake, change in gap[1].items():
-            wrong = functools.partial(gap[0], **change)
-            cases.append(pytest.param(gap, wrong, id=f"{name}-{mistake}".replace(" ", "-")))
-    return cases
-
-
-def gap_tests(gaps: dict[str, tuple[list, dict]]) -> tuple[Callable, Callable]:
-    """Two tests of gaps that stand as my_NAME, check_NAME and the book's NAME in the chapter, by what a reader is told.
-
-    gaps: {NAME: (other right answers, {mistake: wrong answer})}. The stub is not written yet, the book's version and
-    the others are right; each wrong answer is wrong.
+    in_place: the checks whose answers write into their arguments. given: what of the chapter a check takes besides.
     """
 
-    @pytest.mark.parametrize("gap", gaps)
-    def untouched_and_right(chapter, gap):
-        check = getattr(chapter, f"check_{gap}")
-        assert check(getattr(chapter, f"my_{gap}")) == "not written yet"
-        for right in [getattr(chapter, gap), *gaps[gap][0]]:
-            assert verdict(check, right) == "right"
+    @pytest.mark.parametrize("check", answers)
+    def told_as_right(chapter, check):
+        also = [getattr(chapter, given[check])] if check in given else []
+        for answer in answers[check]:
+            said = verdict(getattr(chapter, check), answer, *also, in_place=check in in_place)
+            assert said == "right", answer
 
-    @pytest.mark.parametrize("gap, mistake", [(gap, mistake) for gap in gaps for mistake in gaps[gap][1]])
-    def wrong(chapter, gap, mistake):
-        said = verdict(getattr(chapter, f"check_{gap}"), gaps[gap][1][mistake])
-        assert said not in ("right", "not written yet"), said
+    return told_as_right
 
-    return untouched_and_right, wrong
+
+def rejects(answers: dict[str, dict], given: Mapping[str, str] = MappingProxyType({})) -> Callable:
+    """A test that a reader is told what is wrong with each {check: {mistake: answer}}."""
+
+    @pytest.mark.parametrize(
+        "check, mistake", [(c, mistake) for c, wrong in answers.items() for mistake in wrong]
+    )
+    def told_as_wrong(chapter, check, mistake):
+        also = [getattr(chapter, given[check])] if check in given else []
+        with np.errstate(all="ignore"):
+            said = verdict(getattr(chapter, check), answers[check][mistake], *also)
+        assert said not in ("right", "not written yet")
+
+    return told_as_wrong
+
+
+def gap_tests(
+    gaps: dict[str, tuple[Iterable, dict]], given: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable, Callable]:
+    """Both tests, of {check: (right answers, {mistake: wrong answer})}."""
+    return (
+        accepts({check: right for check, (right, _) in gaps.items()}, given=given),
+        rejects({check: wrong for check, (_, wrong) in gaps.items()}, given),
+    )
+
+
+def slips(right: Callable, mistakes: dict[str, dict]) -> dict[str, Callable]:
+    """The right answer with one thing changed, {mistake: arguments that make it}."""
+    for change in mistakes.values():
+        inspect.signature(right).bind_partial(
+            **change
+        )  # an argument that is none would be rejected as a crash
+    return {mistake: functools.partial(right, **change) for mistake, change in mistakes.items()}
+
+
+def rewritten(notebook: str, chapter: SimpleNamespace, name: str, *changes: tuple[str, str]) -> Callable:
+    """The book's function or kernel of this name, from its text with each (old, new) in it replaced."""
+    book = getattr(chapter, name)
+    if isinstance(book, cuda.Kernel):
+        text = book.module.source
+    else:
+        (text,) = [cell.source for cell in code_cells(notebook) if f"\ndef {name}(" in f"\n{cell.source}"]
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    if isinstance(book, cuda.Kernel):
+        return cuda.module(text)[name]
+    names = dict(vars(chapter))
+    exec(text, names)
+    return names[name]
+
+
+def rewritten_tests(gaps: dict[str, tuple[str, dict, dict]]) -> tuple[Callable, Callable]:
+    """Both tests, of {check: (name, rights, mistakes)}: each changes the text of what the book calls so by one or more
+    (old, new), and is told as right, or as wrong.
+    """
+
+    def cases(part):
+        found = [(check, gap[0], *case) for check, gap in gaps.items() for case in gap[part].items()]
+        return [
+            pytest.param(check, name, change, id=f"{check}-{what}") for check, name, what, change in found
+        ]
+
+    @pytest.mark.parametrize("check, name, changes", cases(1))
+    def told_as_right(request, chapter, check, name, changes):
+        answer = rewritten(request.module.NOTEBOOK[0], chapter, name, *changes)
+        assert verdict(getattr(chapter, check), answer) == "right"
+
+    @pytest.mark.parametrize("check, name, change", cases(2))
+    def told_as_wrong(request, chapter, check, name, change):
+        with np.errstate(all="ignore"):
+            answer = rewritten(request.module.NOTEBOOK[0], chapter, name, change)
+            said = verdict(getattr(chapter, check), answer)
+        assert said not in ("right", "not written yet")
+
+    return told_as_right, told_as_wrong

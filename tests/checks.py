@@ -155,7 +155,7 @@ def check_gradients(
 
     Along a random unit direction the error of a gradient g shows as |error| / sqrt(n), whichever elements are wrong;
     a millionth of ||g|| / sqrt(n) is the limit. Quotients of fourth order; h is a quarter of `gradcheck.STEP`, because
-    a random model may have an embedding so short that 1e-3 is a long way (`test_gradients.test_truncation`).
+    a random model may have an embedding so short that 1e-3 is a long way: half of h is 1/16 of the quotient's error.
     """
     rng = np.random.default_rng([seed, 2])
     model = GPT(config, random_parameters(config, seed))
@@ -407,7 +407,7 @@ def check_schedule() -> None:
 
 def check_adamw(version: str = "cpu") -> None:
     """Five steps of AdamW are those of the paper, with decay on matrices alone and the rate of each step."""
-    c = TrainConfig(steps=6, warmup=2, rate=0.05, decay=0.3, adam_eps=1e-3, clip=0)
+    c = TrainConfig(steps=6, warmup=2, rate=0.05, beta1=0.7, beta2=0.6, decay=0.3, adam_eps=1e-3, clip=0)
     params, rng = random_parameters(TINY, 3), np.random.default_rng(4)
     expected = {name: p.copy() for name, p in params.items()}
     m = {name: np.zeros(p.shape) for name, p in params.items()}

@@ -144,24 +144,6 @@ def test_what_others_call_an_option_is_told_by_a_name_of_ours():
         assert having and not any(other in p._options() for p in having if ours != "--run"), other
 
 
-def test_an_unknown_message_of_argparse_stays_as_it_is():
-    parser = arguments.Parser("nanoeuler odd")
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--mode", choices=["a", "b"])
-    with pytest.raises(NanoEulerError, match=r"^odd: FILE is missing$"):
-        parser.parse_args([])
-    with pytest.raises(NanoEulerError, match=r"^odd: of a new form$"):
-        parser.error("of a new form")
-
-
-def test_help_goes_where_it_is_told(capsys):
-    parser = arguments.Parser("nanoeuler odd")
-    parser._print_message("a line\n")
-    assert capsys.readouterr() == ("", "a line\n")
-    parser.print_help()
-    assert capsys.readouterr().out.startswith("usage: nanoeuler odd")
-
-
 def test_steps_in_tokens():
     for word, number in (
         ("7", 7),

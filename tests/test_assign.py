@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import json
 import subprocess
 import sys
 import time
@@ -279,10 +278,7 @@ def test_command_hands_out_and_marks(tmp_path, capsys, right, monkeypatch):
             "student is '../a', expected letters, digits and . - _ @",
         ),
         (["08", "--seed", "", "--student", "a"], "--seed is empty"),
-        (["08", "--seed", "s", "--grade", "nowhere"], "nowhere is no folder"),
         (["08", "--seed", "s", "--grade", "."], ". holds no submission"),
-        (["08", "--seed", "s"], "one of the arguments --student --students --grade is required"),
-        (["08", "--student", "a"], "--seed is missing"),
         (["08", "--seed", "s", "--students", "missing.txt"], "missing.txt: no such file"),
         (["08", "--seed", "s", "--student", "a", "--out", "there"], "there exists, expected a new folder"),
     ],
@@ -305,16 +301,6 @@ def test_a_name_twice_is_refused(tmp_path):
     (tmp_path / "names").write_text("a\nb\na\n")
     with pytest.raises(NanoEulerError, match="'a' twice"):
         papers.roster(tmp_path / "names")
-
-
-def test_json_tells_what_was_marked(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "ada.py").write_text("")
-    assert main(["assign", "05", "--seed", "s", "--grade", "work", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [m["points"] for m in told["students"]["ada"]] == [0, 0, 0]
-    assert told["students"]["ada"][0]["said"] == "AttributeError: module 'answers' has no attribute 'weights'"
 
 
 def test_no_answer_is_in_the_library():

@@ -179,22 +179,6 @@ def test_decoder_at_large_scores(size, cuts):
             start = end
 
 
-@pytest.mark.parametrize("size", [39.0, 89.0, 500.0])
-@pytest.mark.parametrize("together", [True, False])
-def test_decoder_in_float32(size, together):
-    """float32 is off by no more than three times what the plain operations are off."""
-    config = replace(LONG, context=80)
-    tokens = np.random.default_rng(1).integers(0, 5, 80)
-    model = sharp(config, size, np.float32)
-    expected = checks.naive_logits(model.params, config, tokens[None])[0, :, 0]
-    with ops.use("plain"):
-        allowed = np.abs(model.logits(tokens[None])[0] - expected).max()
-    decoder = Decoder(model)
-    pieces = [tokens] if together else tokens[:, None]
-    found = np.concatenate([decoder.feed_all(piece) for piece in pieces])
-    assert np.abs(found - expected).max() <= 3 * allowed + 1e-5 * np.abs(expected).max()
-
-
 # Softmax over a vocabulary.
 
 

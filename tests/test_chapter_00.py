@@ -6,18 +6,12 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, rejects
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -179,69 +173,7 @@ GAPS = {
         },
     ),
 }
-
-
-def answers(c):
-    """For each exercise: check, stub, solution, and the wrong answers that the notebook itself names."""
-    return {
-        "closures": (c.check_closures, c.my_closures, c.closures, c.wrong_closures),
-        "forecasts": (c.check_forecast_bits, c.my_forecast_bits, c.forecast_bits, c.wrong_forecast_bits),
-        "mean": (c.check_mean_embed_backward, c.my_mean_embed_backward, c.mean_embed_backward, c.wrong_means),
-        "peeks": (c.check_peeks, c.my_peeks, c.peeks, c.wrong_peeks),
-        "bigram": (c.check_bigram_bits, c.my_bigram_bits, c.bigram_bits, c.wrong_bigrams),
-    }
-
-
-def test_untouched_gaps_say_so(chapter):
-    for name, stub in vars(chapter).items():
-        if name.startswith("my_"):
-            assert getattr(chapter, name.replace("my_", "check_", 1))(stub) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    c = chapter
-    assert verdict(c.check_surprise, c.book_surprise) == "right"
-    assert verdict(c.check_frequency_bits, c.frequency_bits) == "right"
-    assert verdict(c.check_embed_forward, c.embed_forward) == "right"
-    assert verdict(c.check_embed_backward, c.embed_backward) == "right"
-
-
-@pytest.mark.parametrize("check", GAPS)
-def test_other_right_answers_are_right(chapter, check):
-    assert [verdict(getattr(chapter, check), other) for other in GAPS[check][0]] == ["right"] * 3
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in GAPS.items() for m in wrong])
-def test_wrong_answer_is_rejected_with_a_sentence(chapter, check, mistake):
-    said = verdict(getattr(chapter, check), GAPS[check][1][mistake])
-    assert said not in ("right", "not written yet") and len(said.split()) >= 5
-
-
-@pytest.mark.parametrize("name", ["closures", "forecasts", "mean", "peeks", "bigram"])
-def test_exercise_check(chapter, name):
-    try_exercise(*answers(chapter)[name])
-
-
-def test_overwritten_gradients_are_told_as_such(chapter):
-    """A gradient tripled in place, and the right mean computed in place."""
-
-    def triples(dx, saved):
-        dx *= 3
-        return collected(dx, saved)
-
-    def divides(dx, saved):
-        dx /= saved[0].shape[1]
-        return collected(np.repeat(dx[:, None], saved[0].shape[1], axis=1), saved)
-
-    for check, wrong in (("check_embed_backward", triples), ("check_mean_embed_backward", divides)):
-        assert verdict(getattr(chapter, check), wrong).startswith("it writes into its argument dx")
-    assert rejected(chapter.check_embed_backward, triples)  # the check alone hands over a copy
-
-
-def test_a_failure_names_its_smallest_input(chapter):
-    assert verdict(chapter.check_embed_backward, lost_repeats).endswith("for tokens [[1, 1]]")
-    said = verdict(chapter.check_embed_forward, GAPS["check_embed_forward"][1]["off by one"])
-    assert said.endswith("at B, T, V, D = (1, 3, 4, 2)")
+test_right_answers, test_wrong_answers = gap_tests(GAPS)
 
 
 # ---- The exercises
@@ -310,11 +242,7 @@ OTHERS = {
         lambda: (Fraction(7, 4), 2, Fraction(5, 2)),
     ],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_solutions_are_right(chapter, check):
-    assert {verdict(getattr(chapter, check), other) for other in OTHERS[check]} == {"right"}
+test_other_right_solutions = accepts(OTHERS)
 
 
 def differ(predict, a, b):
@@ -406,11 +334,7 @@ WRONG = {
         "NaN": lambda: (1.75, 2, math.nan),
     },
 }
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, wrong in WRONG.items() for m in wrong])
-def test_wrong_solution_is_rejected(chapter, check, mistake):
-    assert verdict(getattr(chapter, check), WRONG[check][mistake]) not in ("right", "not written yet")
+test_wrong_solutions = rejects(WRONG)
 
 
 def test_the_helper_with_nothing_wrong_is_right(chapter):

@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-import pytest
-from chapters import code_cells, run_tagged
+from chapters import gap_tests, rejects, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.text import tokenizer
 from tools.chapter_mutants import Gap, Value
 
+NOTEBOOK = "01_bytes_and_pairs", "_", "LATIN", "TABLE"
 CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")
 count_pairs, merge_pair = CHAPTER["count_pairs"], CHAPTER["merge_pair"]
 train_bpe, encode_word = CHAPTER["train_bpe"], CHAPTER["encode_word"]
@@ -190,46 +190,10 @@ def encode_once(word, merges):
     return ids
 
 
-def exercise_answers() -> dict:
-    """For each exercise check, the right answer and the wrong ones of its solution cell."""
-    answers, names = {}, CHAPTER
-    for cell in code_cells("01_bytes_and_pairs"):
-        tags = set(cell.metadata.get("tags", ()))
-        if "check" in tags:
-            check = cell.source.split("judge(")[-1].split(",")[0]
-        elif "solution" in tags and "wrong_answers" in cell.source:
-            source = cell.source.split("\nprint(")[0]  # what follows runs the same answers in the notebook
-            exec(compile(source, "solution", "exec"), names)
-            answers[check] = (names[check.removeprefix("check_")], names["wrong_answers"])
-    return answers
-
-
-ANSWERS = GAPS | exercise_answers()
-ANSWERS["check_premium"][1]["each space apart"] = premium_with_spaces_apart
-
-
-def test_all_checks_are_tried():
-    assert set(ANSWERS) == {name for name in CHAPTER if name.startswith("check_")}
-    assert len(ANSWERS) == 8
-    assert all(len(wrong) >= 3 for _, wrong in ANSWERS.values())
-
-
-@pytest.mark.parametrize("check", ANSWERS)
-def test_right_answer_passes(check):
-    assert CHAPTER[check](ANSWERS[check][0]) == "right"
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in ANSWERS.items() for m in wrong])
-def test_wrong_answer_is_rejected_with_a_sentence(check, mistake):
-    with pytest.raises(AssertionError) as error:
-        CHAPTER[check](ANSWERS[check][1][mistake])
-    assert len(str(error.value).split()) >= 5
-
-
-def test_untouched_gap_says_so():
-    for name in list(CHAPTER):
-        if name.startswith("my_"):
-            assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
+test_right_answers, test_wrong_answers = gap_tests(
+    {check: ([right], wrong) for check, (right, wrong) in GAPS.items()}
+)
+test_wrong_premium = rejects({"check_premium": {"each space apart": premium_with_spaces_apart}})
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5), st.sampled_from(["ab", "abc", "abü"]))
@@ -248,8 +212,6 @@ def test_plain_trainer_and_encoder_equal_the_library(words, letters):
 
 
 # ---- What the mutants of `make mutants CH=01` are compared on
-
-NOTEBOOK = "01_bytes_and_pairs", "_", "LATIN", "TABLE"
 
 
 def byte_words(rng, letters=b"abc", most=6):

@@ -5,17 +5,12 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, rejects, slips
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = "02_fast_tokenizer", "_"
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The ladder
@@ -42,20 +37,6 @@ def test_a_heap_that_trusts_its_entries_finds_other_merges(chapter):
 # ---- The gaps
 
 
-GAPS = {
-    "pair counts": lambda c: (c.check_pair_counts, c.my_pair_counts, c.pair_counts),
-    "merge word": lambda c: (c.check_merge_word, c.my_merge_word, c.merge_word),
-    "merge by rank": lambda c: (c.check_merge_by_rank, c.my_merge_by_rank, c.merge_by_rank),
-}
-
-
-@pytest.mark.parametrize("parts", GAPS.values(), ids=GAPS)
-def test_gap(chapter, parts):
-    check, stub, book = parts(chapter)
-    assert check(stub) == "not written yet"
-    assert check(book) == "right"
-
-
 def by_places(word, pair, new):
     """Another right way: old word and new word walked side by side."""
     merged, lost, gained, i = [], [], [], 0
@@ -77,11 +58,6 @@ def by_difference(word, pair, new):
     return merged, list((-change).elements()), list((+change).elements())
 
 
-@pytest.mark.parametrize("answer", [by_places, by_difference])
-def test_another_way_to_merge_a_word_is_right_too(chapter, answer):
-    assert chapter.check_merge_word(answer) == "right"
-
-
 def counted(words, weigh=True, overlap=True, glue=False):
     """Pair counts with one thing wrong, if asked."""
     counts = Counter()
@@ -100,12 +76,6 @@ WRONG_COUNTS = {
     "places that overlap counted once": dict(overlap=False),
     "pairs across words": dict(glue=True),
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
-def test_wrong_pair_counts_are_rejected(chapter, wrong):
-    assert chapter.check_pair_counts(counted) == "right"
-    assert rejected(chapter.check_pair_counts, lambda words: counted(words, **wrong))
 
 
 def recount(word, pair, new):
@@ -139,22 +109,14 @@ def for_letters(word, pair, new):
     return merged, [(pair[1] if a == new else a, pair[0] if b == new else b) for a, b in gained], gained
 
 
-def test_ids_above_127_are_tried(chapter):
-    assert verdict(chapter.check_merge_word, for_letters) not in ("right", "not written yet")
-
-
 WRONG_MERGES = {
-    "new neighbours taken for old ones": lambda c: beside,
-    "all pairs of the word listed": lambda c: recount,
-    "merged from the right": lambda c: from_right,
-    "lost pairs forgotten": lambda c: lambda *a: (by_places(*a)[0], [], by_places(*a)[2]),
-    "gained pairs forgotten": lambda c: lambda *a: (*by_places(*a)[:2], []),
+    "new neighbours taken for old ones": beside,
+    "all pairs of the word listed": recount,
+    "merged from the right": from_right,
+    "lost pairs forgotten": lambda *a: (by_places(*a)[0], [], by_places(*a)[2]),
+    "gained pairs forgotten": lambda *a: (*by_places(*a)[:2], []),
+    "ids below 128 alone": for_letters,
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_MERGES.values(), ids=WRONG_MERGES)
-def test_wrong_merge_word_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_merge_word, wrong(chapter))
 
 
 def by_position(ids, made):
@@ -214,44 +176,39 @@ def ids_from_256_on(ids, made):
     return ids
 
 
-@pytest.mark.parametrize("made", [{}, {(97, 98): 256, (256, 97): 257}])
-def test_the_wrong_orders_are_right_for_merges_in_order(made):
-    word = list(b"ababa")
-    assert by_order_of_the_dictionary(word, made) == ids_from_256_on(word, made)
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [by_position, longest_first, latest_first, rightmost_first, by_order_of_the_dictionary, ids_from_256_on],
-)
-def test_wrong_merge_by_rank_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_merge_by_rank, wrong)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "predict": lambda c: (c.check_changes, c.my_changes, c.changes, c.wrong_changes),
-    "borders": lambda c: (c.check_most_changes, c.my_most_changes, c.most_changes, c.wrong_bounds),
-    "diagnose": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
-    "cache": lambda c: (c.check_hit_rate, c.my_hit_rate, c.hit_rate, c.wrong_rates),
+WRONG_RANKS = {
+    f.__name__: f
+    for f in (
+        by_position,
+        longest_first,
+        latest_first,
+        rightmost_first,
+        by_order_of_the_dictionary,
+        ids_from_256_on,
+    )
 }
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+test_other_right_answers = accepts(
+    {
+        "check_pair_counts": [counted],
+        "check_merge_word": [by_places, by_difference],
+        "check_diagnosis": [lambda text=text: text for text in ("ab abbb", "aa aa a", "aababaaa")],
+    }
+)
+test_wrong_answers = rejects(
+    {
+        "check_pair_counts": slips(counted, WRONG_COUNTS),
+        "check_merge_word": WRONG_MERGES,
+        "check_merge_by_rank": WRONG_RANKS,
+    }
+)
 
 
 def test_changes_with_pairs_for_keys_are_told_so(chapter):
     wrong = lambda: tuple({tuple(pair): n for pair, n in given.items()} for given in chapter.changes())
     assert "changes by another number" in verdict(chapter.check_changes, wrong)
-
-
-@pytest.mark.parametrize("text", ["ab abbb", "aa aa a", "aababaaa"])
-def test_other_texts_tell_as_well(chapter, text):
-    assert verdict(chapter.check_diagnosis, lambda: text) == "right"
 
 
 # ---- What the mutants of `make mutants CH=02` are compared on

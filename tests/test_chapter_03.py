@@ -1,21 +1,18 @@
 """Chapter 03: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
-import json
 import math
 from collections import Counter, defaultdict
 from itertools import product
 
 import numpy as np
-import pytest
-from chapters import ROOT, definitions
+from chapters import accepts, definitions, gap_tests, rejects
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("03_measuring_prediction",)
-chapter = definitions(*NOTEBOOK)
-CHAPTER = vars(chapter)
-cross_entropy, bits_per_byte = chapter.book_cross_entropy, chapter.book_bits_per_byte
+BOOK = definitions(*NOTEBOOK)
+cross_entropy, bits_per_byte = BOOK.book_cross_entropy, BOOK.book_bits_per_byte
 
 
 def next_probs(counts, context, strength, V, kinds=len, shorter=lambda rest: rest[1:], unseen=None):
@@ -108,56 +105,10 @@ EXERCISES = {
         ),
     },
 }
-
-
-def exercise_answers() -> dict:
-    """For each exercise's check, the right answer and the wrong ones of its solution cell."""
-    c = chapter
-    return {
-        "check_moves": (c.moves, c.wrong_moves),
-        "check_mixture_bits": (c.mixture_bits, c.wrong_mixtures),
-        "check_spends_one": (c.spends_one, c.wrong_tests),
-        "check_difference": (c.difference, c.wrong_differences),
-    }
-
-
-ANSWERS = GAPS | exercise_answers()
-
-
-def test_all_checks_are_tried():
-    assert set(ANSWERS) == {name for name in CHAPTER if name.startswith("check_")}
-    assert len(ANSWERS) == 7
-    assert all(len(wrong) >= 3 for _, wrong in ANSWERS.values())
-
-
-@pytest.mark.parametrize("check", ANSWERS)
-def test_right_answer_passes(check):
-    assert CHAPTER[check](ANSWERS[check][0]) == "right"
-
-
-@pytest.mark.parametrize("book", ["cross_entropy", "bits_per_byte", "next_probs"])
-def test_the_books_own_version_passes(book):
-    assert CHAPTER[f"check_{book}"](CHAPTER[f"book_{book}"]) == "right"
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, (_, wrong) in ANSWERS.items() for m in wrong])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_wrong_answer_is_rejected_with_a_sentence(check, mistake):
-    with pytest.raises(AssertionError) as error:
-        CHAPTER[check](ANSWERS[check][1][mistake])
-    assert len(str(error.value).split()) >= 5
-
-
-@pytest.mark.parametrize(("check", "mistake"), [(c, m) for c, wrong in EXERCISES.items() for m in wrong])
-def test_wrong_solution_is_rejected(check, mistake):
-    with pytest.raises(AssertionError):
-        CHAPTER[check](EXERCISES[check][mistake])
-
-
-def test_untouched_gap_says_so():
-    for name in CHAPTER:
-        if name.startswith("my_"):
-            assert CHAPTER[name.replace("my_", "check_", 1)](CHAPTER[name]) == "not written yet"
+test_right_answers, test_wrong_answers = gap_tests(
+    {check: ([right], wrong) for check, (right, wrong) in GAPS.items()}
+)
+test_wrong_solutions = rejects(EXERCISES)
 
 
 def cost_by_loop(q, p):
@@ -249,18 +200,7 @@ OTHERS = {
     "check_spends_one": [spends_by_arrays, spends_by_walk],
     "check_difference": [with_one_less, by_leaving_out],
 }
-
-
-@pytest.mark.parametrize(("check", "other"), [(c, other) for c, others in OTHERS.items() for other in others])
-def test_other_right_answers_are_right(check, other):
-    assert verdict(CHAPTER[check], other) == "right"
-
-
-def test_ladder_rises_towards_the_floor():
-    ladder = json.loads((ROOT / "data" / "results" / "ladder.json").read_text())
-    bits = [row["bits_per_byte"] for row in ladder["rows"]]
-    assert bits == sorted(bits, reverse=True) and bits[-1] > ladder["config"]["floor"]
-    assert [row["name"] for row in ladder["rows"] if row.get("goal")] == ["full model"]
+test_other_right_answers = accepts(OTHERS)
 
 
 # ---- What `make mutants CH=03` changes, and the inputs that the contracts allow
@@ -395,6 +335,6 @@ DOMAINS = [
 ]  # fmt: skip
 
 
-def test_the_domain_of_spends_one_holds_both_kinds():
+def test_the_domain_of_spends_one_holds_both_kinds(chapter):
     """Brute force: the right test tells the eight honest ones from the twelve."""
     assert [chapter.spends_one(p, TWO) for p in PREDICTORS] == [True] * 8 + [False] * 12

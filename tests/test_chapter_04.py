@@ -1,8 +1,7 @@
 """Chapter 04: its checks accept what is right and reject wrong answers, each of them named."""
 
 import numpy as np
-import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
@@ -10,27 +9,7 @@ from tools.chapter_mutants import Gap, Value
 NOTEBOOK = ("04_first_gradients",)
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_linear(c.my_linear_backward) == "not written yet"
-    assert c.check_cross_entropy(c.my_cross_entropy_forward) == "not written yet"
-    said = c.check_cross_entropy_backward(c.my_cross_entropy_backward, c.cross_entropy_forward)
-    assert said == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    c = chapter
-    assert c.check_linear(c.linear_backward) == "right"
-    assert c.check_cross_entropy(c.cross_entropy_forward) == "right"
-    assert c.check_cross_entropy_backward(c.cross_entropy_backward, c.cross_entropy_forward) == "right"
 
 
 def linear(dy, saved, transposed=True, swapped=False, rows="sum", order="dx dw"):
@@ -58,15 +37,6 @@ WRONG_LINEAR = {
 }
 
 
-def test_linear_is_right_without_a_mistake(chapter):
-    assert chapter.check_linear(linear) == "right"
-
-
-@pytest.mark.parametrize("wrong", WRONG_LINEAR.values(), ids=WRONG_LINEAR)
-def test_wrong_linear_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_linear, lambda dy, saved: linear(dy, saved, **wrong))
-
-
 def cross_entropy(u, targets, shift=True, masked=True, base=np.e, late=False, axis=-1):
     """Losses with one thing wrong, if asked."""
     top = u.max(axis=-1, keepdims=True) if shift else 0.0
@@ -90,15 +60,6 @@ WRONG_LOSS = {
 }
 
 
-def test_cross_entropy_is_right_without_a_mistake(chapter):
-    assert chapter.check_cross_entropy(cross_entropy) == "right"
-
-
-@pytest.mark.parametrize("wrong", WRONG_LOSS.values(), ids=WRONG_LOSS)
-def test_wrong_cross_entropy_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_cross_entropy, lambda u, targets: cross_entropy(u, targets, **wrong))
-
-
 def cross_entropy_back(dlosses, saved, sign=1, onehot=1.0, mask=True, incoming=True):
     """The gradient of the losses with one thing wrong, if asked."""
     probs, column, valid = saved
@@ -114,33 +75,15 @@ WRONG_GRADIENT = {
     "a gradient where there is no target": dict(mask=False),
     "what arrives from above left out": dict(incoming=False),
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_GRADIENT.values(), ids=WRONG_GRADIENT)
-def test_wrong_cross_entropy_backward_is_rejected(chapter, wrong):
-    check, forward = chapter.check_cross_entropy_backward, chapter.cross_entropy_forward
-    assert check(cross_entropy_back, forward) == "right"
-    assert rejected(check, lambda dlosses, saved: cross_entropy_back(dlosses, saved, **wrong), forward)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "zeros": lambda c: (c.check_zeros, c.my_zeros, c.zeros, c.wrong_zeros),
-    "temperature": lambda c: (
-        c.check_temperature,
-        c.my_temperature_backward,
-        c.temperature_backward,
-        c.wrong_temperatures,
-    ),
-    "suspects": lambda c: (c.check_batches, c.my_batches, c.three_batches, c.wrong_batches),
-    "exponent": lambda c: (c.check_exponent, c.my_exponent, c.exponent, c.wrong_exponents),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+FORWARD = {"check_cross_entropy_backward": "cross_entropy_forward"}  # what this check takes besides
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_linear": ([linear], slips(linear, WRONG_LINEAR)),
+        "check_cross_entropy": ([cross_entropy], slips(cross_entropy, WRONG_LOSS)),
+        "check_cross_entropy_backward": ([cross_entropy_back], slips(cross_entropy_back, WRONG_GRADIENT)),
+    },
+    FORWARD,
+)
 
 
 # ---- Other right answers
@@ -242,31 +185,14 @@ def repeated_behind():
 
 OTHERS = {
     "check_linear": [linear_by_einsum, linear_by_loop],
+    "check_cross_entropy_backward": [gradient_by_onehot, gradient_by_loop],
     "check_cross_entropy": [entropy_by_loop, entropy_by_logaddexp],
     "check_zeros": [lambda: ({2}, set(), set(), {(1, 2)}), lambda: [frozenset({2}), set(), set(), {(1, 2)}]],
     "check_temperature": [temperature_by_formula, temperature_by_loop],
     "check_batches": [other_batches, repeated_behind],
     "check_exponent": [exponent_by_covariance, exponent_by_solving],
 }
-
-
-@pytest.mark.parametrize(("check", "other"), [(c, other) for c, others in OTHERS.items() for other in others])
-def test_other_right_answers_are_right(chapter, check, other):
-    assert verdict(getattr(chapter, check), other) == "right"
-
-
-@pytest.mark.parametrize("backward", [gradient_by_onehot, gradient_by_loop])
-def test_other_right_gradients_are_right(chapter, backward):
-    assert verdict(chapter.check_cross_entropy_backward, backward, chapter.cross_entropy_forward) == "right"
-
-
-def overwrites(logits, targets):
-    logits -= logits.max(axis=-1, keepdims=True)
-    return entropy_by_loop(logits, targets)
-
-
-def test_overwritten_logits_are_told_as_such(chapter):
-    assert verdict(chapter.check_cross_entropy, overwrites).startswith("it writes into its argument logits")
+test_other_right_answers = accepts(OTHERS, given=FORWARD)
 
 
 # ---- The real mistake: it hides exactly where the chapter says

@@ -4,29 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
+NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 
 
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_forward(c.my_attention_forward) == "not written yet"
-    assert c.check_backward(c.my_attention_backward, c.attention_forward) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_forward, chapter.attention_forward) == "right"
-    assert verdict(chapter.check_backward, chapter.attention_backward, chapter.attention_forward) == "right"
 
 
 def by_loops(q, k, v):
@@ -128,9 +114,8 @@ def attention(
     return probs @ v
 
 
-def scales_in_place(q, k, v):
-    q /= math.sqrt(q.shape[-1])
-    return attention(q, k, v, scale=False)
+def attending(q, k, v, **wrong):
+    return attention(q, k, v, **wrong), None
 
 
 WRONG_FORWARD = {
@@ -153,59 +138,6 @@ WRONG_FORWARD = {
     "scores clipped to 50": dict(clip=50.0, stable=False),
     "scores clipped to 700": dict(clip=700.0, stable=False),
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
-def test_wrong_forward_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_forward, lambda q, k, v: (attention(q, k, v, **wrong), None))
-
-
-def test_the_helper_with_nothing_wrong_is_right(chapter):
-    """So that a wrong answer is rejected for what is wrong with it."""
-    c = chapter
-    assert verdict(c.check_forward, lambda q, k, v: (attention(q, k, v), None)) == "right"
-    assert verdict(c.check_backward, backward, c.attention_forward) == "right"
-
-
-def test_overwritten_arguments_are_told_as_such(chapter):
-    c = chapter
-    said = verdict(c.check_forward, lambda q, k, v: (scales_in_place(q, k, v), None))
-    assert said.startswith("it writes into its argument q")
-
-    def zeroes(dy, saved):
-        grads = c.attention_backward(dy, saved)
-        dy *= 0
-        return grads
-
-    def divides(dy, saved):
-        dy /= math.sqrt(dy.shape[-1])
-        return backward(dy, saved, scale=False)
-
-    def reuses_probs(dy, saved):
-        grads = c.attention_backward(dy, saved)
-        _, _, v, probs = saved
-        probs *= dy.reshape(saved[0].shape) @ v.swapaxes(-1, -2)
-        return grads
-
-    for wrong, written in ((zeroes, "dy"), (divides, "dy"), (reuses_probs, "saved")):
-        said = verdict(c.check_backward, wrong, c.attention_forward)
-        assert said.startswith(f"it writes into its argument {written}"), said
-
-
-def test_a_second_call_with_the_same_saved_is_checked_without_judge(chapter):
-    """The check alone, which does not watch the arguments, sees that weights were overwritten."""
-
-    def reuses_probs(dy, saved):
-        grads = chapter.attention_backward(dy, saved)
-        saved[3][:] *= 2
-        return grads
-
-    assert rejected(chapter.check_backward, reuses_probs, chapter.attention_forward)
-
-
-def test_a_failure_names_its_smallest_input(chapter):
-    said = verdict(chapter.check_forward, lambda q, k, v: (attention(q, k, v, mask="none"), None))
-    assert said.startswith("y[0, 0, 0, 0] is ") and said.endswith("at B, H, G, T, C = (1, 1, 1, 3, 1)")
 
 
 def backward(dy, saved, scale=True, row_axis=-1, row_term=True, group="sum", transposed=True, clip=np.inf):
@@ -234,33 +166,16 @@ WRONG_BACKWARD = {
     "gradients of scores clipped to 5": dict(clip=5.0),
     "gradients of scores clipped to 1000": dict(clip=1000.0),
 }
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_forward": ([attending], slips(attending, WRONG_FORWARD)),
+        "check_backward": ([backward], slips(backward, WRONG_BACKWARD)),
+    },
+    {"check_backward": "attention_forward"},
+)
 
 
-@pytest.mark.parametrize("wrong", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
-def test_wrong_backward_is_rejected(chapter, wrong):
-    check, forward = chapter.check_backward, chapter.attention_forward
-    assert rejected(check, lambda dy, saved: backward(dy, saved, **wrong), forward)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "swap": lambda c: (c.check_swap, c.my_swap, c.swap, c.wrong_swaps),
-    "sink": lambda c: (
-        c.check_sink,
-        (c.my_sink_forward, c.my_sink_backward),
-        (c.sink_forward, c.sink_backward),
-        c.wrong_sinks,
-    ),
-    "diagnose": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
-    "reach": lambda c: (c.check_reach, c.my_reach, c.reach, c.wrong_reaches),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_sink_with_only_the_forward_pass_is_not_written_yet(chapter):
@@ -342,17 +257,10 @@ OTHERS = {
         lambda: ((6, 6, 6, 6, 6), (3, 3, 1, 1, 6)),
     ],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_solutions_are_right(chapter, check):
-    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+test_other_right_solutions = accepts(OTHERS)
 
 
 # ---- What `make mutants CH=06` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 
 
 def shapes(rng):

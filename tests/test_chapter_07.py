@@ -3,8 +3,7 @@
 import math
 
 import numpy as np
-import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import gap_tests
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
@@ -12,23 +11,7 @@ from tools.chapter_mutants import Gap, Value
 NOTEBOOK = "07_positions", "SUSPECTS"
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_forward(c.my_rope_forward) == "not written yet"
-    assert c.check_backward(c.my_rope_backward, c.rope_forward) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert chapter.check_forward(chapter.rope_forward) == "right"
-    assert chapter.check_backward(chapter.rope_backward, chapter.rope_forward) == "right"
 
 
 def turn(x, cos, sin, layout="half", way=1, both=1, second=True, scale=1.0):
@@ -72,15 +55,6 @@ WRONG_FORWARD = {
 }
 
 
-def test_a_forward_pass_of_ones_own_is_right_too(chapter):
-    assert chapter.check_forward(lambda x, c, s: (turn(x, c, s)[0], None)) == "right"
-
-
-@pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
-def test_wrong_forward_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_forward, wrong)
-
-
 WRONG_BACKWARD = {
     "the sign of the sine": lambda dy, saved: turn(dy, *saved)[0],
     "passed through": lambda dy, saved: dy,
@@ -89,45 +63,21 @@ WRONG_BACKWARD = {
     "passed through with three axes": lambda dy, saved: dy if dy.ndim == 3 else turn(dy, *saved, way=-1)[0],
     "the sine forgotten": lambda dy, saved: dy * np.tile(saved[0], 2),
 }
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_forward": ([lambda x, c, s: (turn(x, c, s)[0], None)], WRONG_FORWARD),
+        "check_backward": ([], WRONG_BACKWARD),
+    },
+    {"check_backward": "rope_forward"},
+)
 
 
-@pytest.mark.parametrize("wrong", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
-def test_wrong_backward_is_rejected(chapter, wrong):
-    assert rejected(chapter.check_backward, wrong, chapter.rope_forward)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "return": lambda c: (c.check_return, c.my_return, c.back_at_start, c.wrong_returns),
-    "learned": lambda c: (
-        c.check_learned,
-        (c.my_learned_forward, c.my_learned_backward),
-        (c.learned_forward, c.learned_backward),
-        c.wrong_learned,
-    ),
-    "diagnose": lambda c: (c.check_verdicts, c.my_verdicts, c.verdicts, c.wrong_verdicts),
-    "displaced": lambda c: (c.check_displaced, c.my_displaced, c.displaced, c.wrong_displaced),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_learned_angles_with_only_the_forward_pass_are_not_written_yet(chapter):
     c = chapter
     assert c.check_learned((c.learned_forward, c.my_learned_backward)) == "not written yet"
-
-
-def test_a_displaced_head_must_leave_its_argument_alone(chapter):
-    def overwrites(y, cos, sin, head, by):
-        y[...] = chapter.displaced(y, cos, sin, head, by)
-        return y
-
-    assert rejected(chapter.check_displaced, overwrites)
 
 
 def test_the_penalty_of_the_open_exercise_has_the_right_backward_pass(chapter):

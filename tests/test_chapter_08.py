@@ -5,29 +5,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, rejects, slips
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
+NOTEBOOK = ("08_residual_stream", "SHAPES", "deep", "shapes", "exam", "rng", "with_division")
 
 
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_rmsnorm(c.my_rmsnorm) == "not written yet"
-    assert c.check_backward(c.my_rmsnorm_backward) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_rmsnorm, chapter.rmsnorm_forward) == "right"
-    assert verdict(chapter.check_backward, chapter.rmsnorm_backward) == "right"
 
 
 def by_loops(x, gain, eps=1e-5):
@@ -71,16 +57,6 @@ def by_intermediates(dy, saved):
     return dx, (dy * n).reshape(-1, len(g)).sum(axis=0)
 
 
-@pytest.mark.parametrize("forward", [by_loops, by_norms])
-def test_other_right_norms_are_right(chapter, forward):
-    assert verdict(chapter.check_rmsnorm, forward) == "right"
-
-
-@pytest.mark.parametrize("backward", [by_jacobian, by_intermediates])
-def test_other_right_backward_passes_are_right(chapter, backward):
-    assert verdict(chapter.check_backward, backward) == "right"
-
-
 def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True, width=None, floor=0.0):
     """RMSNorm; the arguments after eps are the mistakes that one can make."""
     squares = x * x if squared else np.abs(x)
@@ -92,12 +68,6 @@ def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True
     m = np.maximum(m, floor).astype(x.dtype)
     rstd = (1 / np.sqrt(m + eps) if inside else 1 / (np.sqrt(m) + eps)) * np.ones_like(x[..., :1])
     return x * rstd * (gain if use_gain else 1), (x * rstd, rstd, gain)
-
-
-def scales_in_place(x, gain, eps=1e-5):
-    rstd = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-    x *= rstd
-    return x * gain, (x, rstd, gain)
 
 
 WRONG_FORWARD = {
@@ -123,11 +93,6 @@ WRONG_FORWARD = {
     ),
     "float64 whatever comes": lambda x, g, e=1e-5: forward(x.astype(float), g, e),
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
-def test_wrong_forward_is_rejected(chapter, wrong):
-    assert verdict(chapter.check_rmsnorm, wrong) not in ("right", "not written yet")
 
 
 def backward(
@@ -165,58 +130,15 @@ WRONG_BACKWARD = {
     "as if eps were 0": dict(exact=True),
     "clipped to 100": dict(clip=100.0),
 }
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_rmsnorm": ([forward, by_loops, by_norms], WRONG_FORWARD),
+        "check_backward": ([backward, by_jacobian, by_intermediates], slips(backward, WRONG_BACKWARD)),
+    }
+)
 
 
-@pytest.mark.parametrize("mistake", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
-def test_wrong_backward_is_rejected(chapter, mistake):
-    assert rejected(chapter.check_backward, partial(backward, **mistake))
-
-
-def test_the_helpers_with_nothing_wrong_are_right(chapter):
-    """So that a wrong answer is rejected for what is wrong with it."""
-    assert verdict(chapter.check_rmsnorm, forward) == "right"
-    assert verdict(chapter.check_backward, backward) == "right"
-
-
-def test_overwritten_arguments_are_told_as_such(chapter):
-    c = chapter
-    assert verdict(c.check_rmsnorm, scales_in_place).startswith("it writes into its argument x")
-
-    def divides(dy, saved):
-        dy *= saved[2]
-        return backward(dy, (*saved[:2], np.ones_like(saved[2])))
-
-    def spoils(dy, saved):
-        found = backward(dy, saved)
-        saved[0][...] *= 2
-        return found
-
-    assert verdict(c.check_backward, divides).startswith("it writes into its argument dy")
-    assert verdict(c.check_backward, spoils).startswith("it writes into its argument saved")
-    assert rejected(c.check_backward, spoils)  # the check alone, by its second call with the same saved
-
-
-def test_a_failure_names_its_smallest_input(chapter):
-    said = verdict(chapter.check_rmsnorm, WRONG_FORWARD["the gain forgotten"])
-    assert said.startswith("y[0] is ") and "for x of shape (1,)" in said
-    said = verdict(chapter.check_backward, partial(backward, subtract=False))
-    assert said.startswith("dx[0] is ") and "for x of shape (1,)" in said
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "factors": lambda c: (c.check_factors, c.my_factors, c.factors, c.wrong_factors),
-    "partial": lambda c: (c.check_partial, c.my_partial_backward, c.partial_backward, c.wrong_partial),
-    "bugs": lambda c: (c.check_inputs, c.my_inputs, c.three_inputs, c.wrong_inputs),
-    "division": lambda c: (c.check_ratios, c.my_ratios, c.ratios, c.wrong_ratios),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def partial_by_jacobian(dy, saved):
@@ -265,11 +187,7 @@ OTHERS = {
         lambda: {"x": tuple(np.array([1, 0.1, 1])), "gain": tuple(np.array([10, 10, 1]))},
     ],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_solutions_are_right(chapter, check):
-    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+test_other_right_solutions = accepts(OTHERS)
 
 
 def test_ratios_measured_otherwise_are_right(chapter):
@@ -296,11 +214,6 @@ WRONG_PARTIAL = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_PARTIAL.values(), ids=WRONG_PARTIAL)
-def test_wrong_partial_is_rejected(chapter, wrong):
-    assert verdict(chapter.check_partial, wrong) not in ("right", "not written yet")
-
-
 WRONG_INPUTS = {
     "one input only": lambda: {"gain": ([[1, 2, -3]], [1, 2, 3])},
     "no x": lambda: dict.fromkeys(("gain", "axis", "eps"), ()),
@@ -312,21 +225,14 @@ WRONG_INPUTS = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_INPUTS.values(), ids=WRONG_INPUTS)
-def test_wrong_inputs_are_rejected(chapter, wrong):
-    assert verdict(chapter.check_inputs, wrong) not in ("right", "not written yet")
-
-
 NOT_SIX_NUMBERS = {
-    "lists of factors": {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
-    "NaN": {"x": (1, math.nan, 1), "gain": (10, 10, 1)},
-    "arrays of factors": {"x": (np.ones(7), 0.1 * np.ones(7), np.ones(7)), "gain": (10, 10, 1)},
+    "lists of factors": lambda: {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
+    "NaN": lambda: {"x": (1, math.nan, 1), "gain": (10, 10, 1)},
+    "arrays of factors": lambda: {"x": (np.ones(7), 0.1 * np.ones(7), np.ones(7)), "gain": (10, 10, 1)},
 }
-
-
-@pytest.mark.parametrize("wrong", NOT_SIX_NUMBERS.values(), ids=NOT_SIX_NUMBERS)
-def test_factors_are_six_numbers(chapter, wrong):
-    assert verdict(chapter.check_factors, lambda: wrong) not in ("right", "not written yet")
+test_wrong_solutions = rejects(
+    {"check_partial": WRONG_PARTIAL, "check_inputs": WRONG_INPUTS, "check_factors": NOT_SIX_NUMBERS}
+)
 
 
 NOT_RATIOS = {
@@ -345,9 +251,6 @@ def test_what_is_not_two_right_ratios_is_rejected(chapter, wrong):
 
 
 # ---- What `make mutants CH=08` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("08_residual_stream", "SHAPES", "deep", "shapes", "exam", "rng", "with_division")
 
 
 def shape_of(rng):

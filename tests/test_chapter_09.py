@@ -6,17 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from chapters import ROOT, definitions, rejected, try_exercise
+from chapters import ROOT, accepts, gap_tests, slips
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -79,16 +74,6 @@ WRONG_BACKWARD = {
 }
 
 
-def test_untouched_gaps_say_so(chapter):
-    assert chapter.check_swiglu(chapter.my_swiglu) == "not written yet"
-    assert chapter.check_backward(chapter.my_swiglu_backward) == "not written yet"
-
-
-def test_right_answers_to_the_gaps(chapter):
-    assert chapter.check_swiglu(chapter.swiglu_forward) == chapter.check_swiglu(forward) == "right"
-    assert chapter.check_backward(chapter.swiglu_backward) == chapter.check_backward(backward) == "right"
-
-
 def by_tanh(gate, up):
     """The sigmoid as (1 + tanh(g/2))/2, which never overflows; near 0 it loses digits, so negative gates by exp."""
     small = np.exp(-np.abs(gate))
@@ -118,41 +103,19 @@ def backward_by_parts(dy, saved):
     return dr * s + (dr * gate) * (s - s * s), (gate * dy) * s
 
 
-@pytest.mark.parametrize("right", [by_tanh, by_numbers])
-def test_other_right_forward_passes_are_right(chapter, right):
-    assert verdict(chapter.check_swiglu, right) == "right"
+BY_ONE_CHANGE = {name: wrong for name, wrong in WRONG_BACKWARD.items() if not callable(wrong)}
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_swiglu": ([forward, by_tanh, by_numbers], slips(forward, WRONG_FORWARD)),
+        "check_backward": (
+            [backward, backward_in_s, backward_by_parts],
+            WRONG_BACKWARD | slips(backward, BY_ONE_CHANGE),
+        ),
+    }
+)
 
 
-@pytest.mark.parametrize("right", [backward_in_s, backward_by_parts])
-def test_other_right_backward_passes_are_right(chapter, right):
-    assert verdict(chapter.check_backward, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_FORWARD.values(), ids=WRONG_FORWARD)
-def test_wrong_forward_is_rejected(chapter, mistake):
-    assert rejected(chapter.check_swiglu, lambda gate, up: forward(gate, up, **mistake))
-
-
-@pytest.mark.parametrize("mistake", WRONG_BACKWARD.values(), ids=WRONG_BACKWARD)
-def test_wrong_backward_is_rejected(chapter, mistake):
-    wrong = mistake if callable(mistake) else lambda dy, saved: backward(dy, saved, **mistake)
-    assert rejected(chapter.check_backward, wrong)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "symmetry": lambda c: (c.check_symmetries, c.my_symmetries, c.symmetries, c.wrong_symmetries),
-    "beta": lambda c: (c.check_beta, c.my_beta_backward, c.beta_backward, c.wrong_betas),
-    "bugs": lambda c: (c.check_inputs, c.my_inputs, c.three_inputs, c.wrong_inputs),
-    "needed": lambda c: (c.check_needed, c.my_units_needed, c.units_needed, c.wrong_needed),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def symmetries_by_rule(function):
@@ -218,12 +181,7 @@ OTHERS = {
         lambda: {"a": (np.ones(1), np.ones(1)), "b": ((35.0,), (35.0,)), "c": ((40.0,), (1.0,))},
     ],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_solutions_are_right(chapter, check):
-    said = [verdict(getattr(chapter, check), other) for other in OTHERS[check]]
-    assert said == ["right", "right"]
+test_other_right_solutions = accepts(OTHERS)
 
 
 WRONG = {

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells, definitions, try_exercise
+from chapters import ROOT, accepts, gap_tests, rewritten_tests
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.practice import verdict
@@ -13,31 +13,7 @@ from tools.chapter_mutants import Gap
 NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "norm_back", "no_", "late_")
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
-def source_of(text: str) -> str:
-    """The one cell that holds `text` at the start of a line."""
-    cells = [cell.source for cell in code_cells("10_whole_model")]
-    found = [source for source in cells if f"\n{text}" in f"\n{source}"]
-    assert len(found) == 1, f"{len(found)} cells hold {text!r}"
-    return found[0]
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_loss_scale(c.my_loss_scale) == "not written yet"
-    assert c.check_block_backward(c.my_block_backward) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_loss_scale, chapter.loss_scale) == "right"
-    assert verdict(chapter.check_block_backward, chapter.block_backward) == "right"
 
 
 def scale_by_loops(targets, weights):
@@ -51,11 +27,6 @@ def scale_by_loops(targets, weights):
 def scale_by_division(targets, weights):
     n = np.count_nonzero(targets >= 0, axis=(0, 1))
     return np.divide(weights, n, out=np.zeros(len(weights)), where=n != 0)
-
-
-@pytest.mark.parametrize("right", [scale_by_loops, scale_by_division])
-def test_other_right_scales_are_right(chapter, right):
-    assert verdict(chapter.check_loss_scale, right) == "right"
 
 
 WRONG_SCALE = {
@@ -75,11 +46,9 @@ WRONG_SCALE = {
     "nan": lambda targets, weights: scale_by_loops(targets, weights) * np.nan,
     "nothing": lambda targets, weights: (),
 }
-
-
-@pytest.mark.parametrize("wrong", WRONG_SCALE.values(), ids=WRONG_SCALE)
-def test_wrong_loss_scale_is_rejected(chapter, wrong):
-    assert verdict(chapter.check_loss_scale, wrong) not in ("right", "not written yet")
+test_right_scales, test_wrong_scales = gap_tests(
+    {"check_loss_scale": ([scale_by_loops, scale_by_division], WRONG_SCALE)}
+)
 
 
 WRONG_BLOCK = {  # the book's version with one fragment replaced
@@ -107,54 +76,16 @@ WRONG_BLOCK = {  # the book's version with one fragment replaced
 }
 
 
-def block_with(chapter, old, new):
-    source = source_of("def block_backward")
-    assert old in source
-    names = dict(vars(chapter))
-    exec(source.replace(old, new), names)
-    return names["block_backward"]
-
-
-@pytest.mark.parametrize(
-    "wrong, named",
-    [("gate and up swapped", "gate_up"), ("k not turned back", "qkv"), ("upper fork lost", "out")],
-)
-def test_check_of_the_block_names_the_first_wrong_gradient_of_the_walk(chapter, wrong, named):
-    said = verdict(chapter.check_block_backward, block_with(chapter, *WRONG_BLOCK[wrong]))
-    assert f"the gradient of {named} is wrong" in said
-
-
-@pytest.mark.parametrize("change", WRONG_BLOCK.values(), ids=WRONG_BLOCK)
-def test_wrong_block_backward_is_rejected(chapter, change):
-    said = verdict(chapter.check_block_backward, block_with(chapter, *change))
-    assert said not in ("right", "not written yet"), said
-
-
 RIGHT_BLOCK = {
-    "dx added in place, on a copy": ("dw = {}\n", "dw, dx = {}, dx.copy()\n"),
-    "the fork by np.add": ("dx = dx + through  #", "dx = np.add(through, dx)  #"),
+    "dx added in place, on a copy": [("dw = {}\n", "dw, dx = {}, dx.copy()\n")],
+    "the fork by np.add": [("dx = dx + through  #", "dx = np.add(through, dx)  #")],
 }
+test_right_blocks, test_wrong_blocks = rewritten_tests(
+    {"check_block_backward": ("block_backward", RIGHT_BLOCK, WRONG_BLOCK)}
+)
 
 
-@pytest.mark.parametrize("change", RIGHT_BLOCK.values(), ids=RIGHT_BLOCK)
-def test_other_right_block_backwards_are_right(chapter, change):
-    assert verdict(chapter.check_block_backward, block_with(chapter, *change)) == "right"
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "rows": lambda c: (c.check_right_rows, c.my_right_rows, c.right_rows, c.wrong_rows),
-    "tied": lambda c: (c.check_tied_backward, c.my_tied_backward, c.tied_backward, c.wrong_tied),
-    "test": lambda c: (c.check_test, c.my_test, c.small_test, c.wrong_tests),
-    "longest": lambda c: (c.check_longest_row, c.my_longest_row, c.longest_row, c.wrong_lengths),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def tied_by_loops(dlogits, saved):
@@ -299,11 +230,7 @@ OTHERS = {
     "check_test": [by_perturbation, formula_test, by_reference, along_directions, hand_numbers],
     "check_longest_row": [longest_by_walking, longest_from_above],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_solutions_are_right(chapter, check):
-    assert {verdict(getattr(chapter, check), other) for other in OTHERS[check]} == {"right"}
+test_other_right_solutions = accepts(OTHERS)
 
 
 Z, PLACES = np.array([[0.3, -0.2], [0.1, 0.7], [-0.5, 0.4]]), np.array([0, 1, -1])
@@ -336,6 +263,11 @@ WRONG = {
             np.allclose(f(np.zeros((3, 2)), np.array([0, 1, -1]))[1].flat[[0, 4]], [-0.25, 0.0], atol=1e-9)
         ),
     ),
+    "test: rows that mirror each other": (
+        "check_test",
+        formula_at(np.array([[0.7, 0.2], [0.2, 0.7], [-0.5, 0.4]]), PLACES),
+    ),
+    "test: nothing surprises": ("check_test", formula_at(np.array([[2, -2], [-2, 2.5], [0, 1]]), PLACES)),
     "test: a number for a verdict": ("check_test", lambda f: 0.3),
     "test: targets in a list": ("check_test", lambda f: formula_at(Z, PLACES)(lambda z, t: f(z, t.tolist()))),
     "test: sorted numbers": (
@@ -365,18 +297,6 @@ def test_a_test_that_asks_for_the_book_s_bits_is_rejected(chapter):
     assert "written differently" in said
 
 
-@pytest.mark.parametrize(
-    "logits, said",
-    [
-        ([[0.7, 0.2], [0.2, 0.7], [-0.5, 0.4]], "mean over positions"),
-        ([[2, -2], [-2, 2.5], [0, 1]], "cuts its"),
-    ],
-    ids=["rows that mirror each other", "nothing surprises"],
-)
-def test_a_test_on_logits_that_hide_a_mistake_is_told_which(chapter, logits, said):
-    assert said in verdict(chapter.check_test, formula_at(np.array(logits), PLACES))
-
-
 # ---- What the experiments rest on
 
 
@@ -386,11 +306,6 @@ def test_bytes_are_no_parabola_between_multiples_of_64(chapter):
     parabola = np.polyfit([256, 384, 512], [total[T] for T in (256, 384, 512)], 2)
     assert np.isclose(np.polyval(parabola, 640), total[640], rtol=1e-12)
     assert abs(np.polyval(parabola, 300) - total[300]) > 1e5
-
-
-def test_widths_of_the_tiny_model_differ(chapter):
-    t = chapter.TINY
-    assert len({t.dim, t.ffn, 2 * t.ffn, t.qkv_dim, t.vocab_size, t.predict * t.vocab_size, t.heads}) == 7
 
 
 def test_stored_results_are_of_this_experiment(chapter):

@@ -5,14 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells
+from chapters import ROOT, accepts, rejects, rewritten_tests, run_tagged
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-CELLS = code_cells("11_optimisers")
+NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
 
 # Wrong answers to the gaps, as the book's version with one fragment replaced; those to the exercises stand in the
 # notebook's solution cells.
@@ -54,61 +54,14 @@ WRONG = {
         "a whole cosine": ("math.pi * min", "2 * math.pi * min"),
     },
 }
-EXERCISES = [
-    ("same", "same", "wrong_same"),
-    ("limit", "ball_limit", "wrong_limits"),
-    ("test", "small_test", "wrong_tests"),
-    ("noise_scale", "noise_scale", "wrong_scales"),
-]
 
 
 @pytest.fixture(scope="module")
 def names():
-    """What the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
-    defined: dict = {}
-    for cell in CELLS:
-        if "setup" in cell.metadata.get("tags", ()):
-            exec(cell.source, defined)
-    return defined
+    return run_tagged(NOTEBOOK[0], "setup")
 
 
-def source_of(function: str) -> str:
-    found = [cell.source for cell in CELLS if f"\ndef {function}(" in f"\n{cell.source}"]
-    assert len(found) == 1, f"{len(found)} cells define {function}"
-    return found[0]
-
-
-@pytest.mark.parametrize("gap", [*WRONG, *(check for check, _, _ in EXERCISES)])
-def test_untouched_gap_is_not_an_error(names, gap):
-    assert names[f"check_{gap}"](names[f"my_{gap}"]) == "not written yet"
-
-
-@pytest.mark.parametrize("check, answer", [(gap, gap) for gap in WRONG] + [pair[:2] for pair in EXERCISES])
-def test_check_accepts_the_right_answer(names, check, answer):
-    assert names[f"check_{check}"](names[answer]) == "right"
-
-
-def test_check_accepts_adamw_written_differently(names):
-    assert names["check_adamw_step"](names["rearranged_step"]) == "right"
-
-
-@pytest.mark.parametrize("gap, wrong", [(gap, wrong) for gap, answers in WRONG.items() for wrong in answers])
-def test_check_rejects_a_wrong_gap(names, gap, wrong):
-    old, new = WRONG[gap][wrong]
-    source, defined = source_of(gap), dict(names)
-    assert source.count(old) == 1
-    exec(source.replace(old, new), defined)
-    with pytest.raises(AssertionError), np.errstate(all="ignore"):
-        names[f"check_{gap}"](defined[gap])
-
-
-@pytest.mark.parametrize("check, _, answers", EXERCISES)
-def test_check_rejects_every_wrong_answer(names, check, _, answers):
-    assert len(names[answers]) >= 3
-    for name, wrong in names[answers].items():
-        with pytest.raises(AssertionError):
-            names[f"check_{check}"](wrong)
-            pytest.fail(f"the check accepts {name}", pytrace=False)
+_, test_wrong_gaps = rewritten_tests({f"check_{name}": (name, {}, wrong) for name, wrong in WRONG.items()})
 
 
 def test_slips_differ_from_the_rule_they_are_made_of(names):
@@ -234,13 +187,7 @@ OTHERS = {
         / np.mean([each[i] @ each[j] for i in range(len(each)) for j in range(i)]) - 1,
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_answers_are_right(names, check):
-    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right"] * len(
-        OTHERS[check]
-    )
+test_other_right_answers = accepts({f"check_{name}": answers for name, answers in OTHERS.items()})
 
 
 def four_numbers(p, g, m, v, *rest):
@@ -285,19 +232,12 @@ ACCEPTED_ONCE = {
     )},
     "limit": {"NaN": lambda curvature, beta: math.nan, "3% too large": lambda c, beta: 2.06 * (1 + beta) / c},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "check, name", [(check, name) for check, wrong in ACCEPTED_ONCE.items() for name in wrong]
+test_wrong_answers_that_were_once_accepted = rejects(
+    {f"check_{name}": answers for name, answers in ACCEPTED_ONCE.items()}
 )
-def test_wrong_answers_that_were_once_accepted(names, check, name):
-    assert verdict(names[f"check_{check}"], ACCEPTED_ONCE[check][name]) not in ("right", "not written yet")
 
 
 # ---- What `make mutants CH=11` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
 
 
 def hessian(rng):

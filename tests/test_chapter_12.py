@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells
+from chapters import ROOT, accepts, code_cells, rejects, rewritten_tests, run_tagged
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import GPT, gradcheck, init
@@ -15,12 +15,8 @@ from nanoeuler_lib.school.drills import breaks
 from nanoeuler_lib.text import data
 from tools.chapter_mutants import Gap
 
-CELLS = code_cells("12_pretraining")
+NOTEBOOK = ("12_pretraining",)
 
-GAPS = {  # name of the check: name of the right answer
-    "step": "take_step", "first_loss": "first_loss", "exposure": "exposure", "plateau": "plateau",
-    "batch_test": "batch_test", "chance_exposure": "chance_exposure", "stop": "stop",
-}  # fmt: skip
 WRONG_STEPS = {  # the book's version with one fragment replaced
     "not counted": ("optimizer.step += 1", "pass"),
     "counts to one and no further": (
@@ -64,52 +60,15 @@ WRONG_EXPOSURES = {
     "surprise in place of rank": lambda scores, secret: math.log2(scores.size) + scores[secret] / math.log(2),
     "the rank alone": lambda scores, secret: math.log2(1 + np.sum(scores > scores[secret])),
 }
-WRONG = {"first_loss": WRONG_FIRST_LOSSES, "exposure": WRONG_EXPOSURES}
-EXERCISES = {
-    "plateau": "wrong_plateaus", "batch_test": "wrong_batch_tests",
-    "chance_exposure": "wrong_chances", "stop": "wrong_stops",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def names():
-    """What the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
-    defined = {}
-    for cell in CELLS:
-        if "setup" in cell.metadata.get("tags", ()):
-            exec(cell.source, defined)
-    return defined
+    return run_tagged(NOTEBOOK[0], "setup")
 
 
-@pytest.mark.parametrize("gap", GAPS)
-def test_untouched_gap_is_not_an_error(names, gap):
-    assert names[f"check_{gap}"](names[f"my_{gap}"]) == "not written yet"
-
-
-@pytest.mark.parametrize("check, answer", GAPS.items())
-def test_check_accepts_the_right_answer(names, check, answer):
-    assert names[f"check_{check}"](names[answer]) == "right"
-
-
-@pytest.mark.parametrize("wrong", WRONG_STEPS)
-def test_check_rejects_wrong_step(names, wrong):
-    old, new = WRONG_STEPS[wrong]
-    (source,) = [cell.source for cell in CELLS if cell.source.startswith("def take_step")]
-    assert source.count(old) == 1
-    defined = dict(names)
-    exec(source.replace(old, new), defined)
-    with pytest.raises((AssertionError, AttributeError)):  # `judge` catches each
-        names["check_step"](defined["take_step"])
-
-
-@pytest.mark.parametrize("check", [*WRONG, *EXERCISES])
-def test_check_rejects_every_wrong_answer(names, check):
-    answers = WRONG[check] if check in WRONG else names[EXERCISES[check]]
-    assert len(answers) >= 3
-    for name, wrong in answers.items():
-        with pytest.raises((AssertionError, UnboundLocalError)):  # `judge` catches each
-            names[f"check_{check}"](wrong)
-            pytest.fail(f"the check accepts {name}", pytrace=False)
+_, test_wrong_steps = rewritten_tests({"check_step": ("take_step", {}, WRONG_STEPS)})
+test_wrong_answers = rejects({"check_first_loss": WRONG_FIRST_LOSSES, "check_exposure": WRONG_EXPOSURES})
 
 
 # ---- Other right answers
@@ -228,11 +187,7 @@ OTHERS = {
         ),
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("check", GAPS)
-def test_other_right_answers_are_right(names, check):
-    assert [verdict(names[f"check_{check}"], other) for other in OTHERS[check]] == ["right", "right"]
+test_other_right_answers = accepts({f"check_{name}": answers for name, answers in OTHERS.items()})
 
 
 def test_a_test_with_short_rows_is_told_what_it_asks(names):
@@ -269,24 +224,20 @@ def loose_starts(batch):
     return without_shapes(batch, length=60, whole=True)
 
 
-@pytest.mark.parametrize(
-    "wrong, said", [(without_shapes, "one token short"), (loose_starts, "just enough room")]
+test_wrong_tests_of_batches = rejects(
+    {
+        "check_batch_test": {
+            "position 0 alone": only_first_targets,
+            "shapes unseen": without_shapes,
+            "no start with just enough room": loose_starts,
+            "a number": lambda batch: 1,
+            "always true": lambda batch: True,
+        }
+    }
 )
-def test_loose_tests_of_batches_are_told_what_they_miss(names, wrong, said):
-    assert said in verdict(names["check_batch_test"], wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong", [only_first_targets, lambda batch: 1, lambda batch: True], ids=["position 0", "1", "True"]
-)
-def test_wrong_tests_of_batches_are_rejected(names, wrong):
-    assert verdict(names["check_batch_test"], wrong) not in ("right", "not written yet")
 
 
 # ---- What `make mutants CH=12` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("12_pretraining",)
 
 
 def three_steps(chapter, given):
@@ -395,18 +346,9 @@ DOMAINS = [
 
 def test_the_worked_case_is_the_one_that_the_text_tells():
     """Bugs that are added move the seeds: then the cell that plants it needs another one."""
-    (source,) = [cell.source for cell in CELLS if cell.source.startswith("SEED = ")]
+    (source,) = [cell.source for cell in code_cells(NOTEBOOK[0]) if cell.source.startswith("SEED = ")]
     seed = int(source.splitlines()[0].removeprefix("SEED = "))
     assert breaks.bug_of(seed).name == "schedule-counts-batches"
-
-
-def test_silent_layers_are_a_pair(names):
-    """Zeros out, zeros back, in the shapes of the inputs."""
-    inputs = [np.ones(shape) for shape in ((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2))]
-    y, saved = names["silent"](*inputs)
-    grads = names["silent_back"](np.ones_like(y), saved)
-    assert y.shape == inputs[0].shape and not y.any()
-    assert [g.shape for g in grads] == [x.shape for x in inputs] and not any(g.any() for g in grads)
 
 
 def test_scores_of_secrets_are_those_of_whole_sentences(names):

@@ -9,17 +9,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from chapters import ROOT, code_cells
+from chapters import ROOT, accepts, code_cells, rejects
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-CELLS = code_cells("13_fast_on_a_cpu")
-ANSWERS = {  # right answer to each check
-    "swiglu": "swiglu", "running_lse": "running_lse", "ordered_sum": "ordered_sum",
-    "views": "views", "rows": "rows_wanted", "test": "buffer_test",
-}  # fmt: skip
-EXERCISES = {"views": "wrong_views", "rows": "wrong_rows", "test": "wrong_tests"}
+NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATCH", "FEW", "MINI")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +22,7 @@ def names():
     """What the notebook's cells tagged `setup` define: functions, checks, solutions, wrong answers."""
     defined = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        for cell in CELLS:
+        for cell in code_cells(NOTEBOOK[0]):
             if "setup" in (tags := cell.metadata.get("tags", ())) and "nbval-ignore-output" not in tags:
                 exec(cell.source, defined)
             elif "setup" in tags:  # its timings are of no use here, its functions are
@@ -229,36 +224,9 @@ WRONG = {
         sum_in_job_order, sum_in_job_order_by_the_pool, sum_of_workers_backwards,
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("gap", ANSWERS)
-def test_untouched_gap_is_not_an_error(names, gap):
-    assert names[f"check_{gap}"](names[f"my_{gap}"]) == "not written yet"
-
-
-@pytest.mark.parametrize("check", ANSWERS)
-def test_check_accepts_the_right_answer(names, check):
-    assert names[f"check_{check}"](names[ANSWERS[check]]) == "right"
-
-
-@pytest.mark.parametrize(
-    ("gap", "wrong"),
-    [(gap, wrong) for gap in WRONG for wrong in WRONG[gap]],
-    ids=lambda x: getattr(x, "__name__", x),
+test_wrong_gaps = rejects(
+    {f"check_{name}": {wrong.__name__: wrong for wrong in answers} for name, answers in WRONG.items()}
 )
-def test_check_rejects_wrong_answers_to_the_gaps(names, gap, wrong):
-    with np.errstate(all="ignore"), pytest.raises(AssertionError):
-        names[f"check_{gap}"](wrong)
-        pytest.fail(f"the check accepts {wrong.__name__}", pytrace=False)
-
-
-@pytest.mark.parametrize("check", EXERCISES)
-def test_check_rejects_every_wrong_answer(names, check):
-    assert len(names[EXERCISES[check]]) >= 3
-    for name, wrong in names[EXERCISES[check]].items():
-        with pytest.raises(AssertionError):
-            names[f"check_{check}"](wrong)
-            pytest.fail(f"the check accepts {name}", pytrace=False)
 
 
 # ---- Other right answers
@@ -387,13 +355,9 @@ OTHERS = {
     "rows": [rows_by_search, rows_by_reciprocals],
     "test": [test_of_many_shapes, test_by_log],
 }
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_answers_are_right(names, check):
-    in_place = check == "swiglu"
-    said = [verdict(names[f"check_{check}"], other, in_place=in_place) for other in OTHERS[check]]
-    assert said == ["right", "right"]
+test_other_right_answers = accepts(
+    {f"check_{name}": answers for name, answers in OTHERS.items()}, in_place=["check_swiglu"]
+)
 
 
 def one_row_test(f):
@@ -412,15 +376,19 @@ def equal_logits_test(f):
     return bool(np.allclose(out, 1 / 3) and np.array_equal(x, kept))
 
 
-@pytest.mark.parametrize("wrong", [one_row_test, equal_logits_test, lambda f: 1, lambda f: True])
-def test_weak_tests_are_rejected(names, wrong):
-    assert verdict(names["check_test"], wrong) not in ("right", "not written yet")
+test_weak_tests = rejects(
+    {
+        "check_test": {
+            "one row": one_row_test,
+            "equal logits": equal_logits_test,
+            "a number": lambda f: 1,
+            "always true": lambda f: True,
+        }
+    }
+)
 
 
 # ---- What `make mutants CH=13` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATCH", "FEW", "MINI")
 
 
 def packed(rng):

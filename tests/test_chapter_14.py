@@ -4,17 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
+from chapters import gap_tests, slips
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions("14_sampling")
-
 
 # ---- The gaps
 
@@ -98,22 +92,13 @@ WRONG_CACHED = {
     "one future position read": dict(itself=2),
     "the cache does not grow": dict(longer=False),
 }
-
-GAPS = {
-    "draw": (draw, WRONG_DRAWS, "check_draw", "my_draw", "book_draw"),
-    "top_p": (keep_top_p, WRONG_TOP_P, "check_top_p", "my_keep_top_p", "book_keep_top_p"),
-    "cached": (cached, WRONG_CACHED, "check_cached", "my_cached_attention", "cached_attention"),
-}
-
-
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    try_gap(chapter, gap)
-
-
-@pytest.mark.parametrize("gap, wrong", wrong_answers_of(GAPS))
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
-    assert rejected(getattr(chapter, gap[2]), wrong)
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_draw": ([draw], slips(draw, WRONG_DRAWS)),
+        "check_top_p": ([keep_top_p], slips(keep_top_p, WRONG_TOP_P)),
+        "check_cached": ([cached], slips(cached, WRONG_CACHED)),
+    }
+)
 
 
 def answers_once_accepted(c):
@@ -182,20 +167,7 @@ def test_an_answer_that_was_once_accepted_is_refused(chapter, which):
     assert verdict(check, answer) != "right"
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "order": lambda c: (c.check_ratio, c.my_ratio, c.ratio, c.wrong_ratios),
-    "two": lambda c: (c.check_pairs, c.my_pairs, c.pairs, c.wrong_pairs),
-    "diagnose": lambda c: (c.check_cuts, c.my_cuts, c.cuts, c.wrong_cuts),
-    "bytes": lambda c: (c.check_bytes, c.my_cache_bytes, c.cache_bytes, c.wrong_bytes),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+NOTEBOOK = ("14_sampling",)
 
 
 # ---- Domains for the mutants, written from the contracts
@@ -252,6 +224,3 @@ DOMAINS = [
             ModelConfig(12 * int(rng.integers(1, 4)), 6, int(rng.choice([1, 2, 3])), int(rng.integers(1, 5)), context=9,
                         vocab_size=11, predict=1, ffn=5), int(rng.integers(1, 9)), int(rng.integers(1, 9)))),
 ]  # fmt: skip
-
-
-NOTEBOOK = ("14_sampling",)

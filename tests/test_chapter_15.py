@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, definitions, gap_tests, rejected, rejects, slips
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
@@ -18,13 +18,9 @@ from nanoeuler_lib.ops.reference import (
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions("15_grouped_queries")
-
-
 # ---- The gaps
+
+NOTEBOOK = ("15_grouped_queries",)
 
 
 def scores(q, keys, order=np.repeat, scale=np.sqrt, copy=False):
@@ -88,29 +84,13 @@ WRONG_GROUPED = {
     ),
 }
 
-GAPS = {
-    "scores": (scores, "check_scores", "my_scores", "book_scores"),
-    "grouped": (grouped, "check_grouped", "my_grouped", "book_grouped"),
-}
 
-
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    right, check, stub, book = gap
-    check = getattr(chapter, check)
-    assert check(getattr(chapter, stub)) == "not written yet"
-    assert check(getattr(chapter, book)) == "right"
-    assert check(right) == "right"
-
-
-WRONG = [("scores", name, wrong) for name, wrong in WRONG_SCORES.items()]
-WRONG += [("grouped", name, wrong) for name, wrong in WRONG_GROUPED.items()]
-
-
-@pytest.mark.parametrize("gap, name, wrong", WRONG, ids=[name.replace(" ", "-") for _, name, _ in WRONG])
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, name, wrong):
-    right, check, *_ = GAPS[gap]
-    assert rejected(getattr(chapter, check), lambda *arguments: right(*arguments, **wrong))
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_scores": ([scores], slips(scores, WRONG_SCORES)),
+        "check_grouped": ([grouped], slips(grouped, WRONG_GROUPED)),
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -196,18 +176,7 @@ def test_the_shapes_compared_have_the_parameters_that_the_chapter_says(chapter):
     assert wider == sizes["G = 4"] > sizes["G = 2"] > sizes["G = 1"]
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "hears": lambda c: (c.check_hears, c.my_hears, c.hears, c.wrong_hears),
-    "crossover": lambda c: (c.check_crossover, c.my_crossover, c.crossover, c.wrong_crossovers),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_exercise_with_two_functions(chapter):
@@ -340,11 +309,7 @@ OTHERS = {
         )) + 1,
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_answers_are_right(chapter, check):
-    assert [verdict(getattr(chapter, check), other) for other in OTHERS[check]] == ["right", "right"]
+test_other_right_answers = accepts(OTHERS)
 
 
 def copies_in_turn(q, keys):
@@ -359,22 +324,13 @@ ACCEPTED_ONCE = {
     "divided by the root of 3": lambda q, keys: scores_by_group(q, keys) * q.shape[3] ** 0.5 / 3**0.5,
     "float64 whatever comes": lambda q, keys: scores_by_group(q.astype(float), keys.astype(float)),
 }
-
-
-@pytest.mark.parametrize("wrong", ACCEPTED_ONCE.values(), ids=ACCEPTED_ONCE)
-def test_scores_that_were_once_accepted(chapter, wrong):
-    assert verdict(chapter.check_scores, wrong) not in ("right", "not written yet")
-
-
-@pytest.mark.parametrize("wrong", [(), ({1, 4},), ({1, 4}, {0, 2}, set()), (set(), set())], ids=repr)
-def test_parts_of_two_sets_are_rejected(chapter, wrong):
-    assert verdict(chapter.check_hears, lambda: wrong) not in ("right", "not written yet")
+PARTS = ((), ({1, 4},), ({1, 4}, {0, 2}, set()), (set(), set()))  # of two sets
+test_answers_that_were_once_accepted = rejects(
+    {"check_scores": ACCEPTED_ONCE, "check_hears": {repr(part): lambda part=part: part for part in PARTS}}
+)
 
 
 # ---- What `make mutants CH=15` changes, and the inputs that the contracts allow
-
-
-NOTEBOOK = ("15_grouped_queries",)
 
 
 def heads(rng):

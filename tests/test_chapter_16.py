@@ -5,17 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
+from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
 
 NOTEBOOK = ("16_many_tokens", "model", "config", "END")
 
@@ -82,44 +76,16 @@ WRONG_RULES = {
         chance=lambda p, q, t: min(1.0, p[t] / q[t]) / 2, redraw=lambda p, q, t: p - np.minimum(p, q) / 2
     ),
 }
-
-GAPS = {
-    "heads": (heads_backward, WRONG_HEADS, "check_heads", "my_heads_backward", "heads_backward"),
-    "rule": (rule, WRONG_RULES, "check_rule", "my_rule", "book_rule"),
-}
-
-
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    try_gap(chapter, gap)
-
-
-@pytest.mark.parametrize("gap, wrong", wrong_answers_of(GAPS))
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
-    assert rejected(getattr(chapter, gap[2]), wrong)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "rates": lambda c: (c.check_sizes, c.my_sizes, c.sizes_of, c.wrong_sizes),
-    "gumbel": lambda c: (c.check_agreement, c.my_agreement, c.agreement, c.wrong_agreements),
-    "diagnose": lambda c: (c.check_hiding, c.my_hiding, c.hiding, c.wrong_hidings),
-    "temperature": lambda c: (c.check_accepted, c.my_accepted, c.accepted_at, c.wrong_accepted),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
-
-
-@pytest.mark.parametrize(
-    "part", [lambda f: lambda *x: f(*x)[:1], lambda f: lambda *x: ()], ids=["dy alone", "()"]
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_heads": (
+            [heads_backward],
+            slips(heads_backward, WRONG_HEADS)
+            | {"dy alone": lambda *given: heads_backward(*given)[:1], "nothing": lambda *given: ()},
+        ),
+        "check_rule": ([rule], slips(rule, WRONG_RULES)),
+    }
 )
-def test_a_part_of_the_gradients_is_not_enough(chapter, part):
-    assert verdict(chapter.check_heads, part(chapter.heads_backward)) not in ("right", "not written yet")
 
 
 # ---- Other right answers
@@ -203,12 +169,7 @@ OTHERS = {
         ).sum(axis=1).mean() / 2,
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("check", OTHERS)
-def test_other_right_answers_are_right(chapter, check):
-    said = [verdict(getattr(chapter, f"check_{check}"), other) for other in OTHERS[check]]
-    assert said == ["right", "right"]
+test_other_right_answers = accepts({f"check_{name}": answers for name, answers in OTHERS.items()})
 
 
 # ---- What `make mutants CH=16` changes, and the inputs that the contracts allow

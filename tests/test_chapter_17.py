@@ -3,21 +3,16 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from chapters import definitions, rejected, try_exercise, try_gap, wrong_answers_of
+from chapters import gap_tests, rejected, slips
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions("17_eulers_method")
-
-
 # ---- The gaps
+
+NOTEBOOK = ("17_eulers_method",)
 
 
 def rebuilt(
@@ -72,22 +67,12 @@ WRONG_HEUN = {
     "the later slope alone": dict(weight=1.0),
     "back along the slope": dict(inside=lambda h: -h),
 }
-
-
-GAPS = {
-    "rebuilt": (rebuilt, WRONG_REBUILT, "check_rebuilt", "my_rebuilt", "book_rebuilt"),
-    "heun": (heun, WRONG_HEUN, "check_heun", "my_heun", "book_heun"),
-}
-
-
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    try_gap(chapter, gap)
-
-
-@pytest.mark.parametrize("gap, wrong", wrong_answers_of(GAPS))
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
-    assert rejected(getattr(chapter, gap[2]), wrong)
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_rebuilt": ([rebuilt], slips(rebuilt, WRONG_REBUILT)),
+        "check_heun": ([heun], slips(heun, WRONG_HEUN)),
+    }
+)
 
 
 def test_rebuilt_models_of_more_layers_and_of_orders_in_an_array(chapter):
@@ -126,19 +111,7 @@ def test_a_difference_quotient_is_no_backward_pass(chapter):
     assert rejected(chapter.check_heun_back, quotient)
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "factors": lambda c: (c.check_factors, c.my_factors, c.factors, c.wrong_factors),
-    "back": lambda c: (c.check_heun_back, c.my_heun_back, c.heun_back, c.wrong_backs),
-    "orders": lambda c: (c.check_orders, c.my_orders, c.orders, c.wrong_orders),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_the_adjoint_tends_to_the_gradient_and_the_steps_have_it_exactly(chapter):
@@ -219,6 +192,3 @@ DOMAINS = [
     Value("check_orders", "orders", lambda c, value: verdict(c.check_orders, lambda: value),
           lambda c, value: value == {"a": 2, "b": 0, "c": 1}),
 ]  # fmt: skip
-
-
-NOTEBOOK = ("17_eulers_method",)

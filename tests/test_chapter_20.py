@@ -3,21 +3,16 @@
 import json
 
 import numpy as np
-import pytest
-from chapters import ROOT, definitions, rejected, try_exercise
+from chapters import ROOT, accepts, gap_tests, rejected, slips
 
 from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.text.examples import Encoded
 from nanoeuler_lib.world import wordings
 from tools.chapter_mutants import Gap
 
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions("20_chat")
-
-
 # ---- The gaps of the text, with wrong answers
+
+NOTEBOOK = ("20_chat",)
 
 
 def counted(ids, assistant, end, marker=False, ends=True, stops=True, first=True):
@@ -95,50 +90,21 @@ def rows_at_once(examples, time, predict):
     return ids[:, :time], windows[:, :time].copy()
 
 
-GAPS = {
-    "counted": ("check_counted", "my_counted", "book_counted", counted),
-    "counted, by pieces": ("check_counted", "my_counted", "book_counted", counted_by_pieces),
-    "rows": ("check_rows", "my_rows", "rows", rows),
-    "rows, at once": ("check_rows", "my_rows", "rows", rows_at_once),
-}
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_counted": (
+            [counted, counted_by_pieces],
+            {name: wrong_counted(name) for name in WRONG_COUNTED},
+        ),
+        "check_rows": (
+            [rows, rows_at_once],
+            slips(rows, WRONG_ROWS | {"the last token kept": dict(drop=False)}),
+        ),
+    }
+)
 
 
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    check, stub, book, right = gap
-    check = getattr(chapter, check)
-    assert check(getattr(chapter, stub)) == "not written yet"
-    assert check(getattr(chapter, book)) == check(right) == "right"
-
-
-@pytest.mark.parametrize("name", WRONG_COUNTED)
-def test_wrong_mask_is_rejected(chapter, name):
-    assert rejected(chapter.check_counted, wrong_counted(name))
-
-
-@pytest.mark.parametrize("name", WRONG_ROWS)
-def test_wrong_rows_are_rejected(chapter, name):
-    assert rejected(chapter.check_rows, lambda *arguments: rows(*arguments, **WRONG_ROWS[name]))
-
-
-def test_rows_that_keep_the_last_token_are_rejected(chapter):
-    """With the last token as an input there is one place too many in the longest row."""
-    with pytest.raises((AssertionError, ValueError, IndexError)):
-        chapter.check_rows(lambda *arguments: rows(*arguments, drop=False))
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "zeros": lambda c: (c.check_zeros, c.my_zeros, c.zeros, c.wrong_zeros),
-    "packed": lambda c: (c.check_packed_mask, c.my_packed_mask, c.packed_mask, c.wrong_masks),
-    "filter": lambda c: (c.check_forgery, c.my_forgery, c.forgery, c.wrong_forgeries),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_a_part_of_an_answer_is_rejected(chapter):
@@ -173,12 +139,13 @@ def forgery_in_itself(turns):
     return hidden.removeprefix("UUser:ser: ")
 
 
-@pytest.mark.parametrize("check, answer", [
-    ("check_zeros", zeros_from_the_model_s_rule), ("check_packed_mask", mask_block_by_block),
-    ("check_forgery", forgery_in_itself),
-])  # fmt: skip
-def test_another_right_answer_is_accepted(chapter, check, answer):
-    assert getattr(chapter, check)(answer) == "right"
+test_other_right_answers = accepts(
+    {
+        "check_zeros": [zeros_from_the_model_s_rule],
+        "check_packed_mask": [mask_block_by_block],
+        "check_forgery": [forgery_in_itself],
+    }
+)
 
 
 # ---- Domains for the mutants, written from the contracts
@@ -238,7 +205,6 @@ def turns_from(rng):
 
 
 RNG = np.random.default_rng(20)
-NOTEBOOK = ("20_chat",)
 DOMAINS = [
     Gap("check_counted", ("book_counted",), lambda c: verdict(c.check_counted, c.book_counted),
         lambda c, x: c.book_counted(*x), conversation, [conversation(RNG, 0)]),

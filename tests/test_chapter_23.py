@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import rejected
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
@@ -12,11 +12,6 @@ from tools.chapter_mutants import Gap, Value
 NOTEBOOK = ("23_first_kernels", "xp", "shift_changes", "HEADS", "BUGS")
 ON_GPU = cuda.device() == "gpu"
 pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps: a right kernel, and what is changed in it
@@ -51,22 +46,15 @@ SWIGLU = {
     "backward: dup without dy": ("dup[i] = dy[i] * silu", "dup[i] = silu"),
     "both: blockDim for gridDim": ("i += gridDim.x * blockDim.x", "i += blockDim.x"),
     "both: 1 - exp": ("1.0f + __expf", "1.0f - __expf"),
+    "both: one thread for all": (
+        "int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x",
+        "int i = 0; i < n && blockIdx.x + threadIdx.x == 0; i++",
+    ),
 }
 
 
 def sources(file):
     return (cuda.KERNELS / f"{file}.cu").read_text("utf-8")
-
-
-def test_gap_add(chapter):
-    wrong = chapter.variants(sources("vector_add"), "vector_add", ADD)
-    try_exercise(chapter.check_add, chapter.my_vector_add, chapter.vector_add, wrong)
-
-
-def test_gap_transpose(chapter):
-    tiled = sources("transpose").partition("#define TILE 32\n")[2].partition("// The same in tiles")[0]
-    wrong = chapter.variants("#define TILE 32\n" + tiled, "transpose_tiled", TRANSPOSE)
-    try_exercise(chapter.check_transpose, chapter.my_transpose, chapter.transpose_tiled, wrong)
 
 
 def test_gap_transpose_counts_sectors(chapter):
@@ -84,16 +72,23 @@ def test_gap_transpose_counts_sectors(chapter):
         chapter.check_transpose(cuda.module(plain)["scattered"])
 
 
-def test_gap_swiglu(chapter):
-    stubs = chapter.my_swiglu_forward, chapter.my_swiglu_backward
-    book = chapter.swiglu_forward, chapter.swiglu_backward
-    wrong = {}
-    for name, change in SWIGLU.items():
-        text = sources("swiglu").replace(*change)
-        assert text != sources("swiglu"), name
-        made = cuda.module(text)
-        wrong[name] = made["swiglu_forward"], made["swiglu_backward"]
-    try_exercise(chapter.check_swiglu, stubs, book, wrong)
+def swiglu_with(old, new):
+    text = sources("swiglu").replace(old, new)
+    assert text != sources("swiglu"), old
+    made = cuda.module(text)
+    return made["swiglu_forward"], made["swiglu_backward"]
+
+
+def test_wrong_answers_to_the_gaps(chapter):
+    c = chapter
+    tiled = sources("transpose").partition("#define TILE 32\n")[2].partition("// The same in tiles")[0]
+    for check, wrong in (
+        (c.check_add, c.variants(sources("vector_add"), "vector_add", ADD)),
+        (c.check_transpose, c.variants("#define TILE 32\n" + tiled, "transpose_tiled", TRANSPOSE)),
+        (c.check_swiglu, {mistake: swiglu_with(*change) for mistake, change in SWIGLU.items()}),
+    ):
+        for mistake, answer in wrong.items():
+            assert rejected(check, answer), mistake
 
 
 ALONE = {
@@ -114,15 +109,6 @@ ALONE = {
 def test_one_thread_that_does_all_is_told(chapter, name):
     said = verdict(getattr(chapter, f"check_{name}"), cuda.module(ALONE[name])["alone"])
     assert "threads work: share the elements" in said
-
-
-def test_one_thread_that_makes_a_layer_is_told(chapter):
-    loop = "int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x"
-    alone = cuda.module(
-        sources("swiglu").replace(loop, "int i = 0; i < n && blockIdx.x + threadIdx.x == 0; i++")
-    )
-    said = verdict(chapter.check_swiglu, (alone["swiglu_forward"], alone["swiglu_backward"]))
-    assert "1 of 32 threads work" in said
 
 
 def test_other_right_answers_to_the_gaps(chapter):
@@ -156,22 +142,7 @@ def test_other_right_answers_to_the_gaps(chapter):
     assert verdict(chapter.check_shift, cuda.module(gathered)["back"]) == "right"
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "points": lambda c: (c.check_sectors, c.my_sectors, c.sectors_of, c.wrong_sectors),
-    "shift": lambda c: (
-        c.check_shift, c.my_shift_backward, c.shift_backward,
-        c.variants(c.shift_backward.module.source, "shift_backward", c.shift_changes),
-    ),
-    "launch": lambda c: (c.check_launch, c.my_launch, c.launch_of, c.wrong_launches),
-    "heads": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 @pytest.mark.parametrize("launch", [(33, 64, 4), (100, 7, 31), (65, 9, 1)])

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, run_tagged, try_exercise
+from chapters import rejected, rewritten_tests, run_tagged
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
@@ -13,11 +13,6 @@ from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("24_reductions", "xp", "UNWRITTEN")
 pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps: the book's kernel, and what is changed in it
@@ -77,29 +72,14 @@ LSE = {
         "float m = LOWEST, s = 0;\n  for (int i = threadIdx.x; i < V; i += 32) m = fmaxf(m, row[i]);",
     ),
 }
-GAPS = {  # check, stub, the book's kernel, its wrong variants
-    "sum": ("check_sum", "my_sum", "sum_shuffle", SUM),
-    "forward": ("check_forward", "my_rmsnorm_forward", "rmsnorm_forward", FORWARD),
-    "backward": ("check_backward", "my_rmsnorm_backward", "rmsnorm_backward", BACKWARD),
-    "lse": ("check_lse", "my_lse", "row_lse", LSE),
-}
-
-
-@pytest.mark.parametrize("check, stub, book, _", GAPS.values(), ids=GAPS)
-def test_gap(chapter, check, stub, book, _):
-    check = getattr(chapter, check)
-    assert check(getattr(chapter, stub)) == "not written yet"
-    assert check(getattr(chapter, book)) == "right"
-
-
-@pytest.mark.parametrize(
-    "gap, mistake", [(gap, mistake) for gap, (*_, wrong) in GAPS.items() for mistake in wrong]
+_, test_wrong_gaps = rewritten_tests(
+    {
+        "check_sum": ("sum_shuffle", {}, SUM),
+        "check_forward": ("rmsnorm_forward", {}, FORWARD),
+        "check_backward": ("rmsnorm_backward", {}, BACKWARD),
+        "check_lse": ("row_lse", {}, LSE),
+    }
 )
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, mistake):
-    check, _, book, wrong = GAPS[gap]
-    text, name = getattr(chapter, book).module.source, getattr(chapter, book).name
-    assert text.count(wrong[mistake][0]) >= 1
-    assert rejected(getattr(chapter, check), cuda.module(text.replace(*wrong[mistake]))[name])
 
 
 def test_a_tree_is_not_the_answer_to_the_gap_on_shuffles(chapter):
@@ -209,21 +189,6 @@ def test_other_right_answers_to_the_gaps(chapter):
 
 def test_a_kernel_that_reads_twice_is_not_the_answer_to_the_gap_on_registers(chapter):
     assert rejected(chapter.check_forward, chapter.rmsnorm_two_reads)
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "predict": lambda c: (c.check_predictions, c.my_predictions, c.predictions, c.wrong_predictions),
-    "argmax": lambda c: (c.check_argmax, c.my_argmax, c.argmax, c.wrong_argmax),
-    "diagnose": lambda c: (c.check_rows, c.my_rows, c.rows_that_tell, c.wrong_rows),
-    "spread": lambda c: (c.check_spread, c.my_spread, c.spread, c.wrong_spreads),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
 
 
 # ---- What the script measures

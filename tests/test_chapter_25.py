@@ -2,7 +2,7 @@
 """Chapter 25: its checks accept what is right and reject wrong answers, each of them named; what it measures is right."""
 
 import pytest
-from chapters import definitions, rejected, run_tagged, try_exercise
+from chapters import rejected, rewritten_tests, run_tagged
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
@@ -14,11 +14,6 @@ NOTEBOOK = (
     "SWAPPED", "text", "matmul_columns",
 )  # fmt: skip
 pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps: the book's kernel, and what is changed in it
@@ -75,28 +70,13 @@ PIPELINE = {
     "the first tile not asked for": ("ask<INSIDE>(tiles[0], a, b, N, K, high, wide, K);", ""),
     "no commit": ("copy_async_commit();", ""),
 }  # fmt: skip
-GAPS = {  # check, stub, the book's kernel, its wrong variants
-    "tiled": ("check_tiled", "my_tiled", "matmul_tiled", TILED),
-    "patch": ("check_patch", "my_patch", "matmul_patch", PATCH),
-    "pipeline": ("check_pipeline", "my_matmul", "matmul", PIPELINE),
-}
-
-
-@pytest.mark.parametrize("check, stub, book, _", GAPS.values(), ids=GAPS)
-def test_gap(chapter, check, stub, book, _):
-    check = getattr(chapter, check)
-    assert check(getattr(chapter, stub)) == "not written yet"
-    assert check(getattr(chapter, book)) == "right"
-
-
-@pytest.mark.parametrize(
-    "gap, mistake", [(gap, mistake) for gap, (*_, wrong) in GAPS.items() for mistake in wrong]
+_, test_wrong_gaps = rewritten_tests(
+    {
+        "check_tiled": ("matmul_tiled", {}, TILED),
+        "check_patch": ("matmul_patch", {}, PATCH),
+        "check_pipeline": ("matmul", {}, PIPELINE),
+    }
 )
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, mistake):
-    check, _, book, wrong = GAPS[gap]
-    text, name = getattr(chapter, book).module.source, getattr(chapter, book).name
-    assert text.count(wrong[mistake][0]) >= 1
-    assert rejected(getattr(chapter, check), cuda.module(text.replace(*wrong[mistake]))[name])
 
 
 def test_a_kernel_without_reuse_is_not_the_answer_to_the_gaps_on_reuse(chapter):
@@ -136,19 +116,7 @@ def test_other_right_answers_to_the_gaps(chapter):
     assert verdict(chapter.check_patch, cuda.module(other)["matmul_patch"]) == "right"
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "resident": lambda c: (c.check_resident, c.my_resident, c.resident, c.wrong_residents),
-    "slow": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
-    "early": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
-    "triangle": lambda c: (c.check_warps, c.my_warps, c.warps, c.wrong_warps),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_the_slow_kernel_is_right_and_slow(chapter):

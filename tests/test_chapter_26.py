@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import rejected, rewritten_tests
 
 from benchmarks.results import ch26
 from nanoeuler_lib import cuda
@@ -11,11 +11,6 @@ from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS")
 pytestmark = pytest.mark.compiler
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps: the book's answer, and wrong ones
@@ -44,18 +39,7 @@ PRODUCT = {
     "rows that meet in a bank": ("as[16][24]", "as[16][64]"),
     "float16": ("mma<__nv_bfloat16>", "mma<__half>"),
 }  # fmt: skip
-
-
-def test_gap_product(chapter):
-    assert chapter.check_product(chapter.my_product) == "not written yet"
-    assert chapter.check_product(chapter.warp_product) == "right"
-
-
-@pytest.mark.parametrize("mistake", PRODUCT)
-def test_wrong_product_is_rejected(chapter, mistake):
-    text = chapter.warp_product.module.source
-    assert PRODUCT[mistake][0] in text
-    assert rejected(chapter.check_product, cuda.module(text.replace(*PRODUCT[mistake]))["warp_product"])
+_, test_wrong_products = rewritten_tests({"check_product": ("warp_product", {}, PRODUCT)})
 
 
 def test_a_product_without_tensor_cores_is_right_as_well_if_it_reads_once(chapter):
@@ -101,28 +85,7 @@ def test_wrong_places_are_rejected(chapter, name):
     assert rejected(chapter.check_places, lambda lane, i: PLACES[name](chapter, lane, i))
 
 
-def test_the_gaps_in_python(chapter):
-    for check, stub, book in (
-        (chapter.check_bits, chapter.my_bits, chapter.bits_of),
-        (chapter.check_places, chapter.my_places, chapter.places),
-    ):
-        assert check(stub) == "not written yet" and check(book) == "right"
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "split": lambda c: (c.check_split, c.my_split, c.split, c.wrong_splits),
-    "narrow": lambda c: (c.check_place, c.my_place, c.place, c.wrong_places),
-    "slow": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
-    "early": lambda c: (c.check_smallest, c.my_smallest, c.smallest, c.wrong_smallest),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    with np.errstate(over="ignore"):
-        try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def test_the_slow_text_is_right_and_slow(chapter):

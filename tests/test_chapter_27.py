@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, rewritten_tests
 
-from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
@@ -14,25 +13,7 @@ NOTEBOOK = "27_flash_forward", "xp", "tidy"
 pytestmark = pytest.mark.compiler
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_merge(c.my_merge) == "not written yet"
-    assert c.check_tiles(c.my_tiles) == "not written yet"
-    assert c.check_flash(c.my_flash) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_merge, chapter.merge) == "right"
-    assert verdict(chapter.check_tiles, chapter.tiles) == "right"
-    assert verdict(chapter.check_flash, chapter.flash_tiles) == "right"
 
 
 def merge_with(shift=True, of_l=True, of_o=True, swap=False, empties=True, over=False, largest=np.maximum):
@@ -91,19 +72,6 @@ WRONG_MERGES = {
 }
 
 
-@pytest.mark.parametrize("right", [merge_with(), merge_one_row_at_a_time, merge_by_logs])
-def test_right_merges(chapter, right):
-    assert verdict(chapter.check_merge, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_MERGES)
-def test_wrong_merges(chapter, mistake):
-    assert verdict(chapter.check_merge, merge_with(**WRONG_MERGES[mistake])) not in (
-        "right",
-        "not written yet",
-    )
-
-
 def count_tiles(first, rows, keys, T):
     """Another right answer: ask every pair."""
     kinds = []
@@ -139,16 +107,6 @@ WRONG_TILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("right", [count_tiles, walk_tiles])
-def test_right_tiles(chapter, right):
-    assert verdict(chapter.check_tiles, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_TILES)
-def test_wrong_tiles(chapter, mistake):
-    assert verdict(chapter.check_tiles, WRONG_TILES[mistake]) not in ("right", "not written yet")
-
-
 RIGHT_KERNELS = {
     "exp2": (
         ("__expf(m - larger)", "exp2f((m - larger) * 1.44269504f)"),
@@ -162,6 +120,8 @@ RIGHT_KERNELS = {
     ),
 }
 WRONG_KERNELS = {
+    "no barrier before the product": ("__syncthreads();  // all", "// all"),
+    "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
     "a lane's own maximum": ("larger = quad_max(larger);", ""),
     "the tile's maximum alone": ("float larger = m;", "float larger = LOWEST;"),
     "l is not scaled": ("total *= kept;", ""),
@@ -177,45 +137,21 @@ WRONG_KERNELS = {
     ),
     "base two": ("__expf(p[j] - larger)", "exp2f(p[j] - larger)"),
 }  # fmt: skip
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_merge": (
+            [merge_with(), merge_one_row_at_a_time, merge_by_logs],
+            {mistake: merge_with(**change) for mistake, change in WRONG_MERGES.items()},
+        ),
+        "check_tiles": ([count_tiles, walk_tiles], WRONG_TILES),
+    }
+)
+test_right_kernels, test_wrong_kernels = rewritten_tests(
+    {"check_flash": ("flash_tiles", RIGHT_KERNELS, WRONG_KERNELS)}
+)
 
 
-@pytest.mark.parametrize("name", RIGHT_KERNELS)
-def test_right_kernels(chapter, name):
-    assert verdict(chapter.check_flash, changed(chapter.flash_tiles, *RIGHT_KERNELS[name])) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_KERNELS)
-def test_wrong_kernels(chapter, mistake):
-    wrong = changed(chapter.flash_tiles, WRONG_KERNELS[mistake])
-    assert verdict(chapter.check_flash, wrong) not in ("right", "not written yet")
-
-
-def changed(kernel, *changes):
-    text = kernel.module.source
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return cuda.module(text)[kernel.name]
-
-
-@pytest.mark.parametrize("barrier", ["__syncthreads();  // nobody", "__syncthreads();  // all"])
-def test_a_deleted_barrier_is_reported(chapter, barrier):
-    assert rejected(chapter.check_flash, changed(chapter.flash_tiles, (barrier, "//")))
-
-
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "predict": lambda c: (c.check_predictions, c.my_predictions, c.predictions, c.wrong_predictions),
-    "entropy": lambda c: (c.check_entropy, c.my_entropy, c.entropy, c.wrong_entropies),
-    "repair": lambda c: (c.check_repair, c.my_repair, c.repair, c.wrong_repairs),
-    "rounding": lambda c: (c.check_rounding, c.my_rounding, c.rounding, c.wrong_roundings),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def entropy_of_whole_rows(tiles):
@@ -245,9 +181,7 @@ def entropy_by_mean_score(tiles):
     return np.log(l) - u / l
 
 
-@pytest.mark.parametrize("right", [entropy_of_whole_rows, entropy_by_mean_score])
-def test_right_entropies(chapter, right):
-    assert verdict(chapter.check_entropy, right) == "right"
+test_right_entropies = accepts({"check_entropy": [entropy_of_whole_rows, entropy_by_mean_score]})
 
 
 # ---- What the mutants of `make mutants CH=27` are compared on

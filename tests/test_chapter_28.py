@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import accepts, gap_tests, rewritten_tests
 
-from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
@@ -14,25 +13,7 @@ NOTEBOOK = "28_flash_backward", "xp", "MISTAKES"
 pytestmark = pytest.mark.compiler
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_tile(c.my_tile_back) == "not written yet"
-    assert c.check_query_tiles(c.my_query_tiles) == "not written yet"
-    assert c.check_keys(c.my_keys) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_tile, chapter.tile_back) == "right"
-    assert verdict(chapter.check_query_tiles, chapter.query_tiles) == "right"
-    assert verdict(chapter.check_keys, chapter.keys_kernel) == "right"
 
 
 def tile_with(mask=True, with_lse=True, with_delta=True, in_s=True, in_ds=True, turned=False, over=False):
@@ -83,16 +64,6 @@ WRONG_TILES = {
 }
 
 
-@pytest.mark.parametrize("right", [tile_with(), tile_by_loops, tile_by_einsum])
-def test_right_tiles(chapter, right):
-    assert verdict(chapter.check_tile, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_TILES)
-def test_wrong_tiles(chapter, mistake):
-    assert verdict(chapter.check_tile, tile_with(**WRONG_TILES[mistake])) not in ("right", "not written yet")
-
-
 def count_tiles(start, keys, rows, T):
     """Another right answer: ask every pair."""
     kinds = []
@@ -123,17 +94,6 @@ WRONG_QUERY_TILES = {
 }
 
 
-@pytest.mark.parametrize("right", [count_tiles, walk_tiles])
-def test_right_query_tiles(chapter, right):
-    assert verdict(chapter.check_query_tiles, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_QUERY_TILES)
-def test_wrong_query_tiles(chapter, mistake):
-    wrong = WRONG_QUERY_TILES[mistake]
-    assert verdict(chapter.check_query_tiles, wrong) not in ("right", "not written yet")
-
-
 RIGHT_KERNELS = {
     "exp2": (("__expf(scale * dot - lse[query])", "exp2f((scale * dot - lse[query]) * 1.44269504f)"),),
     "p first, ds from all p": (
@@ -141,6 +101,8 @@ RIGHT_KERNELS = {
     ),
 }
 WRONG_KERNELS = {
+    "no barrier before the sums": ("__syncthreads();  // all", "// all"),
+    "no barrier behind the sums": ("__syncthreads();  // nobody", "// nobody"),
     "no mask": ("position <= query && query < T", "query < T"),
     "the diagonal left out": ("position <= query", "position < query"),
     "the mask turned": ("position <= query", "position >= query"),
@@ -156,30 +118,18 @@ WRONG_KERNELS = {
     "half of the queries": ("for (int j = 0; j < ROWS; j++)", "for (int j = 0; j < ROWS / 2; j++)"),
     "reads behind the end": ("position <= query && query < T", "position <= query"),
 }
-
-
-@pytest.mark.parametrize("name", RIGHT_KERNELS)
-def test_right_kernels(chapter, name):
-    assert verdict(chapter.check_keys, changed(chapter.keys_kernel, *RIGHT_KERNELS[name])) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_KERNELS)
-def test_wrong_kernels(chapter, mistake):
-    wrong = changed(chapter.keys_kernel, WRONG_KERNELS[mistake])
-    assert verdict(chapter.check_keys, wrong) not in ("right", "not written yet")
-
-
-def changed(kernel, *changes):
-    text = kernel.module.source
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return cuda.module(text)[kernel.name]
-
-
-@pytest.mark.parametrize("barrier", ["__syncthreads();  // nobody", "__syncthreads();  // all"])
-def test_a_deleted_barrier_is_reported(chapter, barrier):
-    assert rejected(chapter.check_keys, changed(chapter.keys_kernel, (barrier, "//")))
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_tile": (
+            [tile_with(), tile_by_loops, tile_by_einsum],
+            {mistake: tile_with(**change) for mistake, change in WRONG_TILES.items()},
+        ),
+        "check_query_tiles": ([count_tiles, walk_tiles], WRONG_QUERY_TILES),
+    }
+)
+test_right_kernels, test_wrong_kernels = rewritten_tests(
+    {"check_keys": ("keys_kernel", RIGHT_KERNELS, WRONG_KERNELS)}
+)
 
 
 @pytest.mark.parametrize("heads, group, T, size", [(1, 1, 1, 1), (2, 2, 37, 1), (4, 2, 70, 8)])
@@ -200,24 +150,10 @@ def test_the_queries_kernel(chapter, heads, group, T, size):
         np.testing.assert_allclose(delta[h], (dy[h] * ends[h][0]).sum(axis=1), atol=1e-3)
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "predict": lambda c: (c.check_predictions, c.my_predictions, c.predictions, c.wrong_predictions),
-    "cap": lambda c: (c.check_cap, c.my_capped_tile, c.capped_tile, c.wrong_caps),
-    "launch": lambda c: (c.check_launch, c.my_launch, c.launch, c.wrong_launches),
-    "exact": lambda c: (c.check_exactness, c.my_exactness, c.exactness, c.wrong_exactness),
-}
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
-
-
-@pytest.mark.parametrize("launch", [(2, 2, 33), (3, 3, 70)])
-def test_other_launches_tell_as_well(chapter, launch):
-    assert verdict(chapter.check_launch, lambda: launch) == "right"
+test_other_launches_tell_as_well = accepts({"check_launch": [lambda: (2, 2, 33), lambda: (3, 3, 70)]})
 
 
 # ---- What the mutants of `make mutants CH=28` are compared on

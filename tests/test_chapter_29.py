@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from chapters import definitions, rejected, try_exercise
+from chapters import gap_tests, rewritten_tests
 
-from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
@@ -16,25 +15,7 @@ NOTEBOOK = "29_gpu_engine", *NAMES
 pytestmark = pytest.mark.compiler
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
-
-
 # ---- The gaps
-
-
-def test_untouched_gaps_say_so(chapter):
-    c = chapter
-    assert c.check_record(c.my_record) == "not written yet"
-    assert c.check_place(c.my_place) == "not written yet"
-    assert c.check_adamw(c.my_adamw) == "not written yet"
-
-
-def test_the_book_fills_its_gaps(chapter):
-    assert verdict(chapter.check_record, chapter.record) == "right"
-    assert verdict(chapter.check_place, chapter.place) == "right"
-    assert verdict(chapter.check_adamw, chapter.adamw) == "right"
 
 
 class Notes:
@@ -126,16 +107,6 @@ WRONG_RECORDS = {
 }
 
 
-@pytest.mark.parametrize("right", [record_by_a_class, record_as_noted])
-def test_right_records(chapter, right):
-    assert verdict(chapter.check_record, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_RECORDS)
-def test_wrong_records(chapter, mistake):
-    assert verdict(chapter.check_record, WRONG_RECORDS[mistake]) not in ("right", "not written yet")
-
-
 def place_byte_by_byte(values):
     """Another right answer: every start from 0 on."""
     starts = []
@@ -193,16 +164,6 @@ WRONG_PLACES = {
 }
 
 
-@pytest.mark.parametrize("right", [place_byte_by_byte, place_at_ends, place_with()])
-def test_right_places(chapter, right):
-    assert verdict(chapter.check_place, right) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_PLACES)
-def test_wrong_places(chapter, mistake):
-    assert verdict(chapter.check_place, WRONG_PLACES[mistake]) not in ("right", "not written yet")
-
-
 RIGHT_KERNELS = {
     "weighted sums": (
         ("m[i] += (1.0f - beta1) * (slope - m[i]);", "m[i] = beta1 * m[i] + (1.0f - beta1) * slope;"),
@@ -233,25 +194,15 @@ WRONG_KERNELS = {
     "the square of the gradient before clipping": ("(slope * slope - v[i])", "(g[i] * g[i] - v[i])"),
     "upwards": ("p[i] -= ", "p[i] += "),
 }
-
-
-@pytest.mark.parametrize("name", RIGHT_KERNELS)
-def test_right_kernels(chapter, name):
-    assert verdict(chapter.check_adamw, changed(chapter.adamw, *RIGHT_KERNELS[name])) == "right"
-
-
-@pytest.mark.parametrize("mistake", WRONG_KERNELS)
-def test_wrong_kernels(chapter, mistake):
-    wrong = changed(chapter.adamw, WRONG_KERNELS[mistake])
-    assert verdict(chapter.check_adamw, wrong) not in ("right", "not written yet")
-
-
-def changed(kernel, *changes):
-    text = kernel.module.source
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return cuda.module(text)[kernel.name]
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_record": ([record_by_a_class, record_as_noted], WRONG_RECORDS),
+        "check_place": ([place_byte_by_byte, place_at_ends, place_with()], WRONG_PLACES),
+    }
+)
+test_right_kernels, test_wrong_kernels = rewritten_tests(
+    {"check_adamw": ("adamw", RIGHT_KERNELS, WRONG_KERNELS)}
+)
 
 
 # ---- What the chapter stands on
@@ -282,19 +233,7 @@ def test_a_wrong_plan_gives_wrong_gradients(chapter, mistake):
             assert (c.apart(grads, wanted) <= 1e-12) == right
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "halves": lambda c: (c.check_halves, c.my_halves, c.halves, c.wrong_halves),
-    "lot": lambda c: (c.check_lot, c.my_lot, c.lot, c.wrong_lots),
-    "segment": lambda c: (c.check_segment, c.my_segment, c.segment, c.wrong_segments),
-    "broken": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def lot_from_above(x, draws):
@@ -319,24 +258,27 @@ def segment_by_parts(L, a, b):
     return min(peaks, key=lambda s: (peaks[s], s))
 
 
-def test_other_right_answers(chapter):
-    assert verdict(chapter.check_lot, lot_from_above) == "right"
-    assert verdict(chapter.check_halves, halves_by_bits) == "right"
-    assert verdict(chapter.check_segment, segment_by_parts) == "right"
-
-
-def test_more_wrong_answers(chapter):
-    c = chapter
-    for wrong in (
-        lambda x, draws: lot_from_above(np.abs(x), draws),
-        lambda x, draws: lot_from_above(x, draws).astype(np.uint32),
-        lambda x, draws: lot_from_above(x, draws).reshape(-1),
-        lambda x, draws: (lot_from_above(x, draws) - (draws == 7)).astype(np.uint16),
-    ):
-        assert rejected(c.check_lot, wrong)
-    assert rejected(c.check_halves, lambda w: (halves_by_bits(w)[0],))
-    assert rejected(c.check_segment, lambda L, a, b: float(segment_by_parts(L, a, b)))
-    assert rejected(c.check_segment, lambda L, a, b: segment_by_parts(L, b, a))
+test_other_right_answers, test_more_wrong_answers = gap_tests(
+    {
+        "check_lot": (
+            [lot_from_above],
+            {
+                "signs lost": lambda x, draws: lot_from_above(np.abs(x), draws),
+                "wide": lambda x, draws: lot_from_above(x, draws).astype(np.uint32),
+                "flat": lambda x, draws: lot_from_above(x, draws).reshape(-1),
+                "a draw of 7": lambda x, draws: (lot_from_above(x, draws) - (draws == 7)).astype(np.uint16),
+            },
+        ),
+        "check_halves": ([halves_by_bits], {"one of two": lambda w: (halves_by_bits(w)[0],)}),
+        "check_segment": (
+            [segment_by_parts],
+            {
+                "a float": lambda L, a, b: float(segment_by_parts(L, a, b)),
+                "a and b exchanged": lambda L, a, b: segment_by_parts(L, b, a),
+            },
+        ),
+    }
+)
 
 
 # ---- What the mutants of `make mutants CH=29` are compared on

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chapters import definitions, gap_tests, rejected, try_exercise
+from chapters import gap_tests
 
 from benchmarks.results import ch30
 from nanoeuler_lib import engine
@@ -19,11 +19,6 @@ from tools.chapter_mutants import Gap, Value
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -256,12 +251,11 @@ WRONG_RATIOS = {
 }  # fmt: skip
 
 GAPS = {
-    "linear_cost": ([costs(), costs_by_shapes], WRONG_COSTS),
-    "capture": ([captures(), Graph], WRONG_CAPTURES),
-    "ratio": ([ratios(), ratio_by_counting], WRONG_RATIOS),
+    "check_linear_cost": ([costs(), costs_by_shapes], WRONG_COSTS),
+    "check_capture": ([captures(), Graph], WRONG_CAPTURES),
+    "check_ratio": ([ratios(), ratio_by_counting], WRONG_RATIOS),
 }
-
-test_the_gap_untouched_and_right, test_wrong_answers = gap_tests(GAPS)
+test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
 
 
 # ---- What the chapter stands on
@@ -279,14 +273,6 @@ def test_the_stored_steps_and_their_profile_are_one():
         kinds = [row for row in rows if row["row"] == "profile" and row["rows"] == count]
         assert sum(kind["count"] for kind in kinds) == steps[count]["launches"]
         assert all(kind["ms"] > 0 and kind["count"] > 0 for kind in kinds)
-
-
-def test_the_story_falls_and_names_its_commits():
-    rows = json.loads((ROOT / "data/results/ch30_story.json").read_text())["rows"]
-    for count in (64, 16):
-        ms = [row["ms"] for row in rows if row.get("rows") == count]
-        assert len(ms) == 4 and ms == sorted(ms, reverse=True)
-    assert all(len(row["commit"]) == 7 for row in rows)
 
 
 def test_a_drift_reaches_blocks_and_turns(chapter):
@@ -322,19 +308,7 @@ def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
     assert sum(moved for _, moved in found) == sum(moved for _, moved in expected)
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "finish": lambda c: (c.check_finish, c.my_finish, c.finish, c.wrong_finishes),
-    "least_share": lambda c: (c.check_least_share, c.my_least_share, c.least_share, c.wrong_shares),
-    "turns": lambda c: (c.check_turns, c.my_turns, c.turns, c.wrong_turns),
-    "diagnosis": lambda c: (c.check_diagnosis, c.my_diagnosis, c.diagnosis, c.wrong_diagnoses),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def finish_by_gaps(host, times):
@@ -354,23 +328,32 @@ def turns_the_other_way(rounds):
     return rounds // 4 * ["BA", "AB", "AB", "BA"]
 
 
-def test_other_right_answers(chapter):
-    c = chapter
-    assert verdict(c.check_finish, finish_by_gaps) == "right"
-    assert verdict(c.check_turns, turns_by_thue_and_morse) == "right"
-    assert verdict(c.check_turns, turns_the_other_way) == "right"
-    assert verdict(c.check_least_share, lambda t, size, rate: 1 / (1 + size / (rate * t))) == "right"
-
-
-def test_more_wrong_answers(chapter):
-    c = chapter
-    assert rejected(c.check_finish, lambda host, times: (finish_by_gaps(host, times)[0], sum(times)))
-    assert rejected(c.check_finish, lambda host, times: finish_by_gaps(host, times[::-1]))
-    assert rejected(c.check_turns, lambda rounds: "".join(turns_the_other_way(rounds)))
-    assert rejected(c.check_turns, lambda rounds: turns_the_other_way(4))
-    assert rejected(c.check_least_share, lambda t, size, rate: math.nan)
-    assert rejected(c.check_least_share, lambda t, size, rate: 1 - size / rate / t)
-    assert rejected(c.check_diagnosis, dict)
+test_other_right_answers, test_more_wrong_answers = gap_tests(
+    {
+        "check_finish": (
+            [finish_by_gaps],
+            {
+                "busy for idle": lambda host, times: (finish_by_gaps(host, times)[0], sum(times)),
+                "from the last on": lambda host, times: finish_by_gaps(host, times[::-1]),
+            },
+        ),
+        "check_turns": (
+            [turns_by_thue_and_morse, turns_the_other_way],
+            {
+                "one word": lambda rounds: "".join(turns_the_other_way(rounds)),
+                "four rounds": lambda rounds: turns_the_other_way(4),
+            },
+        ),
+        "check_least_share": (
+            [lambda t, size, rate: 1 / (1 + size / (rate * t))],
+            {
+                "NaN": lambda t, size, rate: math.nan,
+                "a difference": lambda t, size, rate: 1 - size / rate / t,
+            },
+        ),
+        "check_diagnosis": ([], {"none": dict}),
+    }
+)
 
 
 # ---- What the mutants of `make mutants CH=30` are compared on

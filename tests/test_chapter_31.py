@@ -5,8 +5,7 @@ from collections import defaultdict
 from itertools import combinations
 
 import numpy as np
-import pytest
-from chapters import definitions, gap_tests, rejected, try_exercise
+from chapters import gap_tests, rejected
 
 from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
@@ -14,11 +13,6 @@ from tools.chapter_mutants import Gap, Value
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
 NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"
 NOTEBOOK = "31_text_from_elsewhere", *NAMES
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -263,12 +257,11 @@ WRONG_GROUPS = {
 }  # fmt: skip
 
 GAPS = {
-    "take_off": ([take_off_by_lines, take_off_by_splitting, frame()], WRONG_FRAMES),
-    "candidates": ([candidates_one_by_one, candidates_by_bytes], WRONG_CANDIDATES),
-    "groups": ([groups_by_colour, groups_by_matrix], WRONG_GROUPS),
+    "check_take_off": ([take_off_by_lines, take_off_by_splitting, frame()], WRONG_FRAMES),
+    "check_candidates": ([candidates_one_by_one, candidates_by_bytes], WRONG_CANDIDATES),
+    "check_groups": ([groups_by_colour, groups_by_matrix], WRONG_GROUPS),
 }
-
-test_the_gap_untouched_and_right, test_wrong_answers = gap_tests(GAPS)
+test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
 
 
 # ---- What the chapter stands on
@@ -299,19 +292,7 @@ def test_cleaning_takes_the_copies_and_leaves_the_signatures(chapter):
     assert set(page for page in train if "Copied on" not in page) - set(left) == set()
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "layout": lambda c: (c.check_layout, c.my_layout, c.layout, c.wrong_layouts),
-    "temperature": lambda c: (c.check_temperature, c.my_temperature, c.temperature, c.wrong_temperatures),
-    "luck": lambda c: (c.check_luck, c.my_luck, c.luck, c.wrong_lucks),
-    "sentences": lambda c: (c.check_sentences, c.my_sentences, c.sentences, c.wrong_sentences),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def layout_from_above(m, high, low, wanted):

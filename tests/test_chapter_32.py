@@ -8,8 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import pytest
-from chapters import definitions, gap_tests, rejected, try_exercise
+from chapters import gap_tests, rejected
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
@@ -19,11 +18,6 @@ from tools.chapter_mutants import Gap
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -215,12 +209,11 @@ WRONG_LOOPS = {
 }  # fmt: skip
 
 GAPS = {
-    "step_flops": ([flops_of(), flops_by_hand], WRONG_FLOPS),
-    "upper": ([bound(), bound_by_logarithms], WRONG_BOUNDS),
-    "loops": ([looping(), loops_by_letters], WRONG_LOOPS),
+    "check_step_flops": ([flops_of(), flops_by_hand], WRONG_FLOPS),
+    "check_upper": ([bound(), bound_by_logarithms], WRONG_BOUNDS),
+    "check_loops": ([looping(), loops_by_letters], WRONG_LOOPS),
 }
-
-test_the_gap_untouched_and_right, test_wrong_answers = gap_tests(GAPS)
+test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
 
 
 # ---- What the chapter stands on
@@ -258,19 +251,7 @@ def test_a_miniature_reads_again_what_it_has_read(chapter, monkeypatch):
         assert len(rows) == 192 and abs(len(np.unique(rows, axis=0)) - different) <= 2
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-EXERCISES = {
-    "together": lambda c: (c.check_together, c.my_together, c.together, c.wrong_togethers),
-    "draws": lambda c: (c.check_draws, c.my_draws, c.draws, c.wrong_draws),
-    "times": lambda c: (c.check_times, c.my_times, c.times, c.wrong_times),
-    "size": lambda c: (c.check_size, c.my_size, c.size, c.wrong_sizes),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def times_by_borders(step, rows, windows):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from chapters import ROOT, definitions, rejected, try_exercise, try_gap, wrong_answers_of
+from chapters import ROOT, gap_tests, slips
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker import compiler
@@ -18,11 +18,6 @@ from nanoeuler_lib.practice import verdict
 from tools.chapter_mutants import Gap, Value
 
 NOTEBOOK = "A1_cpu_runtime", "DONE", "WARP", "Access", "here", "meet"
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -223,33 +218,19 @@ def races_by_pairs(trace):
     return []
 
 
-GAPS = {
-    "scheduler": (run_block, WRONG_SCHEDULERS, "check_run_block", "my_run_block", "book_run_block"),
-    "meeting": (meet, WRONG_MEETINGS, "check_meet", "my_meet", "book_meet"),
-    "races": (races, WRONG_DETECTORS, "check_races", "my_races", "book_races"),
-}
-
-
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    try_gap(chapter, gap)
-
-
-OTHER_RIGHT = {
-    "check_run_block": (run_block_by_counting, run_block_by_a_queue),
-    "check_meet": (meet_by_asking, meet_by_lists),
-    "check_races": (races_by_pairs, lambda trace: races(trace, forget=False)),
-}
-
-
-@pytest.mark.parametrize("check, right", [(k, f) for k, fs in OTHER_RIGHT.items() for f in fs])
-def test_other_right_answers(chapter, check, right):
-    assert verdict(getattr(chapter, check), right) == "right"
-
-
-@pytest.mark.parametrize("gap, wrong", wrong_answers_of(GAPS))
-def test_wrong_answer_to_a_gap_is_rejected(chapter, gap, wrong):
-    assert rejected(getattr(chapter, gap[2]), wrong)
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_run_block": (
+            [run_block, run_block_by_counting, run_block_by_a_queue],
+            slips(run_block, WRONG_SCHEDULERS),
+        ),
+        "check_meet": ([meet, meet_by_asking, meet_by_lists], slips(meet, WRONG_MEETINGS)),
+        "check_races": (
+            [races, races_by_pairs, lambda trace: races(trace, forget=False)],
+            slips(races, WRONG_DETECTORS),
+        ),
+    }
+)
 
 
 def test_the_detector_may_keep_every_reader_for_ever(chapter):
@@ -260,19 +241,7 @@ def test_the_detector_may_keep_every_reader_for_ever(chapter):
         assert bool(races(trace)) == bool(races(trace, forget=False))
 
 
-# ---- The exercises: check, stub, solution, and the wrong answers that the notebook itself names
-
-
-EXERCISES = {
-    "lines": lambda c: (c.check_lines, c.my_lines, c.lines, c.wrong_lines),
-    "clocks": lambda c: (c.check_clock_race, c.my_clock_race, c.clock_race, c.wrong_clock_races),
-    "one": lambda c: (c.check_run, c.my_run, c.run, c.wrong_runs),
-}
-
-
-@pytest.mark.parametrize("parts", EXERCISES.values(), ids=EXERCISES)
-def test_exercise_check(chapter, parts):
-    try_exercise(*parts(chapter))
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
 def clock_race_by_sets(threads, events):
@@ -309,11 +278,6 @@ def clock_race_by_lists(threads, events):
     return []
 
 
-@pytest.mark.parametrize("right", [clock_race_by_sets, clock_race_by_lists])
-def test_other_right_clocks(chapter, right):
-    assert verdict(chapter.check_clock_race, right) == "right"
-
-
 RIGHT_RUNS = {
     "a fourth access": [(0, 3, False, 0, 0), (5, 3, False, 0, 0), (5, 3, True, 0, 0), (5, 3, True, 0, 0)],
     "of another warp": [(6, 1, True, 0, 2), (0, 1, False, 1, 0), (4, 1, False, 1, 3), (4, 1, True, 1, 3)],
@@ -325,16 +289,15 @@ WRONG_RUNS = {
     "a number for whether": [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (1, 0, 1, 0, 0)],
     "no access": [],
 }
-
-
-@pytest.mark.parametrize("name", RIGHT_RUNS)
-def test_other_right_runs(chapter, name):
-    assert verdict(chapter.check_run, lambda: RIGHT_RUNS[name]) == "right"
-
-
-@pytest.mark.parametrize("name", WRONG_RUNS)
-def test_wrong_runs(chapter, name):
-    assert verdict(chapter.check_run, lambda: WRONG_RUNS[name]) not in ("right", "not written yet")
+test_other_right_answers, test_wrong_answers = gap_tests(
+    {
+        "check_clock_race": ([clock_race_by_sets, clock_race_by_lists], {}),
+        "check_run": (
+            [lambda run=run: run for run in RIGHT_RUNS.values()],
+            {mistake: lambda run=run: run for mistake, run in WRONG_RUNS.items()},
+        ),
+    }
+)
 
 
 # ---- What the checker cannot see, and where it is stricter: each point of the two lists by kernels

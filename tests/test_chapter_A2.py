@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from chapters import ROOT, definitions, rejected, run_tagged, try_exercise, try_gap, wrong_answers_of
+from chapters import ROOT, accepts, gap_tests, rejects, run_tagged, slips
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model import Parameters
@@ -17,11 +17,6 @@ from tools.chapter_mutants import Gap
 
 NOTEBOOK = "A2_muon", "QUINTIC", "SCHULZ_STEPS", "SMALLEST", "MOVE"
 A, B, C = 3.4445, -4.7750, 2.0315
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return definitions(*NOTEBOOK)
 
 
 # ---- The gaps
@@ -116,12 +111,6 @@ def muon_step_in_place_of_parts(p, g, m, rate, beta, decay, widths=None):
     return new, kept
 
 
-GAPS = {
-    "newton_schulz": (
-        newton_schulz, WRONG_ITERATIONS, "check_newton_schulz", "my_newton_schulz", "newton_schulz"
-    ),
-    "muon_step": (muon_step, WRONG_STEPS, "check_muon_step", "my_muon_step", "muon_step"),
-}  # fmt: skip
 OTHERS = {
     "check_newton_schulz": (from_the_right, decomposed),
     "check_muon_step": (muon_step_in_place_of_parts,),
@@ -173,36 +162,16 @@ def counted(start, goal):
     return tuple(found)
 
 
-@pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
-def test_gap(chapter, gap):
-    try_gap(chapter, gap)
-
-
-@pytest.mark.parametrize(("gap", "wrong"), wrong_answers_of(GAPS))
-def test_gap_rejects(chapter, gap, wrong):
-    with np.errstate(all="ignore"):
-        assert rejected(getattr(chapter, gap[2]), wrong)
-
-
-@pytest.mark.parametrize("name, wrong", [("rows", "rows"), ("products", "products"), ("share", "shares")])
-def test_exercise(chapter, name, wrong):
-    check, stub, solution = (getattr(chapter, f"{kind}{name}") for kind in ("check_", "my_", ""))
-    with np.errstate(all="ignore"):
-        try_exercise(check, stub, solution, getattr(chapter, f"wrong_{wrong}"))
-
-
-@pytest.mark.parametrize(
-    ("check", "right"), [(check, right) for check, all_ in OTHERS.items() for right in all_]
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_newton_schulz": ([newton_schulz], slips(newton_schulz, WRONG_ITERATIONS)),
+        "check_muon_step": ([muon_step], slips(muon_step, WRONG_STEPS)),
+    }
 )
-def test_other_right_answers(chapter, check, right):
-    assert verdict(getattr(chapter, check), right) == "right"
 
 
-@pytest.mark.parametrize(
-    ("check", "name"), [(check, name) for check, wrong in MORE_WRONG.items() for name in wrong]
-)
-def test_other_wrong_answers(chapter, check, name):
-    assert verdict(getattr(chapter, check), MORE_WRONG[check][name]) not in ("right", "not written yet")
+test_other_right_answers = accepts(OTHERS)
+test_more_wrong_answers = rejects(MORE_WRONG)
 
 
 # ---- What `make mutants CH=A2` changes, and the inputs that the contracts allow

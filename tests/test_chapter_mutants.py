@@ -24,8 +24,14 @@ CHAPTERS = [
 ]
 
 
-def test_some_chapter_declares_its_domains():
-    assert "06" in CHAPTERS
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_every_check_says_right_to_the_book(number):
+    """Its answer to each gap and exercise, as a reader's would be judged."""
+    chapter, gaps, _ = cm.load(number)
+    assert len(gaps) >= 4
+    for gap in gaps:
+        book = (getattr(chapter, gap.answer)(),) if isinstance(gap, cm.Value) else ()
+        assert gap.verdict(chapter, *book) == "right", gap.check
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
@@ -97,21 +103,6 @@ def test_statements_are_dropped_and_done_in_place():
         assert source.replace(old, new) in texts
 
 
-def test_what_a_shape_is_unpacked_into_is_exchanged():
-    texts = "".join(cm.python_mutants("def f(x):\n    B, T = x.shape\n    return x.reshape(B * T)"))
-    assert "x.reshape(B * B)" in texts and "x.reshape(T * T)" in texts and "T, B = " not in texts
-
-
-def test_sizes_that_the_check_uses_are_written_in():
-    def f(x):
-        T = len(x)
-        return x * T
-
-    assert cm.sizes_in(f, lambda: [f(np.ones(n)) for n in (3, 5)]) == {"T": {3, 5}}
-    source = "def f(x):\n    T = len(x)\n    return x * T"
-    assert source.replace("x * T", "x * 5") in cm.python_mutants(source, {"T": {3, 5}})
-
-
 def test_every_mutant_is_another_program_and_none_comes_twice():
     source = (
         "def f(x, y):\n    'Words 1 + 2.'\n    return (x + y) @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])"
@@ -121,12 +112,6 @@ def test_every_mutant_is_another_program_and_none_comes_twice():
     dumps = [ast.dump(ast.parse(text)) for text in [source, *texts]]
     assert len(set(dumps)) == len(dumps)
     assert all("'Words 1 + 2.'" in text or '"""Words 1 + 2."""' in text for text in texts)
-
-
-def test_drawing_is_not_changed():
-    assert not any(
-        "rng.normal(size=4)" not in line for line in lines("return rng.normal(size=4) + x") if "rng" in line
-    )
 
 
 def test_kernels_are_changed_as_text_but_not_their_comments():
@@ -225,11 +210,6 @@ def test_rejected_equivalent_survived_listed(weak, capsys):
         '[[mutant]]\nmodule = "99"\nfunction = "double"\nold = "return x * 2"\nnew = "return x + 2"\nwhy = "weak"\n'
     )
     assert "listed" in {verdict for _, _, verdict in cm.tried("99", only="check_double")}
-
-
-def test_a_sample_is_drawn_with_its_seed(weak):
-    draw = lambda seed: {mutant for _, mutant, _ in cm.tried("99", sample=4, seed=seed)}
-    assert draw(1) == draw(1) and len({frozenset(draw(seed)) for seed in range(4)}) > 1
 
 
 def test_what_waits_ends_its_process_or_asks_for_all_memory_is_rejected():

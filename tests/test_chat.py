@@ -1,6 +1,5 @@
 """Chat: who speaks is decided by markers that nobody can type; replies end, can be broken off, and fit the context."""
 
-import json
 from itertools import chain
 
 import checks
@@ -115,23 +114,6 @@ def test_a_reply_says_whether_it_ended_or_was_cut():
     assert len(said(endless, "a", tokens=1000)) > 30 and not endless.ended  # the context ended
 
 
-def test_a_reply_is_what_the_model_says_after_all_that_was_said(model):
-    """Each token is the most likely one of the whole conversation so far, markers apart; computed without a cache."""
-    chat, before = Chat(model, TOKENIZER), [END]
-    for text in ("ab", "what?", "b"):
-        chat_text = said(chat, text, tokens=4)
-        before += [HUMAN, *TOKENIZER.encode(text).tolist(), MODEL]
-        expected = []
-        while len(expected) < 4:
-            logits = model.logits(np.array([before + expected]))[0, -1]
-            logits[[HUMAN, MODEL]] = -np.inf
-            if (token := int(logits.argmax())) == END:
-                break
-            expected.append(token)
-        assert chat.rows[-1][-1 - len(expected) : -1] == expected and chat.turns[-1] == (text, chat_text)
-        before += [*expected, END]
-
-
 def test_a_reply_broken_off_is_remembered_as_far_as_it_came(model):
     chat = Chat(model, TOKENIZER)
     whole = list(Chat(model, TOKENIZER).reply("ab", tokens=8, temperature=0.0))
@@ -198,74 +180,6 @@ def test_loop_answers_and_commands(loop, tmp_path):
     assert not loop.line("/quit")
     examples, template = read_examples(tmp_path / "said.jsonl")
     assert examples == [[("ab", "H")]] and template == "plain"
-
-
-@pytest.mark.parametrize(
-    "line, expected",
-    [("/nothing", "/nothing is no command, expected"), ("/temperature", "temperature is '', expected a number"),
-     ("/temperature nan", "temperature is 'nan'"), ("/temperature -1", "from 0 to 100"), ("/story x", "seed is 'x'"),
-     ("/save", "/save: got ''"), ("x" * 99, "text has 101 tokens")],
-)  # fmt: skip
-def test_loop_says_what_is_wrong_and_goes_on(loop, line, expected):
-    assert loop.line("ab") and loop.line(line)
-    assert expected in loop.read() and len(loop.chat.turns) == 1 and loop.options == {"temperature": 0.0}
-
-
-def test_loop_saves_over_nothing(loop, tmp_path):
-    file = tmp_path / "kept"
-    assert loop.line(f"/save {tmp_path / 'empty'}") and "nothing was said yet" in loop.read()
-    assert not (tmp_path / "empty").exists() and loop.line("ab")
-    file.write_text("mine")
-    assert loop.line(f"/save {file}") and "expected the name of a new file" in loop.read()
-    assert loop.line(f"/save {tmp_path / 'none' / 'x'}") and "cannot be written" in loop.read()
-    assert file.read_text() == "mine"
-
-
-def test_loop_tells_a_story_and_asks_about_it():
-    written, config = (
-        [],
-        ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1),
-    )
-    loop = Loop(Chat(GPT(config), TOKENIZER), written.append, tokens=3, temperature=0.0)
-    loop.line("/story 5")
-    story, answers = "".join(written).splitlines()
-    assert story[-1] in '."' and answers.startswith("(It answers: Wh") and answers.endswith("?)")
-    for question in ("hello", "Where?"):
-        loop.line(question)
-        assert [text for text, _ in loop.chat.turns] == [f"{story} {question}"]
-
-
-def test_ctrl_c_stops_the_reply_and_not_the_loop(loop, monkeypatch):
-    class Interrupted(Chat):
-        def reply(self, text, *arguments, **options):
-            yield "H"
-            raise KeyboardInterrupt
-
-    loop.chat = Interrupted(bigram({}), TOKENIZER)
-    assert loop.line("ab") and loop.read() == "H ...\n"
-
-
-def test_each_turn_takes_the_next_seed():
-    """Asked the same again, a model that draws among equals says something else; another chat says the same."""
-
-    def replies():
-        written = []
-        loop = Loop(Chat(GPT(CONFIG), TOKENIZER), written.append, tokens=4, seed=3, temperature=1.0)
-        for _ in range(3):
-            loop.chat.reset()
-            loop.line("ab")
-        return "".join(written).split("\n")[:3]
-
-    assert replies() == replies() and len(set(replies())) == 3
-
-
-def test_messages():
-    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
-    said(chat, "ab")
-    assert json.loads(json.dumps(chat.messages())) == [
-        {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "H"},
-    ]
 
 
 def test_every_reply_is_what_the_model_says_after_what_is_remembered(model):
@@ -347,47 +261,3 @@ def test_an_empty_reply_and_half_a_character_are_remembered():
     )
     chat = Chat(bigram({MODEL: 0xC3}), TOKENIZER)
     assert said(chat, "hi") == "\ufffd" and chat.turns == [("hi", "\ufffd")]
-
-
-def test_a_story_begins_anew_and_reset_forgets_it():
-    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1)
-    loop = Loop(Chat(GPT(config), TOKENIZER), lambda text: None, tokens=3, temperature=0.0)
-    loop.line("hi")
-    loop.line("/story 5")
-    assert loop.chat.turns == []
-    loop.line("/reset")
-    loop.line("Who?")
-    assert [text for text, _ in loop.chat.turns] == ["Who?"]
-
-
-def test_loop_says_how_many_turns_it_forgot():
-    written = []
-    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
-    for text in ("a" * 15, "b" * 15, "c" * 5, "d" * 20, "e" * 20):
-        loop.line(text)
-    told = [piece for piece in written if "forgotten" in piece]
-    assert told == ["(the model reads 48 tokens at a time: an earlier turn is forgotten)\n"] * 3
-
-
-def test_saved_text_is_itself(tmp_path):
-    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), lambda text: None, tokens=5, temperature=0.0)
-    loop.line("Käthe?")
-    loop.line(f"/save {tmp_path / 'x'}")
-    assert "Käthe" in (tmp_path / "x").read_text("utf-8")
-
-
-def test_a_story_outlives_a_question_that_is_too_long():
-    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=260, predict=1)
-    loop = Loop(Chat(GPT(config), TOKENIZER), lambda text: None, tokens=3, temperature=0.0)
-    loop.line("/story 5")
-    loop.line("x" * 700)
-    loop.line("Who?")
-    assert len(loop.chat.turns[0][0]) > len("Who?")
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-def test_a_name_that_no_file_can_have_ends_no_chat(name):
-    written = []
-    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
-    loop.line("hi")
-    assert loop.line(f"/save {name}") and len(written[-1].splitlines()) == 1

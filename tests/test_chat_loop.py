@@ -14,8 +14,6 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.speaking import chat
 from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.text import turns
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 class Listener:
@@ -206,29 +204,6 @@ def test_a_reply_that_is_stopped(loop):
 # The chat itself.
 
 
-def test_what_is_said_when_nothing_is_asked_for():
-    """200 tokens, seed 0: the defaults of a reply."""
-    made = Chat(GPT(CONFIG, seed=5), TOKENIZER)
-    first = list(made.reply("ab"))
-    made.reset()
-    assert list(made.reply("ab", 200, 0)) == first
-    config = type(CONFIG)(**CONFIG.to_dict() | {"context": 300, "layers": 1})
-    flat = GPT(config)
-    flat.params.flat[...] = 0
-    flat.params["embed"][...] = 1
-    flat.params["norm_final"][...] = 1
-    flat.params["heads"][:, 65] = 1
-    assert "".join(Chat(flat, TOKENIZER).reply("x", temperature=0.0)) == "A" * 200
-
-
-def test_what_is_missing_in_a_tokenizer_is_named():
-    made = Tokenizer([(97, 98)], (turns.USER,))
-    assert error_of(turns.markers, made) == (
-        f"tokenizer has no {END_OF_TEXT} {turns.ASSISTANT}, expected that of a model made to answer (nanoeuler sft)"
-    )
-    assert turns.markers(TOKENIZER) == (257, 258, 259)
-
-
 def test_every_turn_stands_in_the_messages():
     made = Chat(bigram({MODEL: 72}), TOKENIZER)
     for text in ("ab", "c"):
@@ -238,16 +213,6 @@ def test_every_turn_stands_in_the_messages():
         for role, said in (("user", "ab"), ("assistant", "H"), ("user", "c"), ("assistant", "H"))
     ]
     assert list(made.messages()[0]) == ["role", "content"]
-
-
-def test_a_text_may_fill_all_but_two_places():
-    made = Chat(bigram({MODEL: 72}), TOKENIZER)
-    assert error_of(lambda: list(made.reply("x" * 45))) == (
-        "text has 47 tokens with its markers, expected at most 46: the model reads 48 at a time, a story and a "
-        "question together"
-    )
-    assert made.turns == [] and "".join(made.reply("x" * 44, temperature=0.0)) == "H"
-    assert made.rows == [[HUMAN, *b"x" * 44, MODEL, 72, 257]]
 
 
 def test_the_draws_of_a_reply_are_those_of_its_seed():

@@ -634,14 +634,6 @@ def test_wrong_words_are_one_line(case, nanoeuler, monkeypatch, tmp_path):
     assert Path("file").read_text() == "mine" and not Path("o").exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_no_permission_is_one_line(nanoeuler, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("shut").mkdir(mode=0o500)
-    code, _, err = nanoeuler("corpus", "books", "--out", "shut/o")
-    assert code == 2 and err == "nanoeuler: shut/o: cannot be written (Permission denied)\n"
-
-
 def test_refused_permission_is_one_line(nanoeuler, monkeypatch, tmp_path):
     """The same, for those who may write everywhere: the system's answer is played."""
     monkeypatch.chdir(tmp_path)

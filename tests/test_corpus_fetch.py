@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tqdm import tqdm
 
 from nanoeuler_lib.corpus import fetch
 from nanoeuler_lib.corpus.fetch import Fetcher
@@ -363,17 +362,6 @@ def test_an_address_of_no_known_kind_is_told_in_one_line_that_fits(tmp_path, wai
     before, after = said.removeprefix("f.bin: cannot be fetched: here ").split(" ... ")
     assert "gopher://here/long/" in before and len(before) == len(after.partition(". A file")[0]) == 100
     assert waits == []  # a second attempt would find the same
-
-
-@pytest.mark.parametrize("quiet", [True, False])
-def test_the_bar_counts_the_bytes_of_the_file(server, tmp_path, monkeypatch, quiet):
-    given = []
-    monkeypatch.setattr("tqdm.tqdm", lambda **options: given.append(options) or tqdm(**options))
-    with Fetcher(tmp_path, quiet=quiet) as fetcher:
-        fetcher.get(server.file(good))
-    assert (given[0]["desc"], given[0]["total"], given[0]["initial"]) == ("f.bin", len(BODY), 0)
-    assert (given[0]["unit"], given[0]["unit_scale"], given[0]["leave"]) == ("B", True, False)
-    assert given[0]["disable"] is (True if quiet else None)  # None: where nobody reads it
 
 
 def test_redirects_without_end_and_encodings_are_refused(server, tmp_path, waits):

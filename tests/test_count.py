@@ -78,11 +78,6 @@ def test_only_words_that_are_read_count():
     assert count.words(PROSE) == 3 + 4 + 2 + 2 + 1 + 2 + 4
 
 
-def test_a_word_more_is_counted():
-    for place in ("Four words", "Two words", "# Three words", "| c "):
-        assert count.words(PROSE.replace(place, f"{place} more")) == count.words(PROSE) + 1
-
-
 NOTEBOOK = [
     markdown("# 06 T\n\none two"),
     code("a = 1\n\nb = 2"),
@@ -131,17 +126,6 @@ def test_the_head_says_the_time_and_nothing_else_changes():
     assert count.timed(notebook) == notebook
     with pytest.raises(LookupError, match="no row `Time`"):
         count.timed(chapter(*NOTEBOOK))
-
-
-def test_the_table_marks_what_exceeds_an_evening():
-    lengths = {
-        "a": count.Length(2400, 250, 1, 1),
-        "b": count.Length(2401, 250, 1, 1),
-        "c": count.Length(10, 251, 1, 1),
-    }
-    rows = count.table(lengths).split("\n")
-    assert ["*" in row for row in rows[1:4]] == [False, True, True]
-    assert "2401*" in rows[2] and "251*" in rows[3] and "2 of 3 exceed it" in rows[4]
 
 
 NOTEBOOKS = sorted((count.ROOT / "notebooks").glob("*.ipynb"))

@@ -242,7 +242,6 @@ BUGS = {
         "named", "named_barrier_sync(1 + k % 2, 96);", "named_barrier_arrive(1 + k % 2, 96);", "race"),
     "named: a warp is forgotten": ("named", "96", "64", "race"),
     "named: two counts": ("named", "sync(1 + k % 2, 96", "sync(1 + k % 2, 64", "divergent barrier"),
-    "named: 33 threads": ("named", "96", "33", "divergent barrier"),
     "named: number 16": ("named", "(1 + k % 2", "(16 + k % 2", "divergent barrier"),
     "named: nobody waits for empty": (
         "named", "      if (k >= 2) named_barrier_sync(3 + k % 2, 96);\n", "", "divergent barrier"),

@@ -273,12 +273,6 @@ extern "C" __global__ void left_early(const Number* x, float* y, int n) {
   mma<Number>(d, a, b);  // BUG
   y[threadIdx.x] = d[0];
 }
-extern "C" __global__ void warp_of_16(const Number* x, float* y) {
-  float d[4] = {};
-  unsigned a[4] = {}, b[2] = {};
-  mma<Number>(d, a, b);  // BUG
-  y[threadIdx.x] = d[0];
-}
 extern "C" __global__ void two_products(const Number* x, float* y) {
   float d[4] = {};
   unsigned a[4] = {}, b[2] = {};
@@ -313,40 +307,14 @@ extern "C" __global__ void rows_in_global_memory(const Number* x, unsigned* y) {
   ldmatrix<4>(r, &x[8 * threadIdx.x]);  // BUG
   y[threadIdx.x] = r[0];
 }
-extern "C" __global__ void rows_in_a_local_array(const Number* x, unsigned* y) {
-  __align__(16) Number s[8];
-  unsigned r[4];
-  ldmatrix<4>(r, s);  // BUG
-  y[threadIdx.x] = r[0];
-}
-__device__ __align__(16) Number table[32 * 8];
-extern "C" __global__ void rows_in_a_device_variable(const Number* x, unsigned* y) {
-  unsigned r[4];
-  ldmatrix<4>(r, &table[8 * threadIdx.x]);  // BUG
-  y[threadIdx.x] = r[0];
-}
 extern "C" __global__ void copy_within_global(Number* x, unsigned* y) {
   copy_async<16>(&y[4 * (threadIdx.x % 8)], &x[8 * threadIdx.x]);  // BUG
-  copy_async_commit();
-  copy_async_wait<0>();
-}
-extern "C" __global__ void copy_within_shared(Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[64 * 8];
-  for (int i = threadIdx.x; i < 256; i += 32) s[i] = x[i];
-  __syncthreads();
-  copy_async<16>(&s[256 + 8 * threadIdx.x], &s[8 * threadIdx.x]);  // BUG
   copy_async_commit();
   copy_async_wait<0>();
 }
 extern "C" __global__ void copy_to_a_misaligned_place(const Number* x, unsigned* y) {
   __shared__ __align__(16) Number s[32 * 9];
   copy_async<16>(&s[9 * threadIdx.x], &x[8 * threadIdx.x]);  // BUG
-  copy_async_commit();
-  copy_async_wait<0>();
-}
-extern "C" __global__ void copy_from_a_misaligned_place(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[32 * 4];
-  copy_async<8>(&s[4 * threadIdx.x], &x[3 * threadIdx.x]);  // BUG
   copy_async_commit();
   copy_async_wait<0>();
 }
@@ -367,17 +335,12 @@ PLANTED = {
     "tile_half_filled": ("uninitialised", 32, (X, Y)),
     "half_a_warp": ("deadlock", 32, (X, D)),
     "left_early": ("failure", 32, (X, D, 31)),
-    "warp_of_16": ("failure", 48, (X, D)),
     "two_products": ("failure", 32, (X, D)),
     "load_meets_product": ("warp function", 32, (X, D)),
     "wait_missing": ("missing wait", 32, (X, Y)),
     "rows_in_global_memory": ("failure", 32, (X, Y)),
-    "rows_in_a_local_array": ("failure", 32, (X, Y)),
-    "rows_in_a_device_variable": ("failure", 32, (X, Y)),
     "copy_within_global": ("failure", 32, (X, Y)),
-    "copy_within_shared": ("failure", 32, (X, Y)),
     "copy_to_a_misaligned_place": ("misaligned", 32, (X, Y)),
-    "copy_from_a_misaligned_place": ("misaligned", 32, (X, Y)),
     "stored_beyond_the_end": ("out of bounds", 32, (X, D)),
 }
 

@@ -326,25 +326,10 @@ extern "C" __global__ void no_guard(const float* a, const float* b, float* c, in
 extern "C" __global__ void before_the_start(const float* x, float* y) {
   y[threadIdx.x] = x[threadIdx.x] - x[(int)threadIdx.x - 1];  // BUG
 }
-extern "C" __global__ void one_too_many(const float* x, float* y, int n) {
-  float s = 0;
-  for (int i = 0; i <= n; i++)
-    s += x[i];  // BUG
-  *y = s;
-}
-extern "C" __global__ void guard_on_one_axis(float* x, int rows, int columns) {
-  int c = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y * blockDim.y + threadIdx.y;
-  if (c < columns)
-    x[r * columns + c] = 1;  // BUG
-}
 extern "C" __global__ void wrong_stride(const float* x, float* y, int rows, int columns) {
   int c = threadIdx.x, r = threadIdx.y;
   y[c * rows + r] =
       x[c * columns + r];  // BUG
-}
-extern "C" __global__ void byte_for_element(float* x, int n) {
-  float* p = x + threadIdx.x * sizeof(float);
-  *p = 1;  // BUG
 }
 extern "C" __global__ void wild_pointer(float* x) {
   float* p = (float*)0x123456789000;
@@ -421,32 +406,6 @@ extern "C" __global__ void asserts(float* x) {
 
 // ---- races
 
-#define TILE 16
-extern "C" __global__ void first_barrier_missing(const float* A, const float* B, float* C, int n) {
-  __shared__ float As[TILE][TILE], Bs[TILE][TILE];
-  int tx = threadIdx.x, ty = threadIdx.y, row = blockIdx.y * TILE + ty, column = blockIdx.x * TILE + tx;
-  float sum = 0;
-  for (int k0 = 0; k0 < n; k0 += TILE) {
-    As[ty][tx] = A[row * n + k0 + tx];
-    Bs[ty][tx] = B[(k0 + ty) * n + column];
-    for (int k = 0; k < TILE; k++)
-      sum += As[ty][k] * Bs[k][tx];
-    __syncthreads();
-  }
-  C[row * n + column] = sum;
-}
-extern "C" __global__ void second_barrier_missing(const float* A, const float* B, float* C, int n) {
-  __shared__ float As[TILE][TILE], Bs[TILE][TILE];
-  int tx = threadIdx.x, ty = threadIdx.y, row = blockIdx.y * TILE + ty, column = blockIdx.x * TILE + tx;
-  float sum = 0;
-  for (int k0 = 0; k0 < n; k0 += TILE) {
-    As[ty][tx] = A[row * n + k0 + tx];  // BUG
-    Bs[ty][tx] = B[(k0 + ty) * n + column];
-    __syncthreads();
-    for (int k = 0; k < TILE; k++) sum += As[ty][k] * Bs[k][tx];
-  }
-  C[row * n + column] = sum;
-}
 extern "C" __global__ void no_barrier_after_thread_0(const float* x, float* y) {
   __shared__ float scale;
   if (threadIdx.x == 0) scale = x[0];
@@ -456,15 +415,6 @@ extern "C" __global__ void no_syncwarp(const float* x, float* y) {
   __shared__ float s[32];
   s[threadIdx.x] = x[threadIdx.x];
   y[threadIdx.x] = s[31 - threadIdx.x];
-}
-extern "C" __global__ void tree_without_barrier(float* x) {
-  __shared__ float s[128];
-  int t = threadIdx.x;
-  s[t] = x[t];
-  __syncthreads();
-  for (int half = 64; half > 0; half /= 2)
-    if (t < half) s[t] += s[t + half];  // BUG
-  if (t == 0) x[0] = s[0];
 }
 extern "C" __global__ void last_warp_unsynchronised(float* x) {
   __shared__ float s[64];
@@ -537,39 +487,12 @@ extern "C" __global__ void sum_without_atomic(const float* x, float* sum, int n)
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) *sum += x[i];  // BUG
 }
-extern "C" __global__ void counts_without_atomic(const int* x, int* counts) {
-  __shared__ int s[4];
-  if (threadIdx.x < 4) s[threadIdx.x] = 0;
-  __syncthreads();
-  s[x[threadIdx.x]] += 1;  // BUG
-  __syncthreads();
-  if (threadIdx.x < 4) counts[threadIdx.x] = s[threadIdx.x];
-}
-extern "C" __global__ void read_beside_atomic(int* x, int* y) {
-  atomicAdd(x, 1);
-  y[threadIdx.x] = *x;  // BUG
-}
-extern "C" __global__ void block_for_grid(float* x, int n) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x)
-    x[i] = 2 * x[i];  // BUG
-}
 extern "C" __global__ void forgotten_axis(float* x) {
   x[threadIdx.x] = threadIdx.y;  // BUG
 }
 extern "C" __global__ void neighbour_block(float* x) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   x[i] = i > 0 ? x[i - 1] + 1 : 0;  // BUG
-}
-__device__ unsigned arrivals;
-extern "C" __global__ void no_fence(const float* x, float* part, float* out) {
-  part[blockIdx.x] = x[blockIdx.x];
-  if (atomicAdd(&arrivals, 1u) == gridDim.x - 1) {
-    float s = 0;
-    for (int i = 0; i < gridDim.x; i++)
-      s += part[i];  // BUG
-    *out = s;
-    arrivals = 0;
-  }
 }
 extern "C" __global__ void uninitialised(float* x) {
   __shared__ float s[64];
@@ -596,17 +519,6 @@ extern "C" __global__ void early_return(const float* x, float* y, int n) {
   s[threadIdx.x] = x[threadIdx.x];
   __syncthreads();  // BUG
   y[threadIdx.x] = s[n - 1 - threadIdx.x];
-}
-extern "C" __global__ void barrier_in_a_branch(float* x) {
-  __shared__ float s[64];
-  int t = threadIdx.x;
-  s[t] = x[t];
-  for (int half = 32; half > 0; half /= 2)
-    if (t < half) {
-      __syncthreads();  // BUG
-      s[t] += s[t + half];
-    }
-  x[t] = s[t];
 }
 extern "C" __global__ void half_a_warp(float* x) {
   float v = x[threadIdx.x];
@@ -639,22 +551,6 @@ extern "C" __global__ void never_waited(const float* x, float* y) {
   copy_async<4>(&s[threadIdx.x], &x[threadIdx.x]);  // BUG
   copy_async_commit();
 }
-extern "C" __global__ void waits_for_too_few(const float* x, float* y) {
-  __shared__ float s[32];
-  copy_async<4>(&s[threadIdx.x], &x[threadIdx.x]);
-  copy_async_commit();
-  copy_async_wait<1>();
-  __syncthreads();
-  y[threadIdx.x] = s[31 - threadIdx.x];  // BUG
-  copy_async_wait<0>();
-}
-extern "C" __global__ void wait_without_barrier(const float* x, float* y) {
-  __shared__ float s[64];
-  copy_async<4>(&s[threadIdx.x], &x[threadIdx.x]);
-  copy_async_commit();
-  copy_async_wait<0>();
-  y[threadIdx.x] = s[63 - threadIdx.x];
-}
 extern "C" __global__ void copy_misaligned(const float* x, float* y) {
   __shared__ __align__(16) float s[128];
   copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x + 2]);  // BUG
@@ -669,15 +565,11 @@ extern "C" __global__ void copy_beyond_the_end(const float* x, float* y) {
 }
 """
 
-TILES = (floats(32, 32), floats(32, 32), zeros(32, 32), 32)
 # kernel: the finding's kind, grid, block, arguments, bytes of shared memory
 PLANTED = {
     "no_guard": ("out of bounds", 4, 256, (floats(1000), floats(1000), zeros(1000), 1000)),
     "before_the_start": ("out of bounds", 1, 32, (floats(32), zeros(32))),
-    "one_too_many": ("out of bounds", 1, 1, (floats(10), zeros(1), 10)),
-    "guard_on_one_axis": ("out of bounds", (1, 2), (8, 8), (zeros(9, 7), 9, 7)),
     "wrong_stride": ("out of bounds", 1, (7, 5), (floats(5, 7), zeros(7, 5), 5, 7)),
-    "byte_for_element": ("out of bounds", 1, 32, (zeros(32), 32)),
     "wild_pointer": ("out of bounds", 1, 1, (zeros(1),)),
     "null_pointer": ("out of bounds", 1, 1, (zeros(1),)),
     "wild_call": ("crash", 1, 1, (zeros(1),)),
@@ -694,11 +586,8 @@ PLANTED = {
     "index_overflows": ("undefined", 1, 8, (zeros(64), 50000)),
     "divides_by_zero": ("undefined", 1, 8, (zeros(64, dtype=np.int32), 0)),
     "asserts": ("failure", 1, 32, (np.arange(32, dtype=np.float32),)),
-    "first_barrier_missing": ("race", (2, 2), (16, 16), TILES),
-    "second_barrier_missing": ("race", (2, 2), (16, 16), TILES),
     "no_barrier_after_thread_0": ("race", 1, 64, (floats(64), zeros(64))),
     "no_syncwarp": ("race", 1, 32, (floats(32), zeros(32))),
-    "tree_without_barrier": ("race", 1, 128, (floats(128),)),
     "last_warp_unsynchronised": ("race", 1, 64, (floats(64),)),
     "buffer_reused": ("race", 1, 64, (floats(64), 3)),
     "syncwarp_for_two_warps": ("race", 1, 64, (floats(64),)),
@@ -708,25 +597,18 @@ PLANTED = {
     "met_before_it_wrote": ("race", 1, 32, (floats(32),)),
     "shuffle_for_a_barrier": ("race", 1, 32, (floats(32),)),
     "sum_without_atomic": ("race", 4, 32, (floats(128), zeros(1), 128)),
-    "counts_without_atomic": ("race", 1, 32, (lanes.astype(np.int32) % 4, zeros(4, dtype=np.int32))),
-    "read_beside_atomic": ("race", 1, 32, (zeros(1, dtype=np.int32), zeros(32, dtype=np.int32))),
-    "block_for_grid": ("race", 2, 32, (floats(128), 128)),
     "forgotten_axis": ("race", 1, (8, 8), (zeros(64),)),
     "neighbour_block": ("race", 2, 32, (zeros(64),)),
-    "no_fence": ("race", 4, 1, (floats(4), zeros(4), zeros(1))),
     "uninitialised": ("uninitialised", 1, 32, (floats(32),)),
     "barrier_or_spin": ("endless", 1, 32, (zeros(4),)),
     "two_barriers": ("divergent barrier", 1, 32, (zeros(4),)),
     "early_return": ("divergent barrier", 1, 64, (floats(64), zeros(64), 33)),
-    "barrier_in_a_branch": ("divergent barrier", 1, 64, (floats(64),)),
     "half_a_warp": ("deadlock", 1, 32, (floats(32),)),
     "not_in_its_mask": ("warp function", 1, 32, (floats(32),)),
     "absent_lane": ("failure", 1, 32, (floats(32),)),
     "endless": ("endless", 1, 1, (zeros(4),)),
     "endless_without_memory": ("endless", 1, 1, (zeros(4), 1)),
     "never_waited": ("missing wait", 1, 32, (floats(32), zeros(32))),
-    "waits_for_too_few": ("missing wait", 1, 32, (floats(32), zeros(32))),
-    "wait_without_barrier": ("race", 1, 64, (floats(64), zeros(64))),
     "copy_misaligned": ("misaligned", 1, 16, (floats(100), zeros(32))),
     "copy_beyond_the_end": ("out of bounds", 1, 32, (floats(100), zeros(32))),
 }
@@ -852,10 +734,6 @@ def test_a_pipeline_without_one_of_its_barriers_waits_or_commits(number):
     assert caught.value.finding.kind in ("missing wait", "race")
 
 
-def test_the_pipeline_has_something_to_delete():
-    assert len(ORDERING.findall(PIPELINE)) == 5
-
-
 def test_every_planted_bug_is_launched(bugs):
     assert set(bugs) == set(PLANTED)
 
@@ -918,14 +796,12 @@ def scale():
             r"`by` is a float, got numpy.float64 2.0: pass float\(2.0\)",
         ),
         (dict(args=(zeros(8), zeros(8), 2.0, 1 << 31)), "holds -2147483648 to 2147483647, got 2147483648"),
-        (dict(args=(zeros(8), zeros(8), zeros(1), 8)), "`by` is a float.*got numpy.ndarray"),
         (dict(args=(zeros(8, 2)[:, 0], zeros(8), 2.0, 8)), "strided view: pass numpy.ascontiguousarray"),
         (dict(args=(zeros(8), np.broadcast_to(np.float32(0), 1), 2.0, 8)), "read-only"),
         (dict(block=257), "__launch_bounds__ allows 256 threads a block, got 257"),
         (dict(block=(32, 33)), "at most 1024 threads"),
         (dict(grid=0), "grid is one to three whole numbers from 1 on, as 4 or .*got int 0"),
         (dict(grid=(1.5,)), r"grid is one to three whole numbers from 1 on.*got \(1.5,\)"),
-        (dict(grid=8 / 4), "grid is one to three whole numbers.*got float 2.0"),
         (dict(block=None), "block is one to three whole numbers.*got NoneType"),
         (dict(args=zeros(4)), "args is one tuple of the kernel's arguments, got numpy.ndarray"),
         (dict(grid=(1, 65536)), "at most 65535 blocks"),
@@ -1012,7 +888,6 @@ def test_what_does_not_compile_says_where(text, line, message):
     [
         ("void f() {}", "holds no kernel"),
         ("template <int N> __global__ void k(float* x) { x[0] = N; }", r"instantiate=\('k<...>',\)"),
-        ("struct S { int* a; };\n__global__ void k(S s) {}", "parameter `s` is a S"),
         (
             "__shared__ float s[3];\n__global__ void k(float* x) { x[0] = s[0]; }",
             "line 1: declare __shared__",
@@ -1173,11 +1048,6 @@ def test_a_variable_without_a_value_holds_one_that_is_seen():
 def test_a_launch_on_nothing():
     x = zeros(0)
     cuda.module(SCALE, where="cpu")["scale"](1, 32, (x, x, 1.0, 0))
-
-
-def test_comments_and_strings_hide_kernels():
-    text = "// __global__ void a(int n) {}\n/* __global__ void b(float* x) {} */\n" + SCALE
-    assert list(cuda.module(text, where="cpu")) == ["scale"]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -1353,24 +1223,9 @@ def test_profile_plots(tmp_path):
     line = profile.rows[0].line
     assert len(profile.plot().patches) == len(profile.rows) == 2
     assert profile.plot_request(line, "y").images[0].get_array().shape == (32, 32)  # 32 sectors of 32 bytes
-    ax = profile.plot_request(line, "x")
-    assert ax.images[0].get_array().shape == (4, 32) and ax.images[0].colorbar
-    assert list(ax.get_xticks()) == [0, 8, 16, 24, 32]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1", "2", "3"]
+    assert profile.plot_request(line, "x").images[0].get_array().shape == (4, 32)
     ax = profile.plot_request(line, "y", colorbar=False)
-    assert not ax.images[0].colorbar and len(ax.figure.axes) == 1
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "0",
-        "4",
-        "8",
-        "13",
-        "17",
-        "22",
-        "26",
-        "31",
-    ]
     assert ax.images[0].get_array().mask[0].tolist() == 4 * [False] + 28 * [True]  # one number of the sector
-    assert tuple(ax.images[0].cmap.get_bad()) == pytest.approx((0xDC / 255, 0xD9 / 255, 0xD0 / 255, 1))
     with pytest.raises(NanoEulerError, match="makes 8 requests to x, asked for number 8"):
         profile.plot_request(line, "x", 8)
     assert f"{line:4}  global  write   y" in str(profile)

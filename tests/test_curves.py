@@ -106,23 +106,6 @@ def test_layers_of_a_log_without_any():
     assert not left.lines and right.get_legend() is None and left.get_yscale() == "linear"
 
 
-@pytest.mark.parametrize(
-    "values, plain", [((1.0, 2.0), True), ((1.0, 25.0), True), ((1.0, 300.0), True), ((1.0, 5000.0), False)]
-)
-def test_a_scale_that_spans_little_has_plain_numbers(values, plain):
-    """0.2, 0.3, ... up to three decades; powers of ten beyond."""
-    _, axes = plt.subplots()
-    axes.plot([0, 1], values)
-    axes.set_ylim(*values)
-    report._log_scale(axes)
-    axes.set_ylim(*values)
-    axes.figure.canvas.draw()
-    texts = [t.get_text() for t in axes.get_yticklabels(which="both") if t.get_text()]
-    assert axes.get_yscale() == "log" and any("mathdefault" in text for text in texts) != plain
-    if plain:
-        assert {"2"} <= set(texts)
-
-
 def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
     """Entries between two drawings are kept; each drawing takes the place of the one before."""
     import IPython.display

@@ -71,28 +71,6 @@ def test_no_share_is_long_and_the_large_of_both_kinds_come_first():
     assert (np.diff(place)[alike] > 0).all()
 
 
-def test_a_launch_has_room_for_few_empty_shares():
-    """The launch is the same for all texts, so what it has too many of costs each of them."""
-    assert embedding.most_shares(32768, 4096) == 36864 // embedding.ROOM + 2 * embedding.LONGEST + 2
-    p = 1 / np.arange(1, 4097)
-    for N in (8192, 32768):
-        tokens = np.random.default_rng(0).choice(4096, N, p=p / p.sum())
-        shares = embedding.shares(embedding.sort(tokens, 4096)[2], 768)
-        filled = int((shares[:, 3] > shares[:, 2]).sum())
-        assert 0.8 * len(shares) < filled and (shares[filled:] == 0).all()
-
-
-def test_pieces_grow_where_shares_find_no_room():
-    """By a quarter, as often as it takes: here once, and a token that was just often goes with others."""
-    start = embedding.sort(np.arange(0, 4096, 2).repeat(embedding.OFTEN + 1), 4096)[2]
-    wanted = embedding._shares(start, 8, embedding.PIECE, embedding.OFTEN)
-    assert len(wanted) > embedding.most_shares(start[-1], 4096)
-    shares = embedding.shares(start, 8)
-    filled = shares[shares[:, 3] > shares[:, 2]]
-    once = embedding._shares(start, 8, embedding.PIECE * 5 // 4, embedding.OFTEN * 5 // 4)
-    assert (filled == once).all() and not filled[:, 5].any()
-
-
 def test_pieces_grow_until_there_is_room_and_no_further():
     """Tokens that all stand as often: pieces of 8 + 1 rows, more than twice as many as there is room for."""
     start = embedding.sort(np.arange(4096).repeat(8), 4096)[2]
@@ -101,18 +79,3 @@ def test_pieces_grow_until_there_is_room_and_no_further():
     table = embedding._shares(start, 8, embedding.PIECE, embedding.OFTEN)
     with patch.object(embedding, "most_shares", return_value=len(table)):
         assert (embedding.shares(start, 8) == table).all()
-
-
-def test_where_a_token_begins_to_be_frequent_and_a_share_to_be_narrow():
-    counts = np.array([0, embedding.OFTEN, 0, embedding.OFTEN + 1, 1])
-    with np.errstate(all="raise"):
-        shares = embedding.shares(np.concatenate([[0], np.cumsum(counts)]), 8)
-    assert {columns for _, _, token, last, _, columns in shares.tolist() if token == 3 and last} == {8}
-    assert (shares[(shares[:, 2] <= 1) & (shares[:, 3] > 1), 5] == 0).all()
-    rows = (
-        embedding.LONGEST * 2 * embedding.COLUMNS
-    )  # so 64 of 768 columns are the longest share of 768 places
-    for less, columns in ((0, 2), (1, 1)):
-        start = np.array([0, 768, rows - less - 2])
-        shares = embedding.shares(start, 768)
-        assert set(shares[(shares[:, 2] == 0) & (shares[:, 3] == 1), 5]) == {columns * embedding.COLUMNS}

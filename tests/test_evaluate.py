@@ -175,14 +175,6 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
         assert np.allclose(evaluate._log_probabilities(model, tokens), [[[0, -1000], [-np.log(2)] * 2]])
 
 
-def test_measure_leaves_out_what_does_not_fit_and_says_when_nothing_does():
-    _, tokenizer = load_pretrained()
-    story = world.sample(1)
-    model = GPT(replace(CHECK_CONFIG, context=7, vocab_size=tokenizer.vocab_size))
-    with pytest.raises(NanoEulerError, match="fewer than 7 tokens"):
-        evaluate.measure(model, tokenizer, [story])
-
-
 def test_loss_is_that_of_the_gradients():
     model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
     tokens, targets = check_batch(CHECK_CONFIG, 2, 7, 1)

@@ -1,4 +1,4 @@
-"""Fine-tuning's examples: what is said of them in whole lines, what is read from files, and what is handed on."""
+"""Fine-tuning's examples: what is said of them in whole lines, and what is read from files."""
 
 import json
 import lzma
@@ -11,12 +11,11 @@ from test_train import changed, error_of
 
 from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.engine.device import CPU, Device
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import examples as text_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt
-from nanoeuler_lib.training import checkpoint, datasets, loop, sft
+from nanoeuler_lib.training import datasets, sft
 from nanoeuler_lib.world import wordings
 from nanoeuler_lib.world.conversations import konigsberg_examples
 
@@ -135,126 +134,10 @@ def test_a_batch_is_a_run_of_neighbours_by_length():
         assert np.array_equal(inputs, expected[0]) and np.array_equal(targets, expected[1])
 
 
-def test_held_out_replies_are_measured_sixteen_at_a_time():
-    held_out = [[(f"{i}", "b" * (i % 5))] for i in range(35)]
-    made = datasets.SFTDataset([FITS], held_out, found())
-    model = GPT(CONFIG, seed=1)
-    with patch.object(model, "losses", wraps=model.losses) as losses:
-        bits = made.bits_per_byte(model)
-    assert [call.args[0].shape for call in losses.call_args_list] == [(16, 20), (16, 20), (3, 20)]
-    nats = sum(
-        model.losses(
-            *(part[..., 0] if part.ndim == 3 else part for part in text_examples.rows([e], 20, 1))
-        ).sum()
-        for e in made.valid
-    )
-    assert bits == pytest.approx(nats / np.log(2) / sum(i % 5 for i in range(35)), rel=1e-5)
-    silent = datasets.SFTDataset([FITS], [[("a", "")]] * 8, found())
-    assert np.isfinite(silent.bits_per_byte(model)), "replies of no byte"
-    short = datasets.SFTDataset([FITS], [[("a", "")]] * 7 + [[("a", "b")]], found())
-    nats = sum(
-        model.losses(*rows).sum()
-        for rows in [text_examples.rows(short.valid, 20, 1)]
-        for rows in [(rows[0], rows[1][..., 0])]
-    )
-    assert short.bits_per_byte(model) == pytest.approx(nats / np.log(2), rel=1e-5), "one byte is one"
-
-
-def test_a_sample_has_sixty_tokens_at_most_and_is_greedy():
-    made = datasets.SFTDataset([FITS], HELD, found())
-    with patch.object(datasets, "Chat") as chat:
-        chat.return_value.reply.return_value = iter(["a", "b"])
-        assert made.sample("model", 7) == "ab"
-        chat.assert_called_once_with("model", TOKENIZER)
-        chat.return_value.reply.assert_called_once_with("0", 60, 7, temperature=0.0)
-
-
 # From a base to a run.
 
 
-@pytest.fixture
-def begun():
-    with (
-        patch.object(sft, "start_run", return_value="model") as start,
-        patch.object(sft, "SFTDataset") as dataset,
-    ):
-        yield SimpleNamespace(start=start, dataset=dataset)
-
-
-def test_a_fine_tuning_is_begun_with_what_was_given(begun, tmp_path):
-    base = GPT(CONFIG, seed=3), TOKENIZER
-    got = sft.fine_tune(
-        str(tmp_path / "run"),
-        base,
-        [FITS],
-        HELD,
-        SETTINGS,
-        "alpaca",
-        {"base": "b", "workers": 9},
-        True,
-        3,
-        print,
-    )
-    assert got == "model"
-    run, checkpoint_, dataset, quiet, on_entry = begun.start.call_args.args
-    assert run == checkpoint_.path == tmp_path / "run" and (quiet, on_entry) == (True, print)
-    assert isinstance(checkpoint_, checkpoint.Checkpoint) and dataset is begun.dataset.return_value
-    assert (checkpoint_.step, checkpoint_.train, checkpoint_.tokenizer) == (0, SETTINGS, TOKENIZER)
-    assert checkpoint_.optimizer.config == SETTINGS and checkpoint_.optimizer.step == 0
-    assert checkpoint_.info == {"source": "examples", "workers": 9, "template": "alpaca", "base": "b"}
-    assert checkpoint_.model is not base[0]
-    assert np.array_equal(checkpoint_.model.params.flat, base[0].params.flat)
-    begun.dataset.assert_called_once_with([FITS], HELD, checkpoint_)
-    sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS, workers=3)
-    _, checkpoint_, _, quiet, on_entry = begun.start.call_args.args
-    assert (quiet, on_entry) == (False, None)
-    assert checkpoint_.info == {"source": "examples", "workers": 3, "template": "plain"}
-    sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS)
-    assert begun.start.call_args.args[1].info["workers"] == sft.cores()
-    assert error_of(sft.fine_tune, tmp_path / "run", base, [FITS], HELD, SETTINGS, "odd") == (
-        "template is 'odd', expected one of plain, alpaca"
-    )
-
-
-def test_a_fine_tuning_goes_on_with_what_was_given(begun):
-    with patch.object(loop, "resume", return_value="model") as again:
-        assert loop.resume("r", [FITS], HELD, True, print, {"a": "b"}, 9) == "model"
-        run, make, *rest = again.call_args.args
-        assert str(run) == "r" and rest == [True, print, {"a": "b"}, 9, None]
-        make(SimpleNamespace(info={"template": "alpaca"}))
-        assert begun.dataset.call_args.args[:2] == ([FITS], HELD)
-        for info in ({}, {"template": "odd"}):
-            assert error_of(make, SimpleNamespace(info=info)) == (
-                "r: was not begun by fine-tuning, expected a run of nanoeuler sft"
-            )
-        loop.resume("r", [FITS], HELD)
-        assert again.call_args.args[2:] == (False, None, None, None, None)
-        loop.resume("r", [FITS], HELD, steps=9, device="gpu")
-        assert again.call_args.args[2:] == (False, None, None, 9, "gpu")
-
-
-def test_markers_get_rows_and_columns_of_their_own():
-    """The old rows stay, each head's columns stand in their block, the new ones are small and not zero."""
-    old = changed(CONFIG, vocab_size=258)
-    model = GPT(old, seed=2, dtype=np.float64)
-    model.params.flat[...] = np.arange(model.size)
-    wide, tokenizer = sft.extend(model, Tokenizer([(97, 98)], (END_OF_TEXT,)))
-    assert tokenizer.special_tokens == TOKENIZER.special_tokens and wide.dtype == np.float64
-    assert wide.config == changed(old, vocab_size=260)
-    heads = wide.params["heads"].reshape(16, 2, 260)
-    assert np.array_equal(heads[..., :258], model.params["heads"].reshape(16, 2, 258))
-    assert np.array_equal(wide.params["embed"][:258], model.params["embed"])
-    for new in (heads[..., 258:], wide.params["embed"][258:]):
-        assert 0 < np.abs(new).max() < 1
-    for name in wide.params:
-        if name not in ("heads", "embed"):
-            assert np.array_equal(wide.params[name], model.params[name])
-    plain = sft.extend(model, Tokenizer([(97, 98)], ()))[1]  # it had no end of text either
-    assert list(plain.special_tokens) == [END_OF_TEXT, USER, ASSISTANT]
-    assert sft.extend(wide, tokenizer) == (wide, tokenizer)
-
-
-def test_a_vocabulary_is_widened_to_a_multiple(begun, tmp_path):
+def test_a_vocabulary_is_widened_to_a_multiple():
     """8 for the GPU's kernels, none for the CPU; tokens beyond the tokenizer's are no part of any text."""
     base = GPT(changed(CONFIG, vocab_size=258), seed=2), Tokenizer([(97, 98)], (END_OF_TEXT,))
     for multiple, size in ((1, 260), (4, 260), (8, 264), (261, 261), (130, 260)):
@@ -262,12 +145,6 @@ def test_a_vocabulary_is_widened_to_a_multiple(begun, tmp_path):
         assert (wide.config.vocab_size, tokenizer.vocab_size) == (size, 260)
         heads = [m.params["heads"].reshape(16, 2, -1)[..., :258] for m in (wide, base[0])]
         assert np.array_equal(*heads)
-    for device, size in ((Device("gpu", "tf32"), 264), (Device("checked", "float32"), 264), (CPU, 260)):
-        sft.fine_tune(tmp_path / "run", base, [FITS], HELD, SETTINGS, device=device)
-        found = begun.start.call_args.args[1]
-        assert found.model.config.vocab_size == size
-        assert found.optimizer.m.flat.size == found.model.size
-        assert {k: v for k, v in found.info.items() if k in ("device", "precision")} == device.info
 
 
 # Where examples come from.
@@ -314,13 +191,14 @@ REFUSED = {
     '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}': "line 1 has keys ['messages'",
     '  [{"instruction": "a", "output": "b"}, 3]': "item 2 has a int, expected texts under ",
     '{"instruction": "a", "output": "b"}\nx': "line 2 is not JSON (",
+    "[" * 100_000: "the file is not JSON (",
     " [1": "the file is not JSON (",
     '{"instruction": "a", "output": "b\\udc00"}': r"line 1 holds '\udc00', half a surrogate pair: expected Unicode",
     '{"instruction": "\\ud800", "output": "b"}': r"line 1 holds '\ud800', half a surrogate pair: expected Unicode",
 }
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:40])
 def test_files_that_hold_something_else(tmp_path, text):
     (tmp_path / "file").write_text(text)
     message = error_of(text_examples.read_examples, str(tmp_path / "file"))
@@ -346,11 +224,16 @@ def test_conversations_and_their_forms(tmp_path):
     talk = {"messages": [{"role": role, "content": said} for role, said in turns], "source": "kept out"}
     (tmp_path / "file").write_text("\n" + json.dumps(talk, ensure_ascii=False) + "\n")
     assert text_examples.read_examples(tmp_path / "file") == ([[("a", "b"), ("ä", "")]], "plain")
+    alpaca = (
+        {"instruction": "a", "input": "c", "output": "r"},
+        {"instruction": "a", "input": "", "output": "r"},
+    )
+    expected = [[(alpaca_prompt("a", "c"), "r")], [(alpaca_prompt("a"), "r")]], "alpaca"
+    (tmp_path / "file").write_text(json.dumps(alpaca))
+    assert text_examples.read_examples(tmp_path / "file") == expected
     dolly = {"instruction": "a", "context": "c", "response": "r", "category": "x"}
     (tmp_path / "file").write_text(json.dumps([dolly, {"instruction": "a", "response": "r"}]))
-    assert text_examples.read_examples(tmp_path / "file") == (
-        [[(alpaca_prompt("a", "c"), "r")], [(alpaca_prompt("a"), "r")]], "alpaca",
-    )  # fmt: skip
+    assert text_examples.read_examples(tmp_path / "file") == expected
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz"])
@@ -382,23 +265,6 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
     assert "cannot be read ('utf-8' codec can't decode byte 0xff" in error_of(
         text_examples.read_examples, tmp_path / "b"
     )
-
-
-def test_stories_as_examples():
-    """The story stands in the first turn, without its last line; its questions come in an order of their own."""
-    examples = konigsberg_examples(12, 5)
-    stories = world.stories(12, 5)
-    assert examples == konigsberg_examples(12, 5) != konigsberg_examples(12, 6)
-    orders = set()
-    for example, story in zip(examples, stories, strict=True):
-        body, _, _ = story.text.rpartition("\n")
-        first, *others = example
-        asked = [(first[0].removeprefix(f"{body} "), first[1]), *others]
-        assert first[0].startswith(f"{body} ")
-        wanted = [(question.text, question.answer) for question in story.questions]
-        assert sorted(asked) == sorted(wanted)
-        orders.add(tuple(wanted.index(turn) for turn in asked))
-    assert len(orders) > 1
 
 
 def test_stories_in_other_words(monkeypatch):

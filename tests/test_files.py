@@ -90,22 +90,6 @@ def test_a_voice_that_is_heard():
     assert Voice(io.StringIO()).isatty() is False and Voice(io.StringIO()).encoding == "utf-8"
 
 
-def test_a_line_is_shown_at_once():
-    class Counting(io.StringIO):
-        flushed = 0
-
-        def flush(self):
-            self.flushed += 1
-
-    voice = Voice(Counting())
-    voice.write("a")
-    assert voice.stream.flushed == 0
-    voice.line("b")
-    assert voice.stream.flushed == 1
-    voice.flush()
-    assert voice.stream.flushed == 2
-
-
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "x"), ValueError("closed")])
 @pytest.mark.parametrize("first", ["write", "flush", "isatty"])
 def test_a_voice_falls_silent_when_nobody_listens(error, first):

@@ -12,7 +12,6 @@ from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.speaking import generate as generate_module
 from nanoeuler_lib.speaking.generate import by_likelihood, filtered_probs, generate, sample, stream
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -281,6 +280,12 @@ def test_never_draws_an_id_without_a_token():
     assert generate(favouring({259: 0.9, 65: 0.1}), tokenizer, "a", 20, temperature=1) == "A" * 20
 
 
+def test_options_reach_the_sampler(model):
+    greedy = generate(model, last_is_end(), "ab", 12, temperature=0)
+    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        assert generate(model, last_is_end(), "ab", 12, temperature=50.0, **options) == greedy
+
+
 def test_no_tokens_asked(model):
     assert generate(model, Tokenizer([], ()), "a", 0) == ""
 
@@ -324,36 +329,3 @@ def test_top_p_takes_no_more_than_reach_it():
         0,
         1,
     ]  # among equals the first, as at temperature 0
-
-
-def test_stream_tells_where_proposals_end(monkeypatch, model):
-    seen = []
-    monkeypatch.setattr(
-        generate_module,
-        "speculate",
-        lambda m, ids, rng, propose, end, size, **options: seen.append((propose, end, size)) or iter(()),
-    )
-    list(generate_module.stream(model, last_is_end(), "ab", propose=1))
-    assert seen == [(1, 257, 258)]
-
-
-def test_every_option_of_a_stream_arrives(monkeypatch, model):
-    """What the draws are made from: the tokens to begin with, the generator, each limit; by default none but 0.8."""
-    seen, tokenizer = [], last_is_end()
-
-    def speculate(*given, **options):
-        seen.append((given, options))
-        return iter([[98, 99], [100, 257, 97]])
-
-    monkeypatch.setattr(generate_module, "speculate", speculate)
-    assert list(stream(model, tokenizer, "aab")) == ["b", "c", "d"], "up to the text's end"
-    limits = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25)
-    assert list(stream(model, tokenizer, "", 2, **limits, seed=9, propose=1)) == ["b", "c"]
-    assert generate(model, tokenizer, "x", 1, **limits) == "b"
-    (plain, usual), (full, asked), (_, handed_on) = seen
-    assert usual == dict(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0) and asked == handed_on == limits
-    for called, ids, seed, propose in ((plain, [257, 97, 256], 0, 0), (full, [257], 9, 1)):
-        assert (called[0], called[1], *called[3:]) == (model, ids, propose, 257, 258)
-        assert called[2].random() == np.random.default_rng(seed).random()
-    list(stream(model, Tokenizer([], ()), "", 1, seed=4))
-    assert seen[-1][0][1] == [10] and seen[-1][0][4:] == (None, 256), "a tokenizer without an end of text"

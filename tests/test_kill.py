@@ -122,18 +122,6 @@ def test_a_second_process_is_refused_at_the_very_start(tmp_path):
     assert checkpoint.load(run).step == RUN_CONFIG.steps
 
 
-def test_killed_before_the_first_checkpoint(tmp_path):
-    """What such a run leaves is no run yet: it may be started again, and a resume says what is missing."""
-    run = tmp_path / "run"
-    (run / "checkpoints" / ".step-000000.partial").mkdir(parents=True)
-    (run / "lock").touch()
-    (run / "run.json").write_text("{}")
-    with pytest.raises(NanoEulerError, match="holds no checkpoint"):
-        loop.resume(run, run_text(), quiet=True)
-    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
-    assert checkpoint.load(run).step == RUN_CONFIG.steps
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_log_on_a_full_disk(tmp_path):
     """Writing the log fails: one line, and the checkpoint that was written last is whole."""

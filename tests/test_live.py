@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
-from docutils import nodes
 
 from nanoeuler_lib import ops, world
 from nanoeuler_lib.errors import NanoEulerError
@@ -413,33 +412,6 @@ def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
     monkeypatch.setattr(live, "load_pretrained", lambda name: (other, TOKENIZER))
     with pytest.raises(ValueError, match="16-bit"):
         live.page_data()
-
-
-def test_the_file_is_written_when_what_it_is_made_from_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "page_data", dict)
-    path = tmp_path / "new" / "live.js"
-    assert live.write_script(path) and not live.write_script(path)
-    monkeypatch.setattr(live, "digest", lambda: "another")
-    assert live.write_script(path) and not live.write_script(path)
-    assert path.read_text().endswith("NanoEuler.data = {};\n")
-
-
-def test_only_a_page_with_an_instrument_gets_the_scripts():
-    for classes, expected in (
-        (["live-cuts", "center"], ["page.css", "model.js", "page.js"]),
-        (["center"], []),
-    ):
-        added = []
-        app = SimpleNamespace(
-            add_css_file=lambda name, added=added: added.append(name),
-            add_js_file=lambda name, added=added, **how: added.append(name),
-        )
-        document = nodes.document("", "")
-        document += nodes.image(uri="x.png", classes=classes)
-        live.add_scripts(app, "page", "page.html", {}, document)
-        assert added == [f"live/{name}" for name in expected] and all(
-            (STATIC.parent / name).exists() for name in added
-        )
 
 
 def test_the_pages_that_hold_an_instrument_have_its_picture():

@@ -79,17 +79,6 @@ def test_the_draw_is_that_of_the_seed(tree):
     assert all(m.text != SOURCE and "Prose is left alone" in m.text for m in everything)
 
 
-def test_a_stopped_run_goes_on_with_the_rest_of_the_same_draw(tree, capsys):
-    """Nothing of `label` is tested, so each of its mutants is named, in the order of the draw."""
-    run(tree, "", "--sample", "6", "--seed", "1")
-    whole = capsys.readouterr().out
-    run(tree, "", "--sample", "6", "--seed", "1", "--skip", "2")
-    rest = capsys.readouterr().out
-    survivors = [printed.split("module  ")[0].split("survived: ")[1:] for printed in (whole, rest)]
-    assert whole.startswith("6 of ") and rest.startswith("4 of ") and survivors[0] != survivors[1] != []
-    assert survivors[0][-len(survivors[1]) :] == survivors[1]
-
-
 def test_every_module_has_tests_and_every_listed_mutant_exists():
     sources = {
         name: (mutants.ROOT / path).read_text("utf-8") for name, path in mutants.modules(mutants.ROOT).items()

@@ -81,20 +81,6 @@ def test_numbering_twice_changes_nothing(chapter):
     assert numbering.numbered(chapter, "6") == before == chapter
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("06_attention", "6"),
-        ("notebooks/A1_cpu_runtime", "A1"),
-        ("10_whole_model", "10"),
-        ("00_start_here", "0"),
-        ("book/intro", None),
-    ],
-)
-def test_the_number_stands_in_the_name(name, number):
-    assert numbering.chapter(name) == number
-
-
 def cells(*sources: str) -> dict:
     return {
         "cells": [
@@ -132,13 +118,6 @@ def test_a_caption_goes_below_its_figure_and_back():
     assert numbering.in_jupyterlab(there) == {"fig-a": "8.1"}
     back = json.loads(numbering.for_sphinx(json.dumps(there)))["cells"]
     assert len(back) == 2 and back[1]["metadata"]["mystnb"]["figure"] == figure
-
-
-def test_the_template_is_numbered():
-    jupytext = pytest.importorskip("jupytext")
-    template = jupytext.read(ROOT / "tools" / "chapter_template.md")
-    assert numbering.numbered(template, "99") == template
-    assert len(numbering.in_jupyterlab(template)) == 5
 
 
 def test_every_notebook_is_numbered_by_chapter():

@@ -120,11 +120,6 @@ def test_the_book_carries_no_weight_that_nothing_asks_for(site):
     assert icons and icons <= drawn | {"fa-lg"}, f"no letter of the web font for {icons - drawn}"
 
 
-def test_folds_are_called_what_they_say(site):
-    found = text(site, CHAPTER)
-    assert "<summary>" in found and "Toggle hidden" not in found
-
-
 def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(tmp_path):
     books = []
     for name in ("changed", "anew"):

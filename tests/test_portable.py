@@ -3,11 +3,8 @@
 import itertools
 import json
 import os
-import re
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -107,13 +104,6 @@ def test_any_two_choices_meet(count):
     assert len(portable.settings(kernels, every=True)) == 9 * count
 
 
-def test_a_machine_s_own_choice_is_unset(monkeypatch):
-    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
-        monkeypatch.setenv(name, "1")
-    assert not {"OPENBLAS_CORETYPE", "OMP_NUM_THREADS"} & set(portable.clean_environment())
-    assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "NPY"))]
-
-
 def test_what_a_processor_lacks_is_left_out(capsys):
     old = {"features": ["SSE42", "AVX"], "dispatch": ["X86_V3", "X86_V4"], "blas": ["Sandybridge"]}
     assert not set(portable.kernels_here(old)) - {"Nehalem", "Sandybridge"}
@@ -141,12 +131,11 @@ def test_blas_takes_more_threads_than_there_are_cores(many):
         assert not run.stderr and (threads == [many] if asked.isdigit() else max(threads) < many)
 
 
-def test_a_setting_whose_threads_blas_does_not_take_is_left_out(many, monkeypatch, tmp_path):
-    own = portable.probe({})
-    setting = portable.Setting(own["blas"][0], "SSE4", many)
-    assert portable.why_not(setting, own) == ""
-    monkeypatch.setattr(portable, "SIMULATED", tmp_path)
-    assert re.fullmatch(r"BLAS would take \d+ threads", portable.why_not(setting, own))
+def test_a_machine_s_own_choice_is_unset(monkeypatch):
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
+        monkeypatch.setenv(name, "1")
+    assert not {"OPENBLAS_CORETYPE", "OMP_NUM_THREADS"} & set(portable.clean_environment())
+    assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "NPY"))]
 
 
 def test_ci_takes_two_settings_unlike_the_machine():
@@ -161,20 +150,11 @@ def test_ci_takes_two_settings_unlike_the_machine():
     assert len(seen) == 4  # all that are unlike, in time
 
 
-def test_the_sample_holds_changed_notebooks_first_and_all_in_turn():
-    changed, others = ([Path(f"{kind}{i:02}") for i in range(30)] for kind in "ab")
-    assert portable.chosen(changed[:3], others[:4], 7) == [*changed[:3], *others[:4]]
-    assert portable.chosen(changed[:3], others, 7, most=5) == [*changed[:3], *others[:2]]
-    turns = [portable.chosen(changed, others, turn, most=12) for turn in range(5)]
-    assert all(len(set(turn)) == 12 and not set(turn) & set(others) for turn in turns)
-    assert set().union(*turns) == set(changed)
-
-
 def test_every_test_file_is_told_apart():
     """Each pattern of NOT_NUMERIC names a file, and the tests of the numeric modules run under every setting."""
     stems = [path.stem for path in (ROOT / "tests").glob("test_*.py")]
     assert all(any(stem.startswith(name) for stem in stems) for name in portable.NOT_NUMERIC)
-    assert {"test_ops", "test_gradients", "test_generate", "test_chapter_06"} <= {
+    assert {"test_ops", "test_gradcheck", "test_generate", "test_chapter_06"} <= {
         path.stem for path in portable.numeric_tests()
     }
 
@@ -201,65 +181,3 @@ def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsy
         f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
     )
     assert f"under 1 of 2: {kernels[1]}, SSE4, 1" in said and "1 cells and tests failed" in said
-
-
-def test_processes_of_a_setting():
-    """Never more than there are in all, and all of them where there are fewer settings than pairs; the slow one's first
-    and threefold."""
-    chosen = portable.settings(["Nehalem", "Sandybridge", "Haswell", "SkylakeX"])
-    for jobs, slow, other in [(1, 1, 1), (2, 2, 2), (16, 3, 2), (32, 6, 2), (56, 12, 4)]:
-        given = portable.processes(jobs, chosen)
-        assert next(iter(given)) == portable.Setting("Sandybridge", "SSE4", 1)
-        assert set(given) == set(chosen) and list(given.values()) == [slow] + [other] * 11
-    assert list(portable.processes(30, chosen[:3]).values()) == [10, 10, 10]
-
-
-def test_a_row_is_printed_when_its_setting_ends(tmp_path, monkeypatch, capsys):
-    """Of the settings that any of the words name; what begins first and ends last comes last."""
-    begun = []
-
-    def run(setting, *_):
-        begun.append(setting)
-        time.sleep(1 if len(begun) == 1 else 0)
-        return portable.Outcome([], [], 3, 0.0)
-
-    monkeypatch.setattr(portable, "kernels_here", lambda own: ["Nehalem", "Sandybridge", "Haswell"])
-    monkeypatch.setattr(portable, "why_not", lambda setting, own: "")
-    monkeypatch.setattr(portable, "run", run)
-    monkeypatch.setattr(portable, "LOGS", tmp_path)
-    words = ["--only", "Sandybridge", "--only", "Haswell, SSE4"]
-    monkeypatch.setattr(sys, "argv", ["portable", "--jobs", "32", *words, __file__])
-    assert portable.main() == 0
-    rows = [line.split(" | ")[0][2:] for line in capsys.readouterr().out.splitlines() if "| 3 |" in line]
-    assert sorted(rows) == sorted(map(str, begun)) and rows[-1] == str(begun[0]) == "Sandybridge, SSE4, 1"
-    assert len(rows) == 4 and sum(row.startswith("Sandybridge") for row in rows) == 3
-
-
-def test_words_of_no_setting_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["portable", "--only", "Nehalem", "--only", "Sandybrige"])
-    with pytest.raises(SystemExit, match="2"):
-        portable.main()
-    assert (
-        "--only Sandybrige: expected part of a setting's words, as of 'Nehalem, AVX-512, 1'"
-        in capsys.readouterr().err
-    )
-
-
-def test_kernels_start_where_every_port_is_taken(monkeypatch):
-    """They meet through socket files, each through its own, and leave none."""
-    from jupyter_client.connect import LocalPortCache
-    from nbval import kernel
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(LocalPortCache, "find_available_port", lambda ports, ip: port)
-        running = [kernel.RunningKernel(kernel.CURRENT_ENV_KERNEL_NAME, startup_timeout=60) for _ in "ab"]
-    try:
-        assert all(one.is_alive() for one in running)
-        files = [set(Path("/tmp").glob(f"{Path(one.km.ip).name}-*")) for one in running]
-        assert len(files[0]) == len(files[1]) == 5 and not files[0] & files[1]
-        assert all(file.is_socket() for file in files[0] | files[1])
-    finally:
-        for one in running:
-            one.stop()
-    assert not any(file.exists() for file in files[0] | files[1])

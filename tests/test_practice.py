@@ -86,15 +86,6 @@ def test_warnings_and_stderr_do_not_reach_stderr(capsys):
     assert capsys.readouterr() == ("told\nnoisy: right\n", "")
 
 
-def test_names(capsys):
-    def check_closures(answer):
-        return "right"
-
-    judge(check_closures, {1})
-    judge(check_pair, (lambda x: x + 1, lambda x: x - 1))
-    assert capsys.readouterr().out.splitlines() == ["my_closures: right", "my_pair: right"]
-
-
 def test_the_line_says_whose_forward_pass_it_was(capsys):
     def my_forward(x):
         return 2 * x
@@ -265,49 +256,6 @@ def test_options_of_a_check_are_handed_on(capsys):
         "rejected, all: no",
         "rejected, sly: it writes into its argument x: work on a copy",
     ]
-
-
-def test_a_line_is_shown_before_the_next_check_begins(monkeypatch):
-    flushed = []
-
-    class Out:
-        def write(self, text):
-            return len(text)
-
-        def flush(self):
-            flushed.append(True)
-
-    monkeypatch.setattr(sys, "stdout", Out())
-    judge(lambda answer: "right", 3)
-    assert flushed
-
-
-def test_an_exception_without_a_line_of_its_own():
-    """Raised within a library, or without a word."""
-    assert verdict(lambda f: f(), lambda: (_ for _ in ()).throw(KeyError)).startswith(
-        "it stops with KeyError at `"
-    )
-    error = ValueError("x")
-    from nanoeuler_lib.practice import stopped
-
-    assert stopped(error) == "it stops with ValueError: x" and stopped(KeyError()) == "it stops with KeyError"
-
-
-def test_the_watched_function_passes_everything_on():
-    def f(a, *rest, b=2, **more):
-        return a, rest, b, more
-
-    from nanoeuler_lib.practice import watched
-
-    assert watched(f)(1, 2, 3, b=4, c=5) == (1, (2, 3), 4, {"c": 5}) and watched(f).__name__ == "f"
-    assert watched(7) == 7 and watched((f, 7))[1] == 7 and watched(np.mean) is np.mean
-    x = np.ones(2)
-
-    def spoils(*, out):
-        out[0]["deep"][0] = 7
-
-    with pytest.raises(AssertionError, match=r"^it writes into its argument out: work on a copy$"):
-        watched(spoils)(out=[{"deep": x}])
 
 
 def test_the_handler_of_an_interrupt_comes_back():

@@ -1,14 +1,12 @@
 """The page and the figures of `nanoeuler report`, whole: every line of a page, and how the figures are laid out."""
 
 import json
-import math
 from unittest.mock import patch
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training import report
 
@@ -219,30 +217,6 @@ def test_where_no_page_can_be_written(tmp_path):
     assert str(caught.value) == f"{run}: its log has no step yet, expected at least one"
 
 
-def test_two_panels_side_by_side_in_the_book_s_look():
-    plt.style.use("default")
-    for figure in (report.draw_loss(LOG, 0.5), report.draw_layers(LOG)):
-        assert tuple(figure.get_size_inches()) == (9, 3.4) and figure.get_constrained_layout()
-        assert figure.get_dpi() == 144, "the book's style"
-        figure.canvas.draw()
-        left, right = figure.axes
-        assert left.get_position().x1 < right.get_position().x0
-        assert abs(left.get_position().y0 - right.get_position().y0) < 0.05
-
-
-def test_what_is_drawn_stays_in_the_background():
-    """Single steps are thin and grey, the floor is grey and dashed; what is read is in the book's colours."""
-    left, right = report.draw_loss(LOG, 0.5).axes
-    each, mean = left.lines
-    assert (each.get_color(), each.get_linewidth()) == ("0.6", 0.6)
-    assert mean.get_color() == plt.rcParams["axes.prop_cycle"].by_key()["color"][0]
-    assert (right.lines[1].get_color(), right.lines[1].get_linestyle()) == ("0.5", "--")
-    (note,) = right.texts
-    assert (note.get_text(), note.xy, note.xyann) == ("1.500", (2, 1.5), (-2, 6))
-    assert (note.anncoords, note.get_ha()) == ("offset points", "right")
-    assert note.get_fontsize() < plt.rcParams["font.size"]
-
-
 def test_each_validation_set_has_its_dotted_line_and_its_name():
     """In a set that came later there are fewer points; a long name is cut."""
     sets = [{"one": 3.0}, {"one": 2.0, "t" * 50: 4.0}]
@@ -253,22 +227,6 @@ def test_each_validation_set_has_its_dotted_line_and_its_name():
     assert names[2] == "t" * 20 + " ... " + "t" * 20
     lines = [(line.get_xydata().tolist(), line.get_linestyle()) for line in right.lines[1:3]]
     assert lines == [([[0, 3], [1, 2]], ":"), ([[1, 4]], ":")]
-
-
-def test_the_validation_s_scale_is_logarithmic_where_it_can_be():
-    for bits, scale in ((0.001, "log"), (0.0, "linear"), (1.0, "log")):
-        log = [{"step": 0, "valid_bits_per_byte": 8.0}, {"step": 1, "valid_bits_per_byte": bits}]
-        assert report.draw_loss(log).axes[1].get_yscale() == scale
-
-
-def test_the_layers_figure_as_it_is_read():
-    left, right = report.draw_layers(LOG).axes
-    for axes in (left, right):
-        assert [line.get_marker() for line in axes.lines] == ["o", "s"]
-        assert {(line.get_markersize(), line.get_linewidth()) for line in axes.lines} == {(3, 1)}
-    assert right.get_legend()._ncols == 2 and left.get_legend() is None
-    assert right.get_legend().get_texts()[0].get_fontsize() < 8
-    assert len({name for name in "os^vD*<>PX"}) == 10
 
 
 @pytest.mark.parametrize(
@@ -308,24 +266,3 @@ def test_powers_of_ten_beyond_three_decades():
     axes.figure.canvas.draw()
     texts = [tick.label1.get_text() for tick in axes.yaxis.get_major_ticks()]
     assert any("mathdefault" in text for text in texts) and len(axes.yaxis.get_minorticklocs()) > 5
-
-
-def test_a_mean_of_few_steps_is_over_those_there_are():
-    mean = report.draw_loss(LOG).axes[0].lines[1]
-    assert mean.get_ydata().tolist() == pytest.approx([4.5] * 3) and mean.get_xdata().tolist() == [1, 2, 3]
-    assert not math.isnan(plots.np.sum(mean.get_ydata()))
-
-
-def test_a_live_curve_draws_its_first_step_at_once_and_keeps_every_entry(monkeypatch):
-    import IPython.display
-
-    shown = []
-    monkeypatch.setattr(IPython.display, "display", lambda figure, display_id: shown.append(display_id))
-    monkeypatch.setattr(report.time, "monotonic", lambda: 0.0)
-    live = report.Live()
-    assert (live.log, live.handle, live.drawn) == ([], None, -math.inf)
-    for entry in LOG[:2]:
-        live(entry)
-    assert shown == []
-    live(LOG[2])
-    assert shown == [True] and live.log == LOG[:3] and live.drawn == 0.0

@@ -1,7 +1,5 @@
 """Fine-tuning: only replies count, no example sees another, the base survives, runs go on exactly, files are read."""
 
-import json
-import lzma
 import os
 from collections import Counter
 from pathlib import Path
@@ -44,25 +42,6 @@ def base(dtype=np.float32) -> tuple[GPT, Tokenizer]:
 
 
 # Which tokens count.
-
-
-def test_encode():
-    found = text_examples.encode([("hi", "ab!"), ("b", "")], TOKENIZER)
-    assert found.ids.tolist() == [END, HUMAN, *b"hi", MODEL, 256, 33, END, HUMAN, 98, MODEL, END]
-    assert found.counted.nonzero()[0].tolist() == [5, 6, 7, 11]
-    assert (
-        text_examples.encode([("hi", "ab!"), ("b", "")], TOKENIZER, most=11).ids.tolist()
-        == found.ids[:8].tolist()
-    )
-    assert not text_examples.encode([("hi", "ab!")], TOKENIZER, most=7).counted.any()
-
-
-def test_rows_by_hand():
-    examples = [text_examples.encode([("h", "ab")], TOKENIZER), text_examples.encode([("hi", "")], TOKENIZER)]
-    inputs, targets = text_examples.rows(examples, 6, 2)
-    assert inputs.tolist() == [[END, HUMAN, 104, MODEL, 256, 0], [END, HUMAN, 104, 105, MODEL, 0]]
-    assert targets[..., 0].tolist() == [[-1, -1, -1, 256, END, -1], [-1, -1, -1, -1, END, -1]]
-    assert targets[..., 1].tolist() == [[-1, -1, 256, END, -1, -1], [-1, -1, -1, END, -1, -1]]
 
 
 def test_gradient_flows_only_from_replies():
@@ -132,44 +111,13 @@ def test_every_example_is_drawn_and_rows_are_hardly_longer_than_they_must_be():
     assert empty < 0.5 * full
 
 
-def test_examples_that_do_not_fit_are_left_out():
-    long = [("x" * 60, "no")]
-    made = answers([*EXAMPLES, long, [("hi", "ho"), ("y" * 60, "no")]])
-    assert made.sizes["train_examples"] == len(EXAMPLES) + 1 and len(made.part[-1].ids) == 8
-    message = error_of(answers, [long])
-    assert message.startswith(
-        "examples: 0 of 1 training examples fit in 48 tokens, expected at least 1: take a base"
-    )
-    assert "0 of 0 validation examples fit" in error_of(answers, EXAMPLES, [])
-
-
-def test_what_is_left_out_is_said_and_a_small_rest_refused():
-    """A figure on one example of two hundred would look like a result."""
-    long = [("x" * 60, "no")]
-    assert answers(held_out=HELD_OUT * 4).warnings == []
-    found = answers([*EXAMPLES, long, long], [*HELD_OUT * 4, long]).warnings
-    assert len(found) == 2 and found[0].startswith(
-        "36 of 38 training examples fit in 48 tokens; the others are left"
-    )
-    assert found[1].startswith("8 of 9 validation examples fit in 48 tokens")
-    message = error_of(answers, EXAMPLES, [*HELD_OUT, *[long] * 198])
-    assert message.startswith("examples: 2 of 200 validation examples fit in 48 tokens, expected at least 8")
-    assert "--base" in message
-    (few,) = answers().warnings
-    assert few.startswith("validation rests on 2 examples")
-
-
-def test_copies_are_pointed_out():
-    assert answers(held_out=HELD_OUT * 4).warnings == []
-    (said,) = answers([*EXAMPLES, EXAMPLES[0]], HELD_OUT * 4).warnings
-    assert said == "1 of 37 training examples stand there more than once"
-
-
 def test_bits_per_byte_is_the_mean_over_replies():
     made, config = answers(), ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     model = GPT(config)
     model.params["heads"][...] = 0  # every token is as likely: log2(260) bits each
     assert made.bits_per_byte(model) == pytest.approx(12 * np.log2(260) / 9)  # 9 bytes and 3 end markers
+    silent = answers(held_out=[[("a", "")]] * 8)
+    assert np.isfinite(silent.bits_per_byte(model)), "replies of no byte"
 
 
 # From a base model.
@@ -190,12 +138,6 @@ def test_extend_uses_room_that_the_model_has():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
     wide, names = sft.extend(GPT(config), Tokenizer([(97, 98)], ()))
     assert wide.config.vocab_size == 300 and names.vocab_size == 260
-
-
-@pytest.mark.parametrize(("options", "size"), [({}, 261), ({"multiple": 2}, 262), ({"multiple": 8}, 264)])
-def test_extend_adds_no_more_than_is_asked(options, size):
-    wide, names = sft.extend(GPT(CONFIG), Tokenizer([(97, 98), (98, 97)], (END_OF_TEXT,)), **options)
-    assert (wide.config.vocab_size, names.vocab_size) == (size, 261)
 
 
 def test_it_learns_and_leaves_the_base_alone(tmp_path):
@@ -327,43 +269,12 @@ def test_markers_in_a_file_are_plain_text():
     )
 
 
-def test_a_long_first_held_out_example_is_no_prompt(tmp_path):
-    held_out = iter([[("y" * 60, "no")], *HELD_OUT])
-    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, held_out, SETTINGS, quiet=True)
-    assert sum("sample" in entry for entry in run_folder.read_log(tmp_path / "run")) == 2
-
-
-def test_repeats_are_counted_in_tokens_that_were_drawn():
-    made = answers([[("hi", "ho")]] * 3 + [[("q" * 30, "r")]])
-    assert made.row_tokens == (3 * 8 + 35) / 4 and made.tokens == 3 * 8 + 35
-
-
-def test_encode_takes_an_example_that_just_fits():
-    assert text_examples.encode([("hi", "ab!")], TOKENIZER, most=8).counted.sum() == 3
-    assert (
-        len(text_examples.encode([("h", "a"), ("hi" * 9, "ab!"), ("b", "")], TOKENIZER, most=14).ids) == 6
-    )  # nothing behind a gap
-
-
 def test_an_example_fits_whose_inputs_fill_the_context():
     """Of n tokens n - 1 are inputs: the last one is a target only."""
     for letters, kept in ((43, 1), (44, 0)):
         example = [("x" * letters, "no")]
         assert len(text_examples.encode(example, TOKENIZER).ids) == letters + 6
         assert answers([*EXAMPLES, example]).sizes["train_examples"] == len(EXAMPLES) + kept
-
-
-def test_neighbours_have_about_the_same_length():
-    examples = [[("q" * (n * 17 % 40), f"{n}")] for n in range(60)]
-    made = answers(examples)
-    lengths = [len(made.part[i].ids) for i in made.order]
-    assert lengths == sorted(lengths)
-
-
-def test_another_last_example_is_another_text(tmp_path):
-    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    other = [*EXAMPLES[:-1], [("f and z?", "zz.")]]
-    assert "fingerprint" in error_of(loop.resume, tmp_path / "run", other, HELD_OUT, quiet=True)
 
 
 def many(count=40):
@@ -494,18 +405,6 @@ def test_right_says_no_id_without_a_token():
     assert said(Chat(tuned, TOKENIZER), "hi") == "" and sft.exact_match(tuned, TOKENIZER, [[("hi", "")]])[0]
 
 
-def test_parts_of_a_file(tmp_path):
-    file = write(
-        tmp_path / "a.jsonl", "\n".join(json.dumps({"instruction": f"{n}", "output": "x"}) for n in range(50))
-    )
-    for count, fraction, sizes in ((40, 0.25, (30, 10)), (3, 0.1, (2, 1)), (0, 0.1, (45, 5))):
-        learnt, held_out, _ = sft.examples_of(file, count, 0, fraction)
-        assert (len(learnt), len(held_out)) == sizes
-        assert {int(e[0][0].split("Instruction:\n")[1].split("\n")[0]) for e in learnt + held_out} == set(
-            range(count or 50)
-        )
-
-
 def test_a_head_without_a_target_has_loss_0():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
     tuned = GPT(config)
@@ -542,81 +441,6 @@ def test_konigsberg_examples_are_its_questions():
         assert {text: answer for text, answer in turns} == {q.text: q.answer for q in asked.values()}
         kinds[list(asked).index(turns[0][0])] += 1
     assert len(kinds) >= 4  # not always the same question first
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, "utf-8")
-    return path
-
-
-ALPACA = [
-    {"instruction": "Add.", "input": "1, 2", "output": "3"},
-    {"instruction": "Sing ü.", "input": "", "output": "la"},
-]
-DOLLY = [
-    {"instruction": "Add.", "context": "1, 2", "response": "3"},
-    {"instruction": "Sing ü.", "response": "la"},
-]
-CHAT = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2}]
-
-
-def test_files_in_three_forms(tmp_path):
-    expected = [[(alpaca_prompt("Add.", "1, 2"), "3")], [(alpaca_prompt("Sing ü."), "la")]]
-    lines = "\n".join(json.dumps(value) for value in DOLLY)
-    assert text_examples.read_examples(write(tmp_path / "a.json", json.dumps(ALPACA))) == (expected, "alpaca")
-    assert text_examples.read_examples(write(tmp_path / "d.jsonl", f"\n{lines}\n\n")) == (expected, "alpaca")
-    (tmp_path / "d.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    assert text_examples.read_examples(tmp_path / "d.jsonl.xz") == (expected, "alpaca")
-    turns = [("a", "b"), ("a", "b")]
-    assert text_examples.read_examples(write(tmp_path / "c.jsonl", json.dumps(CHAT[0]))) == ([turns], "plain")
-
-
-BAD_FILES = {
-    "nothing": ("", "holds no example"),
-    "no JSON": ("hello", "is not JSON"),
-    "half a line": ('{"instruction": "a", "output": "b"}\n{"instr', "is not JSON"),
-    "a number": ("[1]", "item 1 has a int"),
-    "other keys": (
-        '{"prompt": "a", "completion": "b"}',
-        "line 1 has keys ['completion', 'prompt'], expected texts",
-    ),
-    "a number for a text": ('[{"instruction": "a", "output": 3}]', "item 1 has keys"),
-    "roles upside down": (
-        '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}',
-        "line 1",
-    ),
-    "half a conversation": (
-        '{"messages": [{"role": "user", "content": "a"}]}',
-        "line 1 has keys ['messages']",
-    ),
-    "a mixture": ("\n".join(map(json.dumps, DOLLY + CHAT)), "line 3 is of another kind than those before"),
-    "deep": ("[" * 100_000, "is not JSON"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files_end_in_one_line(case, tmp_path):
-    text, expected = BAD_FILES[case]
-    message = error_of(text_examples.read_examples, write(tmp_path / "file", text))
-    assert expected in message and str(tmp_path / "file") in message
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "none.json")
-    (tmp_path / "broken.xz").write_bytes(b"not xz")
-    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "broken.xz")
-    (tmp_path / "latin.json").write_bytes('["ü"]'.encode("latin-1"))
-    assert "cannot be read" in error_of(text_examples.read_examples, tmp_path / "latin.json")
-
-
-def test_examples_of_a_file_are_shuffled_and_held_out(tmp_path):
-    file = write(
-        tmp_path / "a.jsonl", "\n".join(json.dumps({"instruction": f"{n}", "output": "x"}) for n in range(50))
-    )
-    train_part, held_out, template = sft.examples_of(file, 40, 1, 0.1)
-    assert (len(train_part), len(held_out), template) == (36, 4, "alpaca")
-    assert sft.examples_of(file, 40, 1, 0.1)[0] == train_part != sft.examples_of(file, 40, 2, 0.1)[0]
-    assert len({example[0][0] for example in train_part + held_out}) == 40
 
 
 @pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")

@@ -164,16 +164,6 @@ def test_the_same_bytes_from_any_number_of_processes(tmp_path):
     assert first == contents(tmp_path / "by2") == contents(tmp_path / "by3")
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_the_bar_counts_the_bytes_of_the_texts(tmp_path, quiet):
-    with patch.object(shards, "tqdm", wraps=shards.tqdm) as tqdm:
-        made(tmp_path, quiet=quiet)
-    ((), given) = tqdm.call_args
-    assert (given["unit"], given["unit_scale"]) == ("B", True)
-    assert given["total"] == (tmp_path / "shards.txt").stat().st_size
-    assert given["disable"] is (True if quiet else None)  # None: where nobody reads it
-
-
 # What is refused.
 
 
@@ -462,13 +452,6 @@ def test_a_run_goes_on_with_its_own_shards_only(tmp_path, corpus):
     assert contents(tmp_path / "run") == before
     shards.write(tmp_path / "again", [found.path.with_suffix(".txt")], TOKENIZER, 1, shard_tokens=500)
     loop.resume(tmp_path / "run", Shards(tmp_path / "again"), valid, quiet=True)  # the same text elsewhere
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path, corpus):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine").write_text("mine")
-    assert "is not an empty folder" in error_of(train.pretrain, tmp_path / "run", *corpus, MODEL, CONFIG)
-    assert contents(tmp_path / "run") == {"mine": b"mine"}
 
 
 def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
@@ -767,9 +750,3 @@ def test_what_the_command_says_of_shards(here, capsys):
     workers = ["shards", "text.txt", "--tokenizer", "bpe.json", "--out", "new", "--workers", "0"]
     assert "--workers is 0" in failed(capsys, *workers)
     assert not Path("run").exists()
-
-
-def test_a_mistyped_number_of_tokens_is_told(capsys):
-    assert failed(capsys, "train", "--steps", "300M") == (
-        "nanoeuler: train: --steps is '300M', expected a whole number, or tokens as in 300Mtok\n"
-    )

@@ -63,51 +63,6 @@ def test_holm_goes_on_while_the_smallest_is_small_enough(capsys):
     assert "b " in capsys.readouterr().out
 
 
-def test_what_the_table_prints(capsys):
-    """Every character: titles as wide as the longest, signs, the interval, the verdict, the size sure to be seen."""
-    rows = {
-        "longer title": [0.1, 0.2, 0.3],
-        "same": [0.0, 0.0, 0.0],
-        "sure": [1.0, 1.0, 1.0],
-        "down": [-2.0, -2.0, -2.0],
-        "a hair": [0.0, 0.0, -1e-5],
-    }
-    found = differences(rows, digits=3)
-    assert list(found.items()) == [
-        ("longer title", "none seen"),
-        ("same", "none seen"),
-        ("sure", "higher"),
-        ("down", "lower"),
-        ("a hair", "none seen"),
-    ]
-    error = 0.1 / math.sqrt(3)
-    half, sure = quantile(0.05, 3) * error, quantile(0.05 / 5, 3) * error
-    assert capsys.readouterr().out.splitlines() == [
-        f"longer title  +0.200 ± {half:.3f}  none seen  (sure to be seen from {sure:.3f})",
-        "same          +0.000 ± 0.000  none seen  (sure to be seen from 0.000)",
-        "sure          +1.000 ± 0.000  higher     (sure to be seen from 0.000)",
-        "down          -2.000 ± 0.000  lower      (sure to be seen from 0.000)",
-        "a hair        +0.000 ± 0.000  none seen  (sure to be seen from 0.000)",
-    ]
-    differences({"two digits": [100.0, 300.0]})
-    d = [100.0, 300.0]
-    half, sure = half_width(d), quantile(0.05, 2) * 100
-    assert capsys.readouterr().out == (
-        f"two digits +200.00 ± {half:.2f}  none seen  (sure to be seen from {sure:.2f})\n"
-    )
-
-
-def test_holm_s_bounds_themselves_count():
-    """p at its bound is small enough, a hair above is not; the bound of one row alone is 0.05."""
-    t = quantile(0.05, 5)
-    assert differences({"a": row(t * 1.0001)}) == {"a": "higher"}
-    assert differences({"a": row(t * 0.9999)}) == {"a": "none seen"}
-    t = quantile(0.025, 5)
-    for sign, verdict in ((1, "higher"), (-1, "lower")):
-        assert differences({"a": sign * row(t * 1.0001), "b": row(0.1)})["a"] == verdict
-    assert differences({"a": row(t * 0.9999), "b": row(0.1)})["a"] == "none seen"
-
-
 def test_half_a_width_is_that_of_its_probability_and_axis():
     values = np.random.default_rng(1).normal(size=(4, 7))
     for axis, n in ((0, 4), (1, 7)):

@@ -235,14 +235,6 @@ def test_every_byte_string_round_trips(data):
     assert ROUND_TRIP.token_lengths[ids].sum() == len(data)
 
 
-def test_random_byte_strings_round_trip():
-    """A short version of `python -m benchmarks.tokenizer fuzz`, which tries a million."""
-    rng = random.Random(2)
-    for _ in range(20_000):
-        data = rng.randbytes(rng.randrange(30))
-        assert ROUND_TRIP.decode_bytes(ROUND_TRIP.encode_bytes(data)) == data
-
-
 def test_text_round_trips_and_broken_text_is_marked():
     tokenizer = Tokenizer.train("süß", 260)
     text = "süß 漢字 🙂\n"
@@ -665,41 +657,3 @@ def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
     with pytest.raises(NanoEulerError) as caught:
         Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, lines))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 5])
-@pytest.mark.parametrize("block, task", [(8, 5), (16, 12), (5, 1000)])
-def test_files_are_cut_at_the_first_good_place(tmp_path, monkeypatch, block, task, processes):
-    """By the rule: from each part's size on, block by block, a space before a letter with no special token near."""
-    monkeypatch.setattr(module, "_BLOCK", block)
-    monkeypatch.setattr(module, "_TASK", task)
-    names = ["<|x|>", "<y>"]
-    rng = random.Random(4)
-    for _ in range(40):
-        paths = [tmp_path / name for name in ("one", "two")]
-        for path in paths:
-            parts = rng.choices(
-                ["a", " b", " ", " cd", ". ", "<|x|>", " <y>", " <y", "e"], k=rng.randrange(30)
-            )
-            path.write_text("".join(parts))
-        step = min(task, sum(path.stat().st_size for path in paths) // processes + 1)
-        expected = []
-        for path in paths:
-            data, start, stop = path.read_bytes(), 0, step
-            while stop < len(data):
-                window = range(
-                    stop + 5, min(stop + 5 + block, len(data) - 5) - 1
-                )  # 5: the longest special token
-                good = (
-                    at
-                    for at in window
-                    if data[at] == 32 and chr(data[at + 1]).isalpha()
-                    and not any(name.encode() in data[at - 5 : at + 6] for name in names)
-                )  # fmt: skip
-                if (at := next(good, None)) is None:
-                    stop += block
-                else:
-                    expected.append((path, start, at))
-                    start, stop = at, at + step
-            expected.append((path, start, len(data)))
-        assert module._file_tasks(paths, names, processes) == expected

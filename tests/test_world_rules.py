@@ -3,15 +3,13 @@
 import hashlib
 import json
 from itertools import product
-from random import Random
 
 import numpy as np
 import pytest
 
 from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.world import grammar, tasks, town
-from nanoeuler_lib.world.story import _draw
+from nanoeuler_lib.world import town
 
 ENDS = {  # Euler's map: north bank, Kneiphof, south bank, east
     "Blacksmith's": "NK", "Merchant's": "NK", "Green": "KS", "Giblet": "KS", "Honey": "KE", "Wooden": "NE",
@@ -155,43 +153,6 @@ def test_what_each_byte_and_token_costs_stays():
 COSTS = "468df6ef72b387b9"
 
 
-def test_a_preference_is_of_a_kind_or_of_any():
-    assert {world.preference(seed).kind for seed in range(60)} == set(world.KINDS)
-    for kind in world.KINDS:
-        pair = world.preference(3, kind)
-        assert pair.kind == kind and pair.chosen != pair.rejected and pair.prompt.endswith("? ")
-
-
-def test_one_step_is_remembered_as_the_oldest_of_its_reasons():
-    """`know` dates a fact by the oldest reason, or by the step just told where it has none."""
-    random = Random(0)
-    tale = grammar.Tale(grammar.Writer(random), {})
-    words = [grammar.Word({"": str(i)}) for i in range(4)]
-    tale.say(["{a}."], a=words)
-    tale.say(["{b}."], b=words)
-    tale.say(["{c}."], c=words)
-    for reasons, step in ((("a", "c"), 0), (("c", "b"), 1), (("b",), 1), ((), 2), (("c", "b", "a"), 0)):
-        tale.know("x", words[0], words, *reasons)
-        assert (
-            tale.facts["x"].step == step and tale["x"] is words[0] and tale.facts["x"].domain == tuple(words)
-        )
-
-
-def test_both_closures_count():
-    """How many bridges are open, and Euler's answer, follow from what closed and opened."""
-    seen = set()
-    for story in (world.sample(seed, "bridges") for seed in range(60)):
-        closed = {story.facts["bridge"], story.facts.get("second", story.facts["bridge"])}
-        opened = story.facts["open"] == "seven"
-        seen.add((len(closed), opened))
-        left = [bridge for bridge in town.BRIDGES if opened or str(bridge) not in closed]
-        assert story.facts["open"] == str(town.NUMBERS[len(left)])
-        odd = [shore for shore, end in SHORE.items() if sum(end in ENDS[b.forms["name"]] for b in left) % 2]
-        assert story.facts["euler"].startswith("Yes") == (len(odd) <= 2)
-        assert all(shore in story.facts["euler"] for shore in odd if len(odd) == 2)
-    assert seen == {(1, True), (1, False), (2, False)}
-
-
 def test_what_is_refused():
     for call in (lambda: world.sample(1, "opera"), lambda: world.preference(1, "opera")):
         with pytest.raises(
@@ -252,5 +213,3 @@ def test_the_graph_of_the_town():
         for way in ways:
             assert not way.once and way.weight == 1 / list(over.values()).count(SHORE[way.forms["to"]])
     assert town.joined(town.BRIDGES) and not town.joined([town.BRIDGES[0], town.BRIDGES[6]])
-    assert tasks._shortest(town.KNEIPHOF, town.LOMSE, [town.BRIDGES[0]]) == []
-    assert _draw(Random(4), None) == world.sample(4)

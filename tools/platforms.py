@@ -4,11 +4,12 @@
     python -m tools.platforms --cxx clang++-19       # one of them; several: repeat it
     python -m tools.platforms --python ./emulated --how "run under qemu"    # an interpreter that an emulator runs
 
-Prints a table in Markdown, and exits with 1 if a test fails. Where ziglang is installed, every kernel is also built for
-macOS, checked and fast: the row counts those.
+Prints rows of data/platforms/compilers.csv, which the status page shows, and exits with 1 if a test fails. Where
+ziglang is installed, every kernel is also built for macOS, checked and fast: the row counts those.
 """
 
 import argparse
+import csv
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -61,8 +63,8 @@ def version(compiler: str) -> str:
     return f"{name} {re.search(r'[0-9]+[.][0-9.]+', text)[0]}"
 
 
-def row(compiler: str, python: str, how: str) -> str:
-    """Run the tests from an empty cache: one line of the table."""
+def row(compiler: str, python: str, how: str) -> list:
+    """Run the tests from an empty cache: one row of the table."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {
             "NANOEULER_CXX": compiler,
@@ -87,10 +89,10 @@ def row(compiler: str, python: str, how: str) -> str:
     first = cold.stdout.strip() + " s" if cold.returncode == 0 else "fails"
     passed, failed, skipped = counts
     where = f"{platform.system()} {machine.strip()}"
-    return f"| {version(compiler)} | {where} | {how} | {passed} | {failed} | {skipped} | {first} |"
+    return [version(compiler), where, how, passed, failed, skipped, first, date.today()]
 
 
-def built(compiler: str, target: str) -> str:
+def built(compiler: str, target: str) -> list:
     """Compile and link the runtime with each kernel, checked and fast, for a machine that is not here."""
     from nanoeuler_lib.cuda.checker import compiler as c
     from nanoeuler_lib.cuda.source import prepare, signatures
@@ -125,7 +127,7 @@ def built(compiler: str, target: str) -> str:
                 linked = subprocess.run([*zig, "-shared", kernel, runtime, "-o", library], check=False)
                 passed += compiled.returncode == linked.returncode == 0
     system = "macOS arm64" if target.startswith("aarch64") else "macOS x86_64"
-    return f"| {version(compiler)} | {system} | built only | {passed} | {2 * len(texts) - passed} | | |"
+    return [version(compiler), system, "built only", passed, 2 * len(texts) - passed, "", "", date.today()]
 
 
 def main() -> None:
@@ -134,17 +136,15 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the tests")
     parser.add_argument("--how", default="run", help="what the table says of it, as 'run under qemu'")
     options = parser.parse_args()
-    chosen, rows = options.cxx or compilers(), []
-    print("| compiler | machine | | passed | failed | skipped | first kernel, empty cache |")
-    print("|:--|:--|:--|--:|--:|--:|--:|", flush=True)
-    for compiler in chosen:
-        rows.append(row(compiler, options.python, options.how))
-        print(rows[-1], flush=True)
-        if "ziglang" in compiler and options.python == sys.executable:
-            for target in TARGETS:
-                rows.append(built(compiler, target))
-                print(rows[-1], flush=True)
-    sys.exit(any(not re.search(r"\d \| 0 \|", line) for line in rows))
+    table, good = csv.writer(sys.stdout, lineterminator="\n"), True
+    table.writerow(["compiler", "machine", "how", "passed", "failed", "skipped", "first kernel", "date"])
+    for compiler in options.cxx or compilers():
+        builds = TARGETS if "ziglang" in compiler and options.python == sys.executable else ()
+        for found in (row(compiler, options.python, options.how), *(built(compiler, t) for t in builds)):
+            table.writerow(found)
+            sys.stdout.flush()
+            good &= int(found[3]) > 0 and int(found[4]) == 0
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
