@@ -17,4 +17,93 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     later         `formats`: other programs' weights; `understanding`: probes and scaling laws
 """
 
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 __version__ = "0.2.0"
+
+# Modules of version 0.1, and where their names are now. Until 0.3 copies of notebooks and assignments that import them
+# by their old names go on to run.
+MOVED = {
+    "arguments": "command.arguments",
+    "assign": "school.assign",
+    "chat": "speaking.chat text.turns command.ask",
+    "checkpoint": "training.checkpoint",
+    "cli": "command.cli",
+    "cuda.compiler": "cuda.checker.compiler",
+    "cuda.complaints": "cuda.checker.complaints",
+    "cuda.cpu": "cuda.checker.cpu",
+    "cuda.dialect": "cuda.source.dialect",
+    "cuda.findings": "cuda.checker.findings",
+    "cuda.flops": "cuda.checker.flops",
+    "cuda.layout": "cuda.source.layout",
+    "cuda.lines": "cuda.checker.lines",
+    "cuda.profile": "cuda.checker.profile",
+    "cuda.reading": "cuda.source.reading",
+    "cuda.variables": "cuda.source.variables",
+    "data": "text.data",
+    "device": "engine.device",
+    "drills": "school.drills",
+    "evaluate": "training.evaluate",
+    "generate": "speaking.generate model.decoder",
+    "gradcheck": "model.gradcheck",
+    "ngram": "text.ngram",
+    "ops.embedding": "engine.embedding",
+    "ops.flash": "engine.flash",
+    "ops.flash_backward": "engine.flash_backward",
+    "ops.gpu": "engine.program",
+    "ops.unfused": "engine.unfused",
+    "optim": "model.optim",
+    "plan": "model.plan",
+    "report": "training.report",
+    "run_folder": "training.run_folder",
+    "sft": "training.sft training.datasets text.examples text.turns world.conversations",
+    "shards": "text.shards training.datasets training.train",
+    "step": "model.step machine",
+    "tokenizer": "text.tokenizer",
+    "train": "training.train training.loop training.datasets training.journal training.run_folder model.step machine",
+    "watch": "training.watch",
+}
+
+
+class _Moved(ModuleType):
+    """A module by its old name: it has the names of its homes, and what is set in it is set there."""
+
+    homes = ()
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        for home in self.homes:
+            if name in vars(home):
+                setattr(home, name, value)
+
+
+class _Finder:
+    """Finds what MOVED lists, with a line that says the new name."""
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, old = name.partition(".")
+        inside = old.startswith(("assign.", "drills."))
+        if package != __name__ or not (inside or old in MOVED):
+            return None
+        spec = ModuleSpec(name, self, is_package=True)
+        spec.loader_state = f"school.{old}" if inside else MOVED[old]
+        return spec
+
+    def create_module(self, spec):
+        return _Moved(spec.name)
+
+    def exec_module(self, module):
+        names = module.__spec__.loader_state.split()
+        print(f"{module.__name__}: since 0.2 {__name__}.{{{', '.join(names)}}}, until 0.3 as well", file=sys.stderr)
+        homes = [importlib.import_module(f"{__name__}.{name}") for name in names]
+        for home in reversed(homes):
+            vars(module).update(
+                {name: value for name, value in vars(home).items() if not name.startswith("__")}
+            )
+        vars(module)["homes"] = homes
+
+
+sys.meta_path.append(_Finder())

@@ -117,6 +117,7 @@ def test_what_run_json_says(tmp_path):
         run_text(),
         RUN_MODEL,
         RUN_CONFIG,
+        Tokenizer([(97, 98)]),
         source="söurce",
         quiet=True,
         workers=2,
@@ -134,6 +135,7 @@ def test_what_run_json_says(tmp_path):
     )
     assert (head["model"], head["train"]) == (RUN_MODEL.to_dict(), RUN_CONFIG.to_dict())
     found = checkpoint.load(tmp_path / "run")
+    assert found.tokenizer.merges == [(97, 98)], "the one that was given"
     part, valid = data.split_text(run_text(), RUN_CONFIG.valid_fraction)
     ids = [found.tokenizer.encode(text) for text in (part, valid)]
     assert list(head["data"].items()) == [

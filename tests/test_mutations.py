@@ -415,7 +415,7 @@ BUGS = [
     bug("the seed is forgotten", "training.datasets.TextDataset.batch",
         "[self.train.seed, step]", "[0, step]", by="batches differ"),
     bug("resume: one step is done twice", "training.loop._train",
-        "range(found.step, config.steps)", "range(max(0, found.step - 1), config.steps)", by="resume"),
+        "range(state.step, config.steps)", "range(max(0, state.step - 1), config.steps)", by="resume"),
     bug("resume: the optimiser's step starts again", "training.checkpoint.load",
         'optimizer.step = head["step"]', "optimizer.step = 0", by="resume"),
     bug("resume: moments swapped", "training.checkpoint.load",

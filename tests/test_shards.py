@@ -647,7 +647,7 @@ def on_entry(entry):
         os.kill(os.getpid(), signal.SIGKILL)
 t.checkpoint.save_file = save_file
 folder = t.Path(sys.argv[2])
-t.shards.pretrain(folder / "run", t.Shards(folder / "shards"), None, t.MODEL, t.CONFIG, quiet=True, on_entry=on_entry)
+t.train.pretrain(folder / "run", t.Shards(folder / "shards"), None, t.MODEL, t.CONFIG, quiet=True, on_entry=on_entry)
 """
 
 

@@ -99,9 +99,9 @@ def test_memory_is_the_machines_or_a_containers(tmp_path, monkeypatch):
     limits[1].write_text("max\n")
     limits[2].write_text("4096\n")
     monkeypatch.setattr(machine, "LIMITS", limits[:2])
-    assert machine.memory() == machine
+    assert machine.memory() == whole
     monkeypatch.setattr(machine, "LIMITS", limits)
-    assert machine is None or machine.memory() == 4096
+    assert whole is None or machine.memory() == 4096
     monkeypatch.delattr("os.sysconf", raising=False)
     assert machine.memory() is None
 
@@ -111,9 +111,9 @@ def test_a_model_that_finds_no_room_is_refused(monkeypatch):
     config = preset("small")
     need = 12 * GPT(config).size
     for there in (need, None):
-        monkeypatch.setattr("nanoeuler_lib.machine.memory", lambda there=there: there)
+        monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda there=there: there)
         expect_memory(config)
-    monkeypatch.setattr("nanoeuler_lib.machine.memory", lambda: need - 1)
+    monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda: need - 1)
     with pytest.raises(
         NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"
     ):

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler_lib import files, machine, ops
+from nanoeuler_lib import __version__, files, machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
@@ -903,7 +903,7 @@ def test_no_position_sees_the_future():
                 assert same[:t].all() and not same[t:].any()
 
 
-def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
+def test_the_seed_draws_the_batches_and_the_weights(tmp_path, monkeypatch):
     original, drawn = data.batch, []
 
     def batch(tokens, rng, *arguments):
@@ -917,6 +917,8 @@ def test_the_seed_draws_the_batches(tmp_path, monkeypatch):
         np.random.default_rng([3, step]).bit_generator.state["state"]["state"] for step in range(config.steps)
     ]
     assert drawn == expected
+    begun = train.fresh(tmp_path, RUN_MODEL, config, Tokenizer([], ()), {})
+    assert np.array_equal(begun.model.params.flat, GPT(RUN_MODEL, seed=3).params.flat)
 
 
 def test_samples_differ_by_step(tmp_path):

@@ -292,8 +292,9 @@ def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
 
     with patch.object(step_module, "backward", backward):
         train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+        loop.resume(tmp_path / "run", run_text(), quiet=True, steps=RUN_CONFIG.steps + 2)
     warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "run") if "warning" in entry]
-    assert any("the gradient vanishes in layers.0" in text for text in warnings)
+    assert sum("the gradient vanishes in layers.0" in text for text in warnings) == 1, "and not again"
 
 
 # The report.

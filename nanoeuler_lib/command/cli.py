@@ -141,7 +141,9 @@ def train(args):
         steps, data = args.steps, _read_data(files)
         if isinstance(steps, arguments.Tokens):
             steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
-        loop.resume(args.resume, *data, args.quiet, files=files, steps=steps, device=args.device)
+        _not_negative(args, "profile")
+        options = dict(files=files, steps=steps, device=args.device, profile=args.profile)
+        loop.resume(args.resume, *data, args.quiet, **options)
         _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
         return
     for option in ("data", "run"):

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import __version__
-from nanoeuler_lib.engine.device import chosen_before, step_of
+from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, to_json, write_text
 from nanoeuler_lib.machine import one_blas_thread
@@ -71,6 +71,7 @@ def resume(
     files: dict[str, str] | None = None,
     steps: int | None = None,
     device: str | None = None,
+    profile: int = 0,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
@@ -78,8 +79,8 @@ def resume(
     `sft.fine_tune` (examples); files: where they were read from this time. steps: how many steps the run shall have in
     all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run of so many
     steps: behind the end of a run it rises again, as far as that schedule has it at this step. device: the name of one,
-    by default that of the run; on another its numbers round otherwise. Raises NanoEulerError when the data are not
-    those of the run, and when another process is training into the folder.
+    by default that of the run; on another its numbers round otherwise. profile: as for `train.train`. Raises
+    NanoEulerError when the data are not those of the run, and when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
@@ -89,6 +90,7 @@ def resume(
         dataset = dataset_of(part, valid, state)
         _expect_the_same(run, state, dataset)
         place = chosen_before(state.info, device, state.model.config)
+        expect_launches(profile, place)
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
         run_folder.prune(run)  # a kill may have come between writing the last checkpoint and that
         state.info |= {"files": files} if files else {}
@@ -98,7 +100,17 @@ def resume(
         _update_description(run / "run.json", state, dataset)
         _move(state, place)
         warnings = [trouble] if trouble else []
-        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), warnings, lengthened)
+        return _train(
+            Journal(run, state, dataset, quiet, on_entry, still_there), warnings, lengthened, profile
+        )
+
+
+def expect_launches(profile: int, device: Device) -> None:
+    """Raises NanoEulerError for a profile on the CPU, where no launches can be timed."""
+    if profile and device == CPU:
+        raise NanoEulerError(
+            "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
+        )
 
 
 def _expect_the_same(run, state, dataset):

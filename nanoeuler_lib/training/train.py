@@ -16,7 +16,7 @@ from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.datasets import ShardDataset, TextDataset, split_text
-from nanoeuler_lib.training.loop import resume, start_run
+from nanoeuler_lib.training.loop import expect_launches, resume, start_run
 from nanoeuler_lib.training.run_folder import expect_new
 
 __all__ = ["expect_memory", "fresh", "pretrain", "resume", "train"]
@@ -118,10 +118,7 @@ def fresh(
         raise NanoEulerError(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most vocab_size ({model_config.vocab_size})"
         )
-    if profile and device == CPU:
-        raise NanoEulerError(
-            "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
-        )
+    expect_launches(profile, device)
     model, optimizer = GPT(model_config, seed=config.seed), optimizer_of(model_config, config)
     return checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info | device.info)
 
