@@ -387,7 +387,7 @@ def resume() -> Iterator[str]:
         yield f"the resumed run's losses are {logs[1]}, expected {logs[0]}"
 
 
-@tool("train.bits_per_byte, data.validation_rows, evaluate.py")
+@tool("datasets.bits_per_byte, data.validation_rows, evaluate.py")
 def evaluation() -> Iterator[str]:
     """Bits per byte are -log2 of the probability of each token, once, over the text's bytes; on documents and not."""
     plain = Tokenizer([])
@@ -471,7 +471,7 @@ def generation() -> Iterator[str]:
         yield f"equal chances give {[text[:9] for text in found]} for the seeds 1, 1, 2, expected noise, twice the same"
 
 
-@tool("generate.Decoder")
+@tool("decoder.Decoder")
 def cache() -> Iterator[str]:
     """Tokens fed one by one or in pieces give the logits of one pass over all of them."""
     model, tokens = _model(), np.random.default_rng(16).integers(0, TINY.vocab_size, TINY.context)
