@@ -34,67 +34,67 @@ book: $(READY)  ## the rendered book: _build/html/index.html (warnings are error
 	    -newer _build/html/objects.inv -print -quit)" ] || rm -rf _build/html
 	@$(BIN)/jupyter-book build . --path-output . -W -n --keep-going --quiet \
 	    || { rm -rf _build/html _build/.doctrees; exit 1; }
-	@$(BIN)/python -m tools.check_site _build/html
+	@$(BIN)/python -m tools.book.check_site _build/html
 	@echo "open _build/html/index.html"
 
 pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (needs Chromium or Chrome)
-	@$(BIN)/python -m tools.pdf _build/html _build/nanoeuler.pdf
+	@$(BIN)/python -m tools.book.pdf _build/html _build/nanoeuler.pdf
 
 # Each process computes with one BLAS thread: JOBS processes share the cores already.
 test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
-	    --nbval-sanitize-with=tools/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300 tests $(wildcard notebooks/*.ipynb) $(ARGS)
+	    --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300 tests $(wildcard notebooks/*.ipynb) $(ARGS)
 
 portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
-	$(BIN)/python -m tools.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
+	$(BIN)/python -m tools.workshop.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
 
 mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--check check_forward")
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.workshop.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0 SKIP=0)
-	@$(BIN)/python -m tools.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
+	@$(BIN)/python -m tools.workshop.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
 
 # Who is root is so in a container, as a rule; Jupyter refuses to start for root unless it is told that this is meant.
 lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
-	@$(BIN)/python -m tools.lab
+	@$(BIN)/python -m tools.book.lab
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
 
 execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
-	@$(BIN)/python -m tools.notebook execute $(NB)
+	@$(BIN)/python -m tools.notebooks.notebook execute $(NB)
 
 text: $(READY)  ## a notebook as MyST text, for an editor: _build/text/*.md (NB=...)
-	@$(BIN)/python -m tools.notebook text $(NB)
+	@$(BIN)/python -m tools.notebooks.notebook text $(NB)
 
 notebook: $(READY)  ## MyST text back into its notebook, executed (MD=_build/text/06_attention.md)
-	@$(BIN)/python -m tools.notebook from-text $(MD)
+	@$(BIN)/python -m tools.notebooks.notebook from-text $(MD)
 
 mirror: $(READY)  ## copy the library's text into the notebooks' mirror cells
-	@$(BIN)/python -m tools.mirror --write
+	@$(BIN)/python -m tools.notebooks.mirror --write
 
 results: $(READY)  ## run the long experiment of a chapter: data/results/ch15.json (CH=15; CH=ladder for the ladder)
-	@$(BIN)/python -m benchmarks.results.$(if $(wildcard benchmarks/results/$(CH).py),$(CH),ch$(CH))
+	@$(BIN)/python -m experiments.$(if $(wildcard experiments/$(CH).py),$(CH),ch$(CH))
 
 assignment: $(READY)  ## the students' version of a chapter, without solutions: _build/assignments/release (CH=06)
-	@$(BIN)/python -m tools.assignment $(CH)
+	@$(BIN)/python -m tools.course.assignment $(CH)
 
 assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (20 minutes)
-	@$(BIN)/python -m tools.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
+	@$(BIN)/python -m tools.course.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
 	$(BIN)/python -m pytest --slow -n $(JOBS) tests/test_assignment.py $(ARGS)
 
 autograde: $(READY)  ## grade a folder of submissions: feedback and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER)
-	@$(BIN)/python -m tools.autograde "$(CH)" "$(FROM)"
+	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)"
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
-	@$(BIN)/python -m tools.maps --write
+	@$(BIN)/python -m tools.notebooks.maps --write
 
 count: $(READY)  ## words, lines and hours of each chapter, the evening's limits marked (ARGS=--write: into the heads)
-	@$(BIN)/python -m tools.count $(ARGS)
+	@$(BIN)/python -m tools.notebooks.count $(ARGS)
 
 numbers: $(READY)  ## figures, equations, exercises and theorems count by chapter (6.5), in JupyterLab too
-	@$(BIN)/python -m tools.numbering --write
+	@$(BIN)/python -m tools.notebooks.numbering --write
 
 terms: $(READY)  ## glossary terms and symbols used before they are introduced
-	@$(BIN)/python -m tools.terms
+	@$(BIN)/python -m tools.notebooks.terms
 
 lint: $(READY)  ## ruff, codespell
 	$(BIN)/ruff check .
@@ -115,7 +115,7 @@ oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that o
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle]"
 
 look: book browser  ## ten pages at three widths, light and dark, and three chapters in JupyterLab: _build/screenshots
-	@$(BIN)/python -m tools.look _build/html _build/screenshots
+	@$(BIN)/python -m tools.workshop.look _build/html _build/screenshots
 
 browser: $(READY)  ## Playwright and axe, for the tests that look at the pages in Chromium and are otherwise skipped
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[browser]"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-pytest_plugins = ["tools.compare"]
+pytest_plugins = ["tools.notebooks.compare"]
 
 # Under nohup a hang-up is ignored, by the processes that tests start as well; the tests of a closed terminal need it.
 if hasattr(signal, "SIGHUP"):

@@ -1,6 +1,7 @@
 """The course that `make assignment CH=06` fills: how nbgrader makes a release and grades what comes back.
 
-tools/assignment.py writes the instructor's notebook, which has no solutions in it already, and copies this file to it.
+tools/course/assignment.py writes the instructor's notebook, which has no solutions in it already, and copies this file
+to it.
 """
 
 from nbgrader import preprocessors as steps

@@ -29,7 +29,7 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training import checkpoint, evaluate, loop, sft
 from nanoeuler_lib.training.checkpoint import PRETRAINED
 from nanoeuler_lib.world import wordings
-from tools.results import save
+from tools.notebooks.results import save
 
 TEST_STORIES, TEST_SEED, MAJORITY_SEED = 1000, 203, 204
 BASE, NAME = PRETRAINED / "konigsberg-small", "konigsberg-chat"

@@ -39,7 +39,7 @@ from nanoeuler_lib.machine import one_blas_thread  # noqa: E402
 from nanoeuler_lib.model import GPT  # noqa: E402
 from nanoeuler_lib.model.optim import AdamW, learning_rate  # noqa: E402
 from nanoeuler_lib.model.step import Step  # noqa: E402
-from tools.results import cpu_name, save  # noqa: E402
+from tools.notebooks.results import cpu_name, save  # noqa: E402
 
 MODEL = preset("small")
 SETTINGS = TrainConfig(steps=2000, rate=3e-3, warmup=100)

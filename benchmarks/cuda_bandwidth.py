@@ -36,7 +36,7 @@ from nanoeuler_lib.engine import embedding as by_token
 from nanoeuler_lib.model import parameter_shapes
 from nanoeuler_lib.model.optim import clip_factor
 from nanoeuler_lib.ops import reference
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 BASE = preset("base")
 D, F, V, T = BASE.dim, BASE.ffn, BASE.vocab_size, BASE.context

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nanoeuler_lib import cuda
-from tools.results import save
+from tools.notebooks.results import save
 
 BATCH, ROUNDS = 100, 200
 

@@ -25,7 +25,7 @@ from benchmarks.contest import Contender, keep_to_cores, median_ratio, serve, ta
 from nanoeuler_lib.config import ModelConfig, preset  # noqa: E402
 from nanoeuler_lib.model import GPT  # noqa: E402
 from nanoeuler_lib.model.decoder import Decoder  # noqa: E402
-from tools.results import cpu_name, save  # noqa: E402
+from tools.notebooks.results import cpu_name, save  # noqa: E402
 
 # The larger one is the shape of llama2.c's 15M model (there the embedding also serves as the head).
 SHAPES = {

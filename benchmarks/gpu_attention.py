@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanoeuler_lib.engine import flash
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 CASES = [  # numbers, texts, time, heads, groups, width
     *(("bfloat16", B, T, 12, G, 64) for B, T in ((64, 512), (32, 1024), (8, 4096)) for G in (12, 4)),

@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanoeuler_lib.engine import flash, flash_backward
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 # B, H, G, T, C
 CASES = [

@@ -19,7 +19,7 @@ import numpy as np
 
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, preset
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 PRECISIONS = "bfloat16", "float32"
 START, TOKENS, ROUNDS = 300, 64, 9

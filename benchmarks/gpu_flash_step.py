@@ -44,7 +44,7 @@ from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.cuda.blas import COMPUTE, COMPUTE_TF32, TYPE, from_bfloat16, to_bfloat16
 from nanoeuler_lib.engine import flash, program
-from tools.results import save
+from tools.notebooks.results import save
 
 CASES = [64, 16]  # texts of a batch
 PRECISION = "bfloat16"

@@ -25,7 +25,7 @@ import numpy as np
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import matmul16
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 BASE, ROWS = preset("base"), 64 * 512  # tokens of a step
 SIZES = {  # name: M, N, K

@@ -27,7 +27,7 @@ from nanoeuler_lib.model import optim
 from nanoeuler_lib.text.data import read_text
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import datasets, train
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 BASE = [("adamw", 6e-4, 0.2), *[("muon", rate, 0.2) for rate in (2.4e-3, 1.2e-3, 4.8e-3, 6e-4, 9.6e-3)],
         ("muon", 1.2e-3, 0.4)]  # fmt: skip

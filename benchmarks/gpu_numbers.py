@@ -21,7 +21,7 @@ from benchmarks.gpu_step import SETTINGS, US
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.model import optim
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 STEPS, LAST, SEEDS, ROWS, TEXTS = 300, 50, 3, 4, 8
 PEER = "PyTorch"

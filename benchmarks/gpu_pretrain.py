@@ -34,7 +34,7 @@ from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import examples, shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training import checkpoint, datasets, evaluate, sft, train
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 RATES = [3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3]
 STEPS, ROWS, EVERY = 1000, 16, 20  # steps; texts of a batch; steps whose mean loss is kept

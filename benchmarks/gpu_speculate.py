@@ -21,7 +21,7 @@ from nanoeuler_lib.engine.device import choose
 from nanoeuler_lib.speaking.generate import speculate
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint
-from tools.results import FOLDER, save
+from tools.notebooks.results import FOLDER, save
 
 PROMPTS, WINDOW, TOKENS, ROUNDS = 50, 32, 160, 6
 WAYS = {"greedy": dict(temperature=0.0), "sampled": dict(temperature=0.8, top_p=0.95)}

@@ -30,7 +30,7 @@ from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.engine import program
 from nanoeuler_lib.model import optim
-from tools.results import FOLDER, ROOT, save
+from tools.notebooks.results import FOLDER, ROOT, save
 
 CASES = [("bfloat16", 64), ("tf32", 64), ("bfloat16", 16)]  # precision, texts of a batch
 FILES = "gpu_step_0", "gpu_step_1", "gpu_step_2"  # of one case each

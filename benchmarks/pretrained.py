@@ -16,7 +16,7 @@ from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.training import checkpoint, evaluate, loop, run_folder
 from nanoeuler_lib.training import train as training
 from nanoeuler_lib.training.checkpoint import PRETRAINED
-from tools.results import save
+from tools.notebooks.results import save
 
 SEEDS, SEED_BYTES = (101, 102, 103, 104), 5_000_000  # training text
 VALID_SEED, VALID_BYTES = 2, 200_000

@@ -20,7 +20,7 @@ from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.text.data import read_text
 from nanoeuler_lib.training.run_folder import read_log
 from nanoeuler_lib.training.train import train
-from tools.results import save
+from tools.notebooks.results import save
 
 GOAL = 2.16  # bits per byte, the mean of three seeds
 TWIN = 2.141  # the same model and settings in PyTorch 2.13

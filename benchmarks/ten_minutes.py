@@ -25,7 +25,7 @@ from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.training import checkpoint, run_folder
 from nanoeuler_lib.training import train as training
-from tools.results import save
+from tools.notebooks.results import save
 
 LIMIT = 600.0  # seconds
 

@@ -4,7 +4,7 @@
 
 Sections (all by default): reference fuzz exact train encode short. Peers that are not installed are left out. Times
 are medians over rounds in which the contenders take turns, so that a busy machine slows all of them. What a section
-prints it also returns, as rows for a table (benchmarks/results/ch02.py stores those of chapter 02).
+prints it also returns, as rows for a table (experiments/ch02.py stores those of chapter 02).
 """
 
 import argparse

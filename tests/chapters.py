@@ -13,7 +13,7 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 
 from nanoeuler_lib import cuda  # noqa: E402
 from nanoeuler_lib.practice import verdict  # noqa: E402
-from tools.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
+from tools.notebooks.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
 
 __all__ = [
     "ROOT",

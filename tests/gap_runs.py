@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from nanoeuler_lib import cuda  # noqa: E402
 from nanoeuler_lib.practice import verdict  # noqa: E402
-from tools.cells import code_cells, python  # noqa: E402
+from tools.notebooks.cells import code_cells, python  # noqa: E402
 
 MODES = ("right", "wrong", "raising", "half")
 BOOK = {  # right answers under other names

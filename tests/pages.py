@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools import pdf
+from tools.book import pdf
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = ("06_attention", "23_first_kernels")

@@ -23,9 +23,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from gap_runs import BOOK, changed, other, spoiled  # noqa: E402
 
-from tools.assignment import COURSE, check_with_points, notebook_of  # noqa: E402
-from tools.bindings import Bindings, reads, statements  # noqa: E402
-from tools.cells import python  # noqa: E402
+from tools.course.assignment import COURSE, check_with_points, notebook_of  # noqa: E402
+from tools.notebooks.bindings import Bindings, reads, statements  # noqa: E402
+from tools.notebooks.cells import python  # noqa: E402
 
 OTHER_NUMBERS = "other numbers in its result"
 CHANGED = "import functools\n\nimport numpy as np\n\n" + "\n".join(

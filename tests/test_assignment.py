@@ -13,9 +13,9 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -
 
 from submissions import Answers, fill, kinds  # noqa: E402
 
-from tools import assignment, autograde  # noqa: E402
-from tools.assignment import ROOT, instructor_version, notebook_of, tags  # noqa: E402
-from tools.cells import python  # noqa: E402
+from tools.course import assignment, autograde  # noqa: E402
+from tools.course.assignment import ROOT, instructor_version, notebook_of, tags  # noqa: E402
+from tools.notebooks.cells import python  # noqa: E402
 
 CHAPTERS = sorted(path.name.partition("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb"))
 QUICK = ["04", "05", "06", "08", "11", "14"]  # those that have papers, too
@@ -151,7 +151,9 @@ def mini(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini")
     notebooks = folder / "notebooks"
     notebooks.mkdir()
-    nbformat.write(jupytext.read(ROOT / "tools" / "chapter_template.md"), notebooks / "99_template.ipynb")
+    nbformat.write(
+        jupytext.read(ROOT / "tools" / "notebooks" / "chapter_template.md"), notebooks / "99_template.ipynb"
+    )
     release = assignment.make("99", notebooks, folder / "course")
     return folder, notebooks, release
 

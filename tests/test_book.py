@@ -17,11 +17,13 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 
 from docutils import nodes  # noqa: E402
 
-from tools import assignment, book_extension, cells, check_site, maps, mirror, numbering, results, terms  # noqa: E402
+from tools.book import check_site, extension  # noqa: E402
+from tools.course import assignment  # noqa: E402
+from tools.notebooks import cells, maps, mirror, numbering, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TEMPLATE = ROOT / "tools" / "chapter_template.md"
+TEMPLATE = ROOT / "tools" / "notebooks" / "chapter_template.md"
 FOLDED = {"hide-input", "hide-cell"}
 UNANSWERED = {"10": 1}  # chapter: predictions that the text answers, without a cell
 PLACE = re.compile(
@@ -453,7 +455,7 @@ def test_cells_of_cuda_are_coloured_as_cuda():
     document = nodes.document("", "")
     for text in ("%%cuda -D TILE=32\nint i;", "x = 1", "print('%%cuda')"):
         document += nodes.literal_block(text, text, language="ipython3")
-    book_extension.colour_cuda(None, document)
+    extension.colour_cuda(None, document)
     languages = [block["language"] for block in document.findall(nodes.literal_block)]
     assert languages == ["cuda", "ipython3", "ipython3"]
 
@@ -587,7 +589,7 @@ def test_terms_finds_what_comes_too_early(tmp_path, first, second, faults):
 def template(tmp_path_factory) -> Path:
     """The chapter template as an executed notebook."""
     jupytext = pytest.importorskip("jupytext")
-    from tools import notebook
+    from tools.notebooks import notebook
 
     path = tmp_path_factory.mktemp("notebooks") / "99_template.ipynb"
     chapter = jupytext.read(TEMPLATE)
@@ -613,7 +615,7 @@ def test_template_follows_its_own_rules(template):
 
 
 def test_running_again_changes_nothing(template):
-    from tools import notebook
+    from tools.notebooks import notebook
 
     before = template.read_text()
     notebook.execute(template)
@@ -621,7 +623,7 @@ def test_running_again_changes_nothing(template):
 
 
 def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch):
-    from tools import notebook
+    from tools.notebooks import notebook
 
     monkeypatch.setattr(notebook, "TEXT", tmp_path / "text")
     monkeypatch.setattr(notebook, "ROOT", tmp_path)
@@ -667,13 +669,13 @@ def test_results_say_where_they_come_from(tmp_path):
 
 
 def test_inventories_are_fresh():
-    from tools import make_inventories as inventories
+    from tools.book import inventories
 
     for project, (version, links) in inventories.LINKS.items():
         stored = (inventories.FOLDER / f"{project}.inv").read_bytes()
         fresh = inventories.inventory(project, version, links)
         rows = [zlib.decompress(data.split(b"\n", 4)[4]) for data in (stored, fresh)]
-        assert rows[0] == rows[1], "python tools/make_inventories.py"
+        assert rows[0] == rows[1], "python tools/book/inventories.py"
 
 
 def test_lock_holds_what_pyproject_asks_for_and_names_no_server():

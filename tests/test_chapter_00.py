@@ -9,7 +9,7 @@ import numpy as np
 from chapters import accepts, gap_tests, rejects
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
 
@@ -349,7 +349,7 @@ def test_bridges_are_those_of_the_world(chapter):
 
 
 def test_pictures_in_the_pages_come_from_the_notebook():
-    from tools import pictures
+    from tools.book import pictures
 
     assert pictures.stale() == []
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.text import tokenizer
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = "01_bytes_and_pairs", "_", "LATIN", "TABLE"
 CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")

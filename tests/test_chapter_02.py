@@ -8,7 +8,7 @@ import pytest
 from chapters import accepts, rejects, slips
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = "02_fast_tokenizer", "_"
 

@@ -8,7 +8,7 @@ import numpy as np
 from chapters import accepts, definitions, gap_tests, rejects
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("03_measuring_prediction",)
 BOOK = definitions(*NOTEBOOK)

@@ -4,7 +4,7 @@ import numpy as np
 from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("04_first_gradients",)
 

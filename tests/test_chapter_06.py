@@ -7,7 +7,7 @@ import pytest
 from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 

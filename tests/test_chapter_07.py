@@ -6,7 +6,7 @@ import numpy as np
 from chapters import gap_tests
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = "07_positions", "SUSPECTS"
 

@@ -8,7 +8,7 @@ from chapters import ROOT, accepts, gap_tests, rewritten_tests
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap
+from tools.workshop.chapter_mutants import Gap
 
 NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "norm_back", "no_", "late_")
 

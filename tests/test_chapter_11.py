@@ -10,7 +10,7 @@ from chapters import ROOT, accepts, rejects, rewritten_tests, run_tagged
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
 

@@ -13,7 +13,7 @@ from nanoeuler_lib.model.optim import AdamW, clip_factor
 from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.school.drills import breaks
 from nanoeuler_lib.text import data
-from tools.chapter_mutants import Gap
+from tools.workshop.chapter_mutants import Gap
 
 NOTEBOOK = ("12_pretraining",)
 

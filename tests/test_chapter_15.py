@@ -16,7 +16,7 @@ from nanoeuler_lib.ops.reference import (
     rope_tables,
 )
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 # ---- The gaps
 

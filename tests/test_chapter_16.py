@@ -9,7 +9,7 @@ from chapters import accepts, gap_tests, slips
 
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap
+from tools.workshop.chapter_mutants import Gap
 
 NOTEBOOK = ("16_many_tokens", "model", "config", "END")
 

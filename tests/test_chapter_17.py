@@ -8,7 +8,7 @@ from chapters import gap_tests, rejected, slips
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 # ---- The gaps
 

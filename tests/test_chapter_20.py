@@ -8,7 +8,7 @@ from chapters import ROOT, accepts, gap_tests, rejected, slips
 from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.text.examples import Encoded
 from nanoeuler_lib.world import wordings
-from tools.chapter_mutants import Gap
+from tools.workshop.chapter_mutants import Gap
 
 # ---- The gaps of the text, with wrong answers
 

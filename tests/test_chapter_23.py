@@ -7,7 +7,7 @@ from chapters import rejected
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("23_first_kernels", "xp", "shift_changes", "HEADS", "BUGS")
 ON_GPU = cuda.device() == "gpu"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from chapters import rejected, rewritten_tests
 
-from benchmarks.results import ch26
+from experiments import ch26
 from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS")
 pytestmark = pytest.mark.compiler

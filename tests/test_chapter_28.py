@@ -7,7 +7,7 @@ import pytest
 from chapters import accepts, gap_tests, rewritten_tests
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = "28_flash_backward", "xp", "MISTAKES"
 pytestmark = pytest.mark.compiler

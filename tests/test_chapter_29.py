@@ -8,7 +8,7 @@ from chapters import gap_tests, rewritten_tests
 
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NAMES = "xp", "TINY", "SMALL", "COLUMNS", "SHUFFLED", "ROWS", "OP", "WRITES", "short", "choose_places"
 NOTEBOOK = "29_gpu_engine", *NAMES

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from chapters import gap_tests
 
-from benchmarks.results import ch30
+from experiments import ch30
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"

@@ -8,7 +8,7 @@ import numpy as np
 from chapters import gap_tests, rejected
 
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
 NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"

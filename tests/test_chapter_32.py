@@ -14,7 +14,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
 from nanoeuler_lib.practice import verdict
 from nanoeuler_lib.training import evaluate
-from tools.chapter_mutants import Gap
+from tools.workshop.chapter_mutants import Gap
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"

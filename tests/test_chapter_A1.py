@@ -15,7 +15,7 @@ from chapters import ROOT, gap_tests, slips
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker import compiler
 from nanoeuler_lib.practice import verdict
-from tools.chapter_mutants import Gap, Value
+from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = "A1_cpu_runtime", "DONE", "WARP", "Access", "here", "meet"
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("mutmut", reason="mutmut is not installed: make setup")
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import chapter_mutants as cm
+from tools.workshop import chapter_mutants as cm
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = [

@@ -14,7 +14,8 @@ pytest.importorskip("sphinx", reason="sphinx is not installed: pip install -e .[
 from docutils.core import publish_doctree  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
-from tools import book_api, heads, notebook, runs, status, terms  # noqa: E402
+from tools.book import api, status  # noqa: E402
+from tools.notebooks import heads, notebook, runs, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -111,7 +112,7 @@ def test_each_stored_result_names_its_script(tmp_path):
     ],
 )
 def test_docstrings_are_read_as_they_are_meant(docstring, shown):
-    assert "\n".join(book_api.restructured(docstring)) == shown
+    assert "\n".join(api.restructured(docstring)) == shown
 
 
 def documented():
@@ -129,13 +130,13 @@ def test_no_docstring_of_the_library_breaks_its_page():
     settings = {"report_level": 2, "halt_level": 2, "warning_stream": False}
     for name, docstring in documented():
         try:
-            publish_doctree("\n".join(book_api.restructured(docstring)), settings_overrides=settings)
+            publish_doctree("\n".join(api.restructured(docstring)), settings_overrides=settings)
         except Exception as error:
             pytest.fail(f"{name}: {error}")
 
 
 def test_the_reference_knows_who_derives_what():
-    found = book_api.derivations()
+    found = api.derivations()
     assert found["nanoeuler_lib.ops.reference", "attention_backward"] == ["06_attention"]
     assert found["nanoeuler_lib.model.gradcheck", "compare"] == ["05_checking_gradients"]
     assert found["nanoeuler_lib/kernels/rmsnorm.cu", "rmsnorm_backward"] == ["24_reductions"]
@@ -145,7 +146,7 @@ def test_the_reference_knows_who_derives_what():
 def test_only_mirror_cells_derive(tmp_path):
     mirror = {"tags": ["mirror"], "nanoeuler": {"module": "nanoeuler_lib.ops.reference"}}
     path = write(tmp_path / "00_x.ipynb", code("def f(): pass", metadata=mirror), code("def g(): pass"))
-    assert list(book_api.mirrored(path)) == [("nanoeuler_lib.ops.reference", "f")]
+    assert list(api.mirrored(path)) == [("nanoeuler_lib.ops.reference", "f")]
 
 
 def test_every_public_module_and_kernel_has_its_place():
@@ -198,7 +199,7 @@ def test_introductions_follow_the_table_of_contents(tmp_path):
 
 @pytest.fixture(scope="module")
 def glossary_site(tmp_path_factory) -> Path:
-    """A book of a glossary and a chapter, built; its chapter is there as a notebook for tools/terms.py, too."""
+    """A book of a glossary and a chapter, built; its chapter is a notebook as well, for tools/notebooks/terms.py."""
     root = tmp_path_factory.mktemp("book")
     (root / "book/_static").mkdir(parents=True)
     (root / "notebooks").mkdir()
@@ -208,7 +209,7 @@ def glossary_site(tmp_path_factory) -> Path:
     write(root / "notebooks/01_one.ipynb", text(CHAPTER))
     (root / "_toc.yml").write_text("parts:\n- chapters:\n  - file: notebooks/01_one\n")
     settings = {
-        "extensions": ["myst_parser", "sphinx.ext.mathjax", "tools.book_glossary"],
+        "extensions": ["myst_parser", "sphinx.ext.mathjax", "tools.book.glossary"],
         "myst_enable_extensions": ["dollarmath"],
         "html_static_path": [str(ROOT / "book/_static")],
     }

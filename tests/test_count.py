@@ -4,7 +4,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import count  # noqa: E402
+from tools.notebooks import count  # noqa: E402
 
 PROSE = """(ch-a)=
 # Three words here

@@ -14,7 +14,8 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.ops import reference  # noqa: E402
-from tools import count, guide, heads  # noqa: E402
+from tools.book import guide  # noqa: E402
+from tools.notebooks import count, heads  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = heads.chapters()
@@ -345,12 +346,10 @@ def bfloat16_sum(term: float) -> float:
 def test_citation_names_the_version():
     import yaml
 
-    from tools import book_pages, status
+    from tools.book import pages, status
 
     made = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert made["version"] == made["preferred-citation"]["version"] == status.version()
-    entry = book_pages.bibtex(ROOT / "CITATION.cff")
+    entry = pages.bibtex(ROOT / "CITATION.cff")
     assert "url" not in entry and f"Version {status.version()}" in entry
-    assert "url    = {https://example.org/}" in book_pages.bibtex(
-        ROOT / "CITATION.cff", "https://example.org/"
-    )
+    assert "url    = {https://example.org/}" in pages.bibtex(ROOT / "CITATION.cff", "https://example.org/")

@@ -9,7 +9,8 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import lab, numbering  # noqa: E402
+from tools.book import lab  # noqa: E402
+from tools.notebooks import numbering  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "06_attention.ipynb"

@@ -21,7 +21,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.speaking import generate
 from nanoeuler_lib.training import checkpoint
-from tools import live
+from tools.book import live
 
 STATIC = live.ROOT / "book" / "_static" / "live"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

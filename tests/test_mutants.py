@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("mutmut", reason="mutmut is not installed: make setup")
 
-from tools import mutants
+from tools.workshop import mutants
 
 SOURCE = '''
 def larger(a, b):

@@ -11,7 +11,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import numbering  # noqa: E402
+from tools.notebooks import numbering  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "06_attention"

@@ -13,8 +13,8 @@ pytest.importorskip("jupyter_book", reason="jupyter-book is not installed: pip i
 
 import pages
 
-from tools import pdf
-from tools.references import author_year
+from tools.book import pdf
+from tools.book.references import author_year
 
 BASE = "https://book.example/nanoeuler/"
 TEMPLATES = [*pages.PAGES, *(f"notebooks/{name}" for name in pages.CHAPTERS), "search", "genindex", "404"]

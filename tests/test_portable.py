@@ -11,8 +11,8 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from tools import portable  # noqa: E402
-from tools.compare import Output, differences  # noqa: E402
+from tools.notebooks.compare import Output, differences  # noqa: E402
+from tools.workshop import portable  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +81,7 @@ def test_nbval_compares_so(tmp_path):
         ("print(0.25, 7)", "0.24 7\n"),
         ("print(7)", "8\n"),
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.compare"]
+    command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-ptools.notebooks.compare"]
     command += ["--nbval", "--nbval-current-env", "--color=no", f"--rootdir={tmp_path}", str(path)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert "2 failed, 2 passed" in said

@@ -11,7 +11,8 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
-from tools import count, landing, maps, project, runs  # noqa: E402
+from tools.book import landing, project  # noqa: E402
+from tools.notebooks import count, maps, runs  # noqa: E402
 
 ROOT = project.ROOT
 README = (ROOT / "README.md").read_text()
@@ -153,7 +154,9 @@ def test_with_addresses_pages_and_readme_use_them():
 
 
 def test_readme_says_what_project_toml_says():
-    assert project.readme(project.load(environment={}), README) == README, "python -m tools.project --write"
+    assert project.readme(project.load(environment={}), README) == README, (
+        "python -m tools.book.project --write"
+    )
     other = project.readme(SOMEWHERE, README)
     assert other != README and project.readme(project.load(environment={}), other) == README
 
@@ -240,7 +243,7 @@ def test_every_chapter_has_that_cell_after_its_head():
         cells = nbformat.read(path, as_version=4).cells
         found = cells[1]
         assert (found.source, found.metadata) == (wanted.source, wanted.metadata), (
-            "python -m tools.project --write"
+            "python -m tools.book.project --write"
         )
         assert [cell for cell in cells if "library" in cell.metadata.get("tags", ())] == [found], path.name
 

@@ -1,5 +1,5 @@
 // Ranks the pages that search finds by how often they say its words; excerpts without the map of the book.
-// `often` stands in the index (tools/search_index.py): for each word the pages that say it most, with its count there.
+// `often` stands in the index (tools/book/search_index.py): for each word the pages that say it most, with its count there.
 document.addEventListener("DOMContentLoaded", () => {
   const stemmer = new Stemmer();
   const query = new URLSearchParams(location.search).get("q") || "";

@@ -285,7 +285,7 @@ NanoEuler.Reading = class {
   }
 };
 
-/* Unpack what tools/live.py wrote: weights are 16-bit floats in base 64, one tensor behind the other. */
+/* Unpack what tools/book/live.py wrote: weights are 16-bit floats in base 64, one tensor behind the other. */
 NanoEuler.unpack = ({ config, tokenizer, tensors, weights, stories }) => {
   const bytes = Uint8Array.from(atob(weights), (character) => character.charCodeAt(0));
   const view = new DataView(bytes.buffer);

@@ -1,0 +1,115 @@
+"""Chapter 30: the log kept while the engine was tuned, as the chapter reads it; nothing is measured here.
+
+    python -m experiments.ch30_story
+
+Each row names the commit after which it was measured with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
+`gpu_pretrain.py` or `gpu_decode.py`, on an H100, or the card that the row names, without another program beside it; a
+token's time is that of `gpu_decode.py`, with the host's part, but "card_ms" the card's alone. "expected_to_save":
+bounds in milliseconds, written down from a reading of the lists before the change was made, for an H200, of the last
+change for an H100; those of several changes are added. "aims": how many times as fast as torch.compile, set before the
+engine existed.
+"""
+
+from tools.notebooks.results import save
+
+MADE_ON = {
+    "system": "Linux x86_64",
+    "cpu": "Intel(R) Xeon(R) Processor",
+    "cores": 16,
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "python": "3.12.3",
+    "numpy": "2.5.2",
+}
+AIMS = {"bfloat16, 64 rows": 1.2, "tf32, 64 rows": 1.25, "bfloat16, 16 rows": 1.25, "bfloat16, a token": 2.5}
+STAGES = [  # what was changed, the commit, milliseconds of a step and what was expected, by rows of 512 tokens
+    ("at first", "b077dc6", {64: (68.9, None), 16: (19.8, None)}),
+    (
+        "CUDA graphs; one wait a step in place of two; tokens sorted while the card works, as 16 bits; hidden written "
+        "by the kernel of SwiGLU's backward pass",
+        "272deb1",
+        {64: (62.1, [0.5, 0.5]), 16: (18.1, [2.0, 6.0])},
+    ),
+    (
+        "norms' outputs kept; sums of the gains' gradients by 1,024 threads; cuBLASLt's fastest algorithms",
+        "038cd38",
+        {64: (59.5, [1.5, 3.5]), 16: (17.2, None)},
+    ),
+    (
+        "one residual stream for all layers, its norms' backward passes from y; hidden kept, not made again; logits in "
+        "blocks of 256 threads; SwiGLU by 16 bytes",
+        "112f416",
+        {64: (56.8, [1.4, 2.2]), 16: (16.9, None)},
+    ),
+]
+OTHERS = [
+    {
+        "what": "tuning",
+        "stage": "a plan for each length of rows, made anew",
+        "first_ms": [58, 97],
+        "later_ms": [12, 14],
+        "commit": "b5e75f8",
+    },
+    {"what": "token", "stage": "at first", "ms": 1.73, "commit": "b077dc6"},
+    {
+        "what": "token",
+        "stage": "attend written anew; weights asked for before the norm; multiprocessors without a head fetch the "
+        "next weights into L2",
+        "ms": 0.42,
+        "commit": "3ed4d7d",
+    },
+    {
+        "what": "token",
+        "stage": "each thread of attend with a softmax of its own; what is added asked for early; a row in shared "
+        "memory in two halves, which all banks serve; tokens and logits copied within the graph",
+        "ms": 0.372,
+        "commit": "622837a",
+    },
+    {
+        "what": "token",
+        "stage": "launches that begin before the one ahead of them ends, and ask for their weights",
+        "ms": 0.22,
+        "card": "NVIDIA H200",
+        "commit": "5293211",
+    },
+    {
+        "what": "overlap",
+        "card": "NVIDIA H200",
+        "card_ms": {
+            "one after another": 0.2664,
+            "overlapping": 0.2105,
+            "overlapping, nothing fetched besides": 0.2028,
+        },
+        "commit": "5293211",
+    },
+]
+
+
+def main() -> None:
+    steps = [
+        {
+            "what": "step",
+            "rows": rows,
+            "stage": stage,
+            "ms": ms,
+            "expected_to_save": expected,
+            "commit": commit,
+        }
+        for stage, commit, found in STAGES
+        for rows, (ms, expected) in found.items()
+    ]
+    save(
+        "ch30_story",
+        {
+            "model": "base",
+            "precision": "bfloat16",
+            "context": 512,
+            "expected_on": "NVIDIA H200",
+            "aims": AIMS,
+        },
+        steps + OTHERS,
+        made_on=MADE_ON,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Chapter 31: what copies do to a validation score and to secrets, and whether a model repeats or sharpens a share.
+
+The crawl, its cleaning, the miniature and what is measured on it are the notebook's own: its cells tagged `experiment`
+are run here, for each seed once on the pages as crawled and once on the cleaned ones.
+"""
+
+import numpy as np
+
+from tools.notebooks.cells import run_tagged
+from tools.notebooks.results import save
+
+SEEDS = list(range(8))
+
+
+def row(names: dict, seed: int, text: str) -> dict:
+    held, pages, planted = names["crawl"](seed)
+    if text == "cleaned":
+        pages = names["clean"](held, pages, seed)
+    model = names["train_on"](pages, seed)
+    share = {
+        title: [names["share_in"](pages, title)]
+        + [names["share_of_bakers"](model, title, temperature) for temperature in (1.0, 0.5, 0)]
+        for title in names["WHO"]
+    }
+    return {
+        "text": text,
+        "seed": seed,
+        "pages": len(pages),
+        "bits": [round(bits, 5) for bits in names["by_twins"](model, held)],
+        "exposure": [[round(bits, 4) for bits in family] for family in names["exposures"](model, planted)],
+        "share": {title: [round(x, 5) for x in found] for title, found in share.items()},
+    }
+
+
+def main() -> None:
+    names, rows = run_tagged("31_text_from_elsewhere", "experiment"), []
+    np.seterr(all="ignore")
+    for seed in SEEDS:
+        rows += [row(names, seed, text) for text in ("as crawled", "cleaned")]
+        print(*rows[-2:], sep="\n", flush=True)
+    config = {
+        "seeds": SEEDS,
+        "model": names["MINI"].to_dict(),
+        "train": names["BRIEF"].to_dict(),
+        "pages": names["PAGES"],
+        "held_out": names["HELD"],
+        "twins": list(names["TWINS"]),
+        "families": list(names["FAMILIES"]),
+        "copies": list(names["COPIES"]),
+        "trades": list(names["TRADES"]),
+        "usual": names["USUAL"],
+    }
+    save("ch31", config, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The library's reference, from its docstrings: Sphinx's autodoc, with what this book adds.
+
+The docstrings are plain text with Markdown's backticks; here they become what Sphinx reads. Each object that a chapter
+shows in a mirror cell says which chapter derives it; the mirror's metadata know.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from tools.notebooks import maps, mirror
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = "book/api/"
+DERIVED = "Derived in "
+INLINE = re.compile(r"`([^`]+)`|(\[[^\[\]`]*\])|([\\*|]|_(?!\w))")
+
+
+# ---- Which chapter derives what
+
+
+def mirrored(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of each definition that the notebook's mirror cells show; "Class.name" where a part is shown."""
+    notebook = json.loads(path.read_text("utf-8"))
+    default = notebook["metadata"].get("nanoeuler", {}).get("module")
+    for cell in notebook["cells"]:
+        tags = set(cell["metadata"].get("tags", ()))
+        if cell["cell_type"] != "code" or not tags & {"mirror", "mirror-part"}:
+            continue
+        source = "".join(cell["source"])
+        modules = cell["metadata"].get("nanoeuler", {}).get("module", default)
+        for module in [modules] if isinstance(modules, str) else modules:
+            if source.startswith("%%"):
+                there = mirror.cpp_definitions((ROOT / module).read_text("utf-8"))
+                names = [name for name in mirror.cpp_definitions(source) if name in there]
+            else:
+                names = mirror.definitions(ast.parse(source))
+                if "mirror-part" in tags:
+                    names = [*names, *mirror.with_methods(names)]
+            yield from ((module, name) for name in names)
+
+
+def derivations(root: Path = ROOT) -> dict[tuple[str, str], list[str]]:
+    """The notebooks that show each (module, name), in the order of the book."""
+    found = {}
+    for _, paths in maps.parts(root):
+        for path in paths:
+            for key in mirrored(path):
+                if path.stem not in found.setdefault(key, []):
+                    found[key].append(path.stem)
+    return found
+
+
+def derived(app: Sphinx) -> dict[tuple[str, str], list[str]]:
+    if not hasattr(app, "derivations"):
+        app.derivations = derivations()
+    return app.derivations
+
+
+def chapters_changed(app: Sphinx, env: BuildEnvironment, added: set, changed: set, removed: set) -> set[str]:
+    """The reference is read anew when another chapter derives something."""
+    before, env.derivations = getattr(env, "derivations", None), derived(app)
+    return {page for page in env.found_docs if page.startswith(PAGES)} if before != env.derivations else set()
+
+
+# ---- Python, by autodoc
+
+
+def restructured(text: str) -> list[str]:
+    """A docstring of this library as reStructuredText, line by line: literals, shapes, indented blocks."""
+    lines, before = [], ""
+    for line in text.split("\n"):
+        indented = line.startswith("    ")
+        if indented and not before.strip() and not (lines and lines[-1].startswith("    ")):
+            lines += ["::", ""] if not in_block(lines) else []
+        lines.append(line if indented else INLINE.sub(inline, line))
+        before = line
+    return lines
+
+
+def in_block(lines: list[str]) -> bool:
+    """Whether the last line that is not blank belongs to an indented block."""
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return last.startswith("    ")
+
+
+def inline(found: re.Match) -> str:
+    """Backticks and shapes are literals; reStructuredText's own signs are text."""
+    literal = found[1] or found[2]
+    if not literal:
+        return "\\" + found[3]
+    before = "\\ " if found.start() and re.match(r"[\w)\].,]", found.string[found.start() - 1]) else ""
+    after = "\\ " if re.match(r"[\w(\[]", found.string[found.end() :]) else ""
+    return f"{before}``{literal}``{after}"
+
+
+def readable(app: Sphinx, what: str, name: str, documented: object, options: dict, lines: list[str]) -> None:
+    """What autodoc shows of a docstring, and behind it the chapters."""
+    lines[:] = restructured("\n".join(lines))
+    module = getattr(documented, "__module__", None) or ""
+    key = (module, getattr(documented, "__qualname__", name.removeprefix(f"{module}.")))
+    if notebooks := derived(app).get(key):
+        chapters = ", ".join(f":doc:`/notebooks/{name}`" for name in notebooks)
+        lines += ["", f"{DERIVED}{chapters}.", ""]
+
+
+def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
+    """The line about the chapters has its own style."""
+    if app.env.docname.startswith(PAGES):
+        for line in doctree.findall(nodes.paragraph):
+            if line.astext().startswith(DERIVED):
+                line["classes"].append("derived")
+
+
+def plain_type(
+    app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node
+) -> nodes.Node | None:
+    """A type in a signature that has no page, such as another library's, stays text."""
+    return content if node.get("refdoc", "").startswith(PAGES) and node["refdomain"] == "py" else None
+
+
+# ---- CUDA C++, which autodoc does not read
+
+
+def comment_above(source: list[str], first: int) -> str:
+    """The first sentence of the comment that ends right above line `first`, counted from 1."""
+    said = []
+    for line in reversed(source[: first - 1]):
+        if not line.startswith("//"):
+            break
+        said.insert(0, line.removeprefix("//").strip())
+    return re.split(r"(?<=[.:;])\s", " ".join(said), maxsplit=1)[0].rstrip(":;")
+
+
+class KernelFile(SphinxDirective):
+    """A table of what a file of nanoeuler_lib/kernels defines: name, what it does, which chapter derives it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        path = f"nanoeuler_lib/kernels/{self.arguments[0]}"
+        self.env.note_dependency(str(ROOT / path))
+        text = (ROOT / path).read_text("utf-8")
+        source, titles = (
+            text.split("\n"),
+            {path.stem: path for _, paths in maps.parts(ROOT) for path in paths},
+        )
+        rows = ["| name | | derived in |", "|:--|:--|:--|"]
+        for name, lines in sorted(mirror.cpp_definitions(text).items(), key=lambda item: item[1].first):
+            shown = derived(self.env.app).get((path, name), [])
+            said = re.sub(r"([|*_<$\[\]])", r"\\\1", comment_above(source, lines.first))
+            where = ", ".join(f"[{n.partition('_')[0]}](/notebooks/{n}.ipynb)" for n in shown if n in titles)
+            kernel = " `__global__`" if "__global__" in "\n".join(lines.lines).partition("{")[0] else ""
+            rows.append(f"| `{name}`{kernel} | {said} | {where} |")
+        found = nodes.container()
+        self.state.nested_parse(StringList(rows), self.content_offset, found)
+        return found.children
+
+
+def setup(app: Sphinx) -> dict:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", readable)
+    app.connect("doctree-read", mark_derived)
+    app.connect("missing-reference", plain_type, priority=900)  # after the inventories of other projects
+    app.connect("env-get-outdated", chapters_changed)
+    app.add_directive("kernel-file", KernelFile)
+    app.add_css_file("api.css")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

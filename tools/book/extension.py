@@ -1,0 +1,203 @@
+"""What no option of Jupyter Book does: numbers by chapter, references as cited, and repairs of the built pages."""
+
+import copy
+import html
+import os
+import zlib
+from pathlib import Path
+
+import sphinx.search
+from docutils import nodes
+from myst_parser.mdit_to_docutils.sphinx_ import SphinxRenderer
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from tools.book.references import list_references
+from tools.book.search_index import Index
+from tools.notebooks import numbering
+
+REFERENCES = "book/references"
+REPEATED = {"exercise-content", "solution-content", "proof-content", "proof"}
+BUNDLES = (
+    "latest",
+    "loader",
+    "startup",
+    "core",
+    "node-main",
+    "mml-*",
+    "tex-mml-*",
+    "tex-svg*",
+    "tex-chtml-*",
+)
+# Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
+COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
+UNUSED = [
+    "**/*.map",  # of the theme's scripts and styles
+    "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
+    "vendor/**/*.ttf",  # every browser of the last ten years takes the woff2 beside it
+    *(f"mathjax/{bundle}.js" for bundle in BUNDLES),  # one bundle is used, tex-chtml.js
+    "mathjax/sre/**/*",
+]
+
+
+def drop_repeated_ids(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """sphinx-exercise and sphinx-proof give every box, and every proof, the same id; nothing refers to it."""
+    for box in [*doctree.findall(nodes.section), *doctree.findall(nodes.admonition)]:
+        box["ids"] = [name for name in box["ids"] if name not in REPEATED]
+
+
+def link_pictures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A picture with a scale becomes a link to itself (html_scaled_image_link): a tap shows it as large as it is."""
+    for picture in doctree.findall(nodes.image):
+        picture["scale"] = 100
+
+
+def drop_scripts(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """Thebe would fetch its code from another server; MathJax is for pages with formulas. Both are included always."""
+    unused = ["thebe"] + ["mathjax"] * ('class="math' not in context.get("body", ""))
+    context["script_files"] = [
+        script
+        for script in context["script_files"]
+        if not any(name in str(script).lower() + str(script.attributes) for name in unused)
+    ]
+
+
+def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """A folded cell is called what its line says ("Show the check"), by a voice and by a screen reader, too."""
+    if "body" in context:
+        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
+
+
+def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """What a shared link shows: the page's first paragraph, and the book's picture where its address is known."""
+    words = next((p.astext() for p in doctree.findall(nodes.paragraph)), "") if doctree else ""
+    words = words or "Build a language model by hand, and know that each part is right."
+    if len(words) > 200:
+        words = words[:200].rpartition(" ")[0] + " …"
+    words = html.escape(" ".join(words.split()))
+    title = html.escape(" ".join(doctree.next_node(nodes.title).astext().split())) if doctree else "NanoEuler"
+    tags = [
+        ("name", "description", words),
+        ("property", "og:title", title),
+        ("property", "og:description", words),
+    ]
+    tags += [("property", "og:type", "article"), ("property", "og:site_name", "NanoEuler")]
+    if base := app.config.html_baseurl:
+        tags += [
+            ("property", "og:url", f"{base}{page}.html"),
+            ("name", "twitter:card", "summary_large_image"),
+        ]
+        tags += [("property", "og:image", f"{base}_static/story.png")]
+    found = "".join(f'\n<meta {kind}="{name}" content="{value}" />' for kind, name, value in tags)
+    if page == "404" and base:  # shown at any address: its links start from the book's
+        found = f'\n<base href="{html.escape(base)}" />{found}'
+    context["metatags"] = context.get("metatags", "") + found
+
+
+def page_not_found(app: Sphinx) -> list[tuple[str, dict, str]]:
+    """404.html, which GitHub Pages and others show for an address that does not exist."""
+    body = (
+        "<section><h1>There is no such page</h1><p>It may have been renamed. The chapters are listed at the side "
+        'and on <a href="book/intro.html">the first page</a>; <a href="search.html">search</a> finds a word in '
+        "all of them.</p></section>"
+    )
+    return [("404", {"title": "There is no such page", "body": body}, "page.html")]
+
+
+def rank_results(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """The search page ranks by how much each page says of the words."""
+    if page == "search":
+        app.add_js_file("search_rank.js", priority=100)
+
+
+def drop_unused(app: Sphinx, exception: Exception | None) -> None:
+    """Half of the bytes that the theme and MathJax copy into the book are never asked for."""
+    for pattern in UNUSED if exception is None else ():
+        for path in Path(app.outdir, "_static").glob(pattern):
+            if path.is_file():
+                path.unlink()
+
+
+def colour_cuda(app: Sphinx, doctree: nodes.document) -> None:
+    """A cell that begins with %%cuda holds C++; the first line, which does not, may not stop the lexer."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().startswith("%%cuda"):
+            block["language"], block["force"] = "cuda", True
+
+
+def read_for_sphinx(app: Sphinx, docname: str, content: list[str]) -> None:
+    """A notebook's text, without what it says to JupyterLab alone."""
+    if app.env.doc2path(docname).endswith(".ipynb"):
+        content[0] = numbering.for_sphinx(content[0])
+
+
+def write_in_parallel(app: Sphinx, env: BuildEnvironment) -> None:
+    """Jupyter Book's command has no option for it; reading stays serial, for some extensions cannot do otherwise."""
+    app.parallel = os.cpu_count() or 1
+
+
+def copy_first(app: Sphinx, env: BuildEnvironment) -> None:
+    """Styles and scripts that extensions copy last are there before a page is written, which carries their sums."""
+    Path(app.outdir, "_static").mkdir(parents=True, exist_ok=True)
+    for listener in list(app.events.listeners["build-finished"]):
+        if listener.handler.__name__ in COPIED_LAST:
+            app.disconnect(listener.id)
+            listener.handler(app, None)
+
+
+def formula_name(renderer: SphinxRenderer) -> str:
+    """A name for an equation without a label; MyST's own is another in each build."""
+    env = renderer.sphinx_env
+    return f"{env.docname.replace('/', '-')}-{env.new_serialno('formula')}"
+
+
+def restore_numbers(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Give Sphinx the numbers that it gave last time, before it compares: else it writes every page anew."""
+    env.toc_fignumbers = getattr(env, "numbers_through_the_book", env.toc_fignumbers)
+    return []
+
+
+def write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """What no dependency tells: the references when a page cites more or less, all pages when one has another name."""
+    names = {page: title.astext() for page, title in env.titles.items()}
+    cited = {(ref.docname, *(t.key for t in ref.targets)) for ref in env.get_domain("cite").citation_refs}
+    before = getattr(env, "names_written", names), getattr(env, "cited_written", cited)
+    env.names_written, env.cited_written = names, cited
+    return list(env.found_docs) if before[0] != names else [REFERENCES] if before[1] != cited else []
+
+
+def number_by_chapter(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Count figures, equations, exercises and theorems from 1 in each chapter: 6.1, 6.2, ..."""
+    env.numbers_through_the_book = copy.deepcopy(env.toc_fignumbers)
+    for docname, kinds in env.toc_fignumbers.items():
+        if number := numbering.chapter(docname):
+            for counted in kinds.values():
+                for n, label in enumerate(sorted(counted, key=counted.get), 1):
+                    counted[label] = (number, n)
+    return []
+
+
+def setup(app: Sphinx) -> dict:
+    sphinx.search.IndexBuilder = Index
+    SphinxRenderer._random_label = formula_name
+    app.connect("source-read", read_for_sphinx)
+    app.connect("env-get-updated", restore_numbers, priority=100)  # Sphinx numbers at 500
+    app.connect("env-get-updated", number_by_chapter, priority=900)
+    app.connect("env-get-updated", write_again)
+    app.connect("env-updated", write_in_parallel)
+    app.connect("env-updated", copy_first)
+    app.connect("doctree-read", colour_cuda)
+    app.connect("doctree-resolved", drop_repeated_ids)
+    app.connect("doctree-resolved", link_pictures)
+    app.connect("doctree-resolved", list_references)
+    app.connect("html-collect-pages", page_not_found)
+    for change in (rank_results, name_folds, describe, drop_scripts):
+        app.connect("html-page-context", change, priority=900)
+    app.connect("build-finished", drop_unused, priority=900)
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
+    # What was read with other tools is read again.
+    return {"env_version": zlib.crc32(sources), "parallel_read_safe": True, "parallel_write_safe": True}

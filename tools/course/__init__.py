@@ -1,0 +1,1 @@
+"""Chapters as assignments: releases and grades by nbgrader."""

@@ -1,0 +1,1 @@
+"""The notebooks as files: run, numbered, counted, mirrored, compared, and the results that they plot."""

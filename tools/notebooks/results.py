@@ -1,0 +1,88 @@
+"""Store the result of an experiment that takes longer than a cell.
+
+A script `experiments/chNN.py` (run by `make results CH=NN`) ends in
+
+    config = {"steps": 2000, "seeds": [0, 1, 2, 3, 4]}
+    save("ch15", config, [{"heads": 4, "seed": 0, "bits_per_byte": ...}, ...])
+
+and the chapter reads `../data/results/ch15.json`.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "data" / "results"
+
+
+def save(
+    name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None
+) -> Path:
+    """Write data/results/<name>.json: the rows, the config that made them, commit, date and machine.
+
+    made_on: the machine, where it is another one than this.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    result = {
+        "name": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "machine": made_on or machine(),
+        "config": config,
+        "rows": rows,
+    }
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    os.replace(partial, path)
+    print(f"{path}: {len(rows)} rows")
+    return path
+
+
+def commit() -> str:
+    """The commit, with "-dirty" if the tree has changes; "unknown" outside a repository.
+
+    NANOEULER_COMMIT names it on a machine that was given the tree of a commit without its history.
+    """
+    if given := os.environ.get("NANOEULER_COMMIT"):
+        return given
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine() -> dict:
+    """What a reader needs to judge a timing."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpu": gpu_name(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def gpu_name() -> str | None:
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode() if cupy.cuda.is_available() else None
+    except ImportError:
+        return None
