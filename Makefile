@@ -79,7 +79,7 @@ assignment: $(READY)  ## the students' version of a chapter, without solutions: 
 
 assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (20 minutes)
 	@$(BIN)/python -m tools.course.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
-	$(BIN)/python -m pytest --slow -n $(JOBS) tests/test_assignment.py $(ARGS)
+	$(BIN)/python -m pytest --slow -n $(JOBS) tests/school/test_assignment.py $(ARGS)
 
 autograde: $(READY)  ## grade a folder of submissions: feedback and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER)
 	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)"

@@ -1,6 +1,6 @@
 """Do the checks of a chapter reject wrong answers? Each right answer is changed in one place, and its check is asked.
 
-    make mutants CH=06                       # every mutant of every gap that tests/test_chapter_06.py declares
+    make mutants CH=06                       # every mutant of every gap that tests/chapters/test_chapter_06.py declares
     make mutants CH=06 ARGS="--sample 10"    # ten of each check, drawn with --seed
 
 A mutant is *equivalent* if it does the same as the right answer on the gap's domain: 500 draws and all edges, in value,
@@ -504,7 +504,8 @@ def _memory():
 
 def load(number: str) -> tuple[SimpleNamespace, list, dict[str, str]]:
     """A chapter's names, the gaps that its tests declare, and the text of each function and of each cell of kernels."""
-    sys.path[:0] = [path for path in (str(ROOT / "tests"), str(ROOT)) if path not in sys.path]
+    folders = str(ROOT / "tests" / "chapters"), str(ROOT / "tests"), str(ROOT)
+    sys.path[:0] = [path for path in folders if path not in sys.path]
     tests = importlib.import_module(f"test_chapter_{number}")
     from chapters import code_cells, definitions, kernels, python
 

@@ -5,7 +5,7 @@
     make mutants-library SKIP=260               # the last 40 of the 300: a run that was stopped goes on
 
 The operators are those of mutmut: an argument dropped or None, + for -, <= for <, `and` for `or`, a number one larger,
-a string changed, an assignment of None, ... A mutant is caught when a test of TESTS fails, or runs out of time, in a
+a string changed, an assignment of None, ... A mutant is caught when a test of its wing fails, or runs out of time, in a
 copy of the checkout; the checkout itself is never changed. mutants.toml lists the mutants that no test can catch,
 each with the reason. Not planted: what stands outside of functions (mutmut leaves that out as well), annotations and
 decorators, and strings of several words, which are prose for people: a test that repeats a sentence says nothing.
@@ -40,88 +40,11 @@ from mutmut.mutation.mutators import mutation_operators, operator_string
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "nanoeuler_lib"
 # Kernels and what launches them: tested by themselves, test_engine.py and its kin plant their own bugs.
-APART = ("cuda", "kernels", "engine", "gpu.py", "unfused.py", "flash.py", "flash_backward.py")
+APART = ("cuda", "kernels", "engine")
 PAPERS = ("papers", "problems", "worker", "ch04", "ch05", "ch06", "ch08", "ch11", "ch14")
 ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant
 EQUIVALENT = Path(__file__).with_name("mutants.toml")
 PROCESSES = 2
-
-# Which tests belong to a module, by its file's name (a package's by its folder's): files of tests/, or tests of them.
-# Those stand first that are fast and likely to fail, since the first failure ends a mutant's run.
-TESTS = {
-    "arguments": [
-        "test_arguments.py",
-        "test_corpus.py::test_the_defaults_of_the_help_are_those_of_the_command",
-        "test_cli.py",
-    ],
-    **{name: ["test_assign.py"] for name in PAPERS},
-    "breaks": ["test_breaks.py"],
-    "chat": ["test_chat_loop.py", "test_chat.py"],
-    "checkpoint": ["test_checkpoint.py", "test_train.py"],
-    "cli": [
-        "test_command.py",
-        "test_cli.py",
-        "test_breaks.py::test_command_break",
-        "test_corpus.py",
-        "test_shards.py::test_the_command",
-        "test_shards.py::test_what_the_command_says_of_shards",
-    ],
-    "config": ["test_contracts.py", "test_train.py"],
-    "corpus": ["test_corpus.py"],
-    "data": ["test_data.py", "test_train.py"],
-    "dedup": ["test_corpus.py"],
-    "device": ["test_device.py"],
-    "diagnose": ["test_breaks.py"],
-    "documents": ["test_corpus.py"],
-    "embedding": ["test_embedding.py"],
-    "errors": ["test_contracts.py"],
-    "evaluate": ["test_evaluate.py"],
-    "fetch": ["test_corpus_fetch.py"],
-    "files": ["test_files.py", "test_contracts.py", "test_train.py"],
-    "generate": ["test_generate.py", "test_speculative.py", "test_attention.py", "test_settings.py"],
-    "gutenberg": ["test_corpus_gutenberg.py"],
-    "gradcheck": ["test_gradcheck.py"],
-    "model": ["test_settings.py", "test_train.py"],
-    "ngram": ["test_evaluate.py"],
-    "ops": ["test_ops.py", "test_unfused.py::test_right_kernels_are_taken_and_used"],
-    "cpu": ["test_ops.py", "test_muon.py", "test_attention.py", "test_settings.py"],
-    "plain": ["test_ops.py", "test_muon.py", "test_settings.py"],
-    "reference": ["test_ops.py", "test_muon.py", "test_settings.py"],
-    "optim": ["test_ops.py", "test_muon.py", "test_settings.py"],
-    "plan": ["test_ops.py", "test_settings.py"],
-    "plots": ["test_evaluate.py"],
-    "practice": ["test_practice.py"],
-    "registry": ["test_corpus.py"],
-    "report": ["test_report.py", "test_curves.py", "test_watch.py"],
-    "run_folder": [
-        "test_run_folder.py",
-        "test_kill.py::test_a_run_without_a_lock_file",
-        "test_train.py",
-    ],
-    "sft": ["test_examples.py", "test_contracts.py", "test_sft.py"],
-    "shards": ["test_shards.py", "test_train.py"],
-    "significance": ["test_significance.py"],
-    "step": [
-        "test_journal.py::test_workers_take_no_notice_of_overflow",
-        "test_step.py",
-        "test_settings.py",
-    ],
-    "tokenizer": ["test_tokenizer.py", "test_contracts.py"],
-    "train": [
-        "test_journal.py",
-        "test_train.py",
-        "test_contracts.py",
-        "test_shards.py::test_the_command",
-        "test_shards.py::test_when_a_validation_is_whole",
-    ],
-    "watch": ["test_watch.py"],
-    "grammar": ["test_grammar.py", "test_world_rules.py"],
-    "stories": ["test_world_rules.py"],
-    "story": ["test_world_rules.py"],
-    "tasks": ["test_world_rules.py"],
-    "town": ["test_world_rules.py"],
-    "wordings": ["test_wordings.py"],
-}
 
 
 @dataclass(frozen=True)
@@ -148,6 +71,14 @@ def modules(root: Path) -> dict[str, Path]:
         for path in paths
         if not set(path.parts) & set(APART) and path != Path(LIBRARY, "__init__.py")
     }
+
+
+def tests_of(path: Path, root: Path) -> list[str]:
+    """The test files of a module's wing, below the checkout; those that bear its name first."""
+    wing = path.parts[1] if len(path.parts) > 2 else "ground"
+    folder = Path("tests", "model" if wing == "ops" else wing)
+    files = sorted(file.name for file in (root / folder).glob("test_*.py"))
+    return [str(folder / name) for name in sorted(files, key=lambda name: path.stem not in name)]
 
 
 class Places(cst.CSTVisitor):
@@ -320,7 +251,7 @@ class Bench:
         environment = {key: value for key, value in os.environ.items() if key != "NANOEULER_DATA"}
         environment |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nbval and others take seconds to import
-        options = ["-xq", "-pno:cacheprovider", f"--basetemp={copy}/tmp", f"tests/{test}"]
+        options = ["-xq", "-pno:cacheprovider", f"--basetemp={copy}/tmp", test]
         process = subprocess.Popen(
             [sys.executable, "-c", LIMITED, str(MEMORY), str(seconds), *options],
             cwd=copy, env=environment, start_new_session=True,
@@ -366,9 +297,7 @@ def table(rows: Mapping[str, Counter]) -> str:
     return "\n".join(lines)
 
 
-def main(
-    arguments: Sequence[str] | None = None, root: Path = ROOT, tests=TESTS, listed: Path = EQUIVALENT
-) -> int:
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT, listed: Path = EQUIVALENT) -> int:
     """Draw, try, report; 1 if fewer than 95% of those that are not equivalent are caught, or the list is stale."""
     parser = argparse.ArgumentParser(prog="make mutants-library", description=__doc__.split("\n")[0])
     parser.add_argument("--module", default="", help="only this module, by its file's name")
@@ -384,8 +313,7 @@ def main(
     paths = {name: paths[name] for name in chosen}
     sources = {name: (root / path).read_text("utf-8") for name, path in paths.items()}
     makers = {name: made for name, source in sources.items() if (made := planted(name, source))}
-    if missing := makers.keys() - tests.keys():
-        raise SystemExit(f"tools/workshop/mutants.py: TESTS names no tests of {', '.join(sorted(missing))}")
+    tests = {name: tests_of(paths[name], root) for name in makers}
     known = equivalents(listed)
     gone = stale(known, makers)
     for key in gone:

@@ -23,9 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OF_CUDA = ("runtime", "checker", "half", "functions", "matrix", "profile")
 TESTS = [
-    *(f"tests/test_cuda_{name}.py" for name in OF_CUDA),
-    "tests/test_kernels.py",
-    "tests/test_learner.py",
+    *(f"tests/cuda/test_cuda_{name}.py" for name in OF_CUDA),
+    "tests/cuda/test_kernels.py",
+    "tests/cuda/test_learner.py",
 ]
 CUDA = ROOT / "nanoeuler_lib" / "cuda"
 FIRST = """

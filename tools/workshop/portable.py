@@ -153,12 +153,12 @@ def why_not(setting: Setting, own: dict) -> str:
 
 def numeric_tests() -> list[Path]:
     """The test files whose outcome may depend on how numbers are rounded."""
-    return [p for p in sorted((ROOT / "tests").glob("test_*.py")) if not p.stem.startswith(NOT_NUMERIC)]
+    return [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if not p.stem.startswith(NOT_NUMERIC)]
 
 
 def with_tests(notebooks: list[Path]) -> list[Path]:
     """Notebooks, each with the tests of its chapter."""
-    tests = [ROOT / "tests" / f"test_chapter_{path.stem.split('_')[0]}.py" for path in notebooks]
+    tests = [ROOT / "tests" / "chapters" / f"test_chapter_{path.stem.split('_')[0]}.py" for path in notebooks]
     return [*notebooks, *(test for test in tests if test.exists())]
 
 

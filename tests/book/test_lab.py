@@ -1,0 +1,161 @@
+"""The working copies that `make lab` opens: never overwritten when changed, renewed when not, with links that work."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+from tools.book import lab  # noqa: E402
+from tools.notebooks import numbering  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "06_attention.ipynb"
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """A book of three chapters."""
+    root = tmp_path_factory.mktemp("book")
+    (root / "notebooks").mkdir()
+    for name in ("05_checking_gradients.ipynb", NAME, "07_positions.ipynb"):
+        shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
+    (root / "book").symlink_to(ROOT / "book")
+    return root
+
+
+@pytest.fixture
+def work(book, tmp_path):
+    folder = tmp_path / "work"
+    assert lab.renew(book, folder) == []
+    return folder
+
+
+def edit(path: Path, change) -> None:
+    notebook = json.loads(path.read_text("utf-8"))
+    change(notebook)
+    path.write_text(json.dumps(notebook), "utf-8")
+
+
+def answer(notebook):
+    notebook["cells"][3]["source"] = "x = 1  # mine"
+
+
+def run(notebook):
+    """What JupyterLab does to a notebook that is only read and run."""
+    notebook["metadata"].setdefault("language_info", {})["version"] = "3.12.1"
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], 99
+
+
+@pytest.fixture
+def newer(book, tmp_path):
+    """The same book after an update of chapter 06."""
+    root = tmp_path / "newer"
+    shutil.copytree(book, root, symlinks=True)
+    edit(root / "notebooks" / NAME, lambda nb: nb["cells"][-1].update(source="A new last paragraph."))
+    return root
+
+
+def test_a_second_start_changes_nothing(book, work):
+    before = {path.name: path.read_bytes() for path in work.iterdir()}
+    assert lab.renew(book, work) == []
+    assert {path.name: path.read_bytes() for path in work.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "change", [answer, lambda nb: nb["cells"].pop(), lambda nb: nb["cells"].append(nb["cells"][2])]
+)
+def test_a_changed_copy_is_never_overwritten(book, work, newer, change):
+    edit(work / NAME, change)
+    mine = (work / NAME).read_bytes()
+    assert lab.renew(book, work) == []
+    said = lab.renew(newer, work)
+    assert len(said) == 1 and NAME in said[0] and "yours is kept" in said[0]
+    assert (work / NAME).read_bytes() == mine
+    assert lab.renew(newer, work) == said
+
+
+def test_a_spoilt_copy_is_the_readers_to_decide(newer, work):
+    (work / NAME).write_text("{half")
+    assert "yours is kept" in lab.renew(newer, work)[0]
+    assert (work / NAME).read_text() == "{half"
+
+
+def test_a_copy_that_was_only_run_is_renewed(book, work, newer):
+    edit(work / NAME, run)
+    ran = (work / NAME).read_bytes()
+    assert lab.renew(book, work) == [] and (work / NAME).read_bytes() == ran
+    said = lab.renew(newer, work)
+    assert len(said) == 1 and "renewed" in said[0]
+    assert "A new last paragraph." in (work / NAME).read_text("utf-8")
+    assert lab.renew(newer, work) == []
+
+
+def test_a_copy_without_a_record_is_kept(book, work, newer):
+    """The record was deleted, or the notebook came from elsewhere under the same name."""
+    (work / lab.GIVEN).unlink()
+    said = lab.renew(newer, work)
+    assert len(said) == 1 and "yours is kept" in said[0]
+
+
+def test_a_copy_that_was_renamed_is_given_again(newer, work):
+    (work / NAME).rename(work / "mine.ipynb")
+    assert lab.renew(newer, work) == []
+    assert "A new last paragraph." in (work / NAME).read_text("utf-8")
+
+
+def test_reading_changes_no_committed_line_and_finds_the_results():
+    assert "/work/" in (ROOT / ".gitignore").read_text().split()
+    assert lab.WORK.parent == ROOT  # ../data/results and ../book are where the chapters say
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_copy_is_the_chapter_with_links_that_lead_somewhere(path, links, made):
+    notebook = json.loads(path.read_text("utf-8"))
+    copy = lab.copy_of(notebook, path.name, links)
+    nbformat.validate(nbformat.from_dict(copy))
+    words = "\n".join(numbering.text(cell) for cell in copy["cells"] if cell["cell_type"] == "markdown")
+    assert not re.search(r"\{(?:cite:[pt]|term|numref|ref|eq|prf:ref|py:\w+)\}`", words)
+    assert not re.search(r"^:class: (?:predict|your-turn|mistake|borrowed)$", words, re.M)
+    for page, place in re.findall(r"\]\((glossary\.md|references\.md)#([\w-]+)\)", words):
+        assert f"({place})=" in made[page], (page, place)
+    for file in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", words):
+        assert (ROOT / "notebooks" / file).exists()
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code == [cell for cell in copy["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.fixture(scope="module")
+def links():
+    return lab.Links()
+
+
+@pytest.fixture(scope="module")
+def made(links):
+    return lab.pages(links)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{cite:p}`dao2022`", "([Dao et al., 2022](references.md#ref-dao2022))"),
+        ("{cite:t}`jain2019` say", "[Jain and Wallace (2019)](references.md#ref-jain2019) say"),
+        ("{term}`token`", "[token](glossary.md#term-token)"),
+        ("{term}`tokens <token>`", "[tokens](glossary.md#term-token)"),
+        ("{numref}`fig-attention-causal`", "[Figure 6.1](06_attention.ipynb)"),
+        ("{py:func}`numpy.mean`", "[`numpy.mean`](https://numpy.org/doc/stable/search.html?q=numpy.mean)"),
+        (":class: predict", ":class: tip"),
+        ("{math}`e^x`", "{math}`e^x`"),
+    ],
+)
+def test_roles_become_links(links, source, shown):
+    assert lab.Links.markdown(links, source, "07_positions.ipynb") == shown
+
+
+def test_a_figure_of_the_same_chapter_is_a_place_on_the_page(links):
+    assert links.markdown("{numref}`fig-attention-causal`", NAME) == "[Figure 6.1](#fig-attention-causal)"

@@ -1,0 +1,411 @@
+"""Chapter 30: its checks accept what is right and reject wrong answers, each of them named."""
+
+import copy
+import itertools
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chapters import gap_tests
+
+from experiments import ch30
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.practice import verdict
+from tools.workshop.chapter_mutants import Gap, Value
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
+
+
+# ---- The gaps
+
+
+def costs(terms=2, inputs=0, narrow=False, added=1, always=False, order=(0, 1, 2), backs=None):
+    """Costs of the three products with something changed."""
+
+    def count(N, I, O, number, add):
+        flops, x, w, y = terms * N * I * O, N * I, I * O, N * O
+        forward = flops, number * (x + w + y - inputs * x)
+        gradient = number if narrow else 4
+        weights = flops, number * (x + y) + gradient * w * (1 + added * (add or always))
+        three = forward, forward if backs is None else (flops, number * (x + w + y) + backs), weights
+        return tuple(three[i] for i in order)
+
+    return count
+
+
+def costs_by_shapes(N, I, O, number, add):
+    """Another right answer: each product by its own shape."""
+    found = []
+    for rows, inner, columns, out, again in (
+        (N, I, O, number, 0), (N, O, I, number, 0), (I, N, O, 4, int(add)),
+    ):  # fmt: skip
+        moved = number * inner * (rows + columns) + out * rows * columns * (1 + again)
+        found.append([rows * columns * inner * 2, moved])
+    return found
+
+
+WRONG_COSTS = {
+    "multiplications alone": costs(terms=1),
+    "sums without their first": lambda N, I, O, number, add: (
+        (N * O * (2 * I - 1), costs()(N, I, O, number, add)[0][1]), *costs()(N, I, O, number, add)[1:]),
+    "x is not read": costs(inputs=1),
+    "the gradient of w is short": costs(narrow=True),
+    "adding reads nothing": costs(added=0),
+    "always added": costs(always=True),
+    "read twice where added": costs(added=2),
+    "dw before dx": costs(order=(0, 2, 1)),
+    "dx without reading w": lambda N, I, O, number, add: costs(backs=-number * I * O)(N, I, O, number, add),
+    "the same three times": costs(order=(0, 0, 0)),
+    "floats": lambda *given: tuple((float(f), b) for f, b in costs()(*given)),
+    "numbers in place of bytes": lambda N, I, O, number, add: costs()(N, I, O, 1, add),
+    "two products": costs(order=(0, 1)),
+    "flops of three in one": lambda *given: tuple((3 * f, b) for f, b in costs()(*given)),
+}  # fmt: skip
+
+
+def captures(arrays="kept", others="copied", at_once=False, again=False, once=False, shared=False, order=1):
+    """A capture with something changed."""
+
+    def capture(write):
+        noted = []
+
+        def keep(argument):
+            if isinstance(argument, np.ndarray):
+                return argument.copy() if arrays == "copied" else argument
+            return (
+                copy.deepcopy(argument)
+                if others == "copied"
+                else copy.copy(argument)
+                if others == "flat"
+                else argument
+            )
+
+        def note(kernel, *arguments):
+            noted.append((kernel, [keep(a) for a in arguments]))
+            if at_once:
+                kernel(*arguments)
+
+        write(note)
+
+        def replay():
+            if again:
+                noted.clear()
+                write(note)
+            for kernel, arguments in noted[::order]:
+                kernel(*(arguments if shared else [keep(a) for a in arguments]))
+            if once:
+                noted.clear()
+
+        return replay
+
+    return capture
+
+
+class Graph:
+    """Another right answer: an object that is called, with arguments that are made anew for each replay."""
+
+    def __init__(self, write):
+        self.launches = ()
+        write(self.note)
+
+    def note(self, kernel, *arguments):
+        memory = {i: a for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
+        numbers = pickle.dumps({i: a for i, a in enumerate(arguments) if i not in memory})
+        self.launches += ((kernel, memory, numbers),)
+
+    def __call__(self):
+        for kernel, memory, numbers in self.launches:
+            every = memory | pickle.loads(numbers)
+            kernel(*[every[i] for i in range(len(every))])
+
+
+def capture_once_for_all():
+    noted = []
+
+    def capture(write):
+        noted.clear()
+        write(lambda kernel, *arguments: noted.append((kernel, copy.deepcopy(arguments[:0]) + arguments)))
+        return lambda: [kernel(*arguments) for kernel, arguments in noted]
+
+    return capture
+
+
+def first_launch(write):
+    noted = []
+    write(lambda kernel, *arguments: noted.append((kernel, copy.deepcopy(arguments))))
+    return lambda: noted and noted[0][0](*noted[0][1])
+
+
+def live(argument):
+    """A copy of lists and dictionaries whose arrays stay the caller's."""
+    if isinstance(argument, list):
+        return [live(x) for x in argument]
+    return {name: live(x) for name, x in argument.items()} if isinstance(argument, dict) else argument
+
+
+def capture_by(keep):
+    def capture(write):
+        noted = []
+        write(lambda kernel, *arguments: noted.append((kernel, [keep(a) for a in arguments])))
+        return lambda: [kernel(*map(keep, arguments)) for kernel, arguments in noted]
+
+    return capture
+
+
+WRONG_CAPTURES = {
+    "arrays in a list are the caller's": capture_by(live),
+    "only lists and dictionaries are copied": capture_by(
+        lambda a: copy.deepcopy(a) if isinstance(a, (list, dict)) else a
+    ),
+    "by JSON": capture_by(lambda a: a if isinstance(a, np.ndarray) else json.loads(json.dumps(a))),
+    "arrays are copied": captures(arrays="copied"),
+    "lists are kept as they are": captures(others="kept"),
+    "lists are copied flat": captures(others="flat"),
+    "kernels run while they are noted": captures(at_once=True),
+    "Python runs again": captures(again=True),
+    "one replay": captures(once=True),
+    "a kernel's own list reaches the next replay": captures(shared=True),
+    "backwards": captures(order=-1),
+    "the last graph alone": capture_once_for_all(),
+    "the first launch alone": first_launch,
+    "write is the replay": lambda write: lambda: write(lambda kernel, *arguments: kernel(*arguments)),
+    "a generator": lambda write: (lambda found: (write(lambda k, *a: found.append((k, a))), iter(found))[1])([]),
+    "write runs twice": lambda write: (write(lambda *_: None), captures()(write))[1],
+}  # fmt: skip
+
+
+def ratios(
+    quotient=lambda a, b: b / a, middle=np.median, level=0.05, sides=2, shift=0, least=True, other=None
+):
+    """A ratio with its interval, with something changed."""
+
+    def find(ours, theirs):
+        found = sorted(quotient(a, b) for a, b in zip(ours, theirs))
+        n, k = len(found), 0
+        while k < n // 2 and sides * sum(math.comb(n, i) for i in range(k + 1)) <= level * 2**n:
+            k += 1
+        k = min(max(0, k + shift), (n + 1) // 2) if k else 0
+        if other:
+            return other(ours, theirs, found, k)
+        ends = (found[k - 1], found[n - k]) if k else (0.0, math.inf) if least else (found[0], found[-1])
+        return float(middle(found)), *ends
+
+    return find
+
+
+def ratio_by_counting(ours, theirs):
+    """Another right answer: from the outside inwards, with whole numbers."""
+    found = np.sort(np.array(theirs) / np.array(ours))
+    n, low, missed = len(found), -1, 0
+    while low + 1 < n // 2:
+        missed += 2 * math.comb(n, low + 1)
+        if 20 * missed > 2**n:
+            break
+        low += 1
+    return [float(np.median(found)), *((found[low], found[n - 1 - low]) if low >= 0 else (0, float("inf")))]
+
+
+def by_table(rank):
+    """A ratio whose interval begins at the place that a rule of thumb names."""
+
+    def ends(ours, theirs, found, k):
+        k = rank(len(found)) if len(found) > 5 else 0
+        return float(np.median(found)), *((found[k - 1], found[-k]) if k else (0.0, math.inf))
+
+    return ratios(other=ends)
+
+
+WRONG_RATIOS = {
+    "every third round further in": by_table(lambda n: (n - 3) // 3),
+    "a rule of thumb": by_table(lambda n: int((n + 1) / 2 - 0.98 * math.sqrt(n))),
+    "a table that ends": by_table(lambda n: 1 if n < 9 else 2 if n < 12 else 3),
+    "six hundredths": ratios(level=0.06),
+    "four hundredths": ratios(level=0.04),
+    "ours over theirs": ratios(quotient=lambda a, b: a / b),
+    "the mean": ratios(middle=np.mean),
+    "the lower of two in the middle": ratios(middle=lambda x: x[(len(x) - 1) // 2]),
+    "the upper of two in the middle": ratios(middle=lambda x: x[len(x) // 2]),
+    "one-sided": ratios(sides=1),
+    "a tenth": ratios(level=0.1),
+    "a hundredth": ratios(level=0.01),
+    "one further in": ratios(shift=1),
+    "one further out": ratios(shift=-1),
+    "few rounds have ends": ratios(least=False),
+    "a ratio of medians": ratios(other=lambda a, b, f, k: (
+        np.median(b) / np.median(a), *((f[k - 1], f[len(f) - k]) if k else (0.0, math.inf)))),
+    "a ratio of means": ratios(other=lambda a, b, f, k: (
+        np.mean(b) / np.mean(a), *((f[k - 1], f[len(f) - k]) if k else (0.0, math.inf)))),
+    "both sorted first": ratios(other=lambda a, b, f, k: ratios()(sorted(a), sorted(b))),
+    "not sorted": ratios(other=lambda a, b, f, k: (
+        float(np.median(f)), *((b[k - 1] / a[k - 1], b[-k] / a[-k]) if k else (0.0, math.inf)))),
+    "smallest and largest": ratios(other=lambda a, b, f, k: (
+        float(np.median(f)), *((f[0], f[-1]) if k else (0.0, math.inf)))),
+    "ends exchanged": ratios(other=lambda a, b, f, k: (ratios()(a, b)[0], *ratios()(a, b)[:0:-1])),
+    "the median alone": ratios(other=lambda a, b, f, k: ratios()(a, b)[:1]),
+    "NaN": ratios(other=lambda a, b, f, k: (math.nan, *ratios()(a, b)[1:])),
+}  # fmt: skip
+
+GAPS = {
+    "check_linear_cost": ([costs(), costs_by_shapes], WRONG_COSTS),
+    "check_capture": ([captures(), Graph], WRONG_CAPTURES),
+    "check_ratio": ([ratios(), ratio_by_counting], WRONG_RATIOS),
+}
+test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
+
+
+# ---- What the chapter stands on
+
+
+def test_the_stored_steps_and_their_profile_are_one():
+    """Launches, rounds and milliseconds in the file belong together; the engine's own list has as many launches."""
+    rows = json.loads((ROOT / "data/results/ch30.json").read_text())["rows"]
+    steps = {row["rows"]: row for row in rows if row["row"] == "step"}
+    assert set(steps) == {1, 2, 4, 8, 16, 32, 64}
+    for row in steps.values():
+        for way, rounds in row["rounds"].items():
+            assert len(rounds) == 15 and np.median(rounds) == pytest.approx(row["ms"][way], abs=1e-3)
+    for count in (64, 16, 1):
+        kinds = [row for row in rows if row["row"] == "profile" and row["rows"] == count]
+        assert sum(kind["count"] for kind in kinds) == steps[count]["launches"]
+        assert all(kind["ms"] > 0 and kind["count"] > 0 for kind in kinds)
+
+
+def test_a_drift_reaches_blocks_and_turns(chapter):
+    """With a clock that stands, both ways of racing hold the truth; the race's own drift is what blocks tell."""
+    race = chapter.race
+    still = type("Still", (), {"standard_normal": lambda self, n: np.zeros(n)})()
+    ours, theirs = race(still, True)
+    assert np.median(theirs / ours) == pytest.approx(1.01 * (1 + 0.03 / 30), rel=1e-4)
+    ours, theirs = race(still, False)
+    assert theirs.mean() / ours.mean() == pytest.approx(1.01 * 1.0149, rel=1e-3)
+
+
+@pytest.mark.compiler
+def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
+    """A small step on the CPU: its kinds make up its launches, its products cost what the chapter says."""
+    monkeypatch.setattr(ch30, "SETTINGS", TrainConfig(steps=9, warmup=0))
+    config = ModelConfig(32, 1, 1, 1, context=9, vocab_size=24, predict=2, ffn=40)
+    model = engine.GPT(config, precision="bfloat16", where="cpu", checked=False)
+    step, *kinds = ch30.steps(model, 2, True, 1, ch30.Clock("cpu", lambda: None))
+    assert sum(kind["count"] for kind in kinds) == step["launches"]
+    assert set(step["ms"]) == {"graph", "loop"} and all(ms > 0 for ms in step["ms"].values())
+    D, F = config.dim, config.ffn
+    expected = []
+    for inputs, outputs in ((D, config.qkv_dim), (D, D), (D, 2 * F), (F, D), (D, 2 * 24)):
+        expected += chapter.linear_cost(2 * 9, inputs, outputs, 2, False)
+    found = [
+        (kind["flops"], kind["bytes"])
+        for kind in kinds
+        if " x " in kind["what"]
+        for _ in range(kind["count"])
+    ]
+    assert sum(flops for flops, _ in found) == sum(flops for flops, _ in expected)
+    assert sum(moved for _, moved in found) == sum(moved for _, moved in expected)
+
+
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
+
+
+def finish_by_gaps(host, times):
+    """Another right answer: the idle time first."""
+    busy = idle = 0
+    for written, took in zip(itertools.count(host, host) if host else itertools.repeat(0), times):
+        idle += max(0, written - busy - idle)
+        busy += took
+    return busy + idle, idle
+
+
+def turns_by_thue_and_morse(rounds):
+    return [("AB", "BA")[r.bit_count() % 2] for r in range(4)] * (rounds // 4)
+
+
+def turns_the_other_way(rounds):
+    return rounds // 4 * ["BA", "AB", "AB", "BA"]
+
+
+test_other_right_answers, test_more_wrong_answers = gap_tests(
+    {
+        "check_finish": (
+            [finish_by_gaps],
+            {
+                "busy for idle": lambda host, times: (finish_by_gaps(host, times)[0], sum(times)),
+                "from the last on": lambda host, times: finish_by_gaps(host, times[::-1]),
+            },
+        ),
+        "check_turns": (
+            [turns_by_thue_and_morse, turns_the_other_way],
+            {
+                "one word": lambda rounds: "".join(turns_the_other_way(rounds)),
+                "four rounds": lambda rounds: turns_the_other_way(4),
+            },
+        ),
+        "check_least_share": (
+            [lambda t, size, rate: 1 / (1 + size / (rate * t))],
+            {
+                "NaN": lambda t, size, rate: math.nan,
+                "a difference": lambda t, size, rate: 1 - size / rate / t,
+            },
+        ),
+        "check_diagnosis": ([], {"none": dict}),
+    }
+)
+
+
+# ---- What the mutants of `make mutants CH=30` are compared on
+
+
+def products_of(rng):
+    return *map(int, rng.integers(1, 40, 3)), int(rng.choice([1, 2, 4, 8])), bool(rng.integers(0, 2))
+
+
+def launches_of(rng):
+    """Launches of a recorder: whether each is handed a number, an array or a list, and a number."""
+    return [(int(kind), float(rng.random())) for kind in rng.integers(0, 3, int(rng.integers(0, 6)))]
+
+
+def replayed(capture, launches):
+    """What kernels see in two replays with changes between."""
+    seen, memory, pair = [], np.zeros(2), [0.0, [1.0]]
+    kernel = lambda *given: (seen.append([copy.deepcopy(g) for g in given]), given and isinstance(given[0], list)
+                             and given[0].append(9))  # fmt: skip
+    replay = capture(lambda launch: [launch(kernel, *((x,), (memory, x), (pair, x, {"x": pair}))[kind])
+                                     for kind, x in launches])  # fmt: skip
+    for turn in (1.0, 2.0):
+        memory[...], pair[0] = turn, turn
+        pair[1].append(turn)
+        replay()
+        seen.append(memory.copy())
+    return [
+        [a.tolist() if isinstance(a, np.ndarray) else a for a in s] if isinstance(s, list) else s.tolist()
+        for s in seen
+    ]
+
+
+def rounds_of(rng):
+    n = int(rng.integers(1, 20))
+    return rng.uniform(0.5, 2, n).tolist(), rng.uniform(0.5, 2, n).tolist()
+
+
+DOMAINS = [
+    Gap("check_linear_cost", ("linear_cost",), lambda c: verdict(c.check_linear_cost, c.linear_cost),
+        lambda c, x: c.linear_cost(*x), products_of, [(1, 1, 1, 4, True), (1, 1, 1, 1, False)]),
+    Gap("check_capture", ("capture",), lambda c: verdict(c.check_capture, c.capture),
+        lambda c, x: replayed(c.capture, x), launches_of, [[], [(2, 0.5)], [(1, 0.5), (0, 0.25)]]),
+    Gap("check_ratio", ("ratio",), lambda c: verdict(c.check_ratio, c.ratio),
+        lambda c, x: tuple(float(f"{v:.9g}") for v in c.ratio(*x)), rounds_of, [([1.0], [2.0])]),
+    Gap("check_finish", ("finish",), lambda c: verdict(c.check_finish, c.finish),
+        lambda c, x: c.finish(*x),
+        lambda rng: (int(rng.integers(0, 9)), rng.integers(0, 12, int(rng.integers(0, 9))).tolist()), [(3, [])]),
+    Gap("check_least_share", ("least_share",), lambda c: verdict(c.check_least_share, c.least_share),
+        lambda c, x: float(f"{c.least_share(*x):.9g}"),
+        lambda rng: tuple(np.exp(rng.uniform(-3, 3, 3)).tolist()), [(1.0, 1.0, 1.0)]),
+    Gap("check_turns", ("turns",), lambda c: verdict(c.check_turns, c.turns),
+        lambda c, rounds: c.turns(rounds), lambda rng: 4 * int(rng.integers(1, 9)), [4]),
+    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
+          lambda c, value: value == c.diagnosis()),
+]  # fmt: skip

@@ -1,0 +1,346 @@
+"""Chapter 32: its checks accept what is right and reject wrong answers, each of them named."""
+
+import json
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from chapters import gap_tests, rejected
+
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.practice import verdict
+from nanoeuler_lib.training import evaluate
+from tools.workshop.chapter_mutants import Gap
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
+
+
+# ---- The gaps
+
+
+def flops_of(
+    factor=6, embed=False, causal=True, heads="heads", layers=True, mean=1, whole=False, outputs=None
+):
+    """Flops of a step with something changed."""
+
+    def count(config, batch, time):
+        shapes = parameter_shapes(config)
+        keep = {n: s for n, s in shapes.items() if len(s) == 2 and (embed or n != "embed")}
+        weights = sum(math.prod(s) for s in keep.values())
+        if outputs is not None:
+            weights -= config.dim * config.vocab_size * (config.predict - outputs)
+        length = config.context if whole else time
+        places = length + mean if causal else 2 * length
+        attention = (config.layers if layers else 1) * getattr(config, heads) * config.head_dim * places
+        return factor * batch * time * (weights + attention)
+
+    return count
+
+
+def flops_by_hand(config, batch, time):
+    """Another right answer: from the numbers of the configuration."""
+    D, F, C = config.dim, config.ffn, config.head_dim
+    weights = (
+        config.layers * (D * config.qkv_dim + D * D + 3 * D * F) + D * config.predict * config.vocab_size
+    )
+    pairs = batch * config.layers * config.heads * time * (time + 1) // 2
+    return 6 * batch * time * weights + 12 * pairs * C
+
+
+WRONG_FLOPS = {
+    "the embedding multiplies": flops_of(embed=True),
+    "forward only": flops_of(factor=2),
+    "one product back": flops_of(factor=4),
+    "later positions as well": flops_of(causal=False),
+    "key heads in attention": flops_of(heads="kv_heads"),
+    "one layer of attention": flops_of(layers=False),
+    "earlier positions alone": flops_of(mean=-1),
+    "half a square": flops_of(mean=0),
+    "rows as long as the context": flops_of(whole=True),
+    "one prediction head": flops_of(outputs=1),
+    "gains as well": lambda c, b, t: flops_of()(c, b, t) + 6 * b * t * (2 * c.layers + 1) * c.dim,
+    "a product is one": lambda c, b, t: flops_of()(c, b, t) // 2,
+    "a float": lambda c, b, t: float(flops_of()(c, b, t)),
+    "attention forgotten": lambda c, b, t: flops_of()(c, b, t) - 6 * b * t * c.layers * c.dim * (t + 1),
+}  # fmt: skip
+
+
+def tail(k, n, p):
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+
+
+def bound(chance=tail, start=1.0, of=lambda alpha: alpha, steps=60):
+    """An upper bound with something changed."""
+
+    def find(k, n, alpha=0.05):
+        low, high = 0.0, start
+        if k == n:
+            return high
+        for _ in range(steps):
+            middle = (low + high) / 2
+            low, high = (middle, high) if chance(k, n, middle) >= of(alpha) else (low, middle)
+        return low
+
+    return find
+
+
+def running(k, n, p):
+    """Right but for (1 - p)**n where float64 has no such small number."""
+    term = total = (1 - p) ** n
+    for i in range(k):
+        term *= (n - i) / (i + 1) * p / (1 - p)
+        total += term
+    return total
+
+
+def bound_by_logarithms(k, n, alpha=0.05):
+    """Another right answer: each probability by its logarithm, and another halving."""
+    if k == n:
+        return 1.0
+
+    def above(p):
+        ways = (math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(k + 1))
+        logs = (way + i * math.log(p) + (n - i) * math.log1p(-p) for i, way in enumerate(ways))
+        return sum(map(math.exp, logs)) > alpha
+
+    low, high = 1e-12, 1 - 1e-12
+    while high - low > 1e-13:
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return (low + high) / 2
+
+
+WRONG_BOUNDS = {
+    "fewer than k": bound(lambda k, n, p: tail(k - 1, n, p)),
+    "exactly k": bound(lambda k, n, p: math.comb(n, k) * p**k * (1 - p) ** (n - k)),
+    "two-sided": bound(of=lambda alpha: alpha / 2),
+    "alpha exchanged": bound(of=lambda alpha: 1 - alpha),
+    "always 0.05": bound(of=lambda alpha: 0.05),
+    "the share itself": lambda k, n, alpha=0.05: k / n,
+    "the rule of three": lambda k, n, alpha=0.05: min(1.0, (k + 3) / n),
+    "as without a hit": lambda k, n, alpha=0.05: 1 - alpha ** (1 / n) if k < n else 1.0,
+    "the normal interval": lambda k, n, alpha=0.05: min(1.0, k / n + 1.645 * math.sqrt(k / n * (1 - k / n) / n)),
+    "all of them": lambda k, n, alpha=0.05: bound()(k, n, alpha) if k < n else 1 - alpha ** (1 / n),
+    "ten halvings": bound(steps=10),
+    "a running product": bound(running),
+    "the lower bound": lambda k, n, alpha=0.05: 1 - bound()(n - k, n, alpha),
+    "alpha is 0.025": lambda k, n, alpha=0.025: bound()(k, n, alpha),
+    "a fraction": lambda k, n, alpha=0.05: Fraction(bound()(k, n, alpha)),
+    "a thousand at most": lambda k, n, alpha=0.05: bound()(k, min(n, 1000), alpha),
+}  # fmt: skip
+
+
+def runs(words, most=12, times=4):
+    return any(
+        words[i : i + times * period] == times * words[i : i + period] and len(words) >= i + times * period
+        for period in range(1, most + 1) for i in range(len(words))
+    )  # fmt: skip
+
+
+def looping(
+    most=12,
+    times=4,
+    size=5,
+    copies=3,
+    lower=True,
+    split=r"(?<=[.!?])\s+|\n",
+    joined=True,
+    near=False,
+    cycles=True,
+):
+    """Whether a text loops, with something changed."""
+
+    def loops(text):
+        text = text.lower() if lower else text
+        if cycles and runs(text.split(), most, times):
+            return True
+        parts = [" ".join(part.split()) if joined else part for part in re.split(split, text)]
+        parts = [part for part in parts if len(part.split()) >= size]
+        if near:
+            return any(parts[i : i + copies] == copies * [parts[i]] for i in range(len(parts) - copies + 1))
+        return max(Counter(parts).values(), default=0) >= copies
+
+    return loops
+
+
+def loops_by_letters(text):
+    """Another right answer: sentences letter by letter, periods by a pattern on numbered words."""
+    words, sentence, sentences = text.lower().split(), "", Counter()
+    for letter, behind in zip(text.lower(), text.lower()[1:] + "\n"):
+        sentence += letter
+        if letter == "\n" or (letter in ".!?" and behind.isspace()):
+            sentences[tuple(sentence.split())] += 1
+            sentence = ""
+    sentences[tuple(sentence.split())] += 1
+    known = {word: chr(256 + i) for i, word in enumerate(dict.fromkeys(words))}
+    line = "".join(known[word] for word in words)
+    return bool(re.search(r"(.{1,12})\1{3}", line)) or any(n > 2 and len(s) > 4 for s, n in sentences.items())
+
+
+WRONG_LOOPS = {
+    "periods to 11": looping(most=11),
+    "periods to 13": looping(most=13),
+    "three times": looping(times=3),
+    "five times": looping(times=5),
+    "sentences of four words": looping(size=4),
+    "sentences of six words": looping(size=6),
+    "two copies": looping(copies=2),
+    "four copies": looping(copies=4),
+    "capitals count": looping(lower=False),
+    "full stops anywhere": looping(split=r"[.!?]|\n"),
+    "full stops alone": looping(split=r"(?<=[.])\s+|\n"),
+    "no line ends": looping(split=r"(?<=[.!?])[^\S\n]+"),
+    "spaces count": looping(joined=False),
+    "copies side by side": looping(near=True),
+    "cycles alone": lambda text: runs(text.lower().split()),
+    "sentences alone": looping(cycles=False),
+    "at the end alone": lambda text: looping(cycles=False)(text) or any(
+        (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
+    "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
+    "a number": lambda text: int(looping()(text)),
+    "capitals count in sentences": lambda text: looping(cycles=False, lower=False)(text) or looping(size=10**6)(text),
+    "three copies, no more": lambda text: looping()(text) and not looping(copies=4, cycles=False)(text),
+    "stops are nothing": looping(split=r"[.!?]\s+|\n"),
+}  # fmt: skip
+
+GAPS = {
+    "check_step_flops": ([flops_of(), flops_by_hand], WRONG_FLOPS),
+    "check_upper": ([bound(), bound_by_logarithms], WRONG_BOUNDS),
+    "check_loops": ([looping(), loops_by_letters], WRONG_LOOPS),
+}
+test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
+
+
+# ---- What the chapter stands on
+
+
+def test_the_stored_run_is_one_run():
+    """Steps, passes and interruption in the file belong together."""
+    stored = json.loads((ROOT / "data/results/ch32.json").read_text())
+    run = next(row for row in stored["rows"] if row["what"] == "run" and row["run"] == "base")
+    train = run["about"]["train"]
+    assert run["curve"][-1][0] == train["steps"] == run["valid"][-1]["step"]
+    steps = [step for step, _ in run["curve"]]
+    assert steps == sorted(set(steps)) and max(np.diff(steps)) == 22  # no step twice, none missing
+    for row in stored["rows"]:
+        if row["what"] == "replies":
+            assert sum(row["faults"].values()) == row["count"] == 100
+
+
+def test_a_loop_is_what_the_library_calls_one(chapter):
+    names = "PERIOD", "TIMES", "SENTENCE", "COPIES"
+    assert [getattr(chapter, name) for name in names] == [getattr(evaluate, name) for name in names]
+
+
+def test_a_miniature_reads_again_what_it_has_read(chapter, monkeypatch):
+    c, seen = chapter, []
+    names = c.miniature.__globals__
+    small = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=16, vocab_size=512, predict=1)
+    names |= dict(PASSES=3, SOME=8, tokens_512=c.load_pretrained()[1], MINI=small)
+    told = c.GPT.loss_and_gradients
+    monkeypatch.setattr(c.GPT, "loss_and_gradients", lambda m, x, y: seen.append(x.copy()) or told(m, x, y))
+    for again, different in ((True, 64), (False, 192)):
+        seen.clear()
+        c.miniature(1, again)
+        rows = np.concatenate(seen)
+        assert len(rows) == 192 and abs(len(np.unique(rows, axis=0)) - different) <= 2
+
+
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
+
+
+def times_by_borders(step, rows, windows):
+    """Another right answer: how much of the step lies in each pass."""
+    low, high = step * rows, (step + 1) * rows
+    cuts = {t: min(high, t * windows) - max(low, (t - 1) * windows) for t in range(1, high // windows + 2)}
+    return {t: n for t, n in cuts.items() if n > 0}
+
+
+def draws_one_by_one(p, alpha):
+    n = 1
+    while (1 - p) ** n > alpha:
+        n += 1
+    return n
+
+
+def test_other_right_answers(chapter):
+    c = chapter
+    assert verdict(c.check_times, times_by_borders) == "right"
+    assert verdict(c.check_draws, draws_one_by_one) == "right"
+    assert (
+        verdict(c.check_draws, lambda p, alpha: -math.floor(-math.log2(alpha) / math.log2(1 - p))) == "right"
+    )
+    assert (
+        verdict(c.check_size, lambda s, r, per: ((s * r / 6 / per) ** 0.5, (s * r / 6 * per) ** 0.5))
+        == "right"
+    )
+
+    def by_solving(sampled, whole):
+        weights = np.linalg.solve([[whole[0], whole[1]], [1, 1]], [whole[2], 1])
+        return float(weights @ sampled[:2])
+
+    assert verdict(c.check_together, by_solving) == "right"
+
+
+def test_more_wrong_answers(chapter):
+    c = chapter
+    assert rejected(
+        c.check_times, lambda *given: Counter({t - 1: n for t, n in times_by_borders(*given).items()})
+    )
+    assert rejected(c.check_draws, lambda p, alpha: float(draws_one_by_one(p, alpha)))
+    assert rejected(c.check_draws, lambda p, alpha: math.floor(math.log(alpha) / math.log(1 - p)) + 1)
+    assert rejected(c.check_size, lambda s, r, per: list(c.size(s, r, per)))
+    assert rejected(c.check_together, lambda sampled, whole: whole[2])
+
+
+# ---- What the mutants of `make mutants CH=32` are compared on
+
+
+def shapes_of(rng):
+    heads = int(rng.choice([2, 4, 6]))
+    config = ModelConfig(
+        dim=heads * 2 * int(rng.integers(1, 4)), heads=heads, kv_heads=int(rng.choice([1, 2, heads])),
+        layers=int(rng.integers(1, 5)), context=12, vocab_size=int(rng.integers(3, 40)),
+        predict=int(rng.integers(1, 5)), ffn=int(rng.integers(1, 30)),
+    )  # fmt: skip
+    return config, int(rng.integers(1, 6)), int(rng.integers(1, 13))
+
+
+def hits_of(rng):
+    n = int(rng.integers(1, 300))
+    return int(rng.integers(0, n + 1)), n, float(rng.uniform(0.001, 0.999))
+
+
+def text_of(rng):
+    """Words with few of a kind, some in cycles, some sentences."""
+    words = [f"w{i}" for i in rng.integers(0, int(rng.integers(2, 30)), int(rng.integers(1, 14)))]
+    ends = rng.choice(["", ".", ". ", "\n", "! ", "? "], 1)[0]
+    line = " ".join(words).capitalize() + ends
+    return (line + ("" if ends[-1:].isspace() else " ")) * int(rng.integers(1, 6))
+
+
+TINY = ModelConfig(dim=2, heads=1, kv_heads=1, layers=1, context=4, vocab_size=2, predict=1)
+three = lambda rng: tuple(rng.uniform(0.3, 3, 3).tolist())
+DOMAINS = [
+    Gap("check_step_flops", ("step_flops",), lambda c: verdict(c.check_step_flops, c.step_flops),
+        lambda c, x: c.step_flops(*x), shapes_of, [(TINY, 1, 1), (TINY, 2, 4)]),
+    Gap("check_upper", ("upper",), lambda c: verdict(c.check_upper, c.upper),
+        lambda c, x: round(c.upper(*x), 8), hits_of, [(0, 1, 0.05), (1, 1, 0.05), (0, 2000, 0.05), (3, 20)]),
+    Gap("check_loops", ("loops",), lambda c: verdict(c.check_loops, c.loops),
+        lambda c, text: c.loops(text), text_of, ["", "a a a a", "a a a"]),
+    Gap("check_together", ("together",), lambda c: verdict(c.check_together, c.together),
+        lambda c, x: round(c.together(*x), 9), lambda rng: (three(rng), three(rng)), []),
+    Gap("check_draws", ("draws",), lambda c: verdict(c.check_draws, c.draws),
+        lambda c, x: c.draws(*x), lambda rng: tuple(rng.uniform(0.001, 0.999, 2).tolist()), [(0.5, 0.3)]),
+    Gap("check_times", ("times",), lambda c: verdict(c.check_times, c.times),
+        lambda c, x: c.times(*x),
+        lambda rng: (int(rng.integers(0, 30)), int(rng.integers(1, 20)), int(rng.integers(1, 50))), [(0, 1, 1)]),
+    Gap("check_size", ("size",), lambda c: verdict(c.check_size, c.size),
+        lambda c, x: tuple(float(f"{v:.9g}") for v in c.size(*x)),
+        lambda rng: tuple(np.exp(rng.uniform(0, [12, 34, 6])).tolist()), [(1.0, 6.0, 1.0)]),
+]  # fmt: skip

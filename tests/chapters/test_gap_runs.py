@@ -1,0 +1,95 @@
+"""Whatever a reader writes into the gaps, the chapter runs to its last cell; and no check takes junk for an answer.
+
+Each run is a process (gap_runs.py). By default one chapter of Python and one of kernels is run; --slow runs all.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+import gap_runs
+from gap_runs import MODES, ROOT, changed, junk_for, kernel_text
+
+CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+QUICK = {"A1_cpu_runtime"}
+KERNELS = {name for name in CHAPTERS if "23" <= name[:2] <= "29" or name.startswith("A1")}
+
+
+def marks(name: str) -> list:
+    return [pytest.mark.slow] * (name not in QUICK) + [pytest.mark.compiler] * (name in KERNELS)
+
+
+each_chapter = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CHAPTERS])
+
+
+@functools.cache
+def run(name: str, mode: str) -> dict:
+    """What happened in a run of the chapter."""
+    command = [sys.executable, str(ROOT / "tests" / "chapters" / "gap_runs.py"), name, mode]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@each_chapter
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_cell_is_reached(name, mode):
+    assert run(name, mode)["errors"] == {}
+
+
+@each_chapter
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "right"])
+def test_no_wrong_answer_is_right(name, mode):
+    for own, said in run(name, mode)["verdicts"].items():
+        assert said and not any(line.split(": ", 1)[-1].startswith("right") for line in said), (own, said)
+
+
+@each_chapter
+def test_the_books_answers_under_the_readers_names_are_right(name):
+    said = run(name, "right")["verdicts"]
+    assert len(said) >= 5
+    for own, lines in said.items():
+        assert any(line.split(": ", 1)[-1].startswith("right") for line in lines), (own, lines)
+
+
+@each_chapter
+def test_no_check_takes_junk_for_right(name):
+    accepted = run(name, "right")["accepted"]
+    if name == "A1_cpu_runtime":  # a fourth access behind the race is another right answer
+        assert accepted.pop("own_run") == ["too long"]
+    assert accepted == {}
+
+
+# ---- The junk itself
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{1, 2, 3}, (1.0, 2.0), {"a": 1, "b": 2}, [b"a", b"b"], lambda: (np.ones(4), 2)],
+    ids=["set", "tuple", "dict", "list", "function"],
+)
+def test_junk_differs_from_the_answer(answer):
+    value = answer if not callable(answer) else answer()
+    made = {what: junk() if callable(junk) else junk for what, junk in junk_for(answer).items()}
+    assert {"half", "too long"} <= set(made)
+    assert all(repr(junk) != repr(value) for what, junk in made.items())
+
+
+def test_a_pair_of_functions_is_changed_function_by_function():
+    first, second = changed((lambda x: [x, x], lambda x: {x, 2}), gap_runs.half)
+    assert first(7) == [7]
+    assert len(second(7)) == 1
+
+
+def test_a_gap_of_cuda_is_filled():
+    stub = '%%cuda\nextern "C" __global__\nvoid my_add(const float* a, float* c, int n) {\n  // your code here\n}'
+    for mode, said in (("half", ""), ("wrong", "c[0] = 7;"), ("raising", "c[100000000] = 7;")):
+        text = kernel_text(stub, mode)
+        assert "your code here" not in text
+        assert text.endswith("{\n  " + said + "\n}" if said else "{\n\n}")

@@ -1,0 +1,165 @@
+"""The options of the `nanoeuler` command, all of them, and what it says of words that are none.
+
+`options.txt` is what scripts and readers rely on: names, types, defaults and the text of every help. A change that is
+meant is written there by `python tests/command/test_arguments.py`, and is seen in the commit.
+"""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from nanoeuler_lib.command import arguments, cli
+from nanoeuler_lib.errors import NanoEulerError
+
+WRITTEN = Path(__file__).with_name("options.txt")
+
+
+def pages() -> str:
+    """Every command's options as text that does not depend on argparse's layout, which differs between Pythons."""
+    names = {name: name for name in cli.COMMANDS}
+    return "\n".join(line for parser in every(arguments.parser(names)) for line in page(parser))
+
+
+def every(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from every(sub)
+
+
+def page(parser):
+    yield f"{parser.prog}: {parser.description or 'one of its commands:'}"
+    if (function := parser.get_default("function")) is not None:
+        yield f"  calls {function} with its own parser: {parser.get_default('parser') is parser}"
+    for group in parser._action_groups:
+        if group._group_actions:
+            yield f"  {group.title}"
+        for action in group._group_actions:
+            yield "    " + line(action)
+    yield ""
+
+
+def line(action):
+    if isinstance(action, argparse._SubParsersAction):
+        known = ", ".join(f"{choice.dest} ({choice.help})" for choice in action._choices_actions)
+        return f"{action.metavar}, required: {action.required}: {known}"
+    name = " ".join(
+        [*(action.option_strings or [action.dest]), *([action.metavar] if action.metavar else [])]
+    )
+    facts = [
+        getattr(action.type, "__name__", ""),
+        "required" if action.required and action.option_strings else "",
+    ]
+    facts += [f"takes {action.nargs}"] if action.nargs is not None else []
+    facts += [f"{action.const} without a value"] if action.nargs == "?" and action.option_strings else []
+    facts += [f"one of {', '.join(action.choices)}"] if action.choices else []
+    facts += [f"else {action.default!r}"] if action.default != argparse.SUPPRESS else []
+    return f"{name} [{', '.join(fact for fact in facts if fact)}] {action.help}"
+
+
+def test_every_option_is_the_one_that_is_written_down():
+    assert pages().splitlines() == WRITTEN.read_text("utf-8").splitlines()
+
+
+def test_the_first_page_shows_the_examples_line_by_line():
+    top = arguments.parser({name: name for name in cli.COMMANDS})
+    text = top.format_help()
+    assert arguments.EXAMPLES in text and top.description in text and "\ncommands:\n" in text
+    training = next(p for p in every(top) if p.prog == "nanoeuler train").format_help()
+    assert "numbers of steps may be given in tokens, as in 300Mtok" in training
+    assert "\ncorpora:\n" in next(p for p in every(top) if p.prog == "nanoeuler corpus").format_help()
+    for group in ("tokenizer", "corpus"):
+        names = [p.prog for p in every(top) if p.prog.startswith(f"nanoeuler {group} ")]
+        assert names and all(len(name.split()) == 3 for name in names)
+
+
+# What is wrong with a command line, as one line. The words and the message belong together, whole.
+WRONG = {
+    "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, sft, report, generate, chat, check, "
+    "diagnose, break, assign, info",
+    "--verison": "'--verison' is no option, did you mean --version?",
+    "--lr=3": "'--lr' is no option: nanoeuler --help lists them",  # --rate is, but not here
+    "--colour train": "train: '--colour' is no option: nanoeuler train --help lists them",
+    "tokenizer": "tokenizer: COMMAND is missing, expected one of train, encode, decode",
+    "tokenizer tarin": "tokenizer: COMMAND is 'tarin', expected one of train, encode, decode, did you mean train?",
+    "tokenizer train": "tokenizer train: --data, --out is missing",
+    "tokenizer train --out a": "tokenizer train: --data is missing",
+    "tokenizer train --out a --dta=b": "tokenizer train: '--dta' is no option, did you mean --data?",
+    "tokenizer train --out a --input b": "tokenizer train: '--input' is no option, did you mean --data?",
+    "tokenizer train --dat b": "tokenizer train: --out is missing",  # cut short is good enough
+    "tokenizer train --dat=b": "tokenizer train: --out is missing",
+    "report": "report: run is missing",
+    "report a b c": "report: got 'b', expected no more than stands before it",
+    "report a --run=b": "report: '--run' is no option: nanoeuler report --help lists them",
+    "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg, "
+    "books, web, alpaca, dolly, shakespeare",
+    "check --ops gpu": "check: --ops is 'gpu', expected one of cpu, plain",
+    "check --ops=cpus": "check: --ops is 'cpus', expected one of cpu, plain, did you mean cpu?",
+    "train --steps 1.5": "train: --steps is '1.5', expected a whole number, or tokens as in 300Mtok",
+    "sft --steps 1.5": "sft: --steps is '1.5', expected a whole number",
+    "train --rate fast": "train: --rate is 'fast', expected a number",
+    "train --steps": "train: argument --steps: expected one argument",
+    "train --learning-rate 1": "train: '--learning-rate' is no option, did you mean --rate?",
+    "train --ste=3": None,
+    "assign 05 --seed s": "assign: one of the arguments --student --students --grade is required",
+    "assign 05 --seed s --student a --grade b": "assign: argument --grade: not allowed with argument --student",
+    "assign --seed s --student a": "assign: chapter is missing",
+    "assign 05 --student a": "assign: --seed is missing",
+    "generate -x": "generate: '-x' is no option: nanoeuler generate --help lists them",
+}
+
+
+def message(words):
+    try:
+        args, unknown = cli.parser().parse_known_args(words)
+        if unknown:
+            args.parser.refuse(unknown)
+    except NanoEulerError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_command_line_is_told_in_one_line(words):
+    assert message(words.split()) == WRONG[words]
+
+
+def test_words_may_hold_line_breaks():
+    assert message(["check", "--ops", "g\npu"]) == r"check: --ops is 'g\\npu', expected one of cpu, plain"
+    assert message(["sft", "--steps", "1\n2"]) == r"sft: --steps is '1\\n2', expected a whole number"
+    wanted = r"train: --steps is '1\n2', expected a whole number, or tokens as in 300Mtok"
+    assert message(["train", "--steps", "1\n2"]) == wanted
+
+
+def test_the_words_of_the_process_are_looked_at_when_none_are_given(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["nanoeuler", "--verison"])
+    assert message(None) == WRONG["--verison"]
+
+
+def test_what_others_call_an_option_is_told_by_a_name_of_ours():
+    """Each entry leads to an option of a command that has none of the other name."""
+    for other, ours in arguments.OTHERS_SAY.items():
+        having = [p for p in every(cli.parser()) if ours in p._options()]
+        assert having and not any(other in p._options() for p in having if ours != "--run"), other
+
+
+def test_steps_in_tokens():
+    for word, number in (
+        ("7", 7),
+        ("300tok", 300),
+        ("0.3Gtok", 300_000_000),
+        ("1.5ktok", 1500),
+        ("10Mtok", 10**7),
+    ):
+        assert (
+            arguments.steps_or_tokens(word) == number
+            and (type(arguments.steps_or_tokens(word)) is int) == word.isdigit()
+        )
+    for word in ("7.5", "300M", "tok", "1e3tok", "-3tok", ""):
+        with pytest.raises(Exception, match="expected a whole number, or tokens as in 300Mtok"):
+            arguments.steps_or_tokens(word)
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text(pages(), "utf-8")

@@ -1,0 +1,802 @@
+"""The `nanoeuler` command: every subcommand, what it says about bad input, and that it then leaves everything alone."""
+
+import argparse
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import assert_same_run, run_text
+from test_train import seal
+
+from nanoeuler_lib import __version__, config, world
+from nanoeuler_lib.command import arguments, cli
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.model import gradcheck
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import alpaca_prompt
+from nanoeuler_lib.training import checkpoint, run_folder, train
+
+SMALL = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
+SHORT = "--steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A text, a run on it, a tokenizer: to be copied before they are changed."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text(run_text(), "utf-8")
+    command = [
+        "train",
+        "--data",
+        str(folder / "text.txt"),
+        "--run",
+        str(folder / "run"),
+        "--quiet",
+        *SMALL,
+        *SHORT,
+    ]
+    assert cli.main(command) == 0
+    Tokenizer.train(run_text(), 260).save(folder / "bpe.json")
+    return folder
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch):
+    """A working directory that holds copies of them."""
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def nanoeuler(capsys):
+    """Run the command in this process: its exit code, standard output and standard error."""
+
+    def run(*arguments, stdin=None):
+        content = stdin if isinstance(stdin, bytes) else (stdin or "").encode()
+        with patch("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8")):
+            try:
+                code = cli.main([str(argument) for argument in arguments])
+            except SystemExit as end:  # argparse's
+                code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def contents() -> dict:
+    return {str(f): f.read_bytes() for f in Path.cwd().rglob("*") if f.is_file()}
+
+
+# Each subcommand does its work.
+
+
+def test_tokenizer(here, nanoeuler):
+    code, out, err = nanoeuler(
+        "tokenizer", "train", "--data", "text.txt", "--vocab", 262, "--out", "new.json", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"vocab_size": 262, "merges": 6, "out": "new.json"}
+    tokenizer = Tokenizer.load("new.json")
+    assert tokenizer.merges == Tokenizer.train(run_text(), 262, ()).merges
+    text = "the cat, Käthe\n"
+    code, out, _ = nanoeuler("tokenizer", "encode", text, "--tokenizer", "new.json")
+    ids = [int(i) for i in out.split()]
+    assert code == 0 and ids == tokenizer.encode(text).tolist() and max(ids) >= 256
+    code, out, _ = nanoeuler("tokenizer", "encode", "--tokenizer", "new.json", "--json", stdin=text)
+    found = json.loads(out)
+    assert found["ids"] == ids and found["bytes"] == len(text.encode()) and len(found["tokens"]) == len(ids)
+    assert nanoeuler("tokenizer", "decode", *ids, "--tokenizer", "new.json") == (0, text, "")
+    code, out, _ = nanoeuler(
+        "tokenizer", "decode", "--tokenizer", "new.json", "--json", stdin=" ".join(map(str, ids))
+    )
+    assert json.loads(out) == {"text": text}
+
+
+def test_tokenizer_with_end_of_text(here, nanoeuler):
+    command = (
+        "tokenizer",
+        "train",
+        "--data",
+        "text.txt",
+        "--vocab",
+        262,
+        "--out",
+        "new.json",
+        "--end-of-text",
+    )
+    assert nanoeuler(*command)[0] == 0
+    assert Tokenizer.load("new.json").special_tokens == {END_OF_TEXT: 261}
+    as_text = nanoeuler("tokenizer", "encode", END_OF_TEXT, "--tokenizer", "new.json")[1].split()
+    assert "261" not in as_text and len(as_text) > 1
+    assert nanoeuler("tokenizer", "encode", END_OF_TEXT, "--special", "--tokenizer", "new.json")[1] == "261\n"
+
+
+def test_train_and_resume(here, nanoeuler):
+    code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT)
+    assert code == 0 and "new: done" in out and "step 4: validation" in out and err == ""
+    head = json.loads(Path("new/run.json").read_text())
+    assert head["model"]["dim"] == 16 and head["train"]["steps"] == 4 and head["data"]["source"] == "text.txt"
+    assert head["data"]["files"] == {"text": str(here / "text.txt"), "valid": None}
+    shutil.rmtree("new/checkpoints/step-000004")
+    before = checkpoint.load("run").model.params.flat
+    code, out, err = nanoeuler("train", "--resume", "new", "--data", "text.txt", "--quiet")
+    assert (code, err) == (0, "") and out.startswith("new: done, 4 steps, ") and out.count("\n") == 3
+    assert "nanoeuler report new\n" in out and re.search(r"validation \d\.\d{4} bits", out)
+    assert np.array_equal(checkpoint.load("new").model.params.flat, before)
+
+
+def test_train_with_tokenizer_and_validation_text(here, nanoeuler):
+    Path("valid.txt").write_text("the cat ran. " * 20)
+    texts = ["--data", "text.txt", "--valid", "valid.txt", "--tokenizer", "bpe.json"]
+    code, _, err = nanoeuler("train", *texts, "--run", "new", *SMALL[2:], *SHORT, "--quiet")
+    assert (code, err) == (0, "")
+    found = checkpoint.load("new")
+    assert found.model.config.vocab_size == found.tokenizer.vocab_size == 260
+    head = json.loads(Path("new/run.json").read_text())
+    assert head["data"]["train_tokens"] == len(found.tokenizer.encode(run_text()))
+
+
+def test_generate(here, nanoeuler):
+    code, out, err = nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20)
+    assert (code, err) == (0, "") and out.startswith("the cat") and len(out) > 10
+    code, as_json, _ = nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20, "--json")
+    found = json.loads(as_json)
+    assert code == 0 and found["prompt"] == "the cat" and "the cat" + found["continuation"] + "\n" == out
+    assert nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20, "--seed", 1)[1] != out
+    greedy = [
+        nanoeuler("generate", "--run", "run", "--temperature", 0, "--tokens", 9, "--seed", s)[1]
+        for s in (1, 2)
+    ]
+    assert greedy[0] == greedy[1]
+    assert nanoeuler("generate", "Kä", "--run", "run", "--tokens", 0) == (0, "Kä\n", "")
+    long = "the cat sat on a mat and ran " * 20  # more than a context: its end is read
+    assert nanoeuler("generate", long, "--run", "run/checkpoints/step-000004", "--tokens", 20)[0] == 0
+
+
+QUICK = "--examples 30 --steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    """A run that taught the model of the package a little: to be copied before it is changed."""
+    run = tmp_path_factory.mktemp("answering") / "run"
+    assert cli.main(["sft", "--run", str(run), "--quiet", *QUICK]) == 0
+    return run
+
+
+def test_sft_and_chat(here, answering, nanoeuler):
+    shutil.copytree(answering, "answers")
+    found = checkpoint.load("answers")
+    assert found.info["template"] == "plain" and found.info["examples"] == ["konigsberg", 30, 201]
+    code, out, err = nanoeuler(
+        "chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n"
+    )
+    assert (code, err) == (0, "") and "/x is no command" in out
+    story = world.sample(3).text.rpartition("\n")[0]
+    assert out.startswith(f"{story}\n") and len(out.splitlines()) >= 4
+    assert nanoeuler("chat", "--run", "answers", stdin="") == (0, "", "")
+    assert nanoeuler("chat", "--run", "answers", stdin="/quit\nWho?\n") == (0, "", "")
+
+
+def test_sft_goes_on(here, answering, nanoeuler):
+    shutil.copytree(answering, "whole")
+    shutil.copytree(answering, "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    code, out, err = nanoeuler("sft", "--resume", "parts", "--quiet")
+    assert (
+        (code, err) == (0, "")
+        and out.startswith("parts: done, 4 steps, ")
+        and "nanoeuler chat --run parts" in out
+    )
+    assert_same_run("whole", "parts")
+
+
+def test_sft_from_a_run_and_a_file(here, nanoeuler):
+    lines = [{"instruction": c, "response": c.upper()} for c in "abcdefghij"]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    long = nanoeuler("sft", "--base", "run", "--data", "lines.jsonl", "--run", "new", "--quiet", *QUICK)
+    assert (
+        long[0] == 2 and "0 of 9 training examples fit in 12 tokens" in long[2] and not Path("new").exists()
+    )
+    talk = [
+        [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper()}] for c in "abcdefghij"
+    ]
+    Path("talk.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in talk))
+    code, out, err = nanoeuler(
+        "sft", "--base", "run", "--data", "talk.jsonl", "--run", "new", "--quiet", *QUICK
+    )
+    assert (code, err) == (0, "") and "nanoeuler chat --run new" in out
+    assert checkpoint.load("new").tokenizer.vocab_size == checkpoint.load("run").tokenizer.vocab_size + 3
+
+
+def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
+    """Options reach the run, a resume takes the same examples, and the chat puts the run's template on."""
+    lines = [{"instruction": f"{n}", "response": "x"} for n in range(20)]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = [
+        "--data-seed",
+        0,
+        "--valid-fraction",
+        0.3,
+        "--workers",
+        1,
+        "--steps",
+        4,
+        "--batch",
+        4,
+        "--warmup",
+        1,
+        "--save-every",
+        2,
+    ]
+    assert nanoeuler("sft", "--data", "lines.jsonl", "--run", "new", "--quiet", *options)[0] == 0
+    info = checkpoint.load("new").info
+    assert (info["template"], info["workers"], info["examples"][2]) == ("alpaca", 1, 0)
+    head = json.loads(Path("new/run.json").read_text())["data"]
+    assert (head["train_examples"], head["valid_examples"], head["base"]) == (14, 6, "konigsberg-small")
+    shutil.copytree("new", "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    assert nanoeuler("sft", "--resume", "parts", "--quiet")[0] == 0
+    assert_same_run("new", "parts")
+    assert (
+        nanoeuler("sft", "--base", "new", "--data", "lines.jsonl", "--run", "again", "--quiet", *options)[0]
+        == 0
+    )
+    assert checkpoint.load("again").info["base"] == "new"
+    seen = []
+    monkeypatch.setattr(
+        "nanoeuler_lib.speaking.chat.Chat.reply",
+        lambda self, text, tokens, seed, **options: (
+            seen.append((self.prompt_of("t"), tokens, seed, options["temperature"])) or iter(["a\x1b[2Jb"])
+        ),
+    )
+    _, out, _ = nanoeuler(
+        "chat", "--run", "new", "--tokens", 7, "--seed", 3, "--temperature", 0.5, stdin="hi\nho\n"
+    )
+    prompt = alpaca_prompt("t")
+    assert seen == [(prompt, 7, 3, 0.5), (prompt, 7, 4, 0.5)]
+    assert out == "a\x1b[2Jb\n" * 2  # a pipe gets the text as it is
+
+
+@pytest.fixture
+def quick_check(monkeypatch):
+    """The command on a model of a few hundred numbers, not of thousands."""
+    config = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=2, ffn=5)
+    monkeypatch.setattr(gradcheck, "check_model", partial(gradcheck.check_model, config, time=3))
+
+
+def test_check(quick_check, nanoeuler):
+    code, out, err = nanoeuler("check")
+    assert (code, err) == (0, "")
+    assert gradcheck.DEFINITION in out and gradcheck.DEFINITION_NORM in out
+    assert out.count("passed") == 2 and out.count("layers.0.qkv") == 2 and "WRONG" not in out
+    code, out, _ = nanoeuler("check", "--ops", "plain", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["passed"] is True and set(found["weights_std"]) == {"0.3", "0.02"}
+    assert {row["name"] for row in found["weights_std"]["0.3"]} >= {"embed", "layers.0.norm1", "heads"}
+
+
+def test_check_fails_on_a_wrong_gradient(quick_check, nanoeuler):
+    from test_mutations import planted
+
+    with planted("ops.cpu.swiglu_back", ("slope += 1.0", "pass")):
+        code, out, _ = nanoeuler("check")
+        assert code == 1 and "FAILED" in out and "WRONG" in out
+        code, out, _ = nanoeuler("check", "--json")
+        assert code == 1 and json.loads(out)["passed"] is False
+        assert nanoeuler("check", "--ops", "plain")[0] == 0
+
+
+def test_info(here, nanoeuler):
+    code, out, err = nanoeuler("info")
+    assert (
+        (code, err) == (0, "")
+        and "parameters: 1,053,824, 4.2 MB" in out
+        and "layers.3.qkv" in out
+        and "128x256" in out
+    )
+    found = json.loads(nanoeuler("info", "--preset", "base", "--json")[1])
+    assert found["parameters"] == 116_417_280 and found["model"]["layers"] == 16
+    assert sum(int(np.prod(shape)) for shape in found["tensors"].values()) == found["parameters"]
+    found = json.loads(nanoeuler("info", "--run", "run", "--json")[1])
+    assert found["step"] == 4 and found["model"]["dim"] == 16 and found["valid_bits_per_byte"] > 0
+    config = ModelConfig.from_dict(found["model"])
+    from nanoeuler_lib.model.plan import Plan
+
+    plan = Plan(config, 1, config.context)
+    assert (
+        found["plan_bytes_one_row"] == plan.nbytes
+        and found["parameters"] == checkpoint.load("run").model.size
+    )
+
+
+def test_corpus(tmp_path, monkeypatch, nanoeuler):
+    pytest.importorskip("nanoeuler_lib.world")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = nanoeuler(
+        "corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "w.txt", "--json"
+    )
+    found = json.loads(out)
+    text = Path("w.txt").read_text("utf-8")
+    assert (
+        (code, err) == (0, "")
+        and found["bytes"] == len(text.encode())
+        and 0 < found["floor_bits_per_byte"] < 3
+    )
+    code, said, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "again.txt")
+    assert code == 0 and re.fullmatch(
+        r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said
+    ).groups() == (str(len(text.encode())), f"{world.floor(text.split(world.SEPARATOR)):.4f}")
+    code, out, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3)
+    assert code == 0 and out == text
+    assert nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 4)[1] != text
+
+
+def test_version(nanoeuler):
+    assert nanoeuler("--version") == (0, f"nanoeuler {__version__}\n", "")
+
+
+# Help.
+
+
+def commands(parser, name="nanoeuler"):
+    """Every command's name and parser."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for key, sub in action.choices.items():
+                yield from commands(sub, f"{name} {key}")
+
+
+def test_help_names_true_defaults():
+    """A default that a help text states is the default; and there is one for every option."""
+    for name, parser in commands(cli.parser()):
+        for action in parser._actions:
+            assert action.help or isinstance(action, argparse._SubParsersAction), f"{name} {action.dest}"
+            said = re.search(r"default ([\w.-]+)", action.help or "")
+            own = config.SFT_DEFAULTS if name == "nanoeuler sft" else {}
+            defaults = train.TrainConfig().to_dict() | own
+            value = defaults.get(action.dest) if action.default is None else action.default
+            if said and value is not None:
+                assert type(value)(said[1]) == value, f"{name} {action.dest}"
+
+
+def test_every_documented_command_parses():
+    """The examples below `nanoeuler --help`, taken apart as a shell would."""
+    import shlex
+
+    for line in arguments.EXAMPLES.splitlines():
+        if line.strip().startswith("nanoeuler"):
+            words = shlex.split(line.split("   ")[0] if "   " in line.strip() else line)
+            assert cli.parser().parse_args([w for w in words[1:]]).function
+
+
+# Bad input: one line on standard error, exit code 2, nothing changed.
+
+
+def _texts():
+    Path("short.txt").write_text("hello")
+    Path("one.txt").write_text("Q")
+    Path("folder").mkdir()
+    Path("folder/keep.txt").write_text("mine")
+    Path("list.json").write_text("[1, 2]")
+    Path("cut.json").write_text(Path("bpe.json").read_text()[:200])
+    shutil.copytree("run", "moved")
+    checkpoints = Path("moved/checkpoints")
+    for folder in checkpoints.iterdir():
+        seal(
+            folder,
+            info=json.loads((folder / "checkpoint.json").read_text())["info"]
+            | {"files": {"text": "/none/text.txt"}},
+        )
+    lines = [{"instruction": "a", "output": "b"}, {"instruction": "a", "output": "\ud800"}]
+    Path("half.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    Path("key.jsonl").write_text(json.dumps({"x" * 100_000: 1}))
+
+
+TRAIN = ("train", "--run", "new", *SMALL, *SHORT, "--data")
+BAD = {
+    "text missing": ((*TRAIN, "nothing.txt"), "nothing.txt: no such file"),
+    "text a folder": ((*TRAIN, "folder"), "folder/shards.json: no such file"),
+    "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
+    "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
+    "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation part has 1 tokens"),
+    "no validation text": (
+        (*TRAIN, "text.txt", "--valid-fraction", 0), "validation part has 0 tokens, expected at least 2"),
+    "context too long": ((*TRAIN, "text.txt", "--context", 100_000), "tokens, expected at least 100002"),
+    "heads do not divide": ((*TRAIN, "text.txt", "--heads", 3), "dim is 16, expected a multiple of heads (3)"),
+    "more memory than there is": (
+        (*TRAIN, "text.txt", "--dim", 2**20, "--heads", 2**12, "--kv-heads", 2**12), "GiB at least, and this machine"),
+    "run exists": (("train", "--data", "text.txt", "--run", "run"), "run: exists and is not an empty folder"),
+    "run is a file": (
+        ("train", "--data", "text.txt", "--run", "text.txt"), "text.txt: exists and is not an empty folder"),
+    "run below a file": (
+        ("train", *SMALL, *SHORT, "--data", "text.txt", "--run", "text.txt/new"), "text.txt/new: cannot be made"),
+    "tokenizer missing": ((*TRAIN, "text.txt", "--tokenizer", "none.json"), "none.json"),
+    "tokenizer too large": (
+        (*TRAIN, "text.txt", "--tokenizer", "bpe.json"), "tokenizer has 260 tokens, expected at most"),
+    "tokenizer cut off": ((*TRAIN, "text.txt", "--tokenizer", "cut.json"), "cut.json"),
+    "tokenizer another JSON": ((*TRAIN, "text.txt", "--tokenizer", "list.json"), "list.json"),
+    "resume nothing": (("train", "--resume", "none", "--data", "text.txt"), "none: no such folder"),
+    "resume no run": (("train", "--resume", "folder", "--data", "text.txt"), "folder: holds no checkpoint"),
+    "resume another text": (("train", "--resume", "run", "--data", "other.txt"), "not the text the run began with"),
+    "text that moved": (
+        ("train", "--resume", "moved"), "text.txt: no such file; it is the text that the run began with. If it "
+        "moved, say where it is now: --data FILE"),
+    "text a device": ((*TRAIN, "/dev/zero"), "/dev/zero: is a device"),
+    "text NUL": ((*TRAIN, "a\0b"), "cannot be read"),
+    "option mistyped": (("sft", "--stesp=3"), "sft: '--stesp' is no option, did you mean --steps?"),
+    "preset mistyped": (
+        (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, did you mean big?"),
+    "no number": (
+        ("train", "--steps", "x" * 999), "train: --steps is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),
+    "tool mistyped": (("diagnose", "--tool", "scheduled"), "did you mean schedule?"),
+    "break nowhere": (("break", "--reveal", "nowhere"), "nowhere: no broken copy of this version, expected a folder"),
+    "sft surrogate": (("sft", "--data", "half.jsonl", "--run", "new"), "half.jsonl: line 2 holds '\\ud800', half a"),
+    "sft long key": (("sft", "--data", "key.jsonl", "--run", "new"), "key.jsonl: line 1 has keys ['xxxxxxxxxxxx..."),
+    "resume with a zero": (("train", "--resume", "run", "--data", "text.txt", "--warmup", 0), "got also --warmup"),
+    "generate from nothing": (("generate", "a", "--run", "none"), "none: no such folder"),
+    "generate from a folder": (("generate", "a", "--run", "folder"), "folder: holds no checkpoint"),
+    "temperature negative": (
+        ("generate", "a", "--run", "run", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
+    "too many proposals": (("generate", "a", "--run", "run", "--propose", 2), "propose is 2, expected 0 to 1"),
+    "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
+    "chat with a base model": (("chat", "--run", "run"), "expected that of a model made to answer (nanoeuler sft)"),
+    "sft without a folder": (("sft",), "--run is missing"),
+    "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 or more"),
+    "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
+    "corpus of nothing": (("corpus", "konigsberg", "--bytes", 0), "--bytes is 0, expected at least 1"),
+    "decode negative id": (("tokenizer", "decode", -1, "--tokenizer", "bpe.json"), "token id is -1, expected 0 to 259"),
+    "sft of nothing": (("sft", "--data", "none.json", "--run", "new"), "none.json: cannot be read"),
+    "sft of text": (("sft", "--data", "text.txt", "--run", "new"), "text.txt: line 1 is not JSON"),
+    "sft over a run": (("sft", "--run", "run", "--examples", 9), "run: exists and is not an empty folder"),
+    "sft resumes pretraining": (("sft", "--resume", "run"), "was not begun by nanoeuler sft"),
+    "resume of a checkpoint": (
+        ("train", "--resume", "run/checkpoints/step-000004", "--data", "text.txt"), "is a checkpoint, expected its"),
+    "train resumes sft": (("train", "--resume", "run", "--data", "bpe.json"), "fingerprint"),
+    "prompt not UTF-8": (("generate", "a\udcff", "--run", "run"), "character 1 is not UTF-8"),
+    "encode not UTF-8": (("tokenizer", "encode", "a\udcff", "--tokenizer", "bpe.json"), "character 1 is not UTF-8"),
+    "decode words": (
+        ("tokenizer", "decode", "hi", "--tokenizer", "bpe.json"), "token id is 'hi', expected a whole number"),
+    "decode unknown id": (
+        ("tokenizer", "decode", 260, "--tokenizer", "bpe.json"), "token id is 260, expected 0 to 259"),
+    "tokenizer file exists": (
+        ("tokenizer", "train", "--data", "text.txt", "--out", "bpe.json"), "bpe.json: exists already"),
+    "tokenizer too small": (
+        ("tokenizer", "train", "--data", "text.txt", "--vocab", 9, "--out", "new.json"), "vocab_size is 9"),
+    "tokenizer into no folder": (
+        ("tokenizer", "train", "--data", "text.txt", "--vocab", 260, "--out", "none/new.json"), "none/new.json"),
+    "info unknown preset": (("info", "--preset", "huge"), "preset is 'huge', expected one of small, big, base"),
+    "corpus over a file": (("corpus", "konigsberg", "--out", "text.txt", "--bytes", 99), "text.txt: exists already"),
+    "corpus seed negative": (("corpus", "konigsberg", "--seed", -1), "--seed is -1, expected 0 or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case, here, nanoeuler):
+    arguments, expected = BAD[case]
+    _texts()
+    Path("other.txt").write_text(run_text().replace("cat", "dog"))
+    before = contents()
+    code, out, err = nanoeuler(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("nanoeuler: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert expected in err and len(err) < 700 and err[:-1].isprintable()
+    assert contents() == before
+    assert not Path("new").exists() and not Path("new.json").exists()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "info", "train", "sft"])
+def test_damaged_checkpoint(command, here, nanoeuler):
+    path = Path("run/checkpoints/step-000004/model.safetensors")
+    path.write_bytes(path.read_bytes()[:-9])
+    before = contents()
+    more = {"train": ["--resume", "run", "--data", "text.txt"], "sft": ["--base", "run", "--run", "new"]}
+    more = more.get(command, ["--run", "run"])
+    code, out, err = nanoeuler(command, *more, stdin="the\n")
+    assert (code, out) == (2, "") and err.startswith("nanoeuler: run") and err.count("\n") == 1, err
+    assert contents() == before
+
+
+# As a process of its own.
+
+
+def process(*arguments, environment=None, **options):
+    root = str(Path(cli.__file__).parents[2])
+    environment = (
+        os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"} | (environment or {"PYTHONUTF8": "1"})
+    )
+    command = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, env=environment, **options)
+
+
+def test_process(here):
+    """From nothing to a trained model in one process each, as a user does it."""
+    done = process("train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT)
+    assert done.returncode == 0 and done.stderr == b"" and b"new: done" in done.stdout
+    done = process("generate", "the cät", "--run", "new", "--tokens", 8)
+    assert done.returncode == 0 and done.stdout.decode().startswith("the cät") and done.stderr == b""
+    done = process("train", "--data", "none.txt", "--run", "other")
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr == b"nanoeuler: none.txt: no such file, expected a UTF-8 text file\n"
+    high = ["--rate", 10, "--warmup", 0, "--clip", 0, "--decay", 10, "--steps", 200]
+    done = process("train", "--data", "text.txt", "--run", "wild", *SMALL, *SHORT, *high)
+    assert (
+        done.returncode == 2 and done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"nanoeuler: step")
+    )
+
+
+def test_encode_and_decode_give_the_bytes_back(here):
+    """Line ends of every kind, and none at the end."""
+    for content in ("a\r\nb\rc\n\nKäthe \u2028 \x00 d".encode(), b"x", b"", b"\n"):
+        ids = process("tokenizer", "encode", "--tokenizer", "bpe.json", input=content)
+        assert ids.returncode == 0 and ids.stderr == b""
+        back = process("tokenizer", "decode", "--tokenizer", "bpe.json", input=ids.stdout)
+        assert (back.returncode, back.stdout, back.stderr) == (0, content, b"")
+    ids = process("tokenizer", "encode", "--tokenizer", "bpe.json", input=b"a\r\nb").stdout.split()
+    assert [int(i) for i in ids] == Tokenizer.load("bpe.json").encode("a\r\nb").tolist()
+    half = Tokenizer.load("bpe.json").encode("ü")[:1]  # half a character is half a character
+    assert process("tokenizer", "decode", "--tokenizer", "bpe.json", *half).stdout == "ü".encode()[:1]
+
+
+@pytest.mark.parametrize("locale", ["POSIX", "C.UTF-8"])
+def test_a_locale_without_umlauts(here, locale):
+    """The bytes of an argument are UTF-8 whatever the locale; a file gets UTF-8."""
+    environment = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = process("generate", "Käthe", "--run", "run", "--tokens", 0, environment=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Käthe\n".encode(), b"")
+    done = process(
+        "tokenizer", "encode", "--tokenizer", "bpe.json", input="ü".encode(), environment=environment
+    )
+    assert len(done.stdout.split()) == len(Tokenizer.load("bpe.json").encode("ü")) and done.returncode == 0
+
+
+def shell(line, **options):
+    """A line for bash in which NE is the command."""
+    root = str(Path(cli.__file__).parents[2])
+    line = line.replace("NE ", f"{sys.executable} -m nanoeuler_lib.command.cli ")
+    environment = os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, env=environment, **options)
+
+
+TINY = f"--data text.txt {' '.join(SMALL)} --batch 4 --warmup 1 --valid-every 1 --workers 1"
+GONE = {
+    "reader of stdout": f"NE train --run new --steps 60 {TINY} | head -n 1; exit ${{PIPESTATUS[0]}}",
+    "reader of both": f"NE train --run new --steps 60 {TINY} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}",
+    "stdout": f"NE train --run new --steps 60 {TINY} >&-",
+    "stderr": f"NE train --run new --steps 60 {TINY} 2>&-",
+    "all three": f"NE train --run new --steps 60 {TINY} <&- >&- 2>&-",
+    "full": f"NE train --run new --steps 60 {TINY} >/dev/full 2>/dev/full",
+}
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_training_outlives_its_output(here, gone):
+    """Nobody reads what it prints: it goes on to the end, and its files are those of any run."""
+    done = shell(GONE[gone])
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+    assert checkpoint.load("new", training=True).step == 60
+    assert [e["step"] for e in run_folder.read_log("new") if "loss" in e] == list(range(1, 61))
+    assert json.loads(Path("new/run.json").read_text())["train"]["steps"] == 60
+    assert sorted(f.name for f in Path("new").iterdir()) == ["checkpoints", "lock", "log.jsonl", "run.json"]
+
+
+UNHEARD = [
+    "generate a --run run",
+    "info",
+    "corpus konigsberg --bytes 99",
+    "tokenizer encode a",
+    "tokenizer decode 65",
+]
+SLOW = [
+    pytest.param(command, marks=pytest.mark.slow) for command in [*UNHEARD[1:], "--version", "check --help"]
+]
+
+
+@pytest.mark.parametrize("command", [UNHEARD[0], "--help", *SLOW])
+@pytest.mark.parametrize("sink", [">&-", ">/dev/full"])
+def test_output_that_cannot_be_written(here, command, sink):
+    """Output is what these commands are for: one line, exit code 2."""
+    done = shell(f"NE {command} {sink}")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(b"nanoeuler: standard output: ")
+
+
+@pytest.mark.parametrize("sink", ["2>&-", "2>/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_complaint_that_cannot_be_written(here, sink):
+    """The exit code still says what happened."""
+    assert shell(f"NE info --run none {sink}").returncode == 2
+    assert shell(f"NE generate --no-such-option {sink}").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["chat", "tokenizer encode", "tokenizer decode"])
+def test_input_that_cannot_be_read(here, command):
+    done = shell(f"NE {command} <&-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"nanoeuler: standard input: is closed\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+def test_a_terminal_that_is_closed(here):
+    """The shell and what runs in it are hung up: a checkpoint of the last whole step, and the run can go on."""
+    import pty
+    import time
+
+    root = str(Path(cli.__file__).parents[2])
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+        many = TINY.replace("--valid-every 1 ", "--valid-every 1000 ").split()
+        command = ["train", "--run", "new", "--steps", "1000000", "--save-every", "1000000", *many]
+        os.execv(sys.executable, [sys.executable, "-m", "nanoeuler_lib.command.cli", *command])
+    until = time.monotonic() + 60
+    while not (Path("new/log.jsonl").exists() and Path("new/log.jsonl").read_bytes().count(b'"loss"') > 5):
+        assert time.monotonic() < until
+        os.read(terminal, 1000)
+    os.close(terminal)
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 130
+    found = checkpoint.load("new", training=True)
+    assert found.step == max(entry["step"] for entry in run_folder.read_log("new")) > 5
+
+
+def test_resume_from_anywhere(here, nanoeuler, monkeypatch, tmp_path):
+    """The run knows where its text and its validation text are, and is told when they have moved."""
+    Path("valid.txt").write_text("the cat ran. " * 20)
+    texts = ["--data", "text.txt", "--valid", "valid.txt"]
+    assert nanoeuler("train", *texts, "--run", "new", *SMALL, *SHORT, "--quiet")[0] == 0
+    shutil.copytree("new", "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    monkeypatch.chdir(tmp_path)
+    assert nanoeuler("train", "--resume", "here/parts", "--quiet")[0] == 0
+    assert_same_run("here/new", "here/parts")
+    Path("here/valid.txt").rename("moved.txt")
+    shutil.rmtree("here/parts/checkpoints/step-000004")
+    code, _, err = nanoeuler("train", "--resume", "here/parts")
+    assert code == 2 and "valid.txt: no such file; it is the valid" in err and "--valid FILE" in err
+    code, _, err = nanoeuler("train", "--resume", "here/parts", "--valid", "here/text.txt")
+    assert code == 2 and "not the validation text the run began with, which --valid FILE names" in err
+    assert nanoeuler("train", "--resume", "here/parts", "--valid", "moved.txt", "--quiet")[0] == 0
+    assert_same_run("here/new", "here/parts")
+    assert nanoeuler("train", "--resume", "here/parts", "--quiet")[0] == 0  # it knows the new place
+
+
+def test_sft_resume_from_anywhere(here, nanoeuler, monkeypatch, tmp_path):
+    lines = [{"instruction": f"{n}", "response": "x"} for n in range(30)]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ["--valid-fraction", 0.3, *QUICK[2:], "--quiet"]
+    assert nanoeuler("sft", "--data", "lines.jsonl", "--run", "new", *options)[0] == 0
+    shutil.copytree("new", "parts")
+    shutil.rmtree("parts/checkpoints/step-000004")
+    monkeypatch.chdir(tmp_path)
+    Path("here/lines.jsonl").rename("lines.jsonl")
+    code, _, err = nanoeuler("sft", "--resume", "here/parts")
+    assert code == 2 and "lines.jsonl: no such file" in err and "--data FILE" in err
+    assert nanoeuler("sft", "--resume", "here/parts", "--data", "lines.jsonl", "--quiet")[0] == 0
+    assert_same_run("here/new", "here/parts")
+    assert nanoeuler("sft", "--resume", "here/parts", "--steps", 6, "--quiet")[0] == 0
+    assert checkpoint.load("here/parts").step == 6
+
+
+def test_sft_says_what_it_leaves_out(here, nanoeuler):
+    """Before the first step, in the log and in the report; a rest that measures nothing is refused."""
+    lines = [{"instruction": "x" * (900 if n % 3 else 5), "response": f"{n}"} for n in range(90)]
+    Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ["--data", "lines.jsonl", "--run", "new", "--steps", 1, "--sample-every", 0]
+    code, out, err = nanoeuler("sft", *options)
+    assert (
+        code == 2 and "lines.jsonl: 3 of 9 validation examples fit in 128 tokens, expected at least 5" in err
+    )
+    assert not Path("new").exists()
+    code, out, err = nanoeuler("sft", *options, "--valid-fraction", 0.5)
+    assert code == 0 and re.search(r"warning: \d+ of 45 training examples fit in 128 tokens; the others", out)
+    assert out.index("warning: ") < out.index("step 0: validation")
+    assert nanoeuler("report", "new")[0] == 0
+    assert "of 45 training examples fit in 128 tokens" in Path("new/report/report.md").read_text()
+    assert "2 warnings" in out
+
+
+def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
+    settings = (
+        "--steps 0.2ktok --batch 2 --accumulate 3 --warmup 1 --valid-every 144tok --save-every 73tok".split()
+    )
+    command = ["train", "--data", "text.txt", "--run", "new", "--quiet", *SMALL, "--sample-every", "0"]
+    assert nanoeuler(*command, *settings)[0] == 0  # 72 tokens a step
+    found = json.loads(Path("new/run.json").read_text())["train"]
+    assert [found[name] for name in ("steps", "valid_every", "save_every")] == [3, 2, 2]
+
+
+def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
+    settings = "--steps 60 --batch 4 --warmup 1 --valid-every 30 --sample-every 0".split()
+    code, out, err = nanoeuler("train", "--data", "text.txt", "--run", "new", *SMALL, *settings)
+    assert (code, err) == (0, "")
+    head = json.loads(Path("new/run.json").read_text())["data"]
+    lines = out.splitlines()
+    size, tokens = checkpoint.load("new").model.size, head["train_tokens"]
+    assert lines[0].startswith(f"model: {size:,} parameters; data: {tokens:,} train tokens, ")
+    passes = 60 * 48 / tokens
+    assert (
+        lines[1]
+        == f"plan: 60 steps of 48 tokens, 2,880 in all, {passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data"
+    )
+    assert lines[2].startswith("step 0: validation ")
+    assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s a step, measured now", lines[3])
+    bits = checkpoint.load("new").info["valid_bits_per_byte"]
+    assert re.fullmatch(
+        rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte", lines[-3]
+    )
+    parts = ", ".join(rf"{name} \d+\.\d s" for name in ("validation", "samples", "checkpoints"))
+    assert re.fullmatch(rf"beside the steps: {parts}, \d+\.\d% of the time", lines[-4])
+    assert lines[-2:] == [
+        "look at it: nanoeuler report new",
+        "continue a prompt: nanoeuler generate PROMPT --run new",
+    ]
+    code, out, _ = nanoeuler("train", "--resume", "new", "--steps", 400)
+    assert code == 0 and "plan: from step 60 on, 400 steps" in out
+    assert out.index("warning: the data will repeat: 400 steps draw") < out.index("step 90: ")
+
+
+def test_no_bit_depends_on_who_watches(here, nanoeuler):
+    """The measuring of a step's time changes nothing."""
+    settings = "--steps 30 --batch 4 --warmup 1 --valid-every 30 --sample-every 0 --workers 2".split()
+    for name, quiet in (("a", ["--quiet"]), ("b", [])):
+        assert nanoeuler("train", "--data", "text.txt", "--run", name, *SMALL, *settings, *quiet)[0] == 0
+    assert_same_run("a", "b")
+
+
+def test_messages_show_no_control_characters(here, nanoeuler):
+    """A checkpoint may come from anywhere; a terminal obeys what it is sent."""
+    folder = checkpoint.find("run")
+    info = json.loads((folder / "checkpoint.json").read_text())["info"]
+    evil = "\x1b]0;owned\x07\x1b[2J\n\r\u202e" + "x" * 5000
+    seal(folder, info=info | {"source": evil, "title": evil, "files": {"text": evil}})
+    for command in (
+        ("info", "--run", "run"),
+        ("train", "--resume", "run"),
+        ("generate", "--run", f"n{evil}"),
+    ):
+        code, out, err = nanoeuler(*command)
+        shown = out if command[0] == "info" else err
+        assert all(c.isprintable() or c == "\n" for c in out + err) and "owned" in shown
+        assert code == (0 if command[0] == "info" else 2) and len(max(shown.splitlines(), key=len)) < 700
+
+
+def test_process_with_bytes_that_are_not_text(here):
+    done = process("tokenizer", "encode", "--tokenizer", "bpe.json", input=b"abc\xff")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"UTF-8" in done.stderr
+
+
+def test_the_reader_of_a_pipe_may_leave(here):
+    """`nanoeuler info | head -1` ends without a complaint."""
+    root = str(Path(cli.__file__).parents[2])
+    command = f"{sys.executable} -m nanoeuler_lib.command.cli info --run run | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert done.stdout.count(b"\n") == 1 and done.stderr == b""
+
+
+def test_the_command_starts_fast():
+    """`--help` does not wait for NumPy: the command imports what it needs when it needs it."""
+    code = (
+        "import sys, nanoeuler_lib.command.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
+    )
+    root = str(Path(cli.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert done.stdout == b"False\n", done.stderr

@@ -1,0 +1,257 @@
+"""Files that were cut, edited or made to do harm: one clear line each, no traceback, no memory, no code run."""
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles import RUN_CONFIG, RUN_MODEL, run_text
+from test_train import seal
+
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, loop, train
+from nanoeuler_lib.training.report import report
+
+SETTINGS = RUN_CONFIG.to_dict() | {"steps": 2, "sample_every": 1}
+DEEP = "[" * 100_000  # more brackets than Python's parser goes down
+VALUES = [
+    None, True, -1, 0, 1, 2**24, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, 0.5, float("nan"), float("inf"),
+    "", "x", "é" * 999, "../../etc/passwd", "/dev/zero", "\0", [], [[]], {}, {"a": 1}, [1, 2], [[1, 2]] * 9,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    run = tmp_path_factory.mktemp("hostile") / "run"
+    train.train(run, run_text(), RUN_MODEL, train.TrainConfig(**SETTINGS), quiet=True)
+    return run
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def outcome(function, *arguments) -> str | None:
+    """None if the call succeeds, else its one line. Anything but a NanoEulerError is a failure."""
+    try:
+        function(*arguments)
+    except NanoEulerError as error:
+        message = str(error)
+        assert message and "\n" not in message and len(message) < 1000, message[:2000]
+        return message
+    return None
+
+
+def spoil_bytes(content: bytes, rng: random.Random) -> bytes:
+    """Cut, flip, insert, remove, repeat or exchange bytes."""
+    at, size = rng.randrange(len(content) + 1), rng.choice([1, 2, 8, 100])
+    kind = rng.randrange(6)
+    if kind == 0:
+        return content[:at]
+    if kind == 1:
+        return content[:at] + bytes(rng.randrange(256) for _ in range(size)) + content[at:]
+    if kind == 2:
+        return content[:at] + content[at + size :]
+    if kind == 3:
+        return content[:at] + content[max(0, at - size) :]
+    if kind == 4:
+        return content[:at] + bytes(rng.randrange(256) for _ in range(size)) + content[at + size :]
+    return bytes(byte ^ (rng.random() < 0.01) << rng.randrange(8) for byte in content)
+
+
+def spoil_json(value, rng: random.Random):
+    """Put a strange value at a random place of a JSON value, or drop or rename an entry."""
+    if isinstance(value, (dict, list)) and value and rng.random() < 0.85:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = rng.choice(list(keys)[:40])
+        if isinstance(value, dict) and rng.random() < 0.1:
+            return {k if k != key else f"{k}_": v for k, v in value.items() if k != key or rng.random() < 0.5}
+        value = dict(value) if isinstance(value, dict) else list(value)
+        value[key] = spoil_json(value[key], rng)
+        return value
+    return rng.choice(VALUES)
+
+
+def spoil_tensors(content: bytes, rng: random.Random) -> bytes:
+    """A safetensors file whose header says something else, with a length that fits it or does not."""
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.dumps(spoil_json(json.loads(content[8 : 8 + size]), rng)).encode()
+    length = rng.choice(
+        [len(header), len(header), 0, 1, len(header) + 1, len(content), 2**32, 2**60, 2**64 - 1]
+    )
+    return struct.pack("<Q", length) + header + content[8 + size :]
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_fuzzed_checkpoints(finished, tmp_path, part):
+    """Whatever becomes of a checkpoint's files, it loads as a whole checkpoint or is refused in a line that names it.
+
+    Half of the time the digests are made right again, as whoever means harm would: then only the content can tell.
+    """
+    rng, refused, loaded = random.Random(part), 0, 0
+    source = checkpoint.find(finished)
+    for number in range(60):
+        folder = shutil.copytree(source, tmp_path / f"{number}")
+        file = folder / rng.choice(sorted(f.name for f in source.iterdir()))
+        content = file.read_bytes()
+        if file.suffix == ".json" and rng.random() < 0.7:
+            file.write_text(json.dumps(spoil_json(json.loads(content), rng)))
+        elif file.suffix == ".safetensors" and rng.random() < 0.5:
+            file.write_bytes(spoil_tensors(content, rng))
+        else:
+            file.write_bytes(spoil_bytes(content, rng))
+        if rng.random() < 0.7:
+            try:
+                seal(folder)
+            except Exception:  # nothing is left to seal
+                pass
+        message = outcome(checkpoint.load, folder, True)
+        if message is None:
+            found = checkpoint.load(folder, True)
+            assert np.isfinite(found.model.params.flat).all() and found.step >= 0
+            with np.errstate(all="ignore"):  # a weight of 1e38 is a finite number
+                found.model.losses(np.zeros((1, 4), int), np.ones((1, 4), int))  # what loads, works
+            loaded += 1
+        else:
+            assert str(folder) in message
+            refused += 1
+        shutil.rmtree(folder)
+    assert refused > 30, "the damage hardly ever mattered"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fuzzed_runs(finished, tmp_path, part):
+    """The log and the description of a run: `resume` and `report` do their work or refuse in one line."""
+    rng, refused = random.Random(part), 0
+    for number in range(12):
+        run = shutil.copytree(finished, tmp_path / f"{number}")
+        shutil.rmtree(checkpoint.find(run))  # so that there is something to go on with
+        file = run / rng.choice(["log.jsonl", "log.jsonl", "run.json"])
+        if rng.random() < 0.5:
+            file.write_bytes(spoil_bytes(file.read_bytes(), rng))
+        else:
+            lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+            at = rng.randrange(len(lines))
+            lines[at] = json.dumps(spoil_json(json.loads(lines[at]), rng))
+            file.write_text("\n".join(lines) + "\n")
+        refused += outcome(report, run) is not None
+        outcome(lambda: loop.resume(run, run_text(), quiet=True))  # noqa: B023
+        shutil.rmtree(run)
+    assert refused > 2
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_fuzzed_tokenizers(finished, tmp_path, part):
+    rng, file, refused = random.Random(part), tmp_path / "t.json", 0
+    content = (checkpoint.find(finished) / "tokenizer.json").read_bytes()
+    for _ in range(150):
+        if rng.random() < 0.5:
+            file.write_bytes(spoil_bytes(content, rng))
+        else:
+            file.write_text(json.dumps(spoil_json(json.loads(content), rng)))
+        message = outcome(Tokenizer.load, file)
+        if message is None:
+            tokenizer = Tokenizer.load(file)
+            text = "the cat, Käthe \U0001f408\n"
+            assert tokenizer.decode(tokenizer.encode(text)) == text  # what loads, works
+        else:
+            assert str(file) in message
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("files", [42, pytest.param(1000, marks=pytest.mark.slow)])
+def test_hostile_files_and_closed_streams(files):
+    """Every command that reads a spoilt file works or refuses in one line, also without stdin, stdout or stderr."""
+    command = [sys.executable, Path(__file__).parents[1] / "workshop" / "hostile.py", "--files", files]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=2400)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{files} files, {2 * files} commands, 0 wrong" in done.stdout
+
+
+JSON_BOMBS = {
+    "brackets": DEEP,
+    "a number of 10,000 digits": "1" * 10_000,
+    "a string without end": '{"format": "' + "x" * 1000,
+    "a file of zeros": "\0" * 5000,
+    "more than a description can be": json.dumps({"format": "x" * 2_000_000}),
+}
+
+
+@pytest.mark.parametrize("bomb", JSON_BOMBS)
+@pytest.mark.parametrize("name", ["checkpoint.json", "tokenizer.json", "log.jsonl", "run.json"])
+def test_json_bombs(run, capsys, bomb, name):
+    folder = checkpoint.find(run)
+    file = (folder if (folder / name).exists() else run) / name
+    file.write_text(JSON_BOMBS[bomb] + "\n" + JSON_BOMBS[bomb] + "\n")
+    if name == "tokenizer.json":
+        seal(folder)
+    command = ["report", str(run)] if file.parent == run else ["generate", "the", "--run", str(run)]
+    assert cli.main(command) == 2
+    found = capsys.readouterr()
+    assert found.out == "" and found.err.startswith("nanoeuler: ") and found.err.count("\n") == 1
+    assert name in found.err and len(found.err) < 1000
+
+
+def test_a_model_too_large_for_its_file_costs_no_memory(run):
+    """A few bytes that promise a model of terabytes are refused before anything is allocated for it."""
+    folder = checkpoint.find(run)
+    for changes in ({"dim": 2**20, "heads": 2, "kv_heads": 1}, {"layers": 2**12}, {"vocab_size": 2**24}):
+        values = RUN_MODEL.to_dict() | changes
+        seal(folder, model=values)
+        tracemalloc.start()
+        message = outcome(checkpoint.load, folder)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert "model.safetensors: " in message and ("expected" in message or "missing" in message)
+        assert peak < 50_000_000
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "checkpoint.json"])
+def test_devices_and_pipes_are_not_read(run, name):
+    """A link to a device that never ends, or a pipe that nobody writes to, must not hang the program."""
+    file = checkpoint.find(run) / name
+    folder = file.parent
+    file.unlink()
+    os.mkfifo(file)
+    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(
+        checkpoint.load, folder
+    )
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(
+        checkpoint.load, folder
+    )
+
+
+def test_no_pickle():
+    """No module of the library reads a format that can run code."""
+    words = (
+        "import pickle",
+        "from pickle",
+        "allow_pickle=True",
+        "marshal",
+        "shelve",
+        "eval(",
+        "exec(",
+        "torch.load",
+    )
+    sources = Path(checkpoint.__file__).parent.rglob("*.py")
+    found = [(f.name, word) for f in sources for word in words if word in f.read_text()]
+    found = [pair for pair in found if pair != ("problems.py", "exec(")]  # texts of its own, for papers
+    assert not found
+    assert "pickle" not in Path(checkpoint.__file__).read_text().split('"""', 2)[2]
+    assert sys.modules["nanoeuler_lib.training.checkpoint"] is checkpoint

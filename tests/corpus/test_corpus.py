@@ -1,0 +1,709 @@
+"""`nanoeuler corpus`: the registry, what is dropped and held out, whole folders or none, and what the command says."""
+
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import corpus
+from nanoeuler_lib.command import arguments, cli
+from nanoeuler_lib.corpus import dedup, held_out, make
+from nanoeuler_lib.corpus import registry as registered
+from nanoeuler_lib.corpus.documents import Document, examples, whole
+from nanoeuler_lib.corpus.registry import File, corpora
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text.data import SEPARATOR, read_text
+
+DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))
+needs_data = pytest.mark.skipif(not (DATA / "sft").is_dir(), reason="NANOEULER_DATA is not there")
+WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
+
+
+# ---- The registry
+
+
+def test_the_corpora():
+    assert list(corpora()) == list(arguments.CORPORA) == ["books", "web", "alpaca", "dolly", "shakespeare"]
+    for name, found in corpora().items():
+        names = [file.name for file in found.files]
+        assert (
+            len(set(names)) == len(names)
+            and found.licence
+            and found.about
+            and found.source.startswith("https://")
+        )
+        for file in found.files:
+            assert file.urls and all(re.fullmatch(r"https://[\w.-]+/[\w./@-]+", url) for url in file.urls), (
+                file
+            )
+            assert len(set(file.urls)) == len(file.urls) and re.fullmatch(r"[\w.-]+", file.name)
+            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in file.sha256)
+        pinned = {bool(file.sha256) for file in found.files}
+        assert pinned == {name in ("alpaca", "dolly", "shakespeare")}
+    assert "NC" in corpora()["alpaca"].licence and "SA" in corpora()["dolly"].licence
+
+
+def test_the_books_of_the_corpora():
+    files = corpora()["books"].files
+    numbers, titles = [file.number for file in files], [file.title for file in files]
+    assert len(files) == 95 and numbers == sorted(set(numbers)) and len(set(titles)) == 95
+    known = {11: "Alice's Adventures in Wonderland", 84: "Frankenstein", 1342: "Pride and Prejudice"}
+    for file in files:
+        assert all(f"/{file.number}/pg{file.number}.txt" in url for url in file.urls) and file.author
+        assert 30_000 < file.bytes < 4_000_000 and known.get(file.number, file.title) == file.title
+    assert {5200, 7849}.isdisjoint(numbers)  # on Gutenberg, and copyrighted
+    assert (
+        corpora()["books"].pause >= 2
+        and f"{round(sum(f.bytes for f in files) / 1e6)} MB" in arguments.CORPORA["books"]
+    )
+
+
+@needs_data
+def test_hashes_and_sizes_are_those_of_the_files():
+    manifest = {entry["file"]: entry for entry in json.loads((DATA / "MANIFEST.json").read_text())["files"]}
+    for name, path, key in [
+        ("alpaca", "sft/alpaca_data.json.xz", "raw_"),
+        ("dolly", "sft/databricks-dolly-15k.nocategory.jsonl.xz", "raw_"),
+        ("shakespeare", "tinyshakespeare.txt", ""),
+    ]:
+        (file,) = corpora()[name].files
+        assert manifest[path][f"{key}sha256"] in file.sha256
+        assert file.bytes in (None, manifest[path][f"{key}bytes"])
+
+
+# ---- The same document twice
+
+
+def text_of(rng, words):
+    return " ".join(rng.choice(WORDS, words)) + "."
+
+
+def test_the_same_words_are_seen_in_another_dress():
+    seen = dedup.Seen()
+    assert seen.twin("a", "“Is it far?” — asked Käthe’s cat.") is None
+    assert seen.twin("b", "is it   far\n'ASKED' KÄTHE's _cat_") == dedup.Twin("a")
+    assert seen.twin("c", "is it far asked käthe's dog") is None
+    assert (
+        seen.twin("d", "...") is None
+        and seen.twin("e", "...") == dedup.Twin("d")
+        and seen.twin("f", "?!") is None
+    )
+
+
+def jaccard(a, b):
+    """The similarity itself, from its definition."""
+    shingles = [{tuple(w[i : i + 5]) for i in range(max(1, len(w) - 4))} for w in (a.split(), b.split())]
+    return len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
+
+
+def test_nearly_the_same_is_found_and_measured():
+    """One to three words in a hundred changed: found, and estimated within four standard errors. One in ten: not."""
+    rng, found = np.random.default_rng(1), Counter()
+    for number in range(100):
+        a = text_of(rng, 600).removesuffix(".")
+        for changed in (6, 60):
+            words = a.split()
+            for place in rng.choice(600, changed, replace=False):
+                words[place] = "changed"
+            b, seen = " ".join(words), dedup.Seen(number)
+            assert seen.twin("a", a) is None
+            twin, true = seen.twin("b", b), jaccard(a, b)
+            assert (0.88 < true < 0.97) if changed == 6 else true < 0.55
+            found[changed] += twin is not None
+            assert twin is None or abs(twin.similarity - true) < 4 * (true * (1 - true) / dedup.BINS) ** 0.5
+    assert found[6] >= 97 and found[60] == 0
+
+
+def test_the_estimate_is_that_of_short_texts_too():
+    """Fewer shingles than bins: the empty bins are filled so that the share that agrees stays the similarity."""
+    rng, errors = np.random.default_rng(2), []
+    for number in range(300):
+        a = text_of(rng, 40).removesuffix(".")
+        b = " ".join([*a.split()[:30], *text_of(rng, 10).removesuffix(".").split()])
+        seen = dedup.Seen(number)
+        agree = np.mean(seen._sketch(dedup.words_of(a)) == seen._sketch(dedup.words_of(b)))
+        errors.append(agree - jaccard(a, b))
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / 300**0.5 and np.std(errors) < 0.12
+
+
+def test_a_thousand_different_texts_are_all_kept():
+    rng, seen = np.random.default_rng(3), dedup.Seen()
+    texts = [text_of(rng, int(rng.integers(1, 300))) for _ in range(1000)]
+    expected = len(set(texts))
+    assert sum(seen.twin(str(i), text) is None for i, text in enumerate(texts)) == expected
+    assert all(seen.twin("again", text) is not None for text in texts)
+
+
+@settings(max_examples=200)
+@given(st.text(), st.integers(0, 5))
+def test_any_text_is_its_own_twin(text, seed):
+    seen = dedup.Seen(seed)
+    assert seen.twin("a", text) is None and seen.twin("b", text) == dedup.Twin("a")
+
+
+def test_the_examples_of_sft_are_compared_word_for_word():
+    """Two questions on one long passage share nearly all their shingles, and are two examples."""
+    passage = text_of(np.random.default_rng(4), 500)
+    near, exact = dedup.Seen(), dedup.Seen(near=False)
+    for seen, kept in ((near, False), (exact, True)):
+        assert seen.twin("a", f"Who? {passage} Euler.") is None
+        assert (seen.twin("b", f"Where? {passage} In Basel.") is None) == kept
+        assert seen.twin("c", f"who {passage} euler") == dedup.Twin("a")
+
+
+# ---- Held out
+
+
+def test_a_share_of_names_is_held_out_and_none_moves():
+    names = [f"n{i}" for i in range(20_000)]
+    for seed in (0, 1):
+        few = {name for name in names if held_out(name, seed, 0.01)}
+        many = {name for name in names if held_out(name, seed, 0.05)}
+        assert few < many and abs(len(few) - 200) < 60 and abs(len(many) - 1000) < 130
+    assert {n for n in names if held_out(n, 0, 0.05)} != many
+    assert not any(held_out(name, 0, 0.0) for name in names)
+
+
+def test_the_books_held_out_by_default_are_some():
+    found = [
+        f.title for f in corpora()["books"].files if held_out(f.name, 0, arguments.VALID_FRACTION["books"])
+    ]
+    assert 2 <= len(found) <= 9
+
+
+# ---- Whole folders
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """A corpus "books" of documents given by the test, without files; returns how to make it."""
+    monkeypatch.chdir(tmp_path)
+
+    def make_of(texts, name="books", **options):
+        given = [
+            text if isinstance(text, Document) else Document(f"d{i}", text) for i, text in enumerate(texts)
+        ]
+        monkeypatch.setitem(corpus.READERS, name, lambda get, files, note: iter(given))
+        return make(name, "out", quiet=True, **options)
+
+    return make_of
+
+
+def documents(path):
+    return Path(path).read_text("utf-8").split(SEPARATOR)
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+
+
+def test_what_is_kept_and_dropped_and_why(own):
+    rng = np.random.default_rng(5)
+    texts = [text_of(rng, 300) for _ in range(40)]
+    bad = ["  \n", "a\0b", "x\n<|endoftext|>\ny", "<|endoftext|>", texts[3].upper(), texts[4] + " And more."]
+    report = own([*texts, *bad, Document("e", "x", fault="no answer")], valid_fraction=0.2)
+    train, valid = documents("out/train.txt"), documents("out/valid.txt")
+    assert sorted(train + valid) == sorted(texts) and 2 <= len(valid) <= 16
+    assert [t for t in texts if t in set(train)] == train
+    told = lines("out/documents.jsonl")
+    assert [line["name"] for line in told] == [*(f"d{i}" for i in range(46)), "e"]
+    for line, text in zip(told, texts):
+        assert line["bytes"] == len(text.encode()) and text in documents(f"out/{line['part']}")
+    reasons = [line["dropped"] for line in told[40:]]
+    assert reasons[:5] == [
+        "empty",
+        "holds NUL",
+        *2 * ["holds the line that divides documents"],
+        "same words as d3",
+    ]
+    assert re.fullmatch(r"nearly d4: similarity (0\.9\d|1\.00)", reasons[5]) and reasons[6] == "no answer"
+    assert json.loads(Path("out/report.json").read_text("utf-8")) == report
+    assert sum(report["dropped"].values()) == 7 and report["licence"] == corpora()["books"].licence
+    for name, part in report["parts"].items():
+        content = Path("out", name).read_bytes()
+        assert part["bytes"] == len(content) and part["sha256"] == hashlib.sha256(content).hexdigest()
+    assert read_text("out/train.txt").split(SEPARATOR) == train  # as training reads it
+    assert sorted(os.listdir("out")) == ["documents.jsonl", "report.json", "train.txt", "valid.txt"]
+
+
+def test_the_same_arguments_give_the_same_bytes(own):
+    texts = [text_of(np.random.default_rng(i), 50) for i in range(30)]
+    first = own(texts, valid_fraction=0.3, seed=2)
+    shutil.move("out", "first")
+    assert own(texts, valid_fraction=0.3, seed=2) == first
+    assert all(Path("out", n).read_bytes() == Path("first", n).read_bytes() for n in os.listdir("first"))
+    shutil.rmtree("out")
+    assert own(texts, valid_fraction=0.3, seed=3)["parts"] != first["parts"]
+
+
+def test_a_budget_ends_with_the_document_that_reaches_it(own):
+    texts = [text_of(np.random.default_rng(i), 50) for i in range(30)]
+    size = sum(len(t) for t in texts[:10])
+    assert (
+        own(texts, size=size)["parts"]["train.txt"]["documents"] == 10
+        and documents("out/train.txt") == texts[:10]
+    )
+    shutil.rmtree("out")
+    report = own(texts, size=size + 1)
+    assert report["parts"]["train.txt"]["documents"] == 11 and report["notes"] == []
+    shutil.rmtree("out")
+    assert re.search(
+        r"9,999,999 were asked for: the files hold no more", own(texts, size=9_999_999)["notes"][0]
+    )
+
+
+@pytest.mark.parametrize("options, texts, said", [
+    ({"valid_fraction": 0.5}, ["one"], r"(train|valid)\.txt has none of 1 documents, expected one or more"),
+    ({}, [" "], r"train\.txt has none of 0 documents"),
+    ({"valid_fraction": 1.0}, ["one"], r"--valid-fraction is 1\.0, expected 0 or more, and less than 1"),
+    ({"valid_fraction": float("nan")}, ["one"], "--valid-fraction is nan"),
+    ({"size": 0}, ["one"], "--bytes is 0, expected at least 1"),
+    ({"skip": ["134"]}, ["one"], r"--skip names '134', expected a file of books, did you mean 1342"),
+    ({"name": "book"}, ["one"], "corpus is 'book', expected one of books, web, alpaca, dolly, shakespeare"),
+])  # fmt: skip
+def test_what_cannot_be_made_leaves_nothing(own, options, texts, said):
+    with pytest.raises(NanoEulerError, match=said):
+        own(texts, **options)
+    assert [name for name in os.listdir() if name != "downloads"] == []
+
+
+def test_a_folder_that_is_there_is_left_alone(own):
+    Path("out").mkdir()
+    with pytest.raises(NanoEulerError, match="out: exists already, expected a new folder"):
+        own(["one"])
+    assert os.listdir() == ["out"]
+
+
+def test_a_full_disk_leaves_no_corpus(own):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(NanoEulerError, match=r"train\.txt: cannot be written \(File too large\)"):
+            own([text_of(np.random.default_rng(i), 2000) for i in range(30)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir() == ["downloads"]
+
+
+MAKE = """
+import sys, time
+from nanoeuler_lib import corpus
+from nanoeuler_lib.corpus.documents import Document
+
+def slow(get, files, note):
+    for number in range(400):
+        if number == 300 and sys.argv[1] == "wait":
+            print("now", flush=True)
+            time.sleep(60)
+        yield Document(f"d{number}", f"{number} " * 400)
+
+corpus.READERS["web"] = slow
+corpus.make("web", "out", valid_fraction=0.1, quiet=True)
+"""
+
+
+def test_a_file_that_is_one_document_is_named_by_it(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\r\n\r\nTwo.")
+    found = whole(lambda file: SimpleNamespace(path=tmp_path / file.name), [File("a.txt", ())], print)
+    assert list(found) == [Document("a.txt", "One.\r\n\r\nTwo.")]
+
+
+def test_a_folder_that_someone_removed_hides_no_error(tmp_path):
+    with (
+        pytest.raises(NanoEulerError, match="the first error"),
+        corpus._new_folder(tmp_path / "out") as folder,
+    ):
+        shutil.rmtree(folder)
+        raise NanoEulerError("the first error")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_kill_leaves_no_corpus_and_the_next_process_makes_it(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = lambda how: [sys.executable, "-c", MAKE, how]
+    child = subprocess.Popen(run("wait"), cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"now\n"
+    second = subprocess.run(
+        run("go"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (
+        "out: another process is making it, expected one at a time" in second.stderr
+        and second.returncode == 1
+    )
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == [".out.partial", "downloads"]
+    subprocess.run(run("go"), cwd=tmp_path, env=environment, check=True)
+    assert sorted(os.listdir(tmp_path)) == ["downloads", "out"]
+    kept = documents(tmp_path / "out/train.txt") + documents(tmp_path / "out/valid.txt")
+    assert sorted(kept) == sorted(f"{n} " * 400 for n in range(400))
+
+
+# ---- Books from files
+
+
+BOOK = """\ufeffTitle: {title}
+
+Author: {author}
+
+*** START OF THE PROJECT GUTENBERG EBOOK {title} ***
+
+{text}
+
+*** END OF THE PROJECT GUTENBERG EBOOK {title} ***
+"""
+
+
+@pytest.fixture
+def shelf(monkeypatch, tmp_path):
+    """Twelve books in a folder `have`, and a registry of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("have").mkdir()
+    files, texts = [], {}
+    for number in range(12):
+        title, text = f"The Book of {WORDS[number]}", text_of(np.random.default_rng(number), 500)
+        files.append(
+            File(
+                f"pg{number}.txt",
+                ("http://127.0.0.1:9/x",),
+                (f"{number}-0.txt",),
+                (),
+                len(text),
+                number,
+                title,
+                "A Euler",
+            )
+        )
+        texts[f"pg{number}.txt"] = text
+        Path(f"have/pg{number}.txt").write_text(BOOK.format(title=title, author="Leonhard Euler", text=text))
+    table = dict(corpora()) | {"books": replace(corpora()["books"], files=tuple(files))}
+    monkeypatch.setattr(corpus, "corpora", lambda: table)
+    return texts
+
+
+def test_books_from_files(shelf):
+    report = make("books", "out", have="have", valid_fraction=0.3, skip=["3", "pg5.txt"], quiet=True)
+    told = lines("out/documents.jsonl")
+    assert {line["name"] for line in told} == set(shelf) - {"pg3.txt", "pg5.txt"} and report["skipped"] == [
+        "pg3.txt",
+        "pg5.txt",
+    ]
+    kept = documents("out/train.txt") + documents("out/valid.txt")
+    assert sorted(kept) == sorted(text for name, text in shelf.items() if name not in report["skipped"])
+    assert (
+        told[0]["title"] == f"The Book of {WORDS[0]}" and len(report["files"]) == 10 and report["notes"] == []
+    )
+
+
+HALF = "\n\n*** END OF THE PROJECT GUTENBERG EBOOK ***"
+SPOILT = {
+    "wrong book": (
+        lambda text: text.replace("Title: The Book", "Title: A Story"),
+        r"have/pg2\.txt: its header has 'A Story of .*the registry is wrong",
+    ),
+    "wrong author": (lambda text: text.replace("Leonhard Euler", "Goldbach"), "its header has 'Goldbach'"),
+    "a page": (lambda text: "<html>log in</html>", r"have/pg2\.txt: its header has no Title"),
+    "half": (lambda text: text[: len(text) // 3] + HALF, "bytes of a book, expected about"),
+    "licence": (
+        lambda text: text.replace(".\n\n*** END", ".\n\nsee gutenberg.org/license\n\n*** END"),
+        "still has 'gutenberg.org/license'",
+    ),
+    "empty": (lambda text: "", "holds nothing between"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_wrong_file_is_one_line(shelf, case):
+    path, (change, said) = Path("have/pg2.txt"), SPOILT[case]
+    path.write_text(change(path.read_text()))
+    with pytest.raises(NanoEulerError, match=said) as error:
+        make("books", "out", have="have", valid_fraction=0.3, quiet=True)
+    assert "\n" not in str(error.value) and not Path("out").exists()
+
+
+def test_a_book_without_an_end_is_noted(shelf):
+    path = Path("have/pg2.txt")
+    path.write_text(path.read_text().split("\n\n*** END")[0])
+    report = make("books", "out", have="have", valid_fraction=0.3, quiet=True)
+    assert len(report["notes"]) == 1 and report["notes"][0].startswith(
+        "have/pg2.txt: nothing closes the book"
+    )
+    Path("downloads/books/pg2.txt").write_text(path.read_text())  # as if fetched: then it may have been cut
+    record = {"url": "http://127.0.0.1:9/x", "sha256": report["files"][2]["sha256"], "bytes": 1}
+    Path("downloads/books/pg2.txt.json").write_text(json.dumps(record))
+    path.unlink()
+    with pytest.raises(
+        NanoEulerError, match=r"holds .* bytes of a book and no end marker, expected one: it was cut"
+    ):
+        make("books", "out2", have="have", valid_fraction=0.3, quiet=True)
+
+
+# ---- Web pages from parquet
+
+
+@pytest.fixture
+def pages(monkeypatch, tmp_path):
+    """Two parquet files of 60 pages in row groups of 7, and a registry of them."""
+    pyarrow = pytest.importorskip(
+        "pyarrow", reason="pyarrow is not installed (pip install 'nanoeuler[corpus]')"
+    )
+    from pyarrow import parquet
+
+    monkeypatch.chdir(tmp_path)
+    Path("have").mkdir()
+    rng = np.random.default_rng(7)
+    texts = [text_of(rng, 200) + "\r\nÜber die Brücken." for _ in range(120)]
+    for part in range(2):
+        some = range(60 * part, 60 * part + 60)
+        table = {
+            "text": [texts[i] for i in some],
+            "id": [f"<{i}>" for i in some],
+            "url": [f"https://e/{i}" for i in some],
+        }
+        parquet.write_table(pyarrow.table(table), f"have/{part}.parquet", row_group_size=7)
+    files = tuple(File(f"{part}.parquet", ("http://127.0.0.1:9/x",)) for part in range(2))
+    table = dict(corpora()) | {"web": replace(corpora()["web"], files=files)}
+    monkeypatch.setattr(corpus, "corpora", lambda: table)
+    return [text.replace("\r\n", "\n") for text in texts]
+
+
+def test_web_pages_from_parquet(pages):
+    report = make("web", "out", have="have", valid_fraction=0.1, quiet=True)
+    told = lines("out/documents.jsonl")
+    assert [line["name"] for line in told] == [f"<{i}>" for i in range(120)] and told[5][
+        "url"
+    ] == "https://e/5"
+    assert sorted(documents("out/train.txt") + documents("out/valid.txt")) == sorted(pages)
+    assert [file["name"] for file in report["files"]] == ["0.parquet", "1.parquet"]
+
+
+def test_only_the_files_that_the_budget_needs_are_fetched(pages):
+    Path("have/1.parquet").unlink()
+    size = sum(len(text.encode()) for text in pages[:50])
+    report = make("web", "out", have="have", size=size, seed=3, quiet=True)
+    assert [report[name] for name in ("seed", "valid_fraction", "bytes_asked_for")] == [3, 0.0, size]
+    assert documents("out/train.txt") == pages[:50] and len(report["files"]) == 1
+
+
+def test_spoilt_parquet_is_one_line(pages):
+    whole = Path("have/0.parquet").read_bytes()
+    for spoilt, said in [
+        (whole[:-100], "is no parquet file"),
+        (b"<html>", "is no parquet file"),
+        (b"", "is no parquet"),
+    ]:
+        Path("have/0.parquet").write_bytes(spoilt)
+        with pytest.raises(NanoEulerError, match=rf"have/0\.parquet: {said}") as error:
+            make("web", "out", have="have", quiet=True)
+        assert "\n" not in str(error.value)
+    holes = bytearray(whole)
+    holes[1000:9000] = bytes(8000)
+    Path("have/0.parquet").write_bytes(holes)
+    with pytest.raises(NanoEulerError, match=r"have/0\.parquet: cannot be read \(.*\), expected parquet"):
+        make("web", "out", have="have", quiet=True)
+    assert not Path("out").exists()
+
+
+def test_parquet_of_something_else_is_one_line(pages):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"label": [1]}), "have/0.parquet")
+    with pytest.raises(NanoEulerError, match=r"has the columns \['label'\], expected text among them"):
+        make("web", "out", have="have", quiet=True)
+
+
+def test_a_missing_pyarrow_is_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        NanoEulerError, match=r"pyarrow is not installed, .*pip install 'nanoeuler\[corpus\]'"
+    ):
+        make("web", "out")
+    assert not Path("out").exists()
+
+
+# ---- The command
+
+
+@pytest.fixture
+def nanoeuler(capsys):
+    def run(*words):
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@needs_data
+def test_shakespeare(nanoeuler, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = nanoeuler("corpus", "shakespeare", "--out", "s", "--from", DATA)
+    assert (code, err) == (0, "") and "s/train.txt: 1 documents, 1,115,394 bytes\n" in out
+    assert out.endswith("train on it: nanoeuler train --data s/train.txt --run RUN\n")
+    assert Path("s/train.txt").read_bytes() == (DATA / "tinyshakespeare.txt").read_bytes()
+
+
+@needs_data
+@pytest.mark.parametrize("name, given, empty, twins", [("alpaca", 52_002, 28, 0), ("dolly", 15_015, 0, 17)])
+def test_examples(nanoeuler, monkeypatch, tmp_path, name, given, empty, twins):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = nanoeuler("corpus", name, "--out", "e", "--from", DATA / "sft", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["out"] == "e" and corpora()[name].licence == report["licence"]
+    dropped = report["dropped"]
+    assert (dropped.get("no answer", 0), dropped.get("same words as an earlier one", 0)) == (empty, twins)
+    path = next((DATA / "sft").glob(f"*{name}*.xz"))
+    before, template = text_examples.read_examples(path)
+    after, _ = text_examples.read_examples("e/examples.jsonl")
+    assert len(before) == given and len(after) == given - empty - twins and template == "alpaca"
+    kept = [line for line in lines("e/documents.jsonl") if "part" in line]
+    assert [before[int(line["name"].split(":")[1]) - 1] for line in kept] == after
+
+
+@pytest.mark.parametrize("names", [("input", "output"), ("context", "response")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_words_of_an_example_are_those_of_its_format(tmp_path, names, whole):
+    """A list or a line each; further keys stay; an answer of white space is none."""
+    values = [
+        {"instruction": "add", names[0]: "1 + 1", names[1]: "2", "more": 3},
+        {"instruction": "i", names[1]: " "},
+    ]
+    text = json.dumps(values) if whole else "\n\n".join(map(json.dumps, values)) + "\n"
+    (tmp_path / "f.json").write_text(text)
+
+    def get(file, check):
+        check(tmp_path / file.name, False)
+        return SimpleNamespace(path=tmp_path / file.name)
+
+    first, second = examples(get, [SimpleNamespace(name="f.json")], None)
+    assert (first.name, first.text, first.fault) == ("f.json:1", "add\n1 + 1\n2", "")
+    assert json.loads(first.written) == values[0] and "\n" not in first.written
+    assert (second.name, second.text, second.fault) == ("f.json:2", "i\n\n ", "no answer")
+
+
+def test_bad_examples_are_one_line(nanoeuler, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("have").mkdir()
+    Path("have/alpaca_data.json").write_text('[{"instruction": "a", "output": "b"}]')
+    code, out, err = nanoeuler("corpus", "alpaca", "--out", "e", "--from", "have")
+    assert (code, out) == (2, "") and re.fullmatch(
+        r"nanoeuler: have/alpaca_data\.json: SHA-256 is .*, expected .*\n", err
+    )
+
+
+BAD = {
+    "no such corpus": (["book", "--out", "o"], "CORPUS is 'book', expected one of konigsberg, books,"),
+    "no --out": (["books"], "corpus books: --out is missing"),
+    "no such folder": (["books", "--out", "o", "--from", "no"], "no: no such folder, expected one of files to take"),
+    "budget of nothing": (["web", "--out", "o", "--bytes", "0"], "--bytes is 0, expected at least 1"),
+    "budget in words": (["web", "--out", "o", "--bytes", "1GB"], "--bytes is '1GB', expected a whole number"),
+    "seed below 0": (["books", "--out", "o", "--seed", "-1"], "--seed is -1, expected 0 or more"),
+    "all held out": (["books", "--out", "o", "--valid-fraction", "1"], "--valid-fraction is 1.0, expected 0"),
+    "no such book": (["books", "--out", "o", "--skip", "999999"], "--skip names '999999', expected a file of books"),
+    "there already": (["books", "--out", "file"], "file: exists already, expected a new folder"),
+    "no place for it": (["books", "--out", "no/o"], "no/o: cannot be written (No such file or directory)"),
+    "no place for files": (["books", "--out", "o", "--downloads", "file"], "file/books: cannot be written (Not a"),
+    "no option": (["alpaca", "--out", "o", "--bytes", "9"], "corpus alpaca: '--bytes' is no option"),
+    "mistyped": (["web", "--out", "o", "--byts", "9"], "'--byts' is no option, did you mean --bytes?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_words_are_one_line(case, nanoeuler, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    words, said = BAD[case]
+    code, out, err = nanoeuler("corpus", *words)
+    assert (code, out) == (2, "") and err.startswith("nanoeuler: ") and err.count("\n") == 1 and said in err
+    assert Path("file").read_text() == "mine" and not Path("o").exists()
+
+
+def test_refused_permission_is_one_line(nanoeuler, monkeypatch, tmp_path):
+    """The same, for those who may write everywhere: the system's answer is played."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(self, *words, **options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, _, err = nanoeuler("corpus", "books", "--out", "o")
+    assert code == 2 and err == "nanoeuler: o: cannot be written (Permission denied)\n"
+
+
+def test_the_lines_of_a_corpus_with_everything(shelf, nanoeuler):
+    shutil.copy("have/pg1.txt", "have/twin.txt")
+    text = Path("have/pg1.txt").read_text()
+    Path("have/pg4.txt").write_text(
+        text.replace(WORDS[1], WORDS[4], 1).replace(f"of {WORDS[1]}", f"of {WORDS[4]}")
+    )
+    words = ("--out", "o", "--from", "have", "--valid-fraction", "0.3", "--skip", "3", "--seed", "2")
+    code, out, err = nanoeuler("corpus", "books", *words)
+    assert code == 0, err
+    report = json.loads(Path("o/report.json").read_text("utf-8"))
+    assert (report["seed"], report["valid_fraction"], report["skipped"]) == (2, 0.3, ["pg3.txt"])
+    assert re.match(
+        r"o/train\.txt: \d+ documents, [\d,]+ bytes\no/valid\.txt: \d+ documents, [\d,]+ bytes\n", out
+    )
+    assert "dropped: 1, nearly an earlier one\n" in out or "dropped: 1, same words as an earlier one\n" in out
+    assert "skipped: pg3.txt\n" in out and f"licence: {corpora()['books'].licence}\n" in out
+    assert out.endswith("nanoeuler train --data o/train.txt --valid o/valid.txt --run RUN\n")
+
+
+def test_the_defaults_of_the_help_are_those_of_the_command():
+    for name in arguments.CORPORA:
+        args = cli.parser().parse_args(["corpus", name, "--out", "o"])
+        assert args.corpus == name and args.valid_fraction == arguments.VALID_FRACTION.get(name, 0.0)
+        assert (args.seed, args.skip, args.have) == (0, [], None)
+        assert args.bytes == (1_000_000_000 if name == "web" else None) and args.downloads == Path(
+            "downloads"
+        )
+
+
+def test_training_reads_what_was_made(shelf, nanoeuler):
+    """From files to a run: the validation text is the other file, and the stories' ends are known."""
+    make("books", "out", have="have", valid_fraction=0.3, quiet=True)
+    size = "--vocab-size 260 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 32 --predict 1".split()
+    words = [
+        "--data",
+        "out/train.txt",
+        "--valid",
+        "out/valid.txt",
+        "--run",
+        "r",
+        "--quiet",
+        "--warmup",
+        "1",
+        "--steps",
+        "2",
+        "--batch",
+        "2",
+    ]
+    code, out, err = nanoeuler("train", *words, *size)
+    assert code == 0 and "r: done, 2 steps" in out, err
+
+
+def test_the_registry_is_in_the_package():
+    """What pip installs has the table beside the modules."""
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    assert "**/*.toml" in project["tool"]["setuptools"]["package-data"]["nanoeuler_lib"]
+    assert (Path(registered.__file__).parent / "registry.toml").is_file()
+    extra = project["project"]["optional-dependencies"]["corpus"]
+    assert {re.match(r"\w+", line)[0] for line in extra} == {"requests", "pyarrow"}

@@ -1,0 +1,332 @@
+"""Kernels that nobody wrote for this runtime: bugs that are reported, sound ones that are right, hostile ones that end.
+
+tests/cuda/corpus/bugs and correct hold one text each, whose first comments say how it is launched:
+
+    // what: a sentence
+    // array x: normal(64)                       NumPy, in order; the names of HELPERS below and of earlier arrays
+    // launch: name<<<grid, block, shared>>>(args)       as often as there are launches; name<8> instantiates a template
+    // option: seconds=2                         of the launch
+    // gives y ~ 1e-5: 2 * x                     correct: y afterwards, of the arrays as they were; no ~: exactly
+    // finds: race | y                           bug: words of the finding
+    // unseen: 7                                 bug: the number in A1's list of what the checker may not see
+
+A finding must name one of the lines marked HERE. A run takes a tenth; `--slow` takes all, and NANOEULER_CORPUS=all or
+=name,name a choice. `python tests/cuda/test_cuda_corpus.py bugs` (or correct, or hostile; then names) prints what is not
+as it should be, and with VERBOSE=1 every message.
+"""
+
+import json
+import os
+import random
+import re
+import select
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.errors import NanoEulerError
+
+FOLDER = Path(__file__).parent / "corpus"
+sys.path.insert(0, str(FOLDER))
+import hostile  # noqa: E402
+
+pytestmark = pytest.mark.compiler
+SEED = 14
+BATCH_SECONDS = 60  # that one hostile case may take, its compilation included
+LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*)>>>\((.*)\)$")
+UNSEEN = re.compile(r"^(\d+)\. \*\*", re.M)
+
+# ----------------------------------------------------------------------------------------------------------------
+# what the headers may say
+
+
+def helpers(seed: str) -> dict:
+    rng = np.random.default_rng(list(seed.encode()))
+    return {
+        "np": np, "zlib": zlib, "rng": rng, "f32": np.float32, "bf16": bf16, "widen": widen, "splitmix": splitmix,
+        "xorshift": xorshift, "jacobi": jacobi, "life": life,
+        "normal": lambda *shape: rng.standard_normal(shape, np.float32),
+        "zeros": lambda *shape: np.zeros(shape, np.float32),
+        "ints": lambda low, high, *shape: rng.integers(low, high, shape).astype(np.int32),
+    }  # fmt: skip
+
+
+def bf16(x):
+    """The bytes of the nearest bfloat16, ties to even."""
+    u = np.asarray(x, np.float32).view(np.uint32)
+    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widen(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def splitmix(z):
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def xorshift(state, times):
+    for _ in range(times):
+        state = state ^ (state << np.uint32(13))
+        state = state ^ (state >> np.uint32(17))
+        state = state ^ (state << np.uint32(5))
+    return state
+
+
+def jacobi(u):
+    v = u.copy()
+    v[1:-1] = 0.5 * (u[:-2] + u[2:])
+    return v
+
+
+def life(words):
+    """Conway's rule on a torus whose rows are the words' bits."""
+    cells = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(int)
+    around = sum(np.roll(cells, (r, c), (0, 1)) for r in (-1, 0, 1) for c in (-1, 0, 1)) - cells
+    alive = (around == 3) | ((cells == 1) & (around == 2))
+    return (alive.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# bugs and sound kernels
+
+
+class Text(NamedTuple):
+    name: str
+    source: str
+    says: list[tuple[str, str]]  # (key, value), in order
+
+    def all(self, key: str) -> list[str]:
+        return [value for k, value in self.says if k == key]
+
+    def marked(self) -> list[int]:
+        return [i for i, line in enumerate(self.source.split("\n"), 1) if line.endswith("// HERE")]
+
+
+def read(file: Path) -> Text:
+    source = file.read_text("utf-8")
+    return Text(file.stem, source, re.findall(r"^// (\w+[^:]*): (.*)$", source, re.M))
+
+
+def texts(folder: str) -> list[Text]:
+    return [read(file) for file in sorted((FOLDER / folder).glob("*.cu"))]
+
+
+def launch(text: Text) -> tuple[dict, dict]:
+    """Run it: the arrays before and after. Raises what the launch raises."""
+    names = helpers(text.name)
+    arrays = {}
+    for key, value in text.says:
+        if key.startswith("array "):
+            arrays[key[6:]] = np.ascontiguousarray(eval(value, names | arrays))
+    before = {name: array.copy() for name, array in arrays.items()}
+    launches = [LAUNCH.match(line).groups() for line in text.all("launch")]
+    templates = tuple(name for name, *_ in launches if "<" in name)
+    module = cuda.module(text.source, where="cpu", instantiate=templates)
+    options = eval("dict(" + ", ".join(text.all("option")) + ")")
+    for name, shape, arguments in launches:
+        grid, block, *shared = eval(f"({shape},)")
+        values = eval(f"({arguments},)" if arguments else "()", names | arrays)
+        module[name](grid, block, values, *shared, **options)
+    return names | before, arrays
+
+
+def judge_correct(text: Text) -> str:
+    """Empty if it gives what its header says."""
+    try:
+        before, after = launch(text)
+    except NanoEulerError as error:
+        return f"reported: {error}"
+    gives = [(key, value) for key, value in text.says if key.startswith("gives ")]
+    assert gives, f"{text.name} says nothing of its result"
+    for key, value in gives:
+        name, free, tolerance = re.fullmatch(r"gives (\w+)(\.sort\(\))?(?: ~ (\S+))?", key).groups()
+        found, wanted = after[name], np.asarray(eval(value, before))
+        if free:
+            found = np.sort(found)
+        if tolerance:
+            bound = float(tolerance) * max(1.0, np.abs(wanted).max())
+            same = found.shape == wanted.shape and (np.abs(found.astype(float) - wanted) <= bound).all()
+        else:
+            same = np.array_equal(found, wanted)
+        if not same:
+            return f"wrong value of {name}: {found.ravel()[:8]}, expected {wanted.ravel()[:8]}"
+    return ""
+
+
+def finding(text: Text) -> str:
+    """What is told of it, before the launch or in it; empty if nothing is."""
+    try:
+        launch(text)
+    except NanoEulerError as error:
+        return str(error)
+    return ""
+
+
+def judge_bug(text: Text) -> str:
+    """Empty if it is reported as its header says, or is not and A1 says so."""
+    told = finding(text)
+    if os.environ.get("VERBOSE"):
+        print(f"--- {text.name}\n{told}")
+    if not told:
+        return "" if text.all("unseen") else "not reported"
+    missing = [word for word in text.all("finds")[0].split(" | ") if word not in told]
+    lines = {int(line) for line in re.findall(r"\bline (\d+)", told)}
+    if missing:
+        return f"the finding lacks {' and '.join(map(repr, missing))}: {told}"
+    if text.marked() and not lines & set(text.marked()):
+        return f"the finding names lines {sorted(lines)}, the bug is in {text.marked()}: {told}"
+    return ""
+
+
+def a_tenth(names: list[str], config: pytest.Config) -> list[str]:
+    wanted = os.environ.get("NANOEULER_CORPUS", "all" if config.getoption("--slow") else "")
+    if wanted == "all":
+        return names
+    if wanted:
+        return [name for name in names if name in wanted.split(",")]
+    return sorted(random.Random(SEED).sample(names, len(names) // 10))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for folder in ("bugs", "correct"):
+        if folder in metafunc.fixturenames:
+            all_texts = {text.name: text for text in texts(folder)}
+            names = a_tenth(list(all_texts), metafunc.config)
+            metafunc.parametrize(folder, [all_texts[name] for name in names], ids=names)
+
+
+def test_a_bug_is_reported(bugs):
+    assert not (complaint := judge_bug(bugs)), complaint
+
+
+def test_a_sound_kernel_is_right_and_not_reported(correct):
+    assert not (complaint := judge_correct(correct)), complaint
+
+
+def test_what_is_unseen_stands_in_the_appendix():
+    notebook = json.loads((FOLDER.parents[2] / "notebooks" / "A1_cpu_runtime.ipynb").read_text("utf-8"))
+    listed = next(
+        t for t in ("".join(c["source"]) for c in notebook["cells"]) if "### What the checker cannot see" in t
+    )
+    unseen = [(text.name, number) for text in texts("bugs") for number in text.all("unseen")]
+    assert all(number in UNSEEN.findall(listed) for _, number in unseen), unseen
+    assert len(unseen) <= 9, f"at least 85 of 100 bugs are reported, but of 60 these are not: {unseen}"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# hostile ones, in processes of their own
+
+
+def run_hostile(names: list[str]) -> dict[str, dict]:
+    """What became of each: one process takes all; if it dies or hangs at a case, another one goes on behind it."""
+    found, left = {}, list(names)
+    if not names:
+        return found
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[2])}
+    while left:
+        process = subprocess.Popen(
+            [sys.executable, FOLDER / "hostile.py", *left], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )  # fmt: skip
+        at, hung = None, False
+        for line in lines_of(process):
+            if line is None:
+                hung = True
+                break
+            if line.startswith('{"started": '):
+                at = json.loads(line)["started"]
+            elif line.startswith('{"name": '):
+                outcome = json.loads(line)
+                found[outcome["name"]], at = outcome, None
+                if os.environ.get("VERBOSE"):
+                    print(f"{outcome['name']}: {outcome['outcome']} {outcome['text'][:300]!r}", flush=True)
+        process.kill()
+        status = process.wait()
+        if at is None and not hung and status == 0:
+            break
+        dead = at or next((name for name in left if name not in found), left[-1])
+        text = f"no end within {BATCH_SECONDS} s" if hung else f"the process ended with {status}"
+        found[dead] = {"name": dead, "outcome": "dead", "text": text}
+        print(found[dead], file=sys.stderr, flush=True)
+        left = [name for name in left if name not in found]
+    return found
+
+
+def lines_of(process: subprocess.Popen):
+    """Its lines; None, and no more, if a case takes too long."""
+    rest, since = b"", time.monotonic()
+    while True:
+        ready, _, _ = select.select([process.stdout], [], [], 1)
+        piece = os.read(process.stdout.fileno(), 1 << 16) if ready else None
+        if piece == b"":
+            return
+        *lines, rest = (rest + (piece or b"")).split(b"\n")
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if text.startswith('{"started": '):
+                since = time.monotonic()
+            yield text
+        if time.monotonic() - since > BATCH_SECONDS:
+            yield None
+            return
+
+
+def judge_hostile(found: dict) -> str:
+    wanted = hostile.CASES[found["name"]].wanted
+    if found["outcome"] in ("dead", "wrong", "other"):
+        return f"{found['outcome']}: {found['text']}"
+    if wanted != "any" and found["outcome"] != wanted:
+        return f"expected {wanted}, got {found['outcome']} {found['text']}"
+    return ""
+
+
+def test_hostile_kernels_end_in_a_result_or_an_error(request):
+    names = a_tenth(list(hostile.CASES), request.config)
+    found = run_hostile(names)
+    assert found.keys() == set(names)
+    complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
+    complaints = {name: complaint for name, complaint in complaints.items() if complaint}
+    assert not complaints, json.dumps(complaints, indent=1, ensure_ascii=False)
+
+
+def test_there_are_enough_of_each():
+    assert len(texts("bugs")) == len(texts("correct")) == 60
+    assert len(hostile.CASES) >= 200
+
+
+def main(kind: str, *names: str) -> None:
+    """Print a table of one kind, and at the end how many were as they should be."""
+    if kind == "hostile":
+        chosen = names or hostile.CASES
+        found = run_hostile(list(chosen))
+        complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
+        kinds = [outcome["outcome"] for outcome in found.values()]
+        print({k: kinds.count(k) for k in sorted(set(kinds))})
+    else:
+        judge = judge_bug if kind == "bugs" else judge_correct
+        chosen = [text for text in texts(kind) if not names or text.name in names]
+        complaints = {text.name: judge(text) for text in chosen}
+        for text in chosen if kind == "bugs" else ():
+            if text.all("unseen"):
+                print(
+                    f"    {text.name}: {'reported' if finding(text) else 'not reported'}, A1 {text.all('unseen')[0]}"
+                )
+    for name, complaint in complaints.items():
+        if complaint:
+            print(f"--- {name}: {complaint}")
+    print(f"{sum(not c for c in complaints.values())} of {len(complaints)} {kind}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,203 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
+"""Every kernel's text, the chapters' too, compiles for every GPU architecture it is offered on; it takes no GPU.
+
+The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read from the compiled code and must fit the
+smallest of them.
+"""
+
+import ctypes as C
+import functools
+import importlib.util
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hopper_kernel import PRODUCT
+from matrix_kernels import MATMUL, ONE_AT_A_TIME
+
+from benchmarks import gpu_flash_step
+from nanoeuler_lib.config import preset
+from nanoeuler_lib.cuda import KERNELS
+from nanoeuler_lib.cuda.checker.compiler import INCLUDE
+from nanoeuler_lib.cuda.source import signatures
+from nanoeuler_lib.engine import flash, flash_backward, program
+
+ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
+ROOT = Path(__file__).resolve().parents[2]
+STATIC_SHARED = 48 * 1024  # bytes, on every architecture
+COPIES = r"""
+#include <nanoeuler.cuh>
+extern "C" __global__ void copies(const float* x, float* y) {
+  __shared__ __align__(16) float s[128];
+  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x]);
+  copy_async<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
+  copy_async_cg<16>(&s[4 * threadIdx.x], &x[4 * threadIdx.x], threadIdx.x % 17);
+  prefetch_to_L2(x + 32 * threadIdx.x);
+  copy_async_commit();
+  copy_async_wait<0>();
+  y[threadIdx.x] = s[4 * threadIdx.x + 1];
+}
+"""
+NAMED_BARRIERS = r"""
+#include <named_barrier.cuh>
+extern "C" __global__ void named_barriers(float* x) {
+  if (threadIdx.x < 32) named_barrier_arrive(1, 64);
+  else named_barrier_sync(1 + blockIdx.x % 15, 64);
+  x[threadIdx.x] = 1;
+}
+"""
+MATMUL16 = (
+    *(f"matmul16_plain<{number}, float>" for number in ("__nv_bfloat16", "__half")),
+    *(f"{kernel}<{number}, {number}, {sizes}>"
+      for kernel, sizes in (("matmul16", "128, 64, 3"), ("matmul16_wgmma", "64, 3"))
+      for number in ("__nv_bfloat16", "__half", "float")),
+)  # fmt: skip
+# name: text, templates to compile, the first architecture that has what it takes
+TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
+# Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
+TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
+TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
+TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
+# FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
+ATTENTION = TEXTS.pop("attention_forward.cu")[0]
+ON = flash.Card(80, 99 * 1024)
+TEXTS["attention, float32"] = (ATTENTION, [flash.tile("float", 64, 512, ON).kernel], 75)
+for name, chosen in {
+    "bfloat16": flash.tile("__nv_bfloat16", 64, 512, ON),
+    "float16": flash.tile("__half", 128, 512, ON),
+    "tf32": flash.tile("float", 64, 512, ON, tf32=True),
+    "Hopper": flash.tile("__nv_bfloat16", 64, 512, flash.Card(90, 227 * 1024)),
+}.items():
+    TEXTS[f"attention, {name}"] = (ATTENTION, [chosen.kernel], 80)
+# Backward: numbers, width, KB of shared memory, whether RoPE is turned back, whether dq is added up.
+BACKWARD = TEXTS.pop("attention_backward.cu")[0]
+for number, cores, width, shared, turn, atomic in (
+    ("float", False, 32, 64, True, False),
+    ("float", True, 32, 99, False, True),
+    ("__nv_bfloat16", True, 64, 99, True, False),
+):
+    tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, cores)
+    names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
+    TEXTS[f"attention backward, {number}{' on tensor cores' * cores}"] = (
+        BACKWARD,
+        names,
+        80 if cores else 75,
+    )
+# The engine's, for heads and rows of `base`.
+for file, table in (
+    ("engine.cu", program.engine_kernels),
+    (
+        "decode.cu",
+        lambda number, config: (
+            *(name for rows in program.TOGETHER for name in program.products(number, config, rows)),
+            f"attend<{number}>",
+        ),
+    ),
+    ("muon.cu", lambda number, config: program.muon_kernels(number)),
+):
+    text = TEXTS.pop(file)[0]
+    for number, first in (("float", 75), ("__nv_bfloat16", 80)):
+        TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
+# Attention with T x T matrices, beside which FlashAttention is timed.
+for number, first in (("float", 75), ("__nv_bfloat16", 80)):
+    names = gpu_flash_step._kernels(number, preset("base").context)
+    TEXTS[f"gpu_flash_step, {number}"] = (gpu_flash_step.SOURCE, names, first)
+# The cells of the chapters that a GPU is to run.
+for chapter in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+    for number, source in enumerate(
+        "".join(cell["source"]) for cell in json.loads(chapter.read_text("utf-8"))["cells"]
+    ):
+        magic, _, text = source.partition("\n")
+        if magic == "%%cuda":
+            TEXTS[f"{chapter.stem}, cell {number}"] = (text, (), 80 if "mma<" in text else 75)
+CASES = [(name, a) for name in TEXTS for a in ARCHITECTURES if int(a[3:]) >= TEXTS[name][2]]
+CASES += [("matmul16.cu", "sm_90a"), ("attention, Hopper", "sm_90a")]
+
+
+def in_wheels(pattern):
+    """The first such file among the nvidia wheels, None without it."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob(pattern))]
+    return next((file for file in files if "alt" not in file.name), None)
+
+
+@functools.cache
+def nvrtc():
+    """The library of the wheel, None without it."""
+    file = in_wheels("**/libnvrtc.so.*")
+    return file and C.CDLL(str(file))
+
+
+def cubin(source, architecture, templates=()):
+    """Compiled code, or the compiler's log as an assertion."""
+    library, made, size = nvrtc(), C.c_void_p(), C.c_size_t()
+    library.nvrtcCreateProgram(C.byref(made), source.encode(), b"kernel.cu", 0, None, None)
+    for name in templates:
+        library.nvrtcAddNameExpression(made, name.encode())
+    options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
+    if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy brings these headers, too
+        options.append(f"-I{numbers.parent}")
+    failed = library.nvrtcCompileProgram(
+        made, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
+    )
+    if failed:
+        library.nvrtcGetProgramLogSize(made, C.byref(size))
+        log = C.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(made, log)
+        raise AssertionError(log.value.decode())
+    library.nvrtcGetCUBINSize(made, C.byref(size))
+    code = C.create_string_buffer(size.value)
+    library.nvrtcGetCUBIN(made, code)
+    library.nvrtcDestroyProgram(C.byref(made))
+    return code.raw
+
+
+def sections(elf):
+    """Name and size of every section of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    width, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * width) for i in range(count)]
+    start = headers[names][4]
+    return {elf[start + h[0] : elf.index(b"\0", start + h[0])].decode(): h[5] for h in headers}
+
+
+def static_shared(code, kernel):
+    return sections(code).get(f".nv.shared.{kernel}", 0)
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
+@pytest.mark.parametrize("name, architecture", CASES)
+def test_compiles_and_fits(name, architecture):
+    text, templates, _ = TEXTS[name]
+    if ("#include <cuda_" in text or "#include <attention" in text) and not in_wheels("**/cuda_bf16.h"):
+        pytest.skip(
+            "the nvidia-cuda-runtime wheel, which has the 16-bit numbers, is not installed: make oracle"
+        )
+    code = sections(cubin(text, architecture, templates))
+    kernels = [section for section in code if section.startswith(".text.")]
+    wanted = signatures(text, templates)
+    assert len(kernels) == len(wanted)
+    assert {f".text.{s.name}" for s in wanted if not s.mangled} <= set(kernels)
+    assert all(size <= STATIC_SHARED for name, size in code.items() if name.startswith(".nv.shared."))
+
+
+@pytest.mark.skipif(
+    not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle"
+)
+def test_what_came_with_hopper_compiles_for_it():
+    assert static_shared(cubin(PRODUCT, "sm_90a"), "product") >= 2 * 64 * 64 * 2 + 8
+    cubin(PRODUCT, "sm_90")  # its twin: the plain 9.0 has no wgmma
+    with pytest.raises(AssertionError, match="copy_tile is for the GPU"):
+        cubin(PRODUCT.replace("#ifdef __CUDA_ARCH_FEAT_SM90_ALL", "#ifdef __CUDACC__"), "sm_90")
+    cluster = """#include <hopper.cuh>
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) k(int* x) { x[blockIdx.x] = cluster_rank(); cluster_sync(); }"""
+    cubin(cluster, "sm_90a")
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
+def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
+    code = cubin(TEXTS["transpose.cu"][0], "sm_75")
+    assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
+    assert static_shared(code, "transpose_plain") == 0

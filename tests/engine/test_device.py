@@ -1,0 +1,195 @@
+"""The choice of a device: every name, precision and message, what goes to the engine, and what a run remembers.
+
+No card is needed: CuPy and the engine's classes are stood in for; `test_engine.py` runs them.
+"""
+
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import RUN_MODEL
+from test_train import changed, error_of
+
+from nanoeuler_lib import engine, model
+from nanoeuler_lib.engine import device, flash
+from nanoeuler_lib.engine.device import CPU, Device, choose, chosen_before
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import step
+
+OLD, NEW = flash.Card(75, 64 << 10), flash.Card(80, 163 << 10)
+FIT = changed(RUN_MODEL, dim=64, heads=2, kv_heads=1, vocab_size=264, ffn=176)  # what the kernels take
+NO_FIT = changed(FIT, dim=32)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """So many cards, with CuPy as far as it is asked: gives the numbers of those that were selected."""
+    used = []
+
+    def make(count, card=NEW):
+        def number():
+            if count is None:
+                raise RuntimeError("no driver")
+            return count
+
+        runtime = SimpleNamespace(getDeviceCount=number)
+        chosen = SimpleNamespace(
+            runtime=runtime, Device=lambda n: SimpleNamespace(use=lambda: used.append(n))
+        )
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=chosen))
+        monkeypatch.delenv("NANOEULER_DEVICE", raising=False)
+        asked = []
+        monkeypatch.setattr(flash, "card", lambda where: asked.append(where) or card)
+        return SimpleNamespace(used=used, asked=asked)
+
+    return make
+
+
+def test_how_many_cards_there_are(cards, monkeypatch):
+    cards(3)
+    assert device._cards() == 3
+    monkeypatch.setenv("NANOEULER_DEVICE", "cpu")
+    assert device._cards() == 0
+    monkeypatch.setenv("NANOEULER_DEVICE", "gpu")
+    assert device._cards() == 3
+    cards(None)
+    assert device._cards() == 0, "no driver is no card"
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert device._cards() == 0, "nor is no CuPy"
+
+
+def test_which_device_a_name_is(cards):
+    none = cards(0)
+    assert (
+        choose()
+        == choose("auto")
+        == choose("cpu")
+        == choose("auto", "fp32")
+        == choose("cpu", "float32")
+        == CPU
+    )
+    assert CPU == Device("cpu", None) and none.asked == []
+    assert choose("checked") == Device("checked", "bfloat16") and none.asked == ["cpu"]
+    assert choose("checked", "f32") == Device("checked", "float32")
+    two = cards(2)
+    assert choose("cpu") == CPU and two.asked == []
+    assert choose() == choose("auto") == choose("gpu") == choose("cuda") == Device("gpu", "bfloat16")
+    assert two.used == [] and set(two.asked) == {"gpu"}, "the card that CuPy has selected"
+    assert choose("gpu:1") == choose("cuda:1", "bf16") == Device("gpu", "bfloat16") and two.used == [1, 1]
+    assert choose("gpu:0", "tf32") == Device("gpu", "tf32") and two.used == [1, 1, 0]
+    cards(1, OLD)
+    assert choose("gpu") == choose("gpu", "fp32") == Device("gpu", "float32"), "no tensor cores for bfloat16"
+
+
+def test_which_device_a_model_gets(cards):
+    """A model that the kernels do not take goes to the CPU unless a GPU is asked for; there its precision is one."""
+    cards(1)
+    assert choose("auto", None, FIT) == choose("gpu", None, FIT) == Device("gpu", "bfloat16")
+    assert choose("auto", None, NO_FIT) == choose("auto", "float32", NO_FIT) == CPU
+    for name in ("gpu", "checked"):
+        assert error_of(choose, name, None, NO_FIT) == (
+            "head width dim/heads is 16, expected 32, 64 or 128 on the GPU: or use --device cpu"
+        )
+    with patch.object(device.program, "check_config") as check:
+        choose("gpu", "tf32", FIT)
+        check.assert_called_once_with(FIT, "tf32", NEW)
+    cards(1, OLD)
+    assert error_of(choose, "gpu", "tf32", FIT) == (
+        "tf32 needs compute capability 8.0, this card has 7.5: expected float32"
+    )
+
+
+KNOWN = "expected one of auto, cpu, gpu, checked, gpu:1"
+NUMBERS = "expected one of float32, tf32, bfloat16"
+REFUSED = {
+    ("tpu", None): f"device is 'tpu', {KNOWN}",
+    ("chec", None): f"device is 'chec', {KNOWN}, did you mean checked?",
+    ("", None): f"device is '', {KNOWN}",
+    ("gpu:x", None): f"device is 'gpu:x', {KNOWN}, did you mean gpu?",
+    ("gpu:-1", None): f"device is 'gpu:-1', {KNOWN}, did you mean gpu?",
+    ("cpu:1", None): f"device is 'cpu:1', {KNOWN}, did you mean cpu?",
+    ("auto:0", None): f"device is 'auto:0', {KNOWN}, did you mean auto?",
+    ("cudacuda", None): f"device is 'gpucuda', {KNOWN}",
+    ("gpu", None): "device is gpu, and CuPy finds no CUDA device: expected a card, or --device cpu",
+    ("gpu:0", None): "device is gpu, and CuPy finds no CUDA device: expected a card, or --device cpu",
+    ("cpu", "float16"): f"precision is 'float16', {NUMBERS}, did you mean bfloat16?",
+    ("cpu", ""): f"precision is '', {NUMBERS}",
+    ("cpu", "bf16"): "precision is bfloat16, expected float32 on the CPU, or --device gpu",
+    ("auto", "tf32"): "precision is tf32, expected float32 on the CPU, or --device gpu",
+}
+
+
+@pytest.mark.parametrize("name, precision", REFUSED)
+def test_what_is_no_device_is_told_in_one_line(cards, name, precision):
+    cards(0)
+    assert error_of(choose, name, precision) == REFUSED[name, precision]
+
+
+def test_a_card_beyond_the_last_is_refused(cards):
+    two = cards(2)
+    for number in (2, 3):
+        assert error_of(choose, f"gpu:{number}") == (
+            f"device is gpu:{number}, expected a number below 2, the cards there are"
+        )
+    assert two.used == []
+
+
+def test_what_is_said_and_stored_of_a_device():
+    assert (str(CPU), CPU.info) == ("cpu", {})
+    assert str(Device("checked", "tf32")) == "checked, tf32"
+    assert Device("gpu", "bfloat16").info == {"device": "gpu", "precision": "bfloat16"}
+    assert list(Device("gpu", "tf32").info) == ["device", "precision"]
+
+
+def test_where_a_model_and_its_optimiser_go(monkeypatch):
+    """On the CPU a model stays what it is; the engine is handed its numbers, the precision, and where to run."""
+    here = model.GPT(RUN_MODEL, seed=1)
+    assert CPU.place(here) is here and CPU.optimizer("state", RUN_MODEL) == "state"
+    assert device.step_of(here) is step.Step
+
+    class Placed:
+        config, params = RUN_MODEL, SimpleNamespace(host=lambda: here.params)
+
+        def __init__(self, *given, **named):
+            self.given = given, named
+
+    monkeypatch.setattr(engine, "GPT", Placed)
+    assert device.step_of(Placed()) is engine.Step
+    back = CPU.place(Placed())
+    assert type(back) is model.GPT and back.config == RUN_MODEL
+    assert np.array_equal(back.params.flat, here.params.flat)
+    for name, where in (("gpu", "gpu"), ("checked", "cpu")):
+        placed = Device(name, "tf32").place(here)
+        (config, params), named = placed.given
+        assert config == RUN_MODEL and np.array_equal(params.flat, here.params.flat)
+        assert named == {"precision": "tf32", "where": where}
+        with patch.object(engine.AdamW, "of") as of:
+            Device(name, "tf32").optimizer("state", RUN_MODEL)
+            of.assert_called_once_with("state", RUN_MODEL, where)
+
+
+def test_a_run_goes_on_where_it_was(cards):
+    """Its device and precision, unless another device is asked for; one that is gone is told."""
+    begun = {"device": "gpu", "precision": "tf32"}
+    cards(1)
+    assert chosen_before({}) == chosen_before({}, "cpu") == chosen_before(begun, "cpu") == CPU
+    assert chosen_before(begun) == chosen_before(begun, "gpu") == Device("gpu", "tf32")
+    assert chosen_before(begun, "checked") == Device("checked", "tf32")
+    assert chosen_before({}, "gpu") == Device("gpu", "bfloat16"), "a run of the CPU has no precision"
+    assert chosen_before({"device": "checked", "precision": "float32"}) == Device("checked", "float32")
+    for shaped in (lambda: chosen_before({}, "gpu", NO_FIT), lambda: chosen_before(begun, None, NO_FIT)):
+        with pytest.raises(NanoEulerError, match="head width"):
+            shaped()
+    assert error_of(chosen_before, begun | {"precision": "odd"}) == f"precision is 'odd', {NUMBERS}"
+    with patch.object(device, "choose", wraps=choose) as asked:
+        chosen_before(begun, None, FIT)
+        assert [call.args for call in asked.call_args_list] == [("gpu", None, FIT), ("gpu", "tf32", FIT)]
+    cards(0)
+    assert error_of(chosen_before, begun) == (
+        "the run began on a GPU, and CuPy finds none here: --device cpu goes on without"
+    )
+    assert chosen_before(begun, "auto") == CPU
+    assert chosen_before({"device": "checked", "precision": "float32"}) == Device("checked", "float32")
+    assert error_of(chosen_before, begun, "gpu").startswith("device is gpu, and CuPy finds no CUDA device")

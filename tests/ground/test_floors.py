@@ -1,0 +1,50 @@
+"""The house: which wing may import which. Nothing goes up, and nothing of the package hides inside a function.
+
+Wings that are to come have their place already: `model/gpt2` in model, `engine/many` in engine, `training/preferences`
+and `training/rewards` in training.
+"""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "nanoeuler_lib"
+GROUND = {"errors", "config", "files", "machine", "plots", "practice", "significance"}
+MAY_IMPORT = {  # a wing: those below it, beside itself and the ground
+    "ops": set(),
+    "cuda": set(),
+    "text": set(),
+    "model": {"ops"},
+    "world": {"text"},
+    "corpus": {"text"},
+    "engine": {"model", "ops", "cuda"},
+    "speaking": {"text", "model"},
+    "training": {"text", "model", "ops", "world", "corpus", "engine", "speaking"},
+    "formats": {"model", "text", "training"},
+    "understanding": {"training", "text", "model", "ops", "world", "speaking"},
+    "school": {"training", "text", "model", "world", "speaking"},
+}
+
+
+def imports(file):
+    """(wing that is imported, whether at the top) for each import of the package in a file."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names]
+        for path in (name.split(".") for name in names):
+            if path[0] == "nanoeuler_lib" and path[1] != "__version__":
+                yield path[1], node.col_offset == 0
+
+
+def test_nothing_is_imported_upward():
+    seen, wrong = set(), []
+    for file in PACKAGE.rglob("*.py"):
+        path = file.relative_to(PACKAGE)
+        wing = path.parts[0].removesuffix(".py")
+        seen.add(wing)
+        below = GROUND if wing in GROUND else MAY_IMPORT.get(wing, set()) | GROUND | {wing}
+        for other, at_the_top in imports(file):
+            if wing != "command" and (other not in below or not at_the_top):
+                wrong.append(f"{path} imports {other}{'' if at_the_top else ', inside a function'}")
+    assert not wrong, "\n".join(wrong)
+    assert seen - {"__init__", "command"} == (GROUND | MAY_IMPORT.keys()) - {"formats", "understanding"}

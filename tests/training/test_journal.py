@@ -1,0 +1,248 @@
+"""What a training run logs and writes down, every entry in order, and what it keeps of what it was begun with."""
+
+import json
+import math
+import os
+import platform
+import re
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import RUN_CONFIG, RUN_MODEL, run_text
+from test_train import changed, error_of
+
+from nanoeuler_lib import __version__, world
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_folder, train
+
+
+def test_a_copy_stays_what_it_is():
+    model, optimizer = GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG)
+    optimizer.m.flat[...], optimizer.v.flat[...], optimizer.step = 1.0, 2.0, 9
+    found = checkpoint.Checkpoint(Path("run"), model, Tokenizer([]), 3, RUN_CONFIG, optimizer, {"a": 1})
+    made, weights = found.copy(), model.params.flat.copy()
+    for array in (model.params.flat, optimizer.m.flat, optimizer.v.flat):
+        array += 1
+    found.info["a"] = 2
+    assert np.array_equal(made.model.params.flat, weights) and made.model.config == RUN_MODEL
+    assert made.optimizer.m.flat.max() == 1 and made.optimizer.v.flat.max() == 2 and made.optimizer.step == 9
+    assert (made.info, made.step, made.train, made.tokenizer) == ({"a": 1}, 3, RUN_CONFIG, found.tokenizer)
+
+
+def test_a_validation_that_gives_no_number_is_an_error(tmp_path):
+    with patch.object(datasets, "bits_per_byte", side_effect=[2.0, math.inf]):
+        message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    step = RUN_CONFIG.valid_every
+    assert re.fullmatch(
+        rf"step {step}: validation gives inf bits per byte; the checkpoint of step \d is intact", message
+    )
+
+
+def test_no_handler_is_set_in_a_thread_that_is_not_the_main_one():
+    """There Python allows none; such a run goes on and cannot be stopped between steps."""
+    found = []
+
+    def elsewhere():
+        with loop._stop_between_steps() as stop:
+            found.append(stop)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [[]]
+
+
+def test_only_launches_of_a_gpu_are_profiled(tmp_path):
+    assert error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, profile=1) == (
+        "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
+    )
+
+
+def test_a_text_of_no_byte_divides_nothing_by_0():
+    special = data.tokenize(END_OF_TEXT * 2, Tokenizer([], (END_OF_TEXT,)))
+    tokens = data.Tokens(np.array([256, 256]), None, special.lengths)
+    assert math.isfinite(datasets.bits_per_byte(GPT(changed(RUN_MODEL, vocab_size=257)), tokens))
+
+
+def test_what_a_run_logs_and_in_which_order(tmp_path):
+    """A step, its vital signs at the first, at validations and at the end, the validation, the sample."""
+    config = changed(RUN_CONFIG, steps=7, valid_every=3, sample_every=2, save_every=4)
+    heard, errors = [], []
+
+    def on_entry(entry):
+        heard.append(entry)
+        errors.append(set(np.geterr().values()))
+
+    with (
+        patch.object(checkpoint, "save", wraps=checkpoint.save) as save,
+        patch.object(loop, "appending", wraps=run_folder.appending) as appending,
+    ):
+        train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True, on_entry=on_entry)
+    file, saved = appending.call_args.args
+    assert (file, saved()) == (tmp_path / "run" / "log.jsonl", 7), "what it says when the disk is full"
+    assert [call.args[3] for call in save.call_args_list] == [0, 4, 7]
+    log = run_folder.read_log(tmp_path / "run")
+    assert log == heard
+    kinds = ("loss", "groups", "valid_bits_per_byte", "sample")
+    found = [(entry["step"], kind) for entry in log for kind in kinds if kind in entry]
+    assert found == [
+        (0, "valid_bits_per_byte"), (1, "loss"), (1, "groups"), (2, "loss"), (2, "sample"), (3, "loss"), (3, "groups"),
+        (3, "valid_bits_per_byte"), (4, "loss"), (4, "sample"), (5, "loss"), (6, "loss"), (6, "groups"),
+        (6, "valid_bits_per_byte"), (6, "sample"), (7, "loss"), (7, "groups"), (7, "valid_bits_per_byte"),
+    ]  # fmt: skip
+    assert all(error == {"ignore"} for error in errors), (
+        "NumPy's warnings are noise: what overflows is looked at"
+    )
+
+
+def test_workers_take_no_notice_of_overflow():
+    step = Step(GPT(RUN_MODEL), AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, RUN_CONFIG.batch, 2)
+    assert set(step.pool.submit(np.geterr).result().values()) == {"ignore"}
+    step.pool.shutdown()
+
+
+def test_what_run_json_says(tmp_path):
+    files = {"text": "/a", "valid": None}
+    train.train(
+        tmp_path / "run",
+        run_text(),
+        RUN_MODEL,
+        RUN_CONFIG,
+        Tokenizer([(97, 98)]),
+        source="söurce",
+        quiet=True,
+        workers=2,
+        files=files,
+    )
+    text = (tmp_path / "run" / "run.json").read_text("utf-8")
+    head = json.loads(text)
+    assert (
+        list(head) == ["version", "started", "machine", "model", "train", "data"]
+        and head["version"] == __version__
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", head["started"])
+    assert head["machine"] == (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}"
+    )
+    assert (head["model"], head["train"]) == (RUN_MODEL.to_dict(), RUN_CONFIG.to_dict())
+    found = checkpoint.load(tmp_path / "run")
+    assert found.tokenizer.merges == [(97, 98)], "the one that was given"
+    part, valid = data.split_text(run_text(), RUN_CONFIG.valid_fraction)
+    ids = [found.tokenizer.encode(text) for text in (part, valid)]
+    assert list(head["data"].items()) == [
+        ("train_tokens", len(ids[0])), ("valid_tokens", len(ids[1])), ("source", "söurce"), ("workers", 2),
+        ("floor_bits_per_byte", None), ("files", files), ("fingerprint", datasets.fingerprint(ids[0])),
+        ("valid_fingerprint", datasets.fingerprint(ids[1])),
+    ]  # fmt: skip
+    assert text.startswith('{\n "version": ') and text.endswith("\n}\n") and "söurce" in text
+
+
+@pytest.mark.parametrize("profile", [0, 1, 2, 9])
+def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, profile):
+    """What the device takes is said first; the table of so many steps as soon as the last of them is done."""
+    heard = []
+
+    class Timed(Step):
+        told = "takes a lot"
+
+        def __call__(self, *batch):
+            heard.append(self.optimizer.step + 1)
+            return super().__call__(*batch)
+
+        def watched(self):
+            heard.append("watched")
+            return SimpleNamespace(table=lambda steps: f"where {steps} steps went")
+
+        def unwatched(self):
+            heard.append("unwatched")
+
+    config = changed(RUN_CONFIG, steps=5, valid_every=9, sample_every=0)
+    with patch.object(loop, "step_of", return_value=Timed) as step_of:
+        loop.start_run(tmp_path / "run", *_found(tmp_path, config), False, None, profile)
+        assert type(step_of.call_args.args[0]) is GPT
+    out = capfd.readouterr().out.splitlines()
+    assert out[0] == "takes a lot" and out[1].startswith("model: ")
+    expected = {
+        0: [1, 2, 3, 4, 5],
+        1: [1, "watched", 2, "unwatched", 3, 4, 5],
+        2: [1, "watched", 2, 3, "unwatched", 4, 5],
+        9: [1, "watched", 2, 3, 4, 5],
+    }
+    assert heard == expected[profile]
+    tables = [line for line in out if line.startswith("where")]
+    assert tables == ([f"where {profile} steps went"] if profile in (1, 2) else [])
+
+
+def _found(folder, config):
+    """A checkpoint of step 0 and its text."""
+    tokenizer = Tokenizer.train(run_text(), RUN_MODEL.vocab_size, special_tokens=())
+    model = GPT(RUN_MODEL, seed=config.seed)
+    found = checkpoint.Checkpoint(
+        folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1}
+    )
+    return found, datasets.TextDataset(*data.split_text(run_text(), 0.1), found)
+
+
+def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
+    """That the data will repeat is said when the number of steps changes, at the step from which it goes on."""
+    run = tmp_path / "run"
+    config = changed(RUN_CONFIG, steps=2, valid_every=9, sample_every=0)
+    train.train(run, run_text(), RUN_MODEL, config, quiet=True)
+    with patch.object(journal.Watch, "begin", return_value=["the data will repeat"]):
+        for steps in (None, 2, 4, 4):
+            loop.resume(run, run_text(), quiet=True, steps=steps)
+    warnings = [entry for entry in run_folder.read_log(run) if "repeat" in entry.get("warning", "")]
+    assert warnings == [{"step": 2, "warning": "the data will repeat"}]
+
+
+def test_the_floor_is_that_of_the_held_out_stories():
+    text = world.corpus(20_000, 3)
+    assert train._floor(text) == round(world.floor(text), 6) > 0
+    assert train._floor("no story") is None
+    assert train._floor(f"no{data.SEPARATOR}story") is None
+
+
+def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
+    """run.json is written anew where its settings are not the checkpoint's: who began it, when and where stays."""
+    run = tmp_path / "run"
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    old = json.loads((run / "run.json").read_text("utf-8"))
+    old |= {"version": "0.0", "started": "long ago", "machine": "another"}
+    for change in ({"train": {}}, {"model": {}}, {"train": {}, "started": 7}):
+        (run / "run.json").write_text(json.dumps(old | change), "utf-8")
+        loop.resume(run, run_text(), quiet=True)
+        new = json.loads((run / "run.json").read_text("utf-8"))
+        assert (new["version"], new["machine"]) == ("0.0", "another")
+        assert (new["started"] == "long ago") is ("started" not in change)
+        assert (new["train"], new["model"]) == (RUN_CONFIG.to_dict(), RUN_MODEL.to_dict())
+        assert list(new) == list(old) and (run / "run.json").read_text("utf-8").startswith('{\n "version"')
+    for damage in ("[]", "{", '{"a": NaN}', "\xff"):
+        (run / "run.json").write_bytes(damage.encode("latin-1"))
+        loop.resume(run, run_text(), quiet=True)
+        assert json.loads((run / "run.json").read_text("utf-8"))["version"] == __version__
+    (run / "run.json").write_text(json.dumps(old))
+    loop.resume(run, run_text(), quiet=True)
+    assert json.loads((run / "run.json").read_text("utf-8")) == old, "nothing to be written"
+
+
+def test_a_run_may_lie_in_folders_that_are_not_there_yet(tmp_path):
+    train.train(tmp_path / "a" / "b", run_text(), RUN_MODEL, changed(RUN_CONFIG, steps=1), quiet=True)
+    assert (tmp_path / "a" / "b" / "run.json").is_file()
+
+
+def test_a_signal_in_the_last_step_stops_nothing(tmp_path, capfd):
+    def send(entry):
+        if entry.get("step") == RUN_CONFIG.steps and "loss" in entry:
+            signal.raise_signal(signal.SIGTERM)
+
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, on_entry=send)
+    assert "".join(capfd.readouterr()) == ""
