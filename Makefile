@@ -14,7 +14,7 @@ SEED   ?= 0
 SKIP   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book test portable mutants mutants-library lab execute notebook text mirror maps results assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
+.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,9 +41,20 @@ pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (n
 	@$(BIN)/python -m tools.book.pdf _build/html _build/nanoeuler.pdf
 
 # Each process computes with one BLAS thread: JOBS processes share the cores already.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300
+QUICK  := tests/model/test_ops.py tests/model/test_settings.py tests/model/test_step.py tests/text tests/speaking/test_generate.py \
+          tests/training/test_train.py tests/ground/test_floors.py tests/ground/test_contracts.py
+
+quick: $(READY)  ## a minute: layers, model, tokenizer, data, sampling, a step, runs, and the mirror cells
+	$(PYTEST) -q $(QUICK) $(ARGS)
+	@$(BIN)/python -m tools.notebooks.mirror
+
 test: $(READY)  ## the library, the book's tools, and every notebook run again (ARGS=... goes to pytest)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --nbval --nbval-current-env \
-	    --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300 tests $(wildcard notebooks/*.ipynb) $(ARGS)
+	$(PYTEST) $(NBVAL) tests $(wildcard notebooks/*.ipynb) $(ARGS)
+
+test-all: $(READY)  ## the same, and what it leaves out: planted bugs, gap runs, assignments, kills, the whole engine, mutants
+	$(PYTEST) $(NBVAL) --all tests $(wildcard notebooks/*.ipynb) $(ARGS)
 
 portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
 	$(BIN)/python -m tools.workshop.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)

@@ -1,10 +1,15 @@
-"""What a run skips, and why: tests marked `gpu`, `compiler` or `slow`, cells tagged `gpu`."""
+"""What a run skips, and why: tests marked `gpu`, `compiler` or `slow`, cells tagged `gpu`.
+
+`make test` leaves to `make test-all` what LEFT_OUT lists, and names it at its end. What is marked `slow` takes minutes:
+`make test-all ARGS=--slow`, before a release.
+"""
 
 import functools
 import importlib.util
 import os
 import secrets
 import signal
+from collections import Counter
 
 import pytest
 
@@ -27,6 +32,56 @@ if importlib.util.find_spec("hypothesis"):
     settings.register_profile("any machine", **patient, derandomize=True)
     settings.load_profile("any machine")
 
+# What `make test` leaves to `make test-all`: what it is, and words of the names of tests that run nevertheless.
+LEFT_OUT = {
+    "tests/chapters/test_gap_runs.py": ("chapters run with right, wrong and raising answers", ()),
+    "tests/command/test_hostile.py": ("spoilt files", ("bombs", "memory", "pickle", "devices")),
+    "tests/cuda/test_cuda_functions.py": ("functions, compiled fast as well", ("checked",)),
+    "tests/cuda/test_cuda_half.py": ("numbers of 16 bits, all functions", ()),
+    "tests/cuda/test_cuda_names.py": ("names that NVRTC knows", ()),
+    "tests/cuda/test_matmul16.py": ("products on tensor cores", ("refuses", "is_no", "3-65-8", "shape0")),
+    "tests/cuda/test_nvrtc.py": ("kernels compiled for every card", ("90",)),
+    "tests/engine/test_engine.py": (
+        "the engine, but for one shape",
+        (
+            "gradients_are_the_references[float32-37]",
+            "gradients_are_the_references[bfloat16-37]",
+            "test_steps_are_those_of_the_cpu[2]",
+            "test_decoding_gives_the_models_logits[float32]",
+            "test_the_lists_of_launches_are_those_written_down",
+            "test_lists_that_run_again_give_the_same_bits",
+            "test_an_interrupted_run_ends_with_the_same_bits",
+            "test_generate_and_check_on_a_device",
+            "test_nothing_moves_where_the_norm_is_not_finite",
+            "refused",
+            "refuses",
+        ),
+    ),
+    "tests/engine/test_engine_muon.py": ("Muon on the engine", ("composite_is_the_reference",)),
+    "tests/engine/test_flash.py": ("attention on the engine", ("refused", "takes_float32_alone", "case0")),
+    "tests/engine/test_flash_backward.py": ("its backward pass", ("refused", "fit", "sizes0")),
+    "tests/engine/test_gpu_benchmarks.py": ("a card's benchmarks, tiny", ("search", "a_recipe")),
+    "tests/engine/test_gpu_flash_step.py": ("a card's benchmarks, tiny", ()),
+    "tests/engine/test_unfused.py": ("readers' kernels in the engine", ("gain[0]", "names_and_types")),
+    "tests/ground/test_older_files.py": ("notebooks of version 0.1", ("shipped", "form", "field", "is_set")),
+    "tests/school/test_assign.py": ("papers of every chapter", ("06", "08")),
+    "tests/school/test_assignment.py": ("assignments released, filled in and graded", ()),
+    "tests/school/test_breaks.py": (
+        "the drills' bugs, each planted and found",
+        (
+            "fragment",
+            "list_of_bugs",
+            "seed",
+            "batch-for-ever",
+            "targets-unshifted",
+            "refusals",
+            "sound_package",
+        ),
+    ),
+    "tests/training/test_kill.py": ("kills", ("full_disk", "rights", "lock_file", "one_folder")),
+    "tests/workshop": ("mutants, other processors", ("says_right_to_the_book", "nbval_compares", "unit_of")),
+}
+
 
 if importlib.util.find_spec("nbval"):
     from nbval import kernel
@@ -44,6 +99,9 @@ if importlib.util.find_spec("nbval"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="run what `make test` leaves to `make test-all` as well"
+    )
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
@@ -83,7 +141,27 @@ def compiler_missing() -> str:
     return ""
 
 
+def left_out(item: pytest.Item) -> str:
+    """The file or folder of LEFT_OUT that a test belongs to; empty for a test of `make test`."""
+    for path, (_, kept) in LEFT_OUT.items():
+        if item.nodeid.startswith(path):
+            return "" if any(name in item.nodeid for name in kept) else path
+    return ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (config.getoption("--all") or config.getoption("--slow")):
+        named = [
+            str(arg).partition("::")[0] for arg in config.invocation_params.args
+        ]  # a file that is asked for runs
+        left = Counter()
+        for item in list(items):
+            if (path := left_out(item)) and not any(path in name or name.startswith(path) for name in named):
+                items.remove(item)
+                left[path] += 1
+        config.stash[LEFT] = dict(left)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left"] = dict(left)
     for item in items:
         cell = getattr(item, "cell", None)  # nbval's items
         if cell is not None and "gpu" in cell.metadata.get("tags", ()):
@@ -95,4 +173,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") and gpu_missing():
             item.add_marker(pytest.mark.skip(reason=gpu_missing()))
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: make test ARGS=--slow"))
+            item.add_marker(pytest.mark.skip(reason="slow: make test-all ARGS=--slow"))
+
+
+LEFT = pytest.StashKey[dict]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """With pytest-xdist the processes collect: each says what it has left out, all the same."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", {})
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if left := config.stash.get(LEFT, {}):
+        terminalreporter.section("only make test-all runs")
+        for path, count in left.items():
+            terminalreporter.line(f"{count:5} tests of {path}: {LEFT_OUT[path][0]}")

@@ -97,7 +97,10 @@ class _Finder:
 
     def exec_module(self, module):
         names = module.__spec__.loader_state.split()
-        print(f"{module.__name__}: since 0.2 {__name__}.{{{', '.join(names)}}}, until 0.3 as well", file=sys.stderr)
+        print(
+            f"{module.__name__}: since 0.2 {__name__}.{{{', '.join(names)}}}, until 0.3 as well",
+            file=sys.stderr,
+        )
         homes = [importlib.import_module(f"{__name__}.{name}") for name in names]
         for home in reversed(homes):
             vars(module).update(

@@ -303,7 +303,6 @@ test_other_right_answers, test_wrong_answers = gap_tests(
 # ---- What the checker cannot see, and where it is stricter: each point of the two lists by kernels
 
 HEAD = """#include <nanoeuler.cuh>
-#define KERNEL(name) extern "C" __global__ void name(float* x, int* n)
 __device__ unsigned done, other;
 __device__ float eight[8];
 __device__ float first_of(float4 v) { return v.x; }
@@ -396,7 +395,8 @@ STRICT = {
 def kernels():
     bodies = {name: body for point in UNSEEN.values() for name, body, *_ in point}
     bodies |= {name: body for name, (body, *_) in STRICT.items()}
-    text = HEAD + "\n".join(f"KERNEL({name}) {{ {body} }}" for name, body in bodies.items())
+    head = 'extern "C" __global__ void {}(float* x, int* n)'
+    text = HEAD + "\n".join(f"{head.format(name)} {{ {body} }}" for name, body in bodies.items())
     return cuda.module(text, where="cpu")
 
 

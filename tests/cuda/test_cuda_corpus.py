@@ -10,9 +10,9 @@ tests/cuda/corpus/bugs and correct hold one text each, whose first comments say 
     // finds: race | y                           bug: words of the finding
     // unseen: 7                                 bug: the number in A1's list of what the checker may not see
 
-A finding must name one of the lines marked HERE. A run takes a tenth; `--slow` takes all, and NANOEULER_CORPUS=all or
-=name,name a choice. `python tests/cuda/test_cuda_corpus.py bugs` (or correct, or hostile; then names) prints what is not
-as it should be, and with VERBOSE=1 every message.
+A finding must name one of the lines marked HERE. A run takes ten of each, `make test-all` takes all, and
+NANOEULER_CORPUS=all or =name,name a choice. `python tests/cuda/test_cuda_corpus.py bugs` (correct, hostile; then names)
+prints what is not as it should be, and with VERBOSE=1 every message.
 """
 
 import json
@@ -189,20 +189,22 @@ def judge_bug(text: Text) -> str:
     return ""
 
 
-def a_tenth(names: list[str], config: pytest.Config) -> list[str]:
-    wanted = os.environ.get("NANOEULER_CORPUS", "all" if config.getoption("--slow") else "")
+def ten_of(names: list[str], config: pytest.Config) -> list[str]:
+    wanted = os.environ.get(
+        "NANOEULER_CORPUS", "all" if config.getoption("--all") or config.getoption("--slow") else ""
+    )
     if wanted == "all":
         return names
     if wanted:
         return [name for name in names if name in wanted.split(",")]
-    return sorted(random.Random(SEED).sample(names, len(names) // 10))
+    return sorted(random.Random(SEED).sample(names, 10))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for folder in ("bugs", "correct"):
         if folder in metafunc.fixturenames:
             all_texts = {text.name: text for text in texts(folder)}
-            names = a_tenth(list(all_texts), metafunc.config)
+            names = ten_of(list(all_texts), metafunc.config)
             metafunc.parametrize(folder, [all_texts[name] for name in names], ids=names)
 
 
@@ -292,7 +294,7 @@ def judge_hostile(found: dict) -> str:
 
 
 def test_hostile_kernels_end_in_a_result_or_an_error(request):
-    names = a_tenth(list(hostile.CASES), request.config)
+    names = ten_of(list(hostile.CASES), request.config)
     found = run_hostile(names)
     assert found.keys() == set(names)
     complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}

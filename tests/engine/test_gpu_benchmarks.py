@@ -167,5 +167,5 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     ]
     assert ends[0] != ends[1] == ends[2] and [row["bits"][4] for row in told] == [round(b, 5) for b in ends]
     assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
-    assert gpu_muon.gpu.MOVE == 0.4
+    assert gpu_muon.program.MOVE == 0.4
     gpu_muon.set_muon()

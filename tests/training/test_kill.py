@@ -15,7 +15,7 @@ from oracles import RUN_CONFIG, RUN_MODEL, assert_same_run, run_text
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.training import checkpoint, loop, run_folder, train
+from nanoeuler_lib.training import checkpoint, journal, loop, run_folder, train
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = os.pathsep.join(sys.path)  # where the tests stand, for processes that import them
@@ -138,8 +138,8 @@ def test_log_on_a_full_disk(tmp_path):
         file.symlink_to("/dev/full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folder, "trim_log", on_a_full_disk)
-        patch.setattr(run_folder, "entries", lambda file: iter(()))  # /dev/full never ends
+        patch.setattr(loop, "trim_log", on_a_full_disk)
+        patch.setattr(journal, "entries", lambda file: iter(()))  # /dev/full never ends
         with pytest.raises(NanoEulerError) as caught:
             loop.resume(run, run_text(), quiet=True)
     assert str(caught.value) == (
@@ -153,7 +153,7 @@ def test_log_on_a_full_disk(tmp_path):
 
 
 FULL = """
-import resource, signal, sys
+import os, resource, signal, sys
 sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_kill as t
 from nanoeuler_lib.training import train
