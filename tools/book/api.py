@@ -7,6 +7,7 @@ shows in a mirror cell says which chapter derives it; the mirror's metadata know
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,18 @@ def readable(app: Sphinx, what: str, name: str, documented: object, options: dic
         lines += ["", f"{DERIVED}{chapters}.", ""]
 
 
+def shown_by_package(
+    app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict
+) -> bool | None:
+    """Skip in a module what its package exports: readers import it from there, and there it is described."""
+    module = app.env.temp_data.get("autodoc:module", "")
+    while what == "module" and (module := module.rpartition(".")[0]):
+        package = sys.modules.get(module)
+        if name in getattr(package, "__all__", ()) and getattr(package, name) is documented:
+            return True
+    return None
+
+
 def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
     """The line about the chapters has its own style."""
     if app.env.docname.startswith(PAGES):
@@ -168,6 +181,7 @@ class KernelFile(SphinxDirective):
 def setup(app: Sphinx) -> dict:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", readable)
+    app.connect("autodoc-skip-member", shown_by_package)
     app.connect("doctree-read", mark_derived)
     app.connect("missing-reference", plain_type, priority=900)  # after the inventories of other projects
     app.connect("env-get-outdated", chapters_changed)
