@@ -1,6 +1,6 @@
 // AdamW with clipping by the global norm, over all parameters at once: `squares` over the flat gradient, `clip_factor`,
 // `adamw`. What changes from step to step lies in device memory, so that a captured launch can be replayed and the host
-// waits for nothing. ops/reference.py, optim.py; Loshchilov and Hutter 2019, algorithm 2.
+// waits for nothing. ops/reference.py, model/optim.py; Loshchilov and Hutter 2019, algorithm 2.
 #include <adamw.cuh>
 #include <reduce.cuh>
 #include <wide.cuh>

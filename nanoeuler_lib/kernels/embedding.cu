@@ -41,7 +41,7 @@ extern "C" __global__ void embedding_forward(const int* __restrict__ tokens, con
 
 // dtable[token] = the sum of dx over the positions where the token stands. With atomics the order of a sum, and the last
 // bits with it, would change from run to run; with a block for each token, the most frequent one would keep all waiting.
-// So the positions are sorted by token, and the host says who adds what (engine/shares.py): a block adds all rows of a few
+// So the positions are sorted by token, and the host says who adds what (engine/embedding.py): a block adds all rows of a few
 // rare tokens, or some columns of one frequent token. No sum is left to another block.
 // shares: [gridDim.x], as below; order: [n], the positions sorted by token (a stable argsort); sorted: [n], their tokens;
 // dx: [n, D]; dtable: [V, D]. The blocks may have any size up to 512. Elements are counted in 32 bits (engine/program.py refuses
