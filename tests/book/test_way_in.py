@@ -80,6 +80,44 @@ def test_links_lead_to_files_and_headings(page):
                 assert anchor in slugs, f"{path.name}: {target}#{anchor}"
 
 
+WINGS = "nanoeuler_lib tests tools benchmarks experiments book data notebooks contributing .github".split()
+PLACEHOLDER = re.compile(
+    r"\bname\.|NN|_name|FOLDER|^_build/"
+)  # `notebooks/NN_name.ipynb`: a file to be written
+
+
+def files() -> list[str]:
+    """Every file of the repository but caches, as "/path"."""
+    inside = (
+        path for wing in WINGS for path in (ROOT / wing).rglob("*.*") if "__pycache__" not in path.parts
+    )
+    return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*ROOT.glob("*.*"), *inside]]
+
+
+def test_files_that_contributors_are_told_of_exist():
+    """By the end of the path, as in `ops/cpu.py`; a star stands for any letters."""
+    there = "\n".join(files()) + "\n"
+    for page in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "contributing").glob("*.md"))]:
+        for quoted in re.findall(r"`([^`]+)`", page.read_text("utf-8")):
+            for name in re.findall(
+                r"[\w./*-]*\w\.(?:py|cu|cuh|cpp|h|toml|md|json|js|yml|txt|bib|ipynb)\b", quoted
+            ):
+                end = re.escape(name.removeprefix("./")).replace(r"\*", r"[^/\n]*")
+                assert PLACEHOLDER.search(name) or re.search(f"/{end}\n", there), f"{page.name}: `{name}`"
+
+
+def test_paths_that_chapters_and_pages_name_exist():
+    pages = [ROOT / "README.md", *sorted((ROOT / "book").rglob("*.md"))]
+    texts = {page.name: page.read_text("utf-8") for page in pages}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        texts[path.name] = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    for name, text in texts.items():
+        named = re.findall(r"(?<![\w/])(?:nanoeuler_lib|experiments|benchmarks|tests|tools)/[\w./]*\w", text)
+        missing = [path for path in named if not (ROOT / path).exists()]
+        assert not missing, f"{name}: {missing}"
+
+
 def test_contributing_is_read_in_ten_minutes():
     assert len((ROOT / "CONTRIBUTING.md").read_bytes()) <= 8000, "the rest belongs to contributing/"
 
