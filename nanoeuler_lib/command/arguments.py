@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from nanoeuler_lib import __version__
-from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
+from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 EXAMPLES = """examples:
@@ -72,6 +72,7 @@ CORPORA = {  # those that are fetched
 VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
 WEB_BYTES = 1_000_000_000
 
+METAVAR = {int: "N", float: "X", str: "NAME"}
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
 
 
@@ -308,8 +309,12 @@ def _train(new):
     new.add_argument("--profile", type=int, default=0, metavar="N", help=text)
     shape = new.add_argument_group("model shape (default: the preset's)")
     for name, meaning in SHAPE.items():
-        values = ", ".join(f"{preset} {numbers[name]}" for preset, numbers in PRESETS.items())
-        shape.add_argument(_option(name), type=int, metavar="N", help=f"{meaning} ({values})")
+        values = {of: getattr(preset(of), name) for of in PRESETS}
+        kind = type(values["small"])
+        switch = {"action": argparse.BooleanOptionalAction}
+        how = switch if kind is bool else {"type": kind, "metavar": METAVAR[kind]}
+        text = ", ".join(f"{of} {value}" for of, value in values.items())
+        shape.add_argument(_option(name), help=f"{meaning} ({text})", **how)
     _training(new, {}, in_tokens=IN_STEPS)
 
 
@@ -369,7 +374,7 @@ def _training(new, defaults, in_tokens=()):
     group, defaults = new.add_argument_group("training", about), TrainConfig().to_dict() | defaults
     for name, meaning in TRAINING.items():
         kind = type(defaults[name])
-        metavar = {int: "N", float: "X", str: "NAME"}[kind]
+        metavar = METAVAR[kind]
         kind = steps_or_tokens if name in in_tokens else kind
         default = defaults[name] if kind is str else f"{defaults[name]:g}"
         group.add_argument(_option(name), type=kind, metavar=metavar, help=f"{meaning} (default {default})")

@@ -6,6 +6,7 @@ meant is written there by `python tests/command/test_arguments.py`, and is seen 
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,17 @@ def line(action):
     facts += [f"one of {', '.join(action.choices)}"] if action.choices else []
     facts += [f"else {action.default!r}"] if action.default != argparse.SUPPRESS else []
     return f"{name} [{', '.join(fact for fact in facts if fact)}] {action.help}"
+
+
+def test_a_switch_of_the_shape_is_an_option_with_the_default_of_its_config(monkeypatch):
+    monkeypatch.setattr(arguments, "SHAPE", {"gated": "gates"})
+    monkeypatch.setattr(arguments, "preset", lambda name: SimpleNamespace(gated=name == "big"))
+    parser = arguments.parser({name: name for name in cli.COMMANDS})
+    given = [parser.parse_args(["train", *words]).gated for words in ([], ["--gated"], ["--no-gated"])]
+    assert given == [None, True, False]
+    assert "gates (small False, big True, base False)" in "\n".join(
+        line for one in every(parser) for line in page(one)
+    )
 
 
 def test_every_option_is_the_one_that_is_written_down():
