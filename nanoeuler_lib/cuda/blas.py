@@ -119,10 +119,10 @@ def _cpu(p: Product) -> None:
     a, b, plus = (
         from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus)
     )
-    found = np.float32(p.alpha) * ((a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b))
+    result = np.float32(p.alpha) * ((a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b))
     if plus is not None:
-        found += np.float32(p.beta) * plus
-    p.c[...] = to_bfloat16(found) if p.c.dtype == np.uint16 else found
+        result += np.float32(p.beta) * plus
+    p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
 
 
 # Of cuBLASLt, by their names there: cudaDataType, cublasComputeType_t, and attributes of a product and of a search.
@@ -138,7 +138,7 @@ CLUSTER, BLOCKS = 8, {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8}
 CHOSEN = Path(__file__).with_name("products.json")
 
 
-class _Found(ctypes.Structure):
+class _Candidate(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
@@ -158,7 +158,7 @@ class _CublasLt:
         self.library = ctypes.CDLL(f"libcublasLt.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}")
         self.library.cublasLtGetVersion.restype = ctypes.c_size_t
         self.workspace = cupy.empty(WORKSPACE, np.uint8)
-        self.handle = self._made("cublasLtCreate")
+        self.handle = self._create("cublasLtCreate")
         self.card = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
         known = json.loads(CHOSEN.read_text("utf-8")).get(self.card, {})
         self.version = int(self.library.cublasLtGetVersion())
@@ -168,10 +168,10 @@ class _CublasLt:
         if status := getattr(self.library, name)(*arguments):
             raise NanoEulerError(f"{name} returned {status}, expected 0 (cublasStatus_t)")
 
-    def _made(self, name, *arguments):
-        made = ctypes.c_void_p()
-        self._call(name, ctypes.byref(made), *arguments)
-        return made
+    def _create(self, name, *arguments):
+        handle = ctypes.c_void_p()
+        self._call(name, ctypes.byref(handle), *arguments)
+        return handle
 
     def _set(self, name, what, attribute, value):
         self._call(
@@ -182,33 +182,33 @@ class _CublasLt:
         """cuBLASLt has matrices by columns: x is x^T there."""
         rows, columns = map(ctypes.c_uint64, x.shape)
         pitch = ctypes.c_int64(x.strides[0] // x.itemsize)
-        return self._made(
+        return self._create(
             "cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch
         )
 
     def algorithms(self, p: "Product") -> list[Callable[[], None]]:
         """The launches that compute a product, cuBLASLt's first choice first: c^T = op(b)^T op(a)^T."""
         compute = ctypes.c_int(COMPUTE_TF32 if p.tf32 else COMPUTE)
-        what = self._made("cublasLtMatmulDescCreate", compute, ctypes.c_int(SCALE))
+        what = self._create("cublasLtMatmulDescCreate", compute, ctypes.c_int(SCALE))
         for attribute, transposed in ((TRANSA, p.transpose_b), (TRANSB, p.transpose_a)):
             self._set("cublasLtMatmulDescSetAttribute", what, attribute, ctypes.c_int(transposed))
         arrays = p.b, p.a, p.c if p.plus is None else p.plus, p.c
         layouts = [self._layout(x) for x in arrays]
-        search = self._made("cublasLtMatmulPreferenceCreate")
+        search = self._create("cublasLtMatmulPreferenceCreate")
         limits = [(MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE))]
         limits += [
             (k, ctypes.c_uint32(_alignment(x.data.ptr))) for k, x in zip(MIN_ALIGNMENT, arrays, strict=True)
         ]
         for attribute, value in limits:
             self._set("cublasLtMatmulPreferenceSetAttribute", search, attribute, value)
-        found, count = (_Found * CANDIDATES)(), ctypes.c_int()
+        candidates, count = (_Candidate * CANDIDATES)(), ctypes.c_int()
         self._call(
-            "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(CANDIDATES), found,
+            "cublasLtMatmulAlgoGetHeuristic", self.handle, what, *layouts, search, ctypes.c_int(CANDIDATES), candidates,
             ctypes.byref(count),
         )  # fmt: skip
-        found = found[: count.value]
+        candidates = candidates[: count.value]
         if p.small_clusters:
-            found.sort(key=lambda one: BLOCKS.get(self._cluster(one), 16))
+            candidates.sort(key=lambda one: BLOCKS.get(self._cluster(one), 16))
         alpha, beta = ctypes.c_float(p.alpha), ctypes.c_float(0 if p.plus is None else p.beta)
         b, a, plus, c = (ctypes.c_void_p(x.data.ptr) for x in arrays)
         before = (
@@ -231,9 +231,9 @@ class _CublasLt:
                 "cublasLtMatmul", *before, ctypes.byref(one), *space, ctypes.c_void_p(self.stream().ptr)
             )
 
-        return [functools.partial(launch, one.algorithm) for one in found]
+        return [functools.partial(launch, one.algorithm) for one in candidates]
 
-    def _cluster(self, one: _Found) -> int:
+    def _cluster(self, one: _Candidate) -> int:
         shape, written = ctypes.c_uint16(), ctypes.c_size_t()
         self._call(
             "cublasLtMatmulAlgoConfigGetAttribute", ctypes.byref(one.algorithm), ctypes.c_int(CLUSTER),

@@ -306,8 +306,8 @@ def _shape(what: str, value) -> tuple[int, int, int]:
     values = tuple(value) if isinstance(value, tuple | list | np.ndarray) else (value,)
     whole = all(isinstance(v, int | np.integer) and v >= 1 for v in values)
     if not 1 <= len(values) <= 3 or not whole:
-        found = value if isinstance(value, tuple | list) else _kind(value)
-        raise NanoEulerError(f"{what} is one to three whole numbers from 1 on, as 4 or (4, 2), got {found}")
+        got = value if isinstance(value, tuple | list) else _kind(value)
+        raise NanoEulerError(f"{what} is one to three whole numbers from 1 on, as 4 or (4, 2), got {got}")
     return (*map(int, values), *(1,) * (3 - len(values)))
 
 
@@ -350,11 +350,11 @@ def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
     names = [field.name for field in p.fields]
     given = {name: value[()][name] for name in value.dtype.names} if _is_structured(value) else value
     if not isinstance(given, dict) or set(given) != set(names):
-        found = ", ".join(map(str, given)) if isinstance(given, dict) else _kind(value)
+        got = ", ".join(map(str, given)) if isinstance(given, dict) else _kind(value)
         raise NanoEulerError(
-            f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {found}"
+            f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {got}"
         )
-    made = np.zeros(p.bytes, np.uint8)
+    packed = np.zeros(p.bytes, np.uint8)
     for field in p.fields:
         dtype, there = (
             numpy_dtype(field.dtype),
@@ -364,8 +364,8 @@ def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
             number = _numbers(there, dtype, field.shape, given[field.name])
         else:
             number = np.asarray(_number(there, dtype, given[field.name]))
-        made[field.offset : field.offset + number.nbytes] = np.frombuffer(number.tobytes(), np.uint8)
-    return made.view(f"V{p.bytes}")
+        packed[field.offset : field.offset + number.nbytes] = np.frombuffer(number.tobytes(), np.uint8)
+    return packed.view(f"V{p.bytes}")
 
 
 def _is_structured(value) -> bool:
@@ -377,8 +377,8 @@ def _numbers(where: str, dtype: np.dtype, shape: tuple[int, ...], value) -> np.n
     array = np.asarray(value) if isinstance(value, np.ndarray | list | tuple) else np.empty(0)
     if array.shape != shape:
         size = " x ".join(map(str, shape))
-        found = f"{type(value).__name__} of shape {array.shape}" if array.shape != (0,) else _kind(value)
-        raise NanoEulerError(f"{where}: {size} numbers, got {found}")
+        got = f"{type(value).__name__} of shape {array.shape}" if array.shape != (0,) else _kind(value)
+        raise NanoEulerError(f"{where}: {size} numbers, got {got}")
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
     return np.array([_number(where, dtype, number) for number in array.ravel().tolist()], dtype).reshape(

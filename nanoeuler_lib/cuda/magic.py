@@ -43,14 +43,14 @@ class _Magic:
         kernel_4.
         """
         options = _options(line)
-        made = module(
+        compiled = module(
             "\n" + cell,  # line 1 of the cell is the magic's: the lines of a finding are the cell's
             where="cpu" if options.cpu else None,
             checked=not options.fast,
             defines=dict(d.partition("=")[::2] for d in options.define),
             instantiate=options.instantiate,
         )
-        kernels = {re.sub(r"\W+", "_", name).strip("_"): made[name] for name in made}
+        kernels = {re.sub(r"\W+", "_", name).strip("_"): compiled[name] for name in compiled}
         for name in kernels:
             if hasattr(builtins, name) or keyword.iskeyword(name):
                 raise NanoEulerError(

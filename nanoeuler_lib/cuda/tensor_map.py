@@ -43,8 +43,8 @@ def tensor_map(matrix, rows: int) -> dict:
 
 def _check(matrix, rows: int) -> None:
     if getattr(matrix, "ndim", 0) != 2 or not matrix.size or str(matrix.dtype) not in _KINDS:
-        found = f"{matrix.dtype} {matrix.shape}" if hasattr(matrix, "shape") else type(matrix).__name__
-        raise NanoEulerError(f"a TensorMap is of a matrix of {', '.join(_KINDS)}, got {found}")
+        got = f"{matrix.dtype} {matrix.shape}" if hasattr(matrix, "shape") else type(matrix).__name__
+        raise NanoEulerError(f"a TensorMap is of a matrix of {', '.join(_KINDS)}, got {got}")
     if not matrix.flags.c_contiguous or matrix.shape[1] * matrix.itemsize % 16:
         raise NanoEulerError(
             f"a TensorMap wants contiguous rows of a multiple of 16 bytes, got {matrix.dtype} {matrix.shape} with "

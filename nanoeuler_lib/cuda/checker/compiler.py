@@ -83,7 +83,7 @@ def _make(
 ) -> None:  # fmt: skip
     """Compile in `folder`, and keep what came out in the cache, as `library` and `runtime`."""
     files = (text.name, "main.cpp", "kernel.o", "runtime.o", "library.so")
-    kernel_cu, main_cpp, kernel_o, runtime_o, made = (str(folder / file) for file in files)
+    kernel_cu, main_cpp, kernel_o, runtime_o, library_so = (str(folder / file) for file in files)
     Path(kernel_cu).write_text(text.prepared + "\n", "utf-8")
     Path(main_cpp).write_text(main, "utf-8")
     include = [f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
@@ -102,12 +102,12 @@ def _make(
         if running[1].returncode:
             raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
         _keep(Path(runtime_o), runtime)
-    link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", made])
+    link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", library_so])
     log = link.communicate()[0]
     if link.returncode:
         _check_space(folder, [log])
         raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
-    _keep(Path(made), library)
+    _keep(Path(library_so), library)
 
 
 def _check_space(folder: Path, logs: list[str]) -> None:
@@ -161,9 +161,9 @@ def checked_flags(compiler: tuple[str, ...]) -> list[str]:
 @functools.cache
 def _version(compiler: tuple[str, ...]) -> tuple[bool, int]:
     """Whether it is Clang, whatever its command, and its main version; 0 if it does not say."""
-    told = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    number = re.search(r"(\d+)\.\d+\.\d+", told)
-    return "clang" in told, int(number[1]) if number else 0
+    banner = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    number = re.search(r"(\d+)\.\d+\.\d+", banner)
+    return "clang" in banner, int(number[1]) if number else 0
 
 
 def _is_zig(compiler: tuple[str, ...]) -> bool:
@@ -221,12 +221,12 @@ def _cached(file: Path) -> Path | None:
         return None
 
 
-def _keep(made: Path, file: Path) -> Path:
+def _keep(built: Path, file: Path) -> Path:
     """Move a built file into the cache, where it is whole or absent, even if others build the same."""
-    data = made.read_bytes()
-    with made.open("ab") as end:
+    data = built.read_bytes()
+    with built.open("ab") as end:
         end.write(hashlib.sha256(data).digest())
-    os.replace(made, file)
+    os.replace(built, file)
     return file
 
 
@@ -235,11 +235,11 @@ def _prune(folder: Path) -> None:
 
     Safe beside other processes: a library that one has opened stays open, and one that is gone is made again.
     """
-    kept, oldest = 0, time.time() - 30 * DAY
+    size, oldest = 0, time.time() - 30 * DAY
     for file in sorted(folder.glob("*-*.*o"), key=_last_use, reverse=True):
         with contextlib.suppress(FileNotFoundError):  # another process prunes, too
-            kept += file.stat().st_size
-            if _last_use(file) < oldest or kept > CACHE_BYTES:
+            size += file.stat().st_size
+            if _last_use(file) < oldest or size > CACHE_BYTES:
                 file.unlink()
     for left in folder.glob("tmp*"):  # by a process that was killed
         if _last_use(left) < oldest:

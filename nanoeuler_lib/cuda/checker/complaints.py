@@ -225,10 +225,10 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
     number = min(text.find(line)[1], len(code))
     here = code[number - 1] if number else ""
     if "<<<" in here:
-        told = "a kernel is launched from Python: name(grid, block, (arguments,))"
-        return line, told, here.index("<<<") + 1
-    if told := _of_the_line(here, message):
-        return line, *told
+        sentence = "a kernel is launched from Python: name(grid, block, (arguments,))"
+        return line, sentence, here.index("<<<") + 1
+    if sentence := _of_the_line(here, message):
+        return line, *sentence
     if number and re.search(r"unqualified-id|linkage specification", message):
         end = _end_of_code_before(code, number, 1)
         if end < number and _ends_a_struct("\n".join(code[:end])):
@@ -252,8 +252,8 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
         re.search(r"'else' without|expected (?:a statement|expression)", message)
         and _word_at(here, column) == "else"
     ):
-        told = "this else has no if: between the two stands one statement, or several in { }"
-        return line, told, column
+        sentence = "this else has no if: between the two stands one statement, or several in { }"
+        return line, sentence, column
     triple = re.search(r"\b(threadIdx|blockIdx|blockDim|gridDim)\b(?!\s*\.)", here)
     if triple and re.search(r"operator|operands|subscript|convert|initialize", message):
         return line, f"{triple[1]} is three numbers: write {triple[1]}.x, .y or .z", triple.start() + 1
@@ -303,17 +303,17 @@ def _declared_elsewhere(name: str, code: list[str], number: int, column: int) ->
     return ""
 
 
-def _conversion(found: str, wanted: str, before: str) -> str:
+def _conversion(got: str, wanted: str, before: str) -> str:
     """What a compiler has to say of a value's type; before: the line up to the value."""
-    found, wanted = (kind.replace(" *", "*") for kind in (found, wanted))  # as g++ writes it
-    bare = [re.sub(r"\bconst\b|\s", "", kind) for kind in (found, wanted)]
-    if "const" in found and bare[0] == bare[1] and "*" in bare[0]:
+    got, wanted = (kind.replace(" *", "*") for kind in (got, wanted))  # as g++ writes it
+    bare = [re.sub(r"\bconst\b|\s", "", kind) for kind in (got, wanted)]
+    if "const" in got and bare[0] == bare[1] and "*" in bare[0]:
         if atomic := re.search(r"\b(atomic\w+)\s*\([^;]*$", before):
             return _call(atomic[1])
         return f"this is const, and a {wanted} may write to it: write const there, too, or leave it out here"
-    if "*" in found and "*" not in wanted and "char" not in found:
-        return f"{wanted} is wanted here, and this is a pointer, {found}: is an index missing, as in x[i]?"
-    return f"{wanted} is wanted here, and this is {found}"
+    if "*" in got and "*" not in wanted and "char" not in got:
+        return f"{wanted} is wanted here, and this is a pointer, {got}: is an index missing, as in x[i]?"
+    return f"{wanted} is wanted here, and this is {got}"
 
 
 def _groups(match: re.Match) -> list[str]:

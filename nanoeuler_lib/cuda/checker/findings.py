@@ -88,12 +88,12 @@ def compile_error(text: Text, line: int, message: str, column: int = 0) -> Kerne
     file, number, code = text.find(line)
     if not line:
         return KernelError(Finding("compilation", text.name, f"{file}: {message}", file))
-    told = f"{file}, line {number}: {message}\n  {code}"
+    report = f"{file}, line {number}: {message}\n  {code}"
     if code and column:
         written = text.line(line)
         indent = len(written) - len(written.lstrip())
-        told += "\n" + " " * (column + 1 - indent) + "^"
-    return KernelError(Finding("compilation", text.name, told, file, number))
+        report += "\n" + " " * (column + 1 - indent) + "^"
+    return KernelError(Finding("compilation", text.name, report, file, number))
 
 
 def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[int, int, int]) -> KernelError:
@@ -109,38 +109,35 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     line = line or next(filter(None, map(line_of, raw.trail)), 0)
     if kind == "shared memory":
         line = line or _declaration(message, text)
-    told = [f"{kind}: {message}{_place(raw, kind, arrays, text, line)}"]
+    report = [f"{kind}: {message}{_place(raw, kind, arrays, text, line)}"]
     thread = block_index = other = None
     if raw.has_thread:
         block_index, thread = tuple(raw.block), tuple(raw.thread)
-        told.append(f"  in kernel {kernel}, block {_index(block_index)}, thread {_index(thread)}")
+        report.append(f"  in kernel {kernel}, block {_index(block_index)}, thread {_index(thread)}")
     else:
-        told.append(f"  in kernel {kernel}")
+        report.append(f"  in kernel {kernel}")
     if line:
-        told.append(f"  {text.quote(line)}")
+        report.append(f"  {text.quote(line)}")
     if kind == "divergent barrier":
-        told += _calls(raw, text, line_of)
+        report += _calls(raw, text, line_of)
     if raw.other_thread >= 0:
         t = raw.other_thread
         other = (t % block[0], t // block[0] % block[1], t // (block[0] * block[1]))
-        told.append(
+        report.append(
             f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else "")
         )
     elif other_line:
         who = {-2: "a thread of another block, ", -3: "another thread, "}.get(
             raw.other_thread, _OTHER.get(kind, "the other: ")
         )
-        told.append(f"  {who}{text.quote(other_line)}")
+        report.append(f"  {who}{text.quote(other_line)}")
     lines = [text.line(line), text.line(other_line)]
-    if advice := _advice(raw, told[0], text, arrays, lines[:1] if line == other_line else lines):
-        told.append(f"  {advice}")
-    told[0] = textwrap.fill(told[0], WIDTH, subsequent_indent="    ", break_long_words=False)
-    file, number, _ = text.find(line)
-    return KernelError(
-        Finding(
-            kind, kernel, "\n".join(told), file, number, block_index, thread, other, text.find(other_line)[1]
-        )
-    )
+    if advice := _advice(raw, report[0], text, arrays, lines[:1] if line == other_line else lines):
+        report.append(f"  {advice}")
+    report[0] = textwrap.fill(report[0], WIDTH, subsequent_indent="    ", break_long_words=False)
+    (file, number, _), other_number = text.find(line), text.find(other_line)[1]
+    words = "\n".join(report)
+    return KernelError(Finding(kind, kernel, words, file, number, block_index, thread, other, other_number))
 
 
 _OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  # what the second line is
@@ -149,25 +146,25 @@ _OTHER = {"missing wait": "the copy: ", "uninitialised": "what came of it: "}  #
 def _declaration(message: str, text: Text) -> int:
     """The line that declares the __shared__ array named in the message."""
     name = re.search(r"bytes with (\w+)", message)
-    found = name and re.search(
+    declaration = name and re.search(
         rf"(?<!\w)__shared__(?!\w)[^;]*?(?<!\w){name[1]}(?!\w)", blank_comments(text.source)
     )
-    return text.source[: found.end()].count("\n") + 1 if found else 0
+    return text.source[: declaration.end()].count("\n") + 1 if declaration else 0
 
 
 def _calls(raw, text: Text, line_of) -> list[str]:
     """Where the function that holds a barrier was called, by a thread that waits there and by the first to come."""
-    half, told = len(raw.trail) // 2, []
+    half, calls = len(raw.trail) // 2, []
     for who, sites in (("called in ", raw.trail[1:half]), ("the other in ", raw.trail[half + 1 :])):
         lines = [text.quote(line) for line in map(line_of, sites) if line]
-        told += [f"  {who}{lines[-1]}"] if lines else []  # by the kernel itself
-    return told
+        calls += [f"  {who}{lines[-1]}"] if lines else []  # by the kernel itself
+    return calls
 
 
 def _place(raw, kind: str, arrays: list, text: Text, line: int) -> str:
     """Which element of which array: ': x[16]  (x: float32 of shape (16,), 16 elements)'."""
-    told = re.search(rb"null pointer|local|no array|no end", raw.message)
-    if told or (raw.array == -1 and kind != "out of bounds"):
+    nowhere = re.search(rb"null pointer|local|no array|no end", raw.message)
+    if nowhere or (raw.array == -1 and kind != "out of bounds"):
         return ""
     if raw.array == -1:
         return _written(text.line(line), raw.columns) if raw.columns else " at an address that is in no array"
@@ -196,29 +193,29 @@ def _written(code: str, column: int) -> str:
     """The element as the text has it, ': s[i + 1]': g++ tells the column of its ], Clang that of its name."""
     if "__shared__" in code:
         return ""  # the compiler saw a longer line (see `prepare`)
-    found = [match[1] for match in _ELEMENT.finditer(code) if match.start() < column <= match.end(1)]
-    return f": {min(found, key=len)}" if found else ""
+    elements = [match[1] for match in _ELEMENT.finditer(code) if match.start() < column <= match.end(1)]
+    return f": {min(elements, key=len)}" if elements else ""
 
 
-def _advice(raw, told: str, text: Text, arrays: list, lines: list[str]) -> str:
+def _advice(raw, message: str, text: Text, arrays: list, lines: list[str]) -> str:
     """What to look at; lines: those of the two accesses, one if both stand in the same."""
     if raw.kind == b"race":
         name, atomic = re.escape(raw.name.decode()), any("atomic" in line for line in lines)
         update, blocks = raw.update and len(lines) == 1, raw.other_thread == -2
         one_place = rf"(?<!\w){name}\s*\[\s*\d+\s*\]|\*\s*{name}(?!\w)"
-        told = "race" + " of updates" * update + " between blocks" * blocks
+        message = "race" + " of updates" * update + " between blocks" * blocks
         if raw.atomics == 1 and not atomic and "volatile" in text.source:
-            told = "race with a volatile"
+            message = "race with a volatile"
         elif raw.atomics and not (update and raw.atomics == 1):
-            told += [" with an atomic", " beside atomics"][raw.atomics - 1]
+            message += [" with an atomic", " beside atomics"][raw.atomics - 1]
         elif not update and name and len(lines) == 1 and re.search(one_place, lines[0]):
-            told = "race in one place"
-    if judged := re.search(r"index (-?\d+) of an array '[^'[]*\[(\d+)\]", told):
+            message = "race in one place"
+    if judged := re.search(r"index (-?\d+) of an array '[^'[]*\[(\d+)\]", message):
         index, size = map(int, judged.groups())
         if index < 0:
             return "the first element is [0]: is a guard for the first threads missing?"
-        told = f"the last element is [{size - 1}]: is a guard missing, or < meant where <= stands?"
-        return told if index == size else ""
+        message = f"the last element is [{size - 1}]: is a guard missing, or < meant where <= stands?"
+        return message if index == size else ""
     if raw.kind == b"out of bounds" and raw.array != -1 and raw.element and b"null" not in raw.message:
         name, index = raw.name.decode(), raw.offset // raw.element
         if re.search(rf"extern\s+__shared__[^;]*\b{re.escape(name)}\s*\[\s*\]", blank_comments(text.source)):
@@ -227,7 +224,7 @@ def _advice(raw, told: str, text: Text, arrays: list, lines: list[str]) -> str:
             return f"the first element is {name}[0]: is a guard for the first threads missing?"
         if raw.array >= 0 and index == arrays[raw.array][1].size:
             return f"the last element is {name}[{index - 1}]: is a guard missing, or < meant where <= stands?"
-    return next((advice for pattern, advice in ADVICE.items() if re.search(pattern, told)), "")
+    return next((advice for pattern, advice in ADVICE.items() if re.search(pattern, message)), "")
 
 
 def _index(triple) -> str:

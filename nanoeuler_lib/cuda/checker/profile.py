@@ -154,8 +154,8 @@ class Profile:
         """
         import matplotlib.pyplot as plt
 
-        found = [k for k, name in self.names.items() if name == array]
-        mine = (self.line == line) & np.isin(self.trace["array"], found)
+        ids = [k for k, name in self.names.items() if name == array]
+        mine = (self.line == line) & np.isin(self.trace["array"], ids)
         requests = list(dict.fromkeys(self.request[mine].tolist()))
         if number >= len(requests):
             raise NanoEulerError(

@@ -101,8 +101,8 @@ def refuse(text, folder: Path, where: str) -> None:
         ]
         for place, message, advice in sorted(fault for fault in faults if fault):
             line = alive[:place].count("\n") + 1
-            told = [f"{name}, line {line}: {message}", source.split("\n")[line - 1].strip(), advice]
-            raise NanoEulerError("\n  ".join(part for part in told if part))
+            report = [f"{name}, line {line}: {message}", source.split("\n")[line - 1].strip(), advice]
+            raise NanoEulerError("\n  ".join(part for part in report if part))
 
 
 def _include(alive: str, folder: Path, where: str) -> tuple[int, str, str] | None:
@@ -123,14 +123,15 @@ def _include(alive: str, folder: Path, where: str) -> tuple[int, str, str] | Non
 
 def _names(alive: str, where: str) -> list[tuple[int, str, str]]:
     """What is refused by its name, unless the text has a function or macro of that name itself."""
-    code, found = _with_macros(alive), []
-    own = {m[1] for m in re.finditer(r"[\w>*&]\s+(\w+)\s*\([^;{}()]*\)\s*\{", code)} | set(words_of(alive))
+    code, refused = _with_macros(alive), []
+    functions = {m[1] for m in re.finditer(r"[\w>*&]\s+(\w+)\s*\([^;{}()]*\)\s*\{", code)}
+    defined = functions | set(words_of(alive))
     for table, on in ((ON_NEITHER, "for a kernel"), (ON_GPU_ONLY if where == "cpu" else [], "on the CPU")):
         for pattern, why, advice in table:
-            match = next((m for m in re.finditer(pattern, code) if m["name"] not in own), None)
+            match = next((m for m in re.finditer(pattern, code) if m["name"] not in defined), None)
             if match:
-                found.append((match.start("name"), f"'{match['name']}' is not there {on}: {why}", advice))
-    return found
+                refused.append((match.start("name"), f"'{match['name']}' is not there {on}: {why}", advice))
+    return refused
 
 
 def _with_macros(alive: str) -> str:
@@ -168,20 +169,20 @@ def _host_function(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
         elif not around or around[-1] == "scope":
             head = re.sub(r"^\s*(?:public|private|protected)\s*:(?!:)", lambda m: " " * len(m[0]), head)
             kind = "function"
-            found = _FUNCTION.search(hollow(head))
+            function = _FUNCTION.search(hollow(head))
             marked = re.search(r"\b__(?:device|global)__\b", expand(head, words))
-            operators = found and found["name"].startswith("operator")
+            operators = function and function["name"].startswith("operator")
             lambdas = re.search(r"=\s*\[[^]]*\]\s*(?:\(|$)", hollow(head))
-            if not marked and (lambdas or (found and (operators or "=" not in hollow(head)))):
-                place = begin + (len(head) - len(head.lstrip()) if lambdas else found.start("name"))
+            if not marked and (lambdas or (function and (operators or "=" not in hollow(head)))):
+                place = begin + (len(head) - len(head.lstrip()) if lambdas else function.start("name"))
                 if lambdas:
                     return (
                         place,
                         "a lambda outside of functions belongs to the host",
                         "write it inside the kernel",
                     )
-                if hollow(head)[: found.start("name")].strip() or "scope" in around:
-                    name = " ".join(found["name"].split())
+                if hollow(head)[: function.start("name")].strip() or "scope" in around:
+                    name = " ".join(function["name"].split())
                     advice = "write __device__ before it"
                     if name == "main":
                         advice = "leave it out: here Python is the host, and name(grid, block, (arguments,)) launches"
@@ -209,16 +210,16 @@ def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
     code, start = code_only(alive), 0
     for match in re.finditer(r"[{};]", code):
         head, begin, start = code[start : match.start()], start, match.end()
-        found = _VARIABLE.fullmatch(hollow(_without_alignment(head)))
-        if match[0] == "}" or not found or (match[0] == "{" and "=" not in head):
+        variable = _VARIABLE.fullmatch(hollow(_without_alignment(head)))
+        if match[0] == "}" or not variable or (match[0] == "{" and "=" not in head):
             continue
         if _NO_VARIABLE.search(expand(head, words)) or any(
             not _SPACE.search(code[:brace].rstrip()) for brace in open_braces(code, begin)
         ):
             continue
         return (
-            begin + found.start("name"),
-            f"`{found['name']}` is a variable of the host, and a kernel cannot reach it",
+            begin + variable.start("name"),
+            f"`{variable['name']}` is a variable of the host, and a kernel cannot reach it",
             "write __device__ before it, or __constant__ or const if it never changes",
         )
     return None

@@ -48,17 +48,17 @@ class Field:
 
 def structs_of(source: str, words: dict[str, str]) -> dict:
     """The structs of a text by name: fields, bytes and alignment; instead of fields, why it cannot be passed."""
-    text, found = code_only(source), {}
+    text, structs = code_only(source), {}
     if "<hopper.cuh>" in source:
-        found["TensorMap"] = (Field("words", "unsigned long long", "uint64", 0, (16,)),), 128, 64
+        structs["TensorMap"] = (Field("words", "unsigned long long", "uint64", 0, (16,)),), 128, 64
     for match in _STRUCT.finditer(text):
         body = text[match.end() :]
         body = body[: hollow("{" + body).find("}") - 1]
         after = re.match(r"\s*(\w*)", text[match.end() + len(body) + 1 :])[1]
         name = after if match["typedef"] and after else match["name"]
-        made = _layout(body, words, found, int(match[3] or 1))
-        found |= {n: made for n in (name, match["name"]) if n}
-    return found
+        layout = _layout(body, words, structs, int(match[3] or 1))
+        structs |= {n: layout for n in (name, match["name"]) if n}
+    return structs
 
 
 def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tuple:
@@ -69,8 +69,8 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
         first = re.fullmatch(r"\s*(.*?)\b(\w+)\s*((?:\[[^]]*\]\s*)*)", parts[0], re.S)
         if not first or "*" in statement or "&" in statement:
             why = "a pointer" if first and "*" in statement else f"`{' '.join(statement.split())}`"
-            told = f"a struct is passed with numbers alone, here it has {why}: pass an array as a parameter of its own"
-            return told, 0, 1
+            fault = f"a struct is passed with numbers alone, here it has {why}: pass an array as a parameter of its own"
+            return fault, 0, 1
         kind = plain_type(
             [w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")]
         )

@@ -52,14 +52,14 @@ def live(source: str, where: str) -> str:
 
 def hollow(text: str) -> str:
     """The text with blanks between its brackets, also between the < and > around a type's arguments."""
-    partner, waiting, kept = {"(": ")", "[": "]", "{": "}", "<": ">"}, [], []
+    partner, waiting, outside = {"(": ")", "[": "]", "{": "}", "<": ">"}, [], []
     for character in text:
         if waiting and character == waiting[-1]:
             waiting.pop()
-        kept.append(character if not waiting or character == "\n" else " ")
+        outside.append(character if not waiting or character == "\n" else " ")
         if character in "([{" or (character == "<" and (not waiting or waiting[-1] == ">")):
             waiting.append(partner[character])
-    return "".join(kept)
+    return "".join(outside)
 
 
 def split(text: str) -> list[str]:

@@ -74,7 +74,7 @@ class _Kernel:
 
 def _kernels(source: str) -> list[_Kernel]:
     text, code = code_only(source, strings=True), code_only(source)
-    found = []
+    kernels = []
     for match in _GLOBAL.finditer(code):
         start = max(code.rfind(c, 0, match.start()) for c in ";{}") + 1
         end = re.compile(r"[{;]|$").search(code, match.end())
@@ -88,7 +88,7 @@ def _kernels(source: str) -> list[_Kernel]:
         bounds = re.search(r"__launch_bounds__\s*\(", before + after)
         inside = (before + after)[bounds.end() :] if bounds else ""
         spaces, extern = _scope(text, code, match.start())
-        found.append(_Kernel(
+        kernels.append(_Kernel(
             "::".join([*spaces, head["name"]]),
             template and template[1],
             (extern or re.search(r'extern\s*"C"', before) is not None) and not spaces,
@@ -96,7 +96,7 @@ def _kernels(source: str) -> list[_Kernel]:
             after[head.start("parameters") : head.end("parameters")],
             match.end() + head.start("parameters"),
         ))  # fmt: skip
-    return found
+    return kernels
 
 
 def _scope(text: str, code: str, place: int) -> tuple[list[str], bool]:
@@ -128,8 +128,8 @@ def signatures(
     for name in instantiate:
         base, _, arguments = name.partition("<")
         if base.strip() not in templates:
-            found = ", ".join(sorted(templates)) or "none"
-            raise NanoEulerError(f"instantiate: the text holds no template {base}, found {found}")
+            known = ", ".join(sorted(templates)) or "none"
+            raise NanoEulerError(f"instantiate: the text holds no template {base}, found {known}")
         kernel = templates[base.strip()]
         formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
         actual = [a.strip() for a in split(arguments.rstrip()[:-1]) if a.strip()]
@@ -405,13 +405,13 @@ def _dynamic(source: str, declaration: str, line: int) -> str:
     match = re.fullmatch(r"(.*?)(\w+)\s*((?:\[\s*\]\s*)+)", emptied)
     if not match:
         raise _at(source, line, "extern __shared__ memory is an array, as in extern __shared__ float s[];")
-    kind, made = first[: match.end(1)].strip(), []
+    kind, declarations = first[: match.end(1)].strip(), []
     for declarator in (first[match.end(1) :], *others):
         name, _, rest = declarator.strip().partition("[")
         rows = rest.partition("]")[2].strip()  # float s[][33]: rows of 33
         star = f"(*{name.strip()}){rows}" if rows else f"*{name.strip()}"
         cast = f"(*){rows}" if rows else "*"
-        made.append(
+        declarations.append(
             f'{kind} {star} = ({kind} {cast})nanoeuler_dynamic_shared(sizeof({kind}), "{name.strip()}");'
         )
-    return " ".join(made)
+    return " ".join(declarations)

@@ -18,18 +18,18 @@ def announce_variables(source: str) -> str:
     Variables become static: one called `free` does not take the place of the C library's function.
     """
     code = code_only(source)
-    for found in reversed(list(_declarations(code))):
+    for decl in reversed(list(_declarations(code))):
         calls = "".join(
-            f" NANOEULER_DEVICE_VARIABLE({name}, {str(found.constant).lower()});" for name in found.names
+            f" NANOEULER_DEVICE_VARIABLE({name}, {str(decl.constant).lower()});" for name in decl.names
         )
-        source = source[: found.end] + calls + source[found.end :]
-        linked = any(re.search(rf"\bextern\b[^;{{}}]*\b{name}\b", code) for name in found.names)
-        static = re.search(r"\bstatic\b", code[found.start : found.end])
-        if static and found.constant:  # __constant__ is static by itself
-            place = found.start + static.start()
+        source = source[: decl.end] + calls + source[decl.end :]
+        linked = any(re.search(rf"\bextern\b[^;{{}}]*\b{name}\b", code) for name in decl.names)
+        static = re.search(r"\bstatic\b", code[decl.start : decl.end])
+        if static and decl.constant:  # __constant__ is static by itself
+            place = decl.start + static.start()
             source = source[:place] + " " * len("static") + source[place + len("static") :]
-        elif not static and not found.constant and not linked:
-            source = source[: found.keyword] + "__static__" + source[found.keyword + len("__device__") :]
+        elif not static and not decl.constant and not linked:
+            source = source[: decl.keyword] + "__static__" + source[decl.keyword + len("__device__") :]
     return source
 
 
