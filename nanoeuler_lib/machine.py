@@ -21,14 +21,14 @@ def memory() -> int | None:
     """Bytes of memory that this process may have: the machine's, or fewer in a container; None if nobody says."""
     if not hasattr(os, "sysconf"):  # Windows
         return None
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in LIMITS:
         try:
             limit = Path(file).read_text("utf-8").strip()
         except OSError:
             continue
-        found += [int(limit)] if limit.isdigit() else []  # "max": no limit
-    return min(found)
+        limits += [int(limit)] if limit.isdigit() else []  # "max": no limit
+    return min(limits)
 
 
 def one_blas_thread():

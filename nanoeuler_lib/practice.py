@@ -1,7 +1,7 @@
-"""What a chapter says of a reader's answer: `judge` runs a check, prints one sentence and never stops the notebook.
+"""What a chapter says of a reader's answer: `judge` runs a check, prints one line and never stops the notebook.
 
 A check is a function of the answer. It returns "right" or "not written yet", or raises AssertionError with the one
-sentence that the reader needs.
+line that the reader needs.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
     among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
     lets the function write into its arguments; otherwise that counts as a mistake. seconds: when a check is stopped.
     """
-    said = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
+    line = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
-    with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and said != "not written yet")
-    print(f"{name}: {said}{with_whose}", flush=True)
-    return mine if said == "right" else None
+    with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and line != "not written yet")
+    print(f"{name}: {line}{with_whose}", flush=True)
+    return mine if line == "right" else None
 
 
 def whose(function: Callable) -> str:
@@ -54,10 +54,10 @@ def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, sec
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(sys.stdout), time_limit(seconds):
             warnings.simplefilter("ignore")
-            said = check(answer, *given)
+            line = check(answer, *given)
     except (Exception, SystemExit) as error:
-        said = str(error) if isinstance(error, AssertionError) and str(error) else stopped(error)
-    return " ".join(str(said).split())
+        line = str(error) if isinstance(error, AssertionError) and str(error) else stopped(error)
+    return " ".join(str(line).split())
 
 
 def stopped(error: BaseException) -> str:
@@ -85,8 +85,8 @@ def watched(answer: Any) -> Any:
         named = inspect.signature(answer).bind(*args, **kwargs).arguments
         before = [(name, a, a.tobytes()) for name, value in named.items() for a in arrays(value)]
         result = answer(*args, **kwargs)
-        for name, a, kept in before:
-            assert a.tobytes() == kept, f"it writes into its argument {name}: work on a copy"
+        for name, a, content in before:
+            assert a.tobytes() == content, f"it writes into its argument {name}: work on a copy"
         return result
 
     return call
@@ -144,7 +144,7 @@ def show_rejected(
 ) -> None:
     """Print why a check rejects each wrong answer, {what is wrong: answer}; RuntimeError if it accepts one."""
     for what, wrong in wrong_answers.items():
-        said = verdict(check, wrong, *given, in_place=in_place)
-        if said in ("right", "not written yet"):
-            raise RuntimeError(f"{check.__name__} says {said} to a wrong answer: {what}")
-        print(f"rejected, {what}: {said}")
+        line = verdict(check, wrong, *given, in_place=in_place)
+        if line in ("right", "not written yet"):
+            raise RuntimeError(f"{check.__name__} says {line} to a wrong answer: {what}")
+        print(f"rejected, {what}: {line}")

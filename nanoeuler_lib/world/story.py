@@ -135,8 +135,8 @@ def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
         elif step < 0:
             rows.append((bits, GRAMMAR, -1, -1))
         else:
-            told = min(step_ends[step], start)
-            rows.append((bits, FACT, words_before[start] - words_before[told], start - told))
+            told_at = min(step_ends[step], start)
+            rows.append((bits, FACT, words_before[start] - words_before[told_at], start - told_at))
     bits, tag, words, distance = zip(*rows)
     return TokenTruth(
         np.array(bits), np.array(tag, np.int8), np.array(words, np.int32), np.array(distance, np.int32)

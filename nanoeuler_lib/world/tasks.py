@@ -47,9 +47,9 @@ def preference(seed: int, kind: str | None = None) -> Preference:
     asked, reply, role = REASONS[kind]
     question = next(question.text for question in questions if question.kind == asked)
     chosen = tale.tell(reply)
-    told = [fact.value for fact in tale.facts.values()]
+    values = [fact.value for fact in tale.facts.values()]
     wrong = [word for word in tale.facts[role].domain if tale.tell(reply, **{role: word}) != chosen]
-    wrong = [word for word in wrong if word in told and str(word) not in chosen] or wrong
+    wrong = [word for word in wrong if word in values and str(word) not in chosen] or wrong
     rejected = tale.tell(reply, **{role: wrong[int(random.random() * len(wrong))]})
     body = bytes(source.text).decode().rpartition("\n")[0]
     return Preference(kind, f"{body}\n{question} ", chosen, rejected)

@@ -39,12 +39,13 @@ def _derive(rng):
             ((rng.permutation(np.cumsum(rng.uniform(0.4, 0.9, n))) - 1.5,), None) for n in (1, 2, 3, 4, 5, 6)
         ]
 
-    def judge(inputs, _, found):
+    def judge(inputs, _, returned):
         (offsets,) = inputs
-        if len(found) != 1 or found[0].shape != offsets.shape or found[0].dtype.kind != "f":
+        if len(returned) != 1 or returned[0].shape != offsets.shape or returned[0].dtype.kind != "f":
             return f"expected one array of shape {offsets.shape}"
         for k in range(len(offsets)):
-            value, terms = float((found[0] * offsets**k).sum()), float(np.abs(found[0] * offsets**k).sum())
+            products = returned[0] * offsets**k
+            value, terms = float(products.sum()), float(np.abs(products).sum())
             if not abs(value - moment(k)) <= 1e-8 * (1 + terms):
                 return f"with {len(offsets)} offsets, the sum for f(x) = x^{k} is {value:.6g}"
         return ""
@@ -134,5 +135,5 @@ def _measure(rng):
         "better than s allows: measure s. The grader "
         "draws s between 0.0001 and 0.01, and accepts an error of 8% of it."
     )
-    judge = lambda _, truth, found: near("[s]", found, truth, (0.08 * truth[0],))
+    judge = lambda _, truth, returned: near("[s]", returned, truth, (0.08 * truth[0],))
     return measure("How noisy is the function?", text, "values", "The array [s].", draw, judge)

@@ -145,5 +145,5 @@ def _measure(rng):
         "deviation of 0.02. "
         "The grader accepts errors of 0.01 in b and of 0.02 in m."
     )
-    judge = lambda _, truth, found: near("[b, m]", found, truth, (0.01, 0.02))
+    judge = lambda _, truth, returned: near("[b, m]", returned, truth, (0.01, 0.02))
     return measure("What a head adds to its scores", text, "p, q, k", "The array [b, m].", draw, judge)

@@ -130,5 +130,5 @@ def _measure(rng):
         "on, a coordinate of theirs is enormous, as in many trained models. Estimate a. The grader "
         f"accepts an error of {tolerance}."
     )
-    judge = lambda _, truth, found: near("[a]", found, truth, (tolerance,))
+    judge = lambda _, truth, returned: near("[a]", returned, truth, (tolerance,))
     return measure("How fast does the stream grow?", text, "x", "The array [a].", draw, judge)

@@ -151,11 +151,11 @@ def _measure(rng):
                 return True
         return np.abs(w).max() > 1e3
 
-    def judge(_, H, found):
-        told = near_one(found)
-        if told:
-            return told
-        rate = float(found[0][0])
+    def judge(_, H, returned):
+        sentence = near_one(returned)
+        if sentence:
+            return sentence
+        rate = float(returned[0][0])
         if not 0 < rate < 1e6:
             return f"the rate is {rate:.4g}, expected a positive number"
         if diverges(H, 0.98 * rate):
@@ -173,6 +173,6 @@ def _measure(rng):
     return measure("The largest stable rate", text, "w, g", "The array [r].", draw, judge)
 
 
-def near_one(found: list[np.ndarray]) -> str:
-    right = len(found) == 1 and found[0].shape == (1,) and found[0].dtype.kind == "f"
+def near_one(returned: list[np.ndarray]) -> str:
+    right = len(returned) == 1 and returned[0].shape == (1,) and returned[0].dtype.kind == "f"
     return "" if right else "expected one array of shape (1,): [r]"

@@ -122,14 +122,14 @@ def _given(problems: list[Problem]) -> str:
 
 def _examples(problems: list[Problem], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Of each problem one call's inputs, and what a measurement's data was made from."""
-    made = {}
+    examples = {}
     for problem in problems:
         calls = problem.calls(rng)
         inputs, truth = calls[min(2, len(calls) - 1)]
-        made |= {f"{problem.name}/in{i}": array for i, array in enumerate(inputs)}
+        examples |= {f"{problem.name}/in{i}": array for i, array in enumerate(inputs)}
         if isinstance(truth, tuple):
-            made[f"{problem.name}/truth"] = np.array(truth)
-    return made
+            examples[f"{problem.name}/truth"] = np.array(truth)
+    return examples
 
 
 # ---- Marking
@@ -153,14 +153,14 @@ def _hide() -> None:
 
 def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator) -> Mark:
     calls = problem.calls(rng)
-    found, said = run(problem.name, [inputs for inputs, _ in calls], given, answers)
-    for number, (inputs, truth) in enumerate(calls if not said else []):
+    results, sentence = run(problem.name, [inputs for inputs, _ in calls], given, answers)
+    for number, (inputs, truth) in enumerate(calls if not sentence else []):
         with np.errstate(all="ignore"):
-            said = problem.judge(inputs, truth, found[number])
-        if said:
-            said = f"call {number + 1} of {len(calls)}: {said}"
+            sentence = problem.judge(inputs, truth, results[number])
+        if sentence:
+            sentence = f"call {number + 1} of {len(calls)}: {sentence}"
             break
-    return Mark(problem.name, 0 if said else problem.points, problem.points, said)
+    return Mark(problem.name, 0 if sentence else problem.points, problem.points, sentence)
 
 
 def run(function: str, calls: list, given: str, answers: Path) -> tuple[list[list[np.ndarray]], str]:
@@ -212,11 +212,11 @@ def _read(results: Path, count: int, code: int) -> tuple[list[list[np.ndarray]],
         return [], f"its process ended without a result (exit code {code})"
     if "error" in arrays:
         return [], str(arrays["error"])[:240]
-    found = [
+    returned = [
         [arrays[f"{n}/{i}"] for i in range(sum(key.startswith(f"{n}/") for key in arrays))]
         for n in range(count)
     ]
-    return found, "" if all(found) else "not every call returned something"
+    return returned, "" if all(returned) else "not every call returned something"
 
 
 def submissions(folder: Path) -> dict[str, Path]:
@@ -225,25 +225,25 @@ def submissions(folder: Path) -> dict[str, Path]:
         raise NanoEulerError(
             f"{folder} is no folder, expected one with NAME/answers.py or NAME.py for each student"
         )
-    found = {
+    files = {
         path.name: path / "answers.py"
         for path in sorted(folder.iterdir())
         if path.is_dir() and path.name[0] != "."
     }
-    found |= {path.stem: path for path in sorted(folder.glob("*.py"))}
-    if not found:
+    files |= {path.stem: path for path in sorted(folder.glob("*.py"))}
+    if not files:
         raise NanoEulerError(
             f"{folder} holds no submission, expected NAME/answers.py or NAME.py for each student"
         )
-    return found
+    return files
 
 
 def roster(path: Path) -> list[str]:
     """The names in a file, one a line."""
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not names or len(set(names)) < len(names):
-        found = "no name" if not names else f"{short(max(names, key=names.count))} twice"
-        raise NanoEulerError(f"{path} has {found}, expected a name a line, each once")
+        got = "no name" if not names else f"{short(max(names, key=names.count))} twice"
+        raise NanoEulerError(f"{path} has {got}, expected a name a line, each once")
     for name in names:
         check_name(name)
     return names

@@ -51,14 +51,14 @@ def functions(source: str) -> dict:
     return names
 
 
-def same(name: str, found: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> str:
+def same(name: str, array: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> str:
     """Shape, then the worst element: a sentence, "" if they agree. NaN agrees with nothing."""
-    if found.shape != np.shape(expected):
-        return f"{name} has shape {found.shape}, expected {np.shape(expected)}"
-    if found.dtype.kind not in "fiub":
-        return f"{name} has dtype {found.dtype}, expected numbers"
+    if array.shape != np.shape(expected):
+        return f"{name} has shape {array.shape}, expected {np.shape(expected)}"
+    if array.dtype.kind not in "fiub":
+        return f"{name} has dtype {array.dtype}, expected numbers"
     with np.errstate(invalid="ignore"):
-        close = (np.abs(found - expected) <= atol + rtol * np.abs(expected)) | (found == expected)
+        close = (np.abs(array - expected) <= atol + rtol * np.abs(expected)) | (array == expected)
     if close.all():
         return ""
     wrong = np.argwhere(~close)
@@ -85,16 +85,14 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
     )
 
     def calls(rng):
-        made = [draw(rng, *size) for size in sizes]
-        return [((rng.normal(size=np.shape(run(*arrays))), *arrays), None) for arrays in made]
+        drawn = [draw(rng, *size) for size in sizes]
+        return [((rng.normal(size=np.shape(run(*arrays))), *arrays), None) for arrays in drawn]
 
-    def judge(inputs, _, found):
+    def judge(inputs, _, returned):
         dy, *arrays = inputs
-        if len(found) != len(names):
-            return (
-                f"{len(found)} arrays came back, expected {len(names)}: ({', '.join('d' + n for n in names)})"
-            )
-        for name, array, grad in zip(names, arrays, found, strict=True):
+        if len(returned) != len(names):
+            return f"{len(returned)} arrays came back, expected {len(names)}: ({', '.join('d' + n for n in names)})"
+        for name, array, grad in zip(names, arrays, returned, strict=True):
             if grad.shape != array.shape:
                 return f"d{name} has shape {grad.shape}, expected {array.shape}"
             if grad.dtype.kind != "f":
@@ -104,7 +102,7 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
             return float((run(*[changed if i == at else a for i, a in enumerate(arrays)]) * dy).sum())
 
         rng = np.random.default_rng(0)
-        for at, (name, array, grad) in enumerate(zip(names, arrays, found, strict=True)):
+        for at, (name, array, grad) in enumerate(zip(names, arrays, returned, strict=True)):
             size = "x".join(map(str, array.shape))
             picked = (
                 rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
@@ -169,13 +167,13 @@ def repair(
         return [(make(rng), None) for make in draw]
 
     def judge_by(right):
-        def judge(inputs, _, found):
+        def judge(inputs, _, returned):
             expected = results(right, inputs)
-            if len(found) != len(expected):
-                return f"{len(found)} arrays came back, expected {len(expected)}"
-            pairs = enumerate(zip(found, expected, strict=True))
-            told = (same(f"result {i}", f, e, 1e-9, 1e-12) for i, (f, e) in pairs)
-            return next((sentence for sentence in told if sentence), "")
+            if len(returned) != len(expected):
+                return f"{len(returned)} arrays came back, expected {len(expected)}"
+            pairs = enumerate(zip(returned, expected, strict=True))
+            sentences = (same(f"result {i}", f, e, 1e-9, 1e-12) for i, (f, e) in pairs)
+            return next((sentence for sentence in sentences if sentence), "")
 
         return judge
 
@@ -188,7 +186,7 @@ def repair(
         wrong, right = (functions(s)["repaired"] for s in (given, source(spec)))
         judge = judge_by(right)
         tries = [calls(np.random.default_rng(seed)) for seed in range(3)]
-        shows = all(any(judge(i, None, results(wrong, i)) for i, _ in made) for made in tries)
+        shows = all(any(judge(i, None, results(wrong, i)) for i, _ in drawn) for drawn in tries)
     rules = "\n".join(f"* {with_constants(clauses[name][spec[name]][0])}" for name in clauses)
     statement = (
         f"{with_constants(text)}\n\n{rules}\n\nThe function `repaired` in `answers.py` breaks one of these rules. "
@@ -200,8 +198,8 @@ def repair(
 def results(function, inputs: Arrays) -> list[np.ndarray]:
     """What a function returns for copies of the inputs, as a list of arrays."""
     with np.errstate(all="ignore"):
-        found = function(*(a.copy() for a in inputs))
-    return [np.asarray(part) for part in (found if isinstance(found, tuple) else (found,))]
+        result = function(*(a.copy() for a in inputs))
+    return [np.asarray(part) for part in (result if isinstance(result, tuple) else (result,))]
 
 
 # ---- Measure
@@ -210,18 +208,18 @@ def results(function, inputs: Arrays) -> list[np.ndarray]:
 def measure(title: str, text: str, signature: str, returns: str, draw, judge) -> Problem:
     """A number to find in data that was made from it.
 
-    draw(rng): (inputs, truth). judge(inputs, truth, found): a sentence, "" if near enough.
+    draw(rng): (inputs, truth). judge(inputs, truth, returned): a sentence, "" if near enough.
     """
     contract = f'def measured({signature}):\n    """{returns}"""\n    return None  # your code here\n'
     return Problem("measured", 3, title, text, contract, lambda rng: [draw(rng) for _ in range(3)], judge)
 
 
-def near(name: str, found: list[np.ndarray], truths, tolerances, at: int = 0) -> str:
+def near(name: str, returned: list[np.ndarray], truths, tolerances, at: int = 0) -> str:
     """Whether the numbers that came back, one array of them, are within their tolerances of the truth."""
-    if len(found) != 1 or found[0].shape != (len(truths),):
-        shapes = ", ".join(str(f.shape) for f in found)
+    if len(returned) != 1 or returned[0].shape != (len(truths),):
+        shapes = ", ".join(str(f.shape) for f in returned)
         return f"arrays of shape {shapes or 'none'} came back, expected one of shape ({len(truths)},): {name}"
-    for i, (value, truth, tolerance) in enumerate(zip(found[0], truths, tolerances, strict=True)):
+    for i, (value, truth, tolerance) in enumerate(zip(returned[0], truths, tolerances, strict=True)):
         if not abs(value - truth) <= tolerance:
             return f"number {i} of {name} is {value:.4g}, which is off by more than {tolerance:.2g}"
     return ""

@@ -56,7 +56,7 @@ def main(function: str, calls: str, results: str) -> None:
     limit()
     sys.meta_path.insert(0, NothingElse())
     sys.path.insert(0, ".")
-    made = {}
+    arrays = {}
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
@@ -72,10 +72,10 @@ def main(function: str, calls: str, results: str) -> None:
                 result = getattr(answers, function)(*inputs)
                 if result is None:
                     raise NotImplementedError("it returns None: not written yet")
-                made |= {f"{call}/{i}": part for i, part in enumerate(arrays_of(result))}
+                arrays |= {f"{call}/{i}": part for i, part in enumerate(arrays_of(result))}
     except BaseException as error:  # SystemExit, too
-        made["error"] = np.array(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    np.savez(results, **made)
+        arrays["error"] = np.array(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    np.savez(results, **arrays)
 
 
 if __name__ == "__main__":

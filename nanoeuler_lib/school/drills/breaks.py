@@ -100,8 +100,9 @@ def _copy(out, bug):
     """Copy the package's Python files and plot style, not the weights or the list of bugs; `bug` None: sound."""
 
     def left_out(folder, names):
-        kept = {name for name in names if name.endswith((".py", ".mplstyle")) or Path(folder, name).is_dir()}
-        return set(names) - (kept - {"breaks.py", "__pycache__", "pretrained"})
+        ends = ".py", ".mplstyle"
+        copied = {name for name in names if name.endswith(ends) or Path(folder, name).is_dir()}
+        return set(names) - (copied - {"breaks.py", "__pycache__", "pretrained"})
 
     shutil.copytree(PACKAGE, out / "nanoeuler_lib", ignore=left_out)
     if bug is not None:
@@ -145,7 +146,7 @@ def hand_in(folder: str | Path, seconds: float = SECONDS) -> tuple[bool, str]:
                 False,
                 "It asks the tool: write what the tool looks at, and what you expect there.",
             )
-    ends = [f"{end}: {said}" if said and end == "fails" else end for end, said in (broken, sound)]
+    ends = [f"{end}: {last}" if last and end == "fails" else end for end, last in (broken, sound)]
     return right, f"broken copy, must fail:    {ends[0]}\nsound package, must pass:  {ends[1]}\n{verdict}"
 
 

@@ -166,8 +166,8 @@ def loss() -> Iterator[str]:
     for head, weight in enumerate([1, 0.25, 0.25]):
         log_p, target = log_softmax(model.logits(tokens, head)), targets[..., head]
         expected -= weight * np.mean([log_p[b, t, target[b, t]] for b, t in np.argwhere(target >= 0)])
-    found, grads = model.loss_and_gradients(tokens, targets)
-    yield from differ("the loss with masked targets", found, expected)
+    value, grads = model.loss_and_gradients(tokens, targets)
+    yield from differ("the loss with masked targets", value, expected)
     alone = model.loss_and_gradients(tokens[1:], targets[1:])[1]
     yield from differ("the gradient with a masked row (expected: that without it)", grads.flat, alone.flat)
     model.params["heads"][...] = 0
@@ -188,14 +188,14 @@ def gradients() -> Iterator[str]:
     for name, p in reversed(list(model.params.items())):  # a wrong gradient spoils those that come after it
         direction = rng.standard_normal(p.shape)
         direction /= np.linalg.norm(direction)
-        kept, along = p.copy(), np.zeros(1)
+        before, along = p.copy(), np.zeros(1)
 
-        def moved(p=p, kept=kept, along=along, direction=direction):
-            p[...] = kept + along[0] * direction
+        def moved(p=p, before=before, along=along, direction=direction):
+            p[...] = before + along[0] * direction
             return model.loss(tokens, targets)
 
         slope, claimed = numeric_gradient(moved, along, h=2.5e-4)[0], float((grads[name] * direction).sum())
-        p[...] = kept
+        p[...] = before
         if not abs(slope - claimed) <= 1e-6 * np.linalg.norm(grads[name]) / math.sqrt(p.size) + 1e-11:
             yield f"{name}: gradient {claimed:.6g} along a direction, expected {slope:.6g}"
 
@@ -221,16 +221,16 @@ def schedule() -> Iterator[str]:
     """The rate is a line up to the peak, then half a cosine down to its last value."""
     c = TrainConfig(steps=50, warmup=8, rate=0.02, rate_end=0.1)
     falling = [0.002 + 0.018 * math.cos(math.pi * x / 84) ** 2 for x in range(43)]
-    found = [optim.learning_rate(step, c) for step in range(51)]
+    rates = [optim.learning_rate(step, c) for step in range(51)]
     expected = [0.0025 * (step + 1) for step in range(8)] + falling
-    yield from differ(f"the rate of step {np.abs(np.subtract(found, expected)).argmax()}", found, expected)
+    yield from differ(f"the rate of step {np.abs(np.subtract(rates, expected)).argmax()}", rates, expected)
 
 
 @tool("optim.AdamW.update, adamw in ops/cpu.py")
 def optimizer() -> Iterator[str]:
     """Four steps of AdamW are those of the paper: both moments, both corrections, decay of matrices alone."""
     c = TrainConfig(steps=6, accumulate=2, warmup=2, rate=0.05, decay=0.3, adam_eps=1e-3)
-    params, own, rng = _model().params, optim.AdamW(TINY, c, np.float64), np.random.default_rng(6)
+    params, adamw, rng = _model().params, optim.AdamW(TINY, c, np.float64), np.random.default_rng(6)
     expected, m, v = ({name: p * (i == 0) for name, p in params.items()} for i in range(3))
     grads = Parameters(TINY, np.float64)
     for step, rate in enumerate([0.025, 0.05, 0.05, 0.005 + 0.0225 * (1 + math.cos(math.pi / 4))], 1):
@@ -240,8 +240,8 @@ def optimizer() -> Iterator[str]:
             m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.95 * v[name] + 0.05 * g * g
             move = (m[name] / (1 - 0.9**step)) / (np.sqrt(v[name] / (1 - 0.95**step)) + 1e-3)
             expected[name] = p - rate * (move + 0.3 * p * (p.ndim == 2))
-        own.step = step
-        own.update(params, grads, list(params), 0.5)
+        adamw.step = step
+        adamw.update(params, grads, list(params), 0.5)
     for name in ("embed", "norm_final"):
         yield from differ(f"{name} after four steps", params[name], expected[name])
 
@@ -251,8 +251,8 @@ def workers() -> Iterator[str]:
     """A step in micro-batches on one, two or three threads has the losses, norm and clipped gradient of the batch."""
     for threads, clip in ((1, 1e9), (2, 0.01), (3, 0)):
         c = TrainConfig(batch=3, accumulate=7, rate=0, decay=0, clip=clip, later_heads=0.6)
-        model, own, m = _model(), optim.AdamW(TINY, c, np.float64), 0.0
-        step, where = Step(model, own, c, 21, threads), f"with {threads} threads, clip {clip:g}"
+        model, adamw, m = _model(), optim.AdamW(TINY, c, np.float64), 0.0
+        step, where = Step(model, adamw, c, 21, threads), f"with {threads} threads, clip {clip:g}"
         with step.pool:
             for seed in (7, 8):
                 tokens, targets = check_batch(TINY, 21, TINY.context, seed)
@@ -263,7 +263,7 @@ def workers() -> Iterator[str]:
                 m = 0.9 * m + 0.1 * grads * (min(1, clip / length) if clip else 1)
                 yield from differ(f"the losses of the heads {where}", losses, mean)
                 yield from differ(f"the gradient's norm {where}", norm, length)
-        yield from differ(f"the first moment after two steps {where}", own.m.flat, m)
+        yield from differ(f"the first moment after two steps {where}", adamw.m.flat, m)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -306,10 +306,10 @@ def data_() -> Iterator[str]:
     """Documents come back from their tokens; target k is token t + 1 + k; every document is drawn; no batch twice."""
     plain, documents = Tokenizer([]), [f"story {i}:\n  {'abc ' * (i % 7)}Käthe." for i in range(2500)]
     tokens = data.tokenize(data.SEPARATOR.join(documents), plain)
-    found, expected = plain.decode(tokens.ids), "".join(END_OF_TEXT + d for d in documents) + END_OF_TEXT
-    if found != expected:
-        at = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), 0)
-        yield f"tokens read {found[at : at + 24]!r} at {at}, expected {expected[at : at + 24]!r}"
+    text, expected = plain.decode(tokens.ids), "".join(END_OF_TEXT + d for d in documents) + END_OF_TEXT
+    if text != expected:
+        at = next((i for i, (a, b) in enumerate(zip(text, expected)) if a != b), 0)
+        yield f"tokens read {text[at : at + 24]!r} at {at}, expected {expected[at : at + 24]!r}"
     if not np.array_equal(tokens.starts, np.flatnonzero(tokens.ids == 256)[:-1]):
         yield "a document starts where no end-of-text token stands, expected one before each"
     starts = np.cumsum([0, *[10] * 29, 300, *[10] * 30])  # one long document among short ones
@@ -401,15 +401,15 @@ def evaluation() -> Iterator[str]:
         size = sum((ids[1:] < 256).sum() for ids in pieces)  # a token is a byte, or the end of a text
         log_p = [log_softmax(model.logits(ids[None, :-1])[0]) for ids in pieces]
         nats = -sum(x[np.arange(len(x)), ids[1:]].sum() for x, ids in zip(log_p, pieces))
-        found = datasets.bits_per_byte(model, data.tokenize(separator.join(documents), plain))
-        yield from differ(f"bits per byte of {what}", found, nats / math.log(2) / size)
+        scored = datasets.bits_per_byte(model, data.tokenize(separator.join(documents), plain))
+        yield from differ(f"bits per byte of {what}", scored, nats / math.log(2) / size)
     stories = list(world.stories(5, 12))
-    found = measure(lambda ids: np.full((*ids.shape, 257), -math.log(257)), plain, stories)
+    measured = measure(lambda ids: np.full((*ids.shape, 257), -math.log(257)), plain, stories)
     size = sum(len(story.text.encode()) for story in stories)
     bits = math.log2(257) * (size + 5) / size  # a story's end is scored too
-    yield from differ("bits per byte of equal chances over stories", found.bits_per_byte, bits)
+    yield from differ("bits per byte of equal chances over stories", measured.bits_per_byte, bits)
     floor = sum(world.code_length(story.text) for story in stories) / size
-    yield from differ("the floor of stories", found.floor, floor)
+    yield from differ("the floor of stories", measured.floor, floor)
 
 
 @tool("train.train, train._train, step.py, optim.py")
@@ -418,16 +418,16 @@ def curve() -> Iterator[str]:
     text = world.corpus(30_000, 13)
     valid = data.split_text(text, 0.1)[1]
     with _finished_run(text, steps=40, warmup=5, valid_every=40, save_every=40) as run:
-        log, found = run_folder.read_log(run), checkpoint.load(run)
-        told = json.loads((run / "run.json").read_text("utf-8"))["data"]["floor_bits_per_byte"]
+        log, last = run_folder.read_log(run), checkpoint.load(run)
+        floor = json.loads((run / "run.json").read_text("utf-8"))["data"]["floor_bits_per_byte"]
     losses = [entry["loss"] for entry in log if "loss" in entry]
     yield from differ("the first loss (expected: ln V)", losses[0], math.log(300), 0.03)
     if not 2 < losses[-1] < losses[0] - 1:
         yield f"the loss after 40 steps is {losses[-1]:.3f}, expected 2 to {losses[0] - 1:.1f}"
     logged = [entry["valid_bits_per_byte"] for entry in log if "valid_bits_per_byte" in entry][-1]
-    bits = datasets.bits_per_byte(found.model, data.tokenize(valid, found.tokenizer))
+    bits = datasets.bits_per_byte(last.model, data.tokenize(valid, last.tokenizer))
     yield from differ("validation in the log", logged, bits, 1e-6)
-    yield from differ("the floor in run.json", told, world.floor(valid), 1e-5)
+    yield from differ("the floor in run.json", floor, world.floor(valid), 1e-5)
     yield from (f"the run warns: {entry['warning']}" for entry in log if "warning" in entry)
 
 
@@ -462,13 +462,13 @@ def generation() -> Iterator[str]:
     params["heads"][:, around[1:]] = params["embed"][around[:-1]].T
     model = GPT(config, params)
     for prompt in ("", "aä"):
-        found = generate(model, plain, prompt, 60, temperature=0)
-        if found != text.removeprefix(prompt):
-            yield f"after {prompt!r} comes {found!r}, expected {text.removeprefix(prompt)!r}"
+        written = generate(model, plain, prompt, 60, temperature=0)
+        if written != text.removeprefix(prompt):
+            yield f"after {prompt!r} comes {written!r}, expected {text.removeprefix(prompt)!r}"
     params["heads"][...] = 0
-    found = [generate(model, plain, "", 60, temperature=1, seed=seed) for seed in (1, 1, 2)]
-    if len(set(found[0])) < 10 or found[0] != found[1] or found[1] == found[2]:
-        yield f"equal chances give {[text[:9] for text in found]} for the seeds 1, 1, 2, expected noise, twice the same"
+    drawn = [generate(model, plain, "", 60, temperature=1, seed=seed) for seed in (1, 1, 2)]
+    if len(set(drawn[0])) < 10 or drawn[0] != drawn[1] or drawn[1] == drawn[2]:
+        yield f"equal chances give {[text[:9] for text in drawn]} for the seeds 1, 1, 2, expected noise, twice the same"
 
 
 @tool("decoder.Decoder")
@@ -478,5 +478,5 @@ def cache() -> Iterator[str]:
     full = model.logits(tokens[None])[0]
     for what, ends in (("one by one", range(1, TINY.context + 1)), ("in pieces", (3, 40, TINY.context))):
         decoder = Decoder(model)
-        found = [decoder.feed(tokens[start:end]) for start, end in pairwise([0, *ends])]
-        yield from differ(f"logits of tokens fed {what}", found, full[np.array(ends) - 1])
+        logits = [decoder.feed(tokens[start:end]) for start, end in pairwise([0, *ends])]
+        yield from differ(f"logits of tokens fed {what}", logits, full[np.array(ends) - 1])
