@@ -301,7 +301,7 @@ def tokenizer() -> Iterator[str]:
             break
 
 
-@tool("data.py, train._train")
+@tool("data.py, loop._train")
 def data_() -> Iterator[str]:
     """Documents come back from their tokens; target k is token t + 1 + k; every document is drawn; no batch twice."""
     plain, documents = Tokenizer([]), [f"story {i}:\n  {'abc ' * (i % 7)}Käthe." for i in range(2500)]
@@ -371,7 +371,7 @@ def _finished_run(text=None, stop=None, **changes):
         yield run
 
 
-@tool("checkpoint.py, train.resume, train._train")
+@tool("checkpoint.py, loop.resume, loop._train")
 def resume() -> Iterator[str]:
     """A run that is broken off and resumed ends with the bits and the log of one that was not."""
     with _finished_run() as whole, _finished_run(stop=5) as broken:
@@ -412,7 +412,7 @@ def evaluation() -> Iterator[str]:
     yield from differ("the floor of stories", measured.floor, floor)
 
 
-@tool("train.train, train._train, step.py, optim.py")
+@tool("train.train, loop._train, step.py, optim.py")
 def curve() -> Iterator[str]:
     """A short run starts at ln V, learns, and logs the validation of its model and the floor of its validation text."""
     text = world.corpus(30_000, 13)
