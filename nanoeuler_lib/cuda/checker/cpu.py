@@ -74,7 +74,7 @@ class Library:
         """The names of the text's __device__ and __constant__ variables, as a checked launch numbers them."""
         name = self.functions.nanoeuler_variable_name
         name.restype = C.c_char_p
-        return [found.decode() for found in iter(map(name, itertools.count()).__next__, None)]
+        return [one.decode() for one in iter(map(name, itertools.count()).__next__, None)]
 
 
 # A checked launch uses the library's globals and the process's signal handlers.
