@@ -1,4 +1,4 @@
-"""Continuing a text: a key/value cache, sampling, several tokens a pass, and a loop that yields text as it comes."""
+"""Continuing a text: sampling, the loop over tokens, several tokens a pass, and text that is yielded as it comes."""
 
 import codecs
 import math
@@ -52,12 +52,12 @@ def filtered_probs(
     order = by_likelihood(logits)[: top_k or None]
     probs = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
     probs /= probs.sum()
-    kept = len(order)
+    n = len(order)
     if top_p < 1:
-        kept = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
+        n = int(np.searchsorted(np.cumsum(probs), top_p)) + 1  # the first ones that reach top_p
     if min_p > 0:
-        kept = min(kept, int(np.count_nonzero(probs >= min_p * probs[0])))
-    return order[:kept], probs[:kept] / probs[:kept].sum()
+        n = min(n, int(np.count_nonzero(probs >= min_p * probs[0])))
+    return order[:n], probs[:n] / probs[:n].sum()
 
 
 def pick(tokens: np.ndarray, probs: np.ndarray, rng: np.random.Generator) -> int:
@@ -76,6 +76,25 @@ def sample(
 ) -> int:
     """Draw a token id from logits [V]; options as for `filtered_probs`."""
     return pick(*filtered_probs(logits, temperature, top_k, top_p, min_p), rng)
+
+
+def generate_tokens(
+    model: GPT, ids: list[int], rng: np.random.Generator, size: int | None = None, **options: float
+) -> Iterator[int]:
+    """Continue token ids without end, one forward pass a token. `speculate` draws several a pass.
+
+    size: only ids below it are drawn; options: those of `filtered_probs`. When the context is full, the later half of
+    it is read again. Chapter 14.
+    """
+    decoder, context, ids = model.decoder(), model.config.context, list(ids)
+    unread = ids[-context:]
+    while True:
+        if decoder.length + len(unread) > context:
+            decoder.length, unread = 0, ids[-(context // 2 + 1) :]
+        logits = decoder.feed(np.array(unread))
+        ids.append(sample(logits[:size], rng, **options))
+        yield ids[-1]
+        unread = ids[-1:]
 
 
 def dense(tokens: np.ndarray, probs: np.ndarray, size: int) -> np.ndarray:
@@ -177,7 +196,10 @@ def stream(
     ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
     ids = ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
+    if propose == 0:
+        new = generate_tokens(model, ids, rng, tokenizer.vocab_size, **options)
+    else:
+        new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for token in islice(new, tokens):
         if token == end:

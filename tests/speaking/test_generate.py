@@ -1,6 +1,7 @@
 """Generation: the cache changes nothing, sampling draws what it should, text comes in whole characters and goes on."""
 
 import tracemalloc
+from itertools import chain, islice
 
 import numpy as np
 import oracles
@@ -12,7 +13,15 @@ from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.speaking.generate import by_likelihood, filtered_probs, generate, sample, stream
+from nanoeuler_lib.speaking.generate import (
+    by_likelihood,
+    filtered_probs,
+    generate,
+    generate_tokens,
+    sample,
+    speculate,
+    stream,
+)
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=16, vocab_size=260, predict=2)
@@ -221,6 +230,18 @@ def test_goes_on_when_the_context_is_full(model):
         seen.append(token)
     text = generate(model, tokenizer, "Seven bridges", 60, temperature=0)
     assert text == bytes(ids[prompt:]).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("length", [1, 9, 16, 17, 40])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0}])
+def test_the_plain_loop_draws_what_speculation_draws_without_proposals(model, length, options):
+    """Bit for bit, also behind a full context: one random number a token, and the model reads the same pieces."""
+    prompt = np.random.default_rng(length).integers(0, 260, length).tolist()
+    one, other = np.random.default_rng(7), np.random.default_rng(7)
+    tokens = list(islice(generate_tokens(model, prompt, one, size=258, **options), 50))
+    expected = list(chain.from_iterable(islice(speculate(model, prompt, other, size=258, **options), 50)))
+    assert tokens == expected and max(tokens) < 258
+    assert one.random() == other.random() and len(prompt) == length
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 40])
