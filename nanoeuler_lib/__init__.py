@@ -6,7 +6,7 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     ground        `errors`, `config`, `files`, `machine` (cores and memory), `plots`, `practice`, `significance`
     ops           the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
     cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
-    text          `tokenizer`, `data`, `ngram`, `shards` on disk, `turns` and `examples` of a conversation
+    text          `bpe`, `tokenizer`, `data`, `ngram`, `shards` on disk, `turns` and `examples` of a conversation
     model         parameters, plan, forward and backward, optimisers, a step, a decoder; later `gpt2`
     world         Königsberg, and the probability of every word of it; `corpus`: other people's text
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards

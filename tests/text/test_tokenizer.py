@@ -1,4 +1,4 @@
-"""The tokenizer against plain byte-pair encoding written here, `regex`, and GPT-2's own ids."""
+"""The tokenizer against the plain byte-pair encoding of chapter 01, `regex`, and GPT-2's own ids."""
 
 import json
 import lzma
@@ -9,7 +9,6 @@ import sys
 import time
 import unicodedata
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text import bpe
 from nanoeuler_lib.text import tokenizer as module
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words, find_merges, split_words
 
@@ -33,43 +33,15 @@ tricky_text = st.text(st.sampled_from(TRICKY), max_size=40) | st.text(max_size=4
 small_text = st.text(st.sampled_from("aaab  b\ncß."), max_size=60)
 
 
-# Plain byte-pair encoding, as chapter 01 writes it: the oracle
+# The plain functions of chapter 01
 
 
-def plain_merge(ids, pair, new):
-    merged, i = [], 0
-    while i < len(ids):
-        if tuple(ids[i : i + 2]) == pair:
-            merged.append(new)
-            i += 2
-        else:
-            merged.append(ids[i])
-            i += 1
-    return merged
-
-
-def plain_encode(words, merges):
-    ids = []
-    for word in words:
-        part = list(word.encode("utf-8", "surrogateescape"))
-        while present := [merges.index(pair) for pair in pairwise(part) if pair in merges]:
-            part = plain_merge(part, merges[min(present)], 256 + min(present))
-        ids += part
-    return ids
-
-
-def plain_train(words, number):
-    words = [list(word.encode("utf-8", "surrogateescape")) for word in words]
-    token, merges = [bytes([byte]) for byte in range(256)], []
-    while len(merges) < number:
-        counts = Counter(pair for word in words for pair in pairwise(word))
-        if not counts:
-            break
-        a, b = max(counts, key=lambda pair: (counts[pair], (token[pair[0]], token[pair[1]])))
-        words = [plain_merge(word, (a, b), 256 + len(merges)) for word in words]
-        token.append(token[a] + token[b])
-        merges.append((a, b))
-    return merges
+def test_plain_encoding_by_hand():
+    """Gage's example: aa, then aaa (a tie that the greater first token wins), then aaab."""
+    merges = bpe.train("aaabdaaabac", 259)
+    assert merges == [(97, 97), (256, 97), (257, 98)]
+    assert bpe.encode("aaabdaaabac", merges) == [258, 100, 258, 97, 99]
+    assert bpe.decode([258, 100, 0xC3, 258], merges) == "aaabd\ufffdaaab"
 
 
 # Pretokenization
@@ -137,14 +109,14 @@ def test_counting_by_pieces_counts_words(text):
 @given(small_text | tricky_text, st.integers(0, 40))
 def test_training_is_plain_training(text, number):
     text = encodable(text)
-    assert find_merges(count_words(text), number) == plain_train(split_words(text), number)
+    assert find_merges(count_words(text), number) == bpe.train(text, 256 + number)
 
 
 @pytest.mark.parametrize(
     "text", ["a" * 40, "abab" * 9 + " abab", "aab" * 12, "aaa aaaa aaaaa", "ab" + "c" * 9 + "ab"]
 )
 def test_training_on_runs_is_plain_training(text):
-    assert find_merges(count_words(text), 30) == plain_train(split_words(text), 30)
+    assert find_merges(count_words(text), 30) == bpe.train(text, 286)
 
 
 def test_ties_go_to_the_greater_bytes():
@@ -202,10 +174,12 @@ def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
 def test_encoding_is_plain_encoding(learnt, text, number):
     """Also with merges that were learnt across the borders of words, which encoding must not cross."""
     learnt, text = encodable(learnt), encodable(text)
-    for merges in (find_merges(count_words(learnt), number), plain_train([learnt], number)):
-        expected = plain_encode(split_words(text), merges)
+    glued = bpe.train_bpe([learnt.encode("utf-8", "surrogateescape")], number)
+    for merges in (find_merges(count_words(learnt), number), glued):
+        expected = bpe.encode(text, merges)
         tokenizer = Tokenizer(merges)
         assert tokenizer.encode(text).tolist() == expected
+        assert tokenizer.decode(expected) == bpe.decode(expected, merges)
         with pytest.MonkeyPatch.context() as patch:  # again where blocks, caches and the sweep are met
             for name, value in {"_BLOCK": 3, "_CACHED": 2, "_LONG": 4}.items():
                 patch.setattr(module, name, value)
@@ -494,8 +468,7 @@ def test_only_merges_that_encoding_can_make_are_taken(draws):
     for a, b in ((ids[i], ids[j]) for i, j in draws):
         if max(a, b) >= 256 + len(merges):
             continue
-        word = bytes(token[a] + token[b]).decode()
-        reachable = plain_encode([word], merges) == [a, b]
+        reachable = bpe.encode_word(bytes(token[a] + token[b]), merges) == [a, b]
         try:
             Tokenizer([*merges, (a, b)])
             accepted = True

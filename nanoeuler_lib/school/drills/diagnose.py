@@ -26,7 +26,7 @@ from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.model.gradcheck import check_batch, numeric_gradient
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.speaking.generate import generate, sample
-from nanoeuler_lib.text import data
+from nanoeuler_lib.text import bpe, data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, split_words
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 from nanoeuler_lib.training.evaluate import measure
@@ -288,16 +288,9 @@ def tokenizer() -> Iterator[str]:
         yield from differ(f"bytes of {written[:20]!r}", made.token_lengths[ids].sum(), len(written.encode()))
     yield from differ("bytes that a special token stands for", made.token_lengths[-1], 0)
     for word in sorted(set(words)):
-        ids = [*word.encode(), -1]
-        for new, pair in enumerate(made.merges, 256):
-            merged = []
-            for id in ids:
-                merged.append(id)
-                if tuple(merged[-2:]) == pair:
-                    merged[-2:] = [new]
-            ids = merged
-        if (found := made.encode(word).tolist()) != ids[:-1]:
-            yield f"{word!r} is encoded as {found}, expected {ids[:-1]}, its merges in order"
+        found, ids = made.encode(word).tolist(), bpe.encode_word(word.encode(), made.merges)
+        if found != ids:
+            yield f"{word!r} is encoded as {found}, expected {ids}, its merges in order"
             break
 
 
