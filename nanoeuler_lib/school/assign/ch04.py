@@ -52,9 +52,7 @@ def forward(x, w):
     )
 
 
-def _repair(rng):
-    constants = {"e": number(rng, 0.05, 0.3), "k": number(rng, 0.01, 0.09), "t": number(rng, 1.3, 2.6)}
-    template = """
+TEMPLATE = """
 def loss_and_gradient(logits, targets):
     valid = targets >= 0
     z = logits / <t>
@@ -69,36 +67,40 @@ def loss_and_gradient(logits, targets):
     dz = valid[:, None] * (p - q) + dpenalty
     {wrt}
 """
-    clauses = {
-        "smooth": [
-            ("The target distribution q has 1 - <e> on the target, and <e> spread evenly over all V "
-             "tokens, the target among them.",
-             "q = (1 - <e>) * hot + <e> / logits.shape[-1]"),
-            ("The target distribution q has 1 - <e> on the target, and <e> spread evenly over the other "
-             "V - 1 tokens.",
-             "q = (1 - <e>) * hot + <e> * (1 - hot) / (logits.shape[-1] - 1)"),
-        ],
-        "penalty": [
-            ("<k> times the square of a row's log-sum-exp is added to its loss, for rows with a target only.",
-             "penalty = <k> * lse**2 * valid\ndpenalty = (2 * <k> * lse * valid)[:, None] * p"),
-            ("<k> times the square of a row's log-sum-exp is added to its loss, for rows without a "
-             "target, too.",
-             "penalty = <k> * lse**2\ndpenalty = (2 * <k> * lse)[:, None] * p"),
-            ("<k> times a row's log-sum-exp is added to its loss, for rows with a target only.",
-             "penalty = <k> * lse * valid\ndpenalty = <k> * valid[:, None] * p"),
-        ],
-        "mean": [
-            ("The loss is the sum over rows divided by the number of rows that have a target (by 1 if "
-             "none has).",
-             "count = max(int(valid.sum()), 1)"),
-            ("The loss is the sum over rows divided by the number of all rows.", "count = len(targets)"),
-        ],
-        "wrt": [
-            ("The gradient is with respect to the logits, before they are divided.",
-             "return losses.sum() / count, dz / <t> / count"),
-            ("The gradient is with respect to the logits divided by <t>.", "return losses.sum() / count, dz / count"),
-        ],
-    }  # fmt: skip
+CLAUSES = {
+    "smooth": [
+        ("The target distribution q has 1 - <e> on the target, and <e> spread evenly over all V "
+         "tokens, the target among them.",
+         "q = (1 - <e>) * hot + <e> / logits.shape[-1]"),
+        ("The target distribution q has 1 - <e> on the target, and <e> spread evenly over the other "
+         "V - 1 tokens.",
+         "q = (1 - <e>) * hot + <e> * (1 - hot) / (logits.shape[-1] - 1)"),
+    ],
+    "penalty": [
+        ("<k> times the square of a row's log-sum-exp is added to its loss, for rows with a target only.",
+         "penalty = <k> * lse**2 * valid\ndpenalty = (2 * <k> * lse * valid)[:, None] * p"),
+        ("<k> times the square of a row's log-sum-exp is added to its loss, for rows without a "
+         "target, too.",
+         "penalty = <k> * lse**2\ndpenalty = (2 * <k> * lse)[:, None] * p"),
+        ("<k> times a row's log-sum-exp is added to its loss, for rows with a target only.",
+         "penalty = <k> * lse * valid\ndpenalty = <k> * valid[:, None] * p"),
+    ],
+    "mean": [
+        ("The loss is the sum over rows divided by the number of rows that have a target (by 1 if "
+         "none has).",
+         "count = max(int(valid.sum()), 1)"),
+        ("The loss is the sum over rows divided by the number of all rows.", "count = len(targets)"),
+    ],
+    "wrt": [
+        ("The gradient is with respect to the logits, before they are divided.",
+         "return losses.sum() / count, dz / <t> / count"),
+        ("The gradient is with respect to the logits divided by <t>.", "return losses.sum() / count, dz / count"),
+    ],
+}  # fmt: skip
+
+
+def _repair(rng):
+    constants = {"e": number(rng, 0.05, 0.3), "k": number(rng, 0.01, 0.09), "t": number(rng, 1.3, 2.6)}
 
     def draw(n, v, some):
         return lambda rng: (
@@ -113,7 +115,7 @@ def loss_and_gradient(logits, targets):
         "the sum of q times the divided logits."
     )
     calls = [draw(5, 7, 0.6), draw(1, 3, 1.0), draw(4, 2, 0.0), draw(40, 11, 0.7)]
-    return repair(rng, "One rule broken", text, template, clauses, calls, constants)
+    return repair(rng, "One rule broken", text, TEMPLATE, CLAUSES, calls, constants)
 
 
 def _measure(rng):

@@ -63,14 +63,7 @@ def forward(u, n):
     )
 
 
-def _repair(rng):
-    constants = {
-        "t": number(rng, 0.5, 1.8),
-        "p": number(rng, 0.4, 0.85),
-        "m": number(rng, 0.05, 0.2),
-        "k": int(rng.integers(2, 6)),
-    }
-    template = """
+TEMPLATE = """
 def kept(logits):
     {temperature}
     q = np.exp(z - z.max(axis=-1, keepdims=True))
@@ -86,39 +79,48 @@ def kept(logits):
     {last}
     {rest}
 """
-    clauses = {
-        "temperature": [
-            ("The logits are divided by <t> before anything is cut.", "z, late = logits / <t>, 1.0"),
-            ("Tokens are cut by the probabilities at temperature 1; what is kept then has the "
-             "temperature <t>.", "z, late = logits, 1 / <t>"),
-        ],
-        "top": [
-            ("Tokens are kept, the most likely first, until their sum reaches <p>; the token that "
-             "reaches it is kept.", "keep = before < <p>"),
-            ("Tokens are kept, the most likely first, as long as their sum, with the token itself, does "
-             "not pass <p>.",
-             "keep = before + sorted_q <= <p>"),
-            ("The <k> most likely tokens are kept.", "keep = np.arange(q.shape[-1]) < <k> + np.zeros(q.shape)"),
-        ],
-        "least": [
-            ("Of these, tokens less than <m> times as likely as the most likely one are cut.",
-             "keep = keep & (sorted_q >= <m> * sorted_q[..., :1])"),
-            ("Of these, tokens less likely than <m> are cut.", "keep = keep & (sorted_q >= <m>)"),
-        ],
-        "last": [
-            ("Token 0, the end of the text, is always kept; so is the most likely token.", "mask[..., 0] = True"),
-            ("The most likely token is always kept.", "pass"),
-        ],
-        "rest": [
-            ("What is kept is scaled so that its sum is 1.",
-             "kept_q = np.where(mask, q, 0) ** late * mask\nreturn kept_q / kept_q.sum(axis=-1, "
-             "keepdims=True)"),
-            ("What is kept is scaled to the sum 1, and then nine tenths of each probability are kept; "
-             "the last tenth goes to all V tokens alike.",
-             "kept_q = np.where(mask, q, 0) ** late * mask\nreturn 0.9 * kept_q / kept_q.sum(axis=-1, "
-             "keepdims=True) + 0.1 / q.shape[-1]"),
-        ],
-    }  # fmt: skip
+CLAUSES = {
+    "temperature": [
+        ("The logits are divided by <t> before anything is cut.", "z, late = logits / <t>, 1.0"),
+        ("Tokens are cut by the probabilities at temperature 1; what is kept then has the "
+         "temperature <t>.", "z, late = logits, 1 / <t>"),
+    ],
+    "top": [
+        ("Tokens are kept, the most likely first, until their sum reaches <p>; the token that "
+         "reaches it is kept.", "keep = before < <p>"),
+        ("Tokens are kept, the most likely first, as long as their sum, with the token itself, does "
+         "not pass <p>.",
+         "keep = before + sorted_q <= <p>"),
+        ("The <k> most likely tokens are kept.", "keep = np.arange(q.shape[-1]) < <k> + np.zeros(q.shape)"),
+    ],
+    "least": [
+        ("Of these, tokens less than <m> times as likely as the most likely one are cut.",
+         "keep = keep & (sorted_q >= <m> * sorted_q[..., :1])"),
+        ("Of these, tokens less likely than <m> are cut.", "keep = keep & (sorted_q >= <m>)"),
+    ],
+    "last": [
+        ("Token 0, the end of the text, is always kept; so is the most likely token.", "mask[..., 0] = True"),
+        ("The most likely token is always kept.", "pass"),
+    ],
+    "rest": [
+        ("What is kept is scaled so that its sum is 1.",
+         "kept_q = np.where(mask, q, 0) ** late * mask\nreturn kept_q / kept_q.sum(axis=-1, "
+         "keepdims=True)"),
+        ("What is kept is scaled to the sum 1, and then nine tenths of each probability are kept; "
+         "the last tenth goes to all V tokens alike.",
+         "kept_q = np.where(mask, q, 0) ** late * mask\nreturn 0.9 * kept_q / kept_q.sum(axis=-1, "
+         "keepdims=True) + 0.1 / q.shape[-1]"),
+    ],
+}  # fmt: skip
+
+
+def _repair(rng):
+    constants = {
+        "t": number(rng, 0.5, 1.8),
+        "p": number(rng, 0.4, 0.85),
+        "m": number(rng, 0.05, 0.2),
+        "k": int(rng.integers(2, 6)),
+    }
     draw = lambda n, v, size: lambda rng: (size * rng.normal(size=(n, v)),)
     text = (
         "`repaired(logits)`, [N, V], returns the probabilities [N, V] from which the next tokens are drawn."
@@ -127,8 +129,8 @@ def kept(logits):
         rng,
         "One rule broken",
         text,
-        template,
-        clauses,
+        TEMPLATE,
+        CLAUSES,
         [draw(60, 9, 1), draw(40, 23, 1.5), draw(1, 6, 2), draw(30, 7, 0.3)],
         constants,
     )
