@@ -55,16 +55,16 @@ class Chat:
             self.forgotten += 1
         rng, characters = np.random.default_rng(seed), codecs.getincrementaldecoder("utf-8")("replace")
         fresh = self._not_yet_fed([self.end, *chain(*self.rows), *prompt])
-        said, pieces, self.ended = [], [], False
+        ids, pieces, self.ended = [], [], False
         try:
-            while len(said) < tokens and self.decoder.length + len(fresh) <= context:
+            while len(ids) < tokens and self.decoder.length + len(fresh) <= context:
                 logits = self.decoder.feed(np.array(fresh))[: self.tokenizer.vocab_size]
                 logits[self.never] = -np.inf
                 token = sample(logits, rng, **options)
                 if token == self.end:
                     self.ended = True
                     break
-                said.append(token)
+                ids.append(token)
                 self.fed.append(token)
                 fresh = [token]
                 if piece := characters.decode(self.tokenizer.token_bytes[token]):
@@ -74,8 +74,8 @@ class Chat:
                 pieces.append(piece)
                 yield piece
         finally:
-            if said or self.ended:
-                self.rows.append([*prompt, *said, self.end])
+            if ids or self.ended:
+                self.rows.append([*prompt, *ids, self.end])
                 self.turns.append((text, "".join(pieces)))
 
     def _not_yet_fed(self, wanted):
@@ -89,4 +89,4 @@ class Chat:
     def messages(self) -> list[dict[str, str]]:
         """What was said, in the form that chat data usually has: role and content."""
         roles = ("user", "assistant")
-        return [{"role": role, "content": said} for turn in self.turns for role, said in zip(roles, turn)]
+        return [{"role": role, "content": text} for turn in self.turns for role, text in zip(roles, turn)]

@@ -134,6 +134,33 @@ def count_words(text: str, special_tokens: Collection[str] = ()) -> Counter[str]
     return words
 
 
+def _merge_in_words(
+    pair: str, new: str, tokens: list[str], indices: Iterable[int]
+) -> list[tuple[str, str, list[int]]]:
+    """Merge the pair in the words tokens[index], in place, and say what the borders beside new tokens became.
+
+    Each neighbour of a new token gives one entry: the pair before, the pair after, and the words, once per place.
+    """
+    a, b = pair
+    lefts: defaultdict[str, list[int]] = defaultdict(list)  # neighbour -> the words that have it on this side
+    rights: defaultdict[str, list[int]] = defaultdict(list)
+    for index in indices:
+        word = tokens[index]
+        start, stop = word.find(pair), -1
+        if start < 0:
+            continue
+        while start >= 0:  # from left to right, so the neighbour on the left may be a new token already
+            if start:
+                lefts[new if start == stop else word[start - 1]].append(index)
+            stop = start + 2
+            if stop < len(word):
+                rights[word[stop]].append(index)
+            start = word.find(pair, stop)
+        tokens[index] = word.replace(pair, new)
+    changes = [(left + a, left + new, indices) for left, indices in lefts.items()]
+    return changes + [(b + right, new + right, indices) for right, indices in rights.items()]
+
+
 def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -> list[tuple[int, int]]:
     """Find the first `number` merges of byte-pair encoding, or fewer if every word becomes one token before.
 
@@ -170,46 +197,27 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
         a, b = pair
         merges.append((ord(a), ord(b)))
         order[new] = order[a][:-1] + order[b]
-        # First note which words have which neighbour on which side of the new token, then settle each
-        # neighbour once. The words are found from left to right, so the neighbour on the left may be a new
-        # token already.
-        lefts: defaultdict[str, list[int]] = defaultdict(list)
-        rights: defaultdict[str, list[int]] = defaultdict(list)
-        for index in set(holders.pop(pair)):
-            word = tokens[index]
-            start, stop = word.find(pair), -1
-            if start < 0:
-                continue
-            while start >= 0:
-                if start:
-                    lefts[new if start == stop else word[start - 1]].append(index)
-                stop = start + 2
-                if stop < len(word):
-                    rights[word[stop]].append(index)
-                start = word.find(pair, stop)
-            tokens[index] = word.replace(pair, new)
-        changes = [(left + a, left + new, indices) for left, indices in lefts.items()]
-        changes += [(b + right, new + right, indices) for right, indices in rights.items()]
-        for old, made, indices in changes:
+        changes = _merge_in_words(pair, new, tokens, set(holders.pop(pair)))
+        for before, after, indices in changes:
             total = occurrences(indices)
-            totals[old] -= total
-            totals[made] += total
-            holders[made] = indices
-        for made in {made for _, made, _ in changes}:
-            if totals[made]:
-                heappush(heap, (-totals[made], order[made[0]] + order[made[1]], made))
+            totals[before] -= total
+            totals[after] += total
+            holders[after] = indices
+        for after in {after for _, after, _ in changes}:
+            if totals[after]:
+                heappush(heap, (-totals[after], order[after[0]] + order[after[1]], after))
     return merges
 
 
 # Encoding and decoding
 
 
-def merge_by_rank(ids: list[int], made: Mapping[tuple[int, int], int]) -> list[int]:
+def merge_by_rank(ids: list[int], id_of_pair: Mapping[tuple[int, int], int]) -> list[int]:
     """Merge neighbours until no pair is known, each time the pair that training merged first.
 
-    ids: the bytes of one word, changed in place; made: pair -> the id that it makes. Gives the word's tokens.
+    ids: the bytes of one word, changed in place; id_of_pair: what each pair becomes. Gives the word's tokens.
     """
-    find, none = made.get, MAX_VOCAB_SIZE
+    find, none = id_of_pair.get, MAX_VOCAB_SIZE
     new_ids = list(map(find, pairwise(ids), repeat(none)))  # what each neighbouring pair would become
     while new_ids:
         new = min(new_ids)
@@ -225,11 +233,11 @@ def merge_by_rank(ids: list[int], made: Mapping[tuple[int, int], int]) -> list[i
     return ids
 
 
-def merge_by_sweep(ids: bytes, made: Mapping[tuple[int, int], int]) -> list[int]:
+def merge_by_sweep(ids: bytes, id_of_pair: Mapping[tuple[int, int], int]) -> list[int]:
     """The same for long words, where the least entry is slow to find. A merge is made of earlier ones, so one sweep
     over all merges in their order meets each at its turn."""
     tokens = ids.decode("latin-1")
-    for (a, b), new in made.items():
+    for (a, b), new in id_of_pair.items():
         tokens = tokens.replace(chr(a) + chr(b), chr(new))
     return list(map(ord, tokens))
 
@@ -239,13 +247,13 @@ class _Words(dict):
 
     def __init__(self, merges: Sequence[tuple[int, int]], id_of_byte: bytes, typecode: str) -> None:
         self.id_of_byte, self.typecode = id_of_byte, typecode
-        self.made = {pair: 256 + i for i, pair in enumerate(merges)}
+        self.id_of_pair = {pair: 256 + i for i, pair in enumerate(merges)}
 
     def __missing__(self, word: str) -> bytes:
         ids = word.encode("utf-8", "surrogateescape").translate(self.id_of_byte)
         if len(ids) > _LONG:
-            return array(self.typecode, merge_by_sweep(ids, self.made)).tobytes()
-        self[word] = result = array(self.typecode, merge_by_rank(list(ids), self.made)).tobytes()
+            return array(self.typecode, merge_by_sweep(ids, self.id_of_pair)).tobytes()
+        self[word] = result = array(self.typecode, merge_by_rank(list(ids), self.id_of_pair)).tobytes()
         return result
 
 
@@ -348,8 +356,8 @@ class Tokenizer:
                         if len(cache) > _CACHED:
                             cache.clear()
         except UnicodeEncodeError as error:
-            found = ascii(error.object[error.start])
-            raise NanoEulerError(f"text holds {found}, half a surrogate pair: expected Unicode") from None
+            half = ascii(error.object[error.start])
+            raise NanoEulerError(f"text holds {half}, half a surrogate pair: expected Unicode") from None
         return np.frombuffer(bytearray().join(ids), self.dtype)
 
     def encode_bytes(self, data: bytes, allowed_special: Collection[str] = frozenset()) -> np.ndarray:
@@ -422,9 +430,9 @@ class Tokenizer:
         except NanoEulerError as error:
             raise NanoEulerError(f"{path}: {error}") from None
         if content.get("vocab_size") != tokenizer.vocab_size:
-            found = short(content.get("vocab_size"))
+            size = short(content.get("vocab_size"))
             expected = f"256 + {len(merges)} merges + {len(names)} special tokens = {tokenizer.vocab_size}"
-            raise NanoEulerError(f"{path}: vocab_size is {found}, expected {expected}")
+            raise NanoEulerError(f"{path}: vocab_size is {size}, expected {expected}")
         return tokenizer
 
     @classmethod
@@ -489,27 +497,27 @@ def _checked_tokens(
     if (size := 256 + len(merges) + specials) > MAX_VOCAB_SIZE:
         raise NanoEulerError(f"the vocabulary has {size} tokens: expected at most {MAX_VOCAB_SIZE}")
     tokens = [bytes([byte]) for byte in byte_order]
-    made: dict[tuple[int, int], int] = {}
+    id_of_pair: dict[tuple[int, int], int] = {}
     length = 0
     for new, (a, b) in enumerate(merges, 256):
         if not (0 <= a < new and 0 <= b < new):
-            found = f"merge {new - 256} is {short((a, b))}"
-            raise NanoEulerError(f"{found}: expected ids made before it, 0 to {new - 1}")
-        found = f"merge {new - 256} is ({a}, {b})"
-        if (a, b) in made:
-            raise NanoEulerError(f"{found}, as merge {made[a, b] - 256} was: expected each pair once")
-        if _merged_across(a, b, merges, made):
-            raise NanoEulerError(f"{found}: expected a pair that the merges before it leave side by side")
+            merge = f"merge {new - 256} is {short((a, b))}"
+            raise NanoEulerError(f"{merge}: expected ids made before it, 0 to {new - 1}")
+        merge = f"merge {new - 256} is ({a}, {b})"
+        if (a, b) in id_of_pair:
+            raise NanoEulerError(f"{merge}, as merge {id_of_pair[a, b] - 256} was: expected each pair once")
+        if _merged_across(a, b, merges, id_of_pair):
+            raise NanoEulerError(f"{merge}: expected a pair that the merges before it leave side by side")
         length += len(tokens[a]) + len(tokens[b])
         if length > _MAX_TOKEN_BYTES:
-            raise NanoEulerError(f"{found}: expected tokens of at most {_MAX_TOKEN_BYTES} bytes in all")
+            raise NanoEulerError(f"{merge}: expected tokens of at most {_MAX_TOKEN_BYTES} bytes in all")
         tokens.append(tokens[a] + tokens[b])
-        made[a, b] = new
+        id_of_pair[a, b] = new
     return tokens
 
 
 def _merged_across(
-    a: int, b: int, merges: Sequence[tuple[int, int]], made: Mapping[tuple[int, int], int]
+    a: int, b: int, merges: Sequence[tuple[int, int]], id_of_pair: Mapping[tuple[int, int], int]
 ) -> bool:
     """Whether encoding the text of a and b merges across their border, and so never comes to a and b.
 
@@ -523,7 +531,7 @@ def _merged_across(
     while True:
         right, right_grows = b, never
         while True:
-            turn = made.get((left, right), never)
+            turn = id_of_pair.get((left, right), never)
             if turn < left_grows and turn <= right_grows:
                 return True
             if right < 256:
