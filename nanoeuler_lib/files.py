@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.errors import NanoEulerError, short
 
 try:
     import fcntl
@@ -120,6 +120,48 @@ def _finite(digits):
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"a number is {digits[:20]}, expected a finite one")
     return value
+
+
+def seal(head: dict) -> dict:
+    """The head of a folder, as its JSON file holds it: with the digest of its content, which `unsealed` looks at."""
+    return head | {"digest": _digest(head)}
+
+
+def read_head(file: Path, form: str, largest: int | None = None, expected: str = "") -> dict:
+    """The head of a folder from its JSON file, with the digest in it, which is not looked at yet: see `unsealed`.
+
+    form: the "format" it must have; largest: in bytes; expected: what to say was expected where there is no such file.
+    Raises NanoEulerError when the file is missing, too large, not JSON, or of another format.
+    """
+    try:
+        if largest is not None and (size := file.stat().st_size) > largest:
+            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {largest}")
+        head = from_json(file.read_bytes().decode())
+    except NanoEulerError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
+        if expected and isinstance(error, FileNotFoundError):
+            raise NanoEulerError(f"{file}: no such file, expected {expected}") from None
+        raise NanoEulerError(
+            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
+        ) from None
+    if not isinstance(head, dict) or head.get("format") != form:
+        actual = head.get("format") if isinstance(head, dict) else type(head).__name__
+        raise NanoEulerError(f"{file}: format is {short(actual)}, expected {form!r}")
+    return head
+
+
+def unsealed(head: dict, file: Path, fault: str = "edited") -> dict:
+    """The content of a head, without its digest. If the two do not agree, raises NanoEulerError: it was `fault`."""
+    content = {key: value for key, value in head.items() if key != "digest"}
+    if head.get("digest") != _digest(content):
+        raise NanoEulerError(f"{file}: its digest does not match its content: {fault}")
+    return content
+
+
+def _digest(head):
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
 
 
 def printable(text: str) -> str:

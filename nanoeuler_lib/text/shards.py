@@ -12,7 +12,6 @@ number of them. A folder is written as `.NAME.partial` and renamed when complete
 taken for shards, and the next one that writes them begins anew. Chapter 31.
 """
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -29,7 +28,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 
@@ -37,8 +35,8 @@ import numpy as np
 from tqdm import tqdm
 
 from nanoeuler_lib import files
-from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, from_json, locked, one_line, to_json
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import Voice, locked, one_line, to_json
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -255,12 +253,7 @@ def _write_index(folder, tokenizer, stream):
         "documents": len(stream.starts), "bytes": stream.bytes, "shards": stream.shards,
         "sha256": {file.name: files.sha256(file) for file in sorted(folder.iterdir())},
     }  # fmt: skip
-    head["digest"] = _digest(head)
-    files.write_text(folder / "shards.json", to_json(head, indent=1) + "\n")
-
-
-def _digest(head):
-    return sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    files.write_text(folder / "shards.json", to_json(files.seal(head), indent=1) + "\n")
 
 
 # ---- Reading them
@@ -299,20 +292,8 @@ class Shards:
 
 
 def _read_head(file):
-    try:
-        head = from_json(file.read_bytes().decode())
-    except FileNotFoundError:
-        raise NanoEulerError(f"{file}: no such file, expected a folder that nanoeuler shards wrote") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise NanoEulerError(
-            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
-        ) from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        found = head.get("format") if isinstance(head, dict) else type(head).__name__
-        raise NanoEulerError(f"{file}: format is {short(found)}, expected {FORMAT!r}")
-    digest = head.pop("digest", None)
-    if digest != _digest(head):
-        raise NanoEulerError(f"{file}: its digest does not match its content: truncated or edited")
+    head = files.read_head(file, FORMAT, expected="a folder that nanoeuler shards wrote")
+    files.unsealed(head, file, "truncated or edited")
     kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": dict}
     good = all(type(head.get(key)) is kind for key, kind in kinds.items())
     good = (
@@ -326,7 +307,7 @@ def _read_head(file):
     )
     if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
-    return head | {"digest": digest}
+    return head
 
 
 def _check_digest(file, digest):

@@ -10,8 +10,6 @@ A folder is written under another name and renamed when complete, so a half-writ
 checkpoint. No pickle anywhere: opening a file cannot run code.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -21,11 +19,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import from_json, one_line, to_json
-from nanoeuler_lib.files import sha256 as _digest
-from nanoeuler_lib.files import sync as _sync
+from nanoeuler_lib.files import one_line, seal, sha256, sync, to_json, unsealed
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.text.tokenizer import Tokenizer
@@ -101,18 +98,17 @@ def save(
             "train": train.to_dict() if train else None,
             "step": step,
             "info": info or {},
-            "sha256": {file.name: _digest(file) for file in sorted(partial.iterdir())},
+            "sha256": {file.name: sha256(file) for file in sorted(partial.iterdir())},
         }
-        head["digest"] = _digest_head(head)
-        (partial / "checkpoint.json").write_bytes(f"{to_json(head, indent=1)}\n".encode())
+        (partial / "checkpoint.json").write_bytes(f"{to_json(seal(head), indent=1)}\n".encode())
         for file in partial.iterdir():
-            _sync(file)
+            sync(file)
         shutil.rmtree(replaced, ignore_errors=True)
         if path.exists():
             os.replace(path, replaced)
         os.replace(partial, path)
         shutil.rmtree(replaced, ignore_errors=True)
-        _sync(path.parent)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not path.exists():
@@ -134,7 +130,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     for name, digest in head["sha256"].items():
         if not (path / name).is_file():
             raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
-        if (found := _digest(path / name)) != digest:
+        if (found := sha256(path / name)) != digest:
             raise NanoEulerError(
                 f"{path / name}: SHA-256 is {found[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
             )
@@ -243,20 +239,7 @@ def read_head(path: str | Path) -> dict:
 
 def _read_head(path):
     file = path / "checkpoint.json"
-    try:
-        if (size := file.stat().st_size) > HEAD_BYTES:
-            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {HEAD_BYTES}")
-        head = from_json(file.read_bytes().decode())
-    except NanoEulerError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
-        raise NanoEulerError(
-            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
-        ) from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        found = head.get("format") if isinstance(head, dict) else type(head).__name__
-        raise NanoEulerError(f"{file}: format is {short(found)}, expected {FORMAT!r}")
+    head = files.read_head(file, FORMAT, HEAD_BYTES)
     kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
     for key, kind in kinds.items():
         if (
@@ -265,8 +248,7 @@ def _read_head(path):
             or (key == "step" and not 0 <= head["step"] < 2**53)
         ):
             raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
-    if head.pop("digest", None) != _digest_head(head):
-        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
+    head = unsealed(head, file)
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
     names = set(head["sha256"])
     if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
@@ -357,7 +339,3 @@ def _filled(config, tensors, prefix=""):
     for name, view in params.items():
         view[...] = tensors[prefix + name]
     return params
-
-
-def _digest_head(head):
-    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,7 @@ import numpy as np
 import oracles
 import pytest
 
-from nanoeuler_lib import ops
+from nanoeuler_lib import files, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -187,8 +187,7 @@ def test_a_run_from_before_goes_on_with_adamw(tmp_path):
         head = json.loads(file.read_text("utf-8"))
         head.pop("digest")
         change(head["train"])
-        head["digest"] = checkpoint._digest_head(head)
-        file.write_text(json.dumps(head), "utf-8")
+        file.write_text(json.dumps(files.seal(head)), "utf-8")
 
     rewritten(lambda settings: settings.pop("optimizer"))
     said = json.loads((tmp_path / "before" / "run.json").read_text("utf-8"))

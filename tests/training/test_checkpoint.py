@@ -71,7 +71,7 @@ def test_an_old_checkpoint_of_the_name_is_replaced(folder):
     assert checkpoint.load(folder).step == 6 and [f.name for f in folder.parent.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("place", ["os.replace", "_sync"])
+@pytest.mark.parametrize("place", ["os.replace", "sync"])
 def test_a_write_that_fails_leaves_what_was_there(folder, place):
     before, original = contents(folder.parent), checkpoint.os.replace
 
@@ -82,8 +82,8 @@ def test_a_write_that_fails_leaves_what_was_there(folder, place):
         original(old, new)
 
     change = patch.object(checkpoint.os, "replace", replace)
-    if place == "_sync":
-        change = patch.object(checkpoint, "_sync", side_effect=OSError(5, "Input/output error"))
+    if place == "sync":
+        change = patch.object(checkpoint, "sync", side_effect=OSError(5, "Input/output error"))
     with change:
         assert error_of(checkpoint.save, folder, MODEL, TOKENIZER, 6) == (
             f"{folder}: cannot write the checkpoint (Input/output error); earlier ones are intact"

@@ -22,6 +22,7 @@ import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, Crash
 from test_train import changed, contents, error_of
 
+from nanoeuler_lib import files
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
@@ -225,7 +226,7 @@ def _edit(folder, sealed=False, **changes):
         head["shards"] += json.loads((folder / "shards.json").read_text())["shards"][2:]
     if sealed:
         head.pop("digest")
-        head["digest"] = shards._digest(head)
+        head = files.seal(head)
     (folder / "shards.json").write_text(json.dumps(head))
 
 
