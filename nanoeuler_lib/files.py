@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,13 +50,8 @@ def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
     """The partial file, opened and locked; what a killed process left of it is still inside."""
     while True:
         with open(partial, "ab") as file:
-            if not locked(file):
-                raise NanoEulerError(f"{path}: another process is writing it, expected one at a time")
-            try:
-                still_there = os.path.samestat(os.fstat(file.fileno()), os.stat(partial))
-            except FileNotFoundError:
-                still_there = False
-            if still_there:  # else its last writer renamed it before it was locked here
+            hold(file, path)
+            if is_still(file, partial):  # else its last writer renamed it before it was locked here
                 yield file
                 return
 
@@ -69,7 +65,38 @@ def writing(path: str | Path) -> Iterator[None]:
         raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def locked(file: BinaryIO | TextIO) -> bool:
+@contextmanager
+def unfinished(folder: Path, path: Path, doing: str = "writing it") -> Iterator[None]:
+    """A folder for the unfinished files of `path`: emptied, locked against other processes, removed on any failure.
+
+    folder: is there, perhaps with files that a killed process left. Raises NanoEulerError as `hold` does.
+    """
+    handle = None if os.name == "nt" else os.open(folder, os.O_RDONLY)  # Windows opens no folder
+    try:
+        if handle is not None:
+            hold(handle, path, doing)
+        try:
+            for left in folder.iterdir():
+                left.unlink()
+            yield
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def hold(file: BinaryIO | TextIO | int, path: Path, doing: str = "writing it") -> None:
+    """Lock an open file, or a folder's number, as `locked` does. Raises NanoEulerError if another process holds it.
+
+    path, doing: what is written under this lock, and what the other process is then said to be doing.
+    """
+    if not locked(file):
+        raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time")
+
+
+def locked(file: BinaryIO | TextIO | int) -> bool:
     """Lock an open file until it is closed or the process ends, however it ends. False if another one holds it."""
     if fcntl is not None:
         try:
@@ -79,6 +106,14 @@ def locked(file: BinaryIO | TextIO) -> bool:
         except OSError:  # a file system without locks
             pass
     return True
+
+
+def is_still(file: BinaryIO | TextIO, path: Path) -> bool:
+    """Whether an open file still stands at its path, neither renamed nor removed."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except OSError:
+        return False
 
 
 def sha256(path: str | Path) -> str:

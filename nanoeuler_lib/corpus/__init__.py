@@ -16,7 +16,6 @@ Which documents are held out is decided by each one's name and the seed alone: m
 
 import hashlib
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import Corpus, corpora
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
-from nanoeuler_lib.files import locked, to_json, write_text, writing
+from nanoeuler_lib.files import to_json, unfinished, write_text, writing
 from nanoeuler_lib.text.data import SEPARATOR
 
 READERS = {
@@ -123,23 +122,13 @@ def _new_folder(out: Path) -> Iterator[Path]:
     if os.path.lexists(out):
         raise NanoEulerError(f"{out}: exists already, expected a new folder")
     folder = out.with_name(f".{out.name}.partial")
-    with writing(out):
-        folder.mkdir(exist_ok=True)
-        lock = open(folder / "lock", "a")
-    with lock:
-        if not locked(lock):
-            raise NanoEulerError(f"{out}: another process is making it, expected one at a time")
-        try:
-            for file in folder.iterdir():
-                if file.name != "lock":
-                    file.unlink()
-            yield folder
-            with writing(out):
-                (folder / "lock").unlink()
-                os.rename(folder, out)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+    with ExitStack() as stack:
+        with writing(out):
+            folder.mkdir(exist_ok=True)
+            stack.enter_context(unfinished(folder, out, "making it"))
+        yield folder
+        with writing(out):
+            os.rename(folder, out)
 
 
 class _Writer:

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from nanoeuler_lib import __version__
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, from_json, locked, one_line, to_json, write_text, writing
+from nanoeuler_lib.files import Voice, from_json, hold, one_line, to_json, write_text, writing
 
 ATTEMPTS = 5  # at one address, of which each brings nothing new
 LONGEST_WAIT = 600  # seconds; a server that asks for more is left for the next mirror
@@ -78,10 +78,7 @@ class Fetcher:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.folder / "lock", "a")
-        if not locked(self.lock):
-            raise NanoEulerError(
-                f"{self.folder}: another process is fetching into it, expected one at a time"
-            )
+        hold(self.lock, self.folder, "fetching into it")
 
     def __enter__(self):
         return self

@@ -14,7 +14,6 @@ taken for shards, and the next one that writes them begins anew. Chapter 31.
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -26,7 +25,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +34,7 @@ from tqdm import tqdm
 
 from nanoeuler_lib import files
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import Voice, locked, one_line, to_json
+from nanoeuler_lib.files import Voice, one_line, to_json
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -81,7 +79,8 @@ def write(
         )
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with _sole_writer(partial, out):
+        partial.mkdir(parents=True, exist_ok=True)
+        with files.unfinished(partial, out):
             tokenizer.save(partial / "tokenizer.json")
             stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
             total = sum(os.stat(text).st_size for text in texts if os.path.isfile(text))
@@ -102,26 +101,6 @@ def write(
             f"{out}: cannot be written ({error.strerror or error}); nothing is left of it"
         ) from None
     return Shards(out)
-
-
-@contextmanager
-def _sole_writer(partial, out):
-    """An empty folder for unfinished files, locked against other processes and removed on any failure."""
-    partial.mkdir(parents=True, exist_ok=True)
-    held = None if os.name == "nt" else os.open(partial, os.O_RDONLY)
-    try:
-        if held is not None and not locked(held):
-            raise NanoEulerError(f"{out}: another process is writing it, expected one at a time")
-        try:
-            for left in partial.iterdir():  # by a process that was killed
-                left.unlink()
-            yield
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    finally:
-        if held is not None:
-            os.close(held)
 
 
 def pieces(path: str | Path, size: int = PIECE) -> Iterator[Piece]:

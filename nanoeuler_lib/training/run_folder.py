@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, locked, to_json, write_text
+from nanoeuler_lib.files import from_json, hold, is_still, to_json, write_text
 from nanoeuler_lib.training import checkpoint
 
 # What a process may leave that was killed before its first checkpoint, and files that were never finished.
@@ -72,18 +72,11 @@ def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
         ) from None
 
     def still_there():
-        try:
-            same = os.path.samestat(os.fstat(file.fileno()), os.stat(run / "lock"))
-        except OSError:
-            same = False
-        if not same:
+        if not is_still(file, run / "lock"):
             raise NanoEulerError(f"{run}: the folder was removed or renamed while the run wrote to it")
 
     with file:
-        if not locked(file):
-            raise NanoEulerError(
-                f"{run}: another process is training into this folder, expected one at a time"
-            )
+        hold(file, run, "training into this folder")
         _sweep(run)
         yield still_there
 
