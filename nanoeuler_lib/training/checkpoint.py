@@ -80,35 +80,8 @@ def save(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(dict(model.params.host()), partial / "model.safetensors")
-        tokenizer.save(partial / "tokenizer.json")
-        if optimizer is not None:
-            moments = {
-                f"{kind}.{name}": x
-                for kind in ("m", "v")
-                for name, x in getattr(optimizer, kind).host().items()
-            }
-            save_file(moments, partial / "optimizer.safetensors")
-        # safetensors lets no one else read them, whatever the umask
-        for file in partial.glob("*.safetensors"):
-            shutil.copymode(partial / "tokenizer.json", file)
-        head = {
-            "format": FORMAT,
-            "model": model.config.to_dict(),
-            "train": train.to_dict() if train else None,
-            "step": step,
-            "info": info or {},
-            "sha256": {file.name: sha256(file) for file in sorted(partial.iterdir())},
-        }
-        (partial / "checkpoint.json").write_bytes(f"{to_json(seal(head), indent=1)}\n".encode())
-        for file in partial.iterdir():
-            sync(file)
-        shutil.rmtree(replaced, ignore_errors=True)
-        if path.exists():
-            os.replace(path, replaced)
-        os.replace(partial, path)
-        shutil.rmtree(replaced, ignore_errors=True)
-        sync(path.parent)
+        _write_files(partial, model, tokenizer, step, train, optimizer, info)
+        _swap(partial, path, replaced)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not path.exists():
@@ -117,6 +90,41 @@ def save(
         raise NanoEulerError(
             f"{path}: cannot write the checkpoint ({reason}); earlier ones are intact"
         ) from None
+
+
+def _write_files(partial, model, tokenizer, step, train, optimizer, info):
+    """All files of a checkpoint, the head last, and see that they are on the disk."""
+    save_file(dict(model.params.host()), partial / "model.safetensors")
+    tokenizer.save(partial / "tokenizer.json")
+    if optimizer is not None:
+        moments = {
+            f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).host().items()
+        }
+        save_file(moments, partial / "optimizer.safetensors")
+    # safetensors lets no one else read them, whatever the umask
+    for file in partial.glob("*.safetensors"):
+        shutil.copymode(partial / "tokenizer.json", file)
+    head = {
+        "format": FORMAT,
+        "model": model.config.to_dict(),
+        "train": train.to_dict() if train else None,
+        "step": step,
+        "info": info or {},
+        "sha256": {file.name: sha256(file) for file in sorted(partial.iterdir())},
+    }
+    (partial / "checkpoint.json").write_bytes(f"{to_json(seal(head), indent=1)}\n".encode())
+    for file in partial.iterdir():
+        sync(file)
+
+
+def _swap(partial, path, replaced):
+    """Put a complete folder at its path. At any moment the old or the new one is whole, there or hidden beside it."""
+    shutil.rmtree(replaced, ignore_errors=True)
+    if path.exists():
+        os.replace(path, replaced)
+    os.replace(partial, path)
+    shutil.rmtree(replaced, ignore_errors=True)
+    sync(path.parent)
 
 
 def load(path: str | Path, training: bool = False) -> Checkpoint:
