@@ -57,91 +57,101 @@ def _head(file):
 
 
 def _page(run, head, log, steps, floor):
+    """The text of the page. steps: the log's entries of steps; floor: bits per byte of the source, or None."""
+    parts = [
+        [f"# {one_line(run.resolve().name)}", ""],
+        _facts_table(head, log, steps, floor),
+        ["![Loss and validation by step](loss.png)", ""],
+        ["![Gradient norms and update sizes](layers.png)", ""],
+        _warnings(log),
+        _validation_table(log, floor),
+        _samples(log),
+        _settings(head),
+    ]
+    return "\n".join(line for part in parts for line in part)
+
+
+def _facts_table(head, log, steps, floor):
+    facts = [*_run_facts(head, log, steps), *_validation_facts(log, floor)]
+    return ["| | |", "|:--|:--|", *(f"| {name} | {_cell(value)} |" for name, value in facts), ""]
+
+
+def _run_facts(head, log, steps):
+    """How far the run came, on what, where and how fast: pairs of name and value."""
     seconds = sum(entry.get("seconds", 0) for entry in steps)
     speed = median(entry["tokens_per_second"] for entry in steps)
     tokens = sum(entry.get("seconds", 0) * entry["tokens_per_second"] for entry in steps)
-    valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
-    sets = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
-    shares = {entry["step"]: entry["valid_share"] for entry in log if "valid_share" in entry}
     beside = sum(entry.get("seconds", 0) for entry in log if "loss" not in entry)
     planned, done = head["train"].get("steps"), steps[-1]["step"]
-    sizes = [
-        f"{head['data'][key]} {key.removeprefix('train_')}"
-        for key in head["data"]
-        if key.startswith("train_")
-    ]
-    facts = [
-        ("steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")),
-        ("data", f"{head['data'].get('source')}, {' and '.join(sizes)} to train on"),
-        ("machine", head.get("machine")),
-        (
-            "throughput",
-            f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps",
-        ),
-        *(
-            [("validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time")]
-            if beside
-            else []
-        ),
-        ("gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"),
-    ]
-    if valid:
-        step, best = min(valid, key=lambda pair: pair[1])
-        facts.append(
-            ("validation", f"{valid[-1][1]:.4f} bits per byte at the end, {best:.4f} at best (step {step})")
-        )
-        for name, bits in sets[-1][1].items() if sets else ():
-            facts.append((f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"))
-        if floor is not None:
-            facts.append(
-                (
-                    "floor",
-                    f"{floor:.4f} bits per byte for the source itself; {valid[-1][1] - floor:.4f} above it",
-                )
-            )
-    lines = [
-        f"# {one_line(run.resolve().name)}",
-        "",
-        "| | |",
-        "|:--|:--|",
-        *(f"| {name} | {_cell(value)} |" for name, value in facts),
-        "",
-    ]
-    lines += [
-        "![Loss and validation by step](loss.png)",
-        "",
-        "![Gradient norms and update sizes](layers.png)",
-        "",
-    ]
-    warnings = [entry["warning"] for entry in log if "warning" in entry]
-    lines += ["## Warnings", "", *([f"- {one_line(text, 2000)}" for text in warnings] or ["None."]), ""]
-    if valid:
-        columns = ["step", "bits per byte"] + ["above the floor"] * (floor is not None)
-        columns += [_cell(name) for name in sets[-1][1]] if sets else []
-        columns += ["of the text"] if shares else []
-        lines += ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
-        at = dict(sets)
-        for step, bits in valid:
-            row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
-            of = at.get(step, {})
-            row += [f"{of[name]:.4f}" if name in of else "" for name in sets[-1][1]] if sets else []
-            row += [f"{shares.get(step, 1):.0%}"] if shares else []
-            lines += [f"| {step} | {' | '.join(row)} |"]
-        lines += [""]
-    samples = [(entry["step"], entry["sample"]) for entry in log if "sample" in entry]
-    lines += ["## Samples", ""] if samples else []
+    data = head["data"]
+    sizes = [f"{data[key]} {key.removeprefix('train_')}" for key in data if key.startswith("train_")]
+    yield "steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")
+    yield "data", f"{data.get('source')}, {' and '.join(sizes)} to train on"
+    yield "machine", head.get("machine")
+    yield (
+        "throughput",
+        f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps",
+    )
+    if beside:
+        yield "validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time"
+    yield "gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"
+
+
+def _validation_facts(log, floor):
+    """How good the model is at the end of the log, beside its best and the floor: pairs of name and value."""
+    valid, sets = _series(log, "valid_bits_per_byte"), _series(log, "valid_sets")
+    if not valid:
+        return
+    last = valid[-1][1]
+    step, best = min(valid, key=lambda pair: pair[1])
+    yield "validation", f"{last:.4f} bits per byte at the end, {best:.4f} at best (step {step})"
+    for name, bits in sets[-1][1].items() if sets else ():
+        yield f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"
+    if floor is not None:
+        yield "floor", f"{floor:.4f} bits per byte for the source itself; {last - floor:.4f} above it"
+
+
+def _warnings(log):
+    warnings = [f"- {one_line(text, 2000)}" for _, text in _series(log, "warning")]
+    return ["## Warnings", "", *(warnings or ["None."]), ""]
+
+
+def _validation_table(log, floor):
+    valid, sets = _series(log, "valid_bits_per_byte"), _series(log, "valid_sets")
+    if not valid:
+        return []
+    names = list(sets[-1][1]) if sets else []
+    sets, shares = dict(sets), dict(_series(log, "valid_share"))
+    columns = ["step", "bits per byte"] + ["above the floor"] * (floor is not None)
+    columns += [_cell(name) for name in names]
+    columns += ["of the text"] if shares else []
+    lines = ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
+    for step, bits in valid:
+        row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
+        by_name = sets.get(step, {})
+        row += [f"{by_name[name]:.4f}" if name in by_name else "" for name in names]
+        row += [f"{shares.get(step, 1):.0%}"] if shares else []
+        lines += [f"| {step} | {' | '.join(row)} |"]
+    return [*lines, ""]
+
+
+def _samples(log):
+    samples = _series(log, "sample")
+    lines = ["## Samples", ""] if samples else []
     for step, text in samples:
         fence = "`" * (3 + text.count("```"))
         lines += [f"Step {step}:", "", f"{fence}text", printable(text.strip("\n")), fence, ""]
-    lines += [
-        "## Settings",
-        "",
-        "```json",
-        json.dumps({k: head[k] for k in ("model", "train")}, indent=1),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    return lines
+
+
+def _settings(head):
+    settings = json.dumps({key: head[key] for key in ("model", "train")}, indent=1)
+    return ["## Settings", "", "```json", settings, "```", ""]
+
+
+def _series(log, name):
+    """The steps of the entries that have a value of this name, each with the value."""
+    return [(entry["step"], entry[name]) for entry in log if name in entry]
 
 
 def _cell(value):
@@ -159,12 +169,12 @@ def draw_loss(log: list[dict], floor: float | None = None):
     left.plot(x, smooth, label=f"mean of {WINDOW} steps")
     left.set(xlabel="step", ylabel="training loss, nats a token")
     left.legend()
-    valid = [(entry["step"], entry["valid_bits_per_byte"]) for entry in log if "valid_bits_per_byte" in entry]
+    valid = _series(log, "valid_bits_per_byte")
     if valid:
         right.plot(*zip(*valid), marker=".", label="validation")
-        of = [(entry["step"], entry["valid_sets"]) for entry in log if "valid_sets" in entry]
-        for name in of[-1][1] if of else ():
-            points = [(step, sets[name]) for step, sets in of if name in sets]
+        sets = _series(log, "valid_sets")
+        for name in sets[-1][1] if sets else ():
+            points = [(step, bits[name]) for step, bits in sets if name in bits]
             right.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
         step, bits = valid[-1]
         right.annotate(
