@@ -1,4 +1,4 @@
-"""Text that is written to a file whole or not at all, text that can be shown, and text for whoever still listens."""
+"""Files written whole or not at all, by one process at a time; sealed heads; text that can be shown to who listens."""
 
 import hashlib
 import json

@@ -82,8 +82,8 @@ class Tokens(int):
 
 def steps_or_tokens(word: str) -> int:
     """Read a word as a number of steps (2000) or of tokens (300Mtok). k, M and G stand for a thousand, ..."""
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)tok", word):
-        return Tokens(round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]))
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)tok", word):
+        return Tokens(round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]))
     try:
         return int(word)
     except ValueError:
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             for word in self.words:  # an option may be cut short
                 if word.startswith("--") and not any(o.startswith(word.partition("=")[0]) for o in known):
                     self.refuse([word])
-        raise NanoEulerError(self._where() + self._said(message))
+        raise NanoEulerError(self._where() + self._reworded(message))
 
     def refuse(self, unknown: list[str]) -> None:
         """The error for words that no option and no position takes."""
@@ -133,18 +133,18 @@ class Parser(argparse.ArgumentParser):
     def _where(self):
         return f"{self.prog.partition(' ')[2]}: ".removeprefix(": ")
 
-    def _said(self, message):
+    def _reworded(self, message):
         """argparse's message in this project's words; a message of unknown form stays as it is."""
-        if found := re.match(
+        if match := re.match(
             r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL
         ):
-            name, word, known = found[1], found[2], [w.strip().strip("'") for w in found[3].split(",")]
+            name, word, known = match[1], match[2], [w.strip().strip("'") for w in match[3].split(",")]
             return f"{name} is {short(word)}, expected one of {', '.join(known)}{did_you_mean(word, known)}"
-        if found := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
-            kind = {"int": "a whole number", "float": "a number"}[found[2]]
-            return f"{found[1]} is {short(found[3])}, expected {kind}"
-        if found := re.match(r"argument (.+?): (is .*)", message, re.DOTALL):
-            return f"{found[1]} {found[2]}"
+        if match := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
+            kind = {"int": "a whole number", "float": "a number"}[match[2]]
+            return f"{match[1]} is {short(match[3])}, expected {kind}"
+        if match := re.match(r"argument (.+?): (is .*)", message, re.DOTALL):
+            return f"{match[1]} {match[2]}"
         if message.startswith(MISSING):
             missing = message.removeprefix(MISSING)
             words = [word for a in self._actions if a.metavar == missing for word in a.choices or ()]

@@ -21,7 +21,7 @@ HELP = """/story [SEED]     a new story from Königsberg and the questions it an
 /save FILE        write what was said, in lines of JSON that `nanoeuler sft --data FILE` reads
 /quit             end; so does Ctrl-D. Ctrl-C stops a reply"""
 COMMANDS = [line.split()[0] for line in HELP.splitlines() if line.startswith("/")]
-TOLD_AND_ASKED = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question behind the last full stop
+STORY_AND_QUESTION = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question behind the last full stop
 
 
 class Loop:
@@ -68,8 +68,8 @@ class Loop:
     def _answer(self, text):
         story = self.story
         if story is not None:
-            if own := TOLD_AND_ASKED.fullmatch(text):
-                story, text = own.groups()
+            if match := STORY_AND_QUESTION.fullmatch(text):
+                story, text = match.groups()
             text = f"{story} {text}".strip()
             self._end_conversation()
         forgotten = self.chat.forgotten
@@ -118,14 +118,14 @@ class Loop:
             )
 
     def _save(self, name):
-        said = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]
-        if not said:
+        conversations = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]
+        if not conversations:
             raise NanoEulerError("/save: nothing was said yet, expected a turn")
         if not name or _taken(name):
             raise NanoEulerError(f"/save: got {short(name)}, expected the name of a new file")
-        lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in said]
+        lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in conversations]
         write_text(Path(name), "".join(lines))
-        turns = sum(map(len, said)) // 2
+        turns = sum(map(len, conversations)) // 2
         self.write(f"{name}: {turns} turn{'s' * (turns != 1)}\n")
 
 

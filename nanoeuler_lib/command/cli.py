@@ -25,9 +25,9 @@ def tokenizer_train(args):
     special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
     tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
     tokenizer.save(args.out)
-    found = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
+    facts = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
     fewer = ": the text has no more pairs to merge" if tokenizer.vocab_size < args.vocab else ""
-    _print(args, found, f"{args.out}: {found['vocab_size']} tokens, {found['merges']} of them merges{fewer}")
+    _print(args, facts, f"{args.out}: {facts['vocab_size']} tokens, {facts['merges']} of them merges{fewer}")
 
 
 def tokenizer_encode(args):
@@ -71,7 +71,7 @@ def corpus_konigsberg(args):
     if not args.json:
         print(f"{args.out}: {len(text.encode())} bytes", flush=True)
     bits = world.floor(_progress(text.split(world.SEPARATOR), "measuring the floor", "stories"))
-    found = {
+    facts = {
         "out": str(args.out),
         "bytes": len(text.encode()),
         "seed": args.seed,
@@ -79,7 +79,7 @@ def corpus_konigsberg(args):
     }
     _print(
         args,
-        found,
+        facts,
         f"the source itself needs {bits:.4f} bits per byte of it: on average, no model needs fewer",
     )
 
@@ -88,7 +88,7 @@ def corpus_fetched(args):
     from nanoeuler_lib.corpus import make
 
     _not_negative(args, "seed")
-    shown = lambda found: _progress(found, f"reading {args.corpus}", "documents")
+    shown = lambda documents: _progress(documents, f"reading {args.corpus}", "documents")
     report = make(
         args.corpus, args.out, args.downloads, args.have, args.bytes, args.seed, args.valid_fraction, args.skip,
         follow=shown,
@@ -117,11 +117,15 @@ def shards(args):
 
     _check_workers(args)
     began = time.perf_counter()
-    made = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
+    folder = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
     seconds = time.perf_counter() - began
-    found = {"out": str(args.out), "tokens": made.tokens, "documents": made.documents, "bytes": made.bytes}
-    said = f"{args.out}: {made.tokens:,} tokens of {made.documents:,} documents in {len(made.shards)} shards"
-    _print(args, found, f"{said}; {made.bytes:,} bytes, {made.bytes / seconds / 1e6:.1f} MB/s")
+    facts = {name: getattr(folder, name) for name in ("tokens", "documents", "bytes")}
+    line = f"{args.out}: {folder.tokens:,} tokens of {folder.documents:,} documents in {len(folder.shards)} shards"
+    _print(
+        args,
+        {"out": str(args.out)} | facts,
+        f"{line}; {folder.bytes:,} bytes, {folder.bytes / seconds / 1e6:.1f} MB/s",
+    )
 
 
 def train(args):
@@ -218,10 +222,10 @@ def report(args):
 def generate(args):
     from nanoeuler_lib.speaking.generate import stream
 
-    found = _model(args)
+    checkpoint = _checkpoint(args)
     pieces = []
     options, prompt = _sampling(args) | {"propose": args.propose}, _utf8(args.prompt)
-    for piece in stream(found.model, found.tokenizer, prompt, args.tokens, **options):
+    for piece in stream(checkpoint.model, checkpoint.tokenizer, prompt, args.tokens, **options):
         if not args.json:
             _say(piece if pieces else prompt + piece)
         pieces.append(piece)
@@ -320,11 +324,11 @@ def _came_out(run, began, what):
 
     head, out = checkpoint.read_head(run), Voice(sys.stdout)
     warnings = sum("warning" in entry for entry in read_log(run))
-    said = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
+    warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
     validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
-    out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{said}")
+    out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     out.line(f"look at it: nanoeuler report {run}")
     out.line(f"{what} {run}")
 
@@ -335,10 +339,11 @@ def chat(args):
     from nanoeuler_lib.training.sft import SOURCES
 
     options = _sampling(args)
-    found = _model(args, "konigsberg-chat")
-    template = found.info.get("template", "plain")
-    stories = found.info.get("source") in SOURCES
-    loop = Loop(Chat(found.model, found.tokenizer, template), _say, args.tokens, stories=stories, **options)
+    checkpoint = _checkpoint(args, "konigsberg-chat")
+    template = checkpoint.info.get("template", "plain")
+    stories = checkpoint.info.get("source") in SOURCES
+    conversation = Chat(checkpoint.model, checkpoint.tokenizer, template)
+    loop = Loop(conversation, _say, args.tokens, stories=stories, **options)
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):  # not on Windows: there lines cannot be edited
@@ -394,10 +399,10 @@ def check(args):
                     f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n"
                 )
     if args.json:
-        found = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
+        by_std = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
         print(
             json.dumps(
-                {"definition": gradcheck.DEFINITION, "passed": good, "weights_std": found}, default=str
+                {"definition": gradcheck.DEFINITION, "passed": good, "weights_std": by_std}, default=str
             )
         )
     return 0 if good else 1
@@ -409,14 +414,15 @@ def _check_engine(args, device):
 
     rows = gradcheck.check_engine(device.place, device.precision)
     good = all(row.norm_rel <= allowed for row, _, allowed in rows)
-    found = [
-        {"tensor": row.name, "error": row.norm_rel, "float32": own, "allowed": a} for row, own, a in rows
+    tensors = [
+        {"tensor": row.name, "error": row.norm_rel, "float32": float32, "allowed": a}
+        for row, float32, a in rows
     ]
     facts = {
         "definition": gradcheck.DEFINITION_ENGINE,
         "device": str(device),
         "passed": good,
-        "tensors": found,
+        "tensors": tensors,
     }
     text = f"{device}; {gradcheck.DEFINITION_ENGINE}\n{gradcheck.engine_table(rows)}"
     _print(args, facts, f"{text}\n{'passed' if good else 'FAILED'}")
@@ -427,15 +433,15 @@ def diagnose(args):
     from nanoeuler_lib.school.drills.diagnose import TOOLS
     from nanoeuler_lib.school.drills.diagnose import diagnose as examine
 
-    found = {}
+    by_tool = {}
     for name, findings in examine(args.tool):
-        found[name] = findings
+        by_tool[name] = findings
         if not args.json:
             lines = [f"FOUND   {name}: {finding}" for finding in findings]
             print("\n".join(lines or [f"ok      {name}: {TOOLS[name][0].__doc__}"]), flush=True)
-    good = not any(found.values())
+    good = not any(by_tool.values())
     if args.json:
-        print(to_json({"sound": good, "findings": found}))
+        print(to_json({"sound": good, "findings": by_tool}))
     return 0 if good else 1
 
 
@@ -481,12 +487,12 @@ def assign(args):
         folders = {name: out / name for name in papers.roster(args.students)}
     for student, folder in folders.items():
         papers.hand_out(args.chapter, seed, student, folder)
-    said = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
+    line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
     if len(seed) < 12:
-        said += (
+        line += (
             "; the seed is short: whoever tries all of that length has the data that papers are marked with"
         )
-    _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, said)
+    _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line)
 
 
 def _mark(args, seed):
@@ -505,9 +511,9 @@ def _mark(args, seed):
             each = "  ".join(f"{m.problem} {m.points}" for m in row)
             print(f"{printable(student):20} {points:10} {each}", flush=True)
     papers.write_marks(out, args.chapter, marks)
-    told = {name: [vars(mark) for mark in row] for name, row in marks.items()}
-    said = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
-    _print(args, {"out": str(out), "students": told}, said)
+    by_student = {name: [vars(mark) for mark in row] for name, row in marks.items()}
+    line = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
+    _print(args, {"out": str(out), "students": by_student}, line)
 
 
 def info(args):
@@ -517,12 +523,12 @@ def info(args):
     from nanoeuler_lib.model.plan import shapes
 
     if args.run:
-        from nanoeuler_lib.training import checkpoint
+        from nanoeuler_lib.training.checkpoint import load
 
-        found = checkpoint.load(args.run)
-        config = found.model.config
-        facts = {"checkpoint": str(found.path), "step": found.step, **found.info}
-        facts |= {"train": found.train.to_dict()} if found.train else {}
+        checkpoint = load(args.run)
+        config = checkpoint.model.config
+        facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step, **checkpoint.info}
+        facts |= {"train": checkpoint.train.to_dict()} if checkpoint.train else {}
     else:
         config = preset(args.preset)
         facts = {"preset": args.preset}
@@ -576,18 +582,19 @@ def _check_workers(args):
         raise NanoEulerError(f"--workers is {args.workers}, expected 1 to 4096")
 
 
-def _model(args, default="konigsberg-small"):
+def _checkpoint(args, default="konigsberg-small"):
     """The checkpoint that --run names, by default one of the package, with its model on the device asked for.
 
     Without --device that is the CPU: one token after another of a small model is faster there.
     """
     from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training import checkpoint
+    from nanoeuler_lib.training.checkpoint import PRETRAINED, load
 
-    found = checkpoint.load(args.run or checkpoint.PRETRAINED / default)
+    checkpoint = load(args.run or PRETRAINED / default)
     if args.device or args.precision:
-        found.model = choose(args.device or "gpu", args.precision, found.model.config).place(found.model)
-    return found
+        device = choose(args.device or "gpu", args.precision, checkpoint.model.config)
+        checkpoint.model = device.place(checkpoint.model)
+    return checkpoint
 
 
 def _tokenizer(args):

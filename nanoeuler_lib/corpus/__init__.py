@@ -49,7 +49,7 @@ def make(
     valid_fraction: float = 0.0,
     skip: Iterable[str] = (),
     quiet: bool = False,
-    follow: Callable[[Iterable[Document]], Iterable[Document]] = lambda found: found,
+    follow: Callable[[Iterable[Document]], Iterable[Document]] = lambda stream: stream,
 ) -> dict:
     """Make a corpus in a new folder, and return what its report.json holds.
 
@@ -92,8 +92,8 @@ def make(
             "parts": writer.parts(), "dropped": dict(writer.dropped), "skipped": skipped, "notes": notes,
             "compared_by": writer.seen.rule,
             "files": [
-                {"name": file.name, "from": found.url, "bytes": found.bytes, "sha256": found.sha256}
-                for file, found in used
+                {"name": file.name, "from": fetched.url, "bytes": fetched.bytes, "sha256": fetched.sha256}
+                for file, fetched in used
             ],
         }  # fmt: skip
         write_text(folder / "report.json", to_json(report, indent=1) + "\n")
@@ -193,9 +193,9 @@ class _Writer:
         """Refuse a corpus with an empty part, and see the rest to the disk."""
         for part in self.texts:
             if part.documents == 0:
-                kept = sum(other.documents for other in self.texts)
+                count = sum(other.documents for other in self.texts)
                 raise NanoEulerError(
-                    f"{part.path.name} has none of {kept} documents, expected one or more: "
+                    f"{part.path.name} has none of {count} documents, expected one or more: "
                     "another --valid-fraction or --seed"
                 )
         for part in (*self.texts, self.lines):

@@ -103,8 +103,8 @@ def _shingles(words, salt):
     """A hash of each five consecutive words, of all of them if they are fewer: [n] uint64."""
     hashes = np.fromiter(map(zlib.crc32, words), np.uint64, len(words)) ^ salt
     width = min(SHINGLE, len(words))
-    found = np.zeros(max(0, len(words) - width + 1), np.uint64)
+    shingles = np.zeros(max(0, len(words) - width + 1), np.uint64)
     for place in range(width):
-        found = (found + hashes[place : place + len(found)]) * np.uint64(0x9E3779B97F4A7C15)
-        found ^= found >> np.uint64(29)
-    return found
+        shingles = (shingles + hashes[place : place + len(shingles)]) * np.uint64(0x9E3779B97F4A7C15)
+        shingles ^= shingles >> np.uint64(29)
+    return shingles

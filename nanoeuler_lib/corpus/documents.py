@@ -28,10 +28,10 @@ class Document:
 def books(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """The books without what Project Gutenberg put around them. note: called with what could not be verified."""
     for file in files:
-        found = get(file, lambda path, fetched, file=file: _book(path, fetched, file))
-        book = _book(found.path, False, file)
+        local = get(file, lambda path, fetched, file=file: _book(path, fetched, file))
+        book = _book(local.path, False, file)
         if not book.closed:
-            note(f"{found.path}: nothing closes the book; if its end were missing, this would not be seen")
+            note(f"{local.path}: nothing closes the book; if its end were missing, this would not be seen")
         yield Document(file.name, book.text, {"title": file.title, "author": file.author})
 
 
@@ -54,9 +54,9 @@ def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Itera
     from pyarrow import parquet
 
     for file in files:
-        found = get(file, lambda path, fetched: _expect_columns(path))
+        local = get(file, lambda path, fetched: _expect_columns(path))
         try:
-            with parquet.ParquetFile(found.path) as table:
+            with parquet.ParquetFile(local.path) as table:
                 columns = [name for name in ("id", "url", "text") if name in table.schema_arrow.names]
                 for group in range(table.num_row_groups):
                     for row, page in enumerate(table.read_row_group(group, columns=columns).to_pylist()):
@@ -65,7 +65,7 @@ def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Itera
                         yield Document(name, text, {"url": page["url"]} if page.get("url") else {})
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise NanoEulerError(
-                f"{found.path}: cannot be read ({_first_line(error)}), expected parquet"
+                f"{local.path}: cannot be read ({_first_line(error)}), expected parquet"
             ) from None
 
 
@@ -88,8 +88,8 @@ def _first_line(error):
 def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
     for file in files:
-        found = get(file, lambda path, fetched: read_examples(path))
-        content = found.path.read_text("utf-8")
+        local = get(file, lambda path, fetched: read_examples(path))
+        content = local.path.read_text("utf-8")
         whole = content.lstrip().startswith("[")
         values = (
             json.loads(content)

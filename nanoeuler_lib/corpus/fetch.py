@@ -138,23 +138,23 @@ class Fetcher:
             raise NanoEulerError(
                 f"{path}: {_without(error, path)}; remove it, and it is fetched again"
             ) from None
-        found = _fetched(path, known.get("url", str(path)))
+        fetched = _fetched(path, known.get("url", str(path)))
         if not known:
-            self._write_record(file, found)
-        return found
+            self._write_record(file, fetched)
+        return fetched
 
     def _place(self, partial, file, url):
         """Give a file that passed its check its name; the record comes first, so that no file is without one."""
-        found = _fetched(partial, url)
-        self._write_record(file, found)
+        fetched = _fetched(partial, url)
+        self._write_record(file, fetched)
         path = self.folder / file.name
         with writing(path):
             os.replace(partial, path)
         self._forget(partial)
-        return Fetched(path, found.url, found.bytes, found.sha256)
+        return Fetched(path, fetched.url, fetched.bytes, fetched.sha256)
 
-    def _write_record(self, file, found):
-        facts = {"url": found.url, "bytes": found.bytes, "sha256": found.sha256}
+    def _write_record(self, file, fetched):
+        facts = {"url": fetched.url, "bytes": fetched.bytes, "sha256": fetched.sha256}
         facts["date"] = time.strftime("%Y-%m-%d")
         write_text(self.folder / f"{file.name}.json", to_json(facts, indent=1) + "\n")
 
@@ -185,13 +185,13 @@ class Fetcher:
 
     def _received(self, url, partial, file):
         """Let the whole file come, in as many attempts as it takes. Returns the hashes the server promised, if any."""
-        failures, most = 0, _size(partial)
+        failures, received = 0, _size(partial)
         while True:
             try:
                 return self._attempt(url, partial, file)
             except Again as error:
-                failures = 1 if _size(partial) > most else failures + 1
-                most = max(most, _size(partial))
+                failures = 1 if _size(partial) > received else failures + 1
+                received = max(received, _size(partial))
                 if failures == ATTEMPTS:
                     raise Again(f"{error} ({ATTEMPTS} attempts)") from None
                 wait = 2**failures * random.uniform(0.5, 1) if error.seconds is None else error.seconds
@@ -345,8 +345,8 @@ def _promised(reply):
 
 
 def _expect_hash(path, allowed):
-    if allowed and (found := _sha256(path)) not in allowed:
-        raise NanoEulerError(f"SHA-256 is {found[:16]}..., expected {allowed[0][:16]}...")
+    if allowed and (actual := _sha256(path)) not in allowed:
+        raise NanoEulerError(f"SHA-256 is {actual[:16]}..., expected {allowed[0][:16]}...")
 
 
 def _sha256(path):

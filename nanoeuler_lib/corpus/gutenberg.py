@@ -84,10 +84,8 @@ def decode(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if b"\xe2\x80" in data:
-            found = data[error.start]
-            raise NanoEulerError(
-                f"byte {error.start} is 0x{found:02x}, expected UTF-8 as before it"
-            ) from None
+            byte = data[error.start]
+            raise NanoEulerError(f"byte {error.start} is 0x{byte:02x}, expected UTF-8 as before it") from None
         text = data.decode("latin-1").translate(CP1252)
     return text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")  # DOS closed its files with ^Z
 
@@ -170,7 +168,7 @@ def expect_title(book: Book, title: str, author: str) -> None:
     and apostrophes do not count. A header without these lines is searched as a whole, with the first page.
     """
     page = f"{book.header}\n{book.text[:2000]}"
-    given = {
+    lines = {
         key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header)
         for key in ("Title", "Author")
     }
@@ -178,10 +176,10 @@ def expect_title(book: Book, title: str, author: str) -> None:
         "Title": _words(title).removeprefix("the ").removeprefix("a "),
         "Author": _words(author).split()[-1],
     }
-    for key, found in given.items():
-        said = found[1] if found else page
-        if f" {wanted[key]} " not in f" {_words(said)} ":
-            what = short(" ".join(said.split())) if found else f"no {key}"
+    for key, line in lines.items():
+        text = line[1] if line else page
+        if f" {wanted[key]} " not in f" {_words(text)} ":
+            what = short(" ".join(text.split())) if line else f"no {key}"
             raise NanoEulerError(
                 f"its header has {what}, expected {title!r} by {author}: another book, or its number in the registry "
                 "is wrong"

@@ -37,18 +37,16 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
                 block = file.read(size)
                 blank = blank and not block.strip()
                 if b"\0" in block:
-                    found = before + block.index(0)
-                    raise NanoEulerError(
-                        f"{path}: byte {found} is NUL, expected UTF-8 text, not a binary file"
-                    )
-                kept = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
+                    at = before + block.index(0)
+                    raise NanoEulerError(f"{path}: byte {at} is NUL, expected UTF-8 text, not a binary file")
+                pending = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
                 yield decoder.decode(block, final=not block)
                 before += len(block)
     except NanoEulerError:
         raise
     except UnicodeDecodeError as error:
-        found, at = error.object[error.start], before - kept + error.start
-        raise NanoEulerError(f"{path}: byte {at} is 0x{found:02x}, expected UTF-8 text") from None
+        byte, at = error.object[error.start], before - pending + error.start
+        raise NanoEulerError(f"{path}: byte {at} is 0x{byte:02x}, expected UTF-8 text") from None
     except FileNotFoundError:
         raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
     except (OSError, ValueError) as error:  # ValueError: a name with NUL
@@ -97,11 +95,11 @@ def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
     """Training text and validation text: the last `valid_fraction`, moved to a document boundary if there are any."""
     text = without_outer_separators(text)
     cut = round(len(text) * (1 - valid_fraction))
-    before, found, after = text[cut:].partition(SEPARATOR)
-    if found:
+    before, separator, after = text[cut:].partition(SEPARATOR)
+    if separator:
         return text[:cut] + before, after
-    before, found, after = text.rpartition(SEPARATOR)
-    if found and valid_fraction > 0:  # the last document began before the cut: hold it out whole
+    before, separator, after = text.rpartition(SEPARATOR)
+    if separator and valid_fraction > 0:  # the last document began before the cut: hold it out whole
         return before, after
     return text[:cut], text[cut:]
 
@@ -125,11 +123,11 @@ class Tokens:
 
 def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
     """Token stream of a text; see the module's first lines for where the end-of-text id stands."""
-    lengths, found = np.asarray(tokenizer.token_lengths), documents(text)
-    if len(found) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
+    lengths, texts = np.asarray(tokenizer.token_lengths), documents(text)
+    if len(texts) < 2 or END_OF_TEXT not in tokenizer.special_tokens:
         return Tokens(np.asarray(tokenizer.encode(without_outer_separators(text))), None, lengths)
     end = np.array([tokenizer.special_tokens[END_OF_TEXT]])
-    pieces = [np.asarray(tokenizer.encode(one)) for one in found]
+    pieces = [np.asarray(tokenizer.encode(text)) for text in texts]
     starts = np.concatenate([[0], np.cumsum([1 + len(piece) for piece in pieces])[:-1]])
     ids = np.concatenate([part for piece in pieces for part in (end, piece)] + [end])
     return Tokens(ids.astype(pieces[0].dtype), starts, lengths)

@@ -32,17 +32,17 @@ class Encoded:
 def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> Encoded:
     """An example's tokens: the end marker, then as many turns as fit into `most`.
 
-    `chat` says how a turn is written.
+    `turns` says how a turn is written.
     """
     end = markers(tokenizer)[0]
     ids, counted = [end], [False]
     for prompt, reply in example:
-        asked = encode_turn(tokenizer, prompt)
-        said = [*tokenizer.encode(reply).tolist(), end]
-        if most is not None and len(ids) + len(asked) + len(said) > most:
+        question = encode_turn(tokenizer, prompt)
+        answer = [*tokenizer.encode(reply).tolist(), end]
+        if most is not None and len(ids) + len(question) + len(answer) > most:
             break
-        ids += asked + said
-        counted += [False] * len(asked) + [True] * len(said)
+        ids += question + answer
+        counted += [False] * len(question) + [True] * len(answer)
     return Encoded(np.array(ids), np.array(counted))
 
 
@@ -103,9 +103,9 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                found = ascii(text[error.start])
+                half = ascii(text[error.start])
                 raise NanoEulerError(
-                    f"{path}: {place} holds {found}, half a surrogate pair: expected Unicode"
+                    f"{path}: {place} holds {half}, half a surrogate pair: expected Unicode"
                 ) from None
         examples.append(example)
     if not examples:
@@ -153,8 +153,8 @@ def _conversation(value):
             return None
         if not isinstance(message.get("content"), str):
             return None
-    said = [message["content"] for message in messages]
-    return list(zip(said[::2], said[1::2])), "plain"
+    texts = [message["content"] for message in messages]
+    return list(zip(texts[::2], texts[1::2])), "plain"
 
 
 def _keys(value):

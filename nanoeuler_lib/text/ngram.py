@@ -38,11 +38,11 @@ class Ngrams:
         self.vocab_size, self.strength, self.tables = vocab_size, strength, []
         ids, context, contexts = np.asarray(ids, np.int64), np.zeros(len(ids), np.int64), 1
         for n in range(order):
-            found, numbers, seen = np.unique(
+            grams, numbers, seen = np.unique(
                 context * vocab_size + ids[n:], return_inverse=True, return_counts=True
             )
-            self.tables.append(Table.of(found, seen, contexts, vocab_size))
-            context, contexts = numbers[:-1], len(found)  # a gram is a context of the token after it
+            self.tables.append(Table.of(grams, seen, contexts, vocab_size))
+            context, contexts = numbers[:-1], len(grams)  # a gram is a context of the token after it
 
     def contexts(self, tokens: np.ndarray) -> list[np.ndarray]:
         """For n = 0, 1, ... the number of the gram of the last n tokens, [B, T]; -1 where it was never seen."""

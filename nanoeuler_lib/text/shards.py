@@ -1,4 +1,4 @@
-"""Token shards: a corpus larger than memory as 16-bit token ids on disk, and the dataset that a run learns from.
+"""Token shards: a corpus larger than memory as 16-bit token ids on disk, and parts of it to learn from.
 
     corpus/
         shards.json         what it is: how many tokens, documents and bytes, and the SHA-256 of every other file
@@ -87,8 +87,8 @@ def write(
             parts = (part for text in texts for part in pieces(text, piece))
             bar = tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, file=Voice(sys.stderr))
             with bar:
-                for goes_on, found, size in _encoded(parts, tokenizer, workers or cores()):
-                    stream.add(goes_on, found, size)
+                for goes_on, documents, size in _encoded(parts, tokenizer, workers or cores()):
+                    stream.add(goes_on, documents, size)
                     bar.update(size)
             stream.close()
             _write_index(partial, tokenizer, stream)
@@ -113,7 +113,7 @@ def pieces(path: str | Path, size: int = PIECE) -> Iterator[Piece]:
         lines, end, tail = (rest + block).rpartition("\n")  # a line that is cut off may become a separator
         *whole, rest = data.unix_separators(lines + end).split(data.SEPARATOR)
         rest = (rest + tail) if goes_on and not whole else data.without_leading_marks(rest + tail)
-        if whole := [found for part in whole if (found := data.document(part))]:
+        if whole := [text for part in whole if (text := data.document(part))]:
             yield goes_on, whole
             goes_on, some = False, True
         if len(rest) > size and (cut := _last_cut(rest)):
@@ -177,8 +177,8 @@ def _work(part):
 
 
 def _encode(tokenizer, part):
-    goes_on, found = part
-    return goes_on, [tokenizer.encode(text) for text in found], sum(len(text.encode()) for text in found)
+    goes_on, texts = part
+    return goes_on, [tokenizer.encode(text) for text in texts], sum(len(text.encode()) for text in texts)
 
 
 class _Stream:
@@ -190,10 +190,10 @@ class _Stream:
         self.filled, self.tokens, self.bytes, self.shards = 0, 0, 0, []
         self.starts, self.sums = array("q"), array("q")
 
-    def add(self, goes_on: bool, found: list[np.ndarray], size: int) -> None:
+    def add(self, goes_on: bool, documents: list[np.ndarray], size: int) -> None:
         """Documents' ids; goes_on: the first ones belong to the document that was added last."""
         self.bytes += size
-        for number, ids in enumerate(found):
+        for number, ids in enumerate(documents):
             if number or not goes_on:
                 self.starts.append(self.tokens)
                 self.sums.append(0)
@@ -291,25 +291,25 @@ def _read_head(file):
 
 def _check_digest(file, digest):
     try:
-        found = files.sha256(file)
+        actual = files.sha256(file)
     except OSError as error:
         raise NanoEulerError(f"{file}: {error.strerror}, expected it beside shards.json") from None
-    if found != digest:
+    if actual != digest:
         raise NanoEulerError(
-            f"{file}: SHA-256 is {found[:12]}..., expected {digest[:12]}...: truncated or edited"
+            f"{file}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...: truncated or edited"
         )
 
 
 def _mapped(file, dtype, shape):
     try:
-        found = np.load(file, mmap_mode="r", allow_pickle=False)
+        values = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise NanoEulerError(f"{file}: not readable ({one_line(str(error), 200)}), expected .npy") from None
-    if (found.dtype, found.shape) != (dtype, shape):
+    if (values.dtype, values.shape) != (dtype, shape):
         raise NanoEulerError(
-            f"{file}: holds {found.dtype} {list(found.shape)}, expected {dtype.__name__} {list(shape)}"
+            f"{file}: holds {values.dtype} {list(values.shape)}, expected {dtype.__name__} {list(shape)}"
         )
-    return np.asarray(found)  # a plain view is quicker to cut than a memmap
+    return np.asarray(values)  # a plain view is quicker to cut than a memmap
 
 
 # ---- Learning from them

@@ -138,9 +138,9 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     for name, digest in head["sha256"].items():
         if not (path / name).is_file():
             raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
-        if (found := sha256(path / name)) != digest:
+        if (actual := sha256(path / name)) != digest:
             raise NanoEulerError(
-                f"{path / name}: SHA-256 is {found[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
+                f"{path / name}: SHA-256 is {actual[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
             )
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
@@ -150,18 +150,18 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
         raise NanoEulerError(
             f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"
         )
-    train = _settings(TrainConfig, head["train"], path) if head["train"] else None
+    settings = _settings(TrainConfig, head["train"], path) if head["train"] else None
     params, optimizer = _filled(config, tensors), None
     if training:
-        if train is None or not (path / "optimizer.safetensors").is_file():
+        if settings is None or not (path / "optimizer.safetensors").is_file():
             raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
-        optimizer = optimizer_of(config, train)
+        optimizer = optimizer_of(config, settings)
         optimizer.step = head["step"]
         for kind in "mv":
             setattr(optimizer, kind, _filled(config, tensors, f"{kind}."))
-    return Checkpoint(path, GPT(config, params), tokenizer, head["step"], train, optimizer, head["info"])
+    return Checkpoint(path, GPT(config, params), tokenizer, head["step"], settings, optimizer, head["info"])
 
 
 def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
@@ -172,8 +172,8 @@ def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
     if not (PRETRAINED / name / "checkpoint.json").is_file():
         known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
         raise NanoEulerError(f"no pretrained model {name!r}, the package has {', '.join(known) or 'none'}")
-    found = load(PRETRAINED / name)
-    return found.model, found.tokenizer
+    checkpoint = load(PRETRAINED / name)
+    return checkpoint.model, checkpoint.tokenizer
 
 
 def find(path: str | Path) -> Path:
@@ -321,13 +321,13 @@ def _read_tensors(file, shapes):
     """The tensors of a safetensors file. Names and shapes are compared with `shapes` before memory is taken."""
     try:
         with safe_open(file, framework="numpy") as opened:
-            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-        if set(found) != set(shapes):
-            odd = sorted(set(found) ^ set(shapes))[:4]
+            stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+        if set(stored) != set(shapes):
+            odd = sorted(set(stored) ^ set(shapes))[:4]
             raise NanoEulerError(f"{file}: missing or unknown tensors {short(odd)}")
         for name, shape in shapes.items():
-            if found[name] != shape:
-                raise NanoEulerError(f"{file}: {name} is {list(found[name])}, expected {list(shape)}")
+            if stored[name] != shape:
+                raise NanoEulerError(f"{file}: {name} is {list(stored[name])}, expected {list(shape)}")
         tensors = load_file(file)
     except NanoEulerError:
         raise

@@ -75,11 +75,11 @@ class TextDataset:
         self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
         self.part, self.valid = data.tokenize(part, state.tokenizer), data.tokenize(valid, state.tokenizer)
         need = self.model.context + self.model.predict
-        for name, have, least in (("training", self.part, need), ("validation", self.valid, 2)):
-            if len(have.ids) < least:
+        for name, tokens, least in (("training", self.part, need), ("validation", self.valid, 2)):
+            if len(tokens.ids) < least:
                 source = state.info.get("source", "text")
                 raise NanoEulerError(
-                    f"{source}: {name} part has {len(have.ids)} tokens, expected at least {least}"
+                    f"{source}: {name} part has {len(tokens.ids)} tokens, expected at least {least}"
                 )
         self.tokens, self.row_tokens = len(self.part.ids), self.model.context
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": len(self.valid.ids)}
@@ -194,10 +194,10 @@ class ShardDataset:
 
         whole: score every token; else windows at equal distances, `SAMPLE` tokens of all sets, and say their share.
         """
-        most, sets = math.inf if whole else SAMPLE // self.row_tokens // len(self.valid), {}
+        rows_each, sets = math.inf if whole else SAMPLE // self.row_tokens // len(self.valid), {}
         for name, part in self.valid.items():
             rows = -(-(part.tokens - 1) // self.row_tokens)
-            chosen = np.linspace(0, rows - 1, max(1, int(min(rows, most)))).round().astype(np.int64)
+            chosen = np.linspace(0, rows - 1, max(1, int(min(rows, rows_each)))).round().astype(np.int64)
             sets[name] = self._scored(model, part, chosen)
         bits, size, tokens = map(sum, zip(*sets.values(), strict=True))
         entry = {"valid_bits_per_byte": bits / max(1, size)}
@@ -277,19 +277,19 @@ class SFTDataset:
 
     def _fitting(self, examples, name, least):
         """The examples that fit the context, encoded; says how many do not, and refuses when fewer than `least` do."""
-        given = [self._encoded(example) for example in examples]
-        kept, context = [e for e in given if e.counted.any()], self.model.context
-        fits = f"{len(kept)} of {len(given)} {name} examples fit in {context} tokens"
-        if len(kept) < max(least, 1):
+        encoded = [self._encoded(example) for example in examples]
+        fitting, context = [e for e in encoded if e.counted.any()], self.model.context
+        fits = f"{len(fitting)} of {len(encoded)} {name} examples fit in {context} tokens"
+        if len(fitting) < max(least, 1):
             raise NanoEulerError(
                 f"{self.source}: {fits}, expected at least {max(least, 1)}: take a base model of a longer context "
                 "(--base), shorter examples, or more of them"
             )
-        if len(kept) < len(given):
+        if len(fitting) < len(encoded):
             self.warnings.append(
                 f"{fits}; the others are left out. A base model of a longer context takes more"
             )
-        return kept
+        return fitting
 
     def _encoded(self, example):
         return encode(example, self.tokenizer, self.model.context + 1)

@@ -164,10 +164,10 @@ def _update_description(file, state, dataset):
         old = None
     old, new = old if isinstance(old, dict) else {}, _description(state, dataset)
     if old.get("train") != new["train"] or old.get("model") != new["model"]:
-        kept = {
+        beginning = {
             name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
         }
-        write_text(file, to_json(new | kept, indent=1) + "\n")
+        write_text(file, to_json(new | beginning, indent=1) + "\n")
 
 
 def _train(journal, warnings=(), lengthened=False, profile=0):

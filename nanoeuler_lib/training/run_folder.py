@@ -6,7 +6,7 @@
         checkpoints/step-000500/ ...
         lock                held while a process writes here
 
-Everything here is true of any run, whatever it learns from: `train` fills the folder, `report` reads it.
+Everything here is true of any run, whatever it learns from: `loop` fills the folder, `report` reads it.
 """
 
 import itertools
@@ -142,21 +142,19 @@ def trim_log(file: Path, step: int) -> str | None:
     A log that cannot be read is no reason not to go on: it is set aside, the lines of it that can be read are kept,
     and what to say about it is returned.
     """
-    kept, trouble = [], None
+    readable, trouble = [], None
     try:
         for entry in entries(file) if os.path.lexists(file) else ():
-            kept.append(entry)
+            readable.append(entry)
     except NanoEulerError as error:
-        trouble, kept = str(error), _readable(file)
-    text = "".join(to_json(entry) + "\n" for entry in kept if entry["step"] <= step)
+        trouble, readable = str(error), _readable(file)
+    text = "".join(to_json(entry) + "\n" for entry in readable if entry["step"] <= step)
     if trouble:
         try:
             os.rename(file, aside := _free_name(file))
         except OSError as error:
             raise NanoEulerError(f"{file}: cannot be set aside ({error.strerror})") from None
-        trouble = (
-            f"{trouble}. It is set aside as {aside.name}, and the {len(kept)} entries that can be read go on"
-        )
+        trouble = f"{trouble}. It is set aside as {aside.name}, and the {len(readable)} entries that can be read go on"
     write_text(file, text)
     return trouble
 

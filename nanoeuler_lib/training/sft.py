@@ -2,7 +2,7 @@
 
 The loss counts the tokens of replies and their end marker, nothing else: targets are -1 everywhere else. Each example
 has a row of its own, so none can see another; rows of a batch have about the same length, so that little of a row is
-empty. Everything else, steps, log, checkpoints and resume, is that of pretraining (`train`). Chapter 20.
+empty. Everything else, steps, log, checkpoints and resume, is that of pretraining (`loop`). Chapter 20.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -83,8 +83,8 @@ def fine_tune(
     info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
     info |= device.info
     run, optimizer = Path(run), optimizer_of(model.config, config)
-    found = Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
-    return start_run(run, found, SFTDataset(examples, held_out, found), quiet, on_entry)
+    state = Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
+    return start_run(run, state, SFTDataset(examples, held_out, state), quiet, on_entry)
 
 
 def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
@@ -92,12 +92,10 @@ def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -
 
     Raises NanoEulerError when an example does not fit the context.
     """
-    encoded = []
-    for example in examples:
-        found = encode(example, tokenizer)
+    encoded = [encode(example, tokenizer) for example in examples]
+    for example, tokens in zip(examples, encoded, strict=True):
         last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
-        found.counted[:-last] = False
-        encoded.append(found)
+        tokens.counted[:-last] = False
     # by a chat, too
     unsaid = [*markers(tokenizer)[1:], *range(tokenizer.vocab_size, model.config.vocab_size)]
     return greedy_match(model, encoded, unsaid)
@@ -109,7 +107,7 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
     Decided without decoding: it would if each has the largest logit, leaving out the tokens in `never`. Raises
     NanoEulerError when an example does not fit the context.
     """
-    found, context = np.zeros(len(examples), bool), model.config.context
+    matches, context = np.zeros(len(examples), bool), model.config.context
     if (longest := max((len(example.ids) for example in examples), default=0)) > context + 1:
         raise NanoEulerError(f"an example has {longest} tokens, expected at most {context + 1}")
     for start in range(0, len(examples), 16):
@@ -118,8 +116,8 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
         logits = model.logits(inputs)
         logits[..., list(never)] = -np.inf
         same = (logits.argmax(axis=-1) == targets[..., 0]) | (targets[..., 0] < 0)
-        found[start : start + 16] = same.all(axis=1)
-    return found
+        matches[start : start + 16] = same.all(axis=1)
+    return matches
 
 
 # ---- Where examples come from

@@ -35,8 +35,8 @@ def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: floa
         new, gradient = after.reshape(-1), grads[name].reshape(-1)
         start += after.size
         moved = new - old
-        found = np.array([np.vdot(x, x) for x in (gradient, moved, old)], np.float64)
-        squares[group_of(name)] = squares.get(group_of(name), 0.0) + found
+        parts = np.array([np.vdot(x, x) for x in (gradient, moved, old)], np.float64)
+        squares[group_of(name)] = squares.get(group_of(name), 0.0) + parts
     whole = math.sqrt(sum(s[0] for s in squares.values())) or 1.0
     return {
         group: [norm * math.sqrt(g) / whole, math.sqrt(moved / max(weight, 1e-30))]
@@ -57,28 +57,28 @@ class Watch:
         # mean, variance and end of the best window of losses
         self.best: tuple[float, float, int] | None = None
         self.valid: list[tuple[int, float]] = []
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
 
     def begin(self) -> list[str]:
         """Warnings before the first step: the text will be read more often than it has something to teach."""
         if self.config.steps * self.tokens_per_step < PASSES * self.train_tokens:
             return []
-        self.said.add("repeats")
+        self.warned.add("repeats")
         return [f"the data will repeat: {self._passes(self.config.steps)}"]
 
     def see(self, entry: dict) -> list[str]:
         """The warnings that a log entry gives rise to, usually none."""
-        found = {}
+        warnings = {}
         if "loss" in entry:
-            found["rises"] = self._loss_rises(entry)
-            found["repeats"] = self._data_repeats(entry["step"])
+            warnings["rises"] = self._loss_rises(entry)
+            warnings["repeats"] = self._data_repeats(entry["step"])
         if "valid_bits_per_byte" in entry:
-            found["valid"] = self._validation_rises(entry)
+            warnings["valid"] = self._validation_rises(entry)
         if "groups" in entry:
-            found["vanishes"] = self._gradient_vanishes(entry)
-        new = [kind for kind, text in found.items() if text and kind not in self.said]
-        self.said.update(new)
-        return [found[kind] for kind in new]
+            warnings["vanishes"] = self._gradient_vanishes(entry)
+        new = [kind for kind, text in warnings.items() if text and kind not in self.warned]
+        self.warned.update(new)
+        return [warnings[kind] for kind in new]
 
     def _loss_rises(self, entry):
         self.losses.append(entry["loss"])
@@ -145,28 +145,28 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     distinct = set(documents)
     held_out = [document for document in valid.split(separator) if document]
     leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
-    found = document_warnings(len(documents), len(distinct), len(held_out), leaked)
+    warnings = document_warnings(len(documents), len(distinct), len(held_out), leaked)
     mark = separator.strip()
     if inside := sum(document.count(mark) for document in documents):
-        found.append(
+        warnings.append(
             f"{mark} stands in the text {inside} times within a line: there it is ordinary letters. Between documents "
             "it wants a line of its own"
         )
-    return found
+    return warnings
 
 
 def document_warnings(documents: int, distinct: int, held_out: int, leaked: int) -> list[str]:
     """What is wrong with a text of so many training documents, of which so many are distinct, and so many held-out
     ones, of which so many (leaked) are in the training text."""
-    found = []
+    warnings = []
     if distinct < 0.9 * documents:
-        found.append(
+        warnings.append(
             f"the data repeats: {documents - distinct} of {documents} training documents stand there "
             "more than once. Remove the copies, or they are learnt by heart"
         )
     if leaked:
-        found.append(
+        warnings.append(
             f"validation leaks: {leaked} of {held_out} validation documents stand in the training text too. Its "
             "figure will look better than the model is; remove them from one part"
         )
-    return found
+    return warnings

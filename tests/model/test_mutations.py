@@ -381,7 +381,7 @@ BUGS = [
     bug("validation of documents misses their ends", "text.data.validation_rows",
         "min(end + 1, start + time + 1)", "min(end, start + time + 1)", by="validation rows"),
     bug("validation text starts with the separator", "text.data.split_text",
-        "return text[:cut] + before, after", "return text[:cut] + before, found + after", by="split"),
+        "return text[:cut] + before, after", "return text[:cut] + before, separator + after", by="split"),
     bug("validation text is the training text's end", "text.data.split_text",
         "return text[:cut], text[cut:]", "return text, text[cut:]", by="split"),
     bug("nats called bits", "training.datasets.bits_per_byte",
