@@ -169,9 +169,9 @@ def train(args):
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
     model_config = preset(args.preset or "small", **changes)
-    rows = TrainConfig(**_given(args, ["batch", "accumulate"]))
-    settings = _given(args, TRAINING)
-    config = TrainConfig(**{n: _in_steps(value, rows, model_config.context) for n, value in settings.items()})
+    batching = TrainConfig(**_given(args, ["batch", "accumulate"]))
+    settings = _given(args, TRAINING).items()
+    config = TrainConfig(**{n: _in_steps(value, batching, model_config.context) for n, value in settings})
     _check_workers(args)
     _not_negative(args, "profile")
     device = choose(args.device or "cpu", args.precision, model_config)
@@ -205,11 +205,11 @@ def _numbered(valid):
     return dict(zip(names, valid or [None], strict=True))
 
 
-def _in_steps(value, rows, context):
-    """A setting; if it was given in tokens, the number of steps, rounded up. rows: a configuration with its rows."""
+def _in_steps(value, config, context):
+    """A setting; if it was given in tokens, the number of steps, rounded up. config: says how many rows a step has."""
     if not isinstance(value, arguments.Tokens):
         return value
-    return -(-value // (rows.batch * rows.accumulate * context))
+    return -(-value // (config.batch * config.accumulate * context))
 
 
 def report(args):
