@@ -15,6 +15,7 @@ from benchmarks.contest import quiet_environment
 quiet_environment()
 
 import argparse  # noqa: E402
+import functools  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import resource  # noqa: E402
@@ -184,9 +185,10 @@ def profile(rows: int, repeats: int = 20) -> list[dict]:
     spent, calls = Counter(), Counter()
 
     def timed(name, function):
-        def call(*arguments):
+        @functools.wraps(function)
+        def call(*arguments, **scratch):
             began = time.thread_time()
-            function(*arguments)
+            function(*arguments, **scratch)
             spent[name] += time.thread_time() - began
             calls[name] += 1
 

@@ -181,7 +181,7 @@ class Plain(program.Program):
         self._batched("attention", of.o, p, of.v)
         self._heads("attention", "true", y, of.o)
 
-    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
+    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, *, rope):
         """dqkv of `attention` and of RoPE before it."""
         p, of, scale = self._probabilities(lse, qkv), self._shared(lse, qkv), 1 / math.sqrt(config.head_dim)
         self._heads("attention_back", "false", qkv, of.q, of.k, of.v)
@@ -193,7 +193,7 @@ class Plain(program.Program):
         self._batched("attention_back", of.dk, of.dp, of.q, transpose_a=True, alpha=scale)
         self._heads("attention_back", "true", dqkv, of.dq, of.dk, of.dv)
         (N, pitch), heads, C = dqkv.shape, config.heads + config.kv_heads, config.head_dim
-        arguments = dqkv, work.rope.cos, -work.rope.sin, N, lse.shape[2], heads, C, pitch
+        arguments = dqkv, rope.cos, -rope.sin, N, lse.shape[2], heads, C, pitch
         grid, moved = -(-N * heads * C // 8 // THREADS), 2 * N * heads * C * dqkv.itemsize
         self._engine("attention_back", f"rope_packed<{self.number}>", grid, THREADS, arguments, moved)
 

@@ -6,6 +6,7 @@ formulas written out here in float64, and brute force; never the function that i
 
 import math
 from contextlib import contextmanager
+from functools import wraps
 from inspect import signature
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -170,10 +171,9 @@ def check_gradients(
 
         def loss():
             forward(model.params, plan, tokens)
-            ops.active().heads_loss(
-                plan.losses, None, None, plan.y_final, model.params["heads"],
-                targets.reshape(-1, config.predict), np.ones(config.predict), plan.work_logits, None, False,
-            )  # fmt: skip
+            heads, flat = model.params["heads"], targets.reshape(-1, config.predict)
+            ones = np.ones(config.predict)
+            plan.op.heads_loss(plan.losses, None, None, plan.y_final, heads, flat, ones, False)
             return float(plan.losses.sum(axis=0) @ (weights / np.maximum(valid, 1)))
 
         def slope(p, direction):
@@ -282,8 +282,9 @@ def recording(version: str):
     def recorded(name, function):
         parameters = signature(function).parameters
 
-        def call(*arguments):
-            function(*arguments)
+        @wraps(function)
+        def call(*arguments, **scratch):
+            function(*arguments, **scratch)
             named = dict(zip(parameters, arguments))
             calls.extend((name, key, named[key].copy()) for key in WRITES[name] if named[key] is not None)
 
@@ -340,10 +341,12 @@ def check_equality(
         close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
         q, k, v = _heads(b.qkv, config, batch, time)
         probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
-        found = np.zeros((*a.inv_sum.shape[:-1], time), dtype)  # the fast one leaves out blocks of the future
-        for rows, end, scores in cpu.score_blocks(a.probs, a.inv_sum.shape):
+        found = np.zeros(
+            (*a.row_sums.shape[:-1], time), dtype
+        )  # the fast one leaves out blocks of the future
+        for rows, end, scores in cpu.score_blocks(a.probs, a.row_sums.shape):
             found[:, :, :, rows, :end] = scores
-        close((found * a.inv_sum).reshape(probs.shape), probs, rtol, "probs * inv_sum")
+        close((found * a.row_sums).reshape(probs.shape), probs, rtol, "probs * row_sums")
 
 
 def _heads(qkv, config, batch, time):

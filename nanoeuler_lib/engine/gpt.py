@@ -121,10 +121,10 @@ class GPT(model.GPT):
         tokens, plan, trunk = self._forward(tokens)
         plan.put(tokens)
         program.run(trunk)
-        found = cuda.array_module(self.program.where).empty((tokens.size, V), np.float32)
-        plan.op.linear(found, plan.y_final, self.weights["heads"][:, head * V : (head + 1) * V])
-        program.run(plan.op.take())
-        return download(found).reshape(*tokens.shape, V)
+        logits = cuda.array_module(self.program.where).empty((tokens.size, V), np.float32)
+        plan.op.linear(logits, plan.y_final, self.weights["heads"][:, head * V : (head + 1) * V])
+        program.run(plan.program.take())
+        return download(logits).reshape(*tokens.shape, V)
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Nats at each position, without gradients.
@@ -135,25 +135,17 @@ class GPT(model.GPT):
         tokens, plan, trunk = self._forward(tokens)
         heads = (*targets.shape, 1)[2]  # 1 for [B, T]
         V, N = self.config.vocab_size, tokens.size
-        of = (
-            plan.losses.reshape(-1)[: N * heads].reshape(N, heads),
-            plan.targets.reshape(-1)[: N * heads].reshape(N, heads),
+        losses, wanted = (x.reshape(-1)[: N * heads].reshape(N, heads) for x in (plan.losses, plan.targets))
+        w = self.weights["heads"][:, : heads * V]
+        last = plan.list(
+            ("losses", heads),
+            lambda: plan.op.heads_loss(losses, None, None, plan.y_final, w, wanted, plan.scale, False),
         )
-        last = plan.list(("losses", heads), lambda: plan.op.heads_loss(
-            of[0], None, None, plan.y_final, self.weights["heads"][:, : heads * V], of[1], plan.scale,
-            self._logits(plan, heads), None, False,
-        ))  # fmt: skip
         upload(plan.tokens, tokens)
-        upload(of[1], targets)
+        upload(wanted, targets)
         program.run(trunk)
         program.run(last)
-        return download(of[0]).reshape(targets.shape)
-
-    def _logits(self, plan, heads):
-        """Scratch space for logits of the first heads, as contiguous rows."""
-        wide = heads * self.config.vocab_size
-        rows = plan.work_logits.size // wide
-        return plan.work_logits.reshape(-1)[: rows * wide].reshape(rows, wide)
+        return download(losses).reshape(targets.shape)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""
@@ -168,7 +160,7 @@ class GPT(model.GPT):
         weights = head_weights(self.config) if weights is None else weights
         scale, grads = loss_scale(targets, weights), Parameters(self.config, self.program.where)
         backward(self.weights, grads, plan, plan.tokens, plan.targets, plan.scale)
-        back = plan.op.take()
+        back = plan.program.take()
         plan.put(tokens, targets, scale)
         plan.sort(tokens)
         program.run(trunk)

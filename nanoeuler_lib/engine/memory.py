@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler_lib import cuda, model
+from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.cuda.blas import from_bfloat16
 from nanoeuler_lib.engine import embedding, program
@@ -125,7 +125,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
         rstd1=("f", N),
         y1=("n", N, D),
         qkv=("n", N, (H + 2 * G) * C),
-        inv_sum=("f", B, H, T),  # log of the sum of exp(scores)
+        row_sums=("f", B, H, T),  # of exp(scores), kept as their logarithm
         attended=("n", N, H * C),
         rstd2=("f", N),
         y2=("n", N, D),
@@ -151,7 +151,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
     logit_rows = min(N, max(2 * F * N // (K * V), LOGIT_ROWS))
     scratch = dict(
         order=("i", N),  # positions sorted by token
-        sorted=("i", N),  # their tokens
+        sorted_tokens=("i", N),  # their tokens
         shares=("i", embedding.most_shares(N, V), 6),  # and which block adds what
         gain_parts=("f", min(N, program.NORM_BLOCKS * processors), D),
         along=("f", B, H, T),  # of attention's backward pass: dout . out
@@ -263,18 +263,18 @@ def room(shape: tuple, dtype: np.dtype) -> int:
 class Plan:
     """The buffers for a batch of B sequences of T tokens, in the device's memory, and the lists that fill them.
 
-    Attributes as of `plan.Plan`. owner: the `engine.GPT` that runs here; op: its composites. Raises NanoEulerError when
-    `time` is not in 1..config.context.
+    Attributes as of `plan.Plan`. owner: the `engine.GPT` that runs here; writer: the program that writes the lists, by
+    default the owner's. Raises NanoEulerError when `time` is not in 1..config.context.
     """
 
-    def __init__(self, owner, batch: int, time: int, op: program.Program | None = None):
+    def __init__(self, owner, batch: int, time: int, writer: program.Program | None = None):
         config = owner.config
         if not 1 <= time <= config.context:
             raise NanoEulerError(
                 f"context is {config.context}, got {time} tokens: expected 1 to {config.context}"
             )
         self.config, self.batch, self.time = config, batch, time
-        self.op, self.lists = op or owner.program, {}
+        self.program, self.lists = writer or owner.program, {}
         xp = cuda.array_module(owner.program.where)
         sizes = config, batch, time
         layer, step, scratch = shapes(*sizes, owner.keep_x, owner.program.on.processors)
@@ -288,23 +288,28 @@ class Plan:
         def made(part, i=0):
             return SimpleNamespace(**{name: arrays[name, i] for name in part})
 
-        vars(self).update(vars(made(step)))
+        s = made(step)
+        self.tokens, self.targets, self.scale, self.losses = s.tokens, s.targets, s.scale, s.losses
+        self.delta, self.rstd_final, self.y_final = s.delta, s.rstd_final, s.y_final
+        self.dx, self.dy, self.dqkv = program.Residual(s.dx_full, s.dx_half), s.dy, s.dqkv
+        self.dattended, self.dgate_up, self.dhidden = s.dattended, s.dgate_up, s.dhidden
+        self.x_final = s.x_final if owner.keep_x else s.x
         self.layers = [made(layer, i) for i in range(config.layers)]
         for names in self.layers:
-            names.probs = names.sigmoid = None
+            names.probs = names.sigmoid = None  # the CPU alone keeps them
             if not owner.keep_x:
-                names.x1 = names.x2 = self.x_final = self.x
-        self.dx = program.Residual(self.dx_full, self.dx_half)
+                names.x1 = names.x2 = self.x_final
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
-        self.work = self.work_heads = made(scratch)
-        self.work.rope, self.work.square_parts = self.rope, xp.empty(owner.program.on.processors, np.float32)
-        self.work_logits = self.work.logits
-        self.work_probs = self.work_weight = self.work_qkv_weight = None
+        self.scratch = made(scratch)
+        self.scratch.square_parts = xp.empty(owner.program.on.processors, np.float32)
+        composites = {name: getattr(self.program, name) for name in (*ops.COMPOSITES, "sum_losses", "norm")}
+        # attention's backward pass turns as well, so it asks for the tables of RoPE
+        self.op = ops.bind(composites, vars(self.scratch) | {"rope": self.rope})
 
     def clear(self, x) -> None:
         """x = 0, a launch of the list."""
-        self.op.zero(x)
+        self.program.zero(x)
 
     def put(self, tokens: np.ndarray, targets: np.ndarray | None = None, scale=None) -> None:
         """Upload a batch: tokens [B, T], targets [B, T, K], scale [K]."""
@@ -316,13 +321,13 @@ class Plan:
     def sort(self, tokens: np.ndarray) -> None:
         """Upload the positions of tokens [B, T] sorted by token, which `embed_back` alone reads, at a step's end."""
         order, tokens, start = embedding.sort(tokens, self.config.vocab_size)
-        upload(self.work.order, order)
-        upload(self.work.sorted, tokens)
-        upload(self.work.shares, embedding.shares(start, self.config.dim))
+        upload(self.scratch.order, order)
+        upload(self.scratch.sorted_tokens, tokens)
+        upload(self.scratch.shares, embedding.shares(start, self.config.dim))
 
     def list(self, key, record: Callable[[], None]) -> program.Launches:
         """The launches that `record` writes; kept under a key."""
         if key not in self.lists:
             record()
-            self.lists[key] = self.op.take()
+            self.lists[key] = self.program.take()
         return self.lists[key]

@@ -7,9 +7,8 @@
 
 Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
 targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
-checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`. What only the CPU keeps is None
-(probs, sigmoid, the `work...` of products), `inv_sum` holds the log-sum-exp [B, H, T], and `work` is the plan's scratch
-space by name (`engine.Plan`). Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
+checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`; what only the CPU keeps, probs and
+sigmoid, is None. What they take by keyword alone is scratch space (`memory.shapes`), which `plan.op` puts in. Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
 `embedding.cu`, `adamw.cu`, `muon.cu`.
 """
 
@@ -228,17 +227,17 @@ class Program:
         file = self._file("embedding.cu")
         self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
 
-    def embed_back(self, dtable, dx, tokens, work, accumulate):
+    def embed_back(self, dtable, dx, tokens, accumulate, *, order, sorted_tokens, shares):
         """dtable[v] (+)= the sum of dx[n] over positions of token v.
 
-        work: order [N], the positions sorted by token; sorted [N], their tokens; shares (`embedding.shares`).
+        order: [N], the positions sorted by token; sorted_tokens: [N], their tokens; shares: see `embedding.shares`.
         """
         self._count_in_32_bits(dx.full, dtable)
         N, D = dx.full.shape
         file, threads = self._file("embedding.cu", add=bool(accumulate)), min(THREADS, 32 * -(-D // 128))
-        arguments = work.shares, work.order, work.sorted, dx.full, dtable, N, D
+        arguments = shares, order, sorted_tokens, dx.full, dtable, N, D
         moved = dx.full.nbytes + dtable.nbytes
-        self._launch("embed_back", file, "embedding_backward", len(work.shares), threads, arguments, moved)
+        self._launch("embed_back", file, "embedding_backward", len(shares), threads, arguments, moved)
 
     def _count_in_32_bits(self, *arrays):
         """Raises NanoEulerError for arrays with more elements than embedding_backward can count."""
@@ -250,7 +249,7 @@ class Program:
         """y = x w. x: [N, I]; w: [I, O]; y: [N, O]."""
         self._product("linear", y, x, w)
 
-    def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
+    def linear_back(self, dx, dw, dy, x, w, accumulate):
         """dx = dy w^T, dw (+)= x^T dy."""
         dy = dy.half if isinstance(dy, Residual) else dy
         self._product("linear_back", dx, dy, w, transpose_b=True)
@@ -265,12 +264,12 @@ class Program:
         moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, gain_parts):
         """dx += the gradient through rmsnorm; dgain (+)= its own. x is not read: y / gain is x rstd."""
         N, D = y.shape
         threads, keep = _row(D)
         blocks = min(N, NORM_BLOCKS * self.on.processors)
-        part = work.gain_parts[:blocks]
+        part = gain_parts[:blocks]
         arguments = dy, y, gain, rstd, dx.full, dx.half, part, N, D
         moved = dy.nbytes + y.nbytes + 2 * dx.full.nbytes + (dx.half.nbytes if dx.half is not dx.full else 0)
         kernel = f"add_rmsnorm_back<{self.number}, {keep}>"
@@ -282,7 +281,7 @@ class Program:
         arguments = parts, to, rows, columns, int(accumulate)
         self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
 
-    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+    def qkv_rope(self, qkv, y, w, rope, config):
         """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
         self._product("qkv_rope", qkv, y, w)
         N, pitch = qkv.shape
@@ -298,13 +297,16 @@ class Program:
             2 * N * heads * C * qkv.itemsize,
         )
 
-    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, accumulate):
         """dy and dw of `qkv_rope`; `attention_back` has turned dqkv back."""
         self._product("qkv_rope_back", dy, dqkv, w, transpose_b=True)
         self._product("qkv_rope_back", dw, y, dqkv, transpose_a=True, add=bool(accumulate))
 
     def attention(self, y, probs, lse, qkv, config):
-        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; lse: [B, H, T]."""
+        """y = softmax(q k^T / sqrt(C) + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C].
+
+        lse: [B, H, T], log of the row sums of exp(scores).
+        """
         B, _, T = lse.shape
         for launch in flash.forward(
             y.reshape(B, T, -1), lse, qkv.reshape(B, T, -1), config.heads, config.kv_heads,
@@ -313,13 +315,13 @@ class Program:
             work = 2 * B * config.heads * T * (T + 1) * config.head_dim  # two products, half of each square
             self._add("attention", launch, qkv.nbytes + y.nbytes, work)
 
-    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
-        """dqkv of `attention` and of RoPE before it."""
+    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, *, along, rope):
+        """dqkv of `attention` and of RoPE before it. along: [B, H, T]; rope: the tables, which a plan adds."""
         B, _, T = lse.shape
         batched = [x.reshape(B, T, -1) for x in (dqkv, dy, y, qkv)]
         launches = flash_backward.backward(
-            batched[0], work.along, batched[1], batched[2], lse, batched[3], config.heads, config.kv_heads,
-            1 / math.sqrt(config.head_dim), tables=(work.rope.cos, work.rope.sin), tf32=self.tf32,
+            batched[0], along, batched[1], batched[2], lse, batched[3], config.heads, config.kv_heads,
+            1 / math.sqrt(config.head_dim), tables=(rope.cos, rope.sin), tf32=self.tf32,
             where=self.where, checked=self.checked, on=self.on,
         )  # fmt: skip
         for products, launch in zip((3, 4), launches, strict=True):  # of the first kernel, of the second
@@ -339,27 +341,28 @@ class Program:
             gate_up.nbytes + hidden.nbytes,
         )
 
-    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         """dgate_up of `swiglu`."""
         N, F = dhidden.shape
         arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
         kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
         self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)
 
-    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate, *, logits):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
 
-        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32; work_logits:
-        [rows, K V]; dy: [N, D]; dw: [D, K V] float32. With dy and dw None only the losses are computed.
+        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32; dy: [N, D]; dw:
+        [D, K V] float32; logits: room for those of some positions. With dy and dw None only the losses are computed.
         """
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
         threads, keep = _row(V, LOGITS)
         kernel = f"heads_cross_entropy<{self.number}, {keep}, {_flag(gradient)}>"
-        for start in range(0, N, len(work_logits)):
-            rows = slice(start, min(start + len(work_logits), N))
+        logits = rows_of(logits, K * V)
+        for start in range(0, N, len(logits)):
+            rows = slice(start, min(start + len(logits), N))
             count = rows.stop - rows.start
-            z = work_logits[:count, : K * V]
+            z = logits[:count]
             self._product("heads_loss", z, y[rows], w)
             arguments = z, targets[rows], scale, losses[rows], V, K
             moved = z.nbytes * (2 if gradient else 1)
@@ -371,16 +374,16 @@ class Program:
 
     # ---- the optimiser, over all parameters at once ----------------------------------------------------------
 
-    def sum_losses(self, sums, losses, work, accumulate):
+    def sum_losses(self, sums, losses, accumulate, *, loss_parts):
         """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
-        (N, K), parts = losses.shape, work.loss_parts
-        file, grid, arguments = self._file("reductions.cu"), (1, len(parts)), (losses, parts, N, K)
+        N, K = losses.shape
+        file, grid, arguments = self._file("reductions.cu"), (1, len(loss_parts)), (losses, loss_parts, N, K)
         self._launch("sum_losses", file, "column_sums", grid, (32, 8), arguments, losses.nbytes)
-        self._sum_parts("sum_losses", parts, sums, accumulate)
+        self._sum_parts("sum_losses", loss_parts, sums, accumulate)
 
-    def norm(self, factor, g, limit, work):
+    def norm(self, factor, g, limit, *, square_parts):
         """factor = (what clipping multiplies g by, the norm of g). g: flat, [n]; factor: [2]."""
-        parts, file = work.square_parts, self._file("adamw.cu")
+        parts, file = square_parts, self._file("adamw.cu")
         self._launch("norm", file, "squares", len(parts), SQUARES // 2, (g, parts, g.size), g.nbytes)
         self._launch("norm", file, "clip_factor", 1, SQUARES, (parts, factor, len(parts), float(limit)))
 
@@ -499,6 +502,12 @@ def products(number: str, config: ModelConfig, rows: int) -> tuple[str, ...]:
 def muon_kernels(number: str) -> tuple[str, ...]:
     """The instances of the templates of muon.cu that a model needs."""
     return f"muon_direction<{number}>", f"muon_move<{number}>"
+
+
+def rows_of(space, width: int):
+    """The rows [rows, width] that scratch space has room for."""
+    rows = space.size // width
+    return space.reshape(-1)[: rows * width].reshape(rows, width)
 
 
 def _together(rows: int) -> int:

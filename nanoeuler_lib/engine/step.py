@@ -82,16 +82,16 @@ class Step:
         if key not in plan.lists:
             forward(m.weights, plan, plan.tokens)
             backward(m.weights, self.grads, plan, plan.tokens, plan.targets, plan.scale, accumulate)
-            plan.op.sum_losses(self.sums, plan.losses, plan.work, accumulate)
-            plan.lists[key] = plan.op.take().cut("embed_back")
+            plan.op.sum_losses(self.sums, plan.losses, accumulate)
+            plan.lists[key] = plan.program.take().cut("embed_back")
         return plan.lists[key]
 
     def _update_list(self, plan):
         m, o, c = self.model, self.optimizer, self.config
 
         def record():
-            plan.op.norm(self.factor, self.grads.flat, c.clip, plan.work)
-            plan.op.refuse(self.factor, self.sums)
+            plan.op.norm(self.factor, self.grads.flat, c.clip)
+            plan.program.refuse(self.factor, self.sums)
             copy = None if m.copy is None else m.copy.flat
             arrays = m.params.flat, self.grads.flat, o.m.flat, o.v.flat, copy
             if c.optimizer == "adamw":

@@ -109,12 +109,12 @@ class Unfused(program.Program):
         N, D = x.shape
         self._run("embed", "embedding_forward", -(-N // 8), THREADS, (tokens, table, x, N, D))
 
-    def embed_back(self, dtable, dx, tokens, work, accumulate):
+    def embed_back(self, dtable, dx, tokens, accumulate, *, order, sorted_tokens, shares):
         self._count_in_32_bits(dx.full, dtable)
         (N, D), V = dx.full.shape, len(dtable)
         to = self._space("dtable", V, D) if accumulate else dtable
-        arguments = work.shares, work.order, work.sorted, dx.full, to, N, D
-        self._run("embed_back", "embedding_backward", len(work.shares), THREADS, arguments)
+        arguments = shares, order, sorted_tokens, dx.full, to, N, D
+        self._run("embed_back", "embedding_backward", len(shares), THREADS, arguments)
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
 
@@ -124,9 +124,9 @@ class Unfused(program.Program):
             self._each("add_rmsnorm", "vector_add", N * D, (before, delta, x, N * D))
         self._run("add_rmsnorm", "rmsnorm_forward", N, _block(D), (x, gain, y, rstd, D, float(eps)))
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, gain_parts):
         N, D = x.shape
-        part = work.gain_parts[: min(N, len(work.gain_parts))]
+        part = gain_parts[: min(N, len(gain_parts))]
         arguments = dy, x, gain, rstd, dx.full, part, N, D
         self._run("add_rmsnorm_back", "rmsnorm_backward", len(part), _block(D), arguments)
         self._columns("add_rmsnorm_back", dgain, part, accumulate)
@@ -149,19 +149,19 @@ class Unfused(program.Program):
                 self._each(composite, name, count // 2, arguments)
             self._each(composite, "copy_heads", count, (qkv, apart, N // T, T, heads, C, pitch, back))
 
-    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+    def qkv_rope(self, qkv, y, w, rope, config):
         self._product("qkv_rope", qkv, y, w)
         self._turn("qkv_rope", "rope_forward", qkv, rope, config)
 
-    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, work, work_probs):
+    def attention_back(self, dqkv, dy, y, probs, lse, qkv, config, *, along, rope):
         B, _, T = lse.shape
         dqkv_, dy_, y_, qkv_ = (x.reshape(B, T, -1) for x in (dqkv, dy, y, qkv))
         for launch in flash_backward.backward(
-            dqkv_, work.along, dy_, y_, lse, qkv_, config.heads, config.kv_heads, 1 / math.sqrt(config.head_dim),
+            dqkv_, along, dy_, y_, lse, qkv_, config.heads, config.kv_heads, 1 / math.sqrt(config.head_dim),
             where=self.where, checked=self.checked, on=self.on,
         ):  # fmt: skip
             self._add("attention_back", launch)
-        self._turn("attention_back", "rope_backward", dqkv, work.rope, config)
+        self._turn("attention_back", "rope_backward", dqkv, rope, config)
 
     def _halves(self, composite, packed, gate, up, back):
         N, F = gate.shape
@@ -174,20 +174,20 @@ class Unfused(program.Program):
         self._halves("swiglu", gate_up, gate, up, 0)
         self._each("swiglu", "swiglu_forward", N * F, (gate, up, hidden, N * F))
 
-    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         N, F = dhidden.shape
         gate, up, dgate, dup = (self._space(name, N, F) for name in ("gate", "up", "dgate", "dup"))
         self._halves("swiglu_back", gate_up, gate, up, 0)
         self._each("swiglu_back", "swiglu_backward", N * F, (dhidden, gate, up, dgate, dup, N * F))
         self._halves("swiglu_back", dgate_up, dgate, dup, 1)
 
-    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate, *, logits):
         N, K = losses.shape
-        V, gradient = w.shape[1] // K, dw is not None
-        for start in range(0, N, len(work_logits)):
-            rows = slice(start, min(start + len(work_logits), N))
+        V, gradient, logits = w.shape[1] // K, dw is not None, program.rows_of(logits, w.shape[1])
+        for start in range(0, N, len(logits)):
+            rows = slice(start, min(start + len(logits), N))
             count = (rows.stop - rows.start) * K
-            z = work_logits[: count // K, : K * V]
+            z = logits[: count // K]
             self._product("heads_loss", z, y[rows], w)
             if not gradient:
                 arguments = z, targets[rows], losses[rows], V
@@ -200,11 +200,11 @@ class Unfused(program.Program):
             self._product("heads_loss", dy[rows], z, w, transpose_b=True)
             self._product("heads_loss", dw, y[rows], z, transpose_a=True, add=bool(accumulate) or start > 0)
 
-    def sum_losses(self, sums, losses, work, accumulate):
+    def sum_losses(self, sums, losses, accumulate):
         self._columns("sum_losses", sums, losses, accumulate)
 
-    def norm(self, factor, g, limit, work):
-        parts = work.square_parts
+    def norm(self, factor, g, limit, *, square_parts):
+        parts = square_parts
         self._run("norm", "squares", len(parts), THREADS, (g, parts, g.size))
         self._run("norm", "clip_factor", 1, THREADS, (parts, factor, len(parts), float(limit)))
 

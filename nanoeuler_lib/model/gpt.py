@@ -10,7 +10,6 @@ Pre-norm RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, untied heads
 
 import numpy as np
 
-from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import Decoder
@@ -57,8 +56,8 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
             name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
         }
         op.add_rmsnorm(a.x1, a.y1, a.rstd1, before, delta, w["norm1"], eps)
-        op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config, plan.work_qkv_weight)
-        op.attention(a.attended, a.probs, a.inv_sum, a.qkv, config)
+        op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config)
+        op.attention(a.attended, a.probs, a.row_sums, a.qkv, config)
         op.linear(plan.delta, a.attended, w["out"])
         op.add_rmsnorm(a.x2, a.y2, a.rstd2, a.x1, plan.delta, w["norm2"], eps)
         op.linear(a.gate_up, a.y2, w["gate_up"])
@@ -83,36 +82,25 @@ def backward(
     """
     op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
     targets = targets.reshape(-1, config.predict)
-    op.heads_loss(
-        plan.losses, plan.dy, grads["heads"], plan.y_final, params["heads"], targets, scale,
-        plan.work_logits, plan.work_weight, add,
-    )  # fmt: skip
     dx, dy = plan.dx, plan.dy
+    op.heads_loss(plan.losses, dy, grads["heads"], plan.y_final, params["heads"], targets, scale, add)
     plan.clear(dx)
-    gain = params["norm_final"]
-    op.add_rmsnorm_back(
-        dx, grads["norm_final"], dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, plan.work, add
-    )
+    gain, dgain = params["norm_final"], grads["norm_final"]
+    op.add_rmsnorm_back(dx, dgain, dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, add)
     for i, a in reversed(list(enumerate(plan.layers))):
         w = {
             name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
         }
         dw = {name: grads[f"layers.{i}.{name}"] for name in w}
-        op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], plan.work_weight, add)
-        op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up, plan.work)
-        op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], plan.work_weight, add)
-        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, plan.work, add)
-        op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], plan.work_weight, add)
-        op.attention_back(
-            plan.dqkv, plan.dattended, a.attended, a.probs, a.inv_sum, a.qkv, config,
-            plan.work_heads, plan.work_probs,
-        )  # fmt: skip
-        op.qkv_rope_back(
-            dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config,
-            plan.work_qkv_weight, plan.work_weight, add,
-        )  # fmt: skip
-        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, plan.work, add)
-    op.embed_back(grads["embed"], dx, tokens.reshape(-1), plan.work, add)
+        op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], add)
+        op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up)
+        op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], add)
+        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, add)
+        op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], add)
+        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, config)
+        op.qkv_rope_back(dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config, add)
+        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, add)
+    op.embed_back(grads["embed"], dx, tokens.reshape(-1), add)
 
 
 class GPT:
@@ -178,11 +166,9 @@ class GPT:
         plan = self.plan(*tokens.shape)
         forward(self.params, plan, tokens)
         heads = (*targets.shape, 1)[2]  # 1 for [B, T]
+        w, flat = self.params["heads"][:, : heads * self.config.vocab_size], targets.reshape(-1, heads)
         losses = np.empty((tokens.size, heads), self.dtype)
-        ops.active().heads_loss(
-            losses, None, None, plan.y_final, self.params["heads"][:, : heads * self.config.vocab_size],
-            targets.reshape(-1, heads), np.ones(heads), plan.work_logits, None, False,
-        )  # fmt: skip
+        plan.op.heads_loss(losses, None, None, plan.y_final, w, flat, np.ones(heads), False)
         return losses.reshape(targets.shape)
 
     def loss(self, tokens: np.ndarray, targets: np.ndarray, weights=None) -> float:

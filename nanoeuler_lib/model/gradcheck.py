@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, forward, head_weights, init, loss_scale
@@ -146,10 +145,8 @@ def check_model(
 
     def loss():
         forward(model.params, plan, tokens)
-        ops.active().heads_loss(
-            plan.losses, None, None, plan.y_final, model.params["heads"], flat_targets, scale,
-            plan.work_logits, plan.work_weight, False,
-        )  # fmt: skip
+        heads = model.params["heads"]
+        plan.op.heads_loss(plan.losses, None, None, plan.y_final, heads, flat_targets, scale, False)
         return float((plan.losses * scale).sum())
 
     return [compare(name, grads[name], numeric_gradient(loss, p)) for name, p in model.params.items()]

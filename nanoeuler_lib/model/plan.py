@@ -33,9 +33,9 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
         rstd1=(N, 1),  # 1 / root mean square of x1
         y1=(N, D),  # rmsnorm(x1)
         qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
-        # exp(scores), not yet divided by row sums
+        # exp(scores), not yet divided by their row sums
         probs=(B * H * sum((b.stop - b.start) * b.stop for b in blocks),),
-        inv_sum=(B, G, H // G, T, 1),  # 1 / row sums
+        row_sums=(B, G, H // G, T, 1),  # of exp(scores), kept as 1 / sum
         attended=(N, H * C),  # attention's output, heads side by side
         x2=(N, D),  # residual stream between the halves
         rstd2=(N, 1),
@@ -58,7 +58,7 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
         dhidden=(N, F),
     )
     scratch = dict(
-        work=(N, max(D, F)),
+        work_rows=(N, max(D, F)),
         work_heads=(B * H * blocks[0].stop * C + B * G * T * C,),
         work_probs=(B * H * max((b.stop - b.start) * b.stop for b in blocks),),
         work_logits=(min(N, LOGIT_ROWS), V + D),
@@ -71,8 +71,8 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
 class Plan:
     """The buffers for a batch of B sequences of T tokens.
 
-    Attributes are arrays: `plan.dx`, `plan.layers[3].qkv`, ... and the tables of RoPE, `plan.rope`. `buffers` maps
-    every name ("layers.3.qkv") to its array.
+    Attributes are arrays: `plan.dx`, `plan.layers[3].qkv`, ... and the tables of RoPE, `plan.rope`. `scratch` holds the
+    scratch space by name; composites get it through `op`. `buffers` maps every name ("layers.3.qkv") to its array.
     Raises NanoEulerError when `time` is not in 1..config.context.
     """
 
@@ -92,13 +92,18 @@ class Plan:
                 self.buffers[f"layers.{index}.{name}"] = array
         for name, shape in (step | scratch).items():
             self.buffers[name] = _empty(shape, self.dtype)
-            setattr(self, name, self.buffers[name])
+        b = self.buffers
+        self.delta, self.losses = b["delta"], b["losses"]
+        self.x_final, self.rstd_final, self.y_final = b["x_final"], b["rstd_final"], b["y_final"]
+        self.dx, self.dy, self.dqkv, self.dattended = b["dx"], b["dy"], b["dqkv"], b["dattended"]
+        self.dgate_up, self.dhidden = b["dgate_up"], b["dhidden"]
+        self.scratch = SimpleNamespace(**{name: self.buffers[name] for name in scratch})
         self.rope = Rope(config, time, self.dtype)
 
     @property
     def op(self):
-        """The composites that fill it: those in use (`ops.use`)."""
-        return ops.active()
+        """The composites that fill it: those in use (`ops.use`), with its scratch space."""
+        return ops.bind(vars(ops.active()), vars(self.scratch))
 
     def clear(self, x: np.ndarray) -> None:
         """x = 0."""

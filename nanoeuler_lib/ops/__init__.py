@@ -2,7 +2,8 @@
 
 `ops/reference.py` holds pure pairs (`attention_forward`, `attention_backward`), the mathematics. The model calls
 composites (`attention`, `attention_back`), which write into the buffers of a plan; `ops/cpu.py` has fast ones,
-`ops/plain.py` makes plain ones from the pure pairs.
+`ops/plain.py` makes plain ones from the pure pairs. A plan gives them its scratch space (`bind`) and offers them as
+`plan.op`: `plan.op.attention` is `cpu.attention`, unless a `use` says otherwise.
 
     with ops.use(attention_backward=mine):      # a reader's function inside the real model
         model.loss_and_gradients(tokens, targets)
@@ -12,6 +13,9 @@ composites (`attention`, `attention_back`), which write into the buffers of a pl
 A reader's kernels go into the engine of a GPU: `engine.use`.
 """
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -32,6 +36,7 @@ LAYERS = {
     ("adamw",): ("adamw_step",),
     ("muon",): ("muon_step",),
 }
+COMPOSITES = tuple(name for composites in LAYERS for name in composites)
 FUNCTIONS = {name: getattr(reference, name) for names in LAYERS.values() for name in names}
 
 
@@ -60,6 +65,26 @@ _stack = [_InUse("cpu", {}, _composites("cpu", {}))]
 def active() -> SimpleNamespace:
     """The composites now in use, by name: what the model calls."""
     return _stack[-1].composites
+
+
+def bind(composites: Mapping[str, Callable], scratch: Mapping) -> SimpleNamespace:
+    """The composites, those that need scratch space together with it: what `plan.op` is.
+
+    scratch: arrays by name. A composite gets those that it takes by keyword alone: `ops/cpu.py` some, `ops/plain.py`
+    none.
+    """
+    bound = {}
+    for name, composite in composites.items():
+        own = {key: scratch[key] for key in _keywords(composite) if key in scratch}
+        bound[name] = functools.partial(composite, **own) if own else composite
+    return SimpleNamespace(**bound)
+
+
+@functools.lru_cache(maxsize=256)
+def _keywords(composite: Callable) -> tuple[str, ...]:
+    """The arguments that it takes by keyword alone."""
+    parameters = inspect.signature(composite).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
 def functions() -> dict:

@@ -10,7 +10,9 @@ projection with pairs side by side; attention computes blocks of rows, and of th
 softmax is never normalised over its T x T entries, only the T x C result is, and no largest score is subtracted where
 `exp` does not need it; the sums of rows are products with a vector; heads are strided views; logits exist for one
 head and 256 positions at a time; what takes many passes over wide rows takes them block by block, in cache.
-Arguments named `work...` are scratch space.
+
+What a function takes by keyword alone, `work_...`, is scratch space: `plan.shapes` has its sizes, and `ops.bind` puts
+it in, so that the model calls each function with what its equation names.
 """
 
 import math
@@ -44,14 +46,14 @@ def embed(x, tokens, table):
     np.take(table, tokens, axis=0, out=x, mode="clip")  # with "clip" NumPy writes into `out` without a copy
 
 
-def embed_back(dtable, dx, tokens, work, accumulate):
+def embed_back(dtable, dx, tokens, accumulate, *, work_rows):
     """dtable[v] (+)= sum of dx[n] over positions n with tokens[n] = v, in the order of n: always the same bits."""
     if not accumulate:
         dtable[...] = 0
     order = np.argsort(tokens, kind="stable")
     ordered = tokens[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    rows = work[:, : dx.shape[1]]
+    rows = work_rows[:, : dx.shape[1]]
     np.take(dx, order, axis=0, out=rows, mode="clip")
     dtable[ordered[first]] += np.add.reduceat(rows, first, axis=0)
 
@@ -65,7 +67,7 @@ def linear(y, x, w):
     np.matmul(x, w, out=y)
 
 
-def linear_back(dx, dw, dy, x, w, work_weight, accumulate):
+def linear_back(dx, dw, dy, x, w, accumulate, *, work_weight):
     """dx = dy w^T, dw (+)= x^T dy. `dx` None skips it."""
     if dx is not None:
         np.matmul(dy, w.T, out=dx)
@@ -99,12 +101,12 @@ def add_rmsnorm(x, y, rstd, before, delta, gain, eps):
     y *= gain
 
 
-def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, work_rows):
     """dx += the gradient through rmsnorm; dgain (+)= its own. Overwrites dy; y, the norm's output, is for the GPU.
 
     The sum x = before + delta hands dx to both of its terms unchanged, so there is nothing more to do.
     """
-    product = _cut(work, 0, *x.shape)
+    product = _cut(work_rows, 0, *x.shape)
     np.multiply(dy, x, out=product)
     along = (product @ gain)[:, None]  # dnormed . x
     along *= rstd**3 / x.shape[1]
@@ -123,28 +125,28 @@ def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
 # query, key and value projection with RoPE
 
 
-def qkv_rope(qkv, y, w, rope, config, work_weight):
+def qkv_rope(qkv, y, w, rope, config, *, work_qkv_weight):
     """qkv = y w, then turn q and k by their positions and divide q by sqrt(C). y: [N, D]; w: [D, (H+2G)C].
 
     The columns of each head of q and k come out paired (`Rope.order`), which no score can see: q k^T sums over them.
     """
-    np.take(w, rope.order, axis=1, out=work_weight, mode="clip")
-    np.matmul(y, work_weight, out=qkv)
+    np.take(w, rope.order, axis=1, out=work_qkv_weight, mode="clip")
+    np.matmul(y, work_qkv_weight, out=qkv)
     _turn(qkv, rope.turn)
 
 
-def qkv_rope_back(dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+def qkv_rope_back(dy, dw, dqkv, y, w, rope, config, accumulate, *, work_qkv_weight, work_weight):
     """dy and dw of `qkv_rope`. Turns dqkv back in place."""
     _turn(dqkv, rope.turn_back)
-    np.take(w, rope.order, axis=1, out=work_weight, mode="clip")
-    np.matmul(dqkv, work_weight.T, out=dy)
-    product = _cut(work_sum, 0, *dw.shape)
+    np.take(w, rope.order, axis=1, out=work_qkv_weight, mode="clip")
+    np.matmul(dqkv, work_qkv_weight.T, out=dy)
+    product = _cut(work_weight, 0, *dw.shape)
     np.matmul(y.T, dqkv, out=product)
-    np.take(product, rope.place, axis=1, out=work_weight, mode="clip")
+    np.take(product, rope.place, axis=1, out=work_qkv_weight, mode="clip")
     if accumulate:
-        dw += work_weight
+        dw += work_qkv_weight
     else:
-        dw[...] = work_weight
+        dw[...] = work_qkv_weight
 
 
 def _turn(qkv, turn):
@@ -158,7 +160,10 @@ def _turn(qkv, turn):
 
 
 def attention(y, probs, inv_sum, qkv, config):
-    """y = softmax(q k^T + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; probs, inv_sum: see `plan.shapes`."""
+    """y = softmax(q k^T + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; probs: see `plan.shapes`.
+
+    inv_sum: [B, G, H/G, T, 1], 1 / row sums of exp(scores).
+    """
     q, k, v = _heads(qkv, config, inv_sum.shape)
     out = _query_heads(y, config, inv_sum.shape)
     for rows, end, scores in score_blocks(probs, inv_sum.shape):
@@ -170,7 +175,7 @@ def attention(y, probs, inv_sum, qkv, config):
     out *= inv_sum
 
 
-def attention_back(dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
+def attention_back(dqkv, dy, y, probs, inv_sum, qkv, config, *, work_heads, work_probs):
     """dqkv of `attention`. Overwrites dy.
 
     The rows of the query heads that share a key stand below each other (`group_...`), so that one product adds up what
@@ -261,11 +266,11 @@ def swiglu(hidden, sigmoid, gate_up):
         h *= up
 
 
-def swiglu_back(dgate_up, dhidden, sigmoid, gate_up, work):
+def swiglu_back(dgate_up, dhidden, sigmoid, gate_up, *, work_rows):
     """dgate_up of `swiglu`. Overwrites dhidden."""
     for dgu, dh, s, gu in _row_blocks(dgate_up, dhidden, sigmoid, gate_up):
         (gate, up), (dgate, dup) = _halves(gu), _halves(dgu)
-        silu = _cut(work, 0, *s.shape)
+        silu = _cut(work_rows, 0, *s.shape)
         np.multiply(gate, s, out=silu)
         np.multiply(dh, silu, out=dup)
         dh *= up
@@ -290,7 +295,7 @@ def _row_blocks(*arrays):
 # prediction heads with softmax cross-entropy
 
 
-def heads_loss(losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits, work_weight):
     """Losses of all prediction heads at all positions, and the gradients of their weighted sum; logits are not kept.
 
     losses: [N, K], nats; y: [N, D]; w: [D, K V]; targets: [N, K] with -1 for "no target"; scale: [K], the weight of

@@ -1,8 +1,8 @@
 """The composites of a training step, each written with the pure functions of `ops/reference.py`.
 
-Slow and plain: the same arguments as `ops/cpu.py`, the mathematics of the reference. It is what the fast operations
-are compared with, and what carries a reader's own function into the real model (`ops.use`). Nothing is kept between
-forward and backward: the pure functions make it cheap to think about, so `_back` runs the forward again.
+Slow and plain: the arguments of `ops/cpu.py` without scratch space, the mathematics of the reference. It is what the
+fast operations are compared with, and what carries a reader's own function into the real model (`ops.use`). Nothing is
+kept between forward and backward: the pure functions make it cheap to think about, so `_back` runs the forward again.
 """
 
 import math
@@ -19,14 +19,14 @@ class Plain:
     def embed(self, x, tokens, table):
         x[...] = self.f["embed_forward"](tokens, table)[0]
 
-    def embed_back(self, dtable, dx, tokens, work, accumulate):
+    def embed_back(self, dtable, dx, tokens, accumulate):
         _, saved = self.f["embed_forward"](tokens, dtable)
         _store(dtable, self.f["embed_backward"](dx, saved), accumulate)
 
     def linear(self, y, x, w):
         y[...] = self.f["linear_forward"](x, w)[0]
 
-    def linear_back(self, dx, dw, dy, x, w, work_weight, accumulate):
+    def linear_back(self, dx, dw, dy, x, w, accumulate):
         _, saved = self.f["linear_forward"](x, w)
         new_dx, new_dw = self.f["linear_backward"](dy, saved)
         if dx is not None:
@@ -40,18 +40,18 @@ class Plain:
         rstd[...] = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
         y[...] = self.f["rmsnorm_forward"](x, gain, eps)[0]
 
-    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, work, accumulate):
+    def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate):
         _, saved = self.f["rmsnorm_forward"](x, gain, eps)
         new_dx, new_dgain = self.f["rmsnorm_backward"](dy, saved)
         dx += new_dx
         _store(dgain, new_dgain, accumulate)
 
-    def qkv_rope(self, qkv, y, w, rope, config, work_weight):
+    def qkv_rope(self, qkv, y, w, rope, config):
         q, k, v = _split(self.f["linear_forward"](y, w)[0], len(rope.cos), config)
         q, k = (self.f["rope_forward"](x, rope.cos, rope.sin)[0] for x in (q, k))
         _pack(qkv, q / math.sqrt(config.head_dim), k, v)
 
-    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, work_weight, work_sum, accumulate):
+    def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, accumulate):
         packed, saved = self.f["linear_forward"](y, w)
         turned = [
             self.f["rope_forward"](x, rope.cos, rope.sin)[1]
@@ -68,7 +68,7 @@ class Plain:
         q, k, v = _split(qkv, inv_sum.shape[3], config)
         _pack(y, self.f["attention_forward"](q * math.sqrt(config.head_dim), k, v)[0])
 
-    def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config, work_heads, work_probs):
+    def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config):
         root = math.sqrt(config.head_dim)
         q, k, v = _split(qkv, inv_sum.shape[3], config)
         _, saved = self.f["attention_forward"](q * root, k, v)
@@ -79,11 +79,11 @@ class Plain:
     def swiglu(self, hidden, sigmoid, gate_up):
         hidden[...] = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))[0]
 
-    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up, work):
+    def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         _, saved = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))
         dgate_up[...] = np.concatenate(self.f["swiglu_backward"](dhidden, saved), axis=1)
 
-    def heads_loss(self, losses, dy, dw, y, w, targets, scale, work_logits, work_weight, accumulate):
+    def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate):
         N, K = losses.shape
         logits, saved_linear = self.f["linear_forward"](y, w)
         losses[...], saved = self.f["cross_entropy_forward"](logits.reshape(N, K, -1), targets)

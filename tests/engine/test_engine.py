@@ -205,25 +205,19 @@ def test_a_loss_that_is_not_finite_moves_nothing(sum_):
 @pytest.mark.parametrize("shape", [(1 << 20, 8), (8, 1 << 20)], ids=["positions", "tokens"])
 def test_an_embedding_whose_elements_32_bits_cannot_count_is_refused(shape):
     """Arrays of one number seen 2^32 times, and one row less."""
-    op, (N, V) = engine_of().program, shape
+    op, (N, V), sorts = engine_of().program, shape, dict(shares=[0], order=None, sorted_tokens=None)
     for less in (0, 1):
         dx, dtable = (np.broadcast_to(np.float32(0), (n - less * (n > 8), 4096)) for n in (N, V))
-        arguments = (
-            dtable,
-            program.Residual(dx, None),
-            None,
-            SimpleNamespace(shares=[0], order=None, sorted=None),
-            False,
-        )
+        arguments = dtable, program.Residual(dx, None), None, False
         if less:
             with patch.object(op, "_launch") as launch:
-                op.embed_back(*arguments)
+                op.embed_back(*arguments, **sorts)
             assert launch.called
         else:
             words = r"arrays of 4,294,967,296 numbers, expected fewer than 2\^32"
             for kind in (program.Program, unfused.Unfused):
                 with pytest.raises(NanoEulerError, match=words):
-                    kind.embed_back(op, *arguments)
+                    kind.embed_back(op, *arguments, **sorts)
 
 
 def test_lists_that_run_again_give_the_same_bits():
@@ -251,13 +245,13 @@ def test_memory_is_what_was_said():
             said, owners = memory.bytes_needed(TINY, 3, 40, precision, keep_x), {}
             streams = {id(x) for names in plan.layers for x in (names.x1, names.x2)} | {id(plan.x_final)}
             assert len(streams) == (2 * TINY.layers + 1 if keep_x else 1)
-            for holder in (plan, plan.work, plan.dx, *plan.layers):
+            for holder in (plan, plan.scratch, plan.dx, *plan.layers):
                 for x in vars(holder).values():
                     while isinstance(x, np.ndarray) and x.base is not None:
                         x = x.base
                     if isinstance(x, np.ndarray):
                         owners[id(x)] = x.nbytes
-            assert sum(owners.values()) - plan.work.square_parts.nbytes == said["buffers"]
+            assert sum(owners.values()) - plan.scratch.square_parts.nbytes == said["buffers"]
             states = 4 * model.params.flat.nbytes + (0 if model.copy is None else model.copy.flat.nbytes)
             assert states == said["states"]
     one, two = (memory.bytes_needed(TINY, rows, TINY.context, "float32")["buffers"] for rows in (1, 2))
@@ -489,8 +483,8 @@ def launches(name, rows=64):
     forward(weights, plan, plan.tokens)
     backward(weights, grads, plan, plan.tokens, plan.targets, plan.scale)
     settings, small = TrainConfig(), np.empty(4, np.float32)
-    op.sum_losses(small, plan.losses, plan.work, False)
-    op.norm(small, grads.flat, settings.clip, plan.work)
+    plan.op.sum_losses(small, plan.losses, False)
+    plan.op.norm(small, grads.flat, settings.clip)
     arrays = params.flat, grads.flat, grads.flat, grads.flat, copy.flat if half == np.uint16 else None
     op.adamw(*arrays, small, small, params.decayed, settings)
     return [str(entry) for entry in op.take()]
@@ -706,12 +700,12 @@ ENGINE_BUGS = {
         ("arguments = dy, y, gain, rstd, dx.full", "arguments = dy, dy, gain, rstd, dx.full"),
         ("dw, x, dy, transpose_a=True, add=bool(accumulate)", "dw, x, dy, transpose_a=True"),
         ("products, launch in zip((3, 4), launches", "products, launch in zip((3,), launches[1:]"),
-        ("(work.rope.cos, work.rope.sin)", "(work.rope.sin, work.rope.cos)"),
+        ("(rope.cos, rope.sin)", "(rope.sin, rope.cos)"),
     ],
     memory: [
         ('    "dy": "delta",', '    "dx_half": "dattended",\n    "dy": "delta",'),
-        ("upload(self.work.order, order)", "upload(self.work.order, order[::-1])"),
-        ("names.x1 = names.x2 = self.x_final = self.x", "names.x1 = names.x2 = self.x_final = self.delta"),
+        ("upload(self.scratch.order, order)", "upload(self.scratch.order, order[::-1])"),
+        ("s.x_final if owner.keep_x else s.x", "s.x_final if owner.keep_x else s.delta"),
     ],
     engine_step: [
         ("self._gradient_lists(plan, start > 0)", "self._gradient_lists(plan, True)"),

@@ -61,7 +61,7 @@ BUGS = [
     ("transpose_b=True, alpha=1 / math.sqrt(config.head_dim)", "transpose_b=True"),
     ("of.dq, of.dp, of.k, alpha=scale", "of.dq, of.dp, of.k"),
     ("of.dk, of.dp, of.q, transpose_a=True, alpha=scale", "of.dk, of.dp, of.q, transpose_a=True"),
-    ("-work.rope.sin", "work.rope.sin"),
+    ("-rope.sin", "rope.sin"),
     ("dqkv, of.dq, of.dk, of.dv)", "dqkv, of.dq, of.dv, of.dk)"),
     ("key = flash._address(qkv), lse.shape", "key = lse.shape"),  # all layers keep theirs in one place
 ]

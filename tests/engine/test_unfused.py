@@ -63,7 +63,7 @@ def test_the_chapters_kernels_alone_make_a_model(time):
     assert {"vector_add", "rmsnorm_forward", "swiglu_forward", "rope_forward"} <= ran
     assert not ran & {"add_rmsnorm", "rope_packed", "swiglu_packed"}
     again = model.loss_and_gradients(tokens, targets)[0]  # outside: fused once more
-    assert model._plan.op is model.program and abs(again - loss) <= 1e-5 * loss
+    assert model._plan.program is model.program and abs(again - loss) <= 1e-5 * loss
 
 
 def test_right_kernels_are_taken_and_used():

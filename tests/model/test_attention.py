@@ -19,7 +19,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.model.plan import Plan
-from nanoeuler_lib.ops import cpu, plain, reference
+from nanoeuler_lib.ops import reference
 
 H, G, C = 4, 2, 6
 LONG = ModelConfig(dim=H * C, heads=H, kv_heads=G, layers=1, context=140, vocab_size=5, predict=1)
@@ -41,8 +41,10 @@ def stable(q, k, v, dy):
     return p @ vh, ds @ kh, dk, dv
 
 
-def composites(version):
-    return cpu if version == "cpu" else plain.Plain(ops.FUNCTIONS)
+def composites(version, scratch):
+    """The composites of a version with scratch space, arrays by name."""
+    with ops.use(version):
+        return ops.bind(vars(ops.active()), scratch)
 
 
 def run(version, q, k, v, dy):
@@ -52,23 +54,14 @@ def run(version, q, k, v, dy):
         y, saved = reference.attention_forward((q * math.sqrt(C))[None], k[None], v[None])
         dq, dk, dv = reference.attention_backward(dy[None], saved)
         return [x[0] for x in (y, dq * math.sqrt(C), dk, dv)]
-    op, plan = composites(version), oracles.poison(Plan(LONG, 1, T, dtype))
+    plan = oracles.poison(Plan(LONG, 1, T, dtype))
+    op = composites(version, vars(plan.scratch))
     a = plan.layers[0]
     a.qkv[...] = np.concatenate([q, k, v]).swapaxes(0, 1).reshape(T, -1)
-    op.attention(a.attended, a.probs, a.inv_sum, a.qkv, LONG)
+    op.attention(a.attended, a.probs, a.row_sums, a.qkv, LONG)
     y = a.attended.copy()
     plan.dattended[...] = dy.swapaxes(0, 1).reshape(T, -1)
-    op.attention_back(
-        plan.dqkv,
-        plan.dattended,
-        a.attended,
-        a.probs,
-        a.inv_sum,
-        a.qkv,
-        LONG,
-        plan.work_heads,
-        plan.work_probs,
-    )
+    op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, LONG)
     found = plan.dqkv.reshape(T, -1, C).swapaxes(0, 1)
     return [y.reshape(T, H, C).swapaxes(0, 1), found[:H], found[H : H + G], found[H + G :]]
 
@@ -198,19 +191,9 @@ def test_losses_at_large_logits(version, dtype, size):
         targets = rng.integers(-1, V, (N, K))
         y, w, scale = y.astype(dtype), w.astype(dtype), rng.random(K)
         losses, dy, dw = np.empty((N, K), dtype), np.empty((N, D), dtype), np.empty((D, K * V), dtype)
+        scratch = dict(work_logits=np.empty((3, V + D), dtype), work_weight=np.empty(D * K * V, dtype))
         with np.errstate(over="raise", invalid="raise", divide="raise"):
-            composites(version).heads_loss(
-                losses,
-                dy,
-                dw,
-                y,
-                w,
-                targets,
-                scale,
-                np.empty((3, V + D), dtype),
-                np.empty(D * K * V, dtype),
-                False,
-            )
+            composites(version, scratch).heads_loss(losses, dy, dw, y, w, targets, scale, False)
         z = (y.astype(np.float64) @ w.astype(np.float64)).reshape(N, K, V)
         e = np.exp(z - z.max(axis=-1, keepdims=True))
         p = e / e.sum(axis=-1, keepdims=True)

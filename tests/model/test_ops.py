@@ -1,5 +1,6 @@
 """The fast operations write what the plain ones write; `ops.use` switches between them; a step allocates nothing."""
 
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -97,10 +98,10 @@ def test_a_head_of_weight_zero_has_no_gradient(accumulate):
     rng = np.random.default_rng(0)
     y, w, targets = rng.normal(size=(5, 3)), rng.normal(size=(3, 12)), rng.integers(-1, 4, (5, 3))
     before, scale, found = rng.normal(size=(3, 12)), np.array([0.5, 0.0, 2.0]), []
-    for version in (cpu, plain.Plain(ops.FUNCTIONS)):
+    work = dict(work_logits=np.empty((2, 7)), work_weight=np.empty(36))  # two rows at a time
+    for version in (partial(cpu.heads_loss, **work), plain.Plain(ops.FUNCTIONS).heads_loss):
         losses, dy, dw = np.empty((5, 3)), np.empty((5, 3)), before.copy()
-        work = np.empty((2, 7)), np.empty(36)  # two rows at a time
-        version.heads_loss(losses, dy, dw, y, w, targets, scale, *work, accumulate)
+        version(losses, dy, dw, y, w, targets, scale, accumulate)
         found.append(np.concatenate([losses.ravel(), dy.ravel(), dw.ravel()]))
     oracles.close(*found, 1e-12)
     np.testing.assert_array_equal(dw[:, 4:8], before[:, 4:8] if accumulate else 0)
@@ -121,11 +122,12 @@ def test_heads_loss_without_gradients(version):
     rng = np.random.default_rng(0)
     y, w, targets = rng.standard_normal((7, 5)), rng.standard_normal((5, 12)), rng.integers(-1, 4, (7, 3))
     losses, again, dy, dw = np.empty((7, 3)), np.empty((7, 3)), np.empty((7, 5)), np.empty((5, 12))
-    scale, work, work_weight = rng.random(3), np.empty((4, 12)), np.empty(60)
+    scale, work = rng.random(3), dict(work_logits=np.empty((4, 12)), work_weight=np.empty(60))
     with ops.use(version):
-        f = ops.active().heads_loss
-        f(losses, dy, dw, y, w, targets, scale, work, work_weight, False)
-        f(again, None, None, y, w, targets, scale, work, None, False)
+        op = ops.bind(vars(ops.active()), work)
+        op.heads_loss(losses, dy, dw, y, w, targets, scale, False)
+        work["work_weight"][...] = np.nan
+        op.heads_loss(again, None, None, y, w, targets, scale, False)
     assert (
         np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
     )
@@ -156,7 +158,7 @@ def test_embedding_gradient_is_the_same_bits_each_time():
     results = []
     for _ in range(3):
         table, work = np.empty((7, 8), np.float32), np.empty((500, 9), np.float32)
-        cpu.embed_back(table, dx, tokens, work, False)
+        cpu.embed_back(table, dx, tokens, False, work_rows=work)
         results.append(table.tobytes())
     assert len(set(results)) == 1
 
