@@ -55,6 +55,7 @@ class Decoder:
         )
         self.received = pinned(self.program.where, self.buffers.logits.shape, np.float32)
         self.lists = {}
+        self.all_logits = self.received[:0]  # [T, (1 + ahead) V], behind each token that was read last
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [V] of head 0 for the token that comes next.
@@ -66,15 +67,16 @@ class Decoder:
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
         self.read(tokens)
-        return self.found[:, : self.config.vocab_size].copy()
+        return self.all_logits[:, : self.config.vocab_size].copy()
 
     def read(self, tokens: np.ndarray) -> range:
-        """Append tokens [T] and return the place of each, which `logits` and `later_logits` take until more is fed.
+        """Append tokens [T] and return the place of each, 0 to T-1, for `logits` and `later_logits`.
 
+        A place means a token among those read last: with the next call of `read` or `feed` it means another one.
         Raises what `feed` does.
         """
         check_room(self.config, self.length, tokens)
-        found = []
+        pieces = []
         for start in range(0, len(tokens), ROWS):
             some = tokens[start : start + ROWS]
             self.sent[0], self.sent[1 : 1 + len(some)] = self.length, some
@@ -82,19 +84,18 @@ class Decoder:
             program.run(launches)
             program.wait(launches)
             self.length += len(some)
-            found.append(
-                self.received[: len(some)].copy() if len(tokens) > ROWS else self.received[: len(some)]
-            )
-        self.found = found[0] if len(found) == 1 else np.concatenate(found)
+            logits = self.received[: len(some)]
+            pieces.append(logits.copy() if len(tokens) > ROWS else logits)
+        self.all_logits = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return range(len(tokens))
 
     def logits(self, place: int) -> np.ndarray:
-        """Logits [V] of head 0 behind a token that was read last."""
-        return self.found[place, : self.config.vocab_size]
+        """Logits [V] of head 0 behind the token at a place of those read last."""
+        return self.all_logits[place, : self.config.vocab_size]
 
     def later_logits(self, place: int) -> np.ndarray:
-        """Logits [ahead, V] of heads 1 to `ahead` behind a token that was read last."""
-        return self.found[place, self.config.vocab_size :].reshape(-1, self.config.vocab_size)
+        """Logits [ahead, V] of heads 1 to `ahead` behind the token at a place of those read last."""
+        return self.all_logits[place, self.config.vocab_size :].reshape(-1, self.config.vocab_size)
 
     def _list(self, rows):
         """The launches for so many tokens, five a layer, between the copies of the tokens and of the logits."""

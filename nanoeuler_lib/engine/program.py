@@ -8,8 +8,8 @@
 Nothing else happens in a step: no array is made, no expression evaluated, and what changes from step to step (tokens,
 targets, scale, rate) lies in memory that the launches read. So the list that the tests run through the CPU runtime,
 checked, is the list that a card runs. Composites take the arguments of `ops/cpu.py`; what only the CPU keeps, probs and
-sigmoid, is None. What they take by keyword alone is scratch space (`memory.shapes`), which `plan.op` puts in. Kernels: `kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`,
-`embedding.cu`, `adamw.cu`, `muon.cu`.
+sigmoid, is None. What they take by keyword alone is scratch space (`memory.shapes`), which `plan.op` puts in. Kernels:
+`kernels/engine.cu`, `attention_forward.cu`, `attention_backward.cu`, `embedding.cu`, `adamw.cu`, `muon.cu`.
 """
 
 import functools

@@ -51,6 +51,8 @@ class Decoder:
         self.heads = p["norm_final"][:, None] * p["heads"][:, : c.vocab_size]
         self.gain, self.later = p["norm_final"], p["heads"][:, c.vocab_size :]
         self.length = 0
+        # the residual stream behind each token that was read last, normed but for the gain: [T, D]
+        self.stream = np.empty((0, c.dim), dtype)
         self.x, self.y, self.delta = np.empty((3, c.dim), dtype)
         self.qkv, self.gate_up = np.empty(c.qkv_dim, dtype), np.empty(2 * c.ffn, dtype)
         self.gate, self.up, self.hidden = *self.gate_up.reshape(2, c.ffn), np.empty(c.ffn, dtype)
@@ -67,23 +69,26 @@ class Decoder:
 
     def feed_all(self, tokens: np.ndarray) -> np.ndarray:
         """Append tokens [T] and return the logits [T, V] of head 0 behind each of them. Raises what `feed` does."""
-        return self.logits(self.read(tokens))
+        self.read(tokens)
+        return self.stream @ self.heads
 
-    def logits(self, y: np.ndarray) -> np.ndarray:
-        """Logits [..., V] of head 0 for rows y [..., D] of what `read` returned."""
-        return y @ self.heads
+    def read(self, tokens: np.ndarray) -> range:
+        """Append tokens [T] and return the place of each, 0 to T-1, for `logits` and `later_logits`.
 
-    def later_logits(self, y: np.ndarray) -> np.ndarray:
-        """Logits [K-1, V] of heads 1 to K-1 for one row y [D] of what `read` returned."""
-        return ((y * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
-
-    def read(self, tokens: np.ndarray) -> np.ndarray:
-        """Append tokens [T] and return the residual stream behind each, normed but for the gain: [T, D].
-
+        A place means a token among those read last: with the next call of `read` or `feed` it means another one.
         Raises what `feed` does.
         """
         check_room(self.config, self.length, tokens)
-        return self._one(tokens[0])[None] if len(tokens) == 1 else self._many(tokens)
+        self.stream = self._one(tokens[0])[None] if len(tokens) == 1 else self._many(tokens)
+        return range(len(tokens))
+
+    def logits(self, place: int) -> np.ndarray:
+        """Logits [V] of head 0 behind the token at a place of those read last."""
+        return self.stream[place] @ self.heads
+
+    def later_logits(self, place: int) -> np.ndarray:
+        """Logits [K-1, V] of heads 1 to K-1 behind the token at a place of those read last."""
+        return ((self.stream[place] * self.gain) @ self.later).reshape(-1, self.config.vocab_size)
 
     def _one(self, token):
         """The residual stream behind one more token, normed: [D]."""

@@ -147,10 +147,10 @@ def speculate(
             decoder.length = 0
             fresh = ids[-(context // 2 + 1) :]
         del guesses[context - decoder.length - len(fresh) :]
-        ys = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # behind the last token and each guess
+        places = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # of the last token and each guess
         new = []
-        for y, guess, q in zip(ys, guesses, qs):
-            p = filtered_probs(decoder.logits(y)[:size], **options)
+        for place, guess, q in zip(places, guesses, qs):
+            p = filtered_probs(decoder.logits(place)[:size], **options)
             if len(p[0]) == 1:  # nothing to draw
                 new.append(int(p[0][0]))
             else:
@@ -158,13 +158,13 @@ def speculate(
             if new[-1] != guess:
                 break
         else:
-            y = ys[len(guesses)]
-            new.append(sample(decoder.logits(y)[:size], rng, **options))
+            place = places[len(guesses)]
+            new.append(sample(decoder.logits(place)[:size], rng, **options))
         decoder.length -= len(guesses) - (len(new) - 1)  # forget the guesses that were not accepted
         yield new
         ids += new
         fresh, guesses, qs = new[-1:], [], []
-        for logits in decoder.later_logits(y)[:propose] if propose else ():
+        for logits in decoder.later_logits(place)[:propose] if propose else ():
             qs.append(filtered_probs(logits[:size], **options))
             guesses.append(pick(*qs[-1], rng))
             if guesses[-1] == end:

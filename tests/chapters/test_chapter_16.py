@@ -257,8 +257,7 @@ def test_the_three_terms_add_up_to_the_loss_of_head_1(chapter):
     small.params.flat[...] = np.random.default_rng(3).normal(size=small.params.flat.size) * 0.5
     text = [2, 0, 3]
     decoder = Decoder(small)
-    y = decoder.read(np.array(text))[-1]
-    found, m, q = chapter.terms(decoder, y)
+    found, m, q = chapter.terms(decoder, decoder.read(np.array(text))[-1])
     softmax = lambda u: np.exp(u - np.logaddexp.reduce(u))
     first = softmax(small.logits(np.array([text]))[0, -1])
     behind = [softmax(small.logits(np.array([[*text, z]]))[0, -1]) for z in range(5)]

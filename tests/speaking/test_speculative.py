@@ -135,13 +135,14 @@ MUTATIONS = {
     "always accepted": ("accept_or_redraw", "rng.random() * q[token] < p[token]", "True"),
     "refused guesses stay in the cache": ("speculate", "len(guesses) - (len(new) - 1)", "0"),
     "one guess too many forgotten": ("speculate", "(len(new) - 1)", "len(new)"),
-    "p from the row before": ("speculate", "zip(ys, guesses, qs)", "zip(ys[:1].repeat(3, axis=0), guesses, qs)"),
+    "p from the row before": ("speculate", "zip(places, guesses, qs)", "zip([places[0]] * 3, guesses, qs)"),
     "goes on behind a refused guess": ("speculate", "break\n        else", "pass\n        else"),
     "drawn from another q": (
         "speculate", "guesses.append(pick(*qs[-1], rng))", "guesses.append(pick(*filtered_probs(logits[:size]), rng))",
     ),
     "p without the options": (
-        "speculate", "p = filtered_probs(decoder.logits(y)[:size], **options)", "p = filtered_probs(decoder.logits(y))",
+        "speculate", "p = filtered_probs(decoder.logits(place)[:size], **options)",
+        "p = filtered_probs(decoder.logits(place))",
     ),
     "a single token is drawn as well": ("speculate", "len(p[0]) == 1", "len(p[0]) <= 2"),
 }  # fmt: skip
