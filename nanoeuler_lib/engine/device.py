@@ -64,9 +64,9 @@ def choose(name: str = "auto", precision: str | None = None, shape: ModelConfig 
     """
     name, _, number = name.replace("cuda", "gpu", 1).partition(":")
     if name not in NAMES or (number and (name != "gpu" or not number.isdigit())):
-        said = short(f"{name}:{number}" if number else name)
+        asked = short(f"{name}:{number}" if number else name)
         raise NanoEulerError(
-            f"device is {said}, expected one of {', '.join(NAMES)}, gpu:1{did_you_mean(name, NAMES)}"
+            f"device is {asked}, expected one of {', '.join(NAMES)}, gpu:1{did_you_mean(name, NAMES)}"
         )
     precision = OTHERS_SAY.get(precision, precision)
     if precision is not None and precision not in program.NUMBER:
@@ -74,10 +74,10 @@ def choose(name: str = "auto", precision: str | None = None, shape: ModelConfig 
         raise NanoEulerError(
             f"precision is {short(precision)}, expected one of {', '.join(known)}{did_you_mean(precision, known)}"
         )
-    found = name if name in ("cpu", "checked") else _gpu(number, must=name == "gpu")
-    if found != "cpu":
-        on = flash.card(_where(found))
-        device = Device(found, precision or ("bfloat16" if on.capability >= 80 else "float32"))
+    place = name if name in ("cpu", "checked") else _gpu(number, must=name == "gpu")
+    if place != "cpu":
+        on = flash.card(_where(place))
+        device = Device(place, precision or ("bfloat16" if on.capability >= 80 else "float32"))
         try:
             if shape is not None:
                 program.check_config(shape, device.precision, on)

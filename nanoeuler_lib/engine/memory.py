@@ -86,10 +86,10 @@ class Parameters(model.Parameters):
 
     def host(self) -> model.Parameters:
         """The same as NumPy's arrays."""
-        found = model.Parameters(self.config)
+        host = model.Parameters(self.config)
         for name, view in self.items():
-            found[name][...] = download(view)
-        return found
+            host[name][...] = download(view)
+        return host
 
 
 class AdamW:
@@ -105,10 +105,10 @@ class AdamW:
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str) -> "AdamW":
         """The same state in the device's memory."""
-        made = cls(shape, host.config, where)
-        made.m.fill(host.m), made.v.fill(host.v)
-        made.step = host.step
-        return made
+        state = cls(shape, host.config, where)
+        state.m.fill(host.m), state.v.fill(host.v)
+        state.step = host.step
+        return state
 
 
 def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, processors: int = 2):
@@ -211,14 +211,14 @@ def buffers_of(
     half = np.uint16 if precision == "bfloat16" else np.float32
     types = {"n": np.dtype(half), "f": np.dtype(np.float32), "i": np.dtype(np.int32)}
     layer, step, scratch = shapes(config, batch, time, keep_x, processors)
-    elsewhere, found = housed_in(step | scratch), {}
+    elsewhere, buffers = housed_in(step | scratch), {}
     if precision != "bfloat16":
         elsewhere["dx_half"] = "dx_full"
     for part, times in ((layer, config.layers), (step, 1), (scratch, 1)):
         for name, (kind, *shape) in part.items():
             if name not in elsewhere:
-                found |= {(name, i): (tuple(shape), types[kind]) for i in range(times)}
-    return found
+                buffers |= {(name, i): (tuple(shape), types[kind]) for i in range(times)}
+    return buffers
 
 
 def housed_in(buffers: dict) -> dict[str, str]:
@@ -247,12 +247,12 @@ class Block:
 
     def arrays(self, wanted: Mapping[Any, tuple[tuple, np.dtype]]) -> dict:
         """Arrays of the shapes and types given, one behind the other, under the same keys."""
-        found, end = {}, 0
+        arrays, end = {}, 0
         for key, (shape, dtype) in wanted.items():
             start, end = end, end + room(shape, dtype)
             used = self.bytes[start : start + math.prod(shape) * dtype.itemsize]
-            found[key] = used.view(dtype).reshape(shape)
-        return found
+            arrays[key] = used.view(dtype).reshape(shape)
+        return arrays
 
 
 def room(shape: tuple, dtype: np.dtype) -> int:
@@ -278,30 +278,30 @@ class Plan:
         xp = cuda.array_module(owner.program.where)
         sizes = config, batch, time
         layer, step, scratch = shapes(*sizes, owner.keep_x, owner.program.on.processors)
-        own = buffers_of(*sizes, owner.precision, owner.keep_x, owner.program.on.processors)
-        arrays = owner.block(sum(room(*one) for one in own.values())).arrays(own)
+        buffers = buffers_of(*sizes, owner.precision, owner.keep_x, owner.program.on.processors)
+        arrays = owner.block(sum(room(*one) for one in buffers.values())).arrays(buffers)
         arrays.setdefault(("dx_half", 0), arrays["dx_full", 0])  # of float32
         for name, other in housed_in(step | scratch).items():
             _, *shape = (step | scratch)[name]
             arrays[name, 0] = arrays[other, 0].reshape(-1)[: math.prod(shape)].reshape(shape)
 
-        def made(part, i=0):
+        def named(part, i=0):
             return SimpleNamespace(**{name: arrays[name, i] for name in part})
 
-        s = made(step)
+        s = named(step)
         self.tokens, self.targets, self.scale, self.losses = s.tokens, s.targets, s.scale, s.losses
         self.delta, self.rstd_final, self.y_final = s.delta, s.rstd_final, s.y_final
         self.dx, self.dy, self.dqkv = program.Residual(s.dx_full, s.dx_half), s.dy, s.dqkv
         self.dattended, self.dgate_up, self.dhidden = s.dattended, s.dgate_up, s.dhidden
         self.x_final = s.x_final if owner.keep_x else s.x
-        self.layers = [made(layer, i) for i in range(config.layers)]
+        self.layers = [named(layer, i) for i in range(config.layers)]
         for names in self.layers:
             names.probs = names.sigmoid = None  # the CPU alone keeps them
             if not owner.keep_x:
                 names.x1 = names.x2 = self.x_final
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
-        self.scratch = made(scratch)
+        self.scratch = named(scratch)
         self.scratch.square_parts = xp.empty(owner.program.on.processors, np.float32)
         composites = {name: getattr(self.program, name) for name in (*ops.COMPOSITES, "sum_losses", "norm")}
         # attention's backward pass turns as well, so it asks for the tables of RoPE

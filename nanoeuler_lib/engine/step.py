@@ -173,8 +173,8 @@ def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
     free, config = free_bytes(owner.program.where), owner.config
     needs = {}
     for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
-        found = bytes_needed(config, micro, config.context, owner.precision, owner.keep_x, optimizer)
-        needs[micro] = found["buffers"] + found["states"] * 3 // 4  # the weights are there already
+        need = bytes_needed(config, micro, config.context, owner.precision, owner.keep_x, optimizer)
+        needs[micro] = need["buffers"] + need["states"] * 3 // 4  # the weights are there already
         if needs[micro] <= free:
             return micro
     raise NanoEulerError(
@@ -197,9 +197,9 @@ class Profile:
             entry.launch()
             marks.append(_mark(self.where))
         for entry, (before, after) in zip(entries, pairwise(marks), strict=True):
-            found = self.of.setdefault(entry.composite, [0, 0.0, 0, 0])
+            totals = self.of.setdefault(entry.composite, [0, 0.0, 0, 0])
             for k, value in enumerate((1, _seconds(before, after), entry.bytes, entry.flops)):
-                found[k] += value
+                totals[k] += value
 
     def table(self, steps: int) -> str:
         """By composite, of one step: launches, milliseconds, GB/s, TFLOP/s where it multiplies, share of the time."""
@@ -211,7 +211,7 @@ class Profile:
                 f"{name:<18} {count / steps:8.0f} {1e3 * seconds / steps:9.3f} {moved / seconds / 1e9:8.3g} {rate} "
                 f"{seconds / whole:6.1%}"
             )
-        count = sum(found[0] for found in self.of.values())
+        count = sum(totals[0] for totals in self.of.values())
         lines.append(f"{'all':<18} {count / steps:8.0f} {1e3 * whole / steps:9.3f}")
         return "\n".join(lines)
 

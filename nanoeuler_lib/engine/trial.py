@@ -39,28 +39,28 @@ def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, floa
     theirs = model.GPT(config, params)
     weights = head_weights(config, SETTINGS.later_heads)
     wanted = theirs.losses(tokens, targets)
-    found = {"the loss": _apart(mine.losses(tokens, targets), wanted)}
+    errors = {"the loss": _apart(mine.losses(tokens, targets), wanted)}
     with Step(mine, AdamW(config, SETTINGS, where), SETTINGS, 2, micro=1) as step:
         means = step.gradient(tokens, targets)
         _, grads = theirs.loss_and_gradients(tokens, targets, weights)
         counts = np.maximum((targets >= 0).reshape(-1, config.predict).sum(axis=0), 1)
-        found["the mean loss of a step"] = _apart(
+        errors["the mean loss of a step"] = _apart(
             means, wanted.reshape(-1, config.predict).sum(axis=0) / counts
         )
         mean = step.whole_gradient()
-        found |= {f"the gradient of {name}": _apart(mean[name], g) for name, g in grads.items()}
+        errors |= {f"the gradient of {name}": _apart(mean[name], g) for name, g in grads.items()}
         norm = float(np.linalg.norm(grads.flat))
-        found["the gradient's norm"] = _apart(step.apply(), norm)
+        errors["the gradient's norm"] = _apart(step.apply(), norm)
     optimizer = optim.AdamW(config, replace(SETTINGS), np.float64)
     optimizer.step = 1
     optimizer.update(theirs.params, grads, list(theirs.params), optim.clip_factor(norm, SETTINGS.clip))
     moved = mine.params.host()
-    return found | {f"{name} after a step": _apart(moved[name], p) for name, p in theirs.params.items()}
+    return errors | {f"{name} after a step": _apart(moved[name], p) for name, p in theirs.params.items()}
 
 
-def _apart(found, wanted) -> float:
+def _apart(got, wanted) -> float:
     size = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(np.asarray(found) - wanted)) / (size or 1.0)
+    return float(np.linalg.norm(np.asarray(got) - wanted)) / (size or 1.0)
 
 
 @contextmanager

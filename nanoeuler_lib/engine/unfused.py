@@ -92,8 +92,8 @@ class Unfused(program.Program):
 
     def _run(self, composite, name, grid, block, arguments):
         """A kernel of the chapters', or the reader's in its place."""
-        own = name in self.kernels.signatures
-        module = self.kernels if own else _book(FILE_OF.get(name, "layout.cu"), self.where, self.checked)
+        readers = name in self.kernels.signatures
+        module = self.kernels if readers else _book(FILE_OF.get(name, "layout.cu"), self.where, self.checked)
         self._launch(composite, module, name, grid, block, arguments)
 
     def _each(self, composite, name, count, arguments):

@@ -174,21 +174,22 @@ def check_engine(placed_by: Callable[[GPT], GPT], precision: str, std: float = 0
     single = init(ENGINE_CONFIG, seed, std)
     _, expected = GPT(ENGINE_CONFIG, params).loss_and_gradients(*pair)
     _, rounded = GPT(ENGINE_CONFIG, single).loss_and_gradients(*pair)
-    _, found = placed_by(GPT(ENGINE_CONFIG, single)).loss_and_gradients(*pair)
+    _, placed = placed_by(GPT(ENGINE_CONFIG, single)).loss_and_gradients(*pair)
     rows = []
     for name, g in expected.items():
-        own = compare(name, rounded[name], g).norm_rel
-        rows.append((compare(name, found[name], g), own, COARSE.get(precision, max(1e-6, 2 * own))))
+        single_off = compare(name, rounded[name], g).norm_rel
+        allowed = COARSE.get(precision, max(1e-6, 2 * single_off))
+        rows.append((compare(name, placed[name], g), single_off, allowed))
     return rows
 
 
 def engine_table(rows: list[tuple[Row, float, float]]) -> str:
     """The rows of `check_engine` as text."""
     lines = [f"{'tensor':<18} {'shape':<12} {'in norm':>8} {'float32':>8}  verdict"]
-    for row, own, allowed in rows:
+    for row, single_off, allowed in rows:
         verdict = "ok" if row.norm_rel <= allowed else f"WRONG (allowed {allowed:.1e})"
         shape = "x".join(map(str, row.shape))
-        lines.append(f"{row.name:<18} {shape:<12} {row.norm_rel:8.1e} {own:8.1e}  {verdict}")
+        lines.append(f"{row.name:<18} {shape:<12} {row.norm_rel:8.1e} {single_off:8.1e}  {verdict}")
     return "\n".join(lines)
 
 

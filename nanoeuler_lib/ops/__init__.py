@@ -75,8 +75,8 @@ def bind(composites: Mapping[str, Callable], scratch: Mapping) -> SimpleNamespac
     """
     bound = {}
     for name, composite in composites.items():
-        own = {key: scratch[key] for key in _keywords(composite) if key in scratch}
-        bound[name] = functools.partial(composite, **own) if own else composite
+        arrays = {key: scratch[key] for key in _keywords(composite) if key in scratch}
+        bound[name] = functools.partial(composite, **arrays) if arrays else composite
     return SimpleNamespace(**bound)
 
 

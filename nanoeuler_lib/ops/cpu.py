@@ -218,8 +218,8 @@ def score_blocks(probs, shape):
 
 def _exp_scores(scores):
     """exp in place, 0 for keys in the future: above the diagonal of the last columns, which are the rows' own."""
-    own, far = scores[..., -scores.shape[-2] :], _far_from_zero(scores)
-    own += _mask(own.shape[-1], scores.dtype)
+    last, far = scores[..., -scores.shape[-2] :], _far_from_zero(scores)
+    last += _mask(last.shape[-1], scores.dtype)
     if far:
         scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)

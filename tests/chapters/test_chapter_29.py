@@ -10,7 +10,19 @@ from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
-NAMES = "xp", "TINY", "SMALL", "COLUMNS", "SHUFFLED", "ROWS", "OP", "WRITES", "short", "choose_places"
+NAMES = (
+    "xp",
+    "TINY",
+    "SMALL",
+    "COLUMNS",
+    "SHUFFLED",
+    "ROWS",
+    "SCRATCH",
+    "OP",
+    "WRITES",
+    "short",
+    "choose_places",
+)
 NOTEBOOK = "29_gpu_engine", *NAMES
 pytestmark = pytest.mark.compiler
 
