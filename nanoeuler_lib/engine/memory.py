@@ -303,7 +303,8 @@ class Plan:
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
         self.scratch = named(scratch)
         self.scratch.square_parts = xp.empty(owner.program.on.processors, np.float32)
-        composites = {name: getattr(self.program, name) for name in (*ops.COMPOSITES, "sum_losses", "norm")}
+        names = (*ops.COMPOSITES, "sum_losses", "norm")  # but those that `check_config` refuses
+        composites = {name: getattr(self.program, name) for name in names if hasattr(self.program, name)}
         # attention's backward pass turns as well, so it asks for the tables of RoPE
         self.op = ops.bind(composites, vars(self.scratch) | {"rope": self.rope})
 

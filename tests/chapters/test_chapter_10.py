@@ -310,7 +310,7 @@ def test_bytes_are_no_parabola_between_multiples_of_64(chapter):
 
 def test_stored_results_are_of_this_experiment(chapter):
     result = json.loads((ROOT / "data" / "results" / "ch10.json").read_text("utf-8"))
-    assert result["config"]["model"] == chapter.MINI.to_dict()
+    assert ModelConfig.from_dict(result["config"]["model"]) == chapter.MINI
     assert {row["bug"] for row in result["rows"]} == {"healthy", "exercise", *chapter.bugs}
     assert len({row["seed"] for row in result["rows"]}) >= 5
 

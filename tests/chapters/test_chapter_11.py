@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, rejects, rewritten_tests, run_tagged
 
-from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
@@ -343,7 +343,7 @@ DOMAINS = [
 def test_stored_results_are_of_this_experiment(names):
     result = json.loads((ROOT / "data" / "results" / "ch11.json").read_text("utf-8"))
     config, rows = result["config"], result["rows"]
-    assert config["model"] == names["MINI"].to_dict()
+    assert ModelConfig.from_dict(config["model"]) == names["MINI"]
     assert len(config["seeds"]) >= 5 and config["choosing_seed"] not in config["seeds"]
     entries = names["OPTIMISERS"] | names["SCHEDULES"]
     assert {row["name"] for row in rows} == {*entries, *names["VARIANTS"]}

@@ -365,7 +365,7 @@ def test_scores_of_secrets_are_those_of_whole_sentences(names):
 
 def test_stored_results_are_of_this_experiment(names):
     result = json.loads((ROOT / "data" / "results" / "ch12.json").read_text("utf-8"))
-    assert result["config"]["model"] == names["MINI"].to_dict()
+    assert ModelConfig.from_dict(result["config"]["model"]) == names["MINI"]
     assert {"optimizer": "adamw"} | result["config"]["train"] == names[
         "BRIEF"
     ].to_dict()  # older than the name

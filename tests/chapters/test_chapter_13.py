@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, code_cells, rejects
 
+from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
@@ -554,7 +555,7 @@ def test_every_rung_has_the_same_gradient(names):
 
 def test_stored_results_are_of_this_experiment(names):
     result = json.loads((ROOT / "data" / "results" / "ch13.json").read_text("utf-8"))
-    assert result["config"]["model"] == names["SMALL"].to_dict()
+    assert ModelConfig.from_dict(result["config"]["model"]) == names["SMALL"]
     assert result["config"]["batch"] == names["BATCH"] and result["config"]["rounds"] >= 5
     ladder = [row for row in result["rows"] if row["kind"] == "ladder"]
     assert [row["name"] for row in ladder] == list(names["RUNGS"])
