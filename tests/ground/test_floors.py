@@ -5,6 +5,7 @@ and `training/rewards` in training.
 """
 
 import ast
+import runpy
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nanoeuler_lib"
@@ -48,3 +49,8 @@ def test_nothing_is_imported_upward():
                 wrong.append(f"{path} imports {other}{'' if at_the_top else ', inside a function'}")
     assert not wrong, "\n".join(wrong)
     assert seen - {"__init__", "command"} == (GROUND | MAY_IMPORT.keys()) - {"formats", "understanding"}
+
+
+def test_what_make_test_leaves_to_test_all_is_there():
+    left_out = runpy.run_path(str(PACKAGE.parent / "conftest.py"))["LEFT_OUT"]
+    assert left_out and all((PACKAGE.parent / path).exists() for path in left_out)
