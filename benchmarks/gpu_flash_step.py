@@ -318,7 +318,7 @@ class Batched:
 
 
 def one_by_one(launches: program.Launches) -> None:
-    """In the place of `gpu.run`: no graph."""
+    """In the place of `program.run`: no graph."""
     for entry in launches:
         entry.launch()
 

@@ -209,8 +209,3 @@ class StaticDecoder:
             return self._advance().float().numpy()
         self.graph.replay()
         return self.logits.float().cpu().numpy()
-
-
-def describe() -> str:
-    """The version, and which vector instructions PyTorch's own kernels use."""
-    return f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()} kernels"

@@ -4,6 +4,8 @@
 formulas written out here in float64, and brute force; never the function that is checked.
 """
 
+import hashlib
+import json
 import math
 from contextlib import contextmanager
 from functools import wraps
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from nanoeuler_lib import machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig
@@ -744,3 +747,38 @@ def check_batches_differ(folder) -> None:
         with patch.object(data, "batch", batch), ops.use():
             train.train(folder / str(seed), run_text(), RUN_MODEL, config, quiet=True)
     assert len(set(seen)) == len(seen) == 2 * RUN_CONFIG.steps
+
+
+# ---- What tests of runs and of refusals share
+
+
+def changed(config, **values):
+    return type(config)(**config.to_dict() | values)
+
+
+def error_of(function, *arguments, **named) -> str:
+    """The message of the NanoEulerError that a call raises: one line."""
+    with pytest.raises(NanoEulerError) as caught:
+        function(*arguments, **named)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def contents(folder) -> dict:
+    """Every file below a folder and its bytes."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def seal(folder, **changes):
+    """Make a changed checkpoint's own digests right again, so that only its content speaks against it."""
+    file = folder / "checkpoint.json"
+    head = json.loads(file.read_text())
+    head.pop("digest")
+    head |= changes
+    if "sha256" not in changes:
+        head["sha256"] = {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]
+        }
+    head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps(head))

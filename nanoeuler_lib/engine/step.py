@@ -24,7 +24,7 @@ from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, opt
 
 
 class Step:
-    """One optimisation step on a batch, on the GPU: the face of `step.Step`.
+    """One optimisation step on a batch, on the GPU: the face of `model.step.Step`.
 
     The batch is cut into micro-batches of `micro` rows, by default as many as memory allows; their gradients add up.
     The host uploads tokens, targets and three numbers, and reads the K losses and the norm: nothing else waits for it.
@@ -184,7 +184,7 @@ def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
 
 
 class Profile:
-    """Where the time of launches goes. `run` takes the place of `gpu.run`; each launch is timed alone."""
+    """Where the time of launches goes. `run` takes the place of `program.run`; each launch is timed alone."""
 
     def __init__(self, where: str):
         self.where = where

@@ -13,19 +13,8 @@ import numpy as np
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.model.parameters import Parameters, init, parameter_shapes
+from nanoeuler_lib.model.parameters import Parameters, init
 from nanoeuler_lib.model.plan import Plan
-
-__all__ = [
-    "GPT",
-    "Parameters",
-    "backward",
-    "forward",
-    "head_weights",
-    "init",
-    "loss_scale",
-    "parameter_shapes",
-]
 
 
 def loss_scale(targets: np.ndarray, weights: np.ndarray) -> np.ndarray:

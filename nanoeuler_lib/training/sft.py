@@ -1,8 +1,7 @@
 """Supervised fine-tuning: a base model learns to answer, from examples of what a user says and what to reply.
 
-The loss counts the tokens of replies and their end marker, nothing else: targets are -1 everywhere else. Each example
-has a row of its own, so none can see another; rows of a batch have about the same length, so that little of a row is
-empty. Everything else, steps, log, checkpoints and resume, is that of pretraining (`loop`). Chapter 20.
+`text.examples` lays examples into rows, of which replies alone count. Everything else, steps, log, checkpoints and
+resume, is that of pretraining (`loop`). Chapter 20.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +21,8 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import SFTDataset
-from nanoeuler_lib.training.loop import resume, start_run
+from nanoeuler_lib.training.loop import start_run
 from nanoeuler_lib.world.conversations import konigsberg_examples
-
-__all__ = ["SOURCES", "exact_match", "examples_of", "extend", "fine_tune", "greedy_match", "resume"]
-
 
 # ---- From a base model to one that answers
 

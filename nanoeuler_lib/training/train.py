@@ -16,10 +16,8 @@ from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.datasets import ShardDataset, TextDataset, split_text
-from nanoeuler_lib.training.loop import expect_launches, resume, start_run
+from nanoeuler_lib.training.loop import expect_launches, start_run
 from nanoeuler_lib.training.run_folder import expect_new
-
-__all__ = ["expect_memory", "fresh", "pretrain", "resume", "train"]
 
 
 def train(

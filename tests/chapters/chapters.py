@@ -23,7 +23,6 @@ __all__ = [
     "gap_tests",
     "rejected",
     "rejects",
-    "rewritten",
     "rewritten_tests",
     "run_tagged",
     "slips",

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles import error_of
 from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER, bigram
-from test_train import error_of
 
 from nanoeuler_lib import world
 from nanoeuler_lib.command.ask import HELP, Loop

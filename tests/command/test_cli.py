@@ -15,8 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import assert_same_run, run_text
-from test_train import seal
+from oracles import assert_same_run, run_text, seal
 
 from nanoeuler_lib import __version__, config, world
 from nanoeuler_lib.command import arguments, cli

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, run_text
-from test_train import seal
+from oracles import RUN_CONFIG, RUN_MODEL, run_text, seal
 
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError

@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_MODEL
-from test_train import changed, error_of
+from oracles import RUN_MODEL, changed, error_of
 
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.engine import device, flash

@@ -18,7 +18,6 @@ from nanoeuler_lib.ops import reference
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-SIZE = {"bfloat16": 2, "tf32": 4, "float": 4}  # bytes of a number
 
 
 def host(array):

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from test_train import error_of
+from oracles import error_of
 
 from nanoeuler_lib import files
 from nanoeuler_lib.files import Voice

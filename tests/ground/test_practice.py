@@ -23,12 +23,6 @@ def check_double(f):
     return "right"
 
 
-def check_pair(pair):
-    forward, backward = pair
-    assert backward(forward(3)) == 3, "there and back is another number"
-    return "right"
-
-
 def recursive(x):
     return recursive(x)
 

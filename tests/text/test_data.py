@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_train import error_of
+from oracles import error_of
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from oracles import contents, error_of, seal
 from safetensors.numpy import load_file, save_file
-from test_train import contents, error_of, seal
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import GPT

@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from test_train import changed, error_of
+from oracles import changed, error_of
 
 from nanoeuler_lib import world
-from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import examples as text_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -21,7 +21,6 @@ from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=20, vocab_size=260, predict=2)
 TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))  # ids 257, 258, 259
-SETTINGS = TrainConfig(steps=8, batch=4, rate=3e-3)
 FITS, LONG = [("a", "b")], [("a" * 50, "b")]
 HELD = [[(f"{i}", "ab")] for i in range(8)]
 

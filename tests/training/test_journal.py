@@ -13,8 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, run_text
-from test_train import changed, error_of
+from oracles import RUN_CONFIG, RUN_MODEL, changed, error_of, run_text
 
 from nanoeuler_lib import __version__, world
 from nanoeuler_lib.model import GPT

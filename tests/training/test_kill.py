@@ -190,7 +190,7 @@ import os, sys, tempfile
 sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_kill as t
 from nanoeuler_lib.command import cli
-from nanoeuler_lib.training import checkpoint, train
+from nanoeuler_lib.training import checkpoint, loop, train
 with tempfile.TemporaryDirectory() as folder:  # imports what it needs: as nobody it may not read what is root's
     text = t.run_text()
     train.train(folder + "/run", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True)
@@ -198,7 +198,7 @@ if os.geteuid() == 0:  # the rights of a folder do not bind root
     os.setuid(65534)
 for start in (
     lambda: train.train("new", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
-    lambda: train.resume("run", text, quiet=True),
+    lambda: loop.resume("run", text, quiet=True),
     lambda: train.train("closed/run", text, t.RUN_MODEL, t.RUN_CONFIG, quiet=True),
     lambda: checkpoint.load("closed"),
     lambda: checkpoint.load("closed/run"),

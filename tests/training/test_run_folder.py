@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from test_train import error_of
+from oracles import error_of
 
 from nanoeuler_lib.training import checkpoint, run_folder
 
@@ -86,7 +86,7 @@ def test_an_entry_is_a_line_that_stands_there_at_once(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_ends_a_run_with_the_step_that_is_saved(tmp_path):
+def test_a_full_disk_ends_a_run_with_the_step_that_is_saved():
     with run_folder.appending("/dev/full", lambda: 7) as append:
         assert error_of(append, {"step": 1}) == (
             "/dev/full: cannot be written (No space left on device); the checkpoint of step 7 is intact"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
+from oracles import contents, error_of
 from test_chat import bigram, said
-from test_train import contents, error_of
 
 from benchmarks import chat_model, pretrained
 from nanoeuler_lib import world

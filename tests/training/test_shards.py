@@ -19,8 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import oracles
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, Crash
-from test_train import changed, contents, error_of
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, changed, contents, error_of
 
 from nanoeuler_lib import files
 from nanoeuler_lib.command import cli

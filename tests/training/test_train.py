@@ -15,7 +15,7 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import RUN_CONFIG, RUN_MODEL, Crash, run_text, stopped_at
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, changed, contents, error_of, run_text, seal, stopped_at
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib import __version__, files, machine, ops
@@ -29,24 +29,6 @@ from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
-
-
-def changed(config, **values):
-    return type(config)(**config.to_dict() | values)
-
-
-def error_of(function, *arguments, **named) -> str:
-    """The message of the NanoEulerError that a call raises: one line."""
-    with pytest.raises(NanoEulerError) as caught:
-        function(*arguments, **named)
-    message = str(caught.value)
-    assert message and "\n" not in message
-    return message
-
-
-def contents(folder) -> dict:
-    """Every file below a folder and its bytes."""
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +281,7 @@ def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
      ("optimizer", "sgd"), ("optimizer", None), ("optimizer", ["muon"])],
 )  # fmt: skip
 def test_train_config_refuses(name, value):
-    assert error_of(TrainConfig, **{name: value}).startswith(f"{name} is {value!r}, expected") or value == 1
+    assert error_of(TrainConfig, **{name: value}).startswith(f"{name} is {value!r}, expected")
 
 
 @pytest.mark.parametrize(
@@ -347,22 +329,6 @@ def test_presets():
 def saved(run):
     """The latest checkpoint of a run that may be damaged."""
     return run / "checkpoints" / "step-000006"
-
-
-def seal(folder, **changes):
-    """Make a changed checkpoint's own digests right again, so that only its content speaks against it."""
-    import hashlib
-
-    file = folder / "checkpoint.json"
-    head = json.loads(file.read_text())
-    head.pop("digest")
-    head |= changes
-    if "sha256" not in changes:
-        head["sha256"] = {
-            name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]
-        }
-    head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
-    file.write_text(json.dumps(head))
 
 
 def test_seal_keeps_a_good_checkpoint_good(saved):
@@ -928,13 +894,6 @@ def test_samples_differ_by_step(tmp_path):
     assert last["step"] == RUN_CONFIG.steps, "no sample at the end"
     tokenizer = checkpoint.load(tmp_path / "run").tokenizer
     assert last["sample"] == generate(model, tokenizer, "", 100, seed=config.seed + last["step"])
-
-
-def test_nothing_is_left_of_a_text_that_cannot_be_put_in_place(tmp_path):
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(NanoEulerError, match="cannot be written"):
-        files.write_text(tmp_path / "taken", "x")
-    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
 def test_the_last_step_is_validated(tmp_path):

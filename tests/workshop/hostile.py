@@ -28,9 +28,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS), *map(str, TESTS.glob("*/"))]
-from oracles import run_text  # noqa: E402
+from oracles import (  # noqa: E402
+    run_text,
+    seal,
+)
 from test_hostile import VALUES, spoil_bytes, spoil_json, spoil_tensors  # noqa: E402
-from test_train import seal  # noqa: E402
 
 import nanoeuler_lib.training.report  # noqa: E402, F401  imported before the first fork
 from nanoeuler_lib.command import cli  # noqa: E402

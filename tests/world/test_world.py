@@ -161,7 +161,6 @@ ENDS = {  # typed from Euler's map
     "High": "VL",
 }  # fmt: skip
 SHORE = {"Altstadt": "A", "Kneiphof": "K", "Lomse": "L", "Vorstadt": "V"}
-NAME_OF = {letter: name for name, letter in SHORE.items()}
 
 
 def names_in(text):

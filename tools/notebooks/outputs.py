@@ -22,17 +22,19 @@ def outputs(text: str) -> dict[str, str]:
 
 def main() -> int:
     (commit,) = sys.argv[1:]
+    git = lambda *words: subprocess.check_output(["git", *words], cwd=ROOT, text=True)
+    there = set(git("ls-tree", "--name-only", commit, "notebooks/").split())
+    here = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     same = differ = 0
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        command = ["git", "show", f"{commit}:notebooks/{path.name}"]
-        before = outputs(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-        now = outputs(path.read_text("utf-8"))
+    for path in sorted(there | here):
+        before = outputs(git("show", f"{commit}:{path}")) if path in there else {}
+        now = outputs((ROOT / path).read_text("utf-8")) if path in here else {}
         for cell in sorted(before.keys() | now.keys()):
             if before.get(cell) == now.get(cell):
                 same += 1
             else:
                 differ += 1
-                print(f"{path.name}, cell {cell}: another output")
+                print(f"{path}, cell {cell}: another output")
     print(f"{same} outputs are those of {commit}, {differ} are not")
     return bool(differ)
 

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler_lib import cuda
+from tools.notebooks.cells import code_cells, kernels, python
 from tools.workshop.mutants import changed, equivalents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -507,7 +508,7 @@ def load(number: str) -> tuple[SimpleNamespace, list, dict[str, str]]:
     folders = str(ROOT / "tests" / "chapters"), str(ROOT / "tests"), str(ROOT)
     sys.path[:0] = [path for path in folders if path not in sys.path]
     tests = importlib.import_module(f"test_chapter_{number}")
-    from chapters import code_cells, definitions, kernels, python
+    from chapters import definitions
 
     names = tests.NOTEBOOK
     texts = {}

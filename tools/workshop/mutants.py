@@ -66,11 +66,15 @@ class Mutant:
 def modules(root: Path) -> dict[str, Path]:
     """The library's modules by name: path below the checkout."""
     paths = [file.relative_to(root) for file in sorted((root / LIBRARY).rglob("*.py"))]
-    return {
-        path.parent.name if path.stem == "__init__" else path.stem: path
-        for path in paths
-        if not set(path.parts) & set(APART) and path != Path(LIBRARY, "__init__.py")
-    }
+    found = {}
+    for path in paths:
+        name = path.parent.name if path.stem == "__init__" else path.stem
+        if set(path.parts) & set(APART) or path == Path(LIBRARY, "__init__.py"):
+            continue
+        if name in found:
+            raise SystemExit(f"{path} and {found[name]} have one name: expected modules of different names")
+        found[name] = path
+    return found
 
 
 def tests_of(path: Path, root: Path) -> list[str]:
