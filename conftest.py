@@ -60,7 +60,7 @@ LEFT_OUT = {
     "tests/cuda/test_learner.py": ("mistakes that learners make in kernels", ("race", "guard")),
     "tests/cuda/test_matmul16.py": (
         "products on tensor cores",
-        ("refuses", "is_no", "matmul16_plain-64-64-1-__half-float-True-(3, 65, 8)"),
+        ("refuses", "is_no", "matmul16_plain-64-64-1-__nv_bfloat16-float-True-(3, 65, 8)"),
     ),
     "tests/cuda/test_nvrtc.py": ("kernels compiled for every card", ("engine.cu, float-sm_90]",)),
     "tests/engine/test_engine.py": (
@@ -195,7 +195,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif "tests" in config.invocation_params.args:
         for path, (_, kept) in LEFT_OUT.items():
             names = [item.nodeid for item in items if item.nodeid.startswith(path)]
-            if dead := [word for word in kept if not any(word in name for name in names)]:
+            dead = [word for word in kept if not any(word in name for name in names)]
+            if names and dead:  # none: its tests need a package that is not there
                 raise pytest.UsageError(f"LEFT_OUT in conftest.py: no test of {path} has {dead} in its name")
     for item in items:
         cell = getattr(item, "cell", None)  # nbval's items
