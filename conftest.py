@@ -35,17 +35,10 @@ if importlib.util.find_spec("hypothesis"):
 # What `make test` leaves to `make test-all`: what it is, and words of the names of tests that run nevertheless.
 LEFT_OUT = {
     "tests/book/test_numbering.py": ("numbers of figures in a built book", ("jupyterlab",)),
-    "tests/chapters/test_chapter_24.py": ("wrong kernels, each compiled", ("right",)),
-    "tests/chapters/test_chapter_25.py": ("wrong kernels, each compiled", ("right",)),
-    "tests/chapters/test_chapter_26.py": ("wrong kernels, each compiled", ("right",)),
     "tests/chapters/test_gap_runs.py": ("chapters run with right, wrong and raising answers", ()),
     "tests/command/test_hostile.py": ("spoilt files", ("bombs", "memory", "pickle", "devices")),
     "tests/corpus/test_corpus_gutenberg.py": ("books of Gutenberg", ("stars",)),
     "tests/cuda/test_cuda_bandwidth.py": ("the benchmark of kernels, tiny", ()),
-    "tests/cuda/test_cuda_checker.py": (
-        "the checker's findings in full",
-        ("sound_kernel", "no fence", "barrier"),
-    ),
     "tests/cuda/test_cuda_functions.py": ("every function of CUDA that kernels may call", ()),
     "tests/cuda/test_cuda_half.py": ("numbers of 16 bits, all functions", ()),
     "tests/cuda/test_cuda_names.py": ("names that NVRTC knows", ()),
