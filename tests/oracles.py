@@ -7,6 +7,9 @@ formulas written out here in float64, and brute force; never the function that i
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -782,3 +785,10 @@ def seal(folder, **changes):
         }
     head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
     file.write_text(json.dumps(head))
+
+
+def run_python(code, *arguments, **options):
+    """Run Python code in a process that finds the library and the tests; the arguments are its sys.argv[1:]."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)

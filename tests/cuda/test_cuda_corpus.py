@@ -27,6 +27,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+import hostile_kernels
 import numpy as np
 import pytest
 
@@ -34,8 +35,6 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.errors import NanoEulerError
 
 FOLDER = Path(__file__).parent / "corpus"
-sys.path.insert(0, str(FOLDER))
-import hostile  # noqa: E402
 
 pytestmark = pytest.mark.compiler
 SEED = 14
@@ -238,7 +237,7 @@ def run_hostile(names: list[str]) -> dict[str, dict]:
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[2])}
     while left:
         process = subprocess.Popen(
-            [sys.executable, FOLDER / "hostile.py", *left], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [sys.executable, Path(hostile_kernels.__file__), *left], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
         at, hung = None, False
@@ -285,7 +284,7 @@ def lines_of(process: subprocess.Popen):
 
 
 def judge_hostile(found: dict) -> str:
-    wanted = hostile.CASES[found["name"]].wanted
+    wanted = hostile_kernels.CASES[found["name"]].wanted
     if found["outcome"] in ("dead", "wrong", "other"):
         return f"{found['outcome']}: {found['text']}"
     if wanted != "any" and found["outcome"] != wanted:
@@ -294,7 +293,7 @@ def judge_hostile(found: dict) -> str:
 
 
 def test_hostile_kernels_end_in_a_result_or_an_error(request):
-    names = ten_of(list(hostile.CASES), request.config)
+    names = ten_of(list(hostile_kernels.CASES), request.config)
     found = run_hostile(names)
     assert found.keys() == set(names)
     complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
@@ -304,13 +303,13 @@ def test_hostile_kernels_end_in_a_result_or_an_error(request):
 
 def test_there_are_enough_of_each():
     assert len(texts("bugs")) == len(texts("correct")) == 60
-    assert len(hostile.CASES) >= 200
+    assert len(hostile_kernels.CASES) >= 200
 
 
 def main(kind: str, *names: str) -> None:
     """Print a table of one kind, and at the end how many were as they should be."""
     if kind == "hostile":
-        chosen = names or hostile.CASES
+        chosen = names or hostile_kernels.CASES
         found = run_hostile(list(chosen))
         complaints = {name: judge_hostile(outcome) for name, outcome in found.items()}
         kinds = [outcome["outcome"] for outcome in found.values()]

@@ -11,23 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, assert_same_run, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, assert_same_run, run_python, run_text
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training import checkpoint, journal, loop, run_folder, train
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = os.pathsep.join(sys.path)  # where the tests stand, for processes that import them
 LONG = TrainConfig(
     **RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "valid_every": 7, "sample_every": 10}
 )
-
-
-def run_python(code, *arguments, **options):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -111,7 +104,7 @@ def test_a_second_process_is_refused_at_the_very_start(tmp_path):
     )
     run = tmp_path / "run"
     run.mkdir()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), HERE])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", code, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as holder:
@@ -154,19 +147,18 @@ def test_log_on_a_full_disk(tmp_path):
 
 FULL = """
 import os, resource, signal, sys
-sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_kill as t
 from nanoeuler_lib.training import train
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 def fill(entry):
     if entry["step"] == 10:
-        while not t.Path(sys.argv[2], "checkpoints", "step-000009").exists():
+        while not t.Path(sys.argv[1], "checkpoints", "step-000009").exists():
             t.time.sleep(0.01)  # a thread writes it
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 try:
-    train.train(sys.argv[2], t.run_text(), t.RUN_MODEL, t.LONG, quiet=True, on_entry=fill)
+    train.train(sys.argv[1], t.run_text(), t.RUN_MODEL, t.LONG, quiet=True, on_entry=fill)
 except train.NanoEulerError as error:
     print(error)
 """
@@ -175,7 +167,7 @@ except train.NanoEulerError as error:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on file sizes")
 def test_checkpoint_on_a_full_disk(tmp_path):
     """From step 10 no file may grow past 20 kB: step 12 cannot be saved, step 9 stays, and the run goes on from it."""
-    done = run_python(FULL, HERE, tmp_path / "run")
+    done = run_python(FULL, tmp_path / "run")
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
     assert "step-000012: cannot write the checkpoint (" in done.stdout and "File too large" in done.stdout
     assert done.stdout.endswith("earlier ones are intact\n")
@@ -187,7 +179,6 @@ def test_checkpoint_on_a_full_disk(tmp_path):
 
 READ_ONLY = """
 import os, sys, tempfile
-sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_kill as t
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.training import checkpoint, loop, train
@@ -218,7 +209,7 @@ def test_folder_without_rights(tmp_path):
     (tmp_path / "closed").chmod(0o000)
     tmp_path.chmod(0o555)
     try:
-        done = run_python(READ_ONLY, HERE, cwd=tmp_path)
+        done = run_python(READ_ONLY, cwd=tmp_path)
     finally:
         tmp_path.chmod(0o700)
         (tmp_path / "closed").chmod(0o700)

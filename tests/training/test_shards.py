@@ -5,8 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -19,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import oracles
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, Crash, changed, contents, error_of
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, changed, contents, error_of, run_python
 
 from nanoeuler_lib import files
 from nanoeuler_lib.command import cli
@@ -33,7 +31,6 @@ from nanoeuler_lib.training import checkpoint, datasets, loop, report, run_folde
 from nanoeuler_lib.training.datasets import ShardDataset
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = os.pathsep.join(sys.path)  # where the tests stand, for processes that import them
 
 
 def story(number, words=60):
@@ -580,7 +577,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, corpus, step
 
 KILLED_WRITING = """
 import os, signal, sys
-sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_shards as t
 original = t.shards._Stream._write
 def write(self):
@@ -590,14 +586,14 @@ def write(self):
         file.write_bytes(b"half a shard")
         os.kill(os.getpid(), signal.SIGKILL)
 t.shards._Stream._write = write
-t.made(t.Path(sys.argv[2]), workers=int(sys.argv[3]), piece=1000)
+t.made(t.Path(sys.argv[1]), workers=int(sys.argv[2]), piece=1000)
 """
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_in_the_middle_of_a_shard(tmp_path, workers):
     """Nothing looks whole, the processes end with it, and the next call gives what a first one would have."""
-    done = run_python(KILLED_WRITING, HERE, tmp_path, workers)
+    done = run_python(KILLED_WRITING, tmp_path, workers)
     assert done.returncode == -9, done.stderr
     assert not (tmp_path / "shards").exists() and (tmp_path / ".shards.partial" / "00003.npy").exists()
     assert "no such file" in error_of(Shards, tmp_path / "shards")
@@ -633,7 +629,6 @@ def test_two_at_once_are_kept_apart(tmp_path):
 
 KILLED_SAVING = """
 import os, signal, sys, time
-sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_shards as t
 original = t.checkpoint.save_file
 def save_file(tensors, path):
@@ -647,7 +642,7 @@ def on_entry(entry):
     if entry["step"] == 5 and "loss" in entry and begun.wait(60):
         os.kill(os.getpid(), signal.SIGKILL)
 t.checkpoint.save_file = save_file
-folder = t.Path(sys.argv[2])
+folder = t.Path(sys.argv[1])
 t.train.pretrain(folder / "run", t.Shards(folder / "shards"), None, t.MODEL, t.CONFIG, quiet=True, on_entry=on_entry)
 """
 
@@ -655,7 +650,7 @@ t.train.pretrain(folder / "run", t.Shards(folder / "shards"), None, t.MODEL, t.C
 def test_killed_while_the_thread_writes_a_checkpoint(tmp_path):
     """Step 5 was taken, the checkpoint of step 4 is half there: the run goes on from that of step 2."""
     found = made(tmp_path)
-    done = run_python(KILLED_SAVING, HERE, tmp_path)
+    done = run_python(KILLED_SAVING, tmp_path)
     assert done.returncode == -9, done.stderr
     left = sorted(file.name for file in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == [".step-000004.partial", "step-000000", "step-000002"]
@@ -663,12 +658,6 @@ def test_killed_while_the_thread_writes_a_checkpoint(tmp_path):
     loop.resume(tmp_path / "run", found, None, quiet=True)
     train.pretrain(tmp_path / "whole", found, None, MODEL, CONFIG, quiet=True)
     oracles.assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-def run_python(code, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 # The command.

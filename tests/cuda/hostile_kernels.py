@@ -1,5 +1,5 @@
 # ruff: noqa: E501  one case a line
-"""Kernels, launches and texts that try to end the Python process: `python hostile.py NAME ...` runs them here.
+"""Kernels, launches and texts that try to end the Python process: `python hostile_kernels.py NAME ...` runs them here.
 
 For each case two lines of JSON go out: {"started": name}, then {"name", "outcome", "text"}: "result", "error" (a
 NanoEulerError) or "other" (another exception), and after each a sound kernel must still give the right numbers.
