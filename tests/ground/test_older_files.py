@@ -89,12 +89,6 @@ def test_what_is_set_in_a_module_by_its_old_name_is_set_where_it_is_now(capsys):
     assert capsys.readouterr().err.endswith(
         "nanoeuler_lib.plan: since 0.2 nanoeuler_lib.{model.plan}, until 0.3 as well\n"
     )
-    from nanoeuler_lib.drills import diagnose
-
-    importlib.import_module("nanoeuler_lib.school.drills.diagnose")
-    assert sys.modules["nanoeuler_lib.school.drills"].diagnose is not diagnose, (
-        "old names stay beside the new ones"
-    )
 
 
 def test_the_command_is_found_by_its_old_name():

@@ -31,7 +31,7 @@ def test_killed_and_started_again(options, least):
     """kill -9 at file events and random moments of four commands: all end as if never killed, nothing is left."""
     command = [sys.executable, ROOT / "tests" / "workshop" / "kills.py", *options]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=1200)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=300)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     killed, wrong = (int(word) for word in re.findall(r"\d+", done.stdout.splitlines()[-1]))

@@ -18,10 +18,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS), *map(str, TESTS.glob("*/"))]
@@ -213,6 +216,9 @@ def check(
 
 
 def main() -> int:
+    # tqdm's own lock is a semaphore that all children share: one killed while it holds it would stop those after it.
+    tqdm.set_lock(threading.RLock())
+    tqdm.monitor_interval = 0  # nor may a thread of this process hold the lock when a child is forked
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--every", type=int, default=1, help="kill at every n-th file event (default 1)")
     options.add_argument(
