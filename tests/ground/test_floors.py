@@ -8,7 +8,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nanoeuler_lib"
-GROUND = {"errors", "config", "files", "machine", "plots", "practice", "significance"}
+GROUND = {"errors", "config", "files", "machine", "plots", "practice", "shapes", "significance"}
 MAY_IMPORT = {  # a wing: those below it, beside itself and the ground
     "ops": set(),
     "cuda": set(),
