@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from bs4 import BeautifulSoup
 
 pytest.importorskip("jupyter_book", reason="jupyter-book is not installed: pip install -e .[book]")
 
@@ -385,8 +386,16 @@ def test_the_whole_book_keeps_every_anchor_and_link(site):
     inside = [link for link in re.findall(r'href="#([^"]+)"', found) if "--" in link]
     inside = [link for link in inside if not link.endswith((".ipynb", ".md"))]  # to pages left out here
     assert len(inside) > 100 and set(inside) <= set(ids)
-    assert found.count("<article") == len(every) and "mathjax/tex" in found
+    assert found.count("<article") == len(every) + 1 and 'href="#notebooks-06_attention"' in found
     assert not re.search(r"<details(?![^>]*\bopen)", found)
+
+
+@pytest.mark.skipif(not pdf.chromium(), reason="no Chromium found (NANOEULER_CHROMIUM names its program)")
+def test_every_formula_of_the_whole_book_is_typeset(site):
+    every = pdf.pages(site.parent.parent / "_toc.yml")
+    shown = pdf.browse(site, every, "--dump-dom").stdout
+    formulas = len(BeautifulSoup(pdf.whole(site, every), "html.parser").select("article .math"))
+    assert formulas > 300 and shown.count("<mjx-container") == formulas
 
 
 def test_without_chromium_a_pdf_says_what_is_missing(site, tmp_path, monkeypatch):

@@ -3,7 +3,8 @@
     python -m tools.book.pdf _build/html _build/nanoeuler.pdf
 
 The articles of all pages stand in one page, in the order of _toc.yml, their anchors told apart by the page's name, so
-that a link from chapter to chapter is one within the PDF. Chromium makes the outline from the headings.
+that a link from chapter to chapter is one within the PDF. Chromium makes the outline from the headings. Where qpdf is
+installed, it halves the file.
 """
 
 import os
@@ -62,50 +63,70 @@ def article(site: Path, page: str, all_pages: list[str]):
     return found
 
 
+def mathjax(soup: BeautifulSoup) -> list:
+    """A page's scripts for formulas: MathJax, and before it the settings that say where it looks for them."""
+    return [s for s in soup.select("script") if "mathjax" in s.get("src", "") or "window.MathJax" in s.text]
+
+
 def whole(site: Path, all_pages: list[str]) -> str:
-    """All articles in the frame of the first page."""
+    """All articles in the frame of the first page, a list of their titles behind the first."""
     soup = BeautifulSoup((site / f"{all_pages[0]}.html").read_text("utf-8"), "html.parser")
     frame = soup.select_one("article.bd-article")
-    for page in all_pages:
-        frame.insert_before(article(site, page, all_pages))
+    articles = [article(site, page, all_pages) for page in all_pages]
+    for found in articles:
+        frame.insert_before(found)
+    lines = []
+    for found in articles[1:]:
+        for link in found.h1.select("a.headerlink"):
+            link.decompose()
+        lines.append(f'<li><a href="#{found["id"]}">{found.h1.decode_contents()}</a></li>')
+    contents = (
+        f'<article class="bd-article" id="contents"><h1>Contents</h1><ul>{"".join(lines)}</ul></article>'
+    )
+    articles[0].insert_after(BeautifulSoup(contents, "html.parser"))
     frame.decompose()
+    soup.title.string = "NanoEuler"
     for page in all_pages:  # the first page may have no formula, and then no MathJax
-        if not soup.select("script[src*=mathjax]"):
-            parsed = BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")
-            soup.head.extend(parsed.select("script[src*=mathjax]"))
+        if not mathjax(soup):
+            soup.head.extend(
+                mathjax(BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser"))
+            )
     return str(soup)
+
+
+def browse(site: Path, all_pages: list[str], *options: str) -> subprocess.CompletedProcess:
+    """Run Chromium with `options` on the whole book's page, its formulas typeset."""
+    page = site / posixpath.dirname(all_pages[0]) / "_whole.html"  # beside the others: their addresses hold
+    page.write_text(whole(site, all_pages), "utf-8")
+    command = [chromium(), "--headless", "--disable-gpu", "--virtual-time-budget=1000000", *options]
+    command += ["--no-sandbox"] * (os.geteuid() == 0) + [page.resolve().as_uri()]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    finally:
+        page.unlink()
 
 
 def make(site: Path, target: Path, toc: Path = ROOT / "_toc.yml") -> None:
     """Print the book of `site` to `target`."""
-    browser = chromium()
-    if browser is None:
+    if chromium() is None:
         sys.exit(
             f"a PDF needs Chromium or Chrome, and none of {', '.join(NAMES)} is there: "
             "install one, or name its program in NANOEULER_CHROMIUM"
         )
     all_pages = pages(toc)
-    page = (
-        site / posixpath.dirname(all_pages[0]) / "_whole.html"
-    )  # beside the others: their relative addresses hold
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
-    page.write_text(whole(site, all_pages), "utf-8")
-    command = [
-        browser,
-        "--headless",
-        "--disable-gpu",
+    printed = browse(
+        site,
+        all_pages,
         "--no-pdf-header-footer",
         "--generate-pdf-document-outline",
-    ]
-    command += ["--virtual-time-budget=1000000", f"--print-to-pdf={target.resolve()}"]
-    command += ["--no-sandbox"] * (os.geteuid() == 0) + [page.resolve().as_uri()]
-    try:
-        printed = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    finally:
-        page.unlink()
+        f"--print-to-pdf={target.resolve()}",
+    )
     if printed.returncode or not target.exists():
-        sys.exit(f"{browser} made no PDF:\n{printed.stderr[-2000:]}")
+        sys.exit(f"{chromium()} made no PDF:\n{printed.stderr[-2000:]}")
+    if shutil.which("qpdf"):
+        subprocess.run(["qpdf", "--object-streams=generate", "--replace-input", target], check=True)
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB, {len(all_pages)} pages of the book")
 
 
