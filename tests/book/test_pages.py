@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from bs4 import BeautifulSoup
 
 pytest.importorskip("jupyter_book", reason="jupyter-book is not installed: pip install -e .[book]")
 
 import pages
+from bs4 import BeautifulSoup
 
 from tools.book import pdf
 from tools.book.references import author_year
