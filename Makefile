@@ -128,8 +128,10 @@ oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that o
 look: book browser  ## ten pages at three widths, light and dark, and three chapters in JupyterLab: _build/screenshots
 	@$(BIN)/python -m tools.workshop.look _build/html _build/screenshots
 
-browser: $(READY)  ## Playwright and axe, for the tests that look at the pages in Chromium and are otherwise skipped
+browser: $(READY)  ## Playwright, axe and (with npm) KaTeX, for the tests that look at the pages and are otherwise skipped
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[browser]"
+	command -v npm > /dev/null && npm install --silent --prefix $(VENV) katex@0.16.22 \
+	    || echo "no npm: what JupyterLab makes of the formulas stays untested"
 
 clean:  ## remove what was built, the virtual environment too
 	rm -rf _build $(VENV) build dist *.egg-info

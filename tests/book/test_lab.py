@@ -1,8 +1,11 @@
 """The working copies that `make lab` opens: never overwritten when changed, renewed when not, with links that work."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +162,57 @@ def test_roles_become_links(links, source, shown):
 
 def test_a_figure_of_the_same_chapter_is_a_place_on_the_page(links):
     assert links.markdown("{numref}`fig-attention-causal`", NAME) == "[Figure 6.1](#fig-attention-causal)"
+
+
+# ---- Formulas
+
+
+KATEX = """
+const katex = require("katex");
+for (const [place, formula] of JSON.parse(require("fs").readFileSync(0)))
+  try { katex.renderToString(formula, {displayMode: true, strict: "ignore"}); }
+  catch (error) { console.log(`${place}: ${error.message}\\n${formula}`); }
+"""
+MODULES = os.pathsep.join([f"{sys.prefix}/node_modules", os.environ.get("NODE_PATH", "")])
+
+
+def formulas(text: str):
+    """The formulas of a MyST text, those in boxes too."""
+    from markdown_it import MarkdownIt
+    from mdit_py_plugins import amsmath, colon_fence, dollarmath
+
+    parser = MarkdownIt().enable("table").use(dollarmath.dollarmath_plugin).use(amsmath.amsmath_plugin)
+    for block in parser.use(colon_fence.colon_fence_plugin).parse(text):
+        for token in [block, *(block.children or [])]:
+            if "math" in token.type or token.info.startswith("{math}"):
+                yield token.content
+            elif token.info.startswith("{"):
+                yield from formulas(token.content)
+
+
+def katex(*texts: str) -> str:
+    """What KaTeX, by which JupyterLab sets formulas, cannot read in (place, formula) pairs."""
+    run = subprocess.run(
+        ["node", "-e", KATEX],
+        input=json.dumps(texts),
+        text=True,
+        capture_output=True,
+        env=os.environ | {"NODE_PATH": MODULES},
+    )
+    if "Cannot find module 'katex'" in run.stderr:
+        pytest.skip("KaTeX is not installed: make browser")
+    assert not run.returncode, run.stderr
+    return run.stdout
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed, and KaTeX runs on it")
+def test_jupyterlab_can_set_every_formula():
+    assert "Expected 'EOF'" in katex(("planted", r"\texttt{inv_Z}"))
+    found = []
+    for path in sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("book/*.md")]):
+        text = path.read_text("utf-8")
+        if path.suffix == ".ipynb":
+            cells = json.loads(text)["cells"]
+            text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        found += [(path.name, formula) for formula in formulas(text)]
+    assert len(found) > 3900 and not katex(*found)
