@@ -4,10 +4,14 @@ A check is a function of the answer. It returns "right" or "not written yet", or
 line that the reader needs.
 """
 
+import ast
 import contextlib
+import dis
 import functools
 import inspect
+import linecache
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,6 +27,7 @@ __all__ = ["judge", "show_rejected", "verdict"]
 
 # a busy machine that grades a class gives more
 SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
+SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # a difference that the printed digits hide
 PATIENCE = 4  # times as many seconds where others have the processor
 
 
@@ -55,19 +60,59 @@ def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, sec
         with warnings.catch_warnings(), contextlib.redirect_stderr(sys.stdout), time_limit(seconds):
             warnings.simplefilter("ignore")
             line = check(answer, *given)
+        if str(line) == "not written yet" and any(written(f) for f in functions(mine)):
+            line = "it returns None"
     except (Exception, SystemExit) as error:
-        line = str(error) if isinstance(error, AssertionError) and str(error) else stopped(error)
+        line = said(error) if isinstance(error, AssertionError) and str(error) else stopped(error, mine)
     return " ".join(str(line).split())
 
 
-def stopped(error: BaseException) -> str:
-    """The exception, and the last line of a notebook's cell that it passed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [
-        f.line for f in frames if f.line and f.filename != __file__ and "site-packages" not in f.filename
-    ]
-    where = f" at `{lines[-1]}`" if lines else ""
-    return f"it stops with {type(error).__name__}{where}{': ' if str(error) else ''}{error}"
+def functions(answer: Any) -> list[Callable]:
+    """The Python functions that an answer is, or holds as a tuple."""
+    parts = answer if isinstance(answer, tuple) else (answer,)
+    return [part for part in parts if inspect.isfunction(part)]
+
+
+def written(function: Callable) -> bool:
+    """Whether its body is another than a stub's, `return None`."""
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(inspect.unwrap(function))]
+    return steps != [(step.opname, step.argval) for step in dis.get_instructions(lambda: None)]
+
+
+def said(error: AssertionError) -> str:
+    """What a check says; where the digits that it prints of two numbers agree, their difference as well."""
+    line = str(error)
+    if not (same := SAME.search(line)):
+        return line
+    frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
+    difference = "by less than these digits show"
+    with contextlib.suppress(Exception):  # the numbers stand in the assertion's own text
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+        texts = [
+            n.msg for n in ast.walk(tree) if isinstance(n, ast.Assert) and n.lineno <= number <= n.end_lineno
+        ]
+        shown = [part for part in ast.walk(texts[-1]) if isinstance(part, ast.FormattedValue)]
+        numbers = {}
+        for part in shown:
+            format_, names = ast.unparse(ast.JoinedStr([part])), frame.f_globals | frame.f_locals
+            if eval(format_, names) == same[1]:
+                numbers[ast.unparse(part.value)] = float(eval(ast.unparse(part.value), names))
+        first, second = numbers.values()
+        difference = f"by {abs(first - second):.0e}"
+    return f"{line[: same.end()]} (off {difference}){line[same.end() :]}"
+
+
+def stopped(error: BaseException, answer: Any) -> str:
+    """The exception, and the last line of the answer's that it passed; a check's lines are no reader's business."""
+    kind, why = type(error).__name__, f": {error}" if str(error) else ""
+    codes = {inspect.unwrap(f).__code__ for f in functions(answer)}
+    files, lines = {code.co_filename for code in codes}, []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in codes or (lines and frame.f_code.co_filename in files):
+            lines.append(linecache.getline(frame.f_code.co_filename, number).strip())
+    if codes and not lines:
+        return f"the check cannot use what it returns, {kind}{why}"
+    return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
 
 
 def watched(answer: Any) -> Any:
@@ -82,7 +127,10 @@ def watched(answer: Any) -> Any:
 
     @functools.wraps(answer)
     def call(*args, **kwargs):
-        named = inspect.signature(answer).bind(*args, **kwargs).arguments
+        try:
+            named = inspect.signature(answer).bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise AssertionError(f"it cannot be called with the arguments of the gap: {error}") from None
         before = [(name, a, a.tobytes()) for name, value in named.items() for a in arrays(value)]
         result = answer(*args, **kwargs)
         for name, a, content in before:

@@ -221,9 +221,9 @@ class Program:
         self._engine("round", f"round_to<{self.number}>", grid, THREADS, arguments, full.nbytes + half.nbytes)
 
     def embed(self, x, tokens, table):
-        """x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [N] int32; table: [V, D] float32."""
+        """x[n] = table[tokens[n]]. x: [N, D] float32; tokens: [B, T] int32; table: [V, D] float32."""
         N, D = x.shape
-        arguments = tokens, table, x, N, D
+        arguments = tokens.reshape(-1), table, x, N, D
         file = self._file("embedding.cu")
         self._launch("embed", file, "embedding_forward", -(-N // 8), THREADS, arguments, 2 * x.nbytes)
 

@@ -39,7 +39,7 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
     """
     op, config, eps = plan.op, plan.config, plan.config.norm_eps
     before, delta = plan.layers[0].x1, None
-    op.embed(before, tokens.reshape(-1), params["embed"])
+    op.embed(before, tokens, params["embed"])
     for i, a in enumerate(plan.layers):
         w = {
             name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
@@ -89,7 +89,7 @@ def backward(
         op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, config)
         op.qkv_rope_back(dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config, add)
         op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, add)
-    op.embed_back(grads["embed"], dx, tokens.reshape(-1), add)
+    op.embed_back(grads["embed"], dx, tokens, add)
 
 
 class GPT:

@@ -42,14 +42,15 @@ def _far_from_zero(z):
 
 
 def embed(x, tokens, table):
-    """x[n] = table[tokens[n]]. x: [N, D]; tokens: [N]; table: [V, D]."""
-    np.take(table, tokens, axis=0, out=x, mode="clip")  # with "clip" NumPy writes into `out` without a copy
+    """x[n] = table[tokens[n]]. x: [N, D]; tokens: [B, T] with N = B T, or [N]; table: [V, D]."""
+    np.take(table, tokens.reshape(-1), axis=0, out=x, mode="clip")  # with "clip" NumPy writes into `out` without a copy
 
 
 def embed_back(dtable, dx, tokens, accumulate, *, work_rows):
     """dtable[v] (+)= sum of dx[n] over positions n with tokens[n] = v, in the order of n: always the same bits."""
     if not accumulate:
         dtable[...] = 0
+    tokens = tokens.reshape(-1)
     order = np.argsort(tokens, kind="stable")
     ordered = tokens[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))

@@ -51,8 +51,11 @@ def lines(x):
         (lambda x: x, "not twice x"),
         (lambda x: (), "shape is (0,), expected (3,)"),
         (lambda x: 1 / 0, "it stops with ZeroDivisionError at `(lambda x: 1 / 0, "),
-        (lambda: 1, "it stops with TypeError"),
-        (3, "it stops with TypeError"),
+        (lambda: 1, "it cannot be called with the arguments of the gap: too many positional arguments"),
+        (lambda x: {}.get(x.size), "it returns None"),
+        (lambda x: {}["no key"], """it stops with KeyError at `(lambda x: {}["no key"], """),
+        (lambda x: [[1], [2, 3]], "the check cannot use what it returns, ValueError: setting an array"),
+        (3, "it stops with TypeError: 'int' object is not callable"),
         (recursive, "it stops with RecursionError at `return recursive(x)`"),
         (leaves, "it stops with SystemExit at `sys.exit(3)`: 3"),
         (fills_memory, "it stops with MemoryError at `raise MemoryError`"),
@@ -67,6 +70,36 @@ def test_one_line_on_stdout_and_the_answer_only_if_it_is_right(capsys, answer, s
     assert out.count("\n") == 1 and out.endswith("\n")
     assert said in out
     assert (back is answer) == (said == "right")
+
+
+def test_the_line_shown_is_the_answers_also_where_it_calls_the_check_back():
+    check_slope = eval(compile("lambda f: f(lambda x: x / 0)", "the check's cell", "eval"))
+
+    def my_slope(f):
+        return f(1)
+
+    assert (
+        verdict(check_slope, my_slope) == "it stops with ZeroDivisionError at `return f(1)`: division by zero"
+    )
+    assert verdict(lambda pair: pair[1](0), (my_slope, lambda x: 1 / x)).startswith(
+        "it stops with ZeroDivisionError at"
+    )
+
+
+def test_equal_digits_are_told_apart():
+    def check_near(x):
+        y = np.array([0.125])
+        assert abs(x - y[0]) < 1e-9, f"y[{0}] is {x:.4f}, expected {y[0]:.4f}: a norm"
+        return "right"
+
+    line = verdict(check_near, 0.12500321)
+    assert line.startswith("y[0] is 0.1250, expected 0.1250 (off by 3e-06): a norm")
+    assert verdict(check_near, 0.25).startswith("y[0] is 0.2500, expected 0.1250: a norm")
+
+    def check_hidden(x):
+        raise AssertionError("it is 1.5, expected 1.5")
+
+    assert verdict(check_hidden, 1) == "it is 1.5, expected 1.5 (off by less than these digits show)"
 
 
 def test_warnings_and_stderr_do_not_reach_stderr(capsys):
@@ -197,7 +230,7 @@ def test_show_rejected(capsys):
     show_rejected(check_double, {"once": lambda x: x, "nowhere": lambda: 0})
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("rejected, once: not twice x")
-    assert second.startswith("rejected, nowhere: it stops with TypeError")
+    assert second.startswith("rejected, nowhere: it cannot be called")
     for accepted in (lambda x: 2 * x, lambda x: None):
         with pytest.raises(RuntimeError, match=r"check_double says .* to a wrong answer: sly"):
             show_rejected(check_double, {"sly": accepted})

@@ -320,7 +320,7 @@ BUGS = [
         "reversed(list(enumerate(plan.layers)))", "enumerate(plan.layers)",
         by=("gradients cpu", "gradients plain")),
     bug("embedding's gradient never accumulates", "model.gpt.backward",
-        "tokens.reshape(-1), add)", "tokens.reshape(-1), False)",
+        "dx, tokens, add)", "dx, tokens, False)",
         by=("accumulate", "step")),
     bug("residual projections start as large as the others", "model.parameters.init",
         "std / np.sqrt(2 * config.layers)", "std", by="init"),
