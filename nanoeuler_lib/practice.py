@@ -111,7 +111,7 @@ def stopped(error: BaseException, answer: Any) -> str:
         if frame.f_code in codes or (lines and frame.f_code.co_filename in files):
             lines.append(linecache.getline(frame.f_code.co_filename, number).strip())
     if codes and not lines:
-        return f"the check cannot use what it returns, {kind}{why}"
+        return f"what it returns cannot be used, {kind}{why}"
     return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
 
 

@@ -10,6 +10,7 @@ Pre-norm RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, untied heads
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import Decoder
@@ -133,6 +134,7 @@ class GPT:
             raise NanoEulerError(f"tokens lie in {low}..{high}, expected 0..{self.config.vocab_size - 1}")
         return tokens
 
+    @ops.again()
     def hidden(self, tokens: np.ndarray) -> np.ndarray:
         """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
         tokens = self._check(tokens)
@@ -145,6 +147,7 @@ class GPT:
         V = self.config.vocab_size
         return self.hidden(tokens) @ self.params["heads"][:, head * V : (head + 1) * V]
 
+    @ops.again()
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Nats at each position, without gradients.
 
@@ -166,6 +169,7 @@ class GPT:
         scale = loss_scale(targets, weights)
         return float((self.losses(tokens, targets) * scale).sum(dtype=np.float64))
 
+    @ops.again()
     def loss_and_gradients(
         self, tokens: np.ndarray, targets: np.ndarray, weights=None
     ) -> tuple[float, Parameters]:

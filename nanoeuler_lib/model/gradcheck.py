@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, forward, head_weights, init, loss_scale
@@ -125,6 +126,7 @@ def check_batch(config: ModelConfig, batch: int, time: int, seed: int, masked: f
     return tokens, np.where(rng.random(targets.shape) < masked, -1, targets)
 
 
+@ops.again()
 def check_model(
     config: ModelConfig = CHECK_CONFIG, std: float = 0.3, batch: int = 2, time: int = 7, seed: int = 0
 ) -> list[Row]:

@@ -36,6 +36,11 @@ class AdamW:
         self.m, self.v = Parameters(model, dtype), Parameters(model, dtype)
         self.step = 0  # steps taken
 
+    def moved(self, params: Parameters, grads: Parameters, *_) -> tuple[np.ndarray, ...]:
+        """What an update changes."""
+        return params.flat, grads.flat, self.m.flat, self.v.flat
+
+    @ops.again(moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
         """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
         c, adamw = self.config, ops.active().adamw
@@ -73,6 +78,7 @@ class Muon(AdamW):
     `m` holds the momentum of Muon's matrices, whose part of `v` stays 0. Jordan et al. 2024; Liu et al. 2025.
     """
 
+    @ops.again(AdamW.moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
         """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
         rate, muon = learning_rate(self.step - 1, self.config), ops.active().muon

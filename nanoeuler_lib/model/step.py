@@ -1,10 +1,12 @@
 """One optimisation step, spread over the cores of a machine."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
@@ -58,6 +60,13 @@ class Step:
             self.lengths[time] = [Plan(config, self.micro, time, dtype) for _ in range(self.workers)]
         self.plans = self.lengths[time]
 
+    def _each(self, work: Callable) -> list:
+        """What `work` returns for each worker. An error is raised when all have ended."""
+        futures = [self.pool.submit(work, worker) for worker in range(self.workers)]
+        wait(futures)
+        return [future.result() for future in futures]
+
+    @ops.again()
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
         self.fit(tokens.shape[1])
@@ -75,7 +84,7 @@ class Step:
                 total = total + plan.losses.sum(axis=0, dtype=np.float64)
             return total
 
-        sums = sum(self.pool.map(work, range(self.workers)))
+        sums = sum(self._each(work))
         return sums / np.maximum((targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0), 1)
 
     def apply(self) -> float:
@@ -90,19 +99,17 @@ class Step:
                 squares += float(np.vdot(total, total))
             return squares
 
-        norm = math.sqrt(sum(self.pool.map(add, range(self.workers))))
+        norm = math.sqrt(sum(self._each(add)))
         if not math.isfinite(norm):
             return norm  # the caller stops the run; the parameters are still those of the last good step
-        factor = clip_factor(norm, self.config.clip)
         self.optimizer.step += 1
-
-        def move(worker):
-            self.optimizer.update(
-                self.model.params, self.grads[0], self.names[worker :: self.workers], factor
-            )
-
-        list(self.pool.map(move, range(self.workers)))
+        self._move(self.model.params, self.grads[0], clip_factor(norm, self.config.clip))
         return norm
+
+    @ops.again(lambda self, *arguments: self.optimizer.moved(*arguments))
+    def _move(self, params: Parameters, grads: Parameters, factor: float) -> None:
+        update, names = self.optimizer.update, self.names
+        self._each(lambda worker: update(params, grads, names[worker :: self.workers], factor))
 
     def whole_gradient(self) -> Parameters:
         """What the last step has moved the parameters by, up to a factor."""

@@ -10,11 +10,15 @@ composites (`attention`, `attention_back`), which write into the buffers of a pl
     with ops.use("plain"):                      # everything by the reference
         ...
 
+In a notebook a reader's function that fails inside the model is told in one sentence; its layer goes on with the
+book's version, and what was being computed is computed again from its beginning: see `again`.
+
 A reader's kernels go into the engine of a GPU: `engine.use`.
 """
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +26,7 @@ from types import SimpleNamespace
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, plain, reference
+from nanoeuler_lib.practice import stopped
 
 # Which pure functions stand behind which composites. The two halves of a layer are switched together, because a
 # backward pass only understands what its own forward pass saved.
@@ -45,8 +50,11 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
     by_hand = plain.Plain(FUNCTIONS | own)
     chosen = {}
     for composites, needs in LAYERS.items():
-        source = by_hand if version == "plain" or own.keys() & set(needs) else cpu
-        chosen |= {name: getattr(source, name) for name in composites}
+        mine = {name: own[name] for name in needs if name in own}
+        source = by_hand if version == "plain" or mine else cpu
+        for name in composites:
+            composite = getattr(source, name)
+            chosen[name] = _guarded(composite, mine) if mine and _in_notebook() else composite
     return SimpleNamespace(**chosen)
 
 
@@ -85,6 +93,72 @@ def _keywords(composite: Callable) -> tuple[str, ...]:
     """The arguments that it takes by keyword alone."""
     parameters = inspect.signature(composite).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+class _Failed(Exception):
+    """Functions in `use`, {name: function}, have failed inside the model; its cause is their error."""
+
+
+def _guarded(composite: Callable, mine: dict) -> Callable:
+    @functools.wraps(composite)
+    def call(*arguments, **scratch):
+        try:
+            composite(*arguments, **scratch)
+        except Exception as error:
+            if _under_way:
+                raise _Failed(mine) from error
+            raise
+
+    return call
+
+
+def _in_notebook() -> bool:
+    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+
+
+_under_way = []  # calls that would be made again; the outermost is the one that is
+
+
+def again(state: Callable | None = None) -> Callable:
+    """A decorator: where a function in `use` fails in a notebook, say so and make the whole call again without it.
+
+    state: of the same arguments, the arrays that the call changes, which are put back first; None if it only fills.
+    """
+
+    def decorator(whole):
+        @functools.wraps(whole)
+        def call(*arguments, **named):
+            if not functions() or not _in_notebook() or _under_way:
+                return whole(*arguments, **named)
+            arrays = state(*arguments, **named) if state else ()
+            before = [array.copy() for array in arrays]
+            while True:
+                _under_way.append(whole)
+                try:
+                    return whole(*arguments, **named)
+                except _Failed as failure:
+                    _drop(failure.args[0], failure.__cause__)
+                    for array, value in zip(arrays, before, strict=True):
+                        array[...] = value
+                finally:
+                    _under_way.pop()
+
+        return call
+
+    return decorator
+
+
+def _drop(failed: dict, error: Exception) -> None:
+    """Take functions that have failed out of every `use` that is open, and say so."""
+    names = " and ".join(dict.fromkeys(getattr(f, "__name__", name) for name, f in failed.items()))
+    print(
+        f"{names}: inside the model {stopped(error, tuple(failed.values()))}."
+        f" This step is taken again from its beginning with the book's {' and '.join(failed)}.",
+        flush=True,
+    )
+    for i, level in enumerate(_stack):
+        own = {name: f for name, f in level.own.items() if failed.get(name) is not f}
+        _stack[i] = _InUse(level.version, own, _composites(level.version, own))
 
 
 def functions() -> dict:

@@ -9,6 +9,8 @@ import math
 
 import numpy as np
 
+from nanoeuler_lib.errors import NanoEulerError
+
 
 class Plain:
     """Composites made from a table of pure functions: {"rmsnorm_forward": function, ...}."""
@@ -17,20 +19,20 @@ class Plain:
         self.f = functions
 
     def embed(self, x, tokens, table):
-        x[...] = self.f["embed_forward"](tokens, table)[0]
+        _store(x.reshape(*tokens.shape, -1), self.f["embed_forward"](tokens, table)[0])
 
     def embed_back(self, dtable, dx, tokens, accumulate):
         _, saved = self.f["embed_forward"](tokens, dtable)
-        _store(dtable, self.f["embed_backward"](dx, saved), accumulate)
+        _store(dtable, self.f["embed_backward"](dx.reshape(*tokens.shape, -1), saved), accumulate)
 
     def linear(self, y, x, w):
-        y[...] = self.f["linear_forward"](x, w)[0]
+        _store(y, self.f["linear_forward"](x, w)[0])
 
     def linear_back(self, dx, dw, dy, x, w, accumulate):
         _, saved = self.f["linear_forward"](x, w)
         new_dx, new_dw = self.f["linear_backward"](dy, saved)
         if dx is not None:
-            dx[...] = new_dx
+            _store(dx, new_dx)
         _store(dw, new_dw, accumulate)
 
     def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
@@ -38,18 +40,18 @@ class Plain:
             x[...] = before + delta
         # `ops/cpu.py`'s backward reads it
         rstd[...] = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-        y[...] = self.f["rmsnorm_forward"](x, gain, eps)[0]
+        _store(y, self.f["rmsnorm_forward"](x, gain, eps)[0])
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate):
         _, saved = self.f["rmsnorm_forward"](x, gain, eps)
         new_dx, new_dgain = self.f["rmsnorm_backward"](dy, saved)
-        dx += new_dx
+        _store(dx, new_dx, accumulate=True)
         _store(dgain, new_dgain, accumulate)
 
     def qkv_rope(self, qkv, y, w, rope, config):
         q, k, v = _split(self.f["linear_forward"](y, w)[0], len(rope.cos), config)
         q, k = (self.f["rope_forward"](x, rope.cos, rope.sin)[0] for x in (q, k))
-        _pack(qkv, q / math.sqrt(config.head_dim), k, v)
+        _pack(qkv, np.divide(q, math.sqrt(config.head_dim)), k, v)
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, accumulate):
         packed, saved = self.f["linear_forward"](y, w)
@@ -60,8 +62,10 @@ class Plain:
         dq, dk, dv = _split(dqkv, len(rope.cos), config)
         dq = self.f["rope_backward"](dq / math.sqrt(config.head_dim), turned[0])
         dk = self.f["rope_backward"](dk, turned[1])
-        _pack(packed, dq, dk, dv)
-        dy[...], new_dw = self.f["linear_backward"](packed, saved)
+        dqkv = np.empty_like(dqkv)
+        _pack(dqkv, dq, dk, dv)
+        new_dy, new_dw = self.f["linear_backward"](dqkv, saved)
+        _store(dy, new_dy)
         _store(dw, new_dw, accumulate)
 
     def attention(self, y, probs, inv_sum, qkv, config):
@@ -74,33 +78,45 @@ class Plain:
         _, saved = self.f["attention_forward"](q * root, k, v)
         B, H, T, C = q.shape
         dq, dk, dv = self.f["attention_backward"](dy.reshape(B, T, H, C).swapaxes(1, 2), saved)
-        _pack(dqkv, dq * root, dk, dv)
+        _pack(dqkv, np.multiply(dq, root), dk, dv)
 
     def swiglu(self, hidden, sigmoid, gate_up):
-        hidden[...] = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))[0]
+        _store(hidden, self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))[0])
 
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         _, saved = self.f["swiglu_forward"](*np.split(gate_up, 2, axis=1))
-        dgate_up[...] = np.concatenate(self.f["swiglu_backward"](dhidden, saved), axis=1)
+        dgate, dup = self.f["swiglu_backward"](dhidden, saved)
+        _store(dgate_up, np.concatenate([dgate, dup], axis=1))
 
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate):
         N, K = losses.shape
         logits, saved_linear = self.f["linear_forward"](y, w)
-        losses[...], saved = self.f["cross_entropy_forward"](logits.reshape(N, K, -1), targets)
+        new_losses, saved = self.f["cross_entropy_forward"](np.reshape(logits, (N, K, -1)), targets)
+        _store(losses, new_losses)
         if dw is None:
             return
         dlogits = self.f["cross_entropy_backward"](np.broadcast_to(scale, (N, K)).astype(y.dtype), saved)
-        dy[...], new_dw = self.f["linear_backward"](dlogits.reshape(N, -1), saved_linear)
+        new_dy, new_dw = self.f["linear_backward"](np.reshape(dlogits, (N, -1)), saved_linear)
+        _store(dy, new_dy)
         _store(dw, new_dw, accumulate)
 
     def adamw(self, p, g, m, v, step, rate, beta1, beta2, eps, decay):
-        p[...], m[...], v[...] = self.f["adamw_step"](p, g, m, v, step, rate, beta1, beta2, eps, decay)
+        for out, value in zip(
+            (p, m, v), self.f["adamw_step"](p, g, m, v, step, rate, beta1, beta2, eps, decay), strict=True
+        ):
+            _store(out, value)
 
     def muon(self, p, g, m, rate, beta, decay, widths=None):
-        p[...], m[...] = self.f["muon_step"](p, g, m, rate, beta, decay, widths)
+        for out, value in zip((p, m), self.f["muon_step"](p, g, m, rate, beta, decay, widths), strict=True):
+            _store(out, value)
 
 
-def _store(out, value, accumulate):
+def _store(out, value, accumulate=False):
+    """Put a function's result where the model looks for it: an array or lists of out's shape, of real numbers."""
+    value = np.asarray(value)
+    if value.shape != out.shape or value.dtype.kind not in "fiu":
+        found, wanted = f"{value.dtype} {list(value.shape)}", f"{out.dtype} {list(out.shape)}"
+        raise NanoEulerError(f"a function of the model returned {found}, expected {wanted}")
     if accumulate:
         out += value
     else:
@@ -110,10 +126,10 @@ def _store(out, value, accumulate):
 def _split(qkv, time, config):
     """Packed [N, (H+2G)C] to q [B, H, T, C], k and v [B, G, T, C]."""
     H, G, C = config.heads, config.kv_heads, config.head_dim
-    packed = qkv.reshape(-1, time, H + 2 * G, C).swapaxes(1, 2)  # [B, H+2G, T, C]
+    packed = np.reshape(qkv, (-1, time, H + 2 * G, C)).swapaxes(1, 2)  # [B, H+2G, T, C]
     return packed[:, :H], packed[:, H : H + G], packed[:, H + G :]
 
 
 def _pack(out, *heads):
     """Heads [B, *, T, C] side by side into out [N, ...]."""
-    out[...] = np.concatenate(heads, axis=1).swapaxes(1, 2).reshape(out.shape)
+    _store(out, np.concatenate(heads, axis=1).swapaxes(1, 2).reshape(out.shape))

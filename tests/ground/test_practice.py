@@ -54,7 +54,7 @@ def lines(x):
         (lambda: 1, "it cannot be called with the arguments of the gap: too many positional arguments"),
         (lambda x: {}.get(x.size), "it returns None"),
         (lambda x: {}["no key"], """it stops with KeyError at `(lambda x: {}["no key"], """),
-        (lambda x: [[1], [2, 3]], "the check cannot use what it returns, ValueError: setting an array"),
+        (lambda x: [[1], [2, 3]], "what it returns cannot be used, ValueError: setting an array"),
         (3, "it stops with TypeError: 'int' object is not callable"),
         (recursive, "it stops with RecursionError at `return recursive(x)`"),
         (leaves, "it stops with SystemExit at `sys.exit(3)`: 3"),

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import check_batch
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.plan import Plan
@@ -220,6 +222,92 @@ def test_readers_step_runs_in_the_optimiser():
     assert (
         (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
     )
+
+
+def late(function, fails):
+    """The function; from its second call on `fails` is made of its result."""
+    calls = []
+
+    def my_function(*arguments):
+        calls.append(1)
+        return fails(function(*arguments)) if len(calls) > 1 else function(*arguments)
+
+    return my_function
+
+
+def first_of(result, change):
+    """`change` made to the first array of a result."""
+    return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
+
+
+FAILS = {
+    "raises": (lambda result: 1 / 0, "ZeroDivisionError at `return fails(function(*arguments))"),
+    "one row": (lambda result: first_of(result, lambda x: x[..., :1]), "what it returns cannot be used, "),
+    "complex": (lambda result: first_of(result, lambda x: x * 1j), "returned complex128 ["),
+    "none": (lambda result: None, "what it returns cannot be used, "),
+}
+
+
+@pytest.mark.parametrize("fails", FAILS)
+@pytest.mark.parametrize(
+    "name", ["embed_backward", "linear_forward", "rope_backward", "attention_backward", "adamw_step"]
+)
+def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, fails):
+    """The same bits as without the function that failed; what the other functions did is undone as well."""
+    tokens, targets = check_batch(oracles.TINY, 4, oracles.TINY.context, 0)
+
+    def trained():
+        model = GPT(oracles.TINY, oracles.random_parameters(oracles.TINY), dtype=np.float64)
+        optimizer = AdamW(oracles.TINY, TrainConfig(), np.float64)
+        with (
+            step_module.Step(model, optimizer, TrainConfig(), len(tokens), workers=2) as step,
+            one_blas_thread(),
+        ):
+            for _ in range(2):
+                step(tokens, targets)
+        return np.concatenate([model.params.flat, optimizer.m.flat, optimizer.v.flat, [optimizer.step]])
+
+    change, said = FAILS[fails]
+    layer = next(needs for needs in ops.LAYERS.values() if name in needs)
+    with patch.object(step_module, "MICRO_TOKENS", oracles.TINY.context):
+        with ops.use(**{n: ops.FUNCTIONS[n] for n in layer}):
+            by_layer = trained()
+        expected = trained()
+        oracles.close(by_layer, expected, 1e-9)
+        monkeypatch.setattr(ops, "_in_notebook", lambda: True)
+        with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
+            found = trained()
+            assert name not in ops.functions()
+        assert np.array_equal(found, expected)
+        told = capsys.readouterr().out
+        assert told.count("\n") == 1 and said in told and told.endswith(f"with the book's {name}.\n")
+        monkeypatch.setattr(ops, "_in_notebook", lambda: False)
+        with pytest.raises((ZeroDivisionError, NanoEulerError, TypeError, ValueError)):
+            with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
+                trained()
+
+
+def test_the_embedding_keeps_rows_and_positions():
+    """A gradient with two loops, as its docstring has the shapes, and lists where arrays are meant."""
+
+    def backward(dx, saved):
+        tokens, shape = saved
+        dtable = np.zeros(shape)
+        for row, drow in zip(tokens, dx, strict=True):
+            for token, d in zip(row, drow, strict=True):
+                dtable[token] += d
+        return dtable.tolist()
+
+    def forward(tokens, table):
+        B, T = tokens.shape
+        return [[list(table[tokens[b, t]]) for t in range(T)] for b in range(B)], (tokens, table.shape)
+
+    params, pair = oracles.random_parameters(oracles.TINY), check_batch(oracles.TINY, 2, 5, 0)
+    loss, grads = GPT(oracles.TINY, params).loss_and_gradients(*pair)
+    with ops.use(embed_forward=forward, embed_backward=backward):
+        again, found = GPT(oracles.TINY, params).loss_and_gradients(*pair)
+    assert again == loss
+    oracles.close(found.flat, grads.flat, 1e-12)
 
 
 def test_use_refuses():
