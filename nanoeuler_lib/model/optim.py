@@ -24,6 +24,11 @@ def clip_factor(norm: float, limit: float) -> float:
     return limit / norm if limit and norm > limit else 1.0
 
 
+def moved(optimizer: "AdamW", params: Parameters, grads: Parameters, *_) -> tuple[np.ndarray, ...]:
+    """The arrays that an update changes."""
+    return params.flat, grads.flat, optimizer.m.flat, optimizer.v.flat
+
+
 class AdamW:
     """First and second moments of every parameter, and the step that uses them.
 
@@ -35,10 +40,6 @@ class AdamW:
         self.model, self.config = model, config
         self.m, self.v = Parameters(model, dtype), Parameters(model, dtype)
         self.step = 0  # steps taken
-
-    def moved(self, params: Parameters, grads: Parameters, *_) -> tuple[np.ndarray, ...]:
-        """What an update changes."""
-        return params.flat, grads.flat, self.m.flat, self.v.flat
 
     @ops.again(moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
@@ -78,7 +79,7 @@ class Muon(AdamW):
     `m` holds the momentum of Muon's matrices, whose part of `v` stays 0. Jordan et al. 2024; Liu et al. 2025.
     """
 
-    @ops.again(AdamW.moved)
+    @ops.again(moved)
     def update(self, params: Parameters, grads: Parameters, names: list[str], factor: float) -> None:
         """Move the named tensors by the gradients times `factor`. Call with every name once, after `step += 1`."""
         rate, muon = learning_rate(self.step - 1, self.config), ops.active().muon

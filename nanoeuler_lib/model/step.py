@@ -10,7 +10,7 @@ from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
-from nanoeuler_lib.model.optim import AdamW, clip_factor
+from nanoeuler_lib.model.optim import AdamW, clip_factor, moved
 from nanoeuler_lib.model.plan import Plan
 
 # A worker runs this many positions at a time: more leave its cache, and with fewer it waits for the lock of Python that
@@ -106,7 +106,7 @@ class Step:
         self._move(self.model.params, self.grads[0], clip_factor(norm, self.config.clip))
         return norm
 
-    @ops.again(lambda self, *arguments: self.optimizer.moved(*arguments))
+    @ops.again(lambda self, *arguments: moved(self.optimizer, *arguments))
     def _move(self, params: Parameters, grads: Parameters, factor: float) -> None:
         update, names = self.optimizer.update, self.names
         self._each(lambda worker: update(params, grads, names[worker :: self.workers], factor))
