@@ -53,7 +53,8 @@ def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, st
     "none seen".
 
     table: {title: differences [seeds]}, paired by seed. The last column is the size from which a difference of this
-    spread would have been called one even if it were the smallest of its table.
+    spread would have been called one even if it were the smallest of its table; a true difference of that size is
+    called one about half of the time.
     """
     rows = {title: np.asarray(values, float) for title, values in table.items()}
     error = {title: d.std(ddof=1) / math.sqrt(len(d)) for title, d in rows.items()}
@@ -67,9 +68,9 @@ def differences(table: Mapping[str, ArrayLike], digits: int = 2) -> dict[str, st
         verdicts[title] = ("lower" if rows[title].mean() < 0 else "higher") if still else "none seen"
     width = max(map(len, rows))
     for title, d in rows.items():
-        sure = quantile(0.05 / len(rows), len(d)) * error[title]
+        least = quantile(0.05 / len(rows), len(d)) * error[title]
         print(
             f"{title:{width}} {d.mean():+z{4 + digits}.{digits}f} ± {half_width(d):.{digits}f}"
-            f"  {verdicts[title]:9}  (sure to be seen from {sure:.{digits}f})"
+            f"  {verdicts[title]:9}  (called a difference from {least:.{digits}f})"
         )
     return {title: verdicts[title] for title in rows}

@@ -24,7 +24,7 @@ def clip_factor(norm: float, limit: float) -> float:
     return limit / norm if limit and norm > limit else 1.0
 
 
-def moved(optimizer: "AdamW", params: Parameters, grads: Parameters, *_) -> tuple[np.ndarray, ...]:
+def moved(optimizer: "AdamW", params: Parameters, grads: Parameters, *_, **__) -> tuple[np.ndarray, ...]:
     """The arrays that an update changes."""
     return params.flat, grads.flat, optimizer.m.flat, optimizer.v.flat
 
