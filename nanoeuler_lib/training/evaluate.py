@@ -13,16 +13,17 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt
-from nanoeuler_lib.world import GRAMMAR, Story, token_truth
+from nanoeuler_lib.world import GRAMMAR, Story, token_costs, token_truth
 
 
 @dataclass(frozen=True)
 class Measured:
     """A model beside the truth, token by token over many stories. All arrays are [n] for n tokens.
 
-    nats: the model's surprise; right: whether its most likely token is the one that stands there; bits: the source's
-    own surprise; tag: world.FREE, GRAMMAR or FACT; words: distance to the fact in words, -1 where there is none;
-    bytes: bytes of the stories.
+    nats: the model's surprise; right: whether its most likely token is the one that stands there; bits: the surprise of
+    the source, which predicts the same tokens (`world.token_costs`); tag: world.FREE, GRAMMAR or FACT, by what the
+    token's bytes cost (`world.token_truth`); words: distance to the fact in words, -1 where there is none; bytes: bytes
+    of the stories.
     """
 
     nats: np.ndarray
@@ -67,7 +68,7 @@ def measure(
     if not pairs:
         raise NanoEulerError(f"there are no stories of fewer than {longest} tokens, expected at least one")
     time = 1 + max(len(ids) for _, ids in pairs)
-    nats, right, truths = [], [], []
+    nats, right, truths, costs = [], [], [], []
     for start in range(0, len(pairs), rows):
         group = pairs[start : start + rows]
         inputs = np.full((len(group), time), end, np.int64)
@@ -79,6 +80,7 @@ def measure(
         nats.append(-log_p[scored, targets[scored]])
         right.append((log_p.argmax(axis=-1) == targets)[scored])
         truths += [token_truth(story.text, tokenizer.token_lengths[ids]) for story, ids in group]
+        costs += [token_costs(story.text, tokenizer) for story, _ in group]
 
     def joined(values, at_end):
         return np.concatenate([np.append(value, at_end) for value in values])
@@ -86,7 +88,7 @@ def measure(
     return Measured(
         nats=np.concatenate(nats).astype(np.float64),
         right=np.concatenate(right),
-        bits=joined([truth.bits for truth in truths], 0.0),
+        bits=joined(costs, 0.0),
         tag=joined([truth.tag for truth in truths], GRAMMAR),
         words=joined([truth.words for truth in truths], -1),
         bytes=sum(len(story.text.encode()) for story, _ in pairs),

@@ -5,9 +5,11 @@
     >>> story.questions                 # all that may be asked, each with its answer and wrong ones
     >>> parse(story.text) == story      # the text gives the whole derivation back
     >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
+    >>> next_tokens(story.text, tokenizer)  # what the source might say next, by a model's tokens
 
 `grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
-above, `tasks` what is built from them: preferences, routes and their rewards, `wordings` other ways to ask.
+above, `tokens` the source by tokens, `tasks` what is built from them: preferences, routes and their rewards,
+`wordings` other ways to ask.
 """
 
 from nanoeuler_lib.world import wordings
@@ -36,6 +38,7 @@ from nanoeuler_lib.world.tasks import (
     route_reward,
     route_reward_hackable,
 )
+from nanoeuler_lib.world.tokens import next_tokens, token_costs
 
 __all__ = [
     "FACT",
@@ -52,6 +55,7 @@ __all__ = [
     "code_length",
     "corpus",
     "floor",
+    "next_tokens",
     "parse",
     "preference",
     "route_problem",
@@ -59,6 +63,7 @@ __all__ = [
     "route_reward_hackable",
     "sample",
     "stories",
+    "token_costs",
     "token_truth",
     "wordings",
 ]

@@ -43,8 +43,9 @@ class Story:
 class TokenTruth:
     """What the source knows of each token: arrays of one length.
 
-    bits: float64, the token's part of the code length; tag: int8, FREE, GRAMMAR or FACT; words, bytes: int32, the
-    distance from the end of the step that holds the fact to the token, -1 where the tag is not FACT.
+    bits: float64, what the token's bytes cost (`byte_costs`; who predicts tokens is compared with `token_costs`); tag:
+    int8, FREE, GRAMMAR or FACT; words, bytes: int32, the distance from the end of the step that holds the fact to the
+    token, -1 where the tag is not FACT.
     """
 
     bits: np.ndarray
@@ -106,9 +107,9 @@ def floor(texts: str | Iterable[str]) -> float:
 
 
 def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
-    """Say of each token of a story, given the tokens' lengths in bytes, what it costs and what decides it.
+    """Say of each token of a story, given the tokens' lengths in bytes, what its bytes cost and what decides it.
 
-    A token that costs less than 0.2 bits is forced (several templates may begin almost alike, so not all cost 0).
+    A token whose bytes cost less than 0.2 bits is forced (several templates may begin almost alike, so not all cost 0).
     Forced tokens are FACT where a byte of theirs parts the value of a fact from another that the slot might have held,
     GRAMMAR otherwise (the rest of a name, set phrases). The distance of a FACT runs back to the end of the step that
     told the fact last; where several facts are needed together (a sum), of the oldest; within one step it is 0.

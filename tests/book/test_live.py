@@ -1,12 +1,10 @@
-"""The models in the book's pages compute what the library does, in a real browser, and their source is the true one."""
+"""The models in the book's pages compute what the library does, in a real browser, beside the true source."""
 
 import html
 import json
-import math
 import re
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +15,6 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[
 
 
 from nanoeuler_lib import ops, world
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.speaking import generate
 from nanoeuler_lib.training import checkpoint
@@ -236,39 +233,6 @@ def test_the_cuts_and_the_draw_are_the_librarys(folder):
         assert drawn == generate.pick(tokens, probs, SimpleNamespace(random=lambda r=r: r))
 
 
-# ---- The true source
-
-
-@pytest.mark.parametrize("kind", world.KINDS)
-def test_the_sources_tokens_cost_what_the_story_costs(kind):
-    """The product over the tokens is the probability of the text, which the grammar's own reader finds byte by byte."""
-    for seed in (31, 32):
-        text = world.sample(seed, kind).text
-        ids, rows = live.next_tokens(text, TOKENIZER)
-        assert ids == TOKENIZER.encode(text).tolist()
-        assert len(rows) == len(ids) + 1 and rows[-1] == {END: 1.0}
-        assert all(math.isclose(sum(row.values()), 1) for row in rows)
-        bits = -sum(math.log2(row[token]) for token, row in zip(ids, rows, strict=False))
-        assert math.isclose(bits, world.code_length(text), abs_tol=1e-9)
-
-
-def test_the_source_says_what_many_stories_do():
-    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
-    drawn = [[int(i) for i in TOKENIZER.encode(story.text)] for story in world.stories(5_000, seed=77)]
-    ids, rows = live.next_tokens(world.sample(8, "errand").text, TOKENIZER)
-    for at in (0, 1, 2, 3):
-        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
-        n = followers.total()
-        assert n > 100 and followers.keys() <= rows[at].keys()
-        for token, p in rows[at].items():
-            assert abs(followers[token] - n * p) <= 5 * math.sqrt(n * p * (1 - p)) + 1, (at, token)
-
-
-def test_what_is_no_story_has_no_source():
-    with pytest.raises(NanoEulerError, match="not a story"):
-        live.next_tokens("Euler sold the moon.", TOKENIZER)
-
-
 # ---- The page
 
 
@@ -325,7 +289,7 @@ def test_the_writer_works(folder):
     assert found["choose"].startswith(found["follow"][0]) and len(found["choose"]) > len(found["follow"][0])
     assert found["focus"]
     assert found["typed"][1] == "" and all(row[2] == "–" for row in found["typed"][0])
-    first = live.next_tokens(world.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
+    first = world.next_tokens(world.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
     shown = {row[0].replace("␣", " "): row[2] for row in found["empty"]}
     said = {decode([token]): p for token, p in first.items()}
     assert all(
@@ -363,7 +327,7 @@ def test_the_cuts_work(folder):
     data = page_data(folder)
     story, places = data["stories"][0]["ids"], data["places"]
     logits = MODEL.logits(np.array([[END, *story]]))[0]
-    source = live.next_tokens(TOKENIZER.decode(story), TOKENIZER)[1]
+    source = world.next_tokens(TOKENIZER.decode(story), TOKENIZER)[1]
     rows, summary, at = found["start"]
     assert at == places["free"]
     assert summary.startswith("512 of 512 tokens are left") and found["again"] == [rows, summary]

@@ -127,7 +127,8 @@ def test_every_number_of_a_measurement():
     truths = [
         world.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)
     ]
-    assert np.array_equal(found.bits, np.concatenate([[*truth.bits, 0.0] for truth in truths]))
+    costs = [world.token_costs(story.text, tokenizer) for story in stories]
+    assert np.array_equal(found.bits, np.concatenate([[*bits, 0.0] for bits in costs]))
     assert np.array_equal(found.tag, np.concatenate([[*truth.tag, world.GRAMMAR] for truth in truths]))
     assert np.array_equal(found.words, np.concatenate([[*truth.words, -1] for truth in truths]))
     assert found.bytes == sum(len(story.text.encode()) for story in stories)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.world import grammar
+from nanoeuler_lib.world.tokens import TokenReader
 
 
 def toy(weights=(1.0, 3.0)):
@@ -83,6 +85,25 @@ def test_byte_costs_are_conditional_probabilities():
             after = sum(q for other, q in texts.items() if other[: i + 1] == text[: i + 1])
             assert bits == pytest.approx(log2(before / after), abs=1e-12)
         assert sum(source.bits) == pytest.approx(-log2(p))
+
+
+@pytest.mark.parametrize("vocab_size", [257, 262, 270, 300])
+def test_next_tokens_are_those_of_all_texts(vocab_size):
+    """Every text of the source is written in tokens, and those that begin alike are counted by their probability."""
+    play, phrases = toy()
+    texts = listing(play, phrases)
+    tokenizer = Tokenizer.train(b" ".join(texts).decode(), vocab_size)
+    spelt = {text: tokenizer.encode(text.decode()).tolist() for text in texts}
+    for text, ids in spelt.items():
+        source = TokenReader(text.decode(), tokenizer)
+        play(grammar.Tale(source, phrases))
+        assert source.ids == ids and len(source.next) == len(ids)
+        for i, found in enumerate(source.next):
+            expected = Counter()
+            for other, p in texts.items():
+                if spelt[other][:i] == ids[:i]:
+                    expected[spelt[other][i]] += p
+            assert found == pytest.approx({token: p / expected.total() for token, p in expected.items()})
 
 
 def test_words_are_drawn_in_proportion_to_their_weight():

@@ -7,7 +7,7 @@ nothing of the generator's bookkeeping.
 import re
 from collections import Counter, defaultdict
 from itertools import combinations, pairwise
-from math import log2
+from math import log2, sqrt
 from random import Random
 from typing import ClassVar
 
@@ -16,10 +16,12 @@ import pytest
 
 from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.world import grammar, town
 from nanoeuler_lib.world.stories import PHRASES, tell
 
 SAMPLE = list(world.stories(3000, seed=2024))
+TOKENIZER = Tokenizer.train(world.SEPARATOR.join(story.text for story in SAMPLE[:1000]), 512)
 OF_KIND = {kind: [story for story in SAMPLE if story.kind == kind] for kind in world.KINDS}
 
 
@@ -103,6 +105,40 @@ def test_token_truth_adds_up_for_any_cut():
         assert ((truth.bytes >= 0) == (truth.tag == world.FACT)).all()
     with pytest.raises(NanoEulerError, match="bytes in all"):
         world.token_truth(SAMPLE[0].text, [1, 2])
+
+
+@pytest.mark.parametrize("kind", world.KINDS)
+def test_the_sources_tokens_cost_what_the_story_costs(kind):
+    """By tokens of any length the costs are as many bits as by bytes; where a token is a byte, they are the same."""
+    for tokenizer in (TOKENIZER, Tokenizer([])):
+        for story in OF_KIND[kind][:4]:
+            ids, rows = world.next_tokens(story.text, tokenizer)
+            costs, by_bytes = world.token_costs(story.text, tokenizer), world.byte_costs(story.text)
+            assert ids == tokenizer.encode(story.text).tolist() and tokenizer.decode(ids) == story.text
+            assert len(rows) == len(ids) + 1 and rows[-1] == {tokenizer.vocab_size - 1: 1.0}
+            assert np.allclose([sum(row.values()) for row in rows], 1, atol=1e-12)
+            assert np.allclose(costs, [-log2(row[token]) for token, row in zip(ids, rows)], atol=1e-12)
+            assert abs(costs.sum() - by_bytes.sum()) < 1e-9
+            assert tokenizer is TOKENIZER or np.allclose(costs, by_bytes, atol=1e-9)
+            with pytest.raises(ValueError, match="read-only"):
+                costs[0] = 0  # kept for the next who asks
+
+
+def test_the_source_says_what_many_stories_do():
+    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
+    drawn = [TOKENIZER.encode(story.text).tolist() for story in SAMPLE]
+    ids, rows = world.next_tokens(world.sample(11, "errand").text, TOKENIZER)
+    for at in (0, 1, 2, 3):
+        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
+        n = followers.total()
+        assert n > 90 and followers.keys() <= rows[at].keys()
+        for token, p in rows[at].items():
+            assert abs(followers[token] - n * p) <= 5 * sqrt(n * p * (1 - p)) + 1, (at, token)
+
+
+def test_what_is_no_story_has_no_source():
+    with pytest.raises(NanoEulerError, match="not a story"):
+        world.next_tokens("Euler sold the moon.", TOKENIZER)
 
 
 def test_answers_are_facts():

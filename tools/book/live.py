@@ -12,12 +12,7 @@ import base64
 import hashlib
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from docutils import nodes
@@ -28,9 +23,6 @@ from nanoeuler_lib import world
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training.checkpoint import PRETRAINED, load_pretrained
-from nanoeuler_lib.world.grammar import Branch, Mark, Reader, Slot, Tale
-from nanoeuler_lib.world.grammar import Path as Derivation
-from nanoeuler_lib.world.stories import PHRASES, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "konigsberg-small"
@@ -40,102 +32,12 @@ SCRIPT = "live/konigsberg.js"
 STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind in world.KINDS)]
 
 
-# ---- The true source, token by token
-
-
-class Text(NamedTuple):
-    """A text that a step may give, as far as it has been followed."""
-
-    told: bytes
-    rest: tuple[bytes | Slot | Mark, ...]
-    share: float
-    drawn: dict
-
-
-class TokenReader(Reader):
-    """Reads a story as `Reader` does, and says at each of its tokens what the source might have said there.
-
-    The source chooses texts and not tokens, so the probability of a token is that of all texts whose tokens begin as
-    ours and go on with it. Which tokens a word becomes is known when the word is complete: each text is followed to the
-    end of the word in which the next token lies. A step of a story begins and ends where a word does.
-
-    `next[i]` is {token: probability} before token i of the story.
-    """
-
-    def __init__(self, text: str, tokenizer: Tokenizer):
-        super().__init__(text.encode())
-        self.tokenizer = tokenizer
-        self.ids = [int(token) for token in tokenizer.encode(text)]
-        self.starts = list(accumulate((len(tokenizer.token_bytes[token]) for token in self.ids), initial=0))
-        self.next: list[dict[int, float]] = []
-
-    def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Derivation:
-        start, first = self.at, len(self.next)
-        path = super().choose(roots, branches)
-        step = self.text[start : path.at]
-        texts = [Text(b"", root.parts, root.share, {}) for root in roots]
-        for number in range(first, self.starts.index(path.at)):
-            known = step[: self.starts[number] - start]
-            texts = followed(texts, known, branches)
-            word = max(0, known.rfind(b" "))
-            before = self.ids[self.starts.index(start + word) : number]
-            found = defaultdict(float)
-            for text in texts:
-                ids = self._encode(text.told[word : word_end(text.told, known)])
-                if ids[: len(before)] == before:
-                    found[ids[len(before)]] += text.share
-            total = sum(found.values())
-            self.next.append({token: share / total for token, share in found.items()})
-        return path
-
-    @cache  # noqa: B019  the reader lives for one story
-    def _encode(self, word: bytes) -> list[int]:
-        return [int(token) for token in self.tokenizer.encode(word.decode())]
-
-
-def word_end(told: bytes, known: bytes) -> int | None:
-    """Where the first word behind `known` ends in `told`; None if a later part may lengthen it."""
-    end = told.find(b" ", len(known) + 1)
-    return None if end < 0 else end
-
-
-def followed(texts: list[Text], known: bytes, branches: Callable[..., list[Branch]]) -> list[Text]:
-    """Those of the texts that begin with `known`, each as far as the end of the word that goes on there."""
-    stack, found = list(texts), []
-    while stack:
-        text = stack.pop()
-        told, rest, share, drawn = text
-        common = min(len(told), len(known))
-        if told[:common] != known[:common]:
-            continue
-        if not rest or word_end(told, known) is not None:
-            found.append(text)
-        elif isinstance(rest[0], Slot):
-            for way in branches(rest[0], drawn):
-                now = drawn | {rest[0].name: way.draws} if way.draws else drawn
-                stack.append(Text(told, way.parts + rest[1:], share * way.share, now))
-        else:
-            part = rest[0].text if isinstance(rest[0], Mark) else rest[0]
-            stack.append(Text(told + part, rest[1:], share, drawn))
-    return found
-
-
-def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[int, float]]]:
-    """The ids [T] of a story, and what the source says at each and behind the last: T+1 times {token: probability}.
-
-    Raises NanoEulerError if the text is no story of Königsberg.
-    """
-    reader = TokenReader(text, tokenizer)
-    tell(Tale(reader, PHRASES))
-    return reader.ids, [*reader.next, {tokenizer.special_tokens[END_OF_TEXT]: 1.0}]
-
-
 # ---- The file that a page loads
 
 
 def story_for_page(kind: str, seed: int, tokenizer: Tokenizer) -> dict:
     """A story's ids, and before each and behind the last what the source says: [id, probability, ...], likely first."""
-    ids, rows = next_tokens(world.sample(seed, kind).text, tokenizer)
+    ids, rows = world.next_tokens(world.sample(seed, kind).text, tokenizer)
     likely_first = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows]
     return {
         "kind": kind,

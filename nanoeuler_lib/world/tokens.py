@@ -1,0 +1,119 @@
+"""The source of a story by the tokens of a tokenizer: what it might say next, and what each token costs it.
+
+A model predicts tokens. `story.byte_costs` charges each byte, and a token's bytes together charge it for what the
+source decides within it; but a model pays where it has to decide, which may be a token earlier. If ` out` is spelt
+` ` + `ou` + `t`, and most words are one token with their space, then a bare space says already that a rare word comes.
+By bytes the space costs nothing, since all words begin with one; by tokens it costs 3 bits, and `ou` next to nothing.
+Over a story both come to the same sum. Whoever compares a model with the source token by token takes the costs of this
+module.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache, lru_cache
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.world.grammar import Branch, Mark, Path, Reader, Slot, Tale
+from nanoeuler_lib.world.stories import PHRASES, tell
+
+
+def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[int, float]]]:
+    """Return the ids [T] of a story, and what the source might say at each and behind the last.
+
+    The second list has T+1 entries {token: probability}, exact but for rounding: entry i is given the tokens before
+    token i, and the last one is the end of text. Raises NanoEulerError if the text is no story of Königsberg. Chapters
+    00 and 03.
+    """
+    reader = TokenReader(text, tokenizer)
+    tell(Tale(reader, PHRASES))
+    return reader.ids, [*reader.next, {tokenizer.special_tokens[END_OF_TEXT]: 1.0}]
+
+
+@lru_cache(maxsize=1 << 12)  # a run measures the same stories again and again
+def token_costs(text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Return -log2 P(token | the tokens before it) for the tokens of a story, in bits, float64 [T], not to be written.
+
+    Their sum is `code_length(text)`. Raises NanoEulerError if the text is no story of Königsberg.
+    """
+    ids, rows = next_tokens(text, tokenizer)
+    bits = np.array([-log2(row[token]) for token, row in zip(ids, rows, strict=False)])
+    bits.setflags(write=False)
+    return bits
+
+
+class Beginning(NamedTuple):
+    """A text that a step may give, as far as it has been followed."""
+
+    told: bytes
+    rest: tuple[bytes | Slot | Mark, ...]
+    share: float
+    drawn: dict
+
+
+class TokenReader(Reader):
+    """Reads a story as `Reader` does, and says at each of its tokens what the source might have said there.
+
+    The source chooses texts and not tokens, so the probability of a token is that of all texts whose tokens begin as
+    ours and go on with it. No token crosses the space before a word, and which tokens a word becomes is known when the
+    word is complete: so each text is followed word by word. A step of a story begins and ends where a word does.
+
+    `next[i]` is {token: probability} before token i of the story.
+    """
+
+    def __init__(self, text: str, tokenizer: Tokenizer):
+        super().__init__(text.encode())
+        self.ids = tokenizer.encode(text).tolist()
+        self.next: list[dict[int, float]] = []
+        self.token_bytes = tokenizer.token_bytes
+        self.encode = cache(lambda word: tokenizer.encode(word.decode()).tolist())
+
+    def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
+        """Find the derivation of a step, as `Reader` does, and what might have stood at each token of it."""
+        start, at = self.at, 0
+        path = super().choose(roots, branches)
+        step = self.text[start : path.at]
+        # every text whose tokens begin as ours, each behind those of its tokens that are known and still to come
+        ahead = [([], Beginning(b"", root.parts, root.share, {})) for root in roots]
+        while at < len(step):
+            token = self.ids[len(self.next)]
+            texts = followed([text for ids, text in ahead if not ids], step[:at], branches)
+            ahead = [pair for pair in ahead if pair[0]]
+            ahead += [(self.encode(text.told[at : word_end(text.told, at)]), text) for text in texts]
+            found = defaultdict(float)
+            for ids, text in ahead:
+                found[ids[0]] += text.share
+            total = sum(found.values())
+            self.next.append({token: share / total for token, share in found.items()})
+            ahead = [(ids[1:], text) for ids, text in ahead if ids[0] == token]
+            at += len(self.token_bytes[token])
+        return path
+
+
+def word_end(text: bytes, at: int) -> int | None:
+    """Return where the word that begins at a byte ends, before the next space; None if `text` has none."""
+    end = text.find(b" ", at + 1)
+    return None if end < 0 else end
+
+
+def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[Branch]]) -> list[Beginning]:
+    """Return those texts that begin with `known`, each as far as the end of the word behind it."""
+    stack, found = list(texts), []
+    while stack:
+        text = stack.pop()
+        told, rest, share, drawn = text
+        if not (told.startswith(known) or known.startswith(told)):
+            continue
+        if not rest or word_end(told, len(known)) is not None:
+            found.append(text)
+        elif isinstance(rest[0], Slot):
+            for way in branches(rest[0], drawn):
+                now = drawn | {rest[0].name: way.draws} if way.draws else drawn
+                stack.append(Beginning(told, way.parts + rest[1:], share * way.share, now))
+        else:
+            part = rest[0].text if isinstance(rest[0], Mark) else rest[0]
+            stack.append(Beginning(told + part, rest[1:], share, drawn))
+    return found
