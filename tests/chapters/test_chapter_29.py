@@ -30,25 +30,49 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps
 
 
-class Notes:
-    """Notes of calls with something changed."""
-
-    def __init__(self, note, names=None):
-        self.calls, self.note, self.names = [], note, names
-
-    def __getattr__(self, name):
-        if self.names is not None and name not in self.names:
-            raise AttributeError(name)
-        return lambda *arguments: self.note(self.calls, name, arguments)
-
-
 def record_with(note, names=None):
+    """A recorder with something changed; its object has no attributes of its own."""
+
     def recorded(run):
-        notes = Notes(note, names)
-        run(notes)
-        return notes.calls
+        calls = []
+
+        class Notes:
+            def __getattr__(self, name):
+                if names is not None and not names(name):
+                    raise AttributeError(name)
+                return lambda *arguments: note(calls, name, arguments)
+
+        run(Notes())
+        return calls
 
     return recorded
+
+
+def record_in(kind):
+    """A recorder whose object has a list's methods, or attributes of its own."""
+
+    def recorded(run):
+        notes = kind()
+        run(notes)
+        return list(notes if isinstance(notes, list) else notes.calls)
+
+    return recorded
+
+
+class ListOfNotes(list):
+    def __getattr__(self, name):
+        return lambda *arguments: self.append((name, arguments))
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def record(self, name, arguments):
+        self.calls.append((name, arguments))
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.record(name, arguments)
 
 
 def record_by_a_class(run):
@@ -96,13 +120,26 @@ SHARED = []
 
 def in_one_list(run):
     SHARED.clear()
-    run(Notes(lambda calls, name, arguments: SHARED.append((name, arguments))))
+    record_with(lambda calls, name, arguments: SHARED.append((name, arguments)))(run)
     return list(SHARED)
 
 
 WRONG_RECORDS = {
     "the known composites alone": record_with(
-        lambda calls, name, given: calls.append((name, given)), ("embed", "linear", "zero")
+        lambda calls, name, given: calls.append((name, given)), ("embed", "linear", "zero").__contains__
+    ),
+    "a list that notes": record_in(ListOfNotes),
+    "attributes of its own": record_in(Recorder),
+    "no names with an underscore": record_with(
+        lambda calls, name, given: calls.append((name, given)), lambda name: name[0] != "_"
+    ),
+    "without None": record_with(
+        lambda calls, name, given: calls.append((name, tuple(a for a in given if a is not None)))
+    ),
+    "names as plain text": record_with(
+        lambda calls, name, given: calls.append(
+            (name, tuple(str.__str__(a) + "" if isinstance(a, str) else a for a in given))
+        )
     ),
     "backwards": record_with(lambda calls, name, given: calls.insert(0, (name, given))),
     "the arguments as a list": record_with(lambda calls, name, given: calls.append((name, list(given)))),
@@ -161,7 +198,24 @@ def place_with(meets=lambda a, z, first, last: a <= last and first <= z, gap=0, 
     return place
 
 
+def place_tightly(values):
+    """Best fit: the smallest hole that is large enough."""
+    starts = []
+    for size, first, last in values:
+        met = sorted(
+            (s, s + b) for s, (b, a, z) in zip(starts, values, strict=False) if a <= last and first <= z
+        )
+        holes, at = [], 0
+        for start, end in met:
+            if start - at >= size:
+                holes.append((start - at, at))
+            at = max(at, end)
+        starts.append(min(holes)[1] if holes else at)
+    return starts
+
+
 WRONG_PLACES = {
+    "the tightest hole": place_tightly,
     "ends may touch": place_with(lambda a, z, first, last: a < last and first < z),
     "the last call does not count": place_with(lambda a, z, first, last: a <= last and first < z),
     "everybody meets": place_with(lambda *_: True),
