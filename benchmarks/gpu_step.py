@@ -41,7 +41,7 @@ US, PEER = "NanoEuler", "torch.compile"
 MODES = {
     PEER: None,
     "reduce-overhead": "reduce-overhead",
-}  # max-autotune compiled for over three minutes, in vain
+}
 Batch = tuple[np.ndarray, np.ndarray]
 Take = Callable[[int, Batch], float]
 
@@ -123,6 +123,7 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
         "first_losses": [round(loss, 5) for loss in losses],
         "milliseconds": {name: round(1e3 * seconds, 3) for name, seconds in median.items()},
         "spread": {name: [round(1e3 * f(times), 3) for f in (min, max)] for name, times in taken.items()},
+        "rounds": {name: [round(1e3 * time, 4) for time in times] for name, times in taken.items()},
         "tokens_per_second": {
             name: round(rows * config.context / seconds) for name, seconds in median.items()
         },
