@@ -145,7 +145,7 @@ def test_other_right_answers_to_the_gaps(chapter):
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-@pytest.mark.parametrize("launch", [(33, 64, 4), (100, 7, 31), (65, 9, 1)])
+@pytest.mark.parametrize("launch", [(33, 64, 4), (100, 7, 31), (65, np.int64(9), 1)])
 def test_other_launches_expose_the_four_as_well(chapter, launch):
     assert not rejected(chapter.check_launch, lambda: launch)
 

@@ -235,7 +235,7 @@ def entropies(c, tiles):
 
 def predicted(c, answer):
     try:
-        kept = [[count(n) for n in range(1, 9)] for count in answer["kept"]]
+        kept = [[count(n) for n in range(1, 9)] for count in answer["smaller"]]
         same = kept == [list(range(1, 9)), [1] * 8]
         return tuple(answer["tiles"]) == (10, 4) and same and tuple(answer["moved"]) == (0, 5)
     except (TypeError, KeyError, ValueError):
