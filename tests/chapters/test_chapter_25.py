@@ -10,8 +10,8 @@ from tools.workshop.chapter_mutants import Gap, Value
 
 NOTEBOOK = (
     "25_matrix_multiplication",
-    "xp", "UNWRITTEN", "TILED", "READ", "VERSIONS", "SIZES", "ASYNC", "ONLY_FMA", "tidied", "slow_text", "EARLY", "ROW",
-    "SWAPPED", "text", "matmul_columns",
+    "xp", "UNWRITTEN", "TILED", "READ", "VERSIONS", "SIZES", "ASYNC", "SEEN", "ONLY_FMA", "COMPILED", "SLOW", "EARLY",
+    "ROW", "SWAPPED", "text", "matmul_columns",
 )  # fmt: skip
 pytestmark = pytest.mark.compiler
 
@@ -48,6 +48,10 @@ PATCH = {
     "the last tile alone": ("sum[i][j] += u[i]", "sum[i][j] = u[i]"),
     "c written with K": ("c[(size_t)row * N", "c[(size_t)row * K"),
     "b read for each product": ("+= u[i] * v[j]", "+= u[i] * bs[k][x + 16 * j]"),
+    "loops over registers kept": (
+        "#pragma unroll\n      for (int i = 0; i < 8; i++)\n#pragma unroll",
+        "#pragma unroll 1\n      for (int i = 0; i < 8; i++)\n#pragma unroll",
+    ),
     "one column of eight": ("for (int j = 0; j < 8; j++) sum", "for (int j = 0; j < 1; j++) sum"),
 }
 PIPELINE = {
@@ -77,6 +81,38 @@ _, test_wrong_gaps = rewritten_tests(
         "check_pipeline": ("matmul", {}, PIPELINE),
     }
 )
+
+
+ROUND = (
+    "copy_async_wait<0>(); __syncthreads(); ask({i} + 1); multiply_tile(sum, tiles[({i}) % 2], row, column);"
+)
+LOOP = "ask(0); for (int i = 0; i * BK < K; i++) {"
+RIGHT_LOOPS = {
+    "plain": f"{LOOP} /* the one __syncthreads() of a round */ {ROUND.format(i='i')} }}",
+    "the last tile behind the loop": "ask(0); int n = (K + BK - 1) / BK; for (int i = 0; i < n - 1; i++) {"
+    f"{ROUND.format(i='i')} }} copy_async_wait<0>(); __syncthreads(); multiply_tile(sum, tiles[(n - 1) % 2], row, column);",
+    "two rounds written out": "ask(0); for (int i = 0; i * BK < K; i += 2) {"
+    f"{ROUND.format(i='i')} if ((i + 1) * BK >= K) break; {ROUND.format(i='i + 1')} }}",
+    "a barrier by another name": f"auto meet = [&] {{ __syncthreads(); }}; {LOOP} {ROUND.format(i='i').replace('__syncthreads', 'meet')} }}",
+}
+WAITED = ROUND.format(i="i").replace("multiply", "{wait} multiply")
+WRONG_LOOPS = {
+    "waited for": WAITED.format(wait="copy_async_wait<0>();"),
+    "waited for if it is there": WAITED.format(wait="if ((i + 1) * BK < K) copy_async_wait<0>();"),
+    "waited for, then a statement": WAITED.format(
+        wait="copy_async_wait<0>(); const Tile& now = tiles[i % 2];"
+    ),
+    "two barriers by another name": f"auto meet = [&] {{ __syncthreads(); }}; {ROUND.format(i='i').replace('__syncthreads', 'meet')} meet();",
+}
+
+
+@pytest.mark.parametrize("name", [*RIGHT_LOOPS, *WRONG_LOOPS])
+def test_loops_of_the_pipeline(chapter, name):
+    loop = RIGHT_LOOPS.get(name) or f"{LOOP} {WRONG_LOOPS[name]} }}"
+    mine = cuda.module(chapter.my_matmul.module.source.replace("// your code here", loop))["my_matmul"]
+    said = verdict(chapter.check_pipeline, mine)
+    assert (said == "right") == (name in RIGHT_LOOPS), said
+    assert "waited" not in name or "is waited for before this one is multiplied" in said
 
 
 def test_a_kernel_without_reuse_is_not_the_answer_to_the_gaps_on_reuse(chapter):
@@ -120,7 +156,7 @@ def test_other_right_answers_to_the_gaps(chapter):
 
 
 def test_the_slow_kernel_is_right_and_slow(chapter):
-    slow = cuda.module(chapter.slow_text)["slow"]
+    slow = chapter.slow
     assert chapter.expect_product(slow, chapter.PATCH, 130, 132, 12)
     with pytest.raises(AssertionError, match="8 turns a read of bs, 4 would do"):
         chapter.expect_turns(chapter.counts(slow, chapter.PATCH, 128, 128, 8))
@@ -170,7 +206,7 @@ def limits(rng):
 
 def mends(c, pairs):
     """Whether the replaced text is version 6 again, but for names and blanks."""
-    text = c.slow_text
+    text = c.slow.module.source
     for old, new in pairs:
         text = text.replace(old, new)
     return "".join(text.split()) == "".join(

@@ -5,6 +5,7 @@ The compiler is the nvidia-cuda-nvrtc wheel. The static shared memory is read fr
 smallest of them.
 """
 
+import ast
 import ctypes as C
 import functools
 import importlib.util
@@ -12,6 +13,7 @@ import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hopper_kernel import PRODUCT
 from matrix_kernels import MATMUL, ONE_AT_A_TIME
@@ -155,16 +157,16 @@ def cubin(source, architecture, templates=()):
 
 
 def sections(elf):
-    """Name and size of every section of a 64-bit ELF file."""
+    """Offset and size of every section of a 64-bit ELF file, by name."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     width, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + i * width) for i in range(count)]
     start = headers[names][4]
-    return {elf[start + h[0] : elf.index(b"\0", start + h[0])].decode(): h[5] for h in headers}
+    return {elf[start + h[0] : elf.index(b"\0", start + h[0])].decode(): h[4:] for h in headers}
 
 
 def static_shared(code, kernel):
-    return sections(code).get(f".nv.shared.{kernel}", 0)
+    return sections(code).get(f".nv.shared.{kernel}", (0, 0))[1]
 
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
@@ -180,7 +182,7 @@ def test_compiles_and_fits(name, architecture):
     wanted = signatures(text, templates)
     assert len(kernels) == len(wanted)
     assert {f".text.{s.name}" for s in wanted if not s.mangled} <= set(kernels)
-    assert all(size <= STATIC_SHARED for name, size in code.items() if name.startswith(".nv.shared."))
+    assert all(size <= STATIC_SHARED for name, (_, size) in code.items() if name.startswith(".nv.shared."))
 
 
 @pytest.mark.skipif(
@@ -201,3 +203,19 @@ def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
     code = cubin(TEXTS["transpose.cu"][0], "sm_75")
     assert static_shared(code, "transpose_tiled") == 32 * 33 * 4
     assert static_shared(code, "transpose_plain") == 0
+
+
+@pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
+@pytest.mark.parametrize("version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip")])
+def test_the_requests_that_chapter_25_counts_are_those_of_the_machine_code(version, kernel):
+    """Reads of shared memory (LDS: 984, its size in bits 73 to 75) and multiply-adds (FFMA: 223), compiled for 9.0."""
+    cells = json.loads((ROOT / "notebooks" / "25_matrix_multiplication.ipynb").read_text("utf-8"))["cells"]
+    lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
+    (told,) = [ast.literal_eval(line.partition(" = ")[2]) for line in lines if line.startswith("COMPILED = ")]
+    (text,) = [text for name, (text, *_) in TEXTS.items() if name[:2] == "25" and f"{kernel}(" in text]
+    code = cubin(text, "sm_90")
+    start, size = sections(code)[f".text.{kernel}"]
+    words = np.frombuffer(code[start : start + size], "<u8").reshape(-1, 2)
+    opcode, bits = words[:, 0] & np.uint64(0xFFF), words[:, 1] >> np.uint64(9) & np.uint64(7)
+    counted = [(opcode == 0x984) & (bits == 6), (opcode == 0x984) & (bits == 4), opcode == 0x223]
+    assert tuple(int(c.sum()) for c in counted) == told[version]
