@@ -1,9 +1,11 @@
 """Files written whole or not at all, by one process at a time; sealed heads; text that can be shown to who listens."""
 
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +35,7 @@ def write_text(path: str | Path, text: str) -> None:
                 file.truncate(0)
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                synced(file.fileno())
                 os.replace(partial, path)
             except BaseException:
                 partial.unlink(missing_ok=True)
@@ -128,9 +130,22 @@ def sync(path: str | Path) -> None:
         return
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        synced(handle)
     finally:
         os.close(handle)
+
+
+# What file systems answer that cannot do it (SMB, VirtualBox, some of FUSE); a full or broken disk answers otherwise.
+UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EACCES}
+
+
+def synced(handle: int) -> None:
+    """Have an open file or folder written to the disk, where its file system can do that."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
 
 
 def to_json(value: object, indent: int | None = None) -> str:
@@ -199,9 +214,15 @@ def _digest(head):
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
 
 
+# Control characters but for tab, line feed and the carriage return before one; halves of surrogate pairs; the two
+# overrides, which show letters in another order than they stand in: a file named exe.txt might be txt.exe. Marks and
+# isolates of text from right to left stay, as joiners and all kinds of spaces do: writing needs them.
+UNSHOWN = re.compile(r"\r(?!\n|\Z)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202d\u202e]")
+
+
 def printable(text: str) -> str:
-    """The text with U+FFFD for control characters, which models at their beginning write; line breaks and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    """The text with U+FFFD for what would steer a terminal, which models at their beginning write, and nothing else."""
+    return UNSHOWN.sub("\ufffd", text)
 
 
 def one_line(text: str, most: int = 600) -> str:

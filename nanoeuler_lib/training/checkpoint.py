@@ -12,6 +12,7 @@ checkpoint. No pickle anywhere: opening a file cannot run code.
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +104,8 @@ def _write_files(partial, model, tokenizer, step, train, optimizer, info):
         save_file(moments, partial / "optimizer.safetensors")
     # safetensors lets no one else read them, whatever the umask
     for file in partial.glob("*.safetensors"):
-        shutil.copymode(partial / "tokenizer.json", file)
+        with suppress(OSError):  # some file systems know no modes
+            shutil.copymode(partial / "tokenizer.json", file)
     head = {
         "format": FORMAT,
         "model": model.config.to_dict(),
