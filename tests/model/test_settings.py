@@ -213,18 +213,23 @@ def test_losses_are_added_in_float64():
     assert model.loss(tokens, targets) == pytest.approx(expected, rel=1e-12)
 
 
-def test_cores_and_blas_threads(monkeypatch):
+def test_cores_and_blas_threads(monkeypatch, tmp_path):
     """What is asked for; else cores of this process; if the system tells none, of the machine; 1 if nobody knows."""
     import os
 
     from threadpoolctl import threadpool_info
 
+    from nanoeuler_lib import machine
     from nanoeuler_lib.machine import cores
 
     with one_blas_thread():
         blas = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
         assert blas and set(blas) == {1}
-    for asked, expected in (("5", 5), ("1", 1), ("0", 3), ("-2", 3), ("many", 3), ("", 3)):
+    monkeypatch.setattr(machine, "QUOTAS", ())  # the tests may run in a container
+    for asked, expected in (
+        *(("5", 5), ("1", 1), ("0", 3), ("-2", 3), ("many", 3), ("", 3)),
+        *(("\u00b2", 3), ("4,2", 4), ("0,2", 3), (" 007 ", 7), ("5000", 4096), ("9" * 5000, 3), ("1.5", 3)),
+    ):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 9}, raising=False)
         assert cores() == expected
@@ -233,6 +238,20 @@ def test_cores_and_blas_threads(monkeypatch):
         os, "sched_getaffinity", lambda process: {1, 4, 9} if process == 0 else {1}, raising=False
     )
     assert cores() == 3
+    group = [tmp_path / name for name in ("cpu.max", "quota", "period")]
+    monkeypatch.setattr(machine, "QUOTAS", ((group[0],), group[1:]))
+    for max_, quota, period, expected in (
+        ("200000 100000", None, None, 2), ("150000 100000\n", None, None, 2), ("5000 100000", None, None, 1),
+        ("900000 100000", None, None, 3), ("max 100000", None, None, 3), ("", None, None, 3),
+        (None, "200000\n", "100000\n", 2), (None, "-1", "100000", 3), (None, "100000", None, 3),
+    ):  # fmt: skip
+        for file, text in zip(group, (max_, quota, period)):
+            file.unlink(missing_ok=True)
+            if text is not None:
+                file.write_text(text)
+        assert cores() == expected, (max_, quota, period)
+    for file in group:
+        file.unlink(missing_ok=True)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert cores() == 7
