@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from statistics import median
@@ -139,7 +140,7 @@ def _samples(log):
     samples = _series(log, "sample")
     lines = ["## Samples", ""] if samples else []
     for step, text in samples:
-        fence = "`" * (3 + text.count("```"))
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
         lines += [f"Step {step}:", "", f"{fence}text", printable(text.strip("\n")), fence, ""]
     return lines
 

@@ -21,7 +21,7 @@ LOG = [
     {"step": 1, "valid_bits_per_byte": 1.25},
     {"step": 2, "loss": 4.0, "seconds": 1.5, "rate": 0.1, "norm": 0.125, "tokens_per_second": 3000},
     {"step": 2, "valid_bits_per_byte": 1.5},
-    {"step": 2, "sample": "\n\nKäthe\x1b ran.\n```\n"},
+    {"step": 2, "sample": "\n\nKäthe\x1b ran.\n````\n"},
     {"step": 3, "loss": 4.5, "rate": 0.1, "norm": 0.25, "tokens_per_second": 2000},
     {"step": 3, "sample": "She"},
 ]
@@ -71,10 +71,10 @@ PAGE = """\
 
 Step 2:
 
-````text
+`````text
 Käthe\ufffd ran.
-```
 ````
+`````
 
 Step 3:
 
