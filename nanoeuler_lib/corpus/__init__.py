@@ -27,7 +27,7 @@ from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import Corpus, corpora
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
-from nanoeuler_lib.files import to_json, unfinished, write_text, writing
+from nanoeuler_lib.files import synced, to_json, unfinished, write_text, writing
 from nanoeuler_lib.text.data import SEPARATOR
 
 READERS = {
@@ -233,7 +233,7 @@ class _Part:
     def finish(self):
         with writing(self.path):
             self.file.flush()
-            os.fsync(self.file.fileno())
+            synced(self.file.fileno())
 
     def close(self):
         try:

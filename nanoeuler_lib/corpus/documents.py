@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nanoeuler_lib.corpus import gutenberg
-from nanoeuler_lib.corpus.fetch import Fetched, need
+from nanoeuler_lib.corpus.fetch import Fetched
 from nanoeuler_lib.corpus.registry import File
-from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import to_json
 from nanoeuler_lib.text.examples import read_examples
+from nanoeuler_lib.text.sources import expect_texts, need, pages
 
 Get = Callable[..., Fetched]  # Fetcher.get
 
@@ -50,46 +51,19 @@ def _book(path, fetched, file):
 def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """The pages of parquet files, a row group in memory at a time; the next file is fetched when one is used up."""
     need("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
     for file in files:
-        local = get(file, lambda path, fetched: _expect_columns(path))
-        try:
-            with parquet.ParquetFile(local.path) as table:
-                columns = [name for name in ("id", "url", "text") if name in table.schema_arrow.names]
-                for group in range(table.num_row_groups):
-                    for row, page in enumerate(table.read_row_group(group, columns=columns).to_pylist()):
-                        name = str(page.get("id") or f"{file.name}:{group}:{row}")
-                        text = (page["text"] or "").replace("\r\n", "\n").replace("\r", "\n").strip()
-                        yield Document(name, text, {"url": page["url"]} if page.get("url") else {})
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise NanoEulerError(
-                f"{local.path}: cannot be read ({_first_line(error)}), expected parquet"
-            ) from None
-
-
-def _expect_columns(path):
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        names = parquet.read_schema(path).names
-    except (pyarrow.ArrowException, OSError) as error:
-        raise NanoEulerError(f"is no parquet file ({_first_line(error)})") from None
-    if "text" not in names:
-        raise NanoEulerError(f"has the columns {short(names)}, expected text among them")
-
-
-def _first_line(error):
-    return str(error).partition("\n")[0][:200]
+        local = get(file, lambda path, fetched: expect_texts(path))
+        for number, page in enumerate(pages(local.path)):
+            name, url = str(page.get("id") or f"{file.name}:{number}"), page.get("url")
+            text = (page["text"] or "").replace("\r\n", "\n").replace("\r", "\n").strip()
+            yield Document(name, text, {"url": str(url)} if url else {}, fault=page.get("fault", ""))
 
 
 def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
     for file in files:
         local = get(file, lambda path, fetched: read_examples(path))
-        content = local.path.read_text("utf-8")
+        content = local.path.read_text("utf-8-sig")
         whole = content.lstrip().startswith("[")
         values = (
             json.loads(content)

@@ -28,7 +28,8 @@ from urllib.parse import urlsplit
 from nanoeuler_lib import __version__
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, from_json, hold, one_line, to_json, write_text, writing
+from nanoeuler_lib.files import Voice, from_json, hold, one_line, synced, to_json, write_text, writing
+from nanoeuler_lib.text.sources import need
 
 ATTEMPTS = 5  # at one address, of which each brings nothing new
 LONGEST_WAIT = 600  # seconds; a server that asks for more is left for the next mirror
@@ -270,7 +271,7 @@ class Fetcher:
                         view = view[out.write(view) :]
                 bar.update(len(piece))
             with writing(partial):
-                os.fsync(out.fileno())
+                synced(out.fileno())
 
     def _session(self):
         if self.session is None:
@@ -294,16 +295,6 @@ class Fetcher:
     def _say(self, text):
         if not self.quiet:
             Voice(sys.stderr).line(text)
-
-
-def need(module: str) -> None:
-    """Raise NanoEulerError if a package of the extra `corpus` is missing: requests or pyarrow."""
-    try:
-        __import__(module)
-    except ImportError:
-        raise NanoEulerError(
-            f"{module} is not installed, expected the packages of corpora: pip install 'nanoeuler[corpus]'"
-        ) from None
 
 
 # ---- Helpers

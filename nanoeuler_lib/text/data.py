@@ -15,26 +15,50 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.sources import UNPACKING, form, json_texts, opened, pages, without_mark
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 SEPARATOR = f"\n{END_OF_TEXT}\n"
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file. Raises NanoEulerError if it is missing, empty, or not text."""
-    return unix_separators("".join(read_blocks(path)))
+def read_text(*paths: str | Path) -> str:
+    """The text of files, one after another; each begins a document. Raises what `read_blocks` does."""
+    return SEPARATOR.join(unix_separators("".join(read_blocks(path))) for path in paths)
 
 
 def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
-    """The text of a UTF-8 file, some `size` bytes at a time. Raises what `read_text` does, where it comes to it."""
+    """The text of a file, some `size` bytes at a time, of packed files unpacked (.xz, .gz).
+
+    Of lines of JSON (.jsonl) and of parquet the texts under "text" are documents. Raises NanoEulerError if the file is
+    missing, empty, or not UTF-8 text, where it comes to it.
+    """
+    if form(path) == ".parquet":
+        texts = (page["text"] or "" for page in pages(path))
+    elif form(path) == ".jsonl":
+        texts = json_texts(path, _decoded(path, size))
+    else:
+        yield from _decoded(path, size)
+        return
+    first = True
+    for text in texts:
+        if text.strip():
+            yield text if first else SEPARATOR + text
+            first = False
+    if first:
+        raise NanoEulerError(f"{path}: holds no text under text, expected one or more")
+
+
+def _decoded(path, size):
+    """The characters of a file of UTF-8, without the mark at its beginning."""
     path, decoder, before, blank = Path(path), codecs.getincrementaldecoder("utf-8")(), 0, True
     try:
         if path.is_char_device() or path.is_block_device():  # such as /dev/zero, which has no end
             raise NanoEulerError(f"{path}: is a device, expected a UTF-8 text file")
-        with open(path, "rb") as file:
-            block = True
-            while block:
-                block = file.read(size)
+        with opened(path) as file:
+            begin = file.read(4)
+            block = without_mark(path, begin)
+            before, block = len(begin) - len(block), block + file.read(size)
+            while True:
                 blank = blank and not block.strip()
                 if b"\0" in block:
                     at = before + block.index(0)
@@ -42,6 +66,9 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
                 pending = len(decoder.getstate()[0])  # bytes of a character that the last block has cut
                 yield decoder.decode(block, final=not block)
                 before += len(block)
+                if not block:
+                    break
+                block = file.read(size)
     except NanoEulerError:
         raise
     except UnicodeDecodeError as error:
@@ -49,7 +76,7 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
         raise NanoEulerError(f"{path}: byte {at} is 0x{byte:02x}, expected UTF-8 text") from None
     except FileNotFoundError:
         raise NanoEulerError(f"{path}: no such file, expected a UTF-8 text file") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+    except (OSError, ValueError, EOFError, *UNPACKING) as error:  # ValueError: a name with NUL
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(f"{path}: cannot be read ({reason}), expected a UTF-8 text file") from None
     if blank:

@@ -5,7 +5,6 @@ has a row of its own, so none can see another. Chapter 20.
 """
 
 import json
-import lzma
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.text.sources import UNPACKING, opened, without_mark
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.text.turns import alpaca_prompt, encode_turn, markers
 
@@ -69,7 +69,7 @@ def row_length(examples: Iterable[Encoded], context: int) -> int:
 
 
 def read_examples(path: str | Path) -> tuple[list[Example], str]:
-    """The examples of a file, plain or compressed (.xz), and their template: a JSON array, or one object a line.
+    """The examples of a file, plain or compressed (.xz, .gz), and their template: a JSON array, or one object a line.
 
     An object is Alpaca's (instruction, input, output), Dolly's (instruction, context, response), or a conversation:
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}. The first two get
@@ -77,13 +77,15 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     """
     path = Path(path)
     try:
-        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+        with opened(path) as file:
             data = file.read(LARGEST + 1)
-        text = data.decode() if len(data) <= LARGEST else None
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
+        text = (without_mark(path, data[:4]) + data[4:]).decode() if len(data) <= LARGEST else None
+    except NanoEulerError:
+        raise
+    except (OSError, EOFError, *UNPACKING, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(
-            f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
+            f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz"
         ) from None
     if text is None:
         raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")

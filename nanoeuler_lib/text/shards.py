@@ -141,23 +141,38 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
     # As in `tokenizer`: Linux can fork, and Python 3.12 warns of locks that the workers never take.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     waiting: deque[Future] = deque()
-    with ProcessPoolExecutor(workers, context, _begin_worker, (tokenizer,)) as pool:
-        try:
-            for part in parts:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    waiting.append(pool.submit(_work, part))
-                if len(waiting) > 2 * workers:
+    others = multiprocessing.active_children()
+    try:
+        with ProcessPoolExecutor(workers, context, _begin_worker, (tokenizer,)) as pool:
+            try:
+                for part in parts:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", DeprecationWarning)
+                        waiting.append(pool.submit(_work, part))
+                    if len(waiting) > 2 * workers:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise NanoEulerError(
-                "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
-                "fewer --workers take less"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)  # an error ends what waits
+            finally:
+                pool.shutdown(cancel_futures=True)  # an error ends what waits
+    except BrokenProcessPool:
+        raise NanoEulerError(
+            "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
+            "fewer --workers take less"
+        ) from None
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # no further process or thread, or no memory that processes share
+        for begun in set(multiprocessing.active_children()).difference(
+            others
+        ):  # nobody will tell them to end
+            begun.kill()
+            begun.join()
+        raise NanoEulerError(
+            f"{workers} processes cannot be started ({getattr(error, 'strerror', None) or error}): expected fewer "
+            "--workers; with --workers 1 none is"
+        ) from None
 
 
 def _begin_worker(tokenizer):

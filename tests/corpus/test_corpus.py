@@ -26,6 +26,7 @@ from nanoeuler_lib.corpus import registry as registered
 from nanoeuler_lib.corpus.documents import Document, examples, whole
 from nanoeuler_lib.corpus.registry import File, corpora
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text import data as text_data
 from nanoeuler_lib.text import examples as text_examples
 from nanoeuler_lib.text.data import SEPARATOR, read_text
 
@@ -526,6 +527,31 @@ def test_parquet_of_something_else_is_one_line(pages):
     parquet.write_table(pyarrow.table({"label": [1]}), "have/0.parquet")
     with pytest.raises(NanoEulerError, match=r"has the columns \['label'\], expected text among them"):
         make("web", "out", have="have", quiet=True)
+    for column, kind in (
+        ([1], "int64"),
+        ([1.5], "double"),
+        ([["a"]], "list<.*>"),
+        ([{"a": "b"}], "struct<.*>"),
+    ):
+        parquet.write_table(pyarrow.table({"text": column}), "have/0.parquet")
+        with pytest.raises(
+            NanoEulerError, match=rf"have/0\.parquet: its column text holds {kind}, expected texts$"
+        ):
+            make("web", "out", have="have", quiet=True)
+
+
+def test_the_texts_of_a_column_may_be_bytes_or_a_dictionary(pages):
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = ["Über die Brücken.", "", "Käthe\nging."]
+    for column in (pyarrow.array([t.encode() for t in texts]), pyarrow.array(texts).dictionary_encode()):
+        table = {"text": column, "id": [b"a", b"b", b"c"], "url": [b"x", b"y", None]}
+        parquet.write_table(pyarrow.table(table), "have/0.parquet", row_group_size=2)
+        assert text_data.documents(read_text("have/0.parquet")) == [texts[0], texts[2]]
+    parquet.write_table(pyarrow.table({"text": [b"\xff", *(t.encode() for t in texts)]}), "have/0.parquet")
+    report = make("web", "out", have="have", quiet=True)
+    assert report["dropped"] == {"bytes that are not UTF-8": 1, "empty": 1}
 
 
 def test_a_missing_pyarrow_is_named(monkeypatch, tmp_path):

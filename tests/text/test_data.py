@@ -1,5 +1,9 @@
 """From a text to batches and rows: every number of small cases written out."""
 
+import gzip
+import json
+import lzma
+
 import numpy as np
 import pytest
 from oracles import error_of
@@ -137,7 +141,24 @@ NO_TEXT = {
     "latin": (b"abc\xfc", "byte 3 is 0xfc, expected UTF-8 text"),
     "first": (b"\x8f", "byte 0 is 0x8f, expected UTF-8 text"),
     "cut": ("aü".encode()[:2], "byte 1 is 0xc3, expected UTF-8 text"),
-}
+    "behind the mark": (b"\xef\xbb\xbfabc\xfc", "byte 6 is 0xfc, expected UTF-8 text"),
+    "mark": (b"\xef\xbb\xbf", "holds 3 bytes and no text, expected UTF-8 text"),
+    **{f"utf{n}": ("ab".encode(f"utf{n}"), f"is UTF-{n}, expected UTF-8 text: save it as UTF-8, or see iconv")
+       for n in (16, 32)},
+    "big": ("ab".encode("utf-16-be"), "is UTF-16 without its mark, expected UTF-8 text: save it as UTF-8, or see iconv"),
+    "zip": (b"PK\3\4\x14\0", "byte 5 is NUL, expected UTF-8 text, not a binary file"),
+    "short.gz": (gzip.compress(b"text" * 99)[:-9], "cannot be read (Compressed file ended before the end-of-stream "
+                 "marker was reached), expected a UTF-8 text file"),
+    "a.jsonl": (b'{"text": "a"}\n\n["b"]', "line 3 has a list, expected an object with a text under text"),
+    "b.jsonl": (b'{"text": 1}', "line 1 has keys ['text'], expected an object with a text under text"),
+    "c.jsonl": (b'{"messages": []}', "line 1 has keys ['messages'], expected an object with a text under text: "
+                "nanoeuler sft reads conversations"),
+    "d.jsonl": (b'{"text": null}\n{"text": " "}', "holds no text under text, expected one or more"),
+    "e.jsonl": (b'{"text": "a\\ud83d"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
+    "f.jsonl": (b'{"text": "a\\u0000"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
+    "a.parquet": (b"PAR1", "is no parquet file (Parquet file size is 4 bytes, smaller than the minimum file footer (8 "
+                  "bytes))"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_TEXT)
@@ -146,6 +167,29 @@ def test_what_is_no_text_is_told_in_one_line(tmp_path, name):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert error_of(data.read_text, f"{tmp_path}/{name}") == f"{tmp_path / name}: {said}"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 24])
+def test_texts_in_any_form_are_the_same_documents(tmp_path, size):
+    """With the mark that editors put there, packed under any name, as lines of JSON; several files follow one another."""
+    first, second = "Käthe\u2028went.\nHome.", "Jürgen \U0001f468 stayed."
+    lines = "".join(json.dumps({"id": 1, "text": text}) + "\r\n" for text in (first, "", second))
+    files = {
+        "plain.txt": f"{first}{SEPARATOR}{second}".encode(), "lines.jsonl": lines.encode(),
+        "marked.txt": f"\ufeff{END_OF_TEXT}\n{first}{SEPARATOR}{second}".encode(),
+    }  # fmt: skip
+    files |= {f"{name}.xz": lzma.compress(content) for name, content in files.items()}
+    files |= {
+        name.replace(".xz", ".gz"): gzip.compress(lzma.decompress(c))
+        for name, c in files.items()
+        if ".xz" in name
+    }
+    files["misnamed.txt"] = files["plain.txt.gz"]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert data.documents("".join(data.read_blocks(tmp_path / name, size))) == [first, second], name
+    both = [tmp_path / "plain.txt", tmp_path / "lines.jsonl.gz"]
+    assert data.documents(data.read_text(*both)) == [first, second] * 2
 
 
 def test_a_device_is_no_text():

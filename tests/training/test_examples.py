@@ -252,13 +252,13 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
     (tmp_path / "a.xz").write_bytes(lzma.compress(lines(99).encode())[:-20])
     message = error_of(text_examples.read_examples, tmp_path / "a.xz")
     assert message.startswith(f"{tmp_path}/a.xz: cannot be read (Compressed file ended")
-    assert message.endswith("), expected UTF-8 JSON, perhaps as .xz")
+    assert message.endswith("), expected UTF-8 JSON, perhaps as .xz or .gz")
     for name, reason in (
         ("none", "No such file or directory"),
         ("none.xz", "No such file or directory"),
         ("a\0", "embedded null byte"),
     ):
-        expected = f"{tmp_path}/{name}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz"
+        expected = f"{tmp_path}/{name}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz"
         assert error_of(text_examples.read_examples, tmp_path / name) == expected
     (tmp_path / "b").write_bytes(b'"\xff"')
     assert "cannot be read ('utf-8' codec can't decode byte 0xff" in error_of(
