@@ -28,5 +28,6 @@ def short(value: object) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ ", did you mean small?" if one of the known words is nearly this one, else nothing."""
-    near = difflib.get_close_matches(word, list(known), 1, 0.7)
-    return f", did you mean {near[0]}?" if near else ""
+    bare = {name.lstrip("-"): name for name in known}  # what all options begin with makes none like another
+    near = difflib.get_close_matches(word.lstrip("-"), bare, 1, 0.7)
+    return f", did you mean {bare[near[0]]}?" if near else ""

@@ -118,6 +118,10 @@ class Parser(argparse.ArgumentParser):
         if not name.startswith("-"):
             raise NanoEulerError(f"{self._where()}got {short(word)}, expected no more than stands before it")
         known, other = self._options(), OTHERS_SAY.get(name)
+        if name in known:
+            raise NanoEulerError(
+                f"{self._where()}{name} stands behind --, where no options stand: expected it before"
+            )
         hint = f", did you mean {other}?" if other in known else did_you_mean(name, known)
         raise NanoEulerError(
             f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}"

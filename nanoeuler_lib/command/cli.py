@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -213,6 +214,9 @@ def _in_steps(value, config, context):
 
 
 def report(args):
+    os.environ["MPLBACKEND"] = (
+        "agg"  # it writes files; a notebook hands on its own backend, which may not be there
+    )
     from nanoeuler_lib.training.report import report
 
     page = report(args.run, args.out)
@@ -684,6 +688,8 @@ def parser() -> arguments.Parser:
 def main(words: list[str] | None = None) -> int:
     """Run the command. Returns its exit code: 0, 1 (a check failed), 2 (bad input) or 130 (stopped from outside)."""
     _prepare_streams()
+    if os.getpid() == 1:  # of a container: the system gives that one no signal which it has not asked for
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
             args, unknown = parser().parse_known_args(words)
@@ -705,7 +711,26 @@ def main(words: list[str] | None = None) -> int:
         _flush(must=False)
         return 0
     except OSError as error:
-        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return _fail(_told(error))
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        return _fail(
+            "the system starts no further thread or process for this user or container: expected a higher limit "
+            "(ulimit -u, --pids-limit), or fewer --workers"
+        )
+
+
+def _told(error):
+    """An error of the system in one line, with the file or the stream that it is about, if it says which."""
+    reason = str(error.strerror or error)
+    if "temporary directory" in reason:
+        return "there is no folder for temporary files that can be written, expected one: set TMPDIR"
+    try:
+        sys.stdout.flush()  # what could not be written is still there
+    except (OSError, ValueError):
+        return f"{error.filename or 'standard output'}: {reason}"
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _fail(error):

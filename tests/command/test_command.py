@@ -406,8 +406,20 @@ def test_a_short_seed_of_papers_is_told_and_a_secret_one_comes_from_a_pipe(run):
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 0, ""),
         (OSError(28, "No space left", "a.txt"), 2, "nanoeuler: a.txt: No space left\n"),
-        (OSError(28, "No space left"), 2, "nanoeuler: standard output: No space left\n"),
-        (OSError("of an odd kind"), 2, "nanoeuler: standard output: of an odd kind\n"),
+        (OSError(28, "No space left"), 2, "nanoeuler: No space left\n"),  # of what, nobody knows
+        (OSError("of an odd kind"), 2, "nanoeuler: of an odd kind\n"),
+        (
+            FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+            2,
+            "nanoeuler: there is no folder "
+            "for temporary files that can be written, expected one: set TMPDIR\n",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            2,
+            "nanoeuler: the system starts no further thread or process for "
+            "this user or container: expected a higher limit (ulimit -u, --pids-limit), or fewer --workers\n",
+        ),
         (SystemExit(3), 3, ""),
         (SystemExit(), 0, ""),
     ],
