@@ -5,6 +5,7 @@
     python -m benchmarks.gpu_pretrain known  --data SHARDS --valid SHARDS ... --run RUN  # by heart; he or she
     python -m benchmarks.gpu_pretrain says   --run RUN                          # samples for fixed prompts
     python -m benchmarks.gpu_pretrain replies --run RUN --examples FILE         # to instructions that were held out
+    python -m benchmarks.gpu_pretrain squeezed --valid FILE.txt ...             # by compressors; needs no GPU
     python -m benchmarks.gpu_pretrain collect --from FOLDER                     # data/results/ch32.json of it all
 
 Each section adds its rows to rows-SECTION.jsonl in the folder `--out`, by default this one; `collect` puts them and
@@ -18,8 +19,11 @@ that chance takes, greedily and sampled; `evaluate.fault` says what is wrong wit
 """
 
 import argparse
+import bz2
 import json
+import lzma
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -183,6 +187,14 @@ def replies(options):
                                  float(np.median([one["people"] for one in said]))], shown=shown)  # fmt: skip
 
 
+def squeezed(options):
+    """Bits per byte of each set's text, shortened as a whole and by itself."""
+    texts = {Path(one).stem: Path(one).read_bytes() for one in options.valid}
+    for who, shorten in (("zlib", zlib.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)):
+        bits = {name: round(8 * len(shorten(text)) / len(text), 4) for name, text in texts.items()}
+        yield dict(what="compressor", who=who, bits_per_byte=bits)
+
+
 def collect(options):
     """data/results/ch32.json of a folder: config.json, the rows that the sections left, and of each run its files.
 
@@ -216,7 +228,7 @@ def collect(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = dict(rates=rates, parity=parity, known=known, says=says, replies=replies)
+    sections = dict(rates=rates, parity=parity, known=known, says=says, replies=replies, squeezed=squeezed)
     parser.add_argument("section", choices=[*sections, "collect"])
     parser.add_argument("--data")
     parser.add_argument("--valid", action="append", default=[])

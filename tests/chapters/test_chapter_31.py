@@ -315,14 +315,14 @@ def test_other_right_answers(chapter):
     assert verdict(c.check_layout, layout_from_above) == "right"
     share = lambda p: 2 * np.arctanh(2 * p - 1)  # the logarithm of the odds
     assert verdict(c.check_temperature, lambda p, q: float(share(p) / share(q))) == "right"
-    ranks = lambda bits, n: sum(rank <= n / 2**bits for rank in range(1, n + 1))
+    ranks = lambda bits, n: sum(rank <= n / 2**bits + 1e-9 for rank in range(1, n + 1))
     assert verdict(c.check_luck, lambda bits, n, k: 1 - ((n - ranks(bits, n)) / n) ** k) == "right"
     assert verdict(c.check_sentences, lambda: ("12.30.45", "9 12-13-14- 9", "(12-13-14)")) == "right"
 
 
 def test_more_wrong_answers(chapter):
     c = chapter
-    assert rejected(c.check_layout, lambda *given: list(layout_from_above(*given)))
+    assert verdict(c.check_layout, lambda *given: list(layout_from_above(*given))) == "right"
     assert rejected(c.check_layout, lambda m, high, low, wanted: layout_from_above(m, high, low, 0.95))
     assert rejected(c.check_layout, rows_below_m)
     assert rejected(c.check_temperature, lambda p, q: abs(c.temperature(p, q)) * (1 if p > 0.5 else 0.999))

@@ -206,6 +206,15 @@ WRONG_LOOPS = {
     "capitals count in sentences": lambda text: looping(cycles=False, lower=False)(text) or looping(size=10**6)(text),
     "three copies, no more": lambda text: looping()(text) and not looping(copies=4, cycles=False)(text),
     "stops are nothing": looping(split=r"[.!?]\s+|\n"),
+    "sentences end behind commas": looping(split=r"(?<=[.!?,])\s+|\n"),
+    "sentences end behind colons": looping(split=r"(?<=[.!?:;])\s+|\n"),
+    "sentences end behind quotation marks": looping(split=r"""(?<=[.!?])"?\s+|\n"""),
+    **{name: lambda text, cut=cut: runs(cut(text.lower())) or looping(cycles=False)(text) for name, cut in {
+        "words of letters": lambda text: re.findall(r"\w+", text),
+        "words without marks": lambda text: [word.strip(".,!?") for word in text.split()],
+        "spaces alone between words": lambda text: text.split(" "),
+        "empty words": lambda text: re.split("[ \n]", text),
+    }.items()},
 }  # fmt: skip
 
 GAPS = {
