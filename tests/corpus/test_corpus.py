@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,31 @@ def test_the_same_words_are_seen_in_another_dress():
         and seen.twin("e", "...") == dedup.Twin("d")
         and seen.twin("f", "?!") is None
     )
+
+
+def test_how_unicode_writes_a_text_does_not_count():
+    for text in ("Người Việt nói tiếng Việt ở Königsberg", "한국어 문장이 여기 있다", "Ὀδυσσεύς"):
+        seen = dedup.Seen()
+        assert seen.twin("a", unicodedata.normalize("NFC", text)) is None
+        assert seen.twin("b", unicodedata.normalize("NFD", text).upper().lower()) == dedup.Twin("a")
+        assert seen.twin("c", "\u200b".join(text).replace(" ", "\u202f") + "\ufeff") == dedup.Twin("a")
+        assert seen.twin("d", text[:-2]) is None
+    assert dedup.words_of("co\u00adop zwei\u2009drei") == [b"coop", b"zwei", b"drei"]
+
+
+@pytest.mark.parametrize("first", ["\u3042", "\u4e00", "\u0e01", "\u1000", "\U00020000"])
+def test_near_copies_are_found_in_scripts_without_spaces(first):
+    """One character in a hundred changed is found; a text of the same characters in another order is not."""
+    rng = np.random.default_rng(8)
+    letters = [chr(ord(first) + number) for number in range(40)]
+    a, other = ("".join(letters[i] for i in rng.integers(0, 40, 600)) for _ in range(2))
+    copy = list(a)
+    for place in rng.choice(600, 6, replace=False):
+        copy[place] = "x"
+    seen = dedup.Seen()
+    assert seen.twin("a", a) is None and seen.twin("other", other) is None
+    assert seen.twin("copy", "".join(copy)).name == "a"
+    assert seen.twin("broken", "、\u3000\n".join(a[i : i + 30] for i in range(0, 600, 30))) == dedup.Twin("a")
 
 
 def jaccard(a, b):
