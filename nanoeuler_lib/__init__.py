@@ -6,11 +6,11 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     ground        `errors`, `config`, `files`, `machine` (cores and memory), `plots`, `practice`, `significance`
     ops           the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
     cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
-    text          `bpe`, `tokenizer`, `data`, `ngram`, `shards` on disk, `turns` and `examples` of a conversation
+    text          `bpe`, `tokenizer`, `sources`, `data`, `ngram`, `shards`, `turns` and `examples` of a conversation
     model         parameters, plan, forward and backward, optimisers, a step, a decoder; later `gpt2`
     world         Königsberg, and the probability of every word of it; `corpus`: other people's text
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
-    speaking      `generate` samples from a model, `chat` answers
+    speaking      `generate` samples from a model, `score` says what a text costs it, `chat` answers
     training      datasets, the loop, what survives a kill, what goes wrong, reports; later `preferences`, `rewards`
     school        `drills` plants bugs and finds them, `assign` makes papers
     command       `nanoeuler`: `cli` does, `arguments` explains

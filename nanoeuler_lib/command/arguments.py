@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   nanoeuler train --resume runs/world
   nanoeuler report runs/world                       curves and a page about the run: runs/world/report
   nanoeuler generate "Käthe had" --run runs/world
+  nanoeuler score FILE.txt --run runs/world --out score.html    bits per byte of a text of yours, dear tokens marked
   nanoeuler train --resume runs/world --steps 4000   go on for longer
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
@@ -178,7 +179,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
         add(new)
 
     tokenizer = group("tokenizer", "train and use a byte-level BPE tokenizer")
-    command("tokenizer train", "learn merges from a UTF-8 text file", _tokenizer_train, tokenizer)
+    command("tokenizer train", "learn merges from UTF-8 text", _tokenizer_train, tokenizer)
     command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
     command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
     corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")
@@ -188,10 +189,11 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     for name, text in CORPORA.items():
         command(f"corpus {name}", text, partial(_corpus, name), corpus)
     command("shards", "tokenize texts larger than memory, to train on", _shards)
-    command("train", "train a model on a UTF-8 text file, or on shards", _train, as_json=False)
+    command("train", "train a model on UTF-8 text, or on shards", _train, as_json=False)
     command("sft", "teach a base model to answer", _sft, as_json=False)
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
+    command("score", "what a text of yours costs a model: bits per byte and per token", _score)
     command("chat", "ask a model that was taught to answer", _chat, as_json=False)
     command("check", "compare every gradient with difference quotients", _check)
     command("diagnose", "what is wrong with this package? the book's tools as a checklist", _diagnose)
@@ -201,8 +203,12 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     return top
 
 
+TEXTS = "UTF-8 text, also .xz or .gz; documents as lines of JSON (.jsonl) or .parquet, with a text under text"
+SEVERAL = {"type": Path, "action": "extend", "nargs": "+", "metavar": "FILE"}
+
+
 def _tokenizer_train(new):
-    new.add_argument("--data", required=True, type=Path, metavar="FILE", help="UTF-8 text file")
+    new.add_argument("--data", required=True, **SEVERAL, help=f"{TEXTS}; several follow one another")
     new.add_argument(
         "--vocab",
         type=int,
@@ -270,9 +276,7 @@ def _corpus(name, new):
 
 
 def _shards(new):
-    new.add_argument(
-        "texts", nargs="+", type=Path, metavar="TEXT", help="UTF-8 text files, one after another"
-    )
+    new.add_argument("texts", nargs="+", type=Path, metavar="TEXT", help=f"{TEXTS}; one after another")
     new.add_argument(
         "--tokenizer",
         required=True,
@@ -287,12 +291,8 @@ def _shards(new):
 
 
 def _train(new):
-    new.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="UTF-8 text file, or folder of shards (--resume: where it stands now, if it moved)",
-    )
+    text = f"{TEXTS}; several follow one another; or a folder of shards (--resume: where they stand now, if they moved)"
+    new.add_argument("--data", **SEVERAL, help=text)
     new.add_argument(
         "--valid",
         type=Path,
@@ -325,7 +325,7 @@ def _train(new):
 def _sft(new):
     new.add_argument(
         "--data", metavar="FILE", help="konigsberg (the default), konigsberg-reworded, or a file: Alpaca's or Dolly's "
-        "JSON, or messages; .xz too (--resume: where it stands now, if it moved)",
+        "JSON, or messages; .xz and .gz too (--resume: where it stands now, if it moved)",
     )  # fmt: skip
     new.add_argument(
         "--examples",
@@ -398,11 +398,31 @@ def _generate(new):
         metavar="N",
         help="tokens that later heads propose a pass (default 0)",
     )
+    text = "file with the text to continue, without the line end that closes it; -: standard input"
+    new.add_argument("--prompt-file", metavar="FILE", help=text)
+    text = "continuations, of this seed and those after it, divided by the line <|endoftext|> (default 1)"
+    new.add_argument("--samples", type=int, default=1, metavar="N", help=text)
+    text = "text that ends the continuation, and is left out; each time another one"
+    new.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
+    text = "more than 1: what the prompt holds or was said is less likely to come again (default 1; not with --propose)"
+    new.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help=text)
     _sampling(new)
 
 
-def _sampling(new, temperature=0.8):
+def _score(new):
+    new.add_argument("text", type=Path, metavar="FILE", help=TEXTS)
+    _model(new)
+    text = "page to write, HTML with the dear tokens marked; must not exist (default: none)"
+    new.add_argument("--out", type=Path, metavar="FILE", help=text)
+    _device(new, "cpu")
+
+
+def _model(new):
     new.add_argument("--run", type=Path, help="run or checkpoint folder (default: the one in the package)")
+
+
+def _sampling(new, temperature=0.8):
+    _model(new)
     new.add_argument(
         "--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)"
     )

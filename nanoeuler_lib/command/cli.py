@@ -22,7 +22,7 @@ def tokenizer_train(args):
     from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
     _refuse_existing(args.out)
-    text = read_text(args.data)
+    text = read_text(*args.data)
     special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
     tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
     tokenizer.save(args.out)
@@ -156,13 +156,13 @@ def train(args):
             raise NanoEulerError(
                 f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
             )
-    given = {"text": args.data, **_numbered(args.valid)}
+    given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: _absolute(path) for name, path in given.items()}
     data, valid = _read_data(given)
     from_shards = isinstance(data, Shards)
     if args.tokenizer and from_shards:
         raise NanoEulerError(
-            f"--data is {args.data}, shards with a tokenizer in them: expected no --tokenizer"
+            f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer"
         )
     tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
     tokenizer = data.tokenizer if from_shards else tokenizer
@@ -180,9 +180,9 @@ def train(args):
     if from_shards:
         training.pretrain(args.run, data, valid, model_config, config, args.quiet, args.workers, **options)
     else:
+        source = " ".join(map(str, args.data))
         training.train(
-            args.run, data, model_config, config, tokenizer, str(args.data), valid, args.quiet, args.workers,
-            **options,
+            args.run, data, model_config, config, tokenizer, source, valid, args.quiet, args.workers, **options,
         )  # fmt: skip
     _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
@@ -193,17 +193,22 @@ def _read_data(files):
     from nanoeuler_lib.text.shards import Shards
 
     valid = [path for name, path in files.items() if name.startswith("valid") and path]
-    if Path(files["text"]).is_dir():
-        return Shards(files["text"]), [Shards(path) for path in valid] or None
+    texts = [path for name, path in files.items() if name.startswith("text")]
+    if folders := [path for path in texts if Path(path).is_dir()]:
+        if len(texts) > 1:
+            raise NanoEulerError(
+                f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards"
+            )
+        return Shards(folders[0]), [Shards(path) for path in valid] or None
     if len(valid) > 1:
         raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
-    return read_text(files["text"]), read_text(valid[0]) if valid else None
+    return read_text(*texts), read_text(valid[0]) if valid else None
 
 
-def _numbered(valid):
-    """The validation files by the names under which a run keeps them: valid, valid_2, ..."""
-    names = ["valid", *(f"valid_{number}" for number in range(2, len(valid or ()) + 1))]
-    return dict(zip(names, valid or [None], strict=True))
+def _numbered(name, paths):
+    """Files by the names under which a run keeps them: valid, valid_2, ..."""
+    names = [name, *(f"{name}_{number}" for number in range(2, len(paths or ()) + 1))]
+    return dict(zip(names, paths or [None], strict=True))
 
 
 def _in_steps(value, config, context):
@@ -224,18 +229,70 @@ def report(args):
 
 
 def generate(args):
-    from nanoeuler_lib.speaking.generate import stream
+    from nanoeuler_lib.speaking.generate import stream, unread
+    from nanoeuler_lib.text.data import SEPARATOR
 
-    checkpoint = _checkpoint(args)
-    pieces = []
-    options, prompt = _sampling(args) | {"propose": args.propose}, _utf8(args.prompt)
-    for piece in stream(checkpoint.model, checkpoint.tokenizer, prompt, args.tokens, **options):
-        if not args.json:
-            _say(piece if pieces else prompt + piece)
-        pieces.append(piece)
-    if not (pieces or args.json):
-        _say(prompt)
-    _print(args, {"prompt": prompt, "continuation": "".join(pieces)})
+    if not 1 <= args.samples <= 1_000_000:
+        raise NanoEulerError(f"--samples is {args.samples}, expected 1 to 1000000")
+    options, prompt, checkpoint = _sampling(args), _prompt(args), _checkpoint(args)
+    options |= {name: getattr(args, name) for name in ("propose", "repetition_penalty")}
+    options["stop"] = [_utf8(text) for text in args.stop]
+    if cut := unread(checkpoint.model, checkpoint.tokenizer, prompt):
+        read = f"the model reads {checkpoint.model.config.context} tokens at a time"
+        Voice(sys.stderr).line(f"the first {cut:,} tokens of the prompt are left out: {read}")
+    samples = []
+    for seed in range(options.pop("seed"), args.seed + args.samples):
+        pieces = []
+        for piece in stream(
+            checkpoint.model, checkpoint.tokenizer, prompt, args.tokens, seed=seed, **options
+        ):
+            if not args.json:
+                _say(piece if pieces else SEPARATOR * bool(samples) + prompt + piece)
+            pieces.append(piece)
+        if not (pieces or args.json):
+            _say(SEPARATOR * bool(samples) + prompt)
+        samples.append("".join(pieces))
+    several = {"continuations": samples} if args.samples > 1 else {}
+    _print(args, {"prompt": prompt, "continuation": samples[0]} | several)
+
+
+def _prompt(args):
+    """What `generate` continues: the words of the command line, or a file without the line end that closes it."""
+    from nanoeuler_lib.text.data import read_blocks
+
+    if args.prompt_file is None:
+        return _utf8(args.prompt)
+    if args.prompt:
+        raise NanoEulerError("--prompt-file stands beside a prompt, expected one of them")
+    text = _stdin_text() if args.prompt_file == "-" else "".join(read_blocks(args.prompt_file))
+    return text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+
+
+def score(args):
+    from nanoeuler_lib.speaking import score
+    from nanoeuler_lib.text.data import read_text
+
+    if args.out:
+        _refuse_existing(args.out)
+    text, checkpoint = read_text(args.text), _checkpoint(args)
+    shown = lambda batches: _progress(batches, f"scoring {args.text}", "batches")
+    scored = score.score(checkpoint.model, checkpoint.tokenizer, text, follow=shown)
+    line = (
+        f"{scored.bits_per_byte:.4f} bits per byte, {scored.bits_per_token:.4f} bits per token: "
+        f"{scored.bytes:,} bytes, {len(scored.ids):,} tokens, {scored.documents:,} document"
+        f"{'s' * (scored.documents != 1)}"
+    )
+    facts = {
+        name: getattr(scored, name) for name in ("bits_per_byte", "bits_per_token", "bytes", "documents")
+    }
+    facts |= {"text": str(args.text), "run": str(checkpoint.path), "tokens": len(scored.ids)}
+    if args.out:
+        write_text(
+            args.out, score.page(scored, checkpoint.tokenizer, args.text.name, f"{line}; {checkpoint.path}")
+        )
+        facts["page"] = str(args.out)
+    shown = f"\n{args.out}: the text, its dear tokens marked" if args.out else ""
+    _print(args, facts, f"{args.text}: {line}{shown}")
 
 
 def sft(args):
@@ -286,16 +343,20 @@ def _files_of(run, args, options, command):
     if head["train"] is None or begun_by != command:
         raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
     before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
-    several = [name for name in before if name.startswith("valid_")] if "valid" in options else []
     given = {name: getattr(args, option) for name, option in options.items()}
-    if given.get("valid"):
-        if len(given["valid"]) != 1 + len(several):
-            raise NanoEulerError(
-                f"--valid is given {len(given['valid'])} times, expected {1 + len(several)}, as the run began"
-            )
-        given |= dict(zip(["valid", *several], given["valid"], strict=True))
+    for name, option in (
+        list(options.items()) if command == "train" else ()
+    ):  # here one option may name several
+        names = [name, *(other for other in before if other.startswith(f"{name}_"))]
+        options = options | dict.fromkeys(names, option)
+        if paths := given[name]:
+            if len(paths) != len(names):
+                raise NanoEulerError(
+                    f"--{option} names {len(paths)}, expected {len(names)}, as the run began"
+                )
+            given |= dict(zip(names, paths, strict=True))
     files = {}
-    for name, option in (options | dict.fromkeys(several, "valid")).items():
+    for name, option in options.items():
         files[name], now = before.get(name), given.get(name)
         built_in = {("examples", source) for source in SOURCES}
         needed = (name, files[name]) not in {("valid", None), *built_in}
@@ -675,7 +736,7 @@ COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
     "train": train, "sft": sft, "report": report, "generate": generate,
-    "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
+    "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info,
 }  # fmt: skip
 
@@ -745,7 +806,8 @@ def _flush(must):
     for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
-        except (OSError, ValueError):  # ValueError: it was closed
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            error.filename = "standard output"
             with suppress(OSError, ValueError):
                 # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

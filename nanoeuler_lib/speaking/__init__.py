@@ -1,1 +1,1 @@
-"""What a trained model says: a text goes on (`generate`), a question is answered (`chat`)."""
+"""A trained model continues a text (`generate`), prices one (`score`) and answers a question (`chat`)."""

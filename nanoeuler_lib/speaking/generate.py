@@ -2,8 +2,9 @@
 
 import codecs
 import math
-from collections.abc import Iterator
-from itertools import chain, islice
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice, takewhile
 
 import numpy as np
 
@@ -182,6 +183,8 @@ def stream(
     min_p: float = 0.0,
     seed: int = 0,
     propose: int = 0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
 
@@ -189,25 +192,107 @@ def stream(
     if the tokenizer has one. When the context is full, the later half of it is read again and generation goes on.
     propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1: other draws from the
     same distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over
-    several tokens adds in another order than one over a single token.
+    several tokens adds in another order than one over a single token. repetition_penalty: see `penalised`; it counts
+    the tokens of prompt and continuation, and refuses proposals. stop: texts; the first of them to come ends the
+    continuation before it.
     """
-    rng = np.random.default_rng(seed)
-    end = tokenizer.special_tokens.get(END_OF_TEXT)
-    ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
-    ids = ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
+    if not 0 < repetition_penalty <= 100:
+        raise NanoEulerError(
+            f"repetition_penalty is {repetition_penalty}, expected more than 0 and at most 100; 1 is none"
+        )
+    if propose and repetition_penalty != 1:
+        raise NanoEulerError(f"propose is {propose} beside a repetition_penalty, expected one of them")
+    if "" in stop:
+        raise NanoEulerError("stop is empty, expected a text")
+    rng, end, ids = (
+        np.random.default_rng(seed),
+        tokenizer.special_tokens.get(END_OF_TEXT),
+        _begin(tokenizer, prompt),
+    )
+    if repetition_penalty != 1:
+        model = _Penalising(model, repetition_penalty, end)
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if propose == 0:
         new = generate_tokens(model, ids, rng, tokenizer.vocab_size, **options)
     else:
         new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
+    new = islice(new, min(tokens, sys.maxsize))
+    yield from _until(_characters(tokenizer, takewhile(lambda token: token != end, new)), stop)
+
+
+def _begin(tokenizer, prompt):
+    """The ids that a continuation of the prompt begins behind."""
+    end = tokenizer.special_tokens.get(END_OF_TEXT)
+    ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
+    return ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
+
+
+def unread(model: GPT, tokenizer: Tokenizer, prompt: str) -> int:
+    """How many tokens at a prompt's beginning `stream` leaves out, for the model reads no more than its context."""
+    return max(0, len(_begin(tokenizer, prompt)) - model.config.context)
+
+
+def _characters(tokenizer, tokens):
+    """The text of tokens, as soon as its characters are whole."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
-    for token in islice(new, tokens):
-        if token == end:
-            break
+    for token in tokens:
         if piece := characters.decode(tokenizer.token_bytes[token]):
             yield piece
     if piece := characters.decode(b"", final=True):
         yield piece
+
+
+def _until(pieces, stop):
+    """The pieces up to the first text of `stop`; what may turn out to be its beginning is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        if found := [held.index(text) for text in stop if text in held]:
+            held = held[: min(found)]
+            break
+        kept = max((n for text in stop for n in range(1, len(text)) if held.endswith(text[:n])), default=0)
+        if kept < len(held):
+            yield held[: len(held) - kept]
+            held = held[len(held) - kept :]
+    if held:
+        yield held
+
+
+def penalised(logits: np.ndarray, seen: Collection[int], penalty: float) -> np.ndarray:
+    """Logits [V] with those of the tokens seen so far divided by the penalty, or multiplied by it where negative.
+
+    More than 1 makes what was said less likely, less than 1 more. Keskar et al., "CTRL: A Conditional Transformer
+    Language Model for Controllable Generation" (2019), 4.1, whose formula divides; where a logit is negative that would
+    make its token more likely, so Hugging Face's `RepetitionPenaltyLogitsProcessor`, which others follow, multiplies.
+    """
+    logits, at = logits.copy(), np.fromiter(seen, np.intp, len(seen))
+    logits[at] = np.where(logits[at] < 0, logits[at] * penalty, logits[at] / penalty)
+    return logits
+
+
+class _Penalising:
+    """A model for `generate_tokens`, and its decoder, whose logits are `penalised` for what it has read but `free`."""
+
+    def __init__(self, model, penalty, free):
+        self.config, self.inner, self.penalty, self.free, self.seen = (
+            model.config,
+            model.decoder(),
+            penalty,
+            free,
+            set(),
+        )
+
+    def decoder(self):
+        return self
+
+    length = property(
+        lambda self: self.inner.length, lambda self, length: setattr(self.inner, "length", length)
+    )
+
+    def feed(self, tokens):
+        self.seen.update(tokens.tolist())
+        self.seen.discard(self.free)
+        return penalised(self.inner.feed(tokens), self.seen, self.penalty)
 
 
 def generate(model: GPT, tokenizer: Tokenizer, prompt: str, tokens: int = 200, **options) -> str:

@@ -89,8 +89,8 @@ def test_the_first_page_shows_the_examples_line_by_line():
 
 # What is wrong with a command line, as one line. The words and the message belong together, whole.
 WRONG = {
-    "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, sft, report, generate, chat, check, "
-    "diagnose, break, assign, info",
+    "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, sft, report, generate, score, chat, "
+    "check, diagnose, break, assign, info",
     "--verison": "'--verison' is no option, did you mean --version?",
     "--lr=3": "'--lr' is no option: nanoeuler --help lists them",  # --rate is, but not here
     "--colour train": "train: '--colour' is no option: nanoeuler train --help lists them",
@@ -119,6 +119,8 @@ WRONG = {
     "assign 05 --seed s --student a --grade b": "assign: argument --grade: not allowed with argument --student",
     "assign --seed s --student a": "assign: chapter is missing",
     "assign 05 --student a": "assign: --seed is missing",
+    "generate x -- --tokens 3": "generate: --tokens stands behind --, where no options stand: expected it before",
+    "chat --stop x": "chat: '--stop' is no option: nanoeuler chat --help lists them",
     "generate -x": "generate: '-x' is no option: nanoeuler generate --help lists them",
 }
 

@@ -25,7 +25,7 @@ from nanoeuler_lib.engine import device
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import gradcheck
 from nanoeuler_lib.school.assign import papers
-from nanoeuler_lib.speaking import chat, generate
+from nanoeuler_lib.speaking import chat, generate, score
 from nanoeuler_lib.text import data, shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, report, sft, train
@@ -76,6 +76,11 @@ def run(streams, tmp_path, monkeypatch):
         return code, made.stdout.text(), made.stderr.text()
 
     return main
+
+
+@pytest.fixture(autouse=True)
+def every_prompt_fits(monkeypatch):
+    monkeypatch.setattr(generate, "unread", lambda *_: 0)
 
 
 # Tokenizers and the corpus.
@@ -142,7 +147,8 @@ VALUES = SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", 
 LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole, in test_cli, test_breaks and test_assign
     "corpus konigsberg": "--out new", **{f"corpus {name}": "--out new" for name in arguments.CORPORA},
     "shards": "a.txt --tokenizer bpe.json --out new", "train": "--data a.txt --run r", "train --resume": "r",
-    "sft": "--run r", "sft --resume": "r", "generate": "a", "chat": "", "check": "",
+    "sft": "--run r", "sft --resume": "r", "generate": "a", "score": "a.txt", "chat": "",
+    "check": "",
 }  # fmt: skip
 ROW = gradcheck.Row("heads", (3, 4), 1e-9, 1e-8, 0.5, 2e-7)
 
@@ -165,6 +171,7 @@ def heard():
         model=SimpleNamespace(config="its shape"), tokenizer="tokens", info={}
     )
     heard.stream.side_effect = lambda *_, **__: iter("b")
+    heard.score.return_value = score.Scored(np.array([1]), np.array([2.0]), 1, 1)
     heard.choose.side_effect = lambda name, *_: device.CPU if name == "cpu" else DEFAULT
     heard.model.return_value, heard.engine.return_value = [ROW], [(ROW, 0.0, 1.0)]
     with ExitStack() as stack:
@@ -175,6 +182,7 @@ def heard():
             (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sft, "examples_of", heard.examples),
             (checkpoint, "load", heard.load), (checkpoint, "read_head", heard.head), (device, "choose", heard.choose),
             (cli, "_came_out", lambda *_: None), (generate, "stream", heard.stream), (ask, "Loop", heard.loop),
+            (score, "score", heard.score), (score, "page", lambda *_: "<p>"),
             (chat, "Chat", heard.chat), (gradcheck, "check_model", heard.model), (ops, "use", heard.use),
             (gradcheck, "check_engine", heard.engine),
         ):  # fmt: skip
@@ -206,6 +214,8 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, r
     plain = done()
     assert plain == done() and plain[0][0] == 0, plain
     for action in options_of(command):
+        if action.dest == "prompt_file":
+            continue  # in the place of the prompt: test_use
         option = action.option_strings[0]
         value = VALUES.get(action.dest, {int: 3, float: 0.5}.get(action.type, "x"))
         changed = done(option, *([str(value)] if action.nargs != 0 else []))

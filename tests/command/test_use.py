@@ -1,21 +1,33 @@
 """The command as people meet it: on other file systems, under limits, in containers and notebooks; and its uses."""
 
 import errno
+import html
+import io
+import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from oracles import run_text
+from oracles import RUN_MODEL, run_text
 
+from nanoeuler_lib import world
 from nanoeuler_lib.command import cli
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.speaking import score
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
+from nanoeuler_lib.training.run_folder import read_log
 
 TINY = "--steps 2 --batch 2 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 16 --vocab-size 300".split()
 
@@ -106,3 +118,122 @@ def test_a_limit_of_processes_is_told_with_what_helps(nanoeuler, monkeypatch, fo
     )
     assert not multiprocessing.active_children() and not Path("s").exists()
     assert nanoeuler("shards", "a.txt", "--tokenizer", "t.json", "--out", "s", "--workers", 1)[0] == 0
+
+
+# Prompts, samples and prices.
+
+
+def test_a_prompt_comes_from_a_file_or_from_standard_input(nanoeuler, monkeypatch):
+    whole = nanoeuler("generate", "Käthe had", "--tokens", 9)
+    for name, content in (("a", "Käthe had"), ("b", "\ufeffKäthe had\r\n"), ("c", "Käthe had\n")):
+        Path(name).write_bytes(content.encode())
+        assert nanoeuler("generate", "--tokens", 9, "--prompt-file", name) == whole
+        monkeypatch.setattr(sys, "stdin", io.StringIO(content))
+        assert nanoeuler("generate", "--tokens", 9, "--prompt-file", "-") == whole
+    code, _, said = nanoeuler("generate", "--prompt-file", "a.txt", "--tokens", 1)
+    ids = 1 + len(json.loads(nanoeuler("tokenizer", "encode", run_text(), "--json")[1])["ids"])
+    assert (code, said) == (
+        0, f"the first {ids - 128:,} tokens of the prompt are left out: the model reads 128 tokens at a time\n"
+    )  # fmt: skip
+    for words, expected in (
+        (["x", "--prompt-file", "a"], "--prompt-file stands beside a prompt, expected one of them"),
+        (["--prompt-file", "none"], "none: no such file, expected a UTF-8 text file"),
+        (["--samples", 0], "--samples is 0, expected 1 to 1000000"),
+        (["--stop", ""], "stop is empty, expected a text"),
+        (
+            ["--propose", 1, "--repetition-penalty", 2],
+            "propose is 1 beside a repetition_penalty, expected one of them",
+        ),
+        (
+            ["--repetition-penalty", "nan"],
+            "repetition_penalty is nan, expected more than 0 and at most 100; 1 is none",
+        ),
+    ):
+        assert nanoeuler("generate", *words) == (2, "", f"nanoeuler: {expected}\n")
+
+
+def test_samples_are_those_of_the_seeds_and_end_before_a_stop(nanoeuler):
+    ones = [
+        nanoeuler("generate", "Käthe", "--seed", seed, "--tokens", 30)[1].removesuffix("\n")
+        for seed in (4, 5)
+    ]
+    code, out, _ = nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2)
+    assert code == 0 and out == f"\n{END_OF_TEXT}\n".join(ones) + "\n"
+    facts = json.loads(
+        nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2, "--json")[1]
+    )
+    assert facts["continuations"] == [one.removeprefix("Käthe") for one in ones]
+    said = ones[0].removeprefix("Käthe")
+    for stop in (said[3:9], said[-2:], said[0], "never"):
+        out = nanoeuler(
+            "generate", "Käthe", "--seed", 4, "--tokens", 30, "--stop", "nor this", "--stop", stop
+        )[1]
+        assert out == f"Käthe{said.partition(stop)[0]}\n"
+    assert nanoeuler("generate", "a", "--tokens", "9" * 30, "--stop", ".")[0] == 0
+
+
+def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
+    """Documents that fit cost what the log of the run says; the page has every letter, and marks the dear ones."""
+    sizes = [*TINY, "--context", 512, "--valid", "v.txt"]
+    Path("a.txt").write_text(world.corpus(6000, 4))
+    Path("v.txt").write_text(world.corpus(3000, 5))
+    assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *sizes)[0] == 0
+    code, out, _ = nanoeuler("score", "v.txt", "--run", "r", "--out", "p.html", "--json")
+    facts, text = json.loads(out), Path("v.txt").read_text()
+    documents = text.split(f"\n{END_OF_TEXT}\n")
+    assert (
+        code == 0
+        and facts["documents"] == len(documents)
+        and facts["bytes"] == len("".join(documents).encode())
+    )
+    assert facts["bits_per_byte"] == pytest.approx(read_log("r")[-1]["valid_bits_per_byte"], rel=1e-5)
+    assert facts["bits_per_token"] * facts["tokens"] == pytest.approx(facts["bits_per_byte"] * facts["bytes"])
+    page = Path("p.html").read_text()
+    shown = re.sub("<[^>]*>", "", page.split("<div>")[1].split("</div>")[0])
+    assert html.unescape(shown) == "".join(documents) and 'class="b3"' in page
+    assert "p.html: exists already, expected a new file" in nanoeuler("score", "v.txt", "--out", "p.html")[2]
+
+
+def test_a_long_text_is_scored_behind_at_least_half_a_context():
+    """Against a pass over each prefix that the rule allows, token by token, at odd lengths."""
+    model, tokenizer = GPT(replace(RUN_MODEL, context=9), seed=3), Tokenizer([], (END_OF_TEXT,))
+    for length in (1, 8, 9, 10, 13, 14, 31):
+        text = "".join(chr(97 + i * i % 23) for i in range(length))
+        ids = [tokenizer.special_tokens[END_OF_TEXT], *tokenizer.encode(text).tolist()]
+        scored = score.score(model, tokenizer, text, rows=2)
+        assert scored.ids.tolist() == ids[1:] and (scored.bytes, scored.documents) == (length, 1)
+        for at in range(1, len(ids)):
+            seen = at if at < 10 else 5 + 1 + (at - 10) % 4  # a window of 10 ids moves on by 4
+            seen = seen if at < 10 or len(ids) >= 10 + 4 * ((at - 10) // 4 + 1) else 9 - (len(ids) - 1 - at)
+            logits = model.logits(np.array([ids[at - seen : at]]))[0, -1].astype(np.float64)
+            bits = (np.log(np.exp(logits).sum()) - logits[ids[at]]) / np.log(2)
+            assert scored.bits[at - 1] == pytest.approx(bits, rel=1e-4)
+    with pytest.raises(NanoEulerError, match="the text has 1 tokens, expected at least 2"):
+        score.score(model, Tokenizer([], ()), "a")
+
+
+def test_several_files_are_one_text_of_documents(nanoeuler):
+    texts = ["Käthe went home.\n" * 40, "Jürgen stayed.\n" * 40]
+    Path("1.txt").write_text(texts[0])
+    Path("2.jsonl").write_text(json.dumps({"text": texts[1]}))
+    Path("both.txt").write_text(f"\n{END_OF_TEXT}\n".join(texts))
+    for words in (["1.txt", "2.jsonl"], ["1.txt", "--data", "2.jsonl"], ["both.txt"]):
+        assert nanoeuler("tokenizer", "train", "--data", *words, "--vocab", 300, "--out", "t.json")[0] == 0
+        ids = Path("t.json").read_bytes()
+        assert nanoeuler("train", "--data", *words, "--run", "r", "--quiet", *TINY)[0] == 0
+        found = ids, checkpoint.load("r").info["fingerprint"], checkpoint.load("r").info["valid_fingerprint"]
+        Path("t.json").unlink()
+        if "2.jsonl" in words:
+            Path("2.jsonl").rename("moved.jsonl")
+            assert (
+                "2.jsonl: no such file; it is the text_2"
+                in nanoeuler("train", "--resume", "r", "--steps", 4)[2]
+            )
+            assert "--data names 1, expected 2" in nanoeuler("train", "--resume", "r", "--data", "1.txt")[2]
+            assert nanoeuler("train", "--resume", "r", "--data", "1.txt", "moved.jsonl", "--steps", 4)[0] == 0
+            Path("moved.jsonl").rename("2.jsonl")
+            first = found
+        shutil.rmtree("r")
+    assert found == first
+    Path("s").mkdir()
+    assert "--data names 2, s among them" in nanoeuler("train", "--data", "1.txt", "s", "--run", "r")[2]

@@ -707,7 +707,7 @@ def test_the_command(here, capsys):
     os.rename("two", "zwei")
     assert "--valid FILE" in failed(capsys, "train", "--resume", "run", "--steps", "12")
     wrong = failed(capsys, "train", "--resume", "run", "--valid", "one", "--steps", "12")
-    assert "--valid is given 1 times, expected 2, as the run began" in wrong
+    assert "--valid names 1, expected 2, as the run began" in wrong
     again = ["train", "--resume", "run", "--valid", "one", "--valid", "zwei", "--steps", "12", "--quiet"]
     assert cli.main(again) == 0
     assert checkpoint.read_head("run")["info"]["files"]["valid_2"] == str(here / "zwei")

@@ -1,0 +1,125 @@
+"""What a text costs a model, token by token: bits per byte of one's own text, and a page that shows the dear tokens."""
+
+import codecs
+import html
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import printable
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+
+SHOWN = 50_000  # tokens on a page
+LEVELS = 2, 4, 7, 11  # bits from which a token is marked, each more strongly
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A text's tokens in order: ids [n], bits [n] that each needs; how many bytes and documents they are."""
+
+    ids: np.ndarray
+    bits: np.ndarray
+    bytes: int
+    documents: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        return float(self.bits.sum() / self.bytes)
+
+    @property
+    def bits_per_token(self) -> float:
+        return float(self.bits.mean())
+
+
+def score(
+    model: GPT, tokenizer: Tokenizer, text: str, rows: int = 8, follow: Callable[[Iterable], Iterable] = iter
+) -> Scored:
+    """The bits that head 0 needs for each token of a text, each scored once.
+
+    An end-of-text token stands before each document, if the tokenizer has one, and of several documents each one's end
+    is scored as well. A document longer than the context is read in windows that overlap by half, so every token has
+    half a context of its document before it, or all of it: documents that fit cost what the validation of a run says,
+    longer ones a little less. follow: may show the batches, of so many rows, as they go by. Raises NanoEulerError if
+    the text has no token to score.
+    """
+    time, end = model.config.context, tokenizer.special_tokens.get(END_OF_TEXT)
+    texts = data.documents(text) if end is not None else [data.without_outer_separators(text)]
+    around = [np.array([end])] if end is not None else []
+    closing = around if len(texts) > 1 else []
+    streams = [np.concatenate([*around, tokenizer.encode(one), *closing]).astype(np.int64) for one in texts]
+    windows = [window for number, ids in enumerate(streams) for window in _windows(number, len(ids), time)]
+    if not windows:
+        raise NanoEulerError(f"the text has {sum(map(len, streams))} tokens, expected at least 2")
+    bits = [np.zeros(len(ids)) for ids in streams]
+    for at in follow(range(0, len(windows), rows)):
+        some = windows[at : at + rows]
+        inputs, targets = np.zeros((len(some), time), np.int64), np.full((len(some), time), -1, np.int64)
+        for row, (number, start, first, stop) in enumerate(some):
+            ids = streams[number][start:stop]
+            inputs[row, : len(ids) - 1] = ids[:-1]
+            targets[row, first - start - 1 : len(ids) - 1] = ids[first - start :]
+        nats = model.losses(inputs, targets)
+        for row, (number, start, first, stop) in enumerate(some):
+            bits[number][first:stop] = nats[row, first - start - 1 : stop - start - 1] / math.log(2)
+    ids, bits = (np.concatenate([one[1:] for one in parts]) for parts in (streams, bits))
+    size = int(np.asarray(tokenizer.token_lengths)[ids].sum())
+    return Scored(ids, bits, size, len(texts))
+
+
+def _windows(number, length, time):
+    """Windows of a document: its number, where the window starts, the first token that it scores, where it stops."""
+    first, stop = 1, min(length, time + 1)
+    while first < length:
+        yield number, max(0, stop - time - 1), first, stop
+        first, stop = stop, min(length, stop + max(1, time // 2))
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 1rem/1.6 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto; padding: 0 1rem }}
+div {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+.b1 {{ background: #e6a80033 }} .b2 {{ background: #e6a80077 }}
+.b3 {{ background: #e0600088 }} .b4 {{ background: #d0200099 }}
+hr {{ border: 0; border-top: 1px solid }}
+</style>
+<h1>{title}</h1>
+<p>{facts}</p>
+<p>A mark says what a token costs: <span class="b1">from 2 bits</span> <span class="b2">4</span>
+<span class="b3">7</span> <span class="b4">11</span>. Point at one for its number.{cut}</p>
+<div>{text}</div>
+</html>
+"""
+
+
+def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
+    """An HTML page of a text with its dear tokens marked, the first `SHOWN` of them. title, facts: plain text."""
+    parts, characters, pending = [], codecs.getincrementaldecoder("utf-8")("replace"), 0.0
+    for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
+        pending += bits
+        if token == tokenizer.special_tokens.get(END_OF_TEXT):
+            piece, end = (
+                characters.decode(b"", final=True),
+                f'<hr title="end of the document, {bits:.1f} bits">',
+            )
+        else:
+            piece, end = characters.decode(tokenizer.token_bytes[token]), ""
+        if piece:  # tokens that are parts of a character are marked together
+            level = sum(pending >= least for least in LEVELS)
+            shown = html.escape(printable(piece))
+            parts.append(
+                f'<span class="b{level}" title="{pending:.1f} bits">{shown}</span>' if level else shown
+            )
+        if piece or end:
+            pending = 0.0
+        parts.append(end)
+    cut = f" The first {SHOWN:,} of {len(scored.ids):,} tokens are shown." if len(scored.ids) > SHOWN else ""
+    title, facts = html.escape(printable(title)), html.escape(printable(facts))
+    return PAGE.format(title=title, facts=facts, cut=cut, text="".join(parts))
