@@ -85,20 +85,20 @@ def said(error: AssertionError) -> str:
     if not (same := SAME.search(line)):
         return line
     frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
-    difference = "by less than these digits show"
-    with contextlib.suppress(Exception):  # the numbers stand in the assertion's own text
+    names, numbers, difference = frame.f_globals | frame.f_locals, [], "by less than these digits show"
+    with contextlib.suppress(Exception):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-        texts = [
-            n.msg for n in ast.walk(tree) if isinstance(n, ast.Assert) and n.lineno <= number <= n.end_lineno
+        inside = [
+            n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= number <= n.end_lineno
         ]
-        shown = [part for part in ast.walk(texts[-1]) if isinstance(part, ast.FormattedValue)]
-        numbers = {}
-        for part in shown:
-            format_, names = ast.unparse(ast.JoinedStr([part])), frame.f_globals | frame.f_locals
-            if eval(format_, names) == same[1]:
-                numbers[ast.unparse(part.value)] = float(eval(ast.unparse(part.value), names))
-        first, second = numbers.values()
-        difference = f"by {abs(first - second):.0e}"
+        for part in ast.walk(inside[-1]):  # the numbers stand in a text of the function that failed
+            with contextlib.suppress(Exception):
+                if (
+                    isinstance(part, ast.FormattedValue)
+                    and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]
+                ):
+                    numbers.append(float(eval(ast.unparse(part.value), names)))
+        difference = f"by {max(numbers) - min(numbers):.0e}" if len(set(numbers)) > 1 else difference
     return f"{line[: same.end()]} (off {difference}){line[same.end() :]}"
 
 

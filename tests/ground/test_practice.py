@@ -96,6 +96,13 @@ def test_equal_digits_are_told_apart():
     assert line.startswith("y[0] is 0.1250, expected 0.1250 (off by 3e-06): a norm")
     assert verdict(check_near, 0.25).startswith("y[0] is 0.2500, expected 0.1250: a norm")
 
+    def check_raises(x):
+        wrong = f"it is {x:.2f}, expected {1.5:.2f}, in float32"
+        if x != 1.5:
+            raise AssertionError(wrong)
+
+    assert verdict(check_raises, 1.50001) == "it is 1.50, expected 1.50 (off by 1e-05), in float32"
+
     def check_hidden(x):
         raise AssertionError("it is 1.5, expected 1.5")
 

@@ -1,0 +1,473 @@
+"""Right answers to gaps, written as the book does not: in loops, with lists, einsum, keywords.
+
+A class for each chapter, a function for each gap; KERNELS has the bodies of CUDA functions. `gap_runs.py NN other`
+runs a chapter on them. A gap without one gets the book's answer, which takes its arguments by the names in the stub
+and gives lists where the book gives arrays.
+"""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+
+class Chapter00:
+    def my_surprise(p):
+        return [-math.log2(x) for x in np.ravel(p)] if np.ndim(p) else math.log(1 / p, 2)
+
+    def my_frequency_bits(train, valid):
+        counts, total = Counter(list(train)), 0.0
+        for byte in valid:
+            total -= math.log2((counts[byte] + 1) / (len(train) + 256))
+        return total / len(valid)
+
+    def my_embed_forward(tokens, table):
+        B, T = tokens.shape
+        x = np.zeros((B, T, table.shape[1]), table.dtype)
+        for b in range(B):
+            for t in range(T):
+                x[b, t] = table[tokens[b, t]]
+        return x, (tokens, table.shape)
+
+    def my_embed_backward(dx, saved):
+        tokens, shape = saved
+        B, T = tokens.shape
+        dtable = np.zeros(shape, dx.dtype)
+        for b in range(B):
+            for t in range(T):
+                dtable[tokens[b, t]] += dx[b, t]
+        return dtable
+
+    def my_mean_embed_backward(dx, saved):
+        tokens, (V, _) = saved
+        seen = (np.asarray(tokens)[:, :, None] == np.arange(V)).sum(axis=1)
+        return (np.einsum("bv,bd->vd", seen, dx) / tokens.shape[1]).astype(dx.dtype)
+
+    def my_peeks(predict):
+        text = b"Murr has the marzipan."
+        for i in range(len(text)):
+            for other in (text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :], text[:i] + bytes(len(text) - i)):
+                for old, new in zip(predict(text)[: i + 1], predict(other)[: i + 1], strict=True):
+                    if list(old) != list(new):
+                        return 1
+        return 0
+
+    def my_bigram_bits(train, valid):
+        after = {}
+        for a, b in pairwise(train):
+            after.setdefault(a, []).append(b)
+        bits = [8.0]
+        for a, b in pairwise(valid):
+            bits.append(-math.log2((after.get(a, []).count(b) + 1) / (len(after.get(a, [])) + 256)))
+        return np.float64(math.fsum(bits)) / len(valid)
+
+
+class Chapter01:
+    def my_count_pairs(words):
+        counts = {}
+        for word in words:
+            for i in range(len(word) - 1):
+                counts[word[i], word[i + 1]] = counts.get((word[i], word[i + 1]), 0) + 1
+        return counts
+
+    def my_merge_pair(ids, pair, new):
+        rest, made = list(ids)[::-1], []
+        while rest:
+            made.append(rest.pop())
+            if rest and (made[-1], rest[-1]) == tuple(pair):
+                rest.pop()
+                made[-1] = new
+        return made
+
+    def my_encode_word(word, merges):
+        ids, new = [*word], {pair: 256 + i for i, pair in enumerate(map(tuple, merges))}
+        while known := [(new[p], i) for i, p in enumerate(pairwise(ids)) if p in new]:
+            _, at = min(known)
+            ids[at : at + 2] = [min(known)[0]]
+        return ids
+
+    def my_number_of_spellings(word, vocabulary):
+        ways = [1] + [0] * len(word)
+        for end in range(1, len(word) + 1):
+            for token in vocabulary:
+                if token and word[:end].endswith(token):
+                    ways[end] += ways[end - len(token)]
+        return ways[-1]
+
+
+class Chapter02:
+    def my_pair_counts(words):
+        counts = Counter()
+        for word, times in words.items():
+            counts.update(Counter({pair: n * times for pair, n in Counter(pairwise(word)).items()}))
+        return counts
+
+    def my_merge_word(word, pair, new):
+        merged, i = [], 0
+        while i < len(word):
+            hit = tuple(word[i : i + 2]) == tuple(pair)
+            merged.append(new if hit else word[i])
+            i += 1 + hit
+        before, after = Counter(pairwise(word)), Counter(pairwise(merged))
+        return merged, list((before - after).elements()), list((after - before).elements())
+
+    def my_merge_by_rank(ids, id_of_pair):
+        ids = list(ids)
+        while ids[1:]:
+            new, at = min((id_of_pair.get(p, math.inf), i) for i, p in enumerate(pairwise(ids)))
+            if new == math.inf:
+                break
+            ids = ids[:at] + [new] + ids[at + 2 :]
+        return ids
+
+    def my_hit_rate(pieces, size):
+        cache, hits = [], 0
+        for piece in pieces:
+            if piece in cache:
+                hits += 1
+                continue
+            if len(cache) == size:
+                cache = []
+            cache += [piece]
+        return hits / len(pieces)
+
+
+class Chapter03:
+    def my_cross_entropy(q, p):
+        return math.fsum(-a * math.log2(b) for a, b in zip(q, p, strict=True) if a > 0)
+
+    def my_bits_per_byte(nats, lengths):
+        return math.fsum(float(n) for n in nats) / math.log(2) / sum(int(n) for n in lengths)
+
+    def my_next_probs(counts, context, strength, V):
+        if not context:
+            below = [1 / V] * V
+        else:
+            below = Chapter03.my_next_probs(counts, context[1:], strength, V)
+        seen = counts.get(tuple(context), {})
+        seen = dict(seen) if isinstance(seen, dict) else dict(enumerate(seen))
+        total = sum(seen.values())
+        return [(seen.get(v, 0) + strength * below[v]) / (total + strength) for v in range(V)]
+
+    def my_mixture_bits(bits_a, bits_b):
+        bits, a, b = [], 1.0, 1.0
+        for x, y in zip(bits_a, bits_b, strict=True):
+            p, q = 2.0**-x, 2.0**-y
+            bits.append(-math.log2((a * p + b * q) / (a + b)))
+            a, b = a * p / max(p, q), b * q / max(p, q)
+            a, b = a / max(a, b), b / max(a, b)
+        return bits
+
+    def my_difference(bits_a, bits_b, sizes):
+        bits_a, bits_b, sizes = (list(map(float, x)) for x in (bits_a, bits_b, sizes))
+        S, total = len(sizes), sum(sizes)
+        mean = (sum(bits_b) - sum(bits_a)) / total
+        rests = [b - a - mean * n for a, b, n in zip(bits_a, bits_b, sizes, strict=True)]
+        return [mean, math.sqrt(S / (S - 1) * sum(r * r for r in rests)) / total]
+
+
+class Chapter04:
+    def my_linear_backward(dy, saved):
+        x, w = saved
+        return np.einsum("...o,io->...i", dy, w), np.einsum(
+            "ni,no->io", x.reshape(-1, len(w)), dy.reshape(-1, w.shape[1])
+        )
+
+    def my_cross_entropy_forward(logits, targets):
+        rows, losses = logits.reshape(-1, logits.shape[-1]), []
+        for u, a in zip(rows, np.ravel(targets), strict=True):
+            top = u.max()
+            losses.append(top + np.log(np.exp(u - top).sum()) - u[a] if a >= 0 else 0 * top)
+        return np.array(losses, logits.dtype).reshape(np.shape(targets)), {
+            "logits": logits,
+            "targets": targets,
+        }
+
+    def my_cross_entropy_backward(dlosses, saved):
+        logits, targets = (saved["logits"], saved["targets"]) if isinstance(saved, dict) else saved[:2]
+        dlogits = np.zeros_like(logits)
+        for n in np.ndindex(np.shape(targets)):
+            if targets[n] >= 0:
+                p = np.exp(logits[n] - logits[n].max())
+                p /= p.sum()
+                p[targets[n]] -= 1
+                dlogits[n] = dlosses[n] * p
+        return dlogits
+
+    def my_temperature_backward(dlosses, logits, targets, tau):
+        dlogits, dtau = np.zeros_like(logits), 0.0
+        for n, (d, u, a) in enumerate(zip(dlosses, logits, targets, strict=True)):
+            if a < 0:
+                continue
+            p = np.exp((u - u.max()) / tau)
+            p /= p.sum()
+            for v in range(len(u)):
+                slope = d * (p[v] - (v == a))
+                dlogits[n, v] = slope / tau
+                dtau -= slope * u[v] / tau**2
+        return dlogits, dtau
+
+
+class Chapter05:
+    def my_gradient(f, x, h=1e-5):
+        slopes = []
+        for i in np.ndindex(x.shape):
+            kept, ends = x[i], []
+            for sign in (1, -1):
+                x[i] = kept + sign * h
+                ends.append(f())
+            x[i] = kept
+            slopes.append((ends[0] - ends[1]) / (2 * h))
+        return np.array(slopes).reshape(x.shape)
+
+    def my_verdict(a, n, rtol=1e-6, atol=1e-12):
+        a, n = np.asarray(a), np.asarray(n)
+        if a.shape != n.shape:
+            return False
+        pairs = zip(a.ravel().tolist(), n.ravel().tolist(), strict=True)
+        return all(abs(x - y) <= rtol * max(abs(x), abs(y)) + atol for x, y in pairs)
+
+
+class Chapter06:
+    def my_attention_forward(q, k, v):
+        B, H, T, C = q.shape
+        per = H // k.shape[1]
+        y, p = np.zeros_like(q), np.zeros((B, H, T, T), q.dtype)
+        for b, h, i in np.ndindex(B, H, T):
+            s = np.array([q[b, h, i] @ k[b, h // per, j] for j in range(i + 1)]) / math.sqrt(C)
+            e = np.exp(s - s.max())
+            p[b, h, i, : i + 1] = e / e.sum()
+            for j in range(i + 1):
+                y[b, h, i] += p[b, h, i, j] * v[b, h // per, j]
+        return y, {"p": p, "q": q, "k": k, "v": v}
+
+    def my_attention_backward(dy, saved):
+        q, k, v = (
+            np.asarray(x) for x in (saved if not isinstance(saved, dict) else [saved[n] for n in "qkv"])[:3]
+        )
+        B, H, T, C = dy.shape
+        q, k, v = (x.reshape(B, -1, T, C) for x in (q, k, v))
+        per = H // k.shape[1]
+        kk, vv = np.repeat(k, per, axis=1), np.repeat(v, per, axis=1)
+        s = np.einsum("bhic,bhjc->bhij", q, kk) / math.sqrt(C)
+        s = np.where(np.tri(T, dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        dp = np.einsum("bhic,bhjc->bhij", dy, vv)
+        ds = p * (dp - np.einsum("bhij,bhij->bhi", dp, p)[..., None]) / math.sqrt(C)
+        dk, dv = np.einsum("bhij,bhic->bhjc", ds, q), np.einsum("bhij,bhic->bhjc", p, dy)
+        dk, dv = (x.reshape(B, -1, per, T, C).sum(axis=2).astype(dy.dtype) for x in (dk, dv))
+        return [np.einsum("bhij,bhjc->bhic", ds, kk).astype(dy.dtype), dk, dv]
+
+    def my_reach(probs):
+        T = probs.shape[-1]
+        far = [[abs(i - j) for j in range(T)] for i in range(T)]
+        return np.einsum("...ij,ij->...", probs, np.array(far)) / T
+
+
+class Chapter07:
+    def my_rope_forward(x, cos, sin):
+        y, half = np.empty_like(x), x.shape[-1] // 2
+        for t in range(x.shape[-2]):
+            for j in range(half):
+                a, b = x[..., t, j], x[..., t, half + j]
+                y[..., t, j] = a * cos[t, j] - b * sin[t, j]
+                y[..., t, half + j] = a * sin[t, j] + b * cos[t, j]
+        return y, (cos, sin)
+
+    def my_rope_backward(dy, saved):
+        cos, sin = saved
+        z = (dy[..., : cos.shape[1]] + 1j * dy[..., cos.shape[1] :]) * (cos - 1j * sin)
+        return np.concatenate([z.real, z.imag], axis=-1).astype(dy.dtype)
+
+
+class Chapter08:
+    def my_rmsnorm(x, gain, eps=1e-5):
+        rstd = np.array(
+            [1 / np.sqrt(np.vdot(r, r) / r.size + eps) for r in x.reshape(-1, x.shape[-1])], x.dtype
+        )
+        rstd = rstd.reshape(*x.shape[:-1], 1)
+        normed = x * rstd
+        return np.einsum("...d,d->...d", normed, gain), (normed, rstd, gain)
+
+    def my_rmsnorm_backward(dy, saved):
+        normed, rstd, gain = saved
+        D, dx, dgain = len(gain), np.empty_like(dy), np.zeros_like(gain, dtype=dy.dtype)
+        for i in np.ndindex(dy.shape[:-1]):
+            g = dy[i] * gain
+            dx[i] = rstd[i] * (g - normed[i] * (g @ normed[i]) / D)
+            dgain += dy[i] * normed[i]
+        return [dx, dgain]
+
+
+class Chapter09:
+    def my_swiglu(gate, up):
+        sigmoid = 0.5 * (1 + np.tanh(0.5 * gate))
+        return np.multiply(np.multiply(gate, sigmoid), up), (gate, up, sigmoid)
+
+    def my_swiglu_backward(dy, saved):
+        gate, up, sigmoid = saved
+        dgate, dup = np.empty_like(gate), np.empty_like(up)
+        for i in np.ndindex(gate.shape):
+            g, s = gate[i], sigmoid[i]
+            dup[i] = dy[i] * g * s
+            dgate[i] = dy[i] * up[i] * s * (1 + g * (1 - s))
+        return [dgate, dup]
+
+    def my_units_needed(h, share):
+        needed = []
+        for row in h:
+            squares, total, n = sorted((float(x) ** 2 for x in row), reverse=True), 0.0, 0
+            whole = math.fsum(squares)
+            while total < share * whole * (1 - 1e-12) and n < len(squares):
+                total, n = total + squares[n], n + 1
+            needed.append(n)
+        return needed
+
+
+class Chapter10:
+    def my_loss_scale(targets, weights):
+        scale = []
+        for k, weight in enumerate(weights):
+            valid = sum(1 for row in targets for t in row if t[k] != -1)
+            scale.append(float(weight) / valid if valid else 0.0)
+        return scale
+
+
+class Chapter11:
+    def my_adamw_step(p, g, m, v, step, rate, beta1, beta2, eps, decay):
+        m, v = m + (1 - beta1) * (g - m), v + (1 - beta2) * (np.square(g) - v)
+        up, down = m / (1 - beta1**step), np.sqrt(v / (1 - beta2**step)) + eps
+        return [p - rate * decay * p - rate * up / down, m, v]
+
+    def my_learning_rate(step, config):
+        c = config
+        if step + 1 <= c.warmup:
+            return c.rate * ((step + 1) / c.warmup)
+        done = min((step - c.warmup) / max(c.steps - c.warmup, 1), 1)
+        return c.rate * c.rate_end + c.rate * (1 - c.rate_end) * math.cos(math.pi / 2 * done) ** 2
+
+    def my_noise_scale(each):
+        n, mean = len(each), np.mean(each, axis=0)
+        spread = sum(float((g - mean) @ (g - mean)) for g in each) / (n - 1)
+        return spread / (float(mean @ mean) - spread / n)
+
+
+class Chapter12:
+    def my_exposure(scores, secret):
+        own, above = np.asarray(scores)[secret], 0
+        for score in np.ravel(scores):
+            above += bool(score > own)
+        return math.log2(np.size(scores)) - math.log2(above + 1)
+
+
+class Chapter13:
+    def my_swiglu(hidden, sigmoid, gate_up):
+        gate, up = np.split(gate_up, 2, axis=1)
+        sigmoid[...] = 0.5 * (1 + np.tanh(0.5 * gate))
+        for n in range(len(gate)):
+            hidden[n] = gate[n] * sigmoid[n] * up[n]
+
+    def my_running_lse(pieces):
+        total = None
+        for piece in pieces:
+            for column in piece.T:
+                total = column.copy() if total is None else np.logaddexp(total, column)
+        return total
+
+
+class Chapter14:
+    def my_keep_top_p(p, threshold):
+        keep = np.zeros(p.shape, bool)
+        for i in np.ndindex(p.shape[:-1]):
+            total = 0.0
+            for v in sorted(range(p.shape[-1]), key=lambda v: -p[i][v]):
+                keep[i][v] = True
+                total += p[i][v]
+                if total >= threshold:
+                    break
+        return keep
+
+    def my_cached_attention(q, k, v, keys, values):
+        keys, values = np.concatenate([keys, k], axis=2), np.concatenate([values, v], axis=2)
+        B, H, m, C = q.shape
+        per, n = H // k.shape[1], keys.shape[2] - m
+        y = np.empty_like(q)
+        for b, h, i in np.ndindex(B, H, m):
+            s = keys[b, h // per, : n + i + 1] @ q[b, h, i] / math.sqrt(C)
+            e = np.exp(s - s.max())
+            y[b, h, i] = (e / e.sum()) @ values[b, h // per, : n + i + 1]
+        return [y, keys, values]
+
+
+class Chapter15:
+    def my_scores(q, keys):
+        B, H, m, C = q.shape
+        scores = np.empty((B, H, m, keys.shape[2]), q.dtype)
+        for h in range(H):
+            scores[:, h] = np.einsum("bmc,bnc->bmn", q[:, h], keys[:, h * keys.shape[1] // H]) / math.sqrt(C)
+        return scores
+
+
+class Chapter16:
+    def my_rule(p, q, token):
+        rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+        whole = math.fsum(rest)
+        return min(1.0, float(p[token] / q[token])), [r / whole for r in rest] if whole > 0 else list(p)
+
+    def my_sizes(rates):
+        sizes, reached = [], 1.0
+        for rate in rates:
+            sizes.append(reached * (1 - rate))
+            reached *= rate
+        return [*sizes, reached]
+
+
+class Chapter17:
+    def my_heun(f, x, h):
+        here = f(x)
+        there = f(x + h * here)
+        return x + (h / 2) * here + (h / 2) * there
+
+
+class Chapter20:
+    def my_counted(ids, assistant, end):
+        counted, speaking = [], False
+        for token in ids:
+            counted.append(speaking)
+            speaking = token == assistant or (speaking and token != end)
+        return counted
+
+
+class Chapter29:
+    def my_lot(x, draws):
+        bits = np.asarray(x, np.float32).view(np.uint32)
+        return ((bits.astype(np.uint64) + draws) >> np.uint64(16)).astype(np.uint16)
+
+
+class Chapter31:
+    def my_groups(n, pairs):
+        least = list(range(n))
+        for _ in range(n):
+            for i, j in pairs:
+                least[i] = least[j] = min(least[i], least[j])
+        return least
+
+
+class ChapterA2:
+    def my_newton_schulz(u):
+        a, b, c = 3.4445, -4.7750, 2.0315
+        x = u / (np.sqrt(np.einsum("rc,rc->", u, u)) + 1e-7)
+        for _ in range(5):
+            s = np.einsum("rc,sc->rs", x, x)
+            x = a * x + (b * s + c * (s @ s)) @ x
+        return x.astype(u.dtype)
+
+
+KERNELS = {
+    "my_vector_add": """
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+    *(c + i) = a[i] + b[i];
+  }""",
+}
