@@ -1,5 +1,6 @@
 """Chapter 11: its checks accept the right answer and reject wrong ones by name; its stored results are its own."""
 
+import inspect
 import json
 import math
 
@@ -52,6 +53,10 @@ WRONG = {
         "goes on after the end": ("min(done, 1.0)", "done"),
         "ends at 0": ("config.rate_end + (1 - config.rate_end) * 0.5", "0.5"),
         "a whole cosine": ("math.pi * min", "2 * math.pi * min"),
+        "a wiggle that keeps the ends, the middle and a third": (
+            "return config.rate * (\n",
+            "return config.rate * (0.01 * math.sin(6 * math.pi * min(done, 1.0)) + \n",
+        ),
     },
 }
 
@@ -169,6 +174,12 @@ def one_call_test(f):
     )
 
 
+def by_keyword(f):
+    """As the page itself calls its rules."""
+    names = list(inspect.signature(adamw_by_powers).parameters)
+    return one_call_test(lambda *given: f(**dict(zip(names, given, strict=True))))
+
+
 OTHERS = {
     "largest_curvature": [curvature_by_rayleigh, curvature_by_sides],
     "adamw_step": [adamw_by_powers, adamw_by_lists],
@@ -179,7 +190,7 @@ OTHERS = {
     ],
     "limit": [lambda curvature, beta: 2 / curvature + 2 * beta / curvature,
               lambda curvature, beta: np.float64(2 + 2 * beta) / curvature],
-    "test": [hand_test, one_call_test, same_gradient_test],
+    "test": [hand_test, one_call_test, by_keyword],
     "noise_scale": [
         lambda each: (np.var(each, axis=0, ddof=1).sum())
         / (np.sum(each.mean(axis=0) ** 2) - np.var(each, axis=0, ddof=1).sum() / len(each)),
@@ -229,7 +240,7 @@ ACCEPTED_ONCE = {
     },
     "test": {"looks at p alone": lambda f: bool(
         np.allclose(f(1.0, 2.0, 0.0, 0.0, 1, 0.1, 0.9, 0.99, 1e-8, 0.1)[0], 1 - 0.01 - 0.1)
-    )},
+    ), "one gradient twice, p alone": same_gradient_test},
     "limit": {"NaN": lambda curvature, beta: math.nan, "3% too large": lambda c, beta: 2.06 * (1 + beta) / c},
 }  # fmt: skip
 test_wrong_answers_that_were_once_accepted = rejects(
