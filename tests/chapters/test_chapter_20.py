@@ -34,6 +34,10 @@ WRONG_COUNTED = {
     "a half for each": lambda *given: np.where(counted(*given), 0.5, 0.0),
     "a part": lambda *given: counted(*given)[:-1],
     "nothing": lambda *given: (),
+    "every end but the first counts": lambda ids, assistant, end: np.append(
+        False, counted(ids, assistant, end)[1:] | (ids[1:] == end)
+    ),
+    "a reply needs its end": lambda ids, assistant, end: counted(ids, assistant, end) & (end in ids[-1:]),
     "markers are the largest ids": lambda ids, assistant, end: counted(ids, max(ids), end),
 }
 
