@@ -37,6 +37,7 @@ WRONG_DRAWS = {
     "a forbidden token beyond the last sum": dict(last=lambda p: p.shape[-1] - 1),
     "the first r for all rows": dict(one=True),
     "probabilities not summed": dict(sums=lambda p: p),
+    "compared in float32": dict(passed=lambda sums, r: sums.astype("f4") <= r.astype("f4")),
     "counted from the other end": dict(passed=np.greater),
     "summed over rows and columns": dict(sums=lambda p: np.cumsum(p).reshape(p.shape)),
 }
@@ -62,7 +63,20 @@ WRONG_TOP_P = {
 }
 
 
-def cached(q, k, v, keys, values, start=None, groups=np.repeat, scale=True, order=1, itself=1, longer=True):
+def cached(
+    q,
+    k,
+    v,
+    keys,
+    values,
+    start=None,
+    groups=np.repeat,
+    scale=True,
+    order=1,
+    itself=1,
+    longer=True,
+    shift=True,
+):
     """Attention with a cache, with one thing wrong, if asked."""
     H, G, m, C = q.shape[1], k.shape[1], *q.shape[2:]
     n = keys.shape[2] if start is None else start
@@ -75,8 +89,8 @@ def cached(q, k, v, keys, values, start=None, groups=np.repeat, scale=True, orde
     scores = q @ serve(new_keys).swapaxes(-1, -2) / math.sqrt(H / G if scale == "H/G" else C if scale else 1)
     places = np.arange(new_keys.shape[2])
     scores = np.where(places < np.arange(n, n + m)[:, None] + itself, scores, -np.inf)
-    with np.errstate(invalid="ignore"):
-        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore", over="ignore"):
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True) if shift else scores)
         y = e / e.sum(axis=-1, keepdims=True) @ serve(new_values)
     return y, *((new_keys, new_values) if longer else (keys, values))
 
@@ -91,6 +105,7 @@ WRONG_CACHED = {
     "the position itself hidden": dict(itself=0),
     "one future position read": dict(itself=2),
     "the cache does not grow": dict(longer=False),
+    "exp of scores that overflow": dict(shift=False),
 }
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
