@@ -84,6 +84,10 @@ One of $a.b$ words, with `code. Here` and
 $$
 x = y.
 $$
+One and a half:
+$$
+x
+$$
 Two (of 3.5 parts). "Three?" four
 
 * Five
@@ -106,7 +110,7 @@ Folded.
 
 def test_sentences_end_where_a_reader_sees_it():
     assert count.sentences(SAID) == [
-        "One of X words, with X and X.", "Two (of 3.5 parts).", '"Three?" four', "Five", "six, seven X", "A caption.",
+        "One of X words, with X and X.", "One and a half: X.", "Two (of 3.5 parts).", '"Three?" four', "Five", "six, seven X", "A caption.",
         "Of two.",
     ]  # fmt: skip
 

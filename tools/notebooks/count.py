@@ -90,6 +90,8 @@ def prose(source: str, captions: bool = False, sign: str = " ") -> str:
 
     def formula(match):
         ends = next(filter(None, match.groups()[::-1])).rstrip().endswith(".")  # inside it, a sentence
+        displayed = "$$" in match[0] or "\\begin" in match[0]  # behind it a capital begins another one
+        ends = ends or (displayed and match.string[match.end() :].lstrip()[:1].isupper())
         return f" {sign}. " if ends and sign.strip() else f" {sign} "
 
     text = FORMULA.sub(formula, MARKUP.sub(" ", BOX.sub(box, source)))
