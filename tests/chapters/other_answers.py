@@ -135,20 +135,18 @@ class Chapter02:
 
 class Chapter03:
     def my_cross_entropy(q, p):
-        return math.fsum(-a * math.log2(b) for a, b in zip(q, p, strict=True) if a > 0)
+        return sum(-a * math.log2(b) if b else math.inf for a, b in zip(q, p, strict=True) if a > 0)
 
     def my_bits_per_byte(nats, lengths):
         return math.fsum(float(n) for n in nats) / math.log(2) / sum(int(n) for n in lengths)
 
     def my_next_probs(counts, context, strength, V):
-        if not context:
-            below = [1 / V] * V
-        else:
-            below = Chapter03.my_next_probs(counts, context[1:], strength, V)
+        below = Chapter03.my_next_probs(counts, context[1:], strength, V) if context else [1 / V] * V
         seen = counts.get(tuple(context), {})
-        seen = dict(seen) if isinstance(seen, dict) else dict(enumerate(seen))
-        total = sum(seen.values())
-        return [(seen.get(v, 0) + strength * below[v]) / (total + strength) for v in range(V)]
+        if not seen:
+            return below
+        rest, total = strength * len(seen), sum(seen.values())
+        return [(seen.get(v, 0) + rest * below[v]) / (total + rest) for v in range(V)]
 
     def my_mixture_bits(bits_a, bits_b):
         bits, a, b = [], 1.0, 1.0

@@ -54,6 +54,7 @@ def test_wrong_quotient_is_rejected(chapter, order, wrong):
     assert rejected(chapter.check_gradient, lambda f, x, h: gradient(f, x, h, **wrong), order)
 
 
+DEFINED = lambda a, n: 1e-6 * np.maximum(abs(a), abs(n)) + 1e-12
 WRONG_VERDICT = {
     "always right": lambda a, n: True,
     "always wrong": lambda a, n: False,
@@ -61,6 +62,8 @@ WRONG_VERDICT = {
     "absolute": lambda a, n: a.shape == n.shape and bool(np.all(abs(a - n) <= 1e-6)),
     "in norm": lambda a, n: a.shape == n.shape and np.linalg.norm(a - n) <= 1e-6 * np.linalg.norm(n),
     "nan passes": lambda a, n: a.shape == n.shape and not np.any(abs(a - n) > 1e-6 * abs(n) + 1e-12),
+    "lengths for shapes": lambda a, n: len(a) == len(n) and bool(np.all(abs(a - n) <= DEFINED(a, n))),
+    "a row for its rows": lambda a, n: (a - n).shape == a.shape and bool(np.all(abs(a - n) <= DEFINED(a, n))),
     "shapes broadcast": lambda a, n: bool(np.all(abs(a - n) <= 1e-6 * abs(n) + 1e-12)),
     "the mean of the errors": lambda a, n: a.shape == n.shape and np.mean(abs(a - n)) <= 1e-6 * abs(n).mean(),
     "signs ignored": lambda a, n: (
@@ -175,7 +178,11 @@ def by_numpy(m, w, rho, tolerance, chance):
 OTHERS = {
     "check_verdict": [within, by_worst],
     "check_one_sided": [one_sided_by_extrapolation, one_sided_by_parabola],
-    "check_steps": [lambda: (0.1136, 0.2272), lambda: [math.cbrt(3 / 2048), np.float64(3 / 256) ** (1 / 3)]],
+    "check_steps": [
+        lambda: (0.1136, 0.2272),
+        lambda: (0.1, 0.25),
+        lambda: [math.cbrt(3 / 2048), np.float64(3 / 256) ** (1 / 3)],
+    ],
     "check_diagnosis": [lambda: dict(zip(("four", "three", "two", "one"), "BACD", strict=True))] * 2,
     "check_directions": [counted_up, by_numpy],
 }

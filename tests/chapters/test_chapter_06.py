@@ -251,9 +251,10 @@ def reach_by_means(probs):
 
 OTHERS = {
     "check_sink": [(sink_as_a_column, sink_as_a_column_backward), (sink_by_loops, sink_by_loops_backward)],
+    "check_swap": [lambda: ([2, 3, 4, 5], frozenset(range(2, 9)))],
     "check_reach": [reach_by_loops, reach_by_means],
     "check_diagnosis": [
-        lambda: ((1, 1, 1, 2, 2), (1, 2, 1, 1, 1)),
+        lambda: [[1, 1, 1, 2, 2], (1, 2, 1, 1, 1)],
         lambda: ((6, 6, 6, 6, 6), (3, 3, 1, 1, 6)),
     ],
 }

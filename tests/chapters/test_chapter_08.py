@@ -183,6 +183,7 @@ OTHERS = {
     "check_partial": [partial_by_jacobian, partial_by_mask],
     "check_inputs": [lists_for_bugs, equal_gains_for_bugs],
     "check_factors": [
+        lambda: {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
         lambda: {"gain": (10.0, 10.0, 1.0), "x": (1.0, 1 / 10, 1.0)},
         lambda: {"x": tuple(np.array([1, 0.1, 1])), "gain": tuple(np.array([10, 10, 1]))},
     ],
@@ -226,7 +227,6 @@ WRONG_INPUTS = {
 
 
 NOT_SIX_NUMBERS = {
-    "lists of factors": lambda: {"x": [1, 0.1, 1], "gain": [10, 10, 1]},
     "NaN": lambda: {"x": (1, math.nan, 1), "gain": (10, 10, 1)},
     "arrays of factors": lambda: {"x": (np.ones(7), 0.1 * np.ones(7), np.ones(7)), "gain": (10, 10, 1)},
 }

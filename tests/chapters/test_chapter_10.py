@@ -225,7 +225,7 @@ def rows_as_differences(bug):
 
 
 OTHERS = {
-    "check_right_rows": [rows_by_the_walk, rows_as_differences],
+    "check_right_rows": [rows_by_the_walk, rows_as_differences, lambda bug: list(rows_by_the_walk(bug))],
     "check_tied_backward": [tied_by_loops, tied_by_one_hot],
     "check_test": [by_perturbation, formula_test, by_reference, along_directions, hand_numbers],
     "check_longest_row": [longest_by_walking, longest_from_above],
@@ -281,7 +281,7 @@ WRONG = {
     "longest: a float": ("check_longest_row", lambda budget: float(longest_by_walking(budget))),
     "longest: one too many": ("check_longest_row", lambda budget: longest_by_walking(budget) + 1),
     "longest: nan": ("check_longest_row", lambda budget: np.nan),
-    "rows: lists": ("check_right_rows", lambda bug: list(rows_by_the_walk(bug))),
+    "rows: text": ("check_right_rows", lambda bug: " ".join(rows_by_the_walk(bug))),
     "rows: empty": ("check_right_rows", lambda bug: set()),
 }
 
