@@ -224,7 +224,7 @@ class Chapter05:
         if a.shape != n.shape:
             return False
         pairs = zip(a.ravel().tolist(), n.ravel().tolist(), strict=True)
-        return all(abs(x - y) <= rtol * max(abs(x), abs(y)) + atol for x, y in pairs)
+        return all(math.isfinite(x - y) and abs(x - y) <= rtol * max(abs(x), abs(y)) + atol for x, y in pairs)
 
 
 class Chapter06:

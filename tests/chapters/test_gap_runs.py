@@ -1,6 +1,7 @@
 """Whatever a reader writes into the gaps, the chapter runs to its last cell; and no check takes junk for an answer.
 
-Each run is a process (gap_runs.py). By default one chapter of Python and one of kernels is run; --slow runs all.
+Each run is a process (gap_runs.py). By default one chapter of Python and one of kernels is run, and four with right
+answers written in another way (other_answers.py); --slow runs all, since they take a quarter of an hour of a processor.
 """
 
 import functools
@@ -14,10 +15,17 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
 import gap_runs
+import other_answers
 from gap_runs import MODES, ROOT, changed, junk_for, kernel_text
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 QUICK = {"A1_cpu_runtime"}
+SOON = {
+    "00_start_here",
+    "01_bytes_and_pairs",
+    "05_checking_gradients",
+    "08_residual_stream",
+}  # in another way
 KERNELS = {name for name in CHAPTERS if "23" <= name[:2] <= "29" or name.startswith("A1")}
 
 
@@ -38,13 +46,13 @@ def run(name: str, mode: str) -> dict:
 
 
 @each_chapter
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "other"])
 def test_the_last_cell_is_reached(name, mode):
     assert run(name, mode)["errors"] == {}
 
 
 @each_chapter
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "right"])
+@pytest.mark.parametrize("mode", ["wrong", "raising", "half"])
 def test_no_wrong_answer_is_right(name, mode):
     for own, said in run(name, mode)["verdicts"].items():
         assert said and not any(line.split(": ", 1)[-1].startswith("right") for line in said), (own, said)
@@ -56,6 +64,18 @@ def test_the_books_answers_under_the_readers_names_are_right(name):
     assert len(said) >= 5
     for own, lines in said.items():
         assert any(line.split(": ", 1)[-1].startswith("right") for line in lines), (own, lines)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SOON else marks(n)) for n in CHAPTERS])
+def test_right_answers_in_another_way_run_to_the_last_cell(name):
+    """Those of other_answers.py are right; lists in place of arrays are taken, or refused in a sentence."""
+    found, written = run(name, "other"), vars(getattr(other_answers, f"Chapter{name[:2]}", object))
+    assert found["errors"] == {}
+    for own, lines in found["verdicts"].items():
+        said = [line.split(": ", 1)[-1] for line in lines if ": " in line]
+        assert said and not any(line.startswith("it stops with") for line in said), (own, lines)
+        if own.replace("own_", "my_") in written.keys() | other_answers.KERNELS.keys():
+            assert any(line.startswith("right") for line in said), (own, lines)
 
 
 @each_chapter
