@@ -465,7 +465,59 @@ class ChapterA2:
 
 KERNELS = {
     "my_vector_add": """
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) *(c + i) = a[i] + b[i];""",
+    "my_transpose": """
+  __shared__ float turned[TILE][TILE + 1];
+  for (int j = threadIdx.y; j < TILE; j += blockDim.y) {
+    int row = blockIdx.y * TILE + j, column = blockIdx.x * TILE + threadIdx.x;
+    if (row < rows && column < columns) turned[threadIdx.x][j] = x[(size_t)row * columns + column];
+  }
+  __syncthreads();
+  for (int j = threadIdx.y; j < TILE; j += blockDim.y) {
+    int row = blockIdx.y * TILE + threadIdx.x, column = blockIdx.x * TILE + j;
+    if (row < rows && column < columns) y[(size_t)column * rows + row] = turned[j][threadIdx.x];
+  }""",
+    "my_swiglu_forward": """
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  while (i < n) {
+    y[i] = up[i] * (gate[i] / (1.0f + expf(-gate[i])));
+    i += gridDim.x * blockDim.x;
+  }""",
+    "my_swiglu_backward": """
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-    *(c + i) = a[i] + b[i];
+    float g = gate[i], s = 0.5f * (1.0f + tanhf(0.5f * g));
+    dup[i] = dy[i] * (g * s);
+    dgate[i] = dy[i] * (up[i] * s * (1.0f + g * (1.0f - s)));
+  }""",
+    "my_sum": """
+  __shared__ float of_warp[32];
+  float sum = 0;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += x[i];
+  for (int by = 16; by; by >>= 1) sum += __shfl_xor_sync(~0u, sum, by);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < blockDim.x / 32; w++) sum += of_warp[w];
+  part[blockIdx.x] = sum;""",
+    "my_lse": """
+  float l = -3.4e38f;
+  for (int v = threadIdx.x; v < V; v += 32) {
+    float z = logits[(size_t)blockIdx.x * V + v], most = fmaxf(l, z);
+    l = most + log1pf(expf(fminf(l, z) - most));
+  }
+  for (int by = 1; by < 32; by *= 2) {
+    float z = __shfl_xor_sync(~0u, l, by), most = fmaxf(l, z);
+    l = most + log1pf(expf(fminf(l, z) - most));
+  }
+  if (threadIdx.x == 0) lse[blockIdx.x] = l;""",
+    "my_adamw": """
+  if (isnan(factor[1]) || isinf(factor[1])) return;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+    float slope = g[i] * factor[0], weight = p[i];
+    float first = beta1 * m[i] + (1.0f - beta1) * slope, second = beta2 * v[i] + (1.0f - beta2) * slope * slope;
+    float rate = step[0], move = rate * (first * step[1]) / (sqrtf(second * step[2]) + eps);
+    p[i] = i < decayed ? weight - rate * decay * weight - move : weight - move;
+    m[i] = first;
+    v[i] = second;
   }""",
 }
