@@ -111,7 +111,8 @@ def stopped(error: BaseException, answer: Any) -> str:
         if frame.f_code in codes or (lines and frame.f_code.co_filename in files):
             lines.append(linecache.getline(frame.f_code.co_filename, number).strip())
     if codes and not lines:
-        return f"what it returns cannot be used, {kind}{why}"
+        form = " as an array: is it a list?" if "list" in str(error) else ""
+        return f"what it returns cannot be used{form}, {kind}{why}"
     return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
 
 

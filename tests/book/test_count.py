@@ -179,3 +179,9 @@ NOTEBOOKS = sorted((count.ROOT / "notebooks").glob("*.ipynb"))
 def test_the_heads_say_what_is_counted(path):
     notebook = nbformat.read(path, as_version=4)
     assert count.count(notebook).time in notebook.cells[0].source, "make count ARGS=--write"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_few_sentences_are_long(path):
+    length = count.count(nbformat.read(path, as_version=4))
+    assert length.share <= count.SHARE, f'make count ARGS="--long {path.stem[:2]}"'

@@ -9,7 +9,7 @@ what is folded. Lines: those of code that a reader sees, blank ones apart. "Furt
 Sentences: all that is in view, exercises and captions too, without headings, tables and solutions; a formula or a
 piece of code is one word. At most 3% of them may have more than 35 words.
 Minutes: words / 110 + lines / 10 + formulas * 0.3 + 16 for each gap, and 18 for each exercise, 75 for the open one,
-rounded up to the half hour. The weights come nearest to the times that readers of 21 chapters noted for themselves.
+rounded up to the half hour. The weights come nearest to the times that readers of 21 chapters estimated.
 """
 
 import argparse
