@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- a kernel's text stays on its line
 """Chapter 26: its checks accept what is right and reject wrong answers, each of them named; what it measures runs."""
 
 import numpy as np
@@ -9,7 +10,7 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
-NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS")
+NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS", "SEEN", "READ")
 pytestmark = pytest.mark.compiler
 
 
@@ -39,7 +40,42 @@ PRODUCT = {
     "rows that meet in a bank": ("as[16][24]", "as[16][64]"),
     "float16": ("mma<__nv_bfloat16>", "mma<__half>"),
 }  # fmt: skip
-_, test_wrong_products = rewritten_tests({"check_product": ("warp_product", {}, PRODUCT)})
+STEP = (
+    "copy_async_wait<1>();  // the tile of this step is there, the next may be under way\n    __syncthreads();"
+    "  // ... for every lane; and nobody reads the tile before it any more\n    ask(step + 2);  // into the place of that one\n"
+)
+MULTIPLY = "multiply(step);\n  }"
+RIGHT_PIPELINES = {
+    "the last two behind the loop": [
+        ("step < steps; step++) {", "step < steps - 2; step++) {"),
+        (
+            MULTIPLY,
+            f"{MULTIPLY}\n  copy_async_wait<0>(); __syncthreads();\n  if (steps > 1) multiply(steps - 2);\n  multiply(steps - 1);",
+        ),
+    ],
+    "a comment and another name": [
+        ("  ask(0);", "  auto meet = [&] { __syncthreads(); }; /* __syncthreads() */ ask(0);"),
+        ("    __syncthreads();  // ...", "    meet();  //"),
+    ],
+}
+PIPELINE = {
+    "no wait": ("copy_async_wait<1>();", ""),
+    "no barrier": ("    __syncthreads();", "    "),
+    "a wait for all": ("copy_async_wait<1>();", "copy_async_wait<0>();"),
+    "a wait for one group fewer": ("copy_async_wait<1>();", "copy_async_wait<2>();"),
+    "asked for before the barrier": (STEP, "copy_async_wait<1>(); ask(step + 2); __syncthreads();"),
+    "asked for behind the product": (f"{STEP}    multiply(step);", "copy_async_wait<1>(); __syncthreads(); multiply(step); ask(step + 2);"),
+    "one tile ahead": ("  ask(1);", ""),
+    "two barriers": (MULTIPLY, "multiply(step);\n    __syncthreads();\n  }"),
+    "the next tile": ("multiply(step);", "multiply(step + 1);"),
+    "the last tile left out": ("step < steps; step++", "step < steps - 1; step++"),
+}  # fmt: skip
+test_right_pipelines, test_wrong_products = rewritten_tests(
+    {
+        "check_product": ("warp_product", {}, PRODUCT),
+        "check_pipeline": ("warp_pipeline", RIGHT_PIPELINES, PIPELINE),
+    }
+)
 
 
 def test_a_product_without_tensor_cores_is_right_as_well_if_it_reads_once(chapter):
@@ -141,6 +177,14 @@ def product_of(c, K):
         return "a finding"
 
 
+def pipeline_of(c, K):
+    a, b = (c.normal(n, K, seed=n) for n in (16, 8))
+    try:
+        return c.run(c.warp_pipeline, 1, 32, c.bits_of(a), c.bits_of(b), c.empty(16, 8), K)[2]
+    except AssertionError:
+        return "a finding"
+
+
 DOMAINS = [
     Gap("check_bits", ("bits_of",), lambda c: verdict(c.check_bits, c.bits_of), lambda c, x: c.bits_of(x), any_numbers,
         [np.float32([0.0, -0.0, np.inf, -np.inf, 3.4e38, 1.0, 1.00390625])]),
@@ -148,6 +192,8 @@ DOMAINS = [
         lambda rng: (int(rng.integers(32)), int(rng.integers(4))), [(31, 3), (0, 0), (5, 2)]),
     Gap("check_product", ("warp_product",), lambda c: verdict(c.check_product, c.warp_product), product_of,
         lambda rng: 16 * int(rng.integers(1, 9)), [16, 32]),
+    Gap("check_pipeline", ("warp_pipeline",), lambda c: verdict(c.check_pipeline, c.warp_pipeline), pipeline_of,
+        lambda rng: 16 * int(rng.integers(1, 9)), [16, 32, 48]),
     Gap("check_split", ("split",), lambda c: verdict(c.check_split, c.split), lambda c, x: tuple(c.split(x)), sizes),
     Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place), lambda c, x: c.place(*x),
         lambda rng: (int(rng.integers(64)), int(rng.integers(4))), [(7, 3), (0, 0)]),
