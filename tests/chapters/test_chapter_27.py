@@ -140,7 +140,12 @@ WRONG_KERNELS = {
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
         "check_merge": (
-            [merge_with(), merge_one_row_at_a_time, merge_by_logs],
+            [
+                merge_with(),
+                merge_one_row_at_a_time,
+                merge_by_logs,
+                lambda a, b: [x.tolist() for x in merge_with()(a, b)],
+            ],
             {mistake: merge_with(**change) for mistake, change in WRONG_MERGES.items()},
         ),
         "check_tiles": ([count_tiles, walk_tiles], WRONG_TILES),

@@ -151,7 +151,12 @@ WRONG_QUERIES = {
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
         "check_tile": (
-            [tile_with(), tile_by_loops, tile_by_einsum],
+            [
+                tile_with(),
+                tile_by_loops,
+                tile_by_einsum,
+                lambda *given: [x.tolist() for x in tile_with()(*given)],
+            ],
             {mistake: tile_with(**change) for mistake, change in WRONG_TILES.items()},
         ),
         "check_query_tiles": ([count_tiles, walk_tiles], WRONG_QUERY_TILES),
