@@ -377,8 +377,10 @@ class Program:
     def sum_losses(self, sums, losses, accumulate, *, loss_parts):
         """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
         N, K = losses.shape
-        file, grid, arguments = self._file("reductions.cu"), (1, len(loss_parts)), (losses, loss_parts, N, K)
-        self._launch("sum_losses", file, "column_sums", grid, (32, 8), arguments, losses.nbytes)
+        file, grid = self._file("reductions.cu"), (-(-K // 32), len(loss_parts))
+        self._launch(
+            "sum_losses", file, "column_sums", grid, (32, 8), (losses, loss_parts, N, K), losses.nbytes
+        )
         self._sum_parts("sum_losses", loss_parts, sums, accumulate)
 
     def norm(self, factor, g, limit, *, square_parts):

@@ -141,6 +141,46 @@ def test_other_heads(groups, width):
     assert abs(loss - expected_loss) <= 1e-5 * expected_loss and apart(grads, expected) <= 1e-5
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("time, group", [(16, 8), (32, 3), (64, 2), (128, 3)])
+def test_lengths_at_the_borders_of_tiles(time, group, precision):
+    """Rows that fill their tiles to the last place, for groups of 2, 3 and 8 query heads."""
+    shape = dict(
+        dim=32 * group, heads=group, kv_heads=1, layers=1, context=128, ffn=48, predict=1, vocab_size=40
+    )
+    config = replace(TINY, **shape)
+    params, pair = parameters(config, 0.1), batch(time, config=config)
+    loss, grads = engine_of(params, precision, config).loss_and_gradients(*pair)
+    expected_loss, expected = GPT(config, params).loss_and_gradients(*pair)
+    assert abs(loss - expected_loss) <= ALLOWED[precision] * expected_loss
+    assert apart(grads, expected) <= ALLOWED[precision]
+
+
+@pytest.mark.parametrize("predict, micro", [(2, 1), (33, 2)])
+def test_targets_may_be_missing_in_any_number(predict, micro):
+    """By row, by head and by micro-batch: each head's loss is the mean over its own targets; more than 32 heads too."""
+    config = replace(TINY, layers=1, vocab_size=40, ffn=48, predict=predict)
+    rng, settings = np.random.default_rng(3), TrainConfig(steps=9, warmup=1, rate=3e-3, batch=4)
+    tokens, targets = rng.integers(0, 40, (4, 9)), rng.integers(0, 40, (4, 9, predict))
+    for row, kept in enumerate((9, 0, 1, 5)):
+        targets[row, kept:] = -1
+    for head in range(predict):
+        targets[:, head % 7 :: 3 + head % 2, head] = -1
+    targets[0, :, -1], targets[3, 4, -1] = -1, 7  # of the last head the first micro-batches have none
+    each = GPT(config, parameters(config)).losses(tokens, targets)
+    expected = [each[..., k].sum() / (targets[..., k] >= 0).sum() for k in range(predict)]
+    models = engine_of(parameters(config), config=config), GPT(config, parameters(config))
+    norms = []
+    for model, optimizer in zip(models, (engine.AdamW(config, settings, WHERE), AdamW(config, settings))):
+        options = {"micro": micro} if model is models[0] else {}
+        with device.step_of(model)(model, optimizer, settings, 4, **options) as take_step:
+            losses, norm = take_step(tokens, targets)
+        assert losses == pytest.approx(expected, rel=1e-5)
+        norms.append(norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert apart(models[0].params.host(), models[1].params) <= 1e-5
+
+
 def steps_of(model, optimizer, config, lengths, **options):
     """Losses and norms of some steps, and the parameters behind them."""
     found = []
