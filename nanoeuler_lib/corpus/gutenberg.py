@@ -36,9 +36,13 @@ LICENCE = re.compile(
     r"This\s+file\s+should\s+be\s+named\s+\S+\.(?:txt|zip)|"
     r"This\s+and\s+all\s+associated\s+files\s+of\s+various\s+formats\s+will\s+be\s+found|"
     r"A\s+Word\s+from\s+Project\s+Gutenberg|"
-    r"(?:Section\s+1\.\s+)?General\s+Terms\s+of\s+Use\s+(?:and|&)\s+Redistributing\s+Project)",
-    re.IGNORECASE,
+    r"(?:Section\s+1\.\s+)?General\s+Terms\s+of\s+Use\s+(?:and|&)\s+Redistributing\s+Project)|"
+    r"^[^\w\n]*+The\s+Legal\s+Small\s+Print[^\w\n]*+$",
+    re.IGNORECASE | re.MULTILINE,
 )
+# A book may hold these words, too: with them a licence begins at a paragraph's start, if more of it follows soon.
+DOUBTFUL = re.compile(r"\W*(?:Updated|Creating)", re.IGNORECASE)
+OF_A_LICENCE = re.compile(r"Project\s+Gutenberg|electronic\s+works", re.IGNORECASE)
 LEFT_OVER = re.compile(
     r"Project\s+Gutenberg\s*(?:-?tm|™|\(TM\)|Licen[sc]e|Literary\s+Archive|Association|E-?text|E-?book)|"
     r"THE\s+SMALL\s+PRINT!|START\s*+\**+:?+\s*+FULL\s+LICENSE|gutenberg\.(?:org|net)/licen[sc]e|"
@@ -60,6 +64,19 @@ CREDITS = re.compile(
     r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b",
     re.IGNORECASE,
 )
+# What stands between: titles of the file, what else the project has, who transcribed and how, in brackets and boxes.
+TRANSCRIBER = r"(?:Transcriber|Redactor)(?:['’]?s?|s['’])\s+(?:Foot)?notes?\b"
+NOTES = re.compile(
+    rf"^\W*(?:This\s+is\s+)?(?:The\s+)?Project\s+Gutenberg(?:['’]s)?\s+E-?(?:book|text)|^\W*E-?(?:book|text)\s+#\d+|"
+    rf"^\W*{TRANSCRIBER}|^\W*This\s+file\s+should\s+be\s+named|images\s+generously\s+made\s+available|"
+    r"Distributed\s+Proofread|^\W*Note:(?=[^]]*(?:Project\s+Gutenberg|HTML|images|original\s+pages|archive\.org))|"
+    r"^\[(?=[^]]*(?:\be-?texts?\b|\be-?books?\b|transcri|Project\s+Gutenberg|Michael\s+S\.\s+Hart))",
+    re.IGNORECASE,
+)
+HEADING = re.compile(rf"\W*{TRANSCRIBER}\W*\Z", re.IGNORECASE)
+IN_BRACKETS = re.compile(rf" ?\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]", re.IGNORECASE)
+FIRST_IN_BRACKETS = re.compile(rf"\s*+\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]", re.IGNORECASE)
+AT_THE_END = re.compile(rf"\n[^\S\n]*\n[^\S\n]*\n[^\w\n]*(?:\+-+\+\n\W*)?{TRANSCRIBER}", re.IGNORECASE)
 PARAGRAPH = re.compile(r"\s*+((?:[^\S\n]*+\S[^\n]*+(?:\n|\Z))++)")
 
 
@@ -99,14 +116,24 @@ def strip(text: str) -> Book:
     end = END.search(text, begin)
     if end and START.search(text, end.end()):
         raise NanoEulerError("holds a second start marker behind its end marker, expected one book")
+    while end and (goes_on := _inner(text, end)):  # the end of a volume
+        text = text[: end.start()] + text[goes_on:].lstrip("\n")
+        end = END.search(text, begin)
     last = end.start() if end else len(text)
-    licence = LICENCE.search(text, begin, last)
+    licence = _licence(text, begin, last)
     if licence:
         last = licence.start()
     if not marked:
         begin = _after_paragraphs(text, begin, last, HEADER)
-    begin = _after_paragraphs(text, begin, last, CREDITS, most=2)
-    book = text[begin:last].strip("\n")
+    for _ in range(2):
+        begin = _after_paragraphs(text, begin, last, CREDITS, most=2)
+        begin = _after_notes(text, begin, last)
+    book = IN_BRACKETS.sub("", text[begin:last])
+    for note in AT_THE_END.finditer(book):
+        if len(book) - note.start() <= min(note.start(), 10_000):
+            book = book[: note.start()]
+            break
+    book = book.strip("\n")
     book = "\n".join(line.rstrip() for line in book.split("\n")).strip("\n")
     if not book.strip():
         raise NanoEulerError("holds nothing between its header and its licence, expected a book")
@@ -145,10 +172,49 @@ def _behind_marker(text, start):
 
 def _in_footer(text, begin, closing, last, marked):
     """Whether a "Small Print!" ends the book: nothing follows it or, after a start marker, less than precedes."""
-    after = len(text[closing.end() : last].strip())
+    after = len(text[_after_notes(text, closing.end(), last) : last].strip())
     opening = SMALL_PRINT.search(text, begin, closing.start())
     before = len(text[begin : opening.start() if opening else closing.start()].strip())
     return after == 0 or (marked and after < before)
+
+
+def _inner(text, end):
+    """Where the text goes on behind an end line that does not end the book; 0 if it does.
+
+    Below it stand then, before any licence, words of another end line's book, or, without one, a thousand letters.
+    """
+    line = PARAGRAPH.match(text, text.rfind("\n", 0, end.start()) + 1)
+    at = line.end() if line else len(text)
+    next_end = END.search(text, end.end())
+    below = text[at : next_end.start() if next_end else len(text)].strip()
+    if LICENCE.search(below) or LEFT_OVER.search(below) or SMALL_PRINT.search(f"{below}\n"):
+        return 0
+    return at if len(below.strip("* \n")) > (0 if next_end else 1000) else 0
+
+
+def _licence(text, begin, last):
+    """The place where the licence begins, as a match; None if there is none."""
+    for found in LICENCE.finditer(text, begin, last):
+        more = text[found.end() : min(last, found.end() + 2000)]
+        paragraph = re.search(r"(?:\n[^\S\n]*\n|\A)\s*\Z", text[max(0, found.start() - 200) : found.start()])
+        if not DOUBTFUL.match(found[0]) or (paragraph and OF_A_LICENCE.search(more)):
+            return found
+    return None
+
+
+def _after_notes(text, begin, last):
+    """Behind the notes from `begin` on; those under a heading of their own reach to two empty lines."""
+    while True:
+        if bracket := FIRST_IN_BRACKETS.match(text, begin, last):
+            begin = bracket.end()
+            continue
+        paragraph = PARAGRAPH.match(text, begin, last)
+        if not paragraph or not NOTES.search(paragraph[1]):
+            return begin
+        begin = paragraph.end()
+        if HEADING.match(paragraph[1]):
+            gap = re.compile(r"\n[^\S\n]*\n[^\S\n]*\n").search(text, begin + 2, min(last, begin + 4000))
+            begin = gap.start() if gap else begin
 
 
 def _after_paragraphs(text, begin, last, pattern, most=None):

@@ -168,7 +168,7 @@ def heard():
     heard.corpus.return_value, heard.floor.return_value = "text", 1.0
     heard.examples.return_value = ["some"], ["others"], "alpaca"
     heard.load.side_effect = lambda _: SimpleNamespace(
-        model=SimpleNamespace(config="its shape"), tokenizer="tokens", info={}
+        model=SimpleNamespace(config="its shape"), tokenizer="tokens", info={}, path=None
     )
     heard.stream.side_effect = lambda *_, **__: iter("b")
     heard.score.return_value = score.Scored(np.array([1]), np.array([2.0]), 1, 1)

@@ -149,6 +149,75 @@ FORMS = {
 }  # fmt: skip
 
 
+NOTE = """Note: Project Gutenberg also has an HTML version of this
+      file which includes the original illustrations.
+      See 99999-h.htm or 99999-h.zip
+
+Note: Images of the original pages are available through
+      Internet Archive. See https://archive.org/details/bridges
+"""
+OF_TRANSCRIBER = """Transcriber's note:
+
+      Text enclosed by underscores is in italics (_italics_).
+
+      The cover was made by the transcriber.
+"""
+BOX = "+-----------------------+\n| Transcriber's Note:   |\n|                       |\n| Spelling is kept.     |\n+-----+"
+PORTIONS = """**The Legal Small Print**
+
+
+(Three Pages)
+
+***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN EBOOKS**START***
+Why is this "Small Print!" statement here?  You know: lawyers.
+*END THE SMALL PRINT! FOR PUBLIC DOMAIN EBOOKS*Ver.02/11/02*END*
+[Portions of this header are copyright (C) 2001 by Michael S. Hart]
+[Project Gutenberg is a TradeMark and may not be used in any sales
+of Project Gutenberg Etexts without express permission.]
+"""
+OLD = """*****The Project Gutenberg Etext of The Bridges, by Leonhard Euler*****
+#1 in our series by Leonhard Euler
+
+**Welcome To The World of Free Plain Vanilla Electronic Texts**
+
+The Bridges
+
+June, 1999  [Etext #1234]
+
+
+*****The Project Gutenberg Etext of The Bridges*****
+*****This file should be named brdgs10.txt or brdgs10.zip******
+"""
+LAST = "End of the Project Gutenberg Etext of The Bridges, by Leonhard Euler"
+FORMS |= {
+    "notes on other forms": framed(story=f"E-text prepared by A. Volunteer\n\n\n\n{NOTE}\n\n\n\n{STORY}"),
+    "notes of the transcriber": framed(story=f"E-text prepared by A. Volunteer\n\n\n{NOTE}\n\n{OF_TRANSCRIBER}\n\n\n{STORY}"),
+    "a box": framed(story=f"{BOX}\n\n\n{STORY}"),
+    "a note in brackets": framed(story=f"[Transcriber's Note: Two\nlines.\n\nThree.]\n\n{STORY}"),
+    "a note in the middle": framed(story=STORY.replace("far?", "far [Transcriber’s note: sic]?")),
+    "notes at the end": framed(story=f"{STORY}\n\n\n\nTRANSCRIBER'S NOTES\n\nSpelling is kept."),
+    "a blurb": framed(story="Produced by A. Volunteer and the Online Distributed\nProofreading Team (This file was produced from\n"
+                      f"images generously made available by The Internet Archive)\n\n\n\n{STORY}"),
+    "the legal small print": framed(f"{OLD}\n{PORTIONS}\n", LAST, header="", licence=""),
+    "credits in brackets": framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n[This etext was created by A. Volunteer, Omaha]\n", LAST,
+                                  header="", licence=""),
+    "titles between stars": framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n**The Project Gutenberg Etext of The Bridges**\n", LAST,
+                                   header="", licence=""),
+    "the legal small print below": framed(end=LAST, header=OLD, licence=PORTIONS, start=START),
+    "the legal small print below, no end": framed(end="", header=OLD, licence=PORTIONS, start=START),
+    "only the legal small print": framed(end="", start=START, licence="The Legal Small Print\n\nBy using any part of it\n"),
+    "an end inside": framed(story=STORY.replace("“Is", "End of the Project Gutenberg EBook of The Bridges, Vol. I\n\n“Is")),
+}  # fmt: skip
+
+
+def test_words_that_begin_a_licence_may_stand_in_a_book():
+    story = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
+    assert strip(framed(story=story)).text == story
+    assert strip(framed(end="", story=story)).text == story
+    two = f"{STORY}\n\nEnd of the Project Gutenberg EBook of The Bridges, Vol. I\n\n{STORY * 20}"
+    assert strip(f"{START}\n{two}").text.count("THE END") == 21  # and no second end line
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(form, encoding):
