@@ -11,7 +11,6 @@ module.
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, lru_cache
-from math import log2
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +39,7 @@ def token_costs(text: str, tokenizer: Tokenizer) -> np.ndarray:
     Their sum is `code_length(text)`. Raises NanoEulerError if the text is no story of Königsberg.
     """
     ids, rows = next_tokens(text, tokenizer)
-    bits = np.array([-log2(row[token]) for token, row in zip(ids, rows, strict=False)])
+    bits = -np.log2([row[token] for token, row in zip(ids, rows, strict=False)]) + 0.0  # not -0
     bits.setflags(write=False)
     return bits
 
