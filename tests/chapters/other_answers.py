@@ -301,7 +301,7 @@ class Chapter08:
 
 class Chapter09:
     def my_swiglu(gate, up):
-        sigmoid = 0.5 * (1 + np.tanh(0.5 * gate))
+        sigmoid = np.exp(-np.logaddexp(0, -gate))
         return np.multiply(np.multiply(gate, sigmoid), up), (gate, up, sigmoid)
 
     def my_swiglu_backward(dy, saved):
@@ -363,7 +363,7 @@ class Chapter12:
 class Chapter13:
     def my_swiglu(hidden, sigmoid, gate_up):
         gate, up = np.split(gate_up, 2, axis=1)
-        sigmoid[...] = 0.5 * (1 + np.tanh(0.5 * gate))
+        sigmoid[...] = np.exp(-np.logaddexp(0, -gate))
         for n in range(len(gate)):
             hidden[n] = gate[n] * sigmoid[n] * up[n]
 
