@@ -76,7 +76,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
 
 
 def test_rebuilt_models_of_more_layers_and_of_orders_in_an_array(chapter):
-    """Three answers right for the short lists that the check once asked for, each of which then broke a later cell."""
+    """Answers right for the short lists, in float64, that the check once asked for; each then broke a later cell."""
 
     def auto_scale(model, order, scale=1.0):
         n = model.config.layers
@@ -94,7 +94,13 @@ def test_rebuilt_models_of_more_layers_and_of_orders_in_an_array(chapter):
             return chapter.book_rebuilt(model, order)
         return chapter.book_rebuilt(model, order, scale)
 
-    for wrong in (auto_scale, one_digit, compares):
+    def always_double(model, order, scale=1.0):
+        book = chapter.book_rebuilt(model, order, scale)
+        new = GPT(book.config, dtype=np.float64)
+        new.params.flat[...] = book.params.flat
+        return new
+
+    for wrong in (auto_scale, one_digit, compares, always_double):
         assert verdict(chapter.check_rebuilt, wrong) != "right", wrong.__name__
 
 
@@ -108,7 +114,19 @@ def test_a_difference_quotient_is_no_backward_pass(chapter):
             found[at] = ((ends[0] - ends[1]) * dy).sum() / 2e-5
         return found
 
-    assert rejected(chapter.check_heun_back, quotient)
+    def for_show(f, vjp, x, h, dy):
+        vjp(x, dy), vjp(x, dy)
+        return quotient(f, vjp, x, h, dy)
+
+    assert rejected(chapter.check_heun_back, quotient) and rejected(chapter.check_heun_back, for_show)
+
+
+def test_two_thousand_steps_are_not_infinitely_many(chapter):
+    def many(a):
+        a = np.array(a)
+        return np.prod(1 + a), np.prod((1 + a / 2) ** 2), np.prod((1 + a / 2000) ** 2000)
+
+    assert rejected(chapter.check_factors, many)
 
 
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
