@@ -1,6 +1,6 @@
 """Drawings by code: who owns what, what moves when, where a barrier stands.
 
-A drawing is 4.8 inches wide: at 72 pixels an inch it fits a phone of 390, and a label of 8 points has 8 pixels there.
+A drawing is 4.7 inches wide: at 72 pixels an inch it fits a phone of 390, and a label of 8 points has 8 pixels there.
 Like all figures it lies on opaque paper (`nanoeuler.mplstyle`), legible on a light page and on a dark one.
 """
 
@@ -13,7 +13,7 @@ from nanoeuler_lib.errors import NanoEulerError
 INK, LINE, PAPER = "#262626", "#4a4f57", "#fdfcf8"
 
 
-def canvas(wide: float, high: float, width: float = 4.8):
+def canvas(wide: float, high: float, width: float = 4.7):
     """An empty drawing of wide x high units, y downward, as axes (`.figure` is the figure); width: in inches."""
     import matplotlib.pyplot as plt
 
