@@ -53,6 +53,19 @@ const fitFormulas = () => {
   }
 };
 
+// Code, tables and figures that are wider than the page fade at the edge where they go on. A fold's are seen when it opens.
+const showCut = box => {
+  box.toggleAttribute("data-cut-left", box.scrollLeft > 1);
+  box.toggleAttribute("data-cut-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+};
+const showCuts = () => {
+  const sizes = new ResizeObserver(changed => changed.forEach(({ target }) => showCut(target)));
+  for (const box of document.querySelectorAll(".bd-article :is(pre, .pst-scrollable-table-container, a.image-reference)")) {
+    sizes.observe(box);
+    box.addEventListener("scroll", () => showCut(box), { passive: true });
+  }
+};
+
 // A full stop behind a formula stays on its line.
 const holdPunctuation = () => {
   for (const formula of document.querySelectorAll('.bd-article mjx-container:not([display="true"])')) {
@@ -82,6 +95,7 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelector(".primary-toggle")?.addEventListener("click", () => setTimeout(showPlace, 50));
 });
 addEventListener("load", () => {
+  showCuts();
   window.MathJax?.startup?.promise.then(holdPunctuation).then(fitFormulas);
   let waiting;
   addEventListener("resize", () => {

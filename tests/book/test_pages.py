@@ -297,6 +297,24 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 
 
 @in_a_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_cut_at_the_margin_fades_there_until_it_is_scrolled_to_its_end(visit, theme):
+    tab = visit(CHAPTER, 390, theme)
+    tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
+    tab.wait_for_timeout(500)
+    boxes = "pre, .pst-scrollable-table-container, a.image-reference, mjx-container[display=true], span.math"
+    masks = """boxes => [...document.querySelectorAll(`.bd-article :is(${boxes})`)]
+        .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+        .map(e => [e.tagName, getComputedStyle(e).maskImage.includes("gradient")])"""
+    found = tab.evaluate(masks, boxes)
+    assert {name for name, _ in found} >= {"PRE", "A", "MJX-CONTAINER"} and all(fades for _, fades in found)
+    code = tab.locator("pre[data-cut-right]").first
+    code.evaluate("e => (e.scrollLeft = e.scrollWidth)")
+    tab.wait_for_timeout(200)
+    assert tab.locator("pre[data-cut-left]:not([data-cut-right])").count() == 1
+
+
+@in_a_browser
 @pytest.mark.parametrize("page", ["book/intro", CHAPTER])
 def test_a_finger_meets_what_it_aims_at(visit, page):
     """24 pixels of height and width, as WCAG 2.2 has it; links in a line of text may be lower."""
