@@ -112,6 +112,37 @@ def test_every_student_has_another_paper(chapter):
 
 
 @each_chapter
+def test_no_judge_takes_what_is_no_number_or_of_another_shape(chapter):
+    for problem in papers.paper(chapter, SEED, STUDENT):
+        inputs, truth = problem.calls(np.random.default_rng(1))[0]
+        for value in (np.nan, np.inf, -np.inf, 1j, complex(np.nan, 0)):
+            for shape in ((), (0,), (1,), (2,), (3,), (1, 1)):
+                assert problem.judge(inputs, truth, [np.full(shape, value)]), (problem.name, value, shape)
+        assert problem.judge(inputs, truth, [])
+    assert problems.near("x", [np.array([1 + 0j])], [1.0], [0.5]) and not problems.near(
+        "x", [np.ones(1)], [1.0], [0.5]
+    )
+
+
+def test_a_seed_and_a_name_that_run_together_are_another_pair():
+    pairs = [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"), ("a b", "c"), ("a", "b c")]
+    papers_ = [papers.paper("08", *pair) for pair in pairs]
+    assert len({"".join(p.statement + p.contract for p in paper) for paper in papers_}) == len(pairs)
+
+
+def test_no_cell_of_the_marks_is_a_formula(tmp_path):
+    said = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "right; =1"]
+    marks = {f"{text[0].strip()}s{n}": [papers.Mark("derive", 0, 3, text)] for n, text in enumerate(said)}
+    papers.write_marks(tmp_path / "out", "08", marks)
+    with open(tmp_path / "out" / "marks.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + len(said) and not any(
+        cell[:1] in tuple("=+-@\t\r") for row in rows for cell in row if cell
+    )
+    assert rows[1][0] == "'=s0" and rows[7][-1] == "right; =1"
+
+
+@each_chapter
 def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
     marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
     earned = {name for name, m in marks.items() if m.points}

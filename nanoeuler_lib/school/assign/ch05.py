@@ -43,6 +43,8 @@ def _derive(rng):
         (offsets,) = inputs
         if len(returned) != 1 or returned[0].shape != offsets.shape or returned[0].dtype.kind != "f":
             return f"expected one array of shape {offsets.shape}"
+        if not np.isfinite(returned[0]).all():
+            return "expected finite weights"
         for k in range(len(offsets)):
             products = returned[0] * offsets**k
             value, terms = float(products.sum()), float(np.abs(products).sum())

@@ -219,6 +219,8 @@ def near(name: str, returned: list[np.ndarray], truths, tolerances, at: int = 0)
     if len(returned) != 1 or returned[0].shape != (len(truths),):
         shapes = ", ".join(str(f.shape) for f in returned)
         return f"arrays of shape {shapes or 'none'} came back, expected one of shape ({len(truths)},): {name}"
+    if returned[0].dtype.kind not in "fiub":
+        return f"{name} came back as {returned[0].dtype}, expected real numbers"
     for i, (value, truth, tolerance) in enumerate(zip(returned[0], truths, tolerances, strict=True)):
         if not abs(value - truth) <= tolerance:
             return f"number {i} of {name} is {value:.4g}, which is off by more than {tolerance:.2g}"
