@@ -787,11 +787,12 @@ def _told(error):
     reason = str(error.strerror or error)
     if "temporary directory" in reason:
         return "there is no folder for temporary files that can be written, expected one: set TMPDIR"
-    try:
-        sys.stdout.flush()  # what could not be written is still there
-    except (OSError, ValueError):
-        return f"{error.filename or 'standard output'}: {reason}"
-    return f"{error.filename}: {reason}" if error.filename else reason
+    last = error.__traceback__
+    while last.tb_next:
+        last = last.tb_next
+    printing = Path(last.tb_frame.f_code.co_filename).parent == Path(__file__).parent  # else of no name here
+    name = error.filename or ("standard output" if printing else None)
+    return f"{name}: {reason}" if name else reason
 
 
 def _fail(error):
@@ -806,8 +807,7 @@ def _flush(must):
     for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            error.filename = "standard output"
+        except (OSError, ValueError):  # ValueError: it was closed
             with suppress(OSError, ValueError):
                 # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

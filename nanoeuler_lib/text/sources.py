@@ -73,7 +73,9 @@ def _json_text(place, line):
     except (ValueError, RecursionError) as error:
         raise NanoEulerError(f"{place} is not JSON ({error}), expected an object a line") from None
     if not isinstance(value, dict) or not isinstance(text := value.get("text", value), str | None):
-        found = f"keys {short(sorted(value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
+        found = f"a {type(value).__name__}"
+        if isinstance(value, dict):
+            found = f"{short(text)} under text" if "text" in value else f"keys {short(sorted(value))}"
         hint = (
             ": nanoeuler sft reads conversations" if isinstance(value, dict) and "messages" in value else ""
         )

@@ -182,7 +182,7 @@ def heard():
             (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sft, "examples_of", heard.examples),
             (checkpoint, "load", heard.load), (checkpoint, "read_head", heard.head), (device, "choose", heard.choose),
             (cli, "_came_out", lambda *_: None), (generate, "stream", heard.stream), (ask, "Loop", heard.loop),
-            (score, "score", heard.score), (score, "page", lambda *_: "<p>"),
+            (score, "score", lambda *given, follow: heard.score(*given)), (score, "page", lambda *_: "<p>"),
             (chat, "Chat", heard.chat), (gradcheck, "check_model", heard.model), (ops, "use", heard.use),
             (gradcheck, "check_engine", heard.engine),
         ):  # fmt: skip

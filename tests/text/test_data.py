@@ -151,7 +151,7 @@ NO_TEXT = {
     "short.gz": (gzip.compress(b"text" * 99)[:-9], "cannot be read (Compressed file ended before the end-of-stream "
                  "marker was reached), expected a UTF-8 text file"),
     "a.jsonl": (b'{"text": "a"}\n\n["b"]', "line 3 has a list, expected an object with a text under text"),
-    "b.jsonl": (b'{"text": 1}', "line 1 has keys ['text'], expected an object with a text under text"),
+    "b.jsonl": (b'{"text": 1}', "line 1 has 1 under text, expected an object with a text under text"),
     "c.jsonl": (b'{"messages": []}', "line 1 has keys ['messages'], expected an object with a text under text: "
                 "nanoeuler sft reads conversations"),
     "d.jsonl": (b'{"text": null}\n{"text": " "}', "holds no text under text, expected one or more"),
