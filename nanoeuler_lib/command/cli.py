@@ -807,11 +807,12 @@ def _flush(must):
     for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
-        except (OSError, ValueError):  # ValueError: it was closed
+        except (OSError, ValueError) as error:  # ValueError: it was closed
             with suppress(OSError, ValueError):
                 # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if must and stream is sys.stdout:
+                error.filename = "standard output"
                 raise
 
 

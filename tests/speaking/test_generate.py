@@ -217,6 +217,24 @@ def test_greedy_text_is_the_most_likely_token_each_time(model):
     assert generate(model, tokenizer, "Kant", 12, temperature=0) == expected
 
 
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
+def test_what_was_said_is_penalised(model, penalty):
+    """Greedy text against a whole pass a token, each token of prompt and continuation penalised once, its end never."""
+    tokenizer = last_is_end()
+    ids = [256 + 1, *tokenizer.encode("Kant").tolist()]
+    assert ids[0] == tokenizer.special_tokens[END_OF_TEXT]
+    for _ in range(11):
+        logits = model.logits(np.array([ids]))[0, -1].astype(np.float64)[: tokenizer.vocab_size]
+        for token in set(ids[1:]):
+            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        ids.append(int(logits.argmax()))
+        if ids[-1] == 257:
+            break
+    expected = tokenizer.decode([i for i in ids[5:] if i != 257])
+    assert generate(model, tokenizer, "Kant", 11, temperature=0, repetition_penalty=penalty) == expected
+    assert (penalty < 1) == (len(set(ids[5:])) < len(ids[5:]))  # and it does what it is for
+
+
 def test_goes_on_when_the_context_is_full(model):
     """Then the later half of the context is read again: the same as a whole forward pass over that half."""
     tokenizer = Tokenizer([], ())
