@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -227,6 +227,8 @@ def printable(text: str) -> str:
 
 def one_line(text: str, most: int = 600) -> str:
     """The text as a message shows it: printable, in one line, its middle left out if it is longer than that."""
+    with suppress(UnicodeEncodeError):  # bytes of a name that the locale cannot read, and that are UTF-8
+        text = text.encode(errors="surrogateescape").decode(errors="replace")
     text = printable(" ".join(text.splitlines()).replace("\t", " "))
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 

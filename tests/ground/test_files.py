@@ -45,6 +45,8 @@ def test_numbers_are_read_as_they_were_written():
 
 def test_one_line_of_a_message():
     assert files.one_line("a\nb\r\nc\u2028d\te\x1b") == "a b c d e\ufffd"
+    assert files.one_line("r/\udcc3\udcbc \udcff \u00a0\ud83d") == "r/\ufffd\ufffd \ufffd \u00a0\ufffd"
+    assert files.one_line("r/\udcc3\udcbc \udcff") == "r/ü \ufffd"  # a name, as LC_ALL=C reads it
     assert files.one_line("x" * 600) == "x" * 600
     assert files.one_line("a" * 300 + "-" + "b" * 300) == "a" * 300 + " ... " + "b" * 300
     assert files.one_line("abcdefg", 6) == "abc ... efg" and files.one_line("abcdef", 6) == "abcdef"
