@@ -33,7 +33,7 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
     missing, empty, or not UTF-8 text, where it comes to it.
     """
     if form(path) == ".parquet":
-        texts = (page["text"] or "" for page in pages(path))
+        texts = _texts_of_pages(path)
     elif form(path) == ".jsonl":
         texts = json_texts(path, _decoded(path, size))
     else:
@@ -46,6 +46,13 @@ def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
             first = False
     if first:
         raise NanoEulerError(f"{path}: holds no text under text, expected one or more")
+
+
+def _texts_of_pages(path):
+    for number, page in enumerate(pages(path), 1):
+        if fault := page.get("fault"):
+            raise NanoEulerError(f"{path}: row {number} holds {fault}, expected text")
+        yield page["text"] or ""
 
 
 def _decoded(path, size):

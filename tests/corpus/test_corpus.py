@@ -578,6 +578,10 @@ def test_the_texts_of_a_column_may_be_bytes_or_a_dictionary(pages):
     parquet.write_table(pyarrow.table({"text": [b"\xff", *(t.encode() for t in texts)]}), "have/0.parquet")
     report = make("web", "out", have="have", quiet=True)
     assert report["dropped"] == {"bytes that are not UTF-8": 1, "empty": 1}
+    with pytest.raises(
+        NanoEulerError, match=r"have/0\.parquet: row 1 holds bytes that are not UTF-8, expected text"
+    ):
+        read_text("have/0.parquet")
 
 
 def test_a_missing_pyarrow_is_named(monkeypatch, tmp_path):

@@ -162,7 +162,7 @@ OF_TRANSCRIBER = """Transcriber's note:
 
       The cover was made by the transcriber.
 """
-BOX = "+-----------------------+\n| Transcriber's Note:   |\n|                       |\n| Spelling is kept.     |\n+-----+"
+BOX = "+---------------------+\n| Transcriber's Note: |\n|                     |\n| Spelling is kept.   |\n+-----+"
 PORTIONS = """**The Legal Small Print**
 
 
@@ -189,24 +189,24 @@ June, 1999  [Etext #1234]
 *****This file should be named brdgs10.txt or brdgs10.zip******
 """
 LAST = "End of the Project Gutenberg Etext of The Bridges, by Leonhard Euler"
+BY, VOLUME = "E-text prepared by A. Volunteer", "End of the Project Gutenberg EBook of The Bridges, Vol. I"
+old = lambda front: framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n{front}\n", LAST, header="", licence="")
 FORMS |= {
-    "notes on other forms": framed(story=f"E-text prepared by A. Volunteer\n\n\n\n{NOTE}\n\n\n\n{STORY}"),
-    "notes of the transcriber": framed(story=f"E-text prepared by A. Volunteer\n\n\n{NOTE}\n\n{OF_TRANSCRIBER}\n\n\n{STORY}"),
+    "notes on other forms": framed(story=f"{BY}\n\n\n\n{NOTE}\n\n\n\n{STORY}"),
+    "notes of the transcriber": framed(story=f"{BY}\n\n\n{NOTE}\n\n{OF_TRANSCRIBER}\n\n\n{STORY}"),
     "a box": framed(story=f"{BOX}\n\n\n{STORY}"),
     "a note in brackets": framed(story=f"[Transcriber's Note: Two\nlines.\n\nThree.]\n\n{STORY}"),
     "a note in the middle": framed(story=STORY.replace("far?", "far [Transcriber’s note: sic]?")),
     "notes at the end": framed(story=f"{STORY}\n\n\n\nTRANSCRIBER'S NOTES\n\nSpelling is kept."),
-    "a blurb": framed(story="Produced by A. Volunteer and the Online Distributed\nProofreading Team (This file was produced from\n"
-                      f"images generously made available by The Internet Archive)\n\n\n\n{STORY}"),
+    "a blurb": framed(story="Produced by A. Volunteer and the Online Distributed\nProofreading Team "
+                      f"(This file was produced from\nimages generously made available by The Internet Archive)\n\n\n\n{STORY}"),
     "the legal small print": framed(f"{OLD}\n{PORTIONS}\n", LAST, header="", licence=""),
-    "credits in brackets": framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n[This etext was created by A. Volunteer, Omaha]\n", LAST,
-                                  header="", licence=""),
-    "titles between stars": framed(f"{OLD}\n{SMALL}\n{SMALL_END}\n\n**The Project Gutenberg Etext of The Bridges**\n", LAST,
-                                   header="", licence=""),
+    "credits in brackets": old("[This etext was created by A. Volunteer, Omaha]"),
+    "titles between stars": old("**The Project Gutenberg Etext of The Bridges**"),
     "the legal small print below": framed(end=LAST, header=OLD, licence=PORTIONS, start=START),
     "the legal small print below, no end": framed(end="", header=OLD, licence=PORTIONS, start=START),
-    "only the legal small print": framed(end="", start=START, licence="The Legal Small Print\n\nBy using any part of it\n"),
-    "an end inside": framed(story=STORY.replace("“Is", "End of the Project Gutenberg EBook of The Bridges, Vol. I\n\n“Is")),
+    "only the legal small print": framed(end="", start=START, licence="The Legal Small Print\n\nBy using\n"),
+    "an end inside": framed(story=STORY.replace("“Is", f"{VOLUME}\n\n“Is")),
 }  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def test_words_that_begin_a_licence_may_stand_in_a_book():
     story = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
     assert strip(framed(story=story)).text == story
     assert strip(framed(end="", story=story)).text == story
-    two = f"{STORY}\n\nEnd of the Project Gutenberg EBook of The Bridges, Vol. I\n\n{STORY * 20}"
+    two = f"{STORY}\n\n{VOLUME}\n\n{STORY * 20}"
     assert strip(f"{START}\n{two}").text.count("THE END") == 21  # and no second end line
 
 
