@@ -199,7 +199,7 @@ FORMS |= {
     "a note in the middle": framed(story=STORY.replace("far?", "far [Transcriber’s note: sic]?")),
     "notes at the end": framed(story=f"{STORY}\n\n\n\nTRANSCRIBER'S NOTES\n\nSpelling is kept."),
     "a blurb": framed(story="Produced by A. Volunteer and the Online Distributed\nProofreading Team "
-                      f"(This file was produced from\nimages generously made available by The Internet Archive)\n\n\n\n{STORY}"),
+                      f"(This file was produced from\nimages generously made available by A.)\n\n\n\n{STORY}"),
     "the legal small print": framed(f"{OLD}\n{PORTIONS}\n", LAST, header="", licence=""),
     "credits in brackets": old("[This etext was created by A. Volunteer, Omaha]"),
     "titles between stars": old("**The Project Gutenberg Etext of The Bridges**"),
