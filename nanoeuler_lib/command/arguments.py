@@ -203,7 +203,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     return top
 
 
-TEXTS = "UTF-8 text, also .xz or .gz; documents as lines of JSON (.jsonl) or .parquet, with a text under text"
+TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"'
 SEVERAL = {"type": Path, "action": "extend", "nargs": "+", "metavar": "FILE"}
 
 
