@@ -362,10 +362,10 @@ class Chapter12:
 
 class Chapter13:
     def my_swiglu(hidden, sigmoid, gate_up):
-        gate, up = np.split(gate_up, 2, axis=1)
-        sigmoid[...] = np.exp(-np.logaddexp(0, -gate))
-        for n in range(len(gate)):
-            hidden[n] = gate[n] * sigmoid[n] * up[n]
+        F = hidden.shape[1]
+        for y, s, both in zip(hidden, sigmoid, gate_up, strict=True):
+            s[...] = np.exp(-np.logaddexp(0, -both[:F]))
+            y[...] = both[:F] * s * both[F:]
 
     def my_running_lse(pieces):
         total = None
