@@ -456,7 +456,7 @@ class Chapter31:
 class ChapterA2:
     def my_newton_schulz(u):
         a, b, c = 3.4445, -4.7750, 2.0315
-        x = u / (np.sqrt(np.einsum("rc,rc->", u, u)) or 1)
+        x = u / max(np.sqrt(np.einsum("rc,rc->", u, u)), 1e-15)
         for _ in range(5):
             s = np.einsum("rc,sc->rs", x, x)
             x = a * x + (b * s + c * (s @ s)) @ x
