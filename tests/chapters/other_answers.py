@@ -14,7 +14,8 @@ import numpy as np
 
 class Chapter00:
     def my_surprise(p):
-        return [-math.log2(x) for x in np.ravel(p)] if np.ndim(p) else math.log(1 / p, 2)
+        bits = np.array([-math.log2(x) for x in np.ravel(p)]).reshape(np.shape(p))
+        return bits if np.ndim(p) else bits.item()
 
     def my_frequency_bits(train, valid):
         counts, total = Counter(list(train)), 0.0
