@@ -1,6 +1,7 @@
 # ruff: noqa: E501 -- a kernel's text stays on its line
 """Chapter 25: its checks accept what is right and reject wrong answers, each of them named; what it measures is right."""
 
+import numpy as np
 import pytest
 from chapters import rejected, rewritten_tests, run_tagged
 
@@ -160,6 +161,10 @@ def test_the_slow_kernel_is_right_and_slow(chapter):
     assert chapter.expect_product(slow, chapter.PATCH, 130, 132, 12)
     with pytest.raises(AssertionError, match="8 turns a read of bs, 4 would do"):
         chapter.expect_turns(chapter.counts(slow, chapter.PATCH, 128, 128, 8))
+
+
+def test_a_whole_number_of_numpy_is_an_answer(chapter):
+    assert verdict(chapter.check_smallest, lambda: np.int64(33)) == "right"
 
 
 # ---- What the script measures
