@@ -33,7 +33,7 @@ GIVES = {
     "IV ": ("what depth does, put to the test", "17_eulers_method", "fig-euler-lens"),
     "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
     "VI ": ("kernels for a graphics card, which a processor runs and checks",
-            "26_tensor_cores", "fig-tensor-cores-fragments"),
+            "26_tensor_cores", "fig-tensor-cores-swizzle"),
     "VII ": ("text from elsewhere, cleaned, and a model of 116 million parameters that read it",
              "32_116_million", "fig-million-run"),
     "Appendix": ("how that checker works, and an optimiser that moves whole matrices",
