@@ -1,4 +1,4 @@
-"""Chapter 27: what attention costs with the whole matrix of scores, in the chapter's tiles, and in the library's.
+"""Chapter 27: what attention costs with the whole matrix (float32; float16 on tensor cores), in tiles, in the library.
 
     python -m experiments.ch27              # on a GPU: three shapes of `base`'s heads
     python -m experiments.ch27 --small      # small ones, few launches: to see that it runs on a CPU
