@@ -206,6 +206,31 @@ def test_steps_are_those_of_the_cpu(micro):
     assert all(not np.array_equal(params[name], moved[name]) for name in params)
 
 
+@pytest.mark.parametrize("both", ["optimisers", "steps"])
+def test_two_optimisers_or_two_steps_of_one_model_do_not_disturb_each_other(both):
+    """Each with moments of its own, in turn on one model: as on the CPU."""
+    config = TrainConfig(steps=9, warmup=0, rate=3e-3, clip=0.5, batch=4)
+    found = []
+    for model, made in (
+        (engine_of(), lambda: engine.AdamW(TINY, config, WHERE)),
+        (GPT(TINY, parameters()), None),
+    ):
+        made = made or (lambda: AdamW(TINY, config, np.float64))
+        first = made()
+        second = made() if both == "optimisers" else first
+        make = device.step_of(model)
+        with make(model, first, config, 4) as one, make(model, second, config, 4) as two:
+            steps = [
+                [*losses, norm] for take in (one, two, one, two) for losses, norm in [take(*batch(9, 4))]
+            ]
+        found.append((np.array(steps), model.params.host(), (first.step, second.step)))
+    (ours, params, counts), (theirs, wanted, expected) = found
+    np.testing.assert_allclose(ours, theirs, rtol=3e-4)
+    assert apart(params, wanted) <= 3e-4 and counts == expected == (
+        (2, 2) if both == "optimisers" else (4, 4)
+    )
+
+
 def test_bfloat16_copies_follow_the_master_weights():
     config = TrainConfig(steps=9, warmup=0, rate=1e-2)
     model = engine_of(precision="bfloat16")

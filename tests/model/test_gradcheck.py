@@ -1,5 +1,6 @@
 """Backward passes against difference quotients; and the checks themselves: what they find, what they say."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +80,22 @@ def test_layer(name, seed):
         assert row.ok, row
     for key, x in inputs.items():
         assert np.array_equal(x, before[key]), f"{key} was changed"
+
+
+@pytest.mark.parametrize("name", oracles.layer_pairs())
+def test_a_backward_pass_changes_neither_what_was_saved_nor_the_gradient_given(name):
+    forward, backward, inputs = oracles.layer_pairs()[name]
+    y, saved = forward(*inputs.values())
+    kept, dy = copy.deepcopy(saved), np.random.default_rng(1).standard_normal(np.shape(y))
+    given, found = dy.copy(), [copy.deepcopy(backward(dy, saved)) for _ in range(2)]
+    for one, other in ((dy, given), (saved, kept), found):
+        for pair in zip(arrays(one), arrays(other), strict=True):
+            assert np.array_equal(*pair)
+
+
+def arrays(value):
+    """The arrays in nested tuples."""
+    return [x for part in value for x in arrays(part)] if isinstance(value, tuple) else [np.asarray(value)]
 
 
 # The checks themselves.

@@ -51,6 +51,19 @@ def test_ngrams_are_the_definition(order, strength):
         assert p[b, t, w] == pytest.approx(float(exact), rel=1e-12)
 
 
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_behind_the_last_contexts_shorter_ones_decide(order):
+    """What ends the text was seen and followed by nothing: the model falls back on a context that is shorter."""
+    text = [0, 1, 2, 0, 1, 3, 2]
+    model = Ngrams(np.array(text), 5, order)
+    for length in range(1, order):
+        tokens = np.array([text[-length:]])
+        exact = [float(by_definition(text, tuple(tokens[0]), w, 5, Fraction(1))) for w in range(5)]
+        assert model.probabilities(tokens)[0, -1].tolist() == pytest.approx(exact, rel=1e-12)
+        chosen = [model.probability(tokens, np.full_like(tokens, w))[0, -1] for w in range(5)]
+        assert chosen == pytest.approx(exact, rel=1e-12)
+
+
 def test_a_lower_order_of_a_model_is_the_model_of_that_order():
     rng = np.random.default_rng(0)
     text, tokens = rng.integers(0, 6, 200), rng.integers(0, 6, (2, 9))
