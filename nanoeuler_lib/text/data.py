@@ -143,12 +143,14 @@ class Tokens:
     """A tokenised text.
 
     ids: [n] token ids; starts: positions in `ids` of the end-of-text tokens that stand before a document, or None
-    for text without documents; lengths: [V] bytes of each token, 0 for special ones.
+    for text without documents; lengths: [V] bytes of each token, 0 for special ones; cut: whether documents longer than
+    a row go on in further rows (`row_starts`).
     """
 
     ids: np.ndarray
     starts: np.ndarray | None
     lengths: np.ndarray
+    cut: bool = False
 
     @property
     def bytes(self) -> int:
@@ -168,28 +170,35 @@ def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def batch(
-    tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int
+    tokens: Tokens,
+    rng: np.random.Generator,
+    rows: int,
+    time: int,
+    predict: int,
+    starts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
 
-    Rows of a text with documents that are, by the median, no longer than a row start where a document starts;
-    other rows start anywhere. A row must fit whole: a last document shorter than a row is not drawn, nor is the end of
-    a text read by rows that start at documents.
+    Rows begin where `draw` says; starts: where they may, by default where documents do, or anywhere.
     """
-    last = len(tokens.ids) - time - predict  # the last position where a whole row fits
-    if last < 0:
+    if len(tokens.ids) < time + predict:
         raise NanoEulerError(
             f"text has {len(tokens.ids)} tokens, expected at least {time + predict}: "
             f"a row of {time} and {predict} to predict"
         )
-    if starts_at_documents(tokens, time):
-        allowed = tokens.starts[: np.searchsorted(tokens.starts, last, side="right")]
-        at = allowed[rng.integers(0, len(allowed), rows)]
-    else:
-        at = rng.integers(0, last + 1, rows)
+    starts = row_starts(tokens, time, predict) if starts is None else starts
+    at = draw(starts, len(tokens.ids) - time - predict, rng, rows)
     windows = tokens.ids[at[:, None] + np.arange(time + predict)].astype(np.int64)  # [B, T + K]
     targets = np.stack([windows[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
     return windows[:, :time], targets
+
+
+def draw(starts: np.ndarray | None, last: int, rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Where the rows of a batch begin [B]: at some of these starts, or, where there are none, anywhere from 0 to last.
+
+    last: the last position where a whole row with its targets fits.
+    """
+    return rng.integers(0, last + 1, rows) if starts is None else starts[rng.integers(0, len(starts), rows)]
 
 
 def starts_at_documents(tokens: Tokens, time: int) -> bool:
@@ -197,15 +206,39 @@ def starts_at_documents(tokens: Tokens, time: int) -> bool:
     return tokens.starts is not None and float(np.median(np.diff(tokens.starts))) <= time
 
 
+def row_starts(tokens: Tokens, time: int, predict: int) -> np.ndarray | None:
+    """Where rows may begin [n], in order; None: anywhere, in a text without documents or with mostly longer ones.
+
+    A row that begins at a document runs on into the next ones. With `tokens.cut`, a document that neither a row nor the
+    last targets of its heads hold to its end goes on in further rows, each begun where the one before it ended, and a
+    last row ends with the text. Without it nothing is drawn of what lies behind a row's length.
+    """
+    if not starts_at_documents(tokens, time):
+        return None
+    starts, last = tokens.starts, len(tokens.ids) - time - predict
+    if tokens.cut:
+        lengths = np.diff(np.append(starts, len(tokens.ids) - 1))
+        pieces = np.where(lengths < time + predict, 1, -(-lengths // time))
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # 0, 1, ... of each
+        if number.any():
+            starts = np.unique(np.minimum(np.repeat(starts, pieces) + time * number, max(last, 0)))
+    return starts[: np.searchsorted(starts, last, side="right")]
+
+
 def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and head-0 targets [R, T] that score every token of a text exactly once.
 
-    Documents that fit have a row of their own (and what exceeds a row is left out); other text is cut into
-    consecutive windows. Targets after the end are -1.
+    Documents that fit have a row of their own; other text is cut into consecutive windows. What exceeds a row of a
+    longer document among shorter ones is cut into windows too (`tokens.cut`), or left out. Targets after the end are
+    -1.
     """
     if starts_at_documents(tokens, time):
         ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # of each document: its closing end-of-text
-        spans = [(start, min(end + 1, start + time + 1)) for start, end in zip(tokens.starts, ends)]
+        spans = [
+            (start, min(end + 1, start + time + 1))
+            for first, end in zip(tokens.starts, ends)
+            for start in range(first, end if tokens.cut else first + 1, time)
+        ]
     else:
         spans = [
             (start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)

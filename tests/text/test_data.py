@@ -3,15 +3,19 @@
 import gzip
 import json
 import lzma
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from oracles import error_of
 
+from nanoeuler_lib import world
+from nanoeuler_lib.config import preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.data import SEPARATOR, Tokens
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training.checkpoint import load_pretrained
 
 LENGTHS = np.ones(100, np.int32)
 
@@ -43,6 +47,56 @@ def test_validation_rows_of_documents():
     assert rows(tokens, 5)[1][3] == [8, 9, 10, 11, 12]
     assert rows(tokens, 6)[1][3] == [8, 9, 10, 11, 12, -1]
     assert len(rows(numbered(13, [0, 9]), 8)[0]) == 2  # none fits: windows
+
+
+def cut(count, starts):
+    return replace(numbered(count, starts), cut=True)
+
+
+def test_longer_documents_go_on_in_further_rows():
+    """One of 8 tokens takes a row of 3 and 2 to predict three times; the last row ends with the text."""
+    tokens = cut(23, [0, 3, 11, 14, 17, 20])
+    assert data.row_starts(tokens, 3, 2).tolist() == [0, 3, 6, 9, 11, 14, 17, 18]
+    assert data.row_starts(replace(tokens, cut=False), 3, 2).tolist() == [0, 3, 11, 14, 17]
+    assert data.row_starts(cut(23, [0, 3, 6, 10, 13, 16, 19]), 3, 2).tolist() == [0, 3, 6, 10, 13, 16], (
+        "4 fit"
+    )
+    inputs, targets = data.batch(tokens, np.random.default_rng(0), 60, 3, 2)
+    assert set(inputs[:, 0].tolist()) == {0, 3, 6, 9, 11, 14, 17, 18}
+    assert np.array_equal(targets, inputs[..., None] + [1, 2]), "the last of a piece see what follows"
+    assert rows(tokens, 3)[0][1:4] == [[3, 4, 5], [6, 7, 8], [9, 10, 0]]
+    assert rows(tokens, 3)[1][1:4] == [[4, 5, 6], [7, 8, 9], [10, 11, -1]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(seed):
+    rng = np.random.default_rng(seed)
+    time, predict = int(rng.integers(2, 9)), int(rng.integers(1, 4))
+    lengths = [*rng.integers(1, time + 1, 12), *rng.integers(time + predict, 9 * time, 7)]
+    rng.shuffle(lengths)
+    starts = np.cumsum([0, *lengths])
+    tokens = cut(int(starts[-1]) + 1, starts[:-1])
+    begins = data.row_starts(tokens, time, predict)
+    assert begins.max() + time + predict == len(tokens.ids) and set(tokens.starts[:-6]) <= set(begins)
+    assert {int(at) + i for at in begins for i in range(time)} >= set(range(len(tokens.ids) - predict))
+    inputs, targets = data.validation_rows(tokens, time)
+    scored = targets[targets >= 0]
+    assert sorted(scored) == list(range(1, len(tokens.ids))) and (scored == inputs[targets >= 0] + 1).all()
+
+
+def test_rows_of_the_books_stories_are_what_they_were():
+    """Its longest, 131 tokens, fits into a row of 128 and 4 to predict: nothing is cut, and no batch is another one."""
+    tokenizer, config = load_pretrained()[1], preset("small")
+    before, valid = (
+        data.tokenize(world.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2))
+    )
+    now = replace(before, cut=True)
+    assert np.diff(before.starts).max() == 131
+    drawn = [data.batch(one, np.random.default_rng(3), 16, 128, config.predict) for one in (before, now)]
+    assert all(np.array_equal(*pair) for pair in zip(*drawn))
+    assert np.array_equal(*(data.row_starts(one, 128, 4) for one in (before, now)))
+    scored = [data.validation_rows(one, 128) for one in (valid, replace(valid, cut=True))]
+    assert all(np.array_equal(*pair) for pair in zip(*scored))
 
 
 @pytest.mark.parametrize("rows_", [1, 4])
