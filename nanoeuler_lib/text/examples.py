@@ -46,6 +46,37 @@ def encode(example: Example, tokenizer: Tokenizer, most: int | None = None) -> E
     return Encoded(np.array(ids), np.array(counted))
 
 
+def encode_all(example: Example, tokenizer: Tokenizer, most: int, turns: str) -> list[Encoded]:
+    """An example's tokens in as many rows of at most `most` tokens as it takes; none that has no reply.
+
+    turns: "windows" for further rows for the turns that `encode` leaves out, each begun with the end marker as if the
+    earlier ones were forgotten; "last" for a row in which the last reply alone counts, behind as many turns as fit
+    before it. A turn that is longer than a row is left out.
+    """
+    if turns == "last":
+        pieces = (encode(example[n:], tokenizer, most) for n in range(len(example)))
+        found = next((e for n, e in enumerate(pieces) if replies(e) == len(example) - n), None)
+        if found is not None:
+            count_last(found, tokenizer, example)
+        return [found] if found is not None else []
+    found, begin = [], 0
+    while begin < len(example):
+        encoded = encode(example[begin:], tokenizer, most)
+        found += [encoded] if (fitting := replies(encoded)) else []
+        begin += max(1, fitting)
+    return found
+
+
+def replies(encoded: Encoded) -> int:
+    """How many replies an example has as tokens."""
+    return int((encoded.counted[1:] & ~encoded.counted[:-1]).sum())
+
+
+def count_last(encoded: Encoded, tokenizer: Tokenizer, example: Example) -> None:
+    """Have the loss count the last reply alone, with its end marker."""
+    encoded.counted[: -(len(tokenizer.encode(example[-1][1])) + 1)] = False
+
+
 def rows(examples: Sequence[Encoded], time: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [B, T] and targets [B, T, K]: example b in row b; target k of position t is token t+1+k if that counts.
 
@@ -71,9 +102,11 @@ def row_length(examples: Iterable[Encoded], context: int) -> int:
 def read_examples(path: str | Path) -> tuple[list[Example], str]:
     """The examples of a file, plain or compressed (.xz, .gz), and their template: a JSON array, or one object a line.
 
-    An object is Alpaca's (instruction, input, output), Dolly's (instruction, context, response), or a conversation:
-    {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}. The first two get
-    Alpaca's template, conversations none. Raises NanoEulerError, with the place, for anything else and for a mixture.
+    An object is Alpaca's (instruction, input, output), Dolly's (instruction, context, response), or a dialogue:
+    messages of role (user, assistant) and content, also as a list by itself; conversations of from (human, gpt) and
+    value, as ShareGPT has them; prompt and completion. What a system message says begins the first user's turn. The
+    first two get Alpaca's template, dialogues none. Raises NanoEulerError, with the place, for anything else and for a
+    mixture.
     """
     path = Path(path)
     try:
@@ -91,12 +124,7 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
         raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
     examples, template = [], None
     for place, value in _objects(path, text):
-        example, its_template = _conversation(value) or _instruction(value) or (None, None)
-        if example is None:
-            known = (
-                "instruction and output, instruction and response, or messages of user and assistant in turn"
-            )
-            raise NanoEulerError(f"{path}: {place} has {_keys(value)}, expected texts under {known}")
+        example, its_template = _example(f"{path}: {place}", value)
         if its_template != (template := template or its_template):
             raise NanoEulerError(
                 f"{path}: {place} is of another kind than those before, expected one kind a file"
@@ -117,12 +145,21 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
 
 def _objects(path, text):
     """The JSON values of a file, each with where it stands."""
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith("[") and not _lists_by_line(text):
         yield from ((f"item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield f"line {number}", _json(path, f"line {number}", line)
+
+
+def _lists_by_line(text):
+    """Whether a text that begins with a bracket holds a list a line: its first line is one, and more follow."""
+    first, _, rest = text.lstrip().partition("\n")
+    try:
+        return bool(rest.strip()) and isinstance(json.loads(first), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _json(path, place, text):
@@ -134,30 +171,81 @@ def _json(path, place, text):
         ) from None
 
 
-def _instruction(value):
-    """The example in Alpaca's or Dolly's form, with its template; None if it is not."""
+INSTRUCTIONS = ("instruction", "input", "output"), ("instruction", "context", "response")
+ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+KNOWN = "instruction and output, instruction and response, messages, conversations, or prompt and completion"
+
+
+def _example(place, value):
+    """The example that a JSON value holds, with its template. Raises NanoEulerError, which says what is wrong."""
+    if isinstance(value, list):
+        return _dialogue(place, "", value), "plain"
     if not isinstance(value, dict):
-        return None
-    for about, answer in (("input", "output"), ("context", "response")):
-        texts = [value.get("instruction"), value.get(about, ""), value.get(answer)]
-        if all(isinstance(text, str) for text in texts):
-            return [(alpaca_prompt(*texts[:2]), texts[2])], "alpaca"
-    return None
+        raise NanoEulerError(
+            f"{place} is a {type(value).__name__}, expected an object with texts under {KNOWN}"
+        )
+    for name in ("messages", "conversations"):
+        if name in value:
+            return _dialogue(place, f"{name} ", value[name]), "plain"
+    if "prompt" in value and "completion" in value:
+        if isinstance(value["prompt"], list) and isinstance(value["completion"], list):
+            return _dialogue(place, "", value["prompt"] + value["completion"]), "plain"
+        return [(_text(place, value, "prompt"), _text(place, value, "completion"))], "plain"
+    for ask, about, answer in INSTRUCTIONS:
+        if ask in value and answer in value:
+            prompt = alpaca_prompt(_text(place, value, ask), _text(place, value, about, optional=True))
+            return [(prompt, _text(place, value, answer))], "alpaca"
+    raise NanoEulerError(f"{place} has keys {short(sorted(value))}, expected texts under {KNOWN}")
 
 
-def _conversation(value):
-    """The example in the form of messages, with its template; None if it is not."""
-    messages = value.get("messages") if isinstance(value, dict) else None
-    if not isinstance(messages, list) or not messages or len(messages) % 2:
-        return None
-    for message, role in zip(messages, ("user", "assistant") * (len(messages) // 2)):
-        if not isinstance(message, dict) or message.get("role") != role:
-            return None
-        if not isinstance(message.get("content"), str):
-            return None
-    texts = [message["content"] for message in messages]
-    return list(zip(texts[::2], texts[1::2])), "plain"
+def _text(place, value, name, optional=False):
+    """The text under a name; optional: null and none are an empty one."""
+    text = value.get(name)
+    if optional and text is None:
+        return ""
+    if not isinstance(text, str):
+        raise NanoEulerError(f"{place}: {name} is {_shown(text)}, expected text")
+    return text
 
 
-def _keys(value):
-    return f"keys {short(sorted(value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
+def _shown(value):
+    return "null" if value is None else short(value)
+
+
+def _dialogue(place, name, messages):
+    """The turns of a list of messages: what the user says, and what to reply."""
+    if not isinstance(messages, list) or not messages:
+        raise NanoEulerError(f"{place}: {name}is {_shown(messages)}, expected a list of messages")
+    said = [_message(f"{place}: {name}{number}", one) for number, one in enumerate(messages, 1)]
+    first = 1 if said[0][0] == "system" else 0
+    for number, (role, _) in enumerate(said[first:], first + 1):
+        wanted = ("user", "assistant")[(number - first - 1) % 2]
+        if role != wanted:
+            raise NanoEulerError(
+                f"{place}: {name}{number} is of {role}, expected {wanted}: user and assistant in turn, perhaps behind "
+                "one of system"
+            )
+    if (len(said) - first) % 2 or len(said) == first:
+        raise NanoEulerError(f"{place}: {name}{len(said)} is of {said[-1][0]}, expected assistant at the end")
+    texts = [text for _, text in said[first:]]
+    if first and said[0][1]:
+        texts[0] = f"{said[0][1]}\n\n{texts[0]}"
+    return list(zip(texts[::2], texts[1::2]))
+
+
+def _message(place, message):
+    """The role and the text of a message, which may come in parts of text."""
+    if not isinstance(message, dict):
+        raise NanoEulerError(f"{place} is {_shown(message)}, expected an object with role and content")
+    of, what = ("from", "value") if "from" in message else ("role", "content")
+    role, text = message.get(of), message.get(what)
+    if not isinstance(role, str) or role not in ROLES:
+        raise NanoEulerError(f"{place} has {of} {_shown(role)}, expected one of {', '.join(ROLES)}")
+    if isinstance(text, list):
+        for part in text:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise NanoEulerError(f"{place} has a part {_shown(part)} in {what}, expected parts of text")
+        text = "".join(part["text"] for part in text)
+    if not isinstance(text, str):
+        raise NanoEulerError(f"{place}: {what} is {_shown(text)}, expected text")
+    return ROLES[role], text

@@ -16,7 +16,7 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.optim import optimizer_of
-from nanoeuler_lib.text.examples import Encoded, Example, encode, read_examples, row_length, rows
+from nanoeuler_lib.text.examples import Encoded, Example, count_last, encode, read_examples, row_length, rows
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
 from nanoeuler_lib.training.checkpoint import Checkpoint
@@ -90,8 +90,7 @@ def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -
     """
     encoded = [encode(example, tokenizer) for example in examples]
     for example, tokens in zip(examples, encoded, strict=True):
-        last = len(tokenizer.encode(example[-1][1])) + 1  # tokens of the last reply and its end marker
-        tokens.counted[:-last] = False
+        count_last(tokens, tokenizer, example)
     # by a chat, too
     unsaid = [*markers(tokenizer)[1:], *range(tokenizer.vocab_size, model.config.vocab_size)]
     return greedy_match(model, encoded, unsaid)
