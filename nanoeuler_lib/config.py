@@ -96,6 +96,8 @@ class TrainConfig:
     optimizer: str = field(
         default="adamw", metadata={"before": "adamw"}
     )  # or "muon", for matrices inside blocks
+    # whether documents longer than a row go on in further rows; before, what lies behind a row's length was not read
+    cut_documents: bool = field(default=True, metadata={"before": False})
 
     def __post_init__(self):
         at_least = dict(
@@ -104,7 +106,11 @@ class TrainConfig:
         for name, low in at_least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**53:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of at least {low}")
+                past = type(value) is int and value >= 2**53
+                most = "at most 2^53 - 1" if past else f"at least {low}"
+                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of {most}")
+        if not isinstance(self.cut_documents, bool):
+            raise NanoEulerError(f"cut_documents is {short(self.cut_documents)}, expected true or false")
         ranges = dict(
             rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10)
         )

@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler score FILE.txt --run runs/world --out score.html    bits per byte of a text of yours, dear tokens marked
   nanoeuler train --resume runs/world --steps 4000   go on for longer
+  nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
   nanoeuler check                                   every gradient against difference quotients
@@ -41,13 +42,14 @@ TRAINING = {
     "batch": "sequences in a batch",
     "accumulate": "batches whose mean gradient makes a step",
     "optimizer": "adamw; or muon, which moves the matrices inside blocks, and leaves the others to AdamW",
-    "rate": "learning rate at its peak, behind the warm-up; it falls along a cosine to a tenth of that",
+    "rate": "learning rate at its peak, behind the warm-up; it falls along a cosine to a tenth of that; with --resume, "
+    "another one from there on",
     "warmup": "steps in which the rate rises from 0 to its peak",
     "decay": "weight decay of matrices, a share of the rate",
     "clip": "largest norm of a step's gradient, longer ones are shortened to it; 0: any",
     "later_heads": "weight of the loss of each prediction head but the first, which has 1",
     "seed": "seed of weights and batches; the same seed gives the same run",
-    "valid_fraction": "share of the data, its end, that is held out to validate on, 0 to 0.9",
+    "valid_fraction": "share of the data, its end, that is held out to validate on, 0 to 0.9; train: 0 is none",
     "valid_every": "steps between validations",
     "sample_every": "steps between samples of text in the log; 0: none",
     "save_every": "steps between checkpoints, the most that a power cut can cost",
@@ -74,6 +76,7 @@ VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documen
 WEB_BYTES = 1_000_000_000
 
 METAVAR = {int: "N", float: "X", str: "NAME"}
+CHANGEABLE = "steps", "rate"  # of a run that goes on
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
 
 
@@ -301,6 +304,14 @@ def _train(new):
         help="validation text, or shards, each time another set (default: the end of --data; --resume: as --data)",
     )
     _run_folder(new)
+    new.add_argument(
+        "--from",
+        dest="base",
+        type=Path,
+        metavar="RUN",
+        help="begin a new run with the model and tokenizer of this run or checkpoint, on any text (to go on with a run "
+        "on its own text: --resume)",
+    )
     new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
     new.add_argument(
         "--tokenizer",
@@ -325,7 +336,8 @@ def _train(new):
 def _sft(new):
     new.add_argument(
         "--data", metavar="FILE", help="konigsberg (the default), konigsberg-reworded, or a file: Alpaca's or Dolly's "
-        "JSON, or messages; .xz and .gz too (--resume: where it stands now, if it moved)",
+        "JSON, messages, ShareGPT's conversations, prompt and completion; .xz and .gz too (--resume: where it stands "
+        "now, if it moved)",
     )  # fmt: skip
     new.add_argument(
         "--examples",
@@ -338,6 +350,12 @@ def _sft(new):
         type=int,
         metavar="N",
         help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})",
+    )
+    new.add_argument(
+        "--last-turn",
+        action="store_true",
+        default=None,
+        help="learn from the last reply of each dialogue alone (default: from all)",
     )
     new.add_argument(
         "--base",

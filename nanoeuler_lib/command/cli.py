@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib.command import arguments
-from nanoeuler_lib.command.arguments import CORPORA, SHAPE, TRAINING
+from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, SHAPE, TRAINING
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
@@ -130,61 +130,96 @@ def shards(args):
 
 
 def train(args):
-    from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.text.shards import Shards
-    from nanoeuler_lib.text.tokenizer import Tokenizer
-    from nanoeuler_lib.training import loop
-    from nanoeuler_lib.training import train as training
-
     began = time.perf_counter()
     if args.resume:
-        _only_resume(
-            args,
-            [*(name for name in TRAINING if name != "steps"), *SHAPE, "preset", "tokenizer", "precision"],
+        _resume_training(args)
+    else:
+        _begin_training(args)
+    _came_out(args.resume or args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
+
+
+def _resume_training(args):
+    """Go on with a run: its settings but for those that may change."""
+    from nanoeuler_lib.training import loop
+
+    if args.base:
+        raise NanoEulerError(
+            "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
+            "expected one of them"
         )
-        files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-        steps, data = args.steps, _read_data(files)
-        if isinstance(steps, arguments.Tokens):
-            steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
-        _not_negative(args, "profile")
-        options = dict(files=files, steps=steps, device=args.device, profile=args.profile)
-        loop.resume(args.resume, *data, args.quiet, **options)
-        _came_out(args.resume, began, "continue a prompt: nanoeuler generate PROMPT --run")
-        return
+    fixed = (name for name in TRAINING if name not in CHANGEABLE)
+    _only_resume(args, [*fixed, *SHAPE, "preset", "tokenizer", "precision"])
+    files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
+    steps, data = args.steps, _read_data(files)
+    if isinstance(steps, arguments.Tokens):
+        steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
+    _not_negative(args, "profile")
+    options = dict(files=files, steps=steps, device=args.device, profile=args.profile, rate=args.rate)
+    loop.resume(args.resume, *data, args.quiet, **options)
+
+
+def _begin_training(args):
+    """Begin a run, with a new model or with that of another run."""
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.text.shards import Shards
+    from nanoeuler_lib.training import train as training
+
     for option in ("data", "run"):
         if getattr(args, option) is None:
+            begun = f"--from {args.base} " if args.base else ""
             raise NanoEulerError(
-                f"--{option} is missing, expected --data FILE --run FOLDER, or --resume FOLDER"
+                f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER"
             )
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: _absolute(path) for name, path in given.items()}
     data, valid = _read_data(given)
-    from_shards = isinstance(data, Shards)
-    if args.tokenizer and from_shards:
-        raise NanoEulerError(
-            f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer"
-        )
-    tokenizer = Tokenizer.load(args.tokenizer) if args.tokenizer else None
-    tokenizer = data.tokenizer if from_shards else tokenizer
-    changes = _given(args, SHAPE)
-    if tokenizer and "vocab_size" not in changes:
-        changes["vocab_size"] = tokenizer.vocab_size
-    model_config = preset(args.preset or "small", **changes)
+    model_config, tokenizer, base = _model_to_train(
+        args, data.tokenizer if isinstance(data, Shards) else None
+    )
     batching = TrainConfig(**_given(args, ["batch", "accumulate"]))
     settings = _given(args, TRAINING).items()
     config = TrainConfig(**{n: _in_steps(value, batching, model_config.context) for n, value in settings})
     _check_workers(args)
     _not_negative(args, "profile")
     device = choose(args.device or "cpu", args.precision, model_config)
-    options = dict(files=files, device=device, profile=args.profile)
-    if from_shards:
+    options = dict(files=files, device=device, profile=args.profile, base=base)
+    if isinstance(data, Shards):
         training.pretrain(args.run, data, valid, model_config, config, args.quiet, args.workers, **options)
     else:
         source = " ".join(map(str, args.data))
         training.train(
             args.run, data, model_config, config, tokenizer, source, valid, args.quiet, args.workers, **options,
         )  # fmt: skip
-    _came_out(args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
+
+
+def _model_to_train(args, of_shards):
+    """The shape, the tokenizer (None: to be trained) and the model to begin with (a checkpoint; None: a new one).
+
+    of_shards: the tokenizer that shards bring with them.
+    """
+    from nanoeuler_lib.text.tokenizer import Tokenizer
+    from nanoeuler_lib.training import checkpoint
+
+    changes = _given(args, SHAPE)
+    if args.base:
+        if given := [*_given(args, ["preset", "tokenizer"]), *changes]:
+            option = given[0].replace("_", "-")
+            raise NanoEulerError(f"--from takes shape and tokenizer from {args.base}, got also --{option}")
+        base = checkpoint.load(args.base)
+        if of_shards and of_shards.__reduce__() != base.tokenizer.__reduce__():
+            raise NanoEulerError(
+                f"--data is {args.data[0]}, shards of another tokenizer than {base.path}: expected shards made with "
+                f"--tokenizer {base.path / 'tokenizer.json'}"
+            )
+        return base.model.config, base.tokenizer, base
+    if args.tokenizer and of_shards:
+        raise NanoEulerError(
+            f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer"
+        )
+    tokenizer = of_shards or (Tokenizer.load(args.tokenizer) if args.tokenizer else None)
+    if tokenizer and "vocab_size" not in changes:
+        changes["vocab_size"] = tokenizer.vocab_size
+    return preset(args.preset or "small", **changes), tokenizer, None
 
 
 def _read_data(files):
@@ -302,25 +337,34 @@ def sft(args):
 
     began = time.perf_counter()
     if args.resume:
-        settings = (name for name in TRAINING if name != "steps")
-        _only_resume(args, [*settings, "examples", "data_seed", "base", "precision"])
+        settings = (name for name in TRAINING if name not in CHANGEABLE)
+        _only_resume(args, [*settings, "examples", "data_seed", "base", "precision", "last_turn"])
         files, head = _files_of(args.resume, args, {"examples": "data"}, "sft")
         _, *numbers = head["info"]["examples"]
         config = TrainConfig.from_dict(head["train"])
         *examples, _ = tuning.examples_of(files["examples"], *numbers, config.valid_fraction)
-        loop.resume(args.resume, *examples, args.quiet, files=files, steps=args.steps, device=args.device)
+        options = dict(files=files, steps=args.steps, device=args.device, rate=args.rate)
+        loop.resume(args.resume, *examples, args.quiet, **options)
         _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
         return
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
     config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAINING))
     _check_workers(args)
-    _not_negative(args, "examples", "data_seed")
+    for name in ("examples", "data_seed"):
+        if (value := getattr(args, name)) is not None and not 0 <= value < 2**53:
+            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 to 2^53 - 1")
+    if args.last_turn and (args.data or tuning.KONIGSBERG) in tuning.SOURCES:
+        raise NanoEulerError(
+            "--last-turn is for dialogues of your own, expected --data FILE too: a story stands in the first turn"
+        )
     data_seed = SFT_DATA_SEED if args.data_seed is None else args.data_seed
     source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
     base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
     info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
-    info["files"] = {"examples": source[0] if source[0] in tuning.SOURCES else _absolute(source[0])}
+    built_in = source[0] in tuning.SOURCES
+    info["files"] = {"examples": source[0] if built_in else _absolute(source[0])}
+    info |= {} if built_in else {"turns": "last" if args.last_turn else "windows"}
     examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
     tuning.fine_tune(
         args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
@@ -386,14 +430,21 @@ def _came_out(run, began, what):
     from nanoeuler_lib.training import checkpoint
     from nanoeuler_lib.training.journal import duration
     from nanoeuler_lib.training.run_folder import read_log
+    from nanoeuler_lib.training.watch import percent
 
-    head, out = checkpoint.read_head(run), Voice(sys.stdout)
-    warnings = sum("warning" in entry for entry in read_log(run))
+    head, out, log = checkpoint.read_head(run), Voice(sys.stdout), read_log(run)
+    warnings = sum("warning" in entry for entry in log)
     warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
     validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
+    if seen := [entry["seen"] for entry in log if "seen" in entry]:
+        part = "replies" if "examples" in head["info"] else "text"
+        validation += f"; rows have held {percent(seen[-1])} of the training {part}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
+    best = Path(run) / "checkpoints" / checkpoint.BEST
+    if best.is_dir() and (step := checkpoint.read_head(best)["step"]) != head["step"]:
+        out.line(f"the best by validation is of step {step:,}: {best}")
     out.line(f"look at it: nanoeuler report {run}")
     out.line(f"{what} {run}")
 

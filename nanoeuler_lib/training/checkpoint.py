@@ -23,12 +23,13 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import one_line, seal, sha256, sync, to_json, unsealed
+from nanoeuler_lib.files import from_json, one_line, seal, sha256, sync, to_json, unsealed
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 FORMAT = "nanoeuler-checkpoint-1"
+BEST = "best"  # the folder of a run's best checkpoint by validation, beside those of its last steps; has no optimizer
 HEAD_BYTES = 1_000_000  # a longer checkpoint.json is none
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
@@ -45,8 +46,11 @@ class Checkpoint:
     optimizer: AdamW | None
     info: dict  # data fingerprint, validation result and the like
 
-    def copy(self) -> "Checkpoint":
-        """The same in this machine's memory; it stays what it is while a run goes on to change this one."""
+    def copy(self, training: bool = True) -> "Checkpoint":
+        """The same in this machine's memory; it stays what it is while a run goes on to change this one.
+
+        training: with the optimiser's state, without which no run goes on.
+        """
         config = self.model.config
 
         def copied(params):
@@ -56,9 +60,10 @@ class Checkpoint:
                 host.flat[...] = params.flat
             return host
 
-        optimizer = optimizer_of(config, self.train)
-        optimizer.step = self.optimizer.step
-        optimizer.m, optimizer.v = copied(self.optimizer.m), copied(self.optimizer.v)
+        optimizer = optimizer_of(config, self.train) if training else None
+        if training:
+            optimizer.step = self.optimizer.step
+            optimizer.m, optimizer.v = copied(self.optimizer.m), copied(self.optimizer.v)
         model = GPT(config, copied(self.model.params))
         return replace(self, model=model, optimizer=optimizer, info=dict(self.info))
 
@@ -88,9 +93,9 @@ def save(
         if replaced.exists() and not path.exists():
             os.replace(replaced, path)
         reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(
-            f"{path}: cannot write the checkpoint ({reason}); earlier ones are intact"
-        ) from None
+        earlier = path.exists() or any(path.parent.glob("step-*"))
+        others = "earlier ones are intact" if earlier else "there is none before it"
+        raise NanoEulerError(f"{path}: cannot write the checkpoint ({reason}); {others}") from None
 
 
 def _write_files(partial, model, tokenizer, step, train, optimizer, info):
@@ -114,7 +119,9 @@ def _write_files(partial, model, tokenizer, step, train, optimizer, info):
         "info": info or {},
         "sha256": {file.name: sha256(file) for file in sorted(partial.iterdir())},
     }
-    (partial / "checkpoint.json").write_bytes(f"{to_json(seal(head), indent=1)}\n".encode())
+    text = to_json(seal(head), indent=1)
+    _expect_readable(from_json(text), partial.name)
+    (partial / "checkpoint.json").write_bytes(f"{text}\n".encode())
     for file in partial.iterdir():
         sync(file)
 
@@ -139,6 +146,8 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     head = _read_head(path)
     for name, digest in head["sha256"].items():
         if not (path / name).is_file():
+            if name == "optimizer.safetensors":  # is wanted for going on alone
+                continue
             raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
         if (actual := sha256(path / name)) != digest:
             raise NanoEulerError(
@@ -156,7 +165,10 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     params, optimizer = _filled(config, tensors), None
     if training:
         if settings is None or not (path / "optimizer.safetensors").is_file():
-            raise NanoEulerError(f"{path}: holds no optimizer state, expected a checkpoint of a training run")
+            raise NanoEulerError(
+                f"{path}: holds no optimizer state, expected a checkpoint with optimizer.safetensors to go on from; "
+                "nanoeuler train --from begins a new run with its model"
+            )
         moments = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
         tensors = _read_tensors(path / "optimizer.safetensors", moments)
         optimizer = optimizer_of(config, settings)
@@ -192,6 +204,7 @@ def find(path: str | Path) -> Path:
     steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
     # its successor never came: see `sweep`
     steps = steps or sorted(path.glob("checkpoints/.step-*.replaced"))
+    steps = steps or list(path.glob(f"checkpoints/{BEST}"))
     if steps:
         return steps[-1]
     if (path / "lock").is_file():
@@ -199,6 +212,8 @@ def find(path: str | Path) -> Path:
             f"{path}: holds no checkpoint: the run was stopped before its first, begin it again"
         )
     what = "holds no checkpoint" if path.exists() else "no such folder"
+    if inside := folders(path.parent) if path.name == "checkpoints" else []:
+        what, expected = "holds checkpoints", f"expected its run {path.parent}, or one of them: {inside[-1]}"
     raise NanoEulerError(f"{path}: {what}, {expected}")
 
 
@@ -218,7 +233,7 @@ def remove(path: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Finish what a killed process left half-done in a folder of checkpoints; nobody may be writing there."""
-    for left in folder.glob(".step-*"):
+    for left in (*folder.glob(".step-*"), *folder.glob(f".{BEST}.*")):
         name, _, what = left.name[1:].rpartition(".")
         if what == "replaced" and not (folder / name).exists():
             os.replace(left, folder / name)  # its successor never came
@@ -265,11 +280,16 @@ def _read_head(path):
         raise NanoEulerError(f"{file}: lists files {short(sorted(names))}, expected {sorted(allowed)}")
     if odd := [digest for digest in head["sha256"].values() if not isinstance(digest, str)]:
         raise NanoEulerError(f"{file}: a SHA-256 is {short(odd[0])}, expected text")
+    _expect_readable(head, file)
+    return head
+
+
+def _expect_readable(head, file):
+    """Raises NanoEulerError for info of a kind that is not read again: looked at before it is written, and after."""
     for name, value in head["info"].items():
         what, good = INFO.get(name, ("", lambda value: True))
         if not good(value):
             raise NanoEulerError(f"{file}: info.{one_line(name, 40)} is {short(value)}, expected {what}")
-    return head
 
 
 def _is_text(value):
@@ -302,6 +322,7 @@ INFO = {
     "source": ("text", _is_text),
     "template": ("text", _is_text),
     "base": ("text", _is_text),
+    "turns": ("first, windows or last", lambda value: value in ("first", "windows", "last")),
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),
     "valid_bits_per_byte": ("a number", _is_number),

@@ -3,12 +3,14 @@
 All have the same members: `batch` and `validation`, `sample` for the reader of the log; the fingerprints tell one text
 from another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has
 on average, `warnings` what to say first, `sampled` whether there is so much to validate on that most validations score
-a part of it.
+a part of it. `reach` is the share of the training tokens (of replies, for examples: `unit`) that any row can hold,
+`seen` that which the rows of the first steps did hold.
 """
 
 import math
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -20,11 +22,12 @@ from nanoeuler_lib.model import GPT
 from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import Example, encode, row_length, rows
+from nanoeuler_lib.text.examples import Example, encode, encode_all, replies, row_length, rows
 from nanoeuler_lib.text.shards import Part, Shards
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.text.turns import TEMPLATES
 from nanoeuler_lib.training.checkpoint import Checkpoint
-from nanoeuler_lib.training.watch import document_warnings, text_warnings
+from nanoeuler_lib.training.watch import document_warnings, percent, text_warnings
 
 
 def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | SFTDataset":
@@ -66,38 +69,82 @@ def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float
 class TextDataset:
     """A text, tokenised, in rows of the model's context.
 
-    Raises NanoEulerError when a part is too short for a row.
+    `train.cut_documents` says whether documents longer than a row are read whole (`data.row_starts`). Without a
+    validation text (`train.valid_fraction` 0) nothing is validated. Raises NanoEulerError when a part is too short for
+    a row.
     """
 
-    sampled = False
+    sampled, unit = False, "tokens"
 
     def __init__(self, part: str, valid: str, state: Checkpoint):
         self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
-        self.part, self.valid = data.tokenize(part, state.tokenizer), data.tokenize(valid, state.tokenizer)
-        need = self.model.context + self.model.predict
-        for name, tokens, least in (("training", self.part, need), ("validation", self.valid, 2)):
-            if len(tokens.ids) < least:
-                source = state.info.get("source", "text")
-                raise NanoEulerError(
-                    f"{source}: {name} part has {len(tokens.ids)} tokens, expected at least {least}"
-                )
-        self.tokens, self.row_tokens = len(self.part.ids), self.model.context
-        self.sizes = {"train_tokens": self.tokens, "valid_tokens": len(self.valid.ids)}
+        self.part, self.valid = (
+            replace(data.tokenize(text, state.tokenizer), cut=self.train.cut_documents)
+            for text in (part, valid)
+        )
+        source = state.info.get("source", "text")
+        _expect_a_row(source, "training", len(self.part.ids), self.model)
+        if valid or self.train.valid_fraction:
+            source = state.info.get("files", {}).get("valid") or source
+            _expect_a_row(source, "validation", len(self.valid.ids))
+        size, self.row_tokens = len(self.part.ids), self.model.context
+        self.starts = data.row_starts(self.part, self.row_tokens, self.model.predict)
+        self.window, self.read, self.counted = self.row_tokens + self.model.predict, np.zeros(size, bool), 0
+        self.tokens = size
+        if self.starts is not None:
+            self.tokens = int(np.minimum(np.diff(np.append(self.starts, size)), self.window).sum())
+        self.reach = self.tokens / size
+        self.sizes = {"train_tokens": size, "valid_tokens": len(self.valid.ids)}
         self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
+        if self.reach < REACHED:
+            self.warnings.append(
+                f"rows reach {percent(self.reach)} of the {size} training tokens: a smaller context, or more text, "
+                "leaves less behind"
+            )
+        if data.SEPARATOR in part and self.part.starts is None:
+            self.warnings.append(
+                f"the tokenizer has no {END_OF_TEXT}: the lines between documents are ordinary letters to it"
+            )
 
     def batch(self, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..."""
         rng = np.random.default_rng([self.train.seed, step])
-        return data.batch(self.part, rng, rows, self.model.context, self.model.predict)
+        return data.batch(self.part, rng, rows, self.model.context, self.model.predict, self.starts)
+
+    def seen(self, steps: int) -> float:
+        """Share of the training tokens that rows of the first so many steps have held. Steps may only grow."""
+        for step in range(self.counted, steps):
+            rng, last = np.random.default_rng([self.train.seed, step]), len(self.read) - self.window
+            for at in data.draw(self.starts, last, rng, _rows_of(self.train)):
+                self.read[at : at + self.window] = True
+        self.counted = steps
+        return float(self.read.mean())
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
         """What the log says of a validation; whole: false where a part of the text would do."""
+        if not len(self.valid.ids):
+            return {}
         return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
 
     def sample(self, model: GPT, seed: int) -> str:
         """Something for the reader of the log."""
         return generate(model, self.tokenizer, "", 100, seed=seed)
+
+
+REACHED = 0.95  # of a text; if rows reach less, that is told
+
+
+def _expect_a_row(source, name, tokens, model=None):
+    """Raises NanoEulerError for fewer tokens than a row needs: that of a model to train, or any to validate on."""
+    if tokens < (least := model.context + model.predict if model else 2):
+        why = f", {model.context} of --context and {model.predict} of --predict" if model else ""
+        raise NanoEulerError(f"{source}: {name} part has {tokens} tokens, expected at least {least}{why}")
+
+
+def _rows_of(train):
+    """Rows of a step."""
+    return train.batch * train.accumulate
 
 
 def fingerprint(ids: np.ndarray) -> str:
@@ -133,7 +180,9 @@ class ShardDataset:
                 raise NanoEulerError(
                     f"{other.path}: was tokenized with another tokenizer, expected that of {shards.path}"
                 )
-        if valid is None:
+        if valid is None and self.train.valid_fraction == 0:
+            self.part, self.valid = Part(shards, 0, shards.tokens), {}
+        elif valid is None:
             self.part, held_out = _split_shards(shards, self.train.valid_fraction)
             self.valid = {"valid": held_out}
         else:
@@ -143,24 +192,20 @@ class ShardDataset:
                 raise NanoEulerError(
                     f"--valid is {', '.join(other.name for other in valid)}, expected folders of different names"
                 )
-        need = self.model.context + self.model.predict
-        for name, part, least in [
-            ("training", self.part, need),
-            *(("validation", p, 2) for p in self.valid.values()),
-        ]:
-            if part.tokens < least:
-                raise NanoEulerError(
-                    f"{source}: {name} part has {part.tokens} tokens, expected at least {least}"
-                )
+        _expect_a_row(source, "training", self.part.tokens, self.model)
+        for part in self.valid.values():
+            _expect_a_row(source if valid is None else part.shards.path, "validation", part.tokens)
         self.tokens, self.row_tokens = self.part.tokens, self.model.context
         self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
+        self.reach, self.unit = 1.0, "tokens"
         # the last two: where it begins, the order of its windows
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
         self.fingerprint = _fingerprint_of_shards(self.part)
         self.valid_fingerprint = "+".join(map(_fingerprint_of_shards, self.valid.values()))
-        marks, held_out = self.part.marks(), np.concatenate([part.marks() for part in self.valid.values()])
+        marks = self.part.marks()
+        held_out = np.concatenate([marks[:0], *(part.marks() for part in self.valid.values())])
         self.warnings = document_warnings(
             len(marks), len(np.unique(marks)), len(held_out), int(np.isin(held_out, marks).sum())
         )
@@ -194,6 +239,8 @@ class ShardDataset:
 
         whole: score every token; else windows at equal distances, `SAMPLE` tokens of all sets, and say their share.
         """
+        if not self.valid:
+            return {}
         rows_each, sets = math.inf if whole else SAMPLE // self.row_tokens // len(self.valid), {}
         for name, part in self.valid.items():
             rows = -(-(part.tokens - 1) // self.row_tokens)
@@ -206,6 +253,10 @@ class ShardDataset:
         if (share := tokens / (self.sizes["valid_tokens"] - len(sets))) < 1:
             entry["valid_share"] = round(share, 4)
         return entry
+
+    def seen(self, steps: int) -> float:
+        """Share of the training tokens that windows of the first so many steps have held."""
+        return min(steps * _rows_of(self.train), self.windows) * self.row_tokens / self.tokens
 
     def _scored(self, model, part, chosen):
         """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
@@ -230,7 +281,7 @@ class ShardDataset:
 def _split_shards(shards, fraction):
     """A part to train on and one to validate on: the last documents, which hold about this share of the tokens."""
     cut = int(np.searchsorted(shards.starts, round(shards.tokens * (1 - fraction))))
-    at = int(shards.starts[min(cut, shards.documents - 1)]) if fraction > 0 else shards.tokens - 1
+    at = int(shards.starts[min(cut, shards.documents - 1)])
     return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
 
 
@@ -245,29 +296,46 @@ MEASURABLE = 8  # with fewer examples held out, validation says little
 class SFTDataset:
     """Examples to learn from and to be measured on, laid into rows of about the same length.
 
-    examples: to train on; held_out: to validate on. A first turn too long for the context leaves its example out, a
-    later one only itself; `sizes` counts what is left, `warnings` says what is not. Raises NanoEulerError when a part
-    has nothing left, and when the second has lost more than half and is too small to measure by.
+    examples: to train on; held_out: to validate on. The info "turns" of the run says what becomes of turns that do not
+    fit into the context (`text.examples.encode_all`; absent: "first", the turns that fit into one row). `sizes` counts
+    what is left, `warnings` says what is not. Raises NanoEulerError when a part has nothing left, and when the second
+    has lost more than half and is too small to measure by.
     """
 
-    sampled = False
+    sampled, unit = False, "reply tokens"
 
     def __init__(self, examples: Iterable[Example], held_out: Iterable[Example], state: Checkpoint):
         self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
-        self.template = state.info["template"]
+        self.template, self.turns = state.info["template"], state.info.get("turns", "first")
         examples, held_out, self.warnings = list(examples), list(held_out), []
         self.source = one_line(state.info.get("source", "examples"), 200)
-        self.part = self._fitting(examples, "training", 1)
-        self.valid = self._fitting(held_out, "validation", min(MEASURABLE, -(-len(held_out) // 2)))
+        self.part, count, self.reach = self._fitting(examples, "training", 1)
+        self.valid, held, _ = self._fitting(held_out, "validation", min(MEASURABLE, -(-len(held_out) // 2)))
         self.order = np.argsort([len(e.ids) for e in self.part], kind="stable")  # by length
         self.tokens = sum(len(e.ids) for e in self.part)
         self.row_tokens = self.tokens / len(self.part)
-        self.sizes = {"train_examples": len(self.part), "valid_examples": len(self.valid)}
+        self.sizes = {"train_examples": count, "valid_examples": held}
+        if count < len(self.part):
+            self.sizes |= {"train_rows": len(self.part)}
+        replies = np.array([e.counted.sum() for e in self.part])
+        self.share = self.reach * replies / replies.sum()  # of the reply tokens, in each row
+        self.drawn, self.done = np.zeros(len(self.part), bool), 0
         self.fingerprint, self.valid_fingerprint = (
             fingerprint(np.concatenate([np.where(e.counted, ~e.ids, e.ids) for e in part]))
             for part in (self.part, self.valid)
         )
-        self.prompt = next(e[0][0] for e in held_out if self._encoded(e).counted.any())
+        prompts = (turn for e in held_out for turn in (e[:1] if self.turns == "first" else e))
+        most = self.model.context + 1
+        self.prompt = next(turn[0] for turn in prompts if encode([turn], self.tokenizer, most).counted.any())
+        said = [reply for example in examples for _, reply in example]
+        if empty := sum(not reply.strip() for reply in said):
+            self.warnings.append(
+                f"{empty:,} of {len(said):,} training replies are empty: from them a model learns to say nothing"
+            )
+        self._warn_of_examples()
+
+    def _warn_of_examples(self):
+        """Copies, and too few examples to validate on."""
         if copies := len(self.part) - len({e.ids.tobytes() for e in self.part}):
             self.warnings.append(f"{copies} of {len(self.part)} training examples stand there more than once")
         if len(self.valid) < MEASURABLE:
@@ -276,9 +344,13 @@ class SFTDataset:
             )
 
     def _fitting(self, examples, name, least):
-        """The examples that fit the context, encoded; says how many do not, and refuses when fewer than `least` do."""
+        """The rows of the examples that fit the context, how many these are, and the share of reply tokens in them.
+
+        Says how many do not fit, and refuses when fewer than `least` do.
+        """
+        context = self.model.context
         encoded = [self._encoded(example) for example in examples]
-        fitting, context = [e for e in encoded if e.counted.any()], self.model.context
+        fitting = [e for e in encoded if e]
         fits = f"{len(fitting)} of {len(encoded)} {name} examples fit in {context} tokens"
         if len(fitting) < max(least, 1):
             raise NanoEulerError(
@@ -289,10 +361,32 @@ class SFTDataset:
             self.warnings.append(
                 f"{fits}; the others are left out. A base model of a longer context takes more"
             )
-        return fitting
+        kept = lost = turns = short = 0
+        for example, found in zip(examples, encoded):
+            kept += sum(int(e.counted.sum()) for e in found)
+            missing = 0 if found and self.turns == "last" else len(example) - sum(map(replies, found))
+            if missing:
+                every = encode(example if self.turns != "last" else example[-1:], self.tokenizer)
+                lost += int(every.counted.sum()) - sum(int(e.counted.sum()) for e in found)
+                turns, short = turns + missing * bool(found), short + bool(found)
+        if (further := sum(map(len, fitting)) - len(fitting)) and least == 1:
+            self.warnings.append(
+                f"later turns of training examples that do not fit in {context} tokens make {further:,} further rows, "
+                "in which the turns before them are forgotten"
+            )
+        if turns:
+            self.warnings.append(
+                f"{turns:,} later turns of {short:,} {name} examples do not fit in {context} tokens and are left out: "
+                f"{percent(kept / (kept + lost))} of the reply tokens are {'learnt from' if least == 1 else 'scored'}"
+            )
+        return [e for found in fitting for e in found], len(fitting), kept / (kept + lost)
 
     def _encoded(self, example):
-        return encode(example, self.tokenizer, self.model.context + 1)
+        """The rows of an example that has a reply which fits, else none."""
+        most = self.model.context + 1
+        if self.turns != "first":
+            return encode_all(example, self.tokenizer, most, self.turns)
+        return [one] if (one := encode(example, self.tokenizer, most)).counted.any() else []
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long.
@@ -304,8 +398,19 @@ class SFTDataset:
         return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
-        """What the log says of a validation, of all examples that are held out."""
+        """What the log says of a validation, of all examples that are held out; nothing of replies without a byte."""
+        if not any(self.tokenizer.token_lengths[e.ids[e.counted]].any() for e in self.valid):
+            return {}
         return {"valid_bits_per_byte": self.bits_per_byte(model)}
+
+    def seen(self, steps: int) -> float:
+        """Share of all reply tokens that rows of the first so many steps have held. Steps may only grow."""
+        for step in range(self.done, steps):
+            start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
+            some = np.take(self.order, range(start, start + _rows_of(self.train)), mode="wrap")
+            self.drawn[some] = True
+        self.done = steps
+        return float(self.share[self.drawn].sum())
 
     def bits_per_byte(self, model: GPT) -> float:
         """Bits that head 0 needs for the held-out replies with their end markers, for each byte of a reply."""

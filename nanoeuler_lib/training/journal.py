@@ -11,7 +11,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.run_folder import entries
-from nanoeuler_lib.training.watch import Watch
+from nanoeuler_lib.training.watch import Watch, percent
 
 
 class Journal:
@@ -24,8 +24,9 @@ class Journal:
         self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
         self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
         self.append = None  # set while the log is open
-        self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), None
+        self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
         self.saved, self.validation_seconds = state.step, 0.0
+        self.best = run_folder.best(run)  # bits per byte of the best checkpoint kept, None: there is none
         self.began = time.perf_counter()
         # seconds that the steps waited for each
         self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
@@ -58,8 +59,11 @@ class Journal:
         self.note(step=step, warning=warning)
         self.say(f"warning: {warning}")
 
-    def begin(self, warnings, lengthened):
-        """What will be done, what is odd about it, and the validation before the first step."""
+    def begin(self, warnings, changed):
+        """What will be done, what is odd about it, and the validation before the first step.
+
+        changed: what of the settings was changed, for the log.
+        """
         first = self.state.step
         planned = self.config.steps * self.step_tokens
         sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
@@ -68,15 +72,19 @@ class Journal:
         passes = planned / self.dataset.tokens
         self.say(
             f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
-            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data"
+            f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data; rows reach "
+            f"{percent(self.dataset.reach)} of its {self.dataset.unit}"
         )
         ahead = self.watch.begin()
         if first == 0:
             warnings = [*warnings, *self.dataset.warnings, *ahead]
         else:
-            warnings = [*warnings, *(ahead if lengthened else ())]
+            warnings = [*warnings, *(ahead if changed else ())]
             for entry in entries(self.run / "log.jsonl"):
                 self.watch.see(entry)  # it was said before
+        for change in changed:
+            self.note(step=first, changed=change)
+            self.say(f"from step {first:,} on: {change}")
         for warning in warnings:
             self.warn(first, warning)
         if first == 0:
@@ -101,10 +109,11 @@ class Journal:
         """A step was taken; an error if it was not, because its loss or gradient is no finite number."""
         if not math.isfinite(norm):
             self.settle()
+            clip = f"the clip ({self.config.clip:g})" if self.config.clip else "set a clip (it is 0: none)"
             raise NanoEulerError(
                 f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite numbers: lower "
-                f"the rate ({self.config.rate:g}) or the clip ({self.config.clip:g}); the checkpoint of step "
-                f"{self.saved} is intact"
+                f"the rate ({self.config.rate:g}) or {clip}; the checkpoint of step {self.saved} is intact, and "
+                f"--resume {self.run} --rate X goes on from it with another rate"
             )
         self.still_there()
         self.settle(wait=False)
@@ -122,7 +131,12 @@ class Journal:
 
     def validate(self, step, whole=True):
         began = time.perf_counter()
-        entry = self.dataset.validation(self.state.model, whole)
+        entry, seen = self.dataset.validation(self.state.model, whole), round(self.dataset.seen(step), 6)
+        if not entry:
+            self.note(step=step, seen=seen)
+            if step == 0:
+                self.say("there is nothing to validate on: no bits per byte, no best checkpoint")
+            return
         bits, sets = entry["valid_bits_per_byte"], entry.get("valid_sets", {})
         self.state.info |= {
             name: entry[name] for name in ("valid_bits_per_byte", "valid_sets") if name in entry
@@ -134,10 +148,16 @@ class Journal:
             raise NanoEulerError(
                 f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {self.saved} is intact"
             )
-        self.note(step=step, **entry, seconds=round(self.validation_seconds, 6))
+        self.note(step=step, **entry, seen=seen, seconds=round(self.validation_seconds, 6))
         of_each = "".join(f", {name} {bits:.4f}" for name, bits in sets.items())
         share = f" (of {entry['valid_share']:.0%} of the text)" if "valid_share" in entry else ""
         self.say(f"step {step}: validation {bits:.4f} bits per byte{of_each}{share}")
+        if step and not share and (self.best is None or bits < self.best):
+            self.best = bits
+            for of_step, written in self.pending:
+                if of_step is None:  # a better one comes: if it has not begun, it is not needed
+                    written.cancel()
+            self._write(run_folder.save_best, step, training=False)
 
     def sample(self, step):
         began = time.perf_counter()
@@ -148,21 +168,27 @@ class Journal:
         self.say(f"step {step}: {text!r}")
 
     def save(self, step):
-        """Have a checkpoint written by a thread, from a copy, while the run goes on. One at a time: see `settle`."""
-        self.still_there()
+        """Have the checkpoint of a step written while the run goes on. One at a time: see `settle`."""
         self.settle()
+        self._write(run_folder.save, step)
+
+    def _write(self, function, step, training=True):
+        """Have a thread write a copy of the state; training: as a checkpoint that a run goes on from."""
+        self.still_there()
         began = time.perf_counter()
-        self.pending = step, self.writer.submit(run_folder.save, self.run, self.state.copy(), step)
+        written = self.writer.submit(function, self.run, self.state.copy(training), step)
+        self.pending += [(step if training else None, written)]
         self.spent["checkpoints"] += time.perf_counter() - began
 
     def settle(self, wait=True):
-        """Take note of the checkpoint that was being written; raises what went wrong with it."""
-        if self.pending is not None and (wait or self.pending[1].done()):
-            (step, written), self.pending = self.pending, None
+        """Take note of the checkpoints that were being written; raises what went wrong with them."""
+        while self.pending and (wait or self.pending[0][1].done()):
+            step, written = self.pending.pop(0)
             began = time.perf_counter()
-            written.result()
+            if not written.cancelled():
+                written.result()
             self.spent["checkpoints"] += time.perf_counter() - began
-            self.saved = step
+            self.saved = self.saved if step is None else step
 
     def bill(self):
         """Say what the run's time went into beside its steps."""

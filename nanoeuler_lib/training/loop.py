@@ -6,6 +6,7 @@ it had never stopped. The first checkpoint is that of step 0, so a run that was 
 checkpoint is written, be started again in the same folder.
 """
 
+import math
 import os
 import platform
 import signal
@@ -53,7 +54,7 @@ def start_run(
         raise NanoEulerError(
             f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
         ) from None
-    with sole_writer(run) as still_there:
+    with sole_writer(run) as still_there, _memory_told():
         expect_new(run)
         place = chosen_before(state.info, None, state.model.config)
         write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
@@ -72,6 +73,7 @@ def resume(
     steps: int | None = None,
     device: str | None = None,
     profile: int = 0,
+    rate: float | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
@@ -79,13 +81,14 @@ def resume(
     `sft.fine_tune` (examples); files: where they were read from this time. steps: how many steps the run shall have in
     all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run of so many
     steps: behind the end of a run it rises again, as far as that schedule has it at this step. device: the name of one,
-    by default that of the run; on another its numbers round otherwise. profile: as for `train.train`. Raises
-    NanoEulerError when the data are not those of the run, and when another process is training into the folder.
+    by default that of the run; on another its numbers round otherwise. profile: as for `train.train`. rate: the peak of
+    the learning rate from here on; the log says so. Raises NanoEulerError when the data are not those of the run, and
+    when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
-    with sole_writer(run) as still_there:
+    with sole_writer(run) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
         dataset = dataset_of(part, valid, state)
         _expect_the_same(run, state, dataset)
@@ -95,14 +98,11 @@ def resume(
         run_folder.prune(run)  # a kill may have come between writing the last checkpoint and that
         state.info |= {"files": files} if files else {}
         trouble = trim_log(run / "log.jsonl", state.step or -1)
-        if lengthened := steps is not None and steps != state.train.steps:
-            _lengthen(run, state, steps)
+        changed = _change(run, state, {"steps": steps, "rate": rate})
         _update_description(run / "run.json", state, dataset)
         _move(state, place)
         warnings = [trouble] if trouble else []
-        return _train(
-            Journal(run, state, dataset, quiet, on_entry, still_there), warnings, lengthened, profile
-        )
+        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), warnings, changed, profile)
 
 
 def expect_launches(profile: int, device: Device) -> None:
@@ -115,16 +115,20 @@ def expect_launches(profile: int, device: Device) -> None:
 
 def _expect_the_same(run, state, dataset):
     """Refuse to go on with other data than the run began with, or an impossible number of workers."""
-    pairs = (
-        ("text", "--data", dataset.fingerprint),
-        ("validation text", "--valid", dataset.valid_fingerprint),
+    held_out = (
+        "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"
     )
-    for what, option, now in pairs:
-        then = state.info.get("fingerprint" if what == "text" else "valid_fingerprint")
-        if now != then:
+    pairs = (
+        ("text", "fingerprint", dataset.fingerprint, "--data FILE names"),
+        ("validation text", "valid_fingerprint", dataset.valid_fingerprint, held_out),
+    )
+    for what, name, now, where in pairs:
+        if now != (then := state.info.get(name)):
+            if "examples" in state.info:
+                where = "--data FILE names"
             raise NanoEulerError(
-                f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, "
-                f"which {'--data' if 'examples' in state.info else option} FILE names"
+                f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, which "
+                f"{where}; to learn from another text, begin a new run with this one's model: nanoeuler train --from"
             )
     if type(workers := state.info.get("workers")) is not int or not 1 <= workers <= 4096:
         raise NanoEulerError(f"{state.path}: workers is {short(workers)}, expected 1 to 4096: edited")
@@ -136,12 +140,30 @@ def _move(state, device):
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
 
 
-def _lengthen(run, state, steps):
-    """Give a run another number of steps, and write that down before a step is taken."""
-    if steps <= state.step:
-        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {state.step} that are done")
-    state.train = state.optimizer.config = replace(state.train, steps=steps)
+def _change(run, state, settings):
+    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed."""
+    before = state.train.to_dict()
+    new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
+    if not new:
+        return []
+    if new.get("steps", math.inf) <= state.step:
+        raise NanoEulerError(
+            f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
+        )
+    state.train = state.optimizer.config = replace(state.train, **new)
     run_folder.save(run, state, state.step)
+    return [f"{name} {before[name]} -> {value}" for name, value in new.items()]
+
+
+@contextmanager
+def _memory_told():
+    """Raises NanoEulerError, with what would take less, where memory does not suffice."""
+    try:
+        yield
+    except MemoryError as error:
+        raise NanoEulerError(
+            f"not enough memory ({short(str(error))}): take a smaller --batch, --context, --dim or --vocab-size"
+        ) from None
 
 
 def _description(state, dataset):
@@ -152,7 +174,7 @@ def _description(state, dataset):
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
         "model": state.model.config.to_dict(),
         "train": state.train.to_dict(),
-        "data": {**dataset.sizes, **state.info},
+        "data": {**dataset.sizes, "reach": dataset.reach, "unit": dataset.unit, **state.info},
     }
 
 
@@ -170,8 +192,8 @@ def _update_description(file, state, dataset):
         write_text(file, to_json(new | beginning, indent=1) + "\n")
 
 
-def _train(journal, warnings=(), lengthened=False, profile=0):
-    """The loop. warnings: what to say first; lengthened: whether the number of steps is a new one; profile: `train`."""
+def _train(journal, warnings=(), changed=(), profile=0):
+    """The loop. warnings: what to say first; changed: which settings are new; profile: as for `train.train`."""
     state, dataset, config = journal.state, journal.dataset, journal.state.train
     model, rows = state.model, config.batch * config.accumulate
     take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"))
@@ -186,7 +208,7 @@ def _train(journal, warnings=(), lengthened=False, profile=0):
     ):
         if take_step.told:
             journal.say(take_step.told)
-        journal.begin(warnings, lengthened)
+        journal.begin(warnings, changed)
         journal.estimate(take_step)
         for step in range(state.step, config.steps):
             done = step + 1

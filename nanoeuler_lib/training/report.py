@@ -14,7 +14,7 @@ from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import from_json, one_line, printable, write_text
 from nanoeuler_lib.training.run_folder import read_log
-from nanoeuler_lib.training.watch import WINDOW
+from nanoeuler_lib.training.watch import WINDOW, percent
 
 
 def report(run: str | Path, out: str | Path | None = None) -> Path:
@@ -88,6 +88,15 @@ def _run_facts(head, log, steps):
     sizes = [f"{data[key]} {key.removeprefix('train_')}" for key in data if key.startswith("train_")]
     yield "steps", f"{done} of {planned}" + ("" if done == planned else ", unfinished")
     yield "data", f"{data.get('source')}, {' and '.join(sizes)} to train on"
+    seen = _series(log, "seen")
+    if seen and isinstance(data.get("reach"), int | float):
+        yield (
+            "rows",
+            f"reach {percent(data['reach'])} of the training {data.get('unit')}; by step {seen[-1][0]} they have held "
+            f"{percent(seen[-1][1])}",
+        )
+    for step, change in _series(log, "changed"):
+        yield f"from step {step} on", change
     yield "machine", head.get("machine")
     yield (
         "throughput",

@@ -4,6 +4,7 @@
         run.json            configurations, data, machine
         log.jsonl           a line for each step, validation, sample and warning
         checkpoints/step-000500/ ...
+        checkpoints/best/   the one with the lowest validation, without what going on takes
         lock                held while a process writes here
 
 Everything here is true of any run, whatever it learns from: `loop` fills the folder, `report` reads it.
@@ -35,6 +36,20 @@ def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
     prune(run)
 
 
+def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
+    """Write the model of a run after a step as its best."""
+    path = run / "checkpoints" / checkpoint.BEST
+    checkpoint.save(path, state.model, state.tokenizer, step, state.train, None, state.info)
+
+
+def best(run: Path) -> float | None:
+    """Bits per byte of the best checkpoint that a run has kept; None: it has none that can be read."""
+    try:
+        return checkpoint.read_head(run / "checkpoints" / checkpoint.BEST)["info"].get("valid_bits_per_byte")
+    except NanoEulerError:
+        return None
+
+
 def prune(run: Path) -> None:
     """Remove all checkpoints but the last ones."""
     for old in checkpoint.folders(run)[:-KEEP]:
@@ -52,7 +67,8 @@ def expect_new(run: Path) -> None:
             f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
         ) from None
     else:
-        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not checkpoint.folders(run)
+        kept = checkpoint.folders(run) or (run / "checkpoints" / checkpoint.BEST).exists()
+        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not kept
     if not new:
         hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
         raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")
@@ -190,7 +206,7 @@ def _entry(line: bytes) -> dict | None:
         entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
-    numbers = ("loss", "rate", "norm", "seconds", "tokens_per_second", "valid_bits_per_byte", "valid_share")
+    numbers = "loss rate norm seconds tokens_per_second valid_bits_per_byte valid_share seen".split()
     groups, sets = (
         entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets")
     )
@@ -201,7 +217,7 @@ def _entry(line: bytes) -> dict | None:
         and type(entry.get("step")) is int
         and 0 <= entry["step"] < 2**53
         and all(_is_number(entry[name]) for name in numbers if name in entry)
-        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning"))
+        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning", "changed"))
         and all(
             isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
             for pair in groups.values()

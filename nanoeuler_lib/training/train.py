@@ -34,6 +34,7 @@ def train(
     files: dict[str, str] | None = None,
     device: Device = CPU,
     profile: int = 0,
+    base: checkpoint.Checkpoint | None = None,
 ) -> GPT:
     """Train a model on a text and leave a run folder.
 
@@ -42,9 +43,10 @@ def train(
     `config.valid_fraction` of the text; workers: threads, by default one for each core (another number gives other
     rounding); on_entry: called with each entry of the log (`report.Live` draws them); files: where the texts were read
     from, kept for whoever resumes the run; device: where it runs (`device.choose`); profile: on a GPU, time every
-    launch of so many steps, from the second on, and say where the time goes. Returns the trained model. Raises
-    NanoEulerError when the folder holds a run, the text is too short, the model does not find room in memory, or the
-    loss is not finite.
+    launch of so many steps, from the second on, and say where the time goes; base: a model to begin with, of this shape
+    and `tokenizer`. With `config.valid_fraction` 0 and no valid_text nothing is validated.
+    Returns the trained model. Raises NanoEulerError when the folder holds a run, the text is too short, the model does
+    not find room in memory, or the loss is not finite.
     """
     run = Path(run)
     expect_new(run)
@@ -55,7 +57,7 @@ def train(
         tokenizer = Tokenizer.train(part, model_config.vocab_size, special_tokens=special)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
     info |= {"files": files} if files else {}
-    state = fresh(run, model_config, config, tokenizer, info, device, profile)
+    state = fresh(run, model_config, config, tokenizer, info, device, profile, base)
     return start_run(run, state, TextDataset(part, valid, state), quiet, on_entry, profile)
 
 
@@ -71,6 +73,7 @@ def pretrain(
     files: dict[str, str] | None = None,
     device: Device = CPU,
     profile: int = 0,
+    base: checkpoint.Checkpoint | None = None,
 ) -> GPT:
     """Train a model on shards and leave a run folder: `train` for text that lies on the disk.
 
@@ -79,7 +82,7 @@ def pretrain(
     expect_new(Path(run))
     expect_memory(model_config)
     info = {"source": str(shards.path), "workers": workers or cores()} | ({"files": files} if files else {})
-    state = fresh(run, model_config, config, shards.tokenizer, info, device, profile)
+    state = fresh(run, model_config, config, shards.tokenizer, info, device, profile, base)
     return start_run(Path(run), state, ShardDataset(shards, valid, state), quiet, on_entry, profile)
 
 
@@ -107,10 +110,12 @@ def fresh(
     info: dict,
     device: Device = CPU,
     profile: int = 0,
+    base: checkpoint.Checkpoint | None = None,
 ) -> checkpoint.Checkpoint:
     """What a run begins with: a model of the configuration's seed, an optimiser at rest; info: what to keep beside.
 
-    Raises NanoEulerError for more tokens than the model has, and for a profile on the CPU.
+    base: whose parameters are taken instead. Raises NanoEulerError for more tokens than the model has, and for
+    a profile on the CPU.
     """
     if tokenizer.vocab_size > model_config.vocab_size:
         raise NanoEulerError(
@@ -118,6 +123,9 @@ def fresh(
         )
     expect_launches(profile, device)
     model, optimizer = GPT(model_config, seed=config.seed), optimizer_of(model_config, config)
+    if base is not None:
+        model.params.flat[...] = base.model.params.flat
+        info = info | {"base": str(base.path)}
     return checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info | device.info)
 
 

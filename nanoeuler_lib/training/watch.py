@@ -60,11 +60,18 @@ class Watch:
         self.warned: set[str] = set()
 
     def begin(self) -> list[str]:
-        """Warnings before the first step: the text will be read more often than it has something to teach."""
-        if self.config.steps * self.tokens_per_step < PASSES * self.train_tokens:
-            return []
-        self.warned.add("repeats")
-        return [f"the data will repeat: {self._passes(self.config.steps)}"]
+        """Warnings before the first step: too many passes over the data, a warm-up that does not end."""
+        steps, warmup, found = self.config.steps, self.config.warmup, []
+        if steps * self.tokens_per_step >= PASSES * self.train_tokens:
+            self.warned.add("repeats")
+            found += [f"the data will repeat: {self._passes(steps)}"]
+        if warmup > steps:
+            found += [
+                f"the warm-up of {warmup} steps is longer than the run of {steps}: the rate ends at "
+                f"{self.config.rate * steps / warmup:.2g}, short of its peak of {self.config.rate:g}. Take "
+                f"--warmup {max(1, steps // 10)} or so"
+            ]
+        return found
 
     def see(self, entry: dict) -> list[str]:
         """The warnings that a log entry gives rise to, usually none."""
@@ -134,6 +141,11 @@ class Watch:
             f"whole of {norm:.1e}. Nothing these weights do reaches the loss: look at their backward pass "
             "(`nanoeuler check`), at how they were initialised, and at what stands between them and the loss"
         )
+
+
+def percent(share: float) -> str:
+    """A share in per cent, never rounded up: 100% is all."""
+    return f"{math.floor(1e4 * share + 1e-9) / 100:.4g}%"
 
 
 def text_warnings(text: str, valid: str, separator: str) -> list[str]:

@@ -146,6 +146,144 @@ def test_train_with_tokenizer_and_validation_text(here, nanoeuler):
     assert head["data"]["train_tokens"] == len(found.tokenizer.encode(run_text()))
 
 
+def test_a_new_run_begins_with_the_model_of_another(here, nanoeuler):
+    """On another text, with a schedule of its own, from a run or from its best checkpoint; that run stays as it is."""
+    Path("other.txt").write_text(run_text().replace("cat", "dog"))
+    before = contents()
+    for source in ("run", "run/checkpoints/best"):
+        command = (
+            "train",
+            "--from",
+            source,
+            "--data",
+            "other.txt",
+            "--run",
+            "new",
+            *SHORT[:-6],
+            "--rate",
+            1e-9,
+        )
+        code, _, err = nanoeuler(*command, "--sample-every", 0, "--quiet")
+        found, base = checkpoint.load("new"), checkpoint.load(source)
+        assert (
+            (code, err) == (0, "")
+            and found.info["base"] == str(base.path)
+            and found.info["source"] == "other.txt"
+        )
+        assert found.tokenizer.__reduce__() == base.tokenizer.__reduce__() and found.train.rate == 1e-9
+        assert np.allclose(found.model.params.flat, base.model.params.flat, atol=1e-6)
+        shutil.rmtree("new")
+    assert contents() == before
+    assert nanoeuler("shards", "other.txt", "--tokenizer", "bpe.json", "--out", "tokens")[0] == 0
+    refused = nanoeuler("train", "--from", "run", "--data", "tokens", "--run", "new")
+    assert (
+        refused[0] == 2
+        and "tokens, shards of another tokenizer than run/checkpoints/step-000004" in refused[2]
+    )
+    for command in (
+        ("--data", "tokens", "--run", "base", *SMALL[2:]),
+        ("--from", "base", "--data", "tokens", "--run", "new"),
+    ):
+        assert nanoeuler("train", *command, *SHORT, "--valid-fraction", 0, "--quiet")[0] == 0
+    assert checkpoint.load("new").info["base"] == "base/checkpoints/step-000004"
+
+
+def test_the_best_checkpoint_stays_beside_the_last(here, nanoeuler):
+    """Its step is that of the lowest validation; it opens for use, and no run goes on from it."""
+    before = checkpoint.load("run").model.params.flat
+    code, out, _ = nanoeuler("train", "--resume", "run", "--steps", 8, "--rate", 2)
+    valid = [
+        (e["valid_bits_per_byte"], e["step"])
+        for e in run_folder.read_log("run")
+        if "valid_bits_per_byte" in e
+    ]
+    assert code == 0 and min(valid[1:])[1] == 4, valid
+    head = checkpoint.read_head("run/checkpoints/best")
+    assert (head["step"], head["info"]["valid_bits_per_byte"]) == min(valid[1:])[::-1]
+    assert "the best by validation is of step 4: run/checkpoints/best\n" in out
+    assert np.array_equal(checkpoint.load("run/checkpoints/best").model.params.flat, before)
+    assert nanoeuler("generate", "a", "--run", "run/checkpoints/best", "--tokens", 3)[0] == 0
+
+
+def test_another_rate_on_resume_is_written_down(here, nanoeuler):
+    code, out, _ = nanoeuler("train", "--resume", "run", "--steps", 6, "--rate", 0.001)
+    assert code == 0 and "from step 4 on: steps 4 -> 6\nfrom step 4 on: rate 0.003 -> 0.001\n" in out
+    log = run_folder.read_log("run")
+    assert [e["changed"] for e in log if "changed" in e] == ["steps 4 -> 6", "rate 0.003 -> 0.001"]
+    assert (
+        max(e["rate"] for e in log if "rate" in e and e["step"] > 4)
+        <= 0.001
+        == checkpoint.load("run").train.rate
+    )
+    assert json.loads(Path("run/run.json").read_text())["train"]["rate"] == 0.001
+    assert nanoeuler("report", "run")[0] == 0
+    assert "| from step 4 on | rate 0.003 -> 0.001 |" in Path("run/report/report.md").read_text()
+
+
+def test_a_run_without_validation(here, nanoeuler):
+    """All of the text is learnt from; the run goes on, is reported and gives no bits per byte."""
+    command = ["train", "--data", "text.txt", "--run", "new", *SMALL, *SHORT, "--valid-fraction", 0]
+    code, out, err = nanoeuler(*command)
+    head = json.loads(Path("new/run.json").read_text())["data"]
+    assert (code, err, head["valid_tokens"]) == (0, "", 0) and "there is nothing to validate on" in out
+    assert (
+        head["train_tokens"] == len(checkpoint.load("new").tokenizer.encode(run_text()))
+        and "bits per byte;" not in out
+    )
+    assert (
+        nanoeuler("train", "--resume", "new", "--steps", 6, "--quiet")[0]
+        == 0
+        == nanoeuler("report", "new")[0]
+    )
+    assert not Path("new/checkpoints/best").exists() and checkpoint.load("new").step == 6
+    Path("valid.txt").write_text("the cat ran. " * 20)
+    assert "step 4: validation" in nanoeuler(*command[:4], "b", *command[5:], "--valid", "valid.txt")[1]
+
+
+def test_without_its_optimizer_a_checkpoint_opens_for_use_alone(here, nanoeuler):
+    for file in Path("run").rglob("optimizer.safetensors"):
+        file.unlink()
+    for command in (("generate", "a", "--tokens", 2, "--run"), ("info", "--run"), ("report",)):
+        assert nanoeuler(*command, "run")[0] == 0
+    begun = ("train", "--from", "run", "--data", "text.txt", "--run", "new", *SHORT, "--quiet")
+    assert nanoeuler(*begun)[0] == 0
+    before = contents()
+    code, out, err = nanoeuler("train", "--resume", "run", "--steps", 9)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "holds no optimizer state, expected" in err
+    assert contents() == before
+
+
+def test_dialogues_of_many_turns_are_learnt_from_whole_or_their_last_turn_alone(here, nanoeuler):
+    """ShareGPT's form, with more turns than fit; what a run began with, it goes on with."""
+    turns = [{"from": who, "value": f"{n} " * 9} for n in range(6) for who in ("human", "gpt")]
+    Path("talk.jsonl").write_text("\n".join(json.dumps({"conversations": turns}) for _ in range(12)))
+    command = [
+        "sft",
+        "--data",
+        "talk.jsonl",
+        "--steps",
+        2,
+        "--warmup",
+        1,
+        "--batch",
+        4,
+        "--sample-every",
+        0,
+        "--run",
+    ]
+    for name, more, rows in (("all", [], "train rows"), ("last", ["--last-turn"], "")):
+        code, out, err = nanoeuler(*command, name, *more)
+        assert (code, err) == (0, "") and "rows reach 100% of its reply tokens" in out and rows in out
+        assert ("in which the turns before them are forgotten" in out) == (name == "all")
+        shutil.rmtree(f"{name}/checkpoints/step-000002")
+        assert nanoeuler("sft", "--resume", name, "--quiet")[0] == 0
+    kinds = [checkpoint.load(name).info["turns"] for name in ("all", "last")]
+    assert (
+        kinds == ["windows", "last"]
+        and "turns" not in checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").info
+    )
+
+
 def test_generate(here, nanoeuler):
     code, out, err = nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20)
     assert (code, err) == (0, "") and out.startswith("the cat") and len(out) > 10
@@ -410,10 +548,24 @@ BAD = {
     "text a folder": ((*TRAIN, "folder"), "folder/shards.json: no such file"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
     "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
-    "validation text too short": ((*TRAIN, "text.txt", "--valid", "one.txt"), "validation part has 1 tokens"),
-    "no validation text": (
-        (*TRAIN, "text.txt", "--valid-fraction", 0), "validation part has 0 tokens, expected at least 2"),
-    "context too long": ((*TRAIN, "text.txt", "--context", 100_000), "tokens, expected at least 100002"),
+    "validation text too short": (
+        (*TRAIN, "text.txt", "--valid", "one.txt"), "here/one.txt: validation part has 1 tokens, expected at least 2"),
+    "context too long": (
+        (*TRAIN, "text.txt", "--context", 100_000), "at least 100002, 100000 of --context and 2 of --predict"),
+    "seed of nanoseconds": (
+        (*TRAIN, "text.txt", "--seed", 1_764_000_000_000_000_000), "expected a whole number of at most 2^53 - 1"),
+    "folder of checkpoints": (
+        ("generate", "a", "--run", "run/checkpoints"), "holds checkpoints, expected its run run, or one of them: "
+        "run/checkpoints/step-000004"),
+    "from and resume": (("train", "--resume", "run", "--from", "run"), "--from begins a new one with the model of"),
+    "from without a text": (
+        ("train", "--from", "run", "--run", "new"), "--data is missing, expected --from run --data FILE --run FOLDER"),
+    "from with a shape": ((*TRAIN, "text.txt", "--from", "run"), "--from takes shape and tokenizer from run, got"),
+    "best to go on from": (
+        ("train", "--resume", "run/checkpoints/best"), "best: is a checkpoint, expected its run folder: run"),
+    "data seed": (("sft", "--run", "new", "--data-seed", 2**53), f"--data-seed is {2**53}, expected 0 to 2^53 - 1"),
+    "examples": (("sft", "--run", "new", "--examples", 2**53), f"--examples is {2**53}, expected 0 to 2^53 - 1"),
+    "last turn of stories": (("sft", "--run", "new", "--last-turn"), "expected --data FILE too"),
     "heads do not divide": ((*TRAIN, "text.txt", "--heads", 3), "dim is 16, expected a multiple of heads (3)"),
     "more memory than there is": (
         (*TRAIN, "text.txt", "--dim", 2**20, "--heads", 2**12, "--kv-heads", 2**12), "GiB at least, and this machine"),
@@ -453,7 +605,7 @@ BAD = {
     "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
     "chat with a base model": (("chat", "--run", "run"), "expected that of a model made to answer (nanoeuler sft)"),
     "sft without a folder": (("sft",), "--run is missing"),
-    "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 or more"),
+    "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 to 2^53 - 1"),
     "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
     "corpus of nothing": (("corpus", "konigsberg", "--bytes", 0), "--bytes is 0, expected at least 1"),
     "decode negative id": (("tokenizer", "decode", -1, "--tokenizer", "bpe.json"), "token id is -1, expected 0 to 259"),
@@ -706,7 +858,7 @@ def test_sft_says_what_it_leaves_out(here, nanoeuler):
     assert out.index("warning: ") < out.index("step 0: validation")
     assert nanoeuler("report", "new")[0] == 0
     assert "of 45 training examples fit in 128 tokens" in Path("new/report/report.md").read_text()
-    assert "2 warnings" in out
+    assert "3 warnings" in out and "warning: the warm-up of 50 steps is longer than the run of 1" in out
 
 
 def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
@@ -728,16 +880,17 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     size, tokens = checkpoint.load("new").model.size, head["train_tokens"]
     assert lines[0].startswith(f"model: {size:,} parameters; data: {tokens:,} train tokens, ")
     passes = 60 * 48 / tokens
-    assert (
-        lines[1]
-        == f"plan: 60 steps of 48 tokens, 2,880 in all, {passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data"
+    shown = f"{passes:{'.1f' if passes >= 1 else '.2g'}}"
+    assert lines[1] == (
+        f"plan: 60 steps of 48 tokens, 2,880 in all, {shown} passes over the data; rows reach 100% of its tokens"
     )
     assert lines[2].startswith("step 0: validation ")
     assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s a step, measured now", lines[3])
     bits = checkpoint.load("new").info["valid_bits_per_byte"]
     assert re.fullmatch(
-        rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte", lines[-3]
-    )
+        rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte; rows have held "
+        r"(\d+\.?\d*)% of the training text", lines[-3],
+    )  # fmt: skip
     parts = ", ".join(rf"{name} \d+\.\d s" for name in ("validation", "samples", "checkpoints"))
     assert re.fullmatch(rf"beside the steps: {parts}, \d+\.\d% of the time", lines[-4])
     assert lines[-2:] == [

@@ -58,7 +58,8 @@ def test_a_checkpoint_without_training(tmp_path):
     found = checkpoint.load(str(tmp_path / "a" / "c"))
     assert (found.step, found.train, found.optimizer, found.info) == (0, None, None, {})
     assert error_of(checkpoint.load, tmp_path / "a" / "c", True) == (
-        f"{tmp_path}/a/c: holds no optimizer state, expected a checkpoint of a training run"
+        f"{tmp_path}/a/c: holds no optimizer state, expected a checkpoint with optimizer.safetensors to go on from; "
+        "nanoeuler train --from begins a new run with its model"
     )
     checkpoint.save(tmp_path / "d", MODEL, TOKENIZER, 0, SETTINGS)  # settings without moments
     assert "holds no optimizer state" in error_of(checkpoint.load, tmp_path / "d", True)

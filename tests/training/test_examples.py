@@ -27,7 +27,7 @@ HELD = [[(f"{i}", "ab")] for i in range(8)]
 
 def found(info=None, context=20):
     model = SimpleNamespace(config=changed(CONFIG, context=context), dtype=np.float32)
-    settings = SimpleNamespace(seed=5)
+    settings = SimpleNamespace(seed=5, batch=2, accumulate=1)
     return SimpleNamespace(
         model=model, tokenizer=TOKENIZER, train=settings, info={"template": "plain"} | (info or {})
     )
@@ -109,6 +109,44 @@ def test_the_tokens_of_an_example():
     assert behind.ids.size == 6, "no turn stands behind one that was left out"
 
 
+TALK = [("a", "b"), ("c", "d"), ("e", "f" * 40), ("g", "h"), ("i", "j")]  # turns of 5, 5, 44, 5 and 5 tokens
+
+
+def test_later_turns_go_into_windows_or_the_last_alone_counts():
+    turns = lambda found: [TOKENIZER.decode(e.ids[e.counted & (e.ids < 256)]) for e in found]
+    encode_all = text_examples.encode_all
+    assert turns([text_examples.encode(TALK, TOKENIZER, 11)]) == ["bd"]
+    assert turns(encode_all(TALK, TOKENIZER, 11, "windows")) == ["bd", "hj"], (
+        "one that fits nowhere is left out"
+    )
+    assert turns(encode_all(TALK, TOKENIZER, 6, "windows")) == ["b", "d", "h", "j"]
+    assert turns(encode_all(TALK, TOKENIZER, 200, "windows")) == ["bd" + "f" * 40 + "hj"]
+    assert [e.ids[0] for e in encode_all(TALK, TOKENIZER, 6, "windows")] == [257] * 4
+    (last,) = encode_all(TALK, TOKENIZER, 11, "last")
+    assert TOKENIZER.decode(last.ids).count("g") == 1 and last.counted.tolist() == [False] * 9 + [True] * 2
+    assert encode_all(TALK[:3], TOKENIZER, 11, "last") == []
+
+
+@pytest.mark.parametrize("turns, count, share, left", [
+    (None, 9, 4 / 49, "3 later turns of 1 training examples do not fit in 10 tokens and are left out: 8.16% of the"),
+    ("windows", 10, 8 / 49, "1 later turns of 1 training examples do not fit in 10 tokens and are left out: 16.32% of"),
+    ("last", 9, 1, ""),
+])  # fmt: skip
+def test_the_share_of_reply_tokens_that_is_learnt_from_is_told(turns, count, share, left):
+    """No reply is lost in silence; absent, as an older run has it, the first turns that fit are taken."""
+    made = datasets.SFTDataset([TALK], HELD, found({"turns": turns} if turns else {}, context=10))
+    assert len(made.part) == count - 8 and made.reach == pytest.approx(share)
+    assert any(w.startswith(left) for w in made.warnings if "left out" in w) == bool(left)
+    assert made.seen(0) == 0 and made.seen(9) == pytest.approx(share)
+
+
+def test_empty_replies_are_told_and_give_no_bits_per_byte():
+    silent = [[("a", "")], [("b", " ")], [("c", "")]]
+    made = datasets.SFTDataset([*silent, FITS], silent * 3, found())
+    assert any(w.startswith("3 of 4 training replies are empty") for w in made.warnings)
+    assert datasets.SFTDataset(silent[:1], silent[:1] * 8, found()).validation(None) == {}
+
+
 def test_rows_of_examples_are_written_out():
     encoded = [text_examples.encode([("ab", "c")], TOKENIZER), text_examples.encode([("", "")], TOKENIZER)]
     inputs, targets = text_examples.rows(encoded, 6, 2)
@@ -179,16 +217,26 @@ REFUSED = {
     "": "holds no example, expected one or more",
     "\n \n": "holds no example, expected one or more",
     "[]": "holds no example, expected one or more",
-    "[7]": "item 1 has a int, expected texts under ",
-    "\n\n7": "line 3 has a int, expected texts under ",
-    '{"output": "a", "instruction": 1}': "line 1 has keys ['instruction', 'output'], expected texts under ",
-    '{"instruction": "a", "input": 1, "output": "b"}': "line 1 has keys ['input', 'instruction', 'output'], expected",
-    '{"messages": "a"}': "line 1 has keys ['messages'], expected texts under ",
-    '{"messages": []}': "line 1 has keys ['messages'], expected texts under ",
-    '{"messages": [1, 2]}': "line 1 has keys ['messages'], expected texts under ",
-    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": 1}]}': "line 1 has keys ['mess",
-    '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}': "line 1 has keys ['messages'",
-    '  [{"instruction": "a", "output": "b"}, 3]': "item 2 has a int, expected texts under ",
+    "[7]": "item 1 is a int, expected an object with texts under ",
+    "\n\n7": "line 3 is a int, expected an object with texts under ",
+    '{"output": "a", "instruction": 1}': "line 1: instruction is 1, expected text",
+    '{"output": null, "instruction": "a"}': "line 1: output is null, expected text",
+    '{"instruction": "a", "input": 1, "output": "b"}': "line 1: input is 1, expected text",
+    '{"instruction": "a", "answer": "b"}': "line 1 has keys ['answer', 'instruction'], expected texts under ",
+    '{"prompt": "a", "completion": null}': "line 1: completion is null, expected text",
+    '{"messages": "a"}': "line 1: messages is 'a', expected a list of messages",
+    '{"messages": []}': "line 1: messages is [], expected a list of messages",
+    '{"messages": [1, 2]}': "line 1: messages 1 is 1, expected an object with role and content",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": 1}]}': "line 1: messages 2: "
+    "content is 1, expected text",
+    '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}': "line 1: messages 1 has a part "
+    "{'type': 'image'} in content, expected parts of text",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}': "line 1: messages 2 is of "
+    "user, expected assistant: user and assistant in turn, perhaps behind one of system",
+    '[[{"role": "user", "content": "a"}]]': "item 1: 1 is of user, expected assistant at the end",
+    '{"conversations": [{"from": "tool", "value": "a"}]}': "line 1: conversations 1 has from 'tool', expected one of "
+    "user, human, assistant, gpt, system",
+    '  [{"instruction": "a", "output": "b"}, 3]': "item 2 is a int, expected an object with texts under ",
     '{"instruction": "a", "output": "b"}\nx': "line 2 is not JSON (",
     "[" * 100_000: "the file is not JSON (",
     " [1": "the file is not JSON (",
@@ -204,7 +252,8 @@ def test_files_that_hold_something_else(tmp_path, text):
     assert message.startswith(f"{tmp_path}/file: {REFUSED[text]}")
     if "texts under" in REFUSED[text]:
         assert message.endswith(
-            "texts under instruction and output, instruction and response, or messages of user and assistant in turn"
+            "texts under instruction and output, instruction and response, messages, conversations, or prompt and "
+            "completion"
         )
     if "not JSON" in message:
         assert message.endswith("), expected an array, or an object a line")
@@ -233,6 +282,34 @@ def test_conversations_and_their_forms(tmp_path):
     dolly = {"instruction": "a", "context": "c", "response": "r", "category": "x"}
     (tmp_path / "file").write_text(json.dumps([dolly, {"instruction": "a", "response": "r"}]))
     assert text_examples.read_examples(tmp_path / "file") == expected
+
+
+FORMS = {
+    "messages": {"messages": [("user", "a"), ("assistant", "b")]},
+    "a system turn begins the first": {"messages": [("system", "s"), ("user", "a"), ("assistant", "b")]},
+    "ShareGPT": {"conversations": [("human", "a"), ("gpt", "b")]},
+    "a list": [("user", "a"), ("assistant", "b")],
+    "parts": {"messages": [("user", [{"type": "text", "text": "a"}]), ("assistant", "b")]},
+    "prompt and completion": {"prompt": "a", "completion": "b"},
+    "prompt and completion as messages": {"prompt": [("user", "a")], "completion": [("assistant", "b")]},
+    "null under input": {"instruction": "a", "input": None, "output": "b"},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("as_array", [False, True])
+def test_dialogues_as_others_write_them(tmp_path, name, as_array):
+    keys = ("from", "value") if name == "ShareGPT" else ("role", "content")
+    message = lambda pair: dict(zip(keys, pair)) if isinstance(pair, tuple) else pair
+    shown = lambda value: [message(one) for one in value] if isinstance(value, list) else value
+    form = FORMS[name]
+    value = {key: shown(one) for key, one in form.items()} if isinstance(form, dict) else shown(form)
+    (tmp_path / "file").write_text(json.dumps([value, value]) if as_array else f"{json.dumps(value)}\n" * 2)
+    prompt = {"null under input": alpaca_prompt("a"), "a system turn begins the first": "s\n\na"}.get(
+        name, "a"
+    )
+    found, template = text_examples.read_examples(tmp_path / "file")
+    assert found == [[(prompt, "b")]] * 2 and template == ("alpaca" if "null" in name else "plain")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz"])

@@ -281,7 +281,9 @@ def test_the_shortest_text_that_is_one_row(tmp_path):
     message = error_of(
         ShardDataset, made(tmp_path, text[1:], "short"), [made(tmp_path, "y", "v2")], found_of()
     )
-    assert message.endswith(f"training part has {need - 1} tokens, expected at least {need}")
+    assert message.endswith(
+        f"training part has {need - 1} tokens, expected at least {need}, 12 of --context and 2 of --predict"
+    )
 
 
 # Validation.
@@ -306,10 +308,12 @@ def test_whole_documents_are_held_out(tmp_path):
         tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long"
     )  # the cut falls into the last one
     assert ShardDataset(long, None, found_of(fraction=0.1)).valid["valid"].start == long.starts[1]
-    said = "validation part has 1 tokens, expected at least 2"
-    assert error_of(ShardDataset, found, None, found_of(fraction=0.0)) == f"{found.path}: {said}"
-    moved = replace(found_of(fraction=0.0), info={"source": "/old/place"})
-    assert error_of(ShardDataset, found, None, moved) == f"/old/place: {said}"
+    none = ShardDataset(found, None, found_of(fraction=0.0))
+    assert (none.tokens, none.validation(None), none.sizes["valid_tokens"]) == (found.tokens, {}, 0)
+    short = made(tmp_path, "x", "short")
+    moved = replace(found_of(), info={"source": "/old/place"})
+    said = "training part has 3 tokens, expected at least 14, 12 of --context and 2 of --predict"
+    assert error_of(ShardDataset, short, [found], moved) == f"/old/place: {said}"
 
 
 def test_bits_per_byte_are_those_of_all_tokens_in_windows(tmp_path):
@@ -653,7 +657,7 @@ def test_killed_while_the_thread_writes_a_checkpoint(tmp_path):
     done = run_python(KILLED_SAVING, tmp_path)
     assert done.returncode == -9, done.stderr
     left = sorted(file.name for file in (tmp_path / "run" / "checkpoints").iterdir())
-    assert left == [".step-000004.partial", "step-000000", "step-000002"]
+    assert left == [".step-000004.partial", "best", "step-000000", "step-000002"]
     assert max(entry["step"] for entry in run_folder.read_log(tmp_path / "run")) == 5
     loop.resume(tmp_path / "run", found, None, quiet=True)
     train.pretrain(tmp_path / "whole", found, None, MODEL, CONFIG, quiet=True)
@@ -700,7 +704,7 @@ def test_the_command(here, capsys):
         n: str(here / f) for n, f in (("text", "text"), ("valid", "one"), ("valid_2", "two"))
     }
     sets = head["info"]["valid_sets"]
-    told = f"bits per byte, one {sets['one']:.4f}, two {sets['two']:.4f}\n"
+    told = f"bits per byte, one {sets['one']:.4f}, two {sets['two']:.4f}; rows have held "
     assert told in capsys.readouterr().out
     assert cli.main(["train", "--resume", "run", "--steps", "480tok", "--quiet"]) == 0
     assert checkpoint.read_head("run")["step"] == 10

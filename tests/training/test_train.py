@@ -210,7 +210,9 @@ def test_log_cut_off_by_a_crash(finished, tmp_path):
 
 
 def test_old_checkpoints_are_removed(finished):
-    assert [f.name for f in sorted((finished / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+    assert [f.name for f in sorted((finished / "checkpoints").iterdir())] == [
+        "best", "step-000004", "step-000006",
+    ]  # fmt: skip
 
 
 # What goes wrong.
@@ -266,6 +268,48 @@ def test_gradient_that_is_not_finite(tmp_path):
         _, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))
     step.pool.shutdown()
     assert math.isnan(norm) and np.array_equal(model.params.flat, before) and step.optimizer.step == 0
+
+
+@pytest.mark.parametrize("bad", ["norm", "later head"])
+def test_nothing_moves_after_an_infinite_norm_or_a_later_heads_nan(bad):
+    model = GPT(RUN_MODEL)
+    optimizer = AdamW(RUN_MODEL, RUN_CONFIG)
+    step, before = step_module.Step(model, optimizer, RUN_CONFIG, 4), model.params.flat.copy()
+
+    def gradient(*batch):
+        for grads in step.grads:
+            grads.flat.fill(1e30 if bad == "norm" else 1e-3)  # its square is no float32
+        return np.array([1.0, 2.0 if bad == "norm" else np.nan])
+
+    step.gradient = gradient
+    with np.errstate(all="ignore"):
+        losses, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))
+    step.pool.shutdown()
+    assert not math.isfinite(norm) and losses[0] == 1 and optimizer.step == 0
+    assert (
+        np.array_equal(model.params.flat, before)
+        and not optimizer.m.flat.any()
+        and not optimizer.v.flat.any()
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 6, 9])
+def test_ended_between_two_unlinks(finished, tmp_path, number):
+    """While an old checkpoint or an old best one is removed: what is left of it is taken for none."""
+    unlink, count = os.unlink, [0]
+
+    def counted(*given, **named):
+        count[0] += 1
+        if count[0] == number:
+            raise Crash
+        unlink(*given, **named)
+
+    run = tmp_path / "run"
+    with patch.object(os, "unlink", counted), pytest.raises(Crash):
+        train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    loop.resume(run, run_text(), quiet=True)
+    oracles.assert_same_run(finished, run)
+    assert [f.name for f in sorted((run / "checkpoints").iterdir())] == ["best", "step-000004", "step-000006"]
 
 
 def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
@@ -709,6 +753,37 @@ def test_names_that_are_not_utf8_are_written_down(tmp_path):
 
 
 # Data.
+
+
+def test_a_run_on_mixed_documents_says_what_it_reaches_and_has_held(tmp_path):
+    """Old settings name no cutting: such a run draws the rows that it drew."""
+    text = data.SEPARATOR.join(
+        ["the cat", "a hat", "her red mat " * 40, "the mat", "a cat", "ran to her"] * 20
+    )
+    shares = {}
+    for cut in (False, True):
+        config = changed(RUN_CONFIG, cut_documents=cut, steps=12)
+        train.train(tmp_path / str(cut), text, RUN_MODEL, config, valid_text="the hat", quiet=True)
+        head = json.loads((tmp_path / str(cut) / "run.json").read_text())["data"]
+        seen = [entry["seen"] for entry in run_folder.read_log(tmp_path / str(cut)) if "seen" in entry]
+        assert seen[0] == 0 < seen[1] < seen[-1] <= head["reach"] and head["unit"] == "tokens"
+        shares[cut] = head["reach"]
+        found = checkpoint.load(tmp_path / str(cut), training=True)
+        dataset = datasets.TextDataset(text, "the hat", found)
+        drawn = {int(i) for s in range(12) for i in _held(dataset, s)}
+        assert seen[-1] == pytest.approx(len(drawn) / head["train_tokens"], abs=1e-6)
+        assert dataset.tokens == round(head["reach"] * head["train_tokens"]), "passes count what is reached"
+    assert shares[True] == 1 and shares[False] < 0.5
+    older = {key: value for key, value in RUN_CONFIG.to_dict().items() if key != "cut_documents"}
+    assert TrainConfig.from_dict(older).cut_documents is False
+
+
+def _held(dataset, step):
+    """The places of the text that stand in a step's rows, found by drawing from a text of places."""
+    places = data.Tokens(np.arange(len(dataset.part.ids)), None, np.ones(1))
+    with patch.object(dataset, "part", places):
+        inputs, targets = dataset.batch(step, 4)
+    return {*inputs.ravel(), *targets.ravel()}
 
 
 def test_targets():

@@ -137,6 +137,15 @@ def test_data_that_will_repeat():
     assert losses(made, [1.0] * 40, 100) == []
 
 
+def test_a_warm_up_longer_than_the_run_is_told():
+    said = lambda warmup: Watch(TrainConfig(steps=30, warmup=warmup, rate=2e-3), 1, 1000).begin()
+    assert said(30) == []
+    assert said(60) == [
+        "the warm-up of 60 steps is longer than the run of 30: the rate ends at 0.001, short of its peak of 0.002. "
+        "Take --warmup 3 or so"
+    ]
+
+
 def test_data_that_repeats_is_said_at_the_step_at_which_it_does():
     made = watching(9, 10, 20)
     assert losses(made, [1.0] * 20) == [
