@@ -310,6 +310,8 @@ def test_whole_documents_are_held_out(tmp_path):
     assert ShardDataset(long, None, found_of(fraction=0.1)).valid["valid"].start == long.starts[1]
     none = ShardDataset(found, None, found_of(fraction=0.0))
     assert (none.tokens, none.validation(None), none.sizes["valid_tokens"]) == (found.tokens, {}, 0)
+    held = [none.seen(steps) * none.tokens for steps in (0, 1, 10**6)]
+    assert held == pytest.approx([0, none.train.batch * MODEL.context, none.windows * MODEL.context])
     short = made(tmp_path, "x", "short")
     moved = replace(found_of(), info={"source": "/old/place"})
     said = "training part has 3 tokens, expected at least 14, 12 of --context and 2 of --predict"
