@@ -86,6 +86,8 @@ def whole(site: Path, all_pages: list[str]) -> str:
     articles[0].insert_after(BeautifulSoup(contents, "html.parser"))
     frame.decompose()
     soup.title.string = "NanoEuler"
+    for script in soup.select('script[src*="book.js"]'):
+        script.decompose()  # it fits each formula to a screen: a thousand pages would be laid out for each anew
     for page in all_pages:  # the first page may have no formula, and then no MathJax
         if not mathjax(soup):
             soup.head.extend(
