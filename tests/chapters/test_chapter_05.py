@@ -180,7 +180,7 @@ OTHERS = {
     "check_one_sided": [one_sided_by_extrapolation, one_sided_by_parabola],
     "check_steps": [
         lambda: (0.1136, 0.2272),
-        lambda: (0.1, 0.25),
+        lambda: (0.11, 0.23),
         lambda: [math.cbrt(3 / 2048), np.float64(3 / 256) ** (1 / 3)],
     ],
     "check_diagnosis": [lambda: dict(zip(("four", "three", "two", "one"), "BACD", strict=True))] * 2,
