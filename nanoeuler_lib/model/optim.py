@@ -32,8 +32,9 @@ def moved(optimizer: "AdamW", params: Parameters, grads: Parameters, *_, **__) -
 class AdamW:
     """First and second moments of every parameter, and the step that uses them.
 
-    Weight decay applies to matrices (the embedding and heads included) and not to the gains of RMSNorm: a gain pulled
-    to 0 would only be made up for by larger weights behind it. Loshchilov and Hutter 2019.
+    Weight decay applies to matrices (the embedding and heads included) and not to the gains of RMSNorm: a gain and
+    the matrix behind it make up for each other, so one of the two needs no pull. Chapter 11;
+    Loshchilov and Hutter 2019.
     """
 
     def __init__(self, model: ModelConfig, config: TrainConfig, dtype=np.float32):
