@@ -254,12 +254,15 @@ def _in_steps(value, config, context):
 
 
 def report(args):
-    os.environ["MPLBACKEND"] = (
-        "agg"  # it writes files; a notebook hands on its own backend, which may not be there
-    )
-    from nanoeuler_lib.training.report import report
+    asked = os.environ.get("MPLBACKEND")  # a notebook hands on its own, which may not be there
+    os.environ["MPLBACKEND"] = "agg"  # which writes files; Matplotlib asks when it is imported
+    try:
+        from nanoeuler_lib.training.report import report
 
-    page = report(args.run, args.out)
+        page = report(args.run, args.out)
+    finally:
+        os.environ.pop("MPLBACKEND")
+        os.environ |= {} if asked is None else {"MPLBACKEND": asked}
     _print(args, {"page": str(page)}, f"{page}: written, with loss.png and layers.png beside it")
 
 

@@ -82,6 +82,8 @@ def test_a_report_needs_no_backend_of_a_notebook(nanoeuler):
         )
         assert done.returncode == 0 and Path("r/report/loss.png").exists(), done.stderr
         shutil.rmtree("r/report")
+    before = dict(os.environ)
+    assert nanoeuler("report", "r")[0] == 0 and os.environ == before
 
 
 FIRST = (
