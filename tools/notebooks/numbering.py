@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = re.compile(r"(\d\d|A\d+)_")
 FRONT = re.compile(r"\A---\n.*?\n---\n\n?", re.S)
-CAPTION = re.compile(r"\A:::\{figure\}\n:label: (?P<name>\S+)\n\n(?P<caption>.+)\n:::\s*\Z", re.S)
+CAPTION = re.compile(
+    r"\A:::\{figure\}\n:label: (?P<name>\S+)\n\n(?P<caption>(?:(?!\n:::).)+)\n:::\s*\Z", re.S
+)
 EQUATION = re.compile(r"^(`{3,}|:{3,})\{math\}\n((?::\w+:.*\n)*:label: .+\n)", re.M)
 PROOF = re.compile(r"^((?:`{3,}|:{3,})\{prf:proof\}.*\n)", re.M)
 NUMBERED = re.compile(
