@@ -46,7 +46,7 @@ const fitFormulas = () => {
     else formula.removeAttribute("tabindex");
   }
   for (const formula of document.querySelectorAll(".bd-article span.math")) {  // in a line: a longer one scrolls as well
-    const long = formula.clientWidth > 0 && formula.scrollWidth > formula.clientWidth + 1;
+    const long = formula.clientWidth > 150 && formula.scrollWidth > formula.clientWidth + 1;  // a letter may lean out
     formula.toggleAttribute("data-long", long);
     if (long) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
