@@ -66,9 +66,8 @@ class _Moved(ModuleType):
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
         for home in self.homes:
-            if name in vars(home) and not isinstance(
-                value, ModuleType
-            ):  # nor what importing a part of it sets
+            part = isinstance(value, ModuleType)  # which importing it sets
+            if name in vars(home) and not part:
                 setattr(home, name, value)
 
 

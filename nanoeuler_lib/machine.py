@@ -32,9 +32,8 @@ def cores() -> int:
             words = " ".join(Path(file).read_text("utf-8") for file in files).split()
         except OSError:
             continue
-        if len(words) == 2 and all(
-            word.isdecimal() and int(word) for word in words
-        ):  # else "max" or -1: no quota
+        # "max" or -1: no quota
+        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
             there = min(there, math.ceil(int(words[0]) / int(words[1])))
     return there
 

@@ -391,9 +391,8 @@ def _files_of(run, args, options, command):
         raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
     before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
     given = {name: getattr(args, option) for name, option in options.items()}
-    for name, option in (
-        list(options.items()) if command == "train" else ()
-    ):  # here one option may name several
+    several = list(options.items()) if command == "train" else ()  # an option may name several files
+    for name, option in several:
         names = [name, *(other for other in before if other.startswith(f"{name}_"))]
         options = options | dict.fromkeys(names, option)
         if paths := given[name]:

@@ -114,9 +114,7 @@ def words_of(text: str) -> list[bytes]:
         for sign in UNSEEN:
             text = text.replace(sign, "")
     data = text.encode()
-    if any(
-        lead in data for lead in LEADS
-    ):  # quicker than to look at each character of a text that has none of these
+    if any(lead in data for lead in LEADS):  # else no character need be looked at
         data = UNSPACED.sub(r" \1 ", text).encode()
     return data.translate(SPACES).split()
 

@@ -164,10 +164,8 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
         OSError,
         RuntimeError,
     ) as error:  # no further process or thread, or no memory that processes share
-        for begun in set(multiprocessing.active_children()).difference(
-            others
-        ):  # nobody will tell them to end
-            begun.kill()
+        for begun in set(multiprocessing.active_children()).difference(others):
+            begun.kill()  # nobody will tell it to end
             begun.join()
         raise NanoEulerError(
             f"{workers} processes cannot be started ({getattr(error, 'strerror', None) or error}): expected fewer "
