@@ -357,8 +357,8 @@ class Chapter12:
     def my_exposure(scores, secret):
         own, above = np.asarray(scores)[secret], 0
         for score in np.ravel(scores):
-            above += bool(score > own)
-        return math.log2(np.size(scores)) - math.log2(above + 1)
+            above += bool(score >= own)
+        return math.log2(np.size(scores)) - math.log2(above)
 
 
 class Chapter13:
