@@ -18,7 +18,7 @@
 #define THREADS (32 * (BM / WARP_M) * (BN / WARP_N))
 
 struct Tile {
-  float a[BK][BM + 4];  // transposed: the numbers of one k lie side by side; 4 more, so that writes meet in few banks
+  float a[BK][BM + 4];  // transposed: the numbers of one k lie side by side; 4 more, so that few writes meet in a bank
   float b[BK][BN];
 };
 
