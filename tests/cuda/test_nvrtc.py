@@ -206,7 +206,9 @@ def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
 
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
-@pytest.mark.parametrize("version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip"), ("5 patch", "matmul_patch")])
+@pytest.mark.parametrize(
+    "version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip"), ("5 patch", "matmul_patch")]
+)
 def test_the_requests_that_chapter_25_counts_are_those_of_the_machine_code(version, kernel):
     """Reads of shared memory (LDS: 984, its size in bits 73 to 75) and multiply-adds (FFMA: 223), compiled for 9.0."""
     cells = json.loads((ROOT / "notebooks" / "25_matrix_multiplication.ipynb").read_text("utf-8"))["cells"]
