@@ -63,33 +63,31 @@ def _wrap(text: str, columns: int) -> list[tuple[int, int]]:
 
 
 def ladder(rows: Sequence[dict], floor: float):
-    """The running ladder: bits per byte of each model against the floor, and the facts that it gets right.
+    """The running ladder: bits per byte of each model above the floor, and below it the facts that it gets right.
 
-    rows: from the lowest rung up, each with name, bits_per_byte, fact_accuracy, fact_accuracy_beyond_10_words (both 0
-    to 1) and, for what the book builds, "goal": True. Returns the figure. data/results/ladder.json holds such rows.
+    rows: from the lowest rung up, each with name, bits_per_byte (above the floor, for the axis is logarithmic),
+    fact_accuracy, fact_accuracy_beyond_10_words (both 0 to 1) and, for what the book builds, "goal": True. Returns the
+    figure. data/results/ladder.json holds such rows.
     """
     import matplotlib.pyplot as plt
 
-    fig, (left, right) = plt.subplots(
-        1, 2, figsize=(6.6, 0.7 + 0.36 * len(rows)), sharey=True, width_ratios=(3, 2)
-    )
-    at, bits = np.arange(len(rows)), [row["bits_per_byte"] for row in rows]
+    fig, (above, below) = plt.subplots(2, 1, figsize=(4.7, 1.5 + 0.5 * len(rows)), sharey=True)
+    at, excess = np.arange(len(rows)), np.array([row["bits_per_byte"] for row in rows]) - floor
     goal = [bool(row.get("goal")) for row in rows]
-    bars = left.barh(at, bits, 0.62, color=["C1" if mark else "C0" for mark in goal])
-    left.bar_label(bars, fmt="%.2f", padding=4)
-    left.axvspan(0, floor, color="C5", alpha=0.3, linewidth=0)
-    left.axvline(floor, color="#4a4f57", linestyle="--", linewidth=1)
-    left.set(xlabel=f"bits per byte (floor {floor:.2f})", xlim=(0, 1.2 * max(bits)))
-    left.set_yticks(at, [f"{row['name']} ★" if mark else row["name"] for row, mark in zip(rows, goal)])
+    above.scatter(excess, at, 45, c=["C1" if mark else "C0" for mark in goal])
+    for x, y in zip(excess, at):
+        above.annotate(f"{x:.2g}", (x, y), (8, 0), textcoords="offset points", va="center")
+    above.set(xscale="log", xlim=(excess.min() / 1.5, 3 * excess.max()))
+    above.set_xlabel(f"bits per byte above the floor of {floor:.2f}")
+    above.xaxis.set_major_formatter("{x:g}")
+    above.set_yticks(at, [f"{row['name']} ★" if mark else row["name"] for row, mark in zip(rows, goal)])
     for key, label, style in (
         ("fact_accuracy", "all", "o"),
         ("fact_accuracy_beyond_10_words", "> 10 words away", "D"),
     ):
         shown = dict(fillstyle="none", markersize=8) if style == "o" else dict(markersize=4)
-        right.plot([100 * row[key] for row in rows], at, style, label=label, **shown)
-    right.set(xlabel="facts right, %", xlim=(-5, 105))
-    right.legend(loc="upper right")
-    right.invert_yaxis()
-    for ax in (left, right):
-        ax.grid(False, axis="y")
+        below.plot([100 * row[key] for row in rows], at, style, label=label, **shown)
+    below.set(xlabel="facts right, %", xlim=(-5, 105))
+    below.legend(loc="upper right")
+    below.invert_yaxis()
     return fig

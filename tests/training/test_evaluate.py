@@ -253,10 +253,10 @@ def test_ladder_draws_every_row():
     ]
     rows[-1]["goal"] = True
     fig = plots.ladder(rows, 0.5)
-    left, right = fig.axes
-    assert [bar.get_width() for bar in left.patches[:2]] == [3.0, 1.0]
-    assert [label.get_text() for label in left.get_yticklabels()] == ["low", "high ★"]
-    assert np.allclose(right.lines[1].get_xdata(), [5, 45])
+    above, below = fig.axes
+    assert np.allclose(above.collections[0].get_offsets(), [[2.5, 0], [0.5, 1]])
+    assert [label.get_text() for label in above.get_yticklabels()] == ["low", "high ★"]
+    assert np.allclose(below.lines[1].get_xdata(), [5, 45])
     plt.close(fig)
 
 
