@@ -50,7 +50,7 @@ def main() -> None:
         return n["trajectory"](model, tokens, slopes(model)[:depth])[-1]
 
     def portrait(model) -> dict:
-        """Everything that the chapter shows of a model, by depth or by solver; name_away: how far from the walk."""
+        """Everything that the chapter shows of a model, by depth or by solver; name_away: how far off."""
         L = model.config.layers
         order, found = list(range(L)), {}
 
@@ -67,9 +67,8 @@ def main() -> None:
             new = rebuilt(model, order, scale)
             return lambda tokens: last(new, tokens)
 
-        for name, pieces in (("half", n["half_blocks"](model)), ("layer", slopes(model))):
-            ratio, next_to, random = n["geometry"](model, tokens, pieces).round(3).tolist()
-            found |= {f"{name}_ratio": ratio, f"{name}_next": next_to[:-1], f"{name}_random": random[:-1]}
+        ratio, next_to, random = n["geometry"](model, tokens, slopes(model)).round(3).tolist()
+        found |= {"layer_ratio": ratio, "layer_next": next_to[:-1], "layer_random": random[:-1]}
         at, fs = n["trajectory"](model, tokens, slopes(model)), slopes(model)
         alike = [n["cosine"](f(x), g(x)).mean() for (f, g), x in zip(pairwise(fs), at)]
         found["same_point"] = np.round(alike, 3).tolist()
@@ -82,9 +81,6 @@ def main() -> None:
             ("runge_kutta", n["runge_kutta"], 2),
         ]:
             walked(name, lambda tokens, step=step, k=steps: n["walk"](model, tokens, step, k))
-        for k in (2, 4):
-            walked(f"rebuilt{k}", by(np.repeat(order, k), 1 / k))
-        walked("twice", by(np.repeat(order, 2)))
         walked("coarse", by(order[::2], 2.0))
         rng = np.random.default_rng(0)
         walked("random", lambda tokens: n["displaced"](model, tokens, rng))

@@ -129,6 +129,21 @@ def test_two_thousand_steps_are_not_infinitely_many(chapter):
     assert rejected(chapter.check_factors, many)
 
 
+# ---- What the chapter measures
+
+
+def test_distance_leaves_length_out_and_a_random_turn_equals_half_steps_in_length_and_angle(chapter):
+    x = np.array([[3.0, 4.0], [1.0, 0.0]])
+    assert chapter.away(7 * x, x) < 1e-12
+    assert np.isclose(chapter.away(np.array([[8.0, -6.0], [0.0, 2.0]]), x), np.sqrt(2))
+    model, _, _, tokens = models(np.random.default_rng(3), layers=1)
+    one, half = (chapter.walk(model, tokens, chapter.euler, n) for n in (1, 2))
+    turned = chapter.displaced(model, tokens, np.random.default_rng(4))
+    assert np.allclose((turned**2).sum(-1), (half**2).sum(-1))
+    assert np.allclose((turned * one).sum(-1), (half * one).sum(-1))
+    assert np.linalg.norm(turned - half, axis=-1).min() > 0.01
+
+
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
