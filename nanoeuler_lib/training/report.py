@@ -170,53 +170,53 @@ def _cell(value):
 
 def draw_loss(log: list[dict], floor: float | None = None):
     """A figure of the training loss and of validation by step, from the entries of a log."""
-    figure, (left, right) = _two_panels()
+    figure, (upper, lower) = _two_panels()
     steps = [entry for entry in log if "loss" in entry]
     x, y = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
-    left.plot(x, y, color="0.6", linewidth=0.6, label="each step")
+    upper.plot(x, y, color="0.6", linewidth=0.6, label="each step")
     around = [y[max(0, i - WINDOW // 2) : i + WINDOW // 2 + 1] for i in range(len(y))]
     smooth = [sum(near) / len(near) for near in around]
-    left.plot(x, smooth, label=f"mean of {WINDOW} steps")
-    left.set(xlabel="step", ylabel="training loss, nats a token")
-    left.legend()
+    upper.plot(x, smooth, label=f"mean of {WINDOW} steps")
+    upper.set(xlabel="step", ylabel="training loss, nats a token")
+    upper.legend()
     valid = _series(log, "valid_bits_per_byte")
     if valid:
-        right.plot(*zip(*valid), marker=".", label="validation")
+        lower.plot(*zip(*valid), marker=".", label="validation")
         sets = _series(log, "valid_sets")
         for name in sets[-1][1] if sets else ():
             points = [(step, bits[name]) for step, bits in sets if name in bits]
-            right.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
+            lower.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
         step, bits = valid[-1]
-        right.annotate(
+        lower.annotate(
             f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"
         )
     if floor is not None:
-        right.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
-    right.set(xlabel="step", ylabel="validation, bits per byte")
+        lower.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
+    lower.set(xlabel="step", ylabel="validation, bits per byte")
     if valid and min(bits for _, bits in valid) > 0:
-        _log_scale(right)
+        _log_scale(lower)
     if valid or floor is not None:
-        right.legend()
+        lower.legend()
     return figure
 
 
 def draw_layers(log: list[dict]):
     """A figure of each layer group's gradient norm and update-to-weight ratio by step, from the entries of a log."""
-    figure, (left, right) = _two_panels()
+    figure, (upper, lower) = _two_panels()
     watched = [entry for entry in log if "groups" in entry]
     names = list(watched[0]["groups"]) if watched else []
     markers = "os^vD*<>PX"
     for number, name in enumerate(names):
         x = [entry["step"] for entry in watched if name in entry["groups"]]
-        for axes, part in ((left, 0), (right, 1)):
+        for axes, part in ((upper, 0), (lower, 1)):
             y = [entry["groups"][name][part] or math.nan for entry in watched if name in entry["groups"]]
             axes.plot(x, y, marker=markers[number % len(markers)], markersize=3, linewidth=1, label=name)
-    for axes, label in ((left, "gradient norm"), (right, "size of the update / size of the weights")):
+    for axes, label in ((upper, "gradient norm"), (lower, "update size / weight size")):
         axes.set(xlabel="step", ylabel=label)
         if names:
             _log_scale(axes)
     if names:
-        right.legend(fontsize="x-small", ncols=2)
+        lower.legend(fontsize=8, ncols=3)
     return figure
 
 
@@ -238,7 +238,7 @@ def _log_scale(axes):
 
 def _two_panels():
     plots.use_style()
-    return plt.subplots(1, 2, figsize=(9, 3.4))
+    return plt.subplots(2, 1, figsize=(4.7, 5.4))
 
 
 class Live:

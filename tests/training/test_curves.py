@@ -35,44 +35,44 @@ def data(line):
 def test_the_loss_and_its_mean(floor):
     log = log_of()
     figure = report.draw_loss(log, floor)
-    left, right = figure.axes
-    each, mean = left.lines
+    upper, lower = figure.axes
+    each, mean = upper.lines
     x, y = [3 * i for i in range(1, 121)], [entry["loss"] for entry in log if "loss" in entry]
     assert data(each) == [x, y]
     expected = [np.mean(y[max(0, i - 25) : i + 26]) for i in range(120)]  # the 50 steps around each
     assert data(mean)[0] == x and np.allclose(data(mean)[1], expected, rtol=1e-12)
-    assert [t.get_text() for t in left.get_legend().get_texts()] == ["each step", "mean of 50 steps"]
-    assert (left.get_xlabel(), right.get_xlabel()) == ("step", "step")
+    assert [t.get_text() for t in upper.get_legend().get_texts()] == ["each step", "mean of 50 steps"]
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("step", "step")
     assert (
-        left.get_ylabel() == "training loss, nats a token"
-        and right.get_ylabel() == "validation, bits per byte"
+        upper.get_ylabel() == "training loss, nats a token"
+        and lower.get_ylabel() == "validation, bits per byte"
     )
-    assert data(right.lines[0]) == [[0, 60, 120], [8.0, 2.5, 1.75]] and right.get_yscale() == "log"
-    assert right.lines[0].get_marker() == "." and left.get_yscale() == "linear"
+    assert data(lower.lines[0]) == [[0, 60, 120], [8.0, 2.5, 1.75]] and lower.get_yscale() == "log"
+    assert lower.lines[0].get_marker() == "." and upper.get_yscale() == "linear"
     names = ["validation"] + (["floor: the source itself"] if floor else [])
-    assert [t.get_text() for t in right.get_legend().get_texts()] == names
-    assert [line.get_ydata()[0] for line in right.lines[1:]] == ([1.25] if floor else [])
+    assert [t.get_text() for t in lower.get_legend().get_texts()] == names
+    assert [line.get_ydata()[0] for line in lower.lines[1:]] == ([1.25] if floor else [])
     if floor:
-        assert right.lines[1].get_linestyle() == "--" and each.get_color() != mean.get_color()
-    assert each.get_linewidth() < mean.get_linewidth() and tuple(figure.get_size_inches()) == (9, 3.4)
+        assert lower.lines[1].get_linestyle() == "--" and each.get_color() != mean.get_color()
+    assert each.get_linewidth() < mean.get_linewidth() and tuple(figure.get_size_inches()) == (4.7, 5.4)
 
 
 def test_a_run_without_validation_and_one_that_needs_no_bits():
-    left, right = report.draw_loss(log_of(3, ())).axes
+    upper, lower = report.draw_loss(log_of(3, ())).axes
     assert (
-        not right.lines
-        and right.get_legend() is None
-        and right.get_yscale() == "linear"
-        and len(left.lines) == 2
+        not lower.lines
+        and lower.get_legend() is None
+        and lower.get_yscale() == "linear"
+        and len(upper.lines) == 2
     )
-    _, right = report.draw_loss(log_of(3, ()), 0.5).axes
-    assert len(right.lines) == 1 and right.get_legend() is not None
-    _, right = report.draw_loss(log_of(3, ((0, 1.0), (3, 0.0)))).axes
-    assert right.get_yscale() == "linear"  # no logarithm of 0
+    _, lower = report.draw_loss(log_of(3, ()), 0.5).axes
+    assert len(lower.lines) == 1 and lower.get_legend() is not None
+    _, lower = report.draw_loss(log_of(3, ((0, 1.0), (3, 0.0)))).axes
+    assert lower.get_yscale() == "linear"  # no logarithm of 0
 
 
 def test_layers_by_step():
-    """A line for each group, its norm on the left and its update on the right; a size of 0 is left out."""
+    """A line for each group, its norm above and its update below; a size of 0 is left out."""
     names = [f"layers.{i}" for i in range(11)]
     log = [
         {"step": step, "groups": {name: [i + step, (i + 1) * 1e-3 * step] for i, name in enumerate(names)}}
@@ -81,8 +81,8 @@ def test_layers_by_step():
     log[1]["groups"]["layers.2"] = [0.0, 0.0]
     del log[2]["groups"]["layers.3"]
     log.insert(1, {"step": 2, "loss": 1.0})
-    left, right = report.draw_layers(log).axes
-    for axes, part in ((left, 0), (right, 1)):
+    upper, lower = report.draw_layers(log).axes
+    for axes, part in ((upper, 0), (lower, 1)):
         assert [line.get_label() for line in axes.lines] == names and axes.get_xlabel() == "step"
         assert axes.get_yscale() == "log"
         for name, line in zip(names, axes.lines):
@@ -94,16 +94,16 @@ def test_layers_by_step():
                 assert found == size if size else math.isnan(found)
         styles = [line.get_marker() for line in axes.lines]
         assert len(set(styles[:10])) == 10 and styles[10] == styles[0]
-    assert left.get_ylabel() == "gradient norm"
-    assert right.get_ylabel() == "size of the update / size of the weights"
-    assert [t.get_text() for t in right.get_legend().get_texts()] == names and left.get_legend() is None
+    assert upper.get_ylabel() == "gradient norm"
+    assert lower.get_ylabel() == "update size / weight size"
+    assert [t.get_text() for t in lower.get_legend().get_texts()] == names and upper.get_legend() is None
     alone, _ = report.draw_layers(log[:1]).axes
     assert [line.get_label() for line in alone.lines] == names
 
 
 def test_layers_of_a_log_without_any():
-    left, right = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
-    assert not left.lines and right.get_legend() is None and left.get_yscale() == "linear"
+    upper, lower = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
+    assert not upper.lines and lower.get_legend() is None and upper.get_yscale() == "linear"
 
 
 def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
