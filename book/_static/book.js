@@ -45,8 +45,13 @@ const fitFormulas = () => {
     if (formula.hasAttribute("data-wide")) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
   }
-  for (const formula of document.querySelectorAll(".bd-article span.math")) {  // in a line: a longer one scrolls as well
-    const long = formula.clientWidth > 150 && formula.scrollWidth > formula.clientWidth + 1;  // a letter may lean out
+  for (const formula of document.querySelectorAll(".bd-article span.math")) {  // one that fills its line and goes on scrolls
+    formula.removeAttribute("data-long");
+    let block = formula.parentElement;
+    while (getComputedStyle(block).display.startsWith("inline")) block = block.parentElement;
+    const { paddingLeft, paddingRight } = getComputedStyle(block);
+    const room = block.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+    const long = room > 0 && formula.clientWidth > room - 2 && formula.scrollWidth > formula.clientWidth + 1;
     formula.toggleAttribute("data-long", long);
     if (long) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
