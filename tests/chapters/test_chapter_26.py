@@ -6,7 +6,6 @@ import pytest
 from chapters import rejected, rewritten_tests
 
 from experiments import ch26
-from nanoeuler_lib import cuda
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
@@ -19,16 +18,18 @@ pytestmark = pytest.mark.compiler
 PRODUCT = {
     "no barrier before the product": ("__syncthreads();  // the tiles", "// the tiles"),
     "no barrier behind the product": ("__syncthreads();  // nobody", "// nobody"),
-    "the first columns alone": ("k < K; k += 16", "k < 16; k += 16"),
-    "the last columns left out": ("k < K;", "k + 16 < K;"),
+    "the first columns alone": ("k < K; k += 64", "k < 64; k += 64"),
+    "the last columns left out": ("k < K;", "k + 64 < K;"),
     "the sums of the last columns": ("unsigned x[4], y[2];", "unsigned x[4], y[2]; d[0] = d[1] = d[2] = d[3] = 0;"),
-    "the columns of a not moved": ("a[i / 16 * K + k + i % 16]", "a[i / 16 * K + i % 16]"),
-    "rows of 16": ("b[i / 16 * K + k + i % 16]", "b[i + k]"),
-    "the halves of a exchanged": ("&as[lane % 16][lane / 16 * 8]", "&as[lane % 16][8 - lane / 16 * 8]"),
+    "the columns not moved": ("row[k + column]", "row[column]"),
+    "rows of 64": ("a + r * K", "a + r * 64"),
+    "half of the pieces": ("p < 8", "p < 4"),
+    "the halves of a exchanged": ("p + lane / 16)", "p + 1 - lane / 16)"),
     "the matrices of a in another order": (
-        "&as[lane % 16][lane / 16 * 8]", "&as[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]",
+        "&s[lane % 16][place(lane % 16, p + lane / 16)]",
+        "&s[lane % 8 + lane / 16 * 8][place(lane % 8, p + lane / 8 % 2)]",
     ),
-    "one half of b": ("lane / 8 % 2 * 8", "0"),
+    "one half of b": ("p + lane / 8 % 2", "p"),
     "c transposed": (
         "(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2",
         "(2 * (lane % 4) + i % 2) * 16 + lane / 4 + 8 * (i / 2)",
@@ -37,12 +38,18 @@ PRODUCT = {
         "8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2", "8 * (i % 2)) * 8 + 2 * (lane % 4) + i / 2",
     ),
     "half of the sums": ("for (int i = 0; i < 4; i++) c", "for (int i = 0; i < 2; i++) c"),
-    "rows that meet in a bank": ("as[16][24]", "as[16][64]"),
+    "no swizzle": ("c ^ r % 8", "c"),
+    "the swizzle of narrow rows": ("c ^ r % 8", "c ^ r / 2 % 4"),
+    "padded rows": ("s[24][64]", "s[24][72]"),
     "float16": ("mma<__nv_bfloat16>", "mma<__half>"),
 }  # fmt: skip
+RIGHT_PRODUCTS = {
+    "rows turned instead of swizzled": [("c ^ r % 8", "(c + r) % 8")],
+    "rows in another order": [("c ^ r % 8", "c ^ (7 - r % 8)")],
+}
 STEP = (
     "copy_async_wait<1>();  // the tile of this step is there, the next may be under way\n    __syncthreads();"
-    "  // ... for every lane; and nobody reads the tile before it any more\n    ask(step + 2);  // into the place of that one\n"
+    "  // ... for every lane; and nobody reads the tile before it any more\n    ask(step + 2);  // into the stage of that one\n"
 )
 MULTIPLY = "multiply(step);\n  }"
 RIGHT_PIPELINES = {
@@ -72,18 +79,10 @@ PIPELINE = {
 }  # fmt: skip
 test_right_pipelines, test_wrong_products = rewritten_tests(
     {
-        "check_product": ("warp_product", {}, PRODUCT),
+        "check_product": ("warp_product", RIGHT_PRODUCTS, PRODUCT),
         "check_pipeline": ("warp_pipeline", RIGHT_PIPELINES, PIPELINE),
     }
 )
-
-
-def test_a_product_without_tensor_cores_is_right_as_well_if_it_reads_once(chapter):
-    """The contract is what is computed, and how often memory is read."""
-    text = chapter.warp_product.module.source
-    unrolled = text.replace("as[16][24], bs[8][24]", "as[16][40], bs[8][40]")
-    assert verdict(chapter.check_product, cuda.module(unrolled)["warp_product"]) == "right"
-
 
 BITS = {
     "cut off": lambda c, x: (x.view(np.uint32) >> 16).astype(np.uint16),
@@ -130,12 +129,12 @@ def test_the_slow_text_is_right_and_slow(chapter):
         chapter.multiply(chapter.SMALL["pipelined"], a, b, text) for text in (chapter.SLOW, chapter.TEXT)
     )
     assert (slow == fast).all()
-    assert "16 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row % 2", "row % 2"))
+    assert "8 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row / 2 % 4", "row / 2 % 4"))
 
 
 def test_other_repairs_are_right(chapter):
     """The bits in another order separate the rows as well."""
-    assert verdict(chapter.check_repair, lambda: ("row % 2", "(7 - row % 8)")) == "right"
+    assert verdict(chapter.check_repair, lambda: ("row / 2 % 4", "(7 - row % 8)")) == "right"
 
 
 def test_the_wait_for_one_group_fewer_is_found_by_the_checker_alone(chapter):
@@ -191,9 +190,9 @@ DOMAINS = [
     Gap("check_places", ("places",), lambda c: verdict(c.check_places, c.places), lambda c, x: tuple(c.places(*x)),
         lambda rng: (int(rng.integers(32)), int(rng.integers(4))), [(31, 3), (0, 0), (5, 2)]),
     Gap("check_product", ("warp_product",), lambda c: verdict(c.check_product, c.warp_product), product_of,
-        lambda rng: 16 * int(rng.integers(1, 9)), [16, 32]),
+        lambda rng: 64 * int(rng.integers(1, 5)), [64, 128]),
     Gap("check_pipeline", ("warp_pipeline",), lambda c: verdict(c.check_pipeline, c.warp_pipeline), pipeline_of,
-        lambda rng: 16 * int(rng.integers(1, 9)), [16, 32, 48]),
+        lambda rng: 64 * int(rng.integers(1, 5)), [64, 128, 192]),
     Gap("check_split", ("split",), lambda c: verdict(c.check_split, c.split), lambda c, x: tuple(c.split(x)), sizes),
     Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place), lambda c, x: c.place(*x),
         lambda rng: (int(rng.integers(64)), int(rng.integers(4))), [(7, 3), (0, 0)]),
