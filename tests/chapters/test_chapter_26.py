@@ -129,12 +129,12 @@ def test_the_slow_text_is_right_and_slow(chapter):
         chapter.multiply(chapter.SMALL["pipelined"], a, b, text) for text in (chapter.SLOW, chapter.TEXT)
     )
     assert (slow == fast).all()
-    assert "8 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row / 2 % 4", "row / 2 % 4"))
+    assert "8 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row % 4 * 2", "row % 4 * 2"))
 
 
 def test_other_repairs_are_right(chapter):
     """The bits in another order separate the rows as well."""
-    assert verdict(chapter.check_repair, lambda: ("row / 2 % 4", "(7 - row % 8)")) == "right"
+    assert verdict(chapter.check_repair, lambda: ("row % 4 * 2", "(7 - row % 8)")) == "right"
 
 
 def test_the_wait_for_one_group_fewer_is_found_by_the_checker_alone(chapter):
