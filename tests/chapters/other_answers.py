@@ -439,6 +439,14 @@ class Chapter20:
         return counted
 
 
+class Chapter27:
+    def my_repair(text):
+        for name, row in (("tile", "row"), ("qs", "row"), ("ks", "4 * j + part"), ("vs", "j")):
+            for c in ("c", "4 * c + part"):  # rotated, r places in row r
+                text = text.replace(f"{name}[{row}][{c}]", f"{name}[{row}][({c} + {row}) % C]")
+        return text
+
+
 class Chapter29:
     def my_lot(x, draws):
         bits = np.asarray(x, np.float32).view(np.uint32)

@@ -9,7 +9,7 @@ from chapters import accepts, gap_tests, rewritten_tests
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
-NOTEBOOK = "27_flash_forward", "xp", "tidy"
+NOTEBOOK = "27_flash_forward", "xp", "SWIZZLE"
 pytestmark = pytest.mark.compiler
 
 
