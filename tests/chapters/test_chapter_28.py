@@ -173,8 +173,8 @@ test_right_kernels, test_wrong_kernels = rewritten_tests(
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-test_other_launches_tell_as_well = accepts(
-    {"check_launch": [lambda: (2, 2, 33), lambda: np.array([3, 3, 70])]}
+test_other_launches_hide_as_well = accepts(
+    {"check_launch": [lambda: {"A": (3, 1, 70), "B": np.array([3, 3, 5]), "C": [4, 2, 32], "D": None}]}
 )
 
 
@@ -214,10 +214,21 @@ def rounded(parts):
     return tuple(np.round(x, 9) + 0.0 for x in parts)
 
 
-def tells(c, launch):
-    """By what the mistakes are: a group, a ragged text, and a second tile in some block's loop."""
-    heads, group, T = launch
-    return 1 <= T <= 70 and 1 <= heads <= 4 and heads % group == 0 and group > 1 and T % 32 != 0
+def alone(c, answer):
+    """By what hides the mistakes: groups of one, one key head, whole tiles, one round of the loop."""
+    try:
+        for name, launch in answer.items():
+            if launch is not None:
+                heads, group, T = launch
+                fits = 1 <= T <= 70 and 1 <= heads <= 4 and heads % group == 0
+                hidden = {
+                    "A": group == 1, "B": heads == group, "C": T % 32 == 0, "D": group == 1 and T <= 32,
+                }  # fmt: skip
+                if not fits or {mistake for mistake in hidden if hidden[mistake]} != {name}:
+                    return False
+        return set(answer) == set("ABCD") and [n for n in answer if answer[n] is None] == ["D"]
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError):
+        return False
 
 
 EDGE = np.random.default_rng(0)
@@ -230,5 +241,5 @@ DOMAINS = [
         outputs, launches, [launches(EDGE, (1, 1, 1)), launches(EDGE, (4, 2, 65))]),
     Gap("check_cap", ("capped_tile",), lambda c: verdict(c.check_cap, c.capped_tile),
         lambda c, x: rounded(c.capped_tile(*x)), lambda rng: tiles_of(rng, cap=True)),
-    Value("check_launch", "launch", lambda c, value: verdict(c.check_launch, lambda: value), tells),
+    Value("check_launch", "launch", lambda c, value: verdict(c.check_launch, lambda: value), alone),
 ]  # fmt: skip
