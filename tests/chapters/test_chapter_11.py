@@ -228,6 +228,9 @@ ACCEPTED_ONCE = {
         ),
     },
     "largest_curvature": {
+        "a list as the direction": lambda *given: (lambda value, v: (value, v.tolist()))(
+            *curvature_by_sides(*given)
+        ),
         "products ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(gradient, w, v, 30, h),
         "h ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(gradient, w, v, products),
         "the direction ignored": lambda gradient, w, v, products=30, h=1e-4: curvature_by_sides(
