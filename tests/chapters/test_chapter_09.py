@@ -106,7 +106,10 @@ def backward_by_parts(dy, saved):
 BY_ONE_CHANGE = {name: wrong for name, wrong in WRONG_BACKWARD.items() if not callable(wrong)}
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
-        "check_swiglu": ([forward, by_tanh, by_numbers], slips(forward, WRONG_FORWARD)),
+        "check_swiglu": (
+            [forward, by_tanh, by_numbers, lambda *given: list(forward(*given))],
+            slips(forward, WRONG_FORWARD),
+        ),
         "check_backward": (
             [backward, backward_in_s, backward_by_parts],
             WRONG_BACKWARD | slips(backward, BY_ONE_CHANGE),
