@@ -24,6 +24,8 @@ EXAMPLES = """examples:
   nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
+  nanoeuler export runs/world --to hf --out world-hf    for transformers; gguf: for llama.cpp
+  nanoeuler import TinyLlama-1.1B --run runs/tiny   a Llama of other people's, as a run
   nanoeuler check                                   every gradient against difference quotients
 
 Bad input ends with one line on standard error and exit code 2."""
@@ -74,6 +76,8 @@ CORPORA = {  # those that are fetched
 }
 VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
 WEB_BYTES = 1_000_000_000
+
+FORMATS = {"hf": "transformers and what reads its folders", "gguf": "llama.cpp and what reads its files"}
 
 METAVAR = {int: "N", float: "X", str: "NAME"}
 CHANGEABLE = "steps", "rate"  # of a run that goes on
@@ -203,6 +207,8 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("break", "plant a bug in a copy of the package, to find it", _break, as_json=False)
     command("assign", "papers that are marked: for an instructor, from a secret seed", _assign)
     command("info", "shapes, sizes and memory of a preset or a checkpoint", _info)
+    command("export", "a run as other programs read it", _export)
+    command("import", "other people's weights as a run", _import)
     return top
 
 
@@ -524,6 +530,22 @@ def _assign(new):
 def _info(new):
     new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
     new.add_argument("--run", type=Path, help="run or checkpoint folder")
+
+
+def _export(new):
+    new.add_argument("run", type=Path, help="run or checkpoint folder")
+    text = "; ".join(f"{name}: {readers}" for name, readers in FORMATS.items())
+    new.add_argument("--to", required=True, choices=list(FORMATS), help=text)
+    text = "folder (hf) or file (gguf) to make; must not exist"
+    new.add_argument("--out", required=True, type=Path, metavar="PATH", help=text)
+
+
+def _import(new):
+    text = "folder of a Llama with config.json and safetensors; or a model.bin of llama2.c"
+    new.add_argument("path", type=Path, help=text)
+    new.add_argument("--run", required=True, type=Path, metavar="FOLDER", help="new folder for the run")
+    text = "tokenizer.json, llama2.c's tokenizer.bin, or a run's (default: tokenizer.json beside the weights)"
+    new.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
 
 
 def _option(name):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib.command import arguments
-from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, SHAPE, TRAINING
+from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, FORMATS, SHAPE, TRAINING
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
@@ -263,7 +263,8 @@ def report(args):
     finally:
         os.environ.pop("MPLBACKEND")
         os.environ |= {} if asked is None else {"MPLBACKEND": asked}
-    _print(args, {"page": str(page)}, f"{page}: written, with loss.png and layers.png beside it")
+    beside = ", with loss.png and layers.png beside it" if (page.parent / "loss.png").exists() else ""
+    _print(args, {"page": str(page)}, f"{page}: written{beside}")
 
 
 def generate(args):
@@ -331,6 +332,23 @@ def score(args):
         facts["page"] = str(args.out)
     shown = f"\n{args.out}: the text, its dear tokens marked" if args.out else ""
     _print(args, facts, f"{args.text}: {line}{shown}")
+
+
+def export(args):
+    from nanoeuler_lib import formats
+
+    left = formats.export(args.run, args.to, args.out)
+    lines = [f"{args.out}: written for {FORMATS[args.to]}", *(f"left behind: {what}" for what in left)]
+    _print(args, {"out": str(args.out), "to": args.to, "left": left}, "\n".join(lines))
+
+
+def import_(args):
+    from nanoeuler_lib import formats
+
+    model = formats.import_run(args.path, args.run, args.tokenizer).model
+    facts = {"run": str(args.run), "parameters": model.size, "model": model.config.to_dict()}
+    line = f"{args.run}: {model.size:,} parameters; continue a prompt: nanoeuler generate PROMPT --run {args.run}"
+    _print(args, facts, line)
 
 
 def sft(args):
@@ -716,10 +734,10 @@ def _checkpoint(args, default="konigsberg-small"):
 
 
 def _tokenizer(args):
-    from nanoeuler_lib.text.tokenizer import Tokenizer
+    from nanoeuler_lib.text.pieces import load
     from nanoeuler_lib.training.checkpoint import load_pretrained
 
-    return Tokenizer.load(args.tokenizer) if args.tokenizer else load_pretrained()[1]
+    return load(args.tokenizer) if args.tokenizer else load_pretrained()[1]
 
 
 def _sampling(args):
@@ -790,7 +808,7 @@ COMMANDS = {
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
     "train": train, "sft": sft, "report": report, "generate": generate,
     "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
-    "info": info,
+    "info": info, "export": export, "import": import_,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer
 
 
 def by_likelihood(logits: np.ndarray) -> np.ndarray:
@@ -188,8 +188,8 @@ def stream(
 ) -> Iterator[str]:
     """Yield the continuation of `prompt` piece by piece, whole characters only, until `tokens` or the text's end.
 
-    A document's beginning is what the model saw first in training, so the end-of-text token stands before the prompt
-    if the tokenizer has one. When the context is full, the later half of it is read again and generation goes on.
+    A document's beginning is what the model saw first in training, so the token that begins one (the end-of-text token)
+    stands before the prompt if the tokenizer has it. When the context is full, the later half of it is read again and generation goes on.
     propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1: other draws from the
     same distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over
     several tokens adds in another order than one over a single token. repetition_penalty: see `penalised`; it counts
@@ -204,11 +204,7 @@ def stream(
         raise NanoEulerError(f"propose is {propose} beside a repetition_penalty, expected one of them")
     if "" in stop:
         raise NanoEulerError("stop is empty, expected a text")
-    rng, end, ids = (
-        np.random.default_rng(seed),
-        tokenizer.special_tokens.get(END_OF_TEXT),
-        _begin(tokenizer, prompt),
-    )
+    rng, end, ids = np.random.default_rng(seed), tokenizer.end, _begin(tokenizer, prompt)
     if repetition_penalty != 1:
         model = _Penalising(model, repetition_penalty, end)
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -222,8 +218,8 @@ def stream(
 
 def _begin(tokenizer, prompt):
     """The ids that a continuation of the prompt begins behind."""
-    end = tokenizer.special_tokens.get(END_OF_TEXT)
-    ids = ([] if end is None else [end]) + [int(token) for token in tokenizer.encode(prompt)]
+    begin = tokenizer.begin
+    ids = ([] if begin is None else [begin]) + [int(token) for token in tokenizer.encode(prompt)]
     return ids or [int(token) for token in tokenizer.encode("\n")]  # there must be something to continue
 
 

@@ -12,7 +12,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import printable
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer
 
 SHOWN = 50_000  # tokens on a page
 LEVELS = 2, 4, 7, 11  # bits from which a token is marked, each more strongly
@@ -41,17 +41,17 @@ def score(
 ) -> Scored:
     """The bits that head 0 needs for each token of a text, each scored once.
 
-    An end-of-text token stands before each document, if the tokenizer has one, and of several documents each one's end
+    The token that begins one stands before each document, if the tokenizer has one, and of several documents each one's end
     is scored as well. A document longer than the context is read in windows that overlap by half, so every token has
     half a context of its document before it, or all of it: documents that fit cost what the validation of a run says,
     longer ones a little less. follow: may show the batches, of so many rows, as they go by. Raises NanoEulerError if
     the text has no token to score.
     """
-    time, end = model.config.context, tokenizer.special_tokens.get(END_OF_TEXT)
+    time, begin, end = model.config.context, tokenizer.begin, tokenizer.end
     texts = data.documents(text) if end is not None else [data.without_outer_separators(text)]
-    around = [np.array([end])] if end is not None else []
-    closing = around if len(texts) > 1 else []
-    streams = [np.concatenate([*around, tokenizer.encode(one), *closing]).astype(np.int64) for one in texts]
+    before = [np.array([begin])] if begin is not None else []
+    closing = [np.array([end])] if len(texts) > 1 else []
+    streams = [np.concatenate([*before, tokenizer.encode(one), *closing]).astype(np.int64) for one in texts]
     windows = [window for number, ids in enumerate(streams) for window in _windows(number, len(ids), time)]
     if not windows:
         raise NanoEulerError(f"the text has {sum(map(len, streams))} tokens, expected at least 2")
@@ -104,7 +104,7 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
     parts, characters, pending = [], codecs.getincrementaldecoder("utf-8")("replace"), 0.0
     for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
         pending += bits
-        if token == tokenizer.special_tokens.get(END_OF_TEXT):
+        if token == tokenizer.end:
             piece, end = (
                 characters.decode(b"", final=True),
                 f'<hr title="end of the document, {bits:.1f} bits">',

@@ -284,7 +284,7 @@ class Tokenizer:
     Attributes: merges; vocab_size; token_bytes, the bytes of each id; token_lengths, an int32 array
     [vocab_size] of how many bytes of text each id stands for (0 for a special token, which is no text);
     special_tokens, text -> id; dtype, of arrays of ids (uint16 for at most 65,536 tokens, else uint32);
-    byte_order.
+    byte_order; begin and end, the ids that stand before and behind a document, both that of <|endoftext|>, or None.
     """
 
     def __init__(
@@ -302,6 +302,7 @@ class Tokenizer:
         self.token_lengths = np.array([len(text) for text in texts] + [0] * len(names), dtype=np.int32)
         self.vocab_size = len(self.token_bytes)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        self.begin = self.end = self.special_tokens.get(END_OF_TEXT)
         self._words = _Words(self.merges, bytes(map(self.byte_order.index, range(256))), self.dtype.char)
         self._pieces = _Pieces(self._words)
 
@@ -386,6 +387,10 @@ class Tokenizer:
         """As `decode_bytes`, for text; what is not UTF-8, such as half a character, becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
+    def with_special(self, names: Iterable[str]) -> "Tokenizer":
+        """The same vocabulary with further special tokens behind it."""
+        return Tokenizer(self.merges, [*self.special_tokens, *names], self.byte_order)
+
     def _allowed(self, allowed_special: Collection[str]) -> Collection[str]:
         if allowed_special == "all":
             return self.special_tokens
@@ -414,7 +419,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: PathLike) -> "Tokenizer":
         """Read what `save` wrote. Raises NanoEulerError, which says what is wrong, for anything else."""
-        content = _read_json(path)
+        content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise NanoEulerError(f'{path}: no tokenizer, expected a JSON object with "format": "{_FORMAT}"')
         if content.get("version") != _VERSION:
@@ -441,12 +446,10 @@ class Tokenizer:
 
         Raises NanoEulerError unless ids are numbered as everywhere here: bytes, merges, special tokens.
         """
-        id_of = _read_json(encoder_json)
+        id_of = read_json(encoder_json)
         pairs = [line.partition(" ")[::2] for line in _read_text(vocab_bpe).split("\n")]
         pairs = [(a, b) for a, b in pairs if a and a != "#version:"]
-        byte_values = [*range(33, 127), *range(161, 173), *range(174, 256)]  # written as they are; the others
-        byte_values += [byte for byte in range(256) if byte not in byte_values]  # as characters from 256 on
-        byte_of = {chr(byte if i < 188 else i + 68): byte for i, byte in enumerate(byte_values)}
+        byte_of = byte_characters()
         numbered = isinstance(id_of, dict) and all(type(id) is int for id in id_of.values())
         tokens = sorted(id_of, key=id_of.get) if numbered else []
         first_special = 256 + len(pairs)
@@ -456,6 +459,13 @@ class Tokenizer:
             raise NanoEulerError(f"{encoder_json} does not fit {vocab_bpe}: expected {expected}")
         merges = [(id_of.get(a, -1), id_of.get(b, -1)) for a, b in pairs]
         return cls(merges, tokens[first_special:], [byte_of[token] for token in tokens[:256]])
+
+
+def byte_characters() -> dict[str, int]:
+    """The characters that GPT-2's files write for bytes, and the byte of each."""
+    byte_values = [*range(33, 127), *range(161, 173), *range(174, 256)]  # written as they are; the others
+    byte_values += [byte for byte in range(256) if byte not in byte_values]  # as characters from 256 on
+    return {chr(byte if i < 188 else i + 68): byte for i, byte in enumerate(byte_values)}
 
 
 def _read_text(path: PathLike) -> str:
@@ -469,7 +479,7 @@ def _read_text(path: PathLike) -> str:
         raise NanoEulerError(f"{path}: byte {error.start} is not UTF-8, expected a text file") from None
 
 
-def _read_json(path: PathLike) -> object:
+def read_json(path: PathLike) -> object:
     text = _read_text(path)
     try:
         return json.loads(text)

@@ -20,6 +20,8 @@ from nanoeuler_lib.training.watch import WINDOW, percent
 def report(run: str | Path, out: str | Path | None = None) -> Path:
     """Write report.md, loss.png and layers.png about a run, finished or not. Returns the path of the page.
 
+    A run that was imported has no steps: the page then says where it is from, and there are no pictures.
+
     out: the folder to write to, by default RUN/report. The page gives throughput, validation beside the floor where
     the source is known, the warnings of the run, and its samples by step. Raises NanoEulerError when the run has no
     log or what it holds was edited.
@@ -28,13 +30,14 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     out = Path(out) if out is not None else run / "report"
     log, head = read_log(run), _head(run / "run.json")
     steps = [entry for entry in log if "loss" in entry]
-    if not steps:
+    if not steps and not head["data"].get("imported"):
         raise NanoEulerError(f"{run}: its log has no step yet, expected at least one")
     floor = head["data"].get("floor_bits_per_byte")
     floor = floor if isinstance(floor, (int, float)) else None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, figure in (("loss.png", draw_loss(log, floor)), ("layers.png", draw_layers(log))):
+        figures = (("loss.png", draw_loss(log, floor)), ("layers.png", draw_layers(log))) if steps else ()
+        for name, figure in figures:
             figure.savefig(out / name)
             plt.close(figure)
     except OSError as error:
@@ -59,6 +62,10 @@ def _head(file):
 
 def _page(run, head, log, steps, floor):
     """The text of the page. steps: the log's entries of steps; floor: bits per byte of the source, or None."""
+    if not steps:
+        facts = {"imported from": head["data"].get("source"), "machine": head.get("machine")}
+        rows = (f"| {name} | {_cell(value)} |" for name, value in facts.items())
+        return "\n".join([f"# {one_line(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)])
     parts = [
         [f"# {one_line(run.resolve().name)}", ""],
         _facts_table(head, log, steps, floor),

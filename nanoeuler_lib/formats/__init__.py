@@ -1,0 +1,109 @@
+"""Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
+
+`layout` is what differs, `tokenizers` the vocabulary, `llama`, `gguf` and `llama2c` are the files.
+"""
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import to_json, write_text
+from nanoeuler_lib.formats import gguf, llama, llama2c, tokenizers
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import run_folder
+from nanoeuler_lib.training.checkpoint import Checkpoint, load
+
+WRITERS = {"hf": llama.export, "gguf": gguf.export}
+READERS = {"llama": llama.read, "mistral": llama.read}  # model_type -> (folder, values of config.json) -> model
+
+
+def export(run: str | Path, to: str, out: str | Path) -> list[str]:
+    """Write a run or a checkpoint for other programs: head 0 and all below it. Returns what is left behind, as texts.
+
+    to: hf or gguf. Raises NanoEulerError where `out` exists, and where the format cannot hold the run.
+    """
+    if (out := Path(out)).exists():
+        raise NanoEulerError(f"{out}: exists already, expected a new name")
+    checkpoint = load(run)
+    WRITERS[to](checkpoint, out)
+    config, left = checkpoint.model.config, []
+    if config.predict > 1:
+        weights = (config.predict - 1) * config.dim * config.vocab_size
+        left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")
+    if (checkpoint.path / "optimizer.safetensors").exists():
+        left.append("the optimiser's state, without which no run goes on")
+    return left
+
+
+def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None = None) -> Checkpoint:
+    """Make a run of other people's weights: a folder with config.json and safetensors, or a file of llama2.c.
+
+    tokenizer: tokenizer.json, llama2.c's tokenizer.bin or one of this library's; by default the folder's own. Nothing
+    is written before all is read. Raises NanoEulerError for all that is missing, damaged or of another kind.
+    """
+    path, run = Path(path), Path(run)
+    run_folder.expect_new(run)
+    try:
+        model, vocabulary = _read(path, Path(tokenizer) if tokenizer else None)
+    except OSError as error:
+        raise NanoEulerError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
+    if vocabulary.vocab_size > model.config.vocab_size:
+        raise NanoEulerError(
+            f"{tokenizer or path}: tokenizer has {vocabulary.vocab_size} tokens, expected at most the model's "
+            f"{model.config.vocab_size}"
+        )
+    info = {"source": str(path), "imported": True} | _template(path, vocabulary)
+    checkpoint = Checkpoint(run, model, vocabulary, 0, None, None, info)
+    description = {
+        "version": __version__, "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}", "model": model.config.to_dict(), "train": {},
+        "data": info,
+    }  # fmt: skip
+    run.mkdir(parents=True, exist_ok=True)
+    with run_folder.sole_writer(run):
+        write_text(run / "run.json", to_json(description, indent=1) + "\n")
+        write_text(run / "log.jsonl", "")
+        run_folder.save(run, checkpoint, 0)
+    return checkpoint
+
+
+def _read(path: Path, tokenizer: Path | None) -> tuple[GPT, Tokenizer]:
+    """The model and the vocabulary; the vocabulary first, for it is small."""
+    if not path.exists():
+        raise NanoEulerError(f"{path}: no such file or folder, expected a Hugging Face folder or a file of llama2.c")
+    if path.is_dir():
+        values = llama.read_json(path / "config.json")
+        kind = values.get("model_type")
+        if kind not in READERS:
+            raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
+        return_model = lambda: READERS[kind](path, values)
+    else:
+        values, return_model = {}, lambda: llama2c.read(path)
+    tokenizer = tokenizer or (path / "tokenizer.json" if path.is_dir() else None)
+    if tokenizer is None or not tokenizer.exists():
+        raise NanoEulerError(
+            f"{tokenizer or path}: there is no tokenizer, expected --tokenizer FILE: tokenizer.json or tokenizer.bin"
+        )
+    with open(tokenizer, "rb") as opened:
+        as_json = opened.read(1) == b"{"
+    ends = (_first(values.get(name)) for name in ("bos_token_id", "eos_token_id"))
+    vocabulary = tokenizers.read(tokenizer, *ends) if as_json else llama2c.read_tokenizer(tokenizer)
+    return return_model(), vocabulary
+
+
+def _first(ids):
+    """An id that config.json gives, the first of a list."""
+    ids = ids[0] if isinstance(ids, list) and ids else ids
+    return ids if type(ids) is int else None
+
+
+def _template(path, vocabulary):
+    """The template of a run that this library exported, as `info` keeps it."""
+    settings = path / "tokenizer_config.json"
+    if not settings.exists():
+        return {}
+    found = llama.read_json(settings).get("chat_template")
+    return {"template": name for name in llama.TEMPLATES if llama.jinja(name) == found}

@@ -1,0 +1,256 @@
+"""A Llama as a Hugging Face folder, out and in: config.json, safetensors, the tokenizer, the chat template."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from nanoeuler_lib import __version__, files
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.formats import tokenizers
+from nanoeuler_lib.formats.layout import expect_memory, is_tied, llama_shapes, llama_views
+from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER
+from nanoeuler_lib.training.checkpoint import Checkpoint
+
+LARGEST = 1 << 26  # bytes of a JSON file that is read
+KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
+WINDOWS = {"mistral": 4096}  # what the absence of sliding_window means, where that is not "none"
+
+# ---- Out
+
+
+def export(checkpoint: Checkpoint, out: Path) -> None:
+    """Write a checkpoint as a Hugging Face folder that transformers 4 and 5 open, whole or not at all.
+
+    Raises NanoEulerError for a vocabulary that tokenizer.json cannot hold, and where it cannot be written.
+    """
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    config, template = model.config, chat_template(checkpoint)
+    tied = is_tied(model.params, config)
+    tensors = {name: np.ascontiguousarray(view) for name, view in llama_views(model.params, config).items()}
+    if tied:
+        del tensors["lm_head.weight"]  # one tensor there; a second one would be dropped on reading
+    unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
+    unsaid += range(tokenizer.vocab_size, config.vocab_size)  # numbers of no token, as a multiple of 8 leaves some
+    ends = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end}
+    generation = ends | {"eos_token_id": None if tokenizer.end is None else [tokenizer.end]}
+    generation |= {"suppress_tokens": unsaid} if unsaid else {}
+    shown = {id: name for name, id in tokenizer.special_tokens.items()}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+        "add_bos_token": False, "bos_token": shown.get(tokenizer.begin), "eos_token": shown.get(tokenizer.end),
+        "model_max_length": config.context,
+    }  # fmt: skip
+    settings |= {"chat_template": template} if template else {}
+    documents = {
+        "config.json": _config_json(config, tied) | ends, "generation_config.json": generation,
+        "tokenizer.json": tokenizers.to_json(tokenizer), "tokenizer_config.json": settings,
+    }  # fmt: skip
+    with new_folder(out) as folder:
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        for name, value in documents.items():
+            (folder / name).write_text(files.to_json(value, indent=None if name[0] == "t" else 1), "utf-8")
+
+
+def _config_json(config, tied):
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": config.dim, "intermediate_size": config.ffn, "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size, "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_eps, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": tied,
+        # the names of transformers 4 and of 5
+        "rope_theta": config.rope_theta, "rope_scaling": None, "torch_dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}, "dtype": "float32",
+    }  # fmt: skip
+
+
+def chat_template(checkpoint: Checkpoint) -> str | None:
+    """The turns of a fine-tuned run as a Jinja template, None for another run. (`text.turns` writes the same ids.)
+
+    There, unlike here, a user who types a marker's name writes the marker.
+    """
+    if not {USER, ASSISTANT} <= checkpoint.tokenizer.special_tokens.keys():
+        return None
+    return jinja(checkpoint.info.get("template", "plain"))
+
+
+def jinja(template):
+    line = lambda text: text.replace("\n", "{{ '\\n' }}")
+    before, behind = map(line, TEMPLATES[template]("\0").split("\0"))
+    system = "loop.index0 == 1 and messages[0]['role'] == 'system' and messages[0]['content']"
+    return (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+        + f"{USER}{before}{{% if {system} %}}{{{{ messages[0]['content'] + '\\n\\n' }}}}{{% endif %}}"
+        + f"{{{{ message['content'] }}}}{behind}{{% elif message['role'] == 'assistant' %}}"
+        + f"{ASSISTANT}{{{{ message['content'] }}}}{{{{ eos_token }}}}"
+        + "{% elif not loop.first or message['role'] != 'system' %}"
+        + "{{ raise_exception('roles are user and assistant in turn, perhaps behind one of system') }}"
+        + f"{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
+    )
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails."""
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with files.unfinished(partial, out):
+            yield partial
+            for file in partial.iterdir():
+                files.sync(file)
+            os.replace(partial, out)
+    except (OSError, SafetensorError) as error:
+        raise NanoEulerError(f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+# ---- In
+
+
+def read(folder: Path, values: dict) -> GPT:
+    """The model of a folder whose config.json has these values: a Llama, or a Mistral without a window.
+
+    Heads that are tied there are two equal matrices here; there is one prediction head. Raises NanoEulerError, before
+    memory is taken, for what this library's model cannot compute, and for files that do not fit together.
+    """
+    config, tied = llama_config(values, folder / "config.json")
+    shapes, found = llama_shapes(config), _headers(folder)
+    found = {name: where for name, where in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    if tied and "lm_head.weight" not in found and "model.embed_tokens.weight" in found:
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    if odd := sorted(found.keys() ^ shapes.keys()):
+        what = "lacks" if odd[0] in shapes else "has the unknown"
+        raise NanoEulerError(f"{folder}: {what} tensor {short(odd[0])}, {len(odd)} in all do not fit config.json")
+    for name, (file, _, shape, _) in found.items():
+        if shape != shapes[name]:
+            raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
+    expect_memory(config, folder)
+    params = Parameters(config)
+    for name, view in llama_views(params, config).items():
+        view[...] = _tensor(name, *found[name])
+    if tied and not is_tied(params, config):
+        raise NanoEulerError(f"{folder}: lm_head is not the embedding, though config.json says that they are tied")
+    return GPT(config, params)
+
+
+def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
+    """The configuration that a config.json means, and whether its head is tied to the embedding.
+
+    Reads the spellings of transformers 4 and 5. Raises NanoEulerError for the first thing that this library's model
+    has not: biases, rope scaling, a head width that is not D/H, a sliding window, other activations, quantised weights.
+    """
+
+    def get(name, default, kind=int):
+        value = values.get(name, default)
+        value = default if value is None else value
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {KINDS[kind]}")
+        return value
+
+    number, D, H = (int, float), get("hidden_size", None), get("num_attention_heads", None)
+    rope = get("rope_parameters", {}, dict)
+    scaling = get("rope_scaling", {}, dict) or rope
+    theta = rope.get("rope_theta", get("rope_theta", 10000.0, number))
+    numbers = dict(
+        dim=D, heads=H, kv_heads=get("num_key_value_heads", H), layers=get("num_hidden_layers", None),
+        context=get("max_position_embeddings", None), vocab_size=get("vocab_size", None), predict=1,
+        ffn=get("intermediate_size", None), rope_theta=theta, norm_eps=get("rms_norm_eps", 1e-6, number),
+    )  # fmt: skip
+    wanted = {
+        "hidden_act": (get("hidden_act", "silu", str), "silu"),
+        "attention_bias": (get("attention_bias", False, bool), False),
+        "mlp_bias": (get("mlp_bias", False, bool), False),
+        "rope_scaling": (scaling.get("rope_type", scaling.get("type", "default")), "default"),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1), 1),
+        "rope_theta": (get("rope_theta", theta, number), theta),
+        "head_dim": (get("head_dim", D // max(H, 1)), D // max(H, 1)),
+        "quantization_config": (values.get("quantization_config"), None),
+    }
+    for name, (value, expected) in wanted.items():
+        if value != expected:
+            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {expected}: this model has no other")
+    window, context = values.get("sliding_window", WINDOWS.get(values["model_type"])), numbers["context"]
+    if window is not None and not (isinstance(window, int) and window >= context):
+        raise NanoEulerError(
+            f"{file}: sliding_window is {short(window)}, expected none, or one of all {context} positions"
+        )
+    try:
+        return ModelConfig(**numbers), get("tie_word_embeddings", False, bool)
+    except NanoEulerError as error:
+        raise NanoEulerError(f"{file}: {error}") from None
+
+
+def read_json(file: Path) -> dict:
+    """The object in a JSON file. Raises NanoEulerError where there is none."""
+    try:
+        if (size := file.stat().st_size) > LARGEST:
+            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {LARGEST}")
+        value = files.from_json(file.read_bytes().decode())
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, NanoEulerError):
+            raise
+        raise NanoEulerError(f"{file}: not readable as JSON ({files.one_line(str(error), 200)})") from None
+    if not isinstance(value, dict):
+        raise NanoEulerError(f"{file}: holds {type(value).__name__}, expected an object")
+    return value
+
+
+def _headers(folder):
+    """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards with an index."""
+    shards = {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        held = read_json(index).get("weight_map")
+        if not isinstance(held, dict) or not all(isinstance(name, str) and Path(name).name == name for name in held.values()):
+            raise NanoEulerError(f"{index}: weight_map is {short(held)}, expected a file of this folder for each tensor")
+        shards = set(held.values())
+    found = {}
+    for file in (folder / name for name in sorted(shards)):
+        if not file.is_file():
+            raise NanoEulerError(f"{file}: no such file, expected the weights (as safetensors, not as a pickle)")
+        for name, where in _header(file).items():
+            if index.exists() and held.get(name) != file.name:
+                raise NanoEulerError(f"{file}: {short(name)} is not where {index.name} has it")
+            found[name] = (file, *where)
+    if index.exists() and (lost := held.keys() - found.keys()):
+        raise NanoEulerError(f"{folder}: {short(min(lost))} is in none of the files that {index.name} names")
+    return found
+
+
+def _header(file):
+    """Name -> (kind, shape, offset) of a safetensors file; its library has looked at all of the header first."""
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = opened.keys()
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise NanoEulerError(f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})") from None
+    return {
+        name: (header[name]["dtype"], tuple(header[name]["shape"]), 8 + length + header[name]["data_offsets"][0])
+        for name in names
+    }
+
+
+def _tensor(name, file, kind, shape, offset):
+    """One tensor as float32. NumPy knows no bfloat16: its 16 bits are the upper half of a float32's."""
+    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+    if kind not in kinds:
+        raise NanoEulerError(f"{file}: {name} is {kind}, expected {', '.join(kinds)}")
+    tensor = np.fromfile(file, kinds[kind], int(np.prod(shape)), offset=offset).reshape(shape)
+    if kind == "BF16":
+        tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
+    if not np.isfinite(tensor).all():
+        raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")
+    return tensor
