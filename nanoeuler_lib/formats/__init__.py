@@ -1,6 +1,7 @@
 """Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
 
-`layout` is what differs, `tokenizers` the vocabulary, `llama`, `gguf` and `llama2c` are the files.
+`layout` is what differs, `tokenizers` the vocabulary, `llama`, `gguf` and `llama2c` are the files. Another architecture
+comes in by a line of READERS.
 """
 
 import platform
@@ -9,15 +10,18 @@ from pathlib import Path
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import to_json, write_text
+from nanoeuler_lib.files import to_json, write_text, writing
 from nanoeuler_lib.formats import gguf, llama, llama2c, tokenizers
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.checkpoint import Checkpoint, load
 
 WRITERS = {"hf": llama.export, "gguf": gguf.export}
-READERS = {"llama": llama.read, "mistral": llama.read}  # model_type -> (folder, values of config.json) -> model
+READERS = {
+    "llama": llama.read,
+    "mistral": llama.read,
+}  # model_type -> (folder, values of config.json) -> model
 
 
 def export(run: str | Path, to: str, out: str | Path) -> list[str]:
@@ -27,9 +31,9 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
     """
     if (out := Path(out)).exists():
         raise NanoEulerError(f"{out}: exists already, expected a new name")
-    checkpoint = load(run)
+    checkpoint, left = load(run), []
     WRITERS[to](checkpoint, out)
-    config, left = checkpoint.model.config, []
+    config = checkpoint.model.config
     if config.predict > 1:
         weights = (config.predict - 1) * config.dim * config.vocab_size
         left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")
@@ -47,22 +51,25 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
     path, run = Path(path), Path(run)
     run_folder.expect_new(run)
     try:
-        model, vocabulary = _read(path, Path(tokenizer) if tokenizer else None)
+        model, vocabulary = _read(path, Path(tokenizer or path / "tokenizer.json"))
     except OSError as error:
-        raise NanoEulerError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
-    if vocabulary.vocab_size > model.config.vocab_size:
         raise NanoEulerError(
-            f"{tokenizer or path}: tokenizer has {vocabulary.vocab_size} tokens, expected at most the model's "
-            f"{model.config.vocab_size}"
-        )
-    info = {"source": str(path), "imported": True} | _template(path, vocabulary)
+            f"{error.filename or path}: cannot be read ({error.strerror or error})"
+        ) from None
+    info = {"source": str(path), "imported": True}
+    if (settings := path / "tokenizer_config.json").exists() and isinstance(
+        found := read_json(settings), dict
+    ):
+        names = [name for name in llama.TEMPLATES if llama.jinja(name) == found.get("chat_template")]
+        info |= {"template": names[0]} if names else {}  # of a run that this library exported
     checkpoint = Checkpoint(run, model, vocabulary, 0, None, None, info)
     description = {
         "version": __version__, "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}", "model": model.config.to_dict(), "train": {},
         "data": info,
     }  # fmt: skip
-    run.mkdir(parents=True, exist_ok=True)
+    with writing(run):
+        run.mkdir(parents=True, exist_ok=True)
     with run_folder.sole_writer(run):
         write_text(run / "run.json", to_json(description, indent=1) + "\n")
         write_text(run / "log.jsonl", "")
@@ -70,40 +77,32 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
     return checkpoint
 
 
-def _read(path: Path, tokenizer: Path | None) -> tuple[GPT, Tokenizer]:
-    """The model and the vocabulary; the vocabulary first, for it is small."""
+def _read(path: Path, tokenizer: Path) -> tuple[GPT, Tokenizer]:
+    """The model and the vocabulary. What is small is read first."""
+    values = read_json(path / "config.json") if path.is_dir() else {}
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if path.is_dir() and kind not in READERS:
+        raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
     if not path.exists():
-        raise NanoEulerError(f"{path}: no such file or folder, expected a Hugging Face folder or a file of llama2.c")
-    if path.is_dir():
-        values = llama.read_json(path / "config.json")
-        kind = values.get("model_type")
-        if kind not in READERS:
-            raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
-        return_model = lambda: READERS[kind](path, values)
-    else:
-        values, return_model = {}, lambda: llama2c.read(path)
-    tokenizer = tokenizer or (path / "tokenizer.json" if path.is_dir() else None)
-    if tokenizer is None or not tokenizer.exists():
         raise NanoEulerError(
-            f"{tokenizer or path}: there is no tokenizer, expected --tokenizer FILE: tokenizer.json or tokenizer.bin"
+            f"{path}: no such file or folder, expected a Llama's folder or a file of llama2.c"
+        )
+    if not tokenizer.is_file():
+        raise NanoEulerError(
+            f"{tokenizer}: no such file, expected --tokenizer FILE: tokenizer.json or tokenizer.bin"
         )
     with open(tokenizer, "rb") as opened:
         as_json = opened.read(1) == b"{"
     ends = (_first(values.get(name)) for name in ("bos_token_id", "eos_token_id"))
     vocabulary = tokenizers.read(tokenizer, *ends) if as_json else llama2c.read_tokenizer(tokenizer)
-    return return_model(), vocabulary
+    model = READERS[kind](path, values) if path.is_dir() else llama2c.read(path)
+    if vocabulary.vocab_size > (size := model.config.vocab_size):
+        most = f"expected at most the model's {size}"
+        raise NanoEulerError(f"{tokenizer}: tokenizer has {vocabulary.vocab_size} tokens, {most}")
+    return model, vocabulary
 
 
 def _first(ids):
     """An id that config.json gives, the first of a list."""
     ids = ids[0] if isinstance(ids, list) and ids else ids
     return ids if type(ids) is int else None
-
-
-def _template(path, vocabulary):
-    """The template of a run that this library exported, as `info` keeps it."""
-    settings = path / "tokenizer_config.json"
-    if not settings.exists():
-        return {}
-    found = llama.read_json(settings).get("chat_template")
-    return {"template": name for name in llama.TEMPLATES if llama.jinja(name) == found}

@@ -11,13 +11,17 @@ from nanoeuler_lib.files import writing
 from nanoeuler_lib.formats import tokenizers
 from nanoeuler_lib.formats.layout import is_tied, llama_views, to_pairs
 from nanoeuler_lib.formats.llama import chat_template
+from nanoeuler_lib.model import GPT
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
-PRE = {"gpt2": "gpt-2", "digits": "smollm", "llama3": "llama-bpe"}  # how llama.cpp calls the cuts of `text.pieces`
-TENSORS = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+PRE = {
+    "gpt2": "gpt-2",
+    "digits": "smollm",
+    "llama3": "llama-bpe",
+}  # how llama.cpp calls the cuts of `text.pieces`
+TENSORS = {  # what parts of Hugging Face's names become
+    "model.layers": "blk", "post_attention_layernorm": "ffn_norm", "input_layernorm": "attn_norm",
+    "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
 }  # fmt: skip
 
@@ -31,18 +35,24 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     try:
         gguf = import_module("gguf")
     except ImportError:
-        raise NanoEulerError("the package gguf is missing, expected it: pip install 'nanoeuler[gguf]'") from None
-    cut = getattr(checkpoint.tokenizer, "cut", "gpt2")
-    if cut not in PRE:
-        raise NanoEulerError("this run's vocabulary is SentencePiece's, expected a byte-level one for GGUF: --to hf writes it")
+        raise NanoEulerError(
+            "the package gguf is missing, expected it: pip install 'nanoeuler[gguf]'"
+        ) from None
+    if (cut := getattr(checkpoint.tokenizer, "cut", "gpt2")) not in PRE:
+        raise NanoEulerError(
+            "the vocabulary is SentencePiece's, expected a byte-level one: --to hf writes it"
+        )
     tokenizers.to_json(checkpoint.tokenizer)  # refuses what neither file can hold
     partial = out.with_name(f".{out.name}.partial")
     try:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             writer = gguf.GGUFWriter(partial, "llama")
-            _describe(writer, checkpoint)
-            _vocabulary(writer, gguf.TokenType, checkpoint, PRE[cut])
+            facts = _shape(checkpoint.model.config) | _vocabulary(checkpoint, gguf.TokenType)
+            facts |= {"name": out.stem, "tokenizer_pre": PRE[cut], "chat_template": chat_template(checkpoint)}
+            for name, value in facts.items():
+                if value is not None:
+                    getattr(writer, f"add_{name}")(value)
             for name, tensor in tensors(checkpoint.model).items():
                 writer.add_tensor(name, tensor)
             writer.write_header_to_file()
@@ -54,53 +64,38 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def tensors(model) -> dict[str, np.ndarray]:
+def tensors(model: GPT) -> dict[str, np.ndarray]:
     """GGUF's name and the tensor [out, in] of each; rows of q and k in pairs, those of k by its own G heads."""
     config, found = model.config, {}
     for name, view in llama_views(model.params, config).items():
-        *layer, part = name.removesuffix(".weight").removeprefix("model.layers.").split(".", 1)
-        part = part if layer and layer[0].isdigit() else name.removesuffix(".weight")
+        for old, new in TENSORS.items():
+            name = name.replace(old, new)
         tensor = np.ascontiguousarray(view, np.float32)
-        if part in ("self_attn.q_proj", "self_attn.k_proj"):
-            tensor = to_pairs(tensor, config.heads if "q_proj" in part else config.kv_heads)
-        where = f"blk.{layer[0]}." if layer and layer[0].isdigit() else ""
-        found[f"{where}{TENSORS[part]}.weight"] = tensor
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            tensor = to_pairs(tensor, config.heads if "attn_q" in name else config.kv_heads)
+        found[name] = tensor
     if is_tied(model.params, config):
         del found["output.weight"]
     return found
 
 
-def _describe(writer, checkpoint):
-    config = checkpoint.model.config
-    writer.add_name(checkpoint.path.name)
-    writer.add_context_length(config.context)
-    writer.add_embedding_length(config.dim)
-    writer.add_block_count(config.layers)
-    writer.add_feed_forward_length(config.ffn)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(0)  # all in float32
+def _shape(config):
+    return {
+        "context_length": config.context, "embedding_length": config.dim, "block_count": config.layers,
+        "feed_forward_length": config.ffn, "head_count": config.heads, "head_count_kv": config.kv_heads,
+        "rope_dimension_count": config.head_dim, "rope_freq_base": config.rope_theta,
+        "layer_norm_rms_eps": config.norm_eps, "vocab_size": config.vocab_size, "file_type": 0,  # all in float32
+    }  # fmt: skip
 
 
-def _vocabulary(writer, kinds, checkpoint, pre):
+def _vocabulary(checkpoint, kinds):
     tokenizer, size = checkpoint.tokenizer, checkpoint.model.config.vocab_size
-    names = tokenizers.names(tokenizer)
-    special = set(tokenizer.special_tokens.values())
+    names, special = tokenizers.names(tokenizer), set(tokenizer.special_tokens.values())
     types = [kinds.CONTROL if id in special else kinds.NORMAL for id in range(len(names))]
     padding = range(len(names), size)  # numbers of no token
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(names + [f"[PAD{id}]" for id in padding])
-    writer.add_token_types(types + [kinds.UNUSED for _ in padding])
-    writer.add_token_merges([f"{names[a]} {names[b]}" for a, b in tokenizers.merges(tokenizer)])
-    if tokenizer.begin is not None:
-        writer.add_bos_token_id(tokenizer.begin)
-    if tokenizer.end is not None:
-        writer.add_eos_token_id(tokenizer.end)
-    writer.add_add_bos_token(False)
-    if template := chat_template(checkpoint):
-        writer.add_chat_template(template)
+    return {
+        "tokenizer_model": "gpt2", "token_list": names + [f"[PAD{id}]" for id in padding],
+        "token_types": types + [kinds.UNUSED for _ in padding],
+        "token_merges": [f"{names[a]} {names[b]}" for a, b in tokenizers.merges(tokenizer)],
+        "bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "add_bos_token": False,
+    }  # fmt: skip

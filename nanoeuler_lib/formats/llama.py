@@ -2,26 +2,34 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from nanoeuler_lib import __version__, files
+from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.formats import tokenizers
 from nanoeuler_lib.formats.layout import expect_memory, is_tied, llama_shapes, llama_views
 from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.text.tokenizer import read_json
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
-LARGEST = 1 << 26  # bytes of a JSON file that is read
-KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
+KINDS = {
+    int: "a whole number",
+    (int, float): "a number",
+    bool: "true or false",
+    dict: "an object",
+    str: "text",
+}
 WINDOWS = {"mistral": 4096}  # what the absence of sliding_window means, where that is not "none"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # ---- Out
 
@@ -32,43 +40,44 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     Raises NanoEulerError for a vocabulary that tokenizer.json cannot hold, and where it cannot be written.
     """
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    config, template = model.config, chat_template(checkpoint)
-    tied = is_tied(model.params, config)
+    config, template, tied = model.config, chat_template(checkpoint), is_tied(model.params, model.config)
     tensors = {name: np.ascontiguousarray(view) for name, view in llama_views(model.params, config).items()}
     if tied:
         del tensors["lm_head.weight"]  # one tensor there; a second one would be dropped on reading
     unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
-    unsaid += range(tokenizer.vocab_size, config.vocab_size)  # numbers of no token, as a multiple of 8 leaves some
-    ends = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end}
-    generation = ends | {"eos_token_id": None if tokenizer.end is None else [tokenizer.end]}
-    generation |= {"suppress_tokens": unsaid} if unsaid else {}
+    unsaid += range(
+        tokenizer.vocab_size, config.vocab_size
+    )  # numbers of no token, as a multiple of 8 leaves some
     shown = {id: name for name, id in tokenizer.special_tokens.items()}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
-        "add_bos_token": False, "bos_token": shown.get(tokenizer.begin), "eos_token": shown.get(tokenizer.end),
-        "model_max_length": config.context,
-    }  # fmt: skip
-    settings |= {"chat_template": template} if template else {}
+    edges = {"bos_token": shown.get(tokenizer.begin), "eos_token": shown.get(tokenizer.end)}
+    ids = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end}
+    ends = {"eos_token_id": None if tokenizer.end is None else [tokenizer.end]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= edges | {"add_bos_token": False, "model_max_length": config.context}
     documents = {
-        "config.json": _config_json(config, tied) | ends, "generation_config.json": generation,
-        "tokenizer.json": tokenizers.to_json(tokenizer), "tokenizer_config.json": settings,
-    }  # fmt: skip
+        "config.json": _config_json(config, tied) | ids,
+        "generation_config.json": ids | ends | ({"suppress_tokens": unsaid} if unsaid else {}),
+        "tokenizer.json": tokenizers.to_json(tokenizer),
+        "tokenizer_config.json": settings | ({"chat_template": template} if template else {}),
+    }
     with new_folder(out) as folder:
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         for name, value in documents.items():
-            (folder / name).write_text(files.to_json(value, indent=None if name[0] == "t" else 1), "utf-8")
+            (folder / name).write_text(files.to_json(value, indent=1), "utf-8")
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+        with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
+            shutil.copymode(folder / "config.json", folder / WEIGHTS)
 
 
 def _config_json(config, tied):
+    theta = config.rope_theta
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": config.dim, "intermediate_size": config.ffn, "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim,
         "vocab_size": config.vocab_size, "max_position_embeddings": config.context,
         "rms_norm_eps": config.norm_eps, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": tied,
-        # the names of transformers 4 and of 5
-        "rope_theta": config.rope_theta, "rope_scaling": None, "torch_dtype": "float32",
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}, "dtype": "float32",
+        "rope_theta": theta, "rope_scaling": None, "torch_dtype": "float32",  # the names of transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta}, "dtype": "float32",  # and of 5
     }  # fmt: skip
 
 
@@ -82,7 +91,8 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     return jinja(checkpoint.info.get("template", "plain"))
 
 
-def jinja(template):
+def jinja(template: str) -> str:
+    """A template of `text.turns` in Jinja, by its name."""
     line = lambda text: text.replace("\n", "{{ '\\n' }}")
     before, behind = map(line, TEMPLATES[template]("\0").split("\0"))
     system = "loop.index0 == 1 and messages[0]['role'] == 'system' and messages[0]['content']"
@@ -109,7 +119,9 @@ def new_folder(out: Path) -> Iterator[Path]:
                 files.sync(file)
             os.replace(partial, out)
     except (OSError, SafetensorError) as error:
-        raise NanoEulerError(f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        raise NanoEulerError(
+            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 # ---- In
@@ -124,11 +136,13 @@ def read(folder: Path, values: dict) -> GPT:
     config, tied = llama_config(values, folder / "config.json")
     shapes, found = llama_shapes(config), _headers(folder)
     found = {name: where for name, where in found.items() if not name.endswith("rotary_emb.inv_freq")}
-    if tied and "lm_head.weight" not in found and "model.embed_tokens.weight" in found:
-        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    if tied and "model.embed_tokens.weight" in found:
+        found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
     if odd := sorted(found.keys() ^ shapes.keys()):
         what = "lacks" if odd[0] in shapes else "has the unknown"
-        raise NanoEulerError(f"{folder}: {what} tensor {short(odd[0])}, {len(odd)} in all do not fit config.json")
+        raise NanoEulerError(
+            f"{folder}: {what} tensor {odd[0][:80]!r}, and in all {len(odd)} do not fit config.json"
+        )
     for name, (file, _, shape, _) in found.items():
         if shape != shapes[name]:
             raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
@@ -137,7 +151,7 @@ def read(folder: Path, values: dict) -> GPT:
     for name, view in llama_views(params, config).items():
         view[...] = _tensor(name, *found[name])
     if tied and not is_tied(params, config):
-        raise NanoEulerError(f"{folder}: lm_head is not the embedding, though config.json says that they are tied")
+        raise NanoEulerError(f"{folder}: lm_head is not the embedding, expected that: config.json ties them")
     return GPT(config, params)
 
 
@@ -148,22 +162,19 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     has not: biases, rope scaling, a head width that is not D/H, a sliding window, other activations, quantised weights.
     """
 
-    def get(name, default, kind=int):
-        value = values.get(name, default)
-        value = default if value is None else value
+    def get(name, default=None, kind=int):
+        value = default if values.get(name) is None else values[name]
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {KINDS[kind]}")
         return value
 
-    number, D, H = (int, float), get("hidden_size", None), get("num_attention_heads", None)
-    rope = get("rope_parameters", {}, dict)
+    number, D, H = (int, float), get("hidden_size"), get("num_attention_heads")
+    rope, context = get("rope_parameters", {}, dict), get("max_position_embeddings")
     scaling = get("rope_scaling", {}, dict) or rope
     theta = rope.get("rope_theta", get("rope_theta", 10000.0, number))
-    numbers = dict(
-        dim=D, heads=H, kv_heads=get("num_key_value_heads", H), layers=get("num_hidden_layers", None),
-        context=get("max_position_embeddings", None), vocab_size=get("vocab_size", None), predict=1,
-        ffn=get("intermediate_size", None), rope_theta=theta, norm_eps=get("rms_norm_eps", 1e-6, number),
-    )  # fmt: skip
+    numbers = dict(dim=D, heads=H, kv_heads=get("num_key_value_heads", H), layers=get("num_hidden_layers"))
+    numbers |= dict(context=context, vocab_size=get("vocab_size"), predict=1, ffn=get("intermediate_size"))
+    numbers |= dict(rope_theta=theta, norm_eps=get("rms_norm_eps", 1e-6, number))
     wanted = {
         "hidden_act": (get("hidden_act", "silu", str), "silu"),
         "attention_bias": (get("attention_bias", False, bool), False),
@@ -176,71 +187,54 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     }
     for name, (value, expected) in wanted.items():
         if value != expected:
-            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {expected}: this model has no other")
-    window, context = values.get("sliding_window", WINDOWS.get(values["model_type"])), numbers["context"]
+            raise NanoEulerError(
+                f"{file}: {name} is {short(value)}, expected {expected}: this model has no other"
+            )
+    window = values.get("sliding_window", WINDOWS.get(values["model_type"]))
     if window is not None and not (isinstance(window, int) and window >= context):
-        raise NanoEulerError(
-            f"{file}: sliding_window is {short(window)}, expected none, or one of all {context} positions"
-        )
+        expected = f"expected none, or one of all {context} positions"
+        raise NanoEulerError(f"{file}: sliding_window is {short(window)}, {expected}")
     try:
         return ModelConfig(**numbers), get("tie_word_embeddings", False, bool)
     except NanoEulerError as error:
         raise NanoEulerError(f"{file}: {error}") from None
 
 
-def read_json(file: Path) -> dict:
-    """The object in a JSON file. Raises NanoEulerError where there is none."""
-    try:
-        if (size := file.stat().st_size) > LARGEST:
-            raise NanoEulerError(f"{file}: has {size} bytes, expected at most {LARGEST}")
-        value = files.from_json(file.read_bytes().decode())
-    except OSError as error:
-        raise NanoEulerError(f"{file}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, NanoEulerError):
-            raise
-        raise NanoEulerError(f"{file}: not readable as JSON ({files.one_line(str(error), 200)})") from None
-    if not isinstance(value, dict):
-        raise NanoEulerError(f"{file}: holds {type(value).__name__}, expected an object")
-    return value
-
-
 def _headers(folder):
-    """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards with an index."""
-    shards = {"model.safetensors"}
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        held = read_json(index).get("weight_map")
-        if not isinstance(held, dict) or not all(isinstance(name, str) and Path(name).name == name for name in held.values()):
-            raise NanoEulerError(f"{index}: weight_map is {short(held)}, expected a file of this folder for each tensor")
-        shards = set(held.values())
-    found = {}
-    for file in (folder / name for name in sorted(shards)):
+    """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards by an index."""
+    held, found = None, {}
+    if (index := folder / INDEX).exists():
+        content = read_json(index)
+        held = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(held, dict) or not all(Path(str(name)).name == name for name in held.values()):
+            raise NanoEulerError(
+                f"{index}: weight_map is {short(held)}, expected a file beside it for each tensor"
+            )
+    for file in (folder / name for name in sorted({WEIGHTS} if held is None else set(held.values()))):
         if not file.is_file():
-            raise NanoEulerError(f"{file}: no such file, expected the weights (as safetensors, not as a pickle)")
+            raise NanoEulerError(f"{file}: no such file, expected the weights there, as safetensors")
         for name, where in _header(file).items():
-            if index.exists() and held.get(name) != file.name:
-                raise NanoEulerError(f"{file}: {short(name)} is not where {index.name} has it")
+            if held is not None and held.get(name) != file.name:
+                raise NanoEulerError(f"{file}: has {short(name)}, expected it where {INDEX} says")
             found[name] = (file, *where)
-    if index.exists() and (lost := held.keys() - found.keys()):
-        raise NanoEulerError(f"{folder}: {short(min(lost))} is in none of the files that {index.name} names")
+    if lost := (held or {}).keys() - found.keys():
+        raise NanoEulerError(f"{folder}: lacks {short(min(lost))}, which {INDEX} names")
     return found
 
 
 def _header(file):
     """Name -> (kind, shape, offset) of a safetensors file; its library has looked at all of the header first."""
     try:
-        with safe_open(file, framework="numpy") as opened:
-            names = opened.keys()
-        with open(file, "rb") as opened:
+        with safe_open(file, framework="numpy"), open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
     except (OSError, SafetensorError, ValueError) as error:
-        raise NanoEulerError(f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})") from None
-    return {
-        name: (header[name]["dtype"], tuple(header[name]["shape"]), 8 + length + header[name]["data_offsets"][0])
-        for name in names
-    }
+        raise NanoEulerError(
+            f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})"
+        ) from None
+    header.pop("__metadata__", None)
+    start = 8 + length
+    return {n: (t["dtype"], tuple(t["shape"]), start + t["data_offsets"][0]) for n, t in header.items()}
 
 
 def _tensor(name, file, kind, shape, offset):

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json, out and in: the same vocabulary, with bytes and spaces written as visible characters."""
+"""Hugging Face's tokenizer.json, out and in: the same vocabulary, bytes and spaces written as visible characters."""
 
 import json
 from pathlib import Path
@@ -8,36 +8,32 @@ from nanoeuler_lib.text import pieces
 from nanoeuler_lib.text.pieces import BYTE_LEVEL, META, PieceTokenizer
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, byte_characters, read_json
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
 _LLAMA3 += r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _in_turn(of, *parts):
+    return {"type": "Sequence", of: list(parts)}
+
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}
 _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": META}
-
-
-def _sequence(kind, *parts):
-    return {"type": "Sequence", kind: list(parts)}
-
-
-# How a text is cut, by its name in `pieces.CUTS`: normalizer and pre_tokenizer.
+_FROM_META = {"type": "Replace", "pattern": {"String": META}, "content": " "}
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+_FROM_BYTES = {"type": "ByteFallback"}, {"type": "Fuse"}
+# How a text is cut, by its name in `text.pieces`: normalizer and pre_tokenizer.
 CUTS = {
     "gpt2": (None, _BYTES),
-    "digits": (None, _sequence("pretokenizers", {"type": "Digits", "individual_digits": True}, _BYTES)),
-    "llama3": (
-        None,
-        _sequence(
-            "pretokenizers",
-            {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False},
-            _BYTES | {"use_regex": False},
-        ),
-    ),
-    "meta": (_sequence("normalizers", {"type": "Prepend", "prepend": META}, _TO_META), None),
+    "digits": (None, _in_turn("pretokenizers", _DIGITS, _BYTES)),
+    "llama3": (None, _in_turn("pretokenizers", _SPLIT, _BYTES | {"use_regex": False})),
+    "meta": (_in_turn("normalizers", {"type": "Prepend", "prepend": META}, _TO_META), None),
     "one space": (
         None,
         {"type": "Metaspace", "replacement": META, "prepend_scheme": "first", "split": False},
     ),
 }
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-_FROM_META = {"type": "Replace", "pattern": {"String": META}, "content": " "}
 
 
 def to_json(tokenizer: Tokenizer) -> dict:
@@ -45,52 +41,47 @@ def to_json(tokenizer: Tokenizer) -> dict:
 
     Raises NanoEulerError for two tokens of one text, which it cannot hold.
     """
-    cut = getattr(tokenizer, "cut", "gpt2")
-    shown = names(tokenizer)
-    id_of: dict[str, int] = {}
+    shown, cut = names(tokenizer), getattr(tokenizer, "cut", "gpt2")
+    id_of = {name: id for id, name in enumerate(shown)}
     for id, name in enumerate(shown):
-        if id_of.setdefault(name, id) != id:
+        if id_of[name] != id:
             raise NanoEulerError(
-                f"tokens {id_of[name]} and {id} are both {short(name)}: tokenizer.json holds each text once"
+                f"tokens {id} and {id_of[name]} are both {short(name)}, expected each text once"
             )
     normalizer, cutter = CUTS["meta" if cut == "space" else cut]
-    if cut in BYTE_LEVEL:
-        decoder = _BYTES | {"add_prefix_space": True}
-    else:
-        decoder = _sequence("decoders", _FROM_META, {"type": "ByteFallback"}, {"type": "Fuse"}, _STRIP)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": cut not in BYTE_LEVEL,
+        "ignore_merges": getattr(tokenizer, "whole", False), "vocab": id_of,
+        "merges": [f"{shown[a]} {shown[b]}" for a, b in merges(tokenizer)],
+    }  # fmt: skip
     return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [
-            {"id": id, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-             "special": True}
-            for name, id in tokenizer.special_tokens.items()
-        ],
-        "normalizer": normalizer, "pre_tokenizer": cutter, "post_processor": None, "decoder": decoder,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": cut not in BYTE_LEVEL,
-            "ignore_merges": getattr(tokenizer, "whole", False), "vocab": id_of,
-            "merges": [f"{shown[a]} {shown[b]}" for a, b in merges(tokenizer)],
-        },
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": normalizer, "pre_tokenizer": cutter,
+        "added_tokens": [{"id": id, "content": name} | plain for name, id in tokenizer.special_tokens.items()],
+        "post_processor": None, "model": model,
+        "decoder": _BYTES if cut in BYTE_LEVEL else _in_turn("decoders", _FROM_META, *_FROM_BYTES, _STRIP),
     }  # fmt: skip
 
 
 def names(tokenizer: Tokenizer) -> list[str]:
     """Each token as tokenizer.json and GGUF write it: visible characters in the place of bytes and spaces."""
-    special = {id: name for name, id in tokenizer.special_tokens.items()}
     if getattr(tokenizer, "cut", "gpt2") in BYTE_LEVEL:
         character = {byte: c for c, byte in byte_characters().items()}
-        write = lambda id, data: "".join(map(character.__getitem__, data))
+        shown = ["".join(map(character.__getitem__, data)) for data in tokenizer.token_bytes]
     else:
-        single = dict(zip(tokenizer.fallback, range(256)))
-        write = lambda id, data: f"<0x{single[id]:02X}>" if id in single else data.decode().replace(" ", META)
-    return [special[id] if id in special else write(id, data) for id, data in enumerate(tokenizer.token_bytes)]
+        shown = [data.decode("utf-8", "replace").replace(" ", META) for data in tokenizer.token_bytes]
+        for byte, id in enumerate(tokenizer.fallback):
+            shown[id] = f"<0x{byte:02X}>"
+    for name, id in tokenizer.special_tokens.items():
+        shown[id] = name
+    return shown
 
 
 def merges(tokenizer: Tokenizer) -> list[tuple[int, int]]:
     """The pairs of ids that a vocabulary merges, in their order."""
     if isinstance(tokenizer, PieceTokenizer):
-        return [(left, right) for left, right, _, _ in sorted(tokenizer.merges, key=lambda row: row[3])]
+        return [row[:2] for row in sorted(tokenizer.merges, key=lambda row: row[3])]
     return tokenizer.merges
 
 
@@ -101,7 +92,7 @@ def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokeni
     `Tokenizer`. Raises NanoEulerError, which says what was expected, for every other kind.
     """
     spec = read_json(path)
-    if isinstance(spec, dict) and str(spec.get("format", "")).startswith("nanoeuler"):
+    if isinstance(spec, dict) and str(spec.get("format")).startswith("nanoeuler"):
         return pieces.load(path)
     try:
         return _from_json(spec, begin, end)
@@ -112,20 +103,18 @@ def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokeni
 
 
 def _from_json(spec, begin, end):
-    model = spec["model"]
-    cut = _cut_of(spec)
-    if (kind := model.get("type", "BPE")) != "BPE":
-        raise NanoEulerError(f"tokenizer is of type {short(kind)}, expected BPE")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout"):
-        raise NanoEulerError("tokenizer marks parts of words or drops merges, expected neither")
+    model, cut = spec["model"], _cut_of(spec)
+    if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix") or model.get("dropout"):
+        raise NanoEulerError(f"tokenizer is of type {short(model.get('type'))}, expected plain BPE")
     if cut not in BYTE_LEVEL and not model.get("byte_fallback"):
-        raise NanoEulerError("tokenizer has unknown characters, expected byte_fallback")
+        raise NanoEulerError("tokenizer has no byte_fallback, expected one that can write every character")
     special = {token["content"]: token["id"] for token in spec.get("added_tokens", ())}
     id_of = model["vocab"] | special
-    texts = {id: name for name, id in id_of.items()}
-    if not all(type(id) is int for id in texts) or sorted(texts) != list(range(len(id_of))):
-        raise NanoEulerError(f"tokenizer has {len(id_of)} tokens, expected the ids 0 to {len(id_of) - 1} once each")
-    shown = [texts[id] for id in range(len(texts))]
+    shown = sorted(id_of, key=id_of.get)
+    if [id_of[name] for name in shown] != list(range(len(shown))):
+        raise NanoEulerError(
+            f"tokenizer has {len(shown)} tokens, expected the ids 0 to {len(shown) - 1} once each"
+        )
     if cut in BYTE_LEVEL:
         byte_of = byte_characters()
         fallback = [id_of[c] for c in sorted(byte_of, key=byte_of.get)]
@@ -135,19 +124,18 @@ def _from_json(spec, begin, end):
         data = [name.encode() if name in special else name.replace(META, " ").encode() for name in shown]
         for byte, id in enumerate(fallback):
             data[id] = bytes([byte])
-    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     rows = [(id_of[a], id_of[b], id_of[a + b], rank) for rank, (a, b) in enumerate(pairs)]
-    whole = bool(model.get("ignore_merges"))
-    found = PieceTokenizer(data, rows, special, fallback, cut, begin, end, whole)
-    first = 256 + len(rows)
-    ordered = (
-        cut == "gpt2" and not whole and begin == end == special.get(END_OF_TEXT)
-        and sorted(fallback) == list(range(256)) and [row[2] for row in rows] == list(range(256, first))
-        and sorted(special.values()) == list(range(first, len(shown)))
-    )  # fmt: skip
-    if not ordered:
-        return found
-    return Tokenizer([row[:2] for row in rows], shown[first:], [piece[0] for piece in data[:256]])
+    whole, first = bool(model.get("ignore_merges")), 256 + len(rows)
+    ours = cut == "gpt2" and not whole and begin == end == special.get(END_OF_TEXT)
+    ours = (
+        ours
+        and sorted(fallback) == list(range(256))
+        and sorted(special.values()) == [*range(first, len(shown))]
+    )
+    if ours and [row[2] for row in rows] == list(range(256, first)):
+        return Tokenizer([row[:2] for row in rows], shown[first:], [piece[0] for piece in data[:256]])
+    return PieceTokenizer(data, rows, special, fallback, cut, begin, end, whole)
 
 
 def _cut_of(spec):
@@ -156,21 +144,13 @@ def _cut_of(spec):
     for name, known in CUTS.items():
         if _bare(found) == _bare(known):
             return name
+    shown = short(json.dumps(found))
     raise NanoEulerError(
-        f"text is cut by {short(json.dumps(found))}, expected the way of GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE"
+        f"text is cut by {shown}, expected as by GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE"
     )
 
 
 def _bare(value):
-    return json.loads(json.dumps(value), object_hook=_plain)
-
-
-def _plain(part):
-    if part.get("type") == "ByteLevel":
-        part.setdefault("use_regex", True)
-    return {key: value for key, value in part.items() if key != "trim_offsets"}
-
-
-def save(tokenizer: Tokenizer, path: Path) -> None:
-    """Write tokenizer.json. Raises what `to_json` does."""
-    path.write_text(json.dumps(to_json(tokenizer), ensure_ascii=False), "utf-8")
+    return json.loads(
+        json.dumps(value), object_hook=lambda part: {"use_regex": True, **part, "trim_offsets": True}
+    )

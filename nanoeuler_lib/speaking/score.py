@@ -41,8 +41,8 @@ def score(
 ) -> Scored:
     """The bits that head 0 needs for each token of a text, each scored once.
 
-    The token that begins one stands before each document, if the tokenizer has one, and of several documents each one's end
-    is scored as well. A document longer than the context is read in windows that overlap by half, so every token has
+    The token that begins a document stands before each, if the tokenizer has it, and of several each one's end is
+    scored as well. A document longer than the context is read in windows that overlap by half, so every token has
     half a context of its document before it, or all of it: documents that fit cost what the validation of a run says,
     longer ones a little less. follow: may show the batches, of so many rows, as they go by. Raises NanoEulerError if
     the text has no token to score.

@@ -8,9 +8,10 @@ characters, or as the bytes of a character that is no piece. Both then merge the
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,32 +38,19 @@ _LLAMA3 = re.compile(
 
 
 def split_digits(text: str) -> list[str]:
-    """Cut text into words by GPT-2's pattern, each digit apart (SmolLM2)."""
+    """Cut text into words by GPT-2's pattern, each digit apart."""
     parts = enumerate(_DIGIT.split(text))
     return [word for turn, part in parts for word in ([part] if turn % 2 else split_words(part))]
 
 
-def after_space(text: str) -> list[str]:
-    """The text behind a space, as one word (llama2.c)."""
-    return [" " + text] if text else []
-
-
-def after_meta(text: str) -> list[str]:
-    """As `after_space`; SentencePiece's sign for a space is one (Llama 2)."""
-    return after_space(text.replace(META, " "))
-
-
-def after_one_space(text: str) -> list[str]:
-    """As `after_meta`, where no space begins the text already (Hugging Face's newer conversions)."""
-    text = text.replace(META, " ")
-    return [text] if text.startswith(" ") else after_space(text)
-
-
-CUTS: dict[str, Callable[[str], list[str]]] = {
-    "gpt2": split_words, "digits": split_digits, "llama3": _LLAMA3.findall,
-    "space": after_space, "meta": after_meta, "one space": after_one_space,
-}  # fmt: skip
-BYTE_LEVEL = "gpt2", "digits", "llama3"
+BYTE_LEVEL = {"gpt2": split_words, "digits": split_digits, "llama3": _LLAMA3.findall}
+WHOLE = {  # the text behind a space, as one word
+    "space": lambda text: [" " + text] if text else [],  # llama2.c
+    "meta": lambda text: [" " + text.replace(META, " ")] if text else [],  # Llama 2
+    "one space": lambda text: (
+        [re.sub(r"^(?=[^ ])", " ", text.replace(META, " "))] if text else []
+    ),  # newer conversions
+}
 
 
 def merge_by_priority(ids: Iterable[int], merges: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
@@ -72,13 +60,8 @@ def merge_by_priority(ids: Iterable[int], merges: Mapping[tuple[int, int], tuple
     """
     ids = list(ids)
     n = len(ids)
-    before, behind = list(range(-1, n - 1)), list(range(1, n + 1))  # the neighbours that are left of each place
-
-    def entry(i):
-        pair = (ids[i], ids[behind[i]])
-        return (merges[pair][0], i, pair) if pair in merges else None
-
-    heap = [found for i in range(n - 1) if (found := entry(i))]
+    before, behind = list(range(-1, n - 1)), list(range(1, n + 1))  # each place's neighbours that are left
+    heap = [(merges[pair][0], i, pair) for i, pair in enumerate(pairwise(ids)) if pair in merges]
     heapify(heap)
     while heap:
         _, i, pair = heappop(heap)
@@ -89,8 +72,8 @@ def merge_by_priority(ids: Iterable[int], merges: Mapping[tuple[int, int], tuple
         if behind[i] < n:
             before[behind[i]] = i
         for left in (before[i], i):
-            if left >= 0 and behind[left] < n and (found := entry(left)):
-                heappush(heap, found)
+            if left >= 0 and behind[left] < n and (new := (ids[left], ids[behind[left]])) in merges:
+                heappush(heap, (merges[new][0], left, new))
     return [id for id in ids if id >= 0]
 
 
@@ -98,9 +81,9 @@ class PieceTokenizer(Tokenizer):
     """A vocabulary of pieces, with the methods of a `Tokenizer` (but for training and for files of text).
 
     pieces: the bytes of each id; merges: rows (left id, right id, new id, priority); special_tokens: text -> id;
-    fallback: the 256 ids that stand for single bytes; cut: a name in CUTS; begin, end: ids before and behind a
-    document, or None; whole: a word that is a piece is not merged. Where a space is put before the text, decoding takes
-    it away, and it counts as a byte of the text. Raises NanoEulerError for what does not fit together.
+    fallback: the 256 ids that stand for single bytes; cut: a name in BYTE_LEVEL or WHOLE; begin, end: ids before and
+    behind a document, or None; whole: a word that is a piece is not merged. The space that is put before a text counts
+    as a byte of it; decoding takes it away. Raises NanoEulerError for what does not fit together.
     """
 
     def __init__(
@@ -116,46 +99,32 @@ class PieceTokenizer(Tokenizer):
     ) -> None:
         self.token_bytes, self.merges = list(pieces), [tuple(row) for row in merges]
         self.special_tokens, self.fallback, self.cut = dict(special_tokens), list(fallback), cut
-        self.begin, self.end, self.whole = begin, end, whole
-        size = self.vocab_size = len(self.token_bytes)
-        named = [*self.special_tokens.values(), *(id for id in (begin, end) if id is not None)]
-        known = [*named, *self.fallback, *(id for row in self.merges for id in row[:3])]
-        if odd := [id for id in known if not 0 <= id < size]:
+        self.begin, self.end, self.whole, size = begin, end, whole, len(self.token_bytes)
+        special = set(self.special_tokens.values())
+        known = {*special, *self.fallback, *(id for row in self.merges for id in row[:3])} | {begin, end} - {
+            None
+        }
+        if odd := [id for id in known if type(id) is not int or not 0 <= id < size]:
             raise NanoEulerError(f"token id is {short(odd[0])}, expected 0 to {size - 1}")
         if [self.token_bytes[id] for id in self.fallback] != [bytes([byte]) for byte in range(256)]:
             raise NanoEulerError("fallback: expected the id of each single byte, in their order")
-        lengths = np.array([len(piece) for piece in self.token_bytes], np.int32)
-        lengths[list(self.special_tokens.values())] = 0
-        self.token_lengths, self.dtype = lengths, np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
-        self._known: dict[str, list[int]] = {}
-
-    @cached_property
-    def _merges(self):
-        return {(left, right): (priority, new) for left, right, new, priority in self.merges}
-
-    @cached_property
-    def _id_of(self):
-        """The id of each piece that text may begin or be as: bytes and special tokens are none."""
-        if self.cut in BYTE_LEVEL:
-            others = set(self.special_tokens.values())
-        else:
-            others = {*self.special_tokens.values(), *self.fallback}
-        return {piece: id for id, piece in enumerate(self.token_bytes) if id not in others}
+        self.vocab_size, self.dtype = size, np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
+        self.token_lengths = np.array([len(piece) for piece in self.token_bytes], np.int32)
+        self.token_lengths[list(special)] = 0
+        self._cut = (BYTE_LEVEL | WHOLE)[cut]
+        self._pairs = {(left, right): (priority, new) for left, right, new, priority in self.merges}
+        unread = special if cut in BYTE_LEVEL else special.union(self.fallback)
+        self._id_of = {piece: id for id, piece in enumerate(self.token_bytes) if id not in unread}
+        self._ids_of = lru_cache(1 << 16)(self._word)
 
     def encode(self, text: str, allowed_special: Collection[str] = frozenset()) -> np.ndarray:
         """As `Tokenizer.encode`."""
         ids: list[int] = []
         try:
             for turn, part in enumerate(_split_special(text, self._allowed(allowed_special))):
-                if turn % 2:
-                    ids.append(self.special_tokens[part])
-                    continue
-                for word in CUTS[self.cut](part):
-                    if word not in self._known:
-                        if len(self._known) > 1 << 16:
-                            self._known.clear()
-                        self._known[word] = self._word(word)
-                    ids += self._known[word]
+                for word in () if turn % 2 else self._cut(part):
+                    ids += self._ids_of(word)
+                ids += [self.special_tokens[part]] if turn % 2 else []
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])
             raise NanoEulerError(f"text holds {half}, half a surrogate pair: expected Unicode") from None
@@ -165,13 +134,14 @@ class PieceTokenizer(Tokenizer):
         data = word.encode()
         if self.whole and data in self._id_of:
             return [self._id_of[data]]
-        if self.cut in BYTE_LEVEL:
-            return merge_by_priority((self.fallback[byte] for byte in data), self._merges)
-        ids: list[int] = []
-        for character in word:
-            id = self._id_of.get(character.encode())
-            ids += [self.fallback[byte] for byte in character.encode()] if id is None else [id]
-        return merge_by_priority(ids, self._merges)
+        parts = [data] if self.cut in BYTE_LEVEL else map(str.encode, word)
+        start = {} if self.cut in BYTE_LEVEL else self._id_of
+        ids = (
+            id
+            for part in parts
+            for id in ([start[part]] if part in start else map(self.fallback.__getitem__, part))
+        )
+        return merge_by_priority(ids, self._pairs)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """As `Tokenizer.decode_bytes`; the space that was put before a text is taken away again."""
@@ -179,29 +149,23 @@ class PieceTokenizer(Tokenizer):
         return data if self.cut in BYTE_LEVEL else data.removeprefix(b" ")
 
     def encode_file(self, path, allowed_special=frozenset(), processes=1):
-        """Not for these vocabularies: raises NanoEulerError."""
-        raise NanoEulerError(f"{path}: this vocabulary is another program's, expected text in memory")
+        """Not for these vocabularies, whose words may cross every cut: raises NanoEulerError."""
+        raise NanoEulerError(f"{path}: this vocabulary is another program's, expected a text to `encode`")
 
     def with_special(self, names: Iterable[str]) -> "PieceTokenizer":
-        """The same vocabulary with further special tokens behind it."""
-        names = list(names)
-        special = self.special_tokens | {name: id for id, name in enumerate(names, self.vocab_size)}
-        pieces = self.token_bytes + [name.encode() for name in names]
-        return PieceTokenizer(pieces, self.merges, special, *self._rest())
-
-    def _rest(self):
-        return self.fallback, self.cut, self.begin, self.end, self.whole
+        """As `Tokenizer.with_special`."""
+        pieces, merges, special, *rest = self.__reduce__()[1]
+        special = special | {name: id for id, name in enumerate(names, self.vocab_size)}
+        return PieceTokenizer(pieces + [name.encode() for name in names], merges, special, *rest)
 
     def __reduce__(self) -> tuple:
-        return PieceTokenizer, (self.token_bytes, self.merges, self.special_tokens, *self._rest())
+        rest = self.fallback, self.cut, self.begin, self.end, self.whole
+        return PieceTokenizer, (self.token_bytes, self.merges, self.special_tokens, *rest)
 
     def save(self, path: PathLike) -> None:
-        """As `Tokenizer.save`."""
-        content = {
-            "format": FORMAT, "pieces": [piece.decode("latin-1") for piece in self.token_bytes],
-            "merges": self.merges, "special_tokens": self.special_tokens, "fallback": self.fallback,
-            "cut": self.cut, "begin": self.begin, "end": self.end, "whole": self.whole,
-        }  # fmt: skip
+        """As `Tokenizer.save`; `load` reads it."""
+        pieces, *rest = self.__reduce__()[1]
+        content = {"format": FORMAT, "arguments": [[piece.decode("latin-1") for piece in pieces], *rest]}
         write_text(os.fspath(path), json.dumps(content, separators=(",", ":")) + "\n")
 
 
@@ -211,13 +175,7 @@ def load(path: PathLike) -> Tokenizer:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return Tokenizer.load(path)
     try:
-        if content["cut"] not in CUTS or type(content["whole"]) is not bool:
-            raise ValueError(f"cut is {short(content['cut'])}, expected one of {', '.join(CUTS)}")
-        rows = [(int(a), int(b), int(new), int(rank)) for a, b, new, rank in content["merges"]]
-        pieces = [piece.encode("latin-1") for piece in content["pieces"]]
-        special = {name: int(id) for name, id in content["special_tokens"].items()}
-        fallback = [int(id) for id in content["fallback"]]
-        edges = [None if content[name] is None else int(content[name]) for name in ("begin", "end")]
-        return PieceTokenizer(pieces, rows, special, fallback, content["cut"], *edges, content["whole"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        pieces, *rest = content["arguments"]
+        return PieceTokenizer([piece.encode("latin-1") for piece in pieces], *rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NanoEulerError(f"{path}: {short(str(error))}: truncated or edited") from None

@@ -65,7 +65,9 @@ def _page(run, head, log, steps, floor):
     if not steps:
         facts = {"imported from": head["data"].get("source"), "machine": head.get("machine")}
         rows = (f"| {name} | {_cell(value)} |" for name, value in facts.items())
-        return "\n".join([f"# {one_line(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)])
+        return "\n".join(
+            [f"# {one_line(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)]
+        )
     parts = [
         [f"# {one_line(run.resolve().name)}", ""],
         _facts_table(head, log, steps, floor),
