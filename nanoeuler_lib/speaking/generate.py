@@ -191,10 +191,10 @@ def stream(
     A document's beginning is what the model saw first in training, so the token that begins one, such as end-of-text,
     stands before the prompt if the tokenizer has it. When the context is full, the later half of it is read again and
     generation goes on. propose: tokens that the later heads propose for each forward pass (`speculate`), 0 to K-1:
-    other draws from the same distribution. At temperature 0 the same text, unless two logits are equal to within rounding: a pass over
-    several tokens adds in another order than one over a single token. repetition_penalty: see `penalised`; it counts
-    the tokens of prompt and continuation, and refuses proposals. stop: texts; the first of them to come ends the
-    continuation before it.
+    other draws from the same distribution. At temperature 0 the same text, unless two logits are equal to within
+    rounding: a pass over several tokens adds in another order than one over a single token. repetition_penalty: see
+    `penalised`; it counts the tokens of prompt and continuation, and refuses proposals. stop: texts; the first of them
+    to come ends the continuation before it.
     """
     if not 0 < repetition_penalty <= 100:
         raise NanoEulerError(

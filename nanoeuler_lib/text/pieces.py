@@ -152,11 +152,10 @@ class PieceTokenizer(Tokenizer):
         """Not for these vocabularies, whose words may cross every cut: raises NanoEulerError."""
         raise NanoEulerError(f"{path}: this vocabulary is another program's, expected a text to `encode`")
 
-    def with_special(self, names: Iterable[str]) -> "PieceTokenizer":
-        """As `Tokenizer.with_special`."""
-        pieces, merges, special, *rest = self.__reduce__()[1]
-        special = special | {name: id for id, name in enumerate(names, self.vocab_size)}
-        return PieceTokenizer(pieces + [name.encode() for name in names], merges, special, *rest)
+    @property
+    def byte_order(self) -> list[int]:
+        """Not of these vocabularies, to which no special tokens can be added: raises NanoEulerError."""
+        raise NanoEulerError("the vocabulary is another program's, expected one of this library to add tokens to")
 
     def __reduce__(self) -> tuple:
         rest = self.fallback, self.cut, self.begin, self.end, self.whole

@@ -387,10 +387,6 @@ class Tokenizer:
         """As `decode_bytes`, for text; what is not UTF-8, such as half a character, becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def with_special(self, names: Iterable[str]) -> "Tokenizer":
-        """The same vocabulary with further special tokens behind it."""
-        return Tokenizer(self.merges, [*self.special_tokens, *names], self.byte_order)
-
     def _allowed(self, allowed_special: Collection[str]) -> Collection[str]:
         if allowed_special == "all":
             return self.special_tokens

@@ -34,10 +34,11 @@ def extend(model: GPT, tokenizer: Tokenizer, multiple: int = 1) -> tuple[GPT, To
     added by that. Logits of the old tokens change by rounding only. If the tokenizer has the markers, both return as
     they are.
     """
-    names = [name for name in (END_OF_TEXT, USER, ASSISTANT) if name not in tokenizer.special_tokens]
-    if not names:
+    names = list(tokenizer.special_tokens)
+    names += [name for name in (END_OF_TEXT, USER, ASSISTANT) if name not in names]
+    if len(names) == len(tokenizer.special_tokens):
         return model, tokenizer
-    tokenizer = tokenizer.with_special(names)
+    tokenizer = Tokenizer(tokenizer.merges, names, tokenizer.byte_order)
     old = model.config
     size = -(-max(old.vocab_size, tokenizer.vocab_size) // multiple) * multiple
     config = ModelConfig.from_dict(old.to_dict() | {"vocab_size": size})
