@@ -168,13 +168,17 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
             raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {KINDS[kind]}")
         return value
 
-    number, D, H = (int, float), get("hidden_size"), get("num_attention_heads")
+    number = (int, float)
     rope, context = get("rope_parameters", {}, dict), get("max_position_embeddings")
     scaling = get("rope_scaling", {}, dict) or rope
     theta = rope.get("rope_theta", get("rope_theta", 10000.0, number))
-    numbers = dict(dim=D, heads=H, kv_heads=get("num_key_value_heads", H), layers=get("num_hidden_layers"))
+    numbers = dict(dim=get("hidden_size"), heads=get("num_attention_heads"), layers=get("num_hidden_layers"))
     numbers |= dict(context=context, vocab_size=get("vocab_size"), predict=1, ffn=get("intermediate_size"))
     numbers |= dict(rope_theta=theta, norm_eps=get("rms_norm_eps", 1e-6, number))
+    try:
+        config = ModelConfig(**numbers, kv_heads=get("num_key_value_heads", numbers["heads"]))
+    except NanoEulerError as error:
+        raise NanoEulerError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
     wanted = {
         "hidden_act": (get("hidden_act", "silu", str), "silu"),
         "attention_bias": (get("attention_bias", False, bool), False),
@@ -182,7 +186,7 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
         "rope_scaling": (scaling.get("rope_type", scaling.get("type", "default")), "default"),
         "partial_rotary_factor": (rope.get("partial_rotary_factor", 1), 1),
         "rope_theta": (get("rope_theta", theta, number), theta),
-        "head_dim": (get("head_dim", D // max(H, 1)), D // max(H, 1)),
+        "head_dim": (get("head_dim", config.head_dim), config.head_dim),
         "quantization_config": (values.get("quantization_config"), None),
     }
     for name, (value, expected) in wanted.items():
@@ -194,10 +198,7 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     if window is not None and not (isinstance(window, int) and window >= context):
         expected = f"expected none, or one of all {context} positions"
         raise NanoEulerError(f"{file}: sliding_window is {short(window)}, {expected}")
-    try:
-        return ModelConfig(**numbers), get("tie_word_embeddings", False, bool)
-    except NanoEulerError as error:
-        raise NanoEulerError(f"{file}: {error}") from None
+    return config, get("tie_word_embeddings", False, bool)
 
 
 def _headers(folder):

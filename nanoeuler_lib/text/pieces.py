@@ -155,7 +155,9 @@ class PieceTokenizer(Tokenizer):
     @property
     def byte_order(self) -> list[int]:
         """Not of these vocabularies, to which no special tokens can be added: raises NanoEulerError."""
-        raise NanoEulerError("the vocabulary is another program's, expected one of this library to add tokens to")
+        raise NanoEulerError(
+            "the vocabulary is another program's, expected one of this library to add tokens to"
+        )
 
     def __reduce__(self) -> tuple:
         rest = self.fallback, self.cut, self.begin, self.end, self.whole

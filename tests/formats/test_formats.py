@@ -1,0 +1,374 @@
+"""Hugging Face folders and GGUF files, out and in: transformers and gguf themselves say what is right."""
+
+import json
+import shutil
+import struct
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import contents, error_of, random_parameters, run_text
+from safetensors.numpy import load_file, save_file
+
+from nanoeuler_lib import formats, world
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.formats import layout, llama
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.ops import reference
+from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, encode_turn
+from nanoeuler_lib.training import checkpoint
+
+REASON = "transformers is not installed: make oracle"
+ODD = ModelConfig(dim=48, heads=6, kv_heads=2, layers=3, context=512, vocab_size=328, predict=3, ffn=40,
+                  rope_theta=5e4, norm_eps=1e-3)  # fmt: skip
+TOKENIZER = Tokenizer(Tokenizer.train(world.corpus(30_000, 5), 318).merges, [END_OF_TEXT, USER, ASSISTANT])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def run(request, tmp_path_factory):
+    """A run of odd shape, H/G = 3, with numbers of no token at its vocabulary's end."""
+    params = random_parameters(ODD, std=0.15, dtype=np.float32)
+    if request.param:
+        params["heads"][:, : ODD.vocab_size] = params["embed"].T
+    folder = tmp_path_factory.mktemp("run") / "run"
+    info = {"template": "alpaca"}
+    checkpoint.save(folder / "checkpoints/step-000007", GPT(ODD, params), TOKENIZER, 7, info=info)
+    formats.export(folder, "hf", folder.parent / "hf")
+    return folder
+
+
+@pytest.fixture
+def hf(run, tmp_path):
+    """Its export, to be spoilt."""
+    return Path(shutil.copytree(run.parent / "hf", tmp_path / "hf"))
+
+
+def test_logits_are_those_of_transformers(run):
+    transformers, torch = (pytest.importorskip(name, reason=REASON) for name in ("transformers", "torch"))
+    theirs, model = (
+        transformers.AutoModelForCausalLM.from_pretrained(run.parent / "hf"),
+        checkpoint.load(run).model,
+    )
+    ids = np.random.default_rng(1).integers(0, ODD.vocab_size, (2, 512))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    apart = np.abs(model.logits(ids) - expected).max(axis=(0, 2))  # [512]
+    assert apart.max() < 1e-4 * np.abs(expected).max()
+
+    def tables(time, width, theta):  # rope in float32, as they compute it whatever the model's type
+        angle = torch.arange(time)[:, None].float() * (
+            1 / theta ** (torch.arange(0, width, 2).float() / width)
+        )
+        return angle.cos().double().numpy(), angle.sin().double().numpy()
+
+    norm = lambda self, x: torch.rms_norm(
+        x, x.shape[-1:], self.weight, self.variance_epsilon
+    )  # theirs is float32
+    params = random_parameters(ODD, std=0.15)
+    params.flat[...] = model.params.flat
+    with torch.no_grad(), patch.object(type(theirs.model.norm), "forward", norm):
+        expected = theirs.double()(torch.tensor(ids)).logits.numpy()
+    with patch.object(reference, "rope_tables", tables):
+        apart = np.abs(GPT(ODD, params).logits(ids) - expected).max()
+    assert apart < 1e-10 * np.abs(expected).max()
+
+
+def test_a_round_trip_changes_no_bit(run, tmp_path):
+    before = checkpoint.load(run)
+    formats.import_run(run.parent / "hf", tmp_path / "back")
+    after = checkpoint.load(tmp_path / "back")
+    for name, tensor in before.model.params.items():
+        assert np.array_equal(
+            after.model.params[name], tensor[..., : ODD.vocab_size] if name == "heads" else tensor
+        )
+    assert after.model.config == ModelConfig(**ODD.to_dict() | {"predict": 1})
+    assert (
+        after.tokenizer.__reduce__() == before.tokenizer.__reduce__() and after.info["template"] == "alpaca"
+    )
+    formats.export(tmp_path / "back", "hf", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(run.parent / "hf")
+    head = json.loads((run.parent / "hf/config.json").read_text())
+    tied = np.array_equal(before.model.params["heads"][:, : ODD.vocab_size].T, before.model.params["embed"])
+    assert (
+        head["tie_word_embeddings"] == tied
+        and ("lm_head.weight" in load_file(run.parent / "hf/model.safetensors")) != tied
+    )
+
+
+def test_greedy_text_and_chat_are_those_of_transformers(run):
+    transformers, torch = (pytest.importorskip(name, reason=REASON) for name in ("transformers", "torch"))
+    found, folder = checkpoint.load(run), run.parent / "hf"
+    theirs, spoken = (kind.from_pretrained(folder) for kind in (
+        transformers.AutoModelForCausalLM, transformers.AutoTokenizer))  # fmt: skip
+    end = TOKENIZER.special_tokens[END_OF_TEXT]
+    assert theirs.generation_config.eos_token_id == [end] and theirs.generation_config.bos_token_id == end
+    text = world.corpus(600, 9)[:200]
+    ids = [end, *spoken(text)["input_ids"]]
+    unsaid = range(TOKENIZER.vocab_size, ODD.vocab_size)
+    made = theirs.generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=100, suppress_tokens=list(unsaid)
+    )[0]
+    best = np.sort(found.model.logits(made[None].numpy())[0, len(ids) - 1 : -1, : TOKENIZER.vocab_size])[
+        :, -2:
+    ]
+    assert (best[:, 1] - best[:, 0]).min() > 1e-4  # else another machine may say something else
+    assert spoken.decode(made[len(ids) :]) == generate(found.model, found.tokenizer, text, 100, temperature=0)
+    said = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=100)[0, len(ids) :]
+    assert said.max() < TOKENIZER.special_tokens[USER]  # neither markers nor numbers of no token
+    messages = [
+        ("system", "Be\nbrief."),
+        ("user", "Wer?"),
+        ("assistant", "Käthe."),
+        ("user", " Why {{x}}?\n"),
+    ]
+    messages = [{"role": role, "content": content} for role, content in messages]
+    for template in TEMPLATES:
+        spoken.chat_template = llama.jinja(template)
+        got = spoken.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        prompt, reply = TEMPLATES[template], TOKENIZER.encode("Käthe.").tolist()
+        first = encode_turn(TOKENIZER, prompt("Be\nbrief.\n\nWer?"))
+        assert got == [end, *first, *reply, end, *encode_turn(TOKENIZER, prompt(" Why {{x}}?\n"))]
+
+
+def test_gguf(run, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install -e .[gguf]")
+    formats.export(run, "gguf", tmp_path / "a.gguf")
+    reader, model = gguf.GGUFReader(tmp_path / "a.gguf"), checkpoint.load(run).model
+    theirs = load_file(run.parent / "hf/model.safetensors")
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    assert len(tensors) == len(theirs) and all(tensor.dtype == np.float32 for tensor in tensors.values())
+    C = ODD.head_dim
+    pairs = (
+        np.arange(C).reshape(2, C // 2).T.reshape(-1)
+    )  # 0, 4, 1, 5, ...: one after another, from the definition
+    for i in range(ODD.layers):
+        block = f"model.layers.{i}."
+        for part, heads in (("q", 6), ("k", 2)):
+            rows = [head * C + row for head in range(heads) for row in pairs]
+            assert np.array_equal(
+                tensors[f"blk.{i}.attn_{part}.weight"], theirs[f"{block}self_attn.{part}_proj.weight"][rows]
+            )
+        same = {"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
+                "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+                "ffn_norm": "post_attention_layernorm"}  # fmt: skip
+        for name, other in same.items():
+            assert np.array_equal(tensors[f"blk.{i}.{name}.weight"], theirs[f"{block}{other}.weight"])
+    fields = {field.name.partition(".")[2]: field.contents() for field in reader.fields.values()}
+    end = TOKENIZER.special_tokens[END_OF_TEXT]
+    wanted = {
+        "attention.head_count": 6, "attention.head_count_kv": 2, "block_count": 3, "context_length": 512,
+        "embedding_length": 48, "feed_forward_length": 40, "rope.freq_base": 5e4, "rope.dimension_count": C,
+        "attention.layer_norm_rms_epsilon": np.float32(1e-3), "ggml.model": "gpt2", "ggml.pre": "gpt-2",
+        "ggml.add_bos_token": False, "ggml.bos_token_id": end, "ggml.eos_token_id": end, "vocab_size": 328,
+        "chat_template": llama.jinja("alpaca"),
+    }  # fmt: skip
+    assert {name: fields[name] for name in wanted} == wanted
+    kinds = fields["ggml.token_type"]
+    assert kinds == [1] * end + [3] * 3 + [5] * 8 and fields["ggml.tokens"][-1] == "[PAD327]"
+    theirs = json.loads((run.parent / "hf/tokenizer.json").read_text("utf-8"))["model"]
+    assert fields["ggml.merges"] == theirs["merges"] and fields["ggml.tokens"][:320] == list(theirs["vocab"])
+    assert model.config.predict == 3 and [file.name for file in tmp_path.iterdir()] == ["a.gguf"]
+
+
+MODELS = {  # H, G, D, F, L, V, context, theta, eps, tied; weights as published
+    "TinyLlama 1.1B": (32, 4, 2048, 5632, 22, 32000, 2048, 1e4, 1e-5, False, 1_100_048_384),
+    "Llama 2 7B": (32, 32, 4096, 11008, 32, 32000, 4096, 1e4, 1e-5, False, 6_738_415_616),
+    "Llama 3 8B": (32, 8, 4096, 14336, 32, 128256, 8192, 5e5, 1e-5, False, 8_030_261_248),
+    "SmolLM2 135M": (9, 3, 576, 1536, 30, 49152, 8192, 1e5, 1e-5, True, 134_515_008),
+    "Mistral 7B v0.2": (32, 8, 4096, 14336, 32, 32000, 32768, 1e6, 1e-5, False, 7_241_732_096),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_named_models_open(name, tmp_path):
+    """As transformers writes them: the whole shape's numbers; then two layers of narrow heads, bfloat16 in shards."""
+    transformers, torch = (pytest.importorskip(module, reason=REASON) for module in ("transformers", "torch"))
+    H, G, D, F, L, V, context, theta, eps, tied, weights = MODELS[name]
+    kind = "Mistral" if "Mistral" in name else "Llama"
+
+    def made(dim, ffn, layers, vocab):
+        rest = {"sliding_window": None} if kind == "Mistral" else {}
+        if int(transformers.__version__.split(".")[0]) > 4:
+            rest |= {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+        return getattr(transformers, f"{kind}Config")(
+            hidden_size=dim, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=H,
+            num_key_value_heads=G, vocab_size=vocab, max_position_embeddings=context, rms_norm_eps=eps,
+            tie_word_embeddings=tied, bos_token_id=1, eos_token_id=[2, 0], rope_theta=theta, **rest,
+        )  # fmt: skip
+
+    made(D, F, L, V).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    config, is_tied = llama.llama_config(values, tmp_path / "config.json")
+    shapes = layout.llama_shapes(config)
+    assert sum(map(np.prod, shapes.values())) - tied * D * V == weights and is_tied == tied
+    assert (config.rope_theta, config.norm_eps, config.context) == (theta, eps, context)
+    small = made(H * 6, 50, 2, 331)
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{kind}ForCausalLM")(small).to(torch.bfloat16)
+    torch.nn.init.normal_(model.model.norm.weight)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20kB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
+    Tokenizer.train(run_text(), 331).save(tmp_path / "bpe.json")
+    found = formats.import_run(tmp_path / "hf", tmp_path / "run", tmp_path / "bpe.json").model
+    ids = np.random.default_rng(2).integers(0, 331, (1, 300))
+    with torch.no_grad():
+        expected = model.float()(torch.tensor(ids)).logits.numpy()
+    assert np.abs(found.logits(ids) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+REFUSED = {
+    "rope_scaling": ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling is 'llama3', expected default"),
+    "rope_parameters": ({"rope_type": "yarn", "rope_theta": 5e4}, "rope_scaling is 'yarn', expected default"),
+    "head_dim": (16, "head_dim is 16, expected 8"),
+    "attention_bias": (True, "attention_bias is True, expected False"),
+    "mlp_bias": (True, "mlp_bias is True, expected False"),
+    "sliding_window": (256, "sliding_window is 256, expected none, or one of all 512 positions"),
+    "hidden_act": ("gelu", "hidden_act is 'gelu', expected silu"),
+    "rope_theta": (1e4, "rope_theta is 10000.0, expected 50000.0"),
+    "quantization_config": ({"bits": 4}, "quantization_config is {'bits': 4}, expected None"),
+    "model_type": ("gemma", "model_type is 'gemma', expected llama or mistral"),
+    "hidden_size": (-48, "dim is -48, expected a whole number from 1"),
+    "num_attention_heads": (0, "heads is 0, expected a whole number from 1"),
+    "num_hidden_layers": ("3", "num_hidden_layers is '3', expected a whole number"),
+    "vocab_size": (None, "vocab_size is None, expected a whole number"),
+    "intermediate_size": (64, "is [48, 40], expected [48, 64]"),
+    "num_key_value_heads": (3, "is [16, 48], expected [24, 48]"),
+    "tie_word_embeddings": ("yes", "tie_word_embeddings is 'yes', expected true or false"),
+}
+
+
+def test_what_the_model_has_not_is_refused(hf, tmp_path, capsys):
+    values = json.loads((hf / "config.json").read_text("utf-8"))
+    for name, (value, told) in REFUSED.items():
+        (hf / "config.json").write_text(json.dumps(values | {name: value}), "utf-8")
+        refused(hf, tmp_path, told, capsys)
+
+
+def refused(path, tmp_path, told, capsys, *options):
+    """The command ends with one line that says so, and has written nothing."""
+    before = contents(tmp_path)
+    assert cli.main(["import", str(path), "--run", str(tmp_path / "new"), *map(str, options)]) == 2
+    out, err = capsys.readouterr()
+    assert told in err and err.count("\n") == 1 and not out and len(err) < 500, err
+    assert contents(tmp_path) == before and not (tmp_path / "new").exists()
+
+
+def shards(folder):
+    """The same weights in two files and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    held = {name: f"{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(held.values()):
+        save_file({name: tensors[name] for name in tensors if held[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": held}))
+    return folder / "model.safetensors.index.json", held
+
+
+def test_damaged_folders_are_refused(hf, tmp_path, capsys):
+    file, norm = hf / "model.safetensors", "model.layers.1.input_layernorm.weight"
+    whole, tensors = file.read_bytes(), load_file(file)
+    without = lambda name: {other: tensor for other, tensor in tensors.items() if other != name}
+    spoilt = [
+        (tensors | {norm: np.full(48, np.nan, np.float32)}, f"{norm} holds NaN"),
+        (tensors | {norm: np.ones(48, np.int64)}, f"{norm} is I64, expected F32, F16, BF16"),
+        (without(norm), f"lacks tensor '{norm}', and in all 1"),
+        (tensors | {"model.x": np.ones(3)}, "has the unknown tensor 'model.x'"),
+    ]
+    if "lm_head.weight" in tensors:
+        spoilt += [(without("lm_head.weight"), "lacks tensor 'lm_head.weight'")]
+    else:
+        spoilt += [
+            (tensors | {"lm_head.weight": np.ones((328, 48), np.float32)}, "lm_head is not the embedding")
+        ]
+    for changed, told in spoilt:
+        save_file(changed, file)
+        refused(hf, tmp_path, told, capsys)
+    for content in (whole[:-4], struct.pack("<Q", 3 << 30) + whole[8:], b"", whole[:8] + b"[" + whole[9:]):
+        file.write_bytes(content)
+        refused(hf, tmp_path, "not readable as safetensors", capsys)
+    file.write_bytes(whole)
+    index, held = shards(hf)
+    formats.import_run(hf, tmp_path / "sound")
+    for changed, told in (
+        ({"weight_map": held | {norm: "../../x"}}, "expected a file beside it"),
+        ({"weight_map": held | {"more": "2.safetensors"}}, "2.safetensors: no such file"),
+        ({"weight_map": held | {norm: f"{1 - int(held[norm][0])}.safetensors"}}, "expected it where"),
+        ({"weight_map": held | {"more": held[norm]}}, "lacks 'more'"), ([], "weight_map is None"),
+    ):  # fmt: skip
+        index.write_text(json.dumps(changed))
+        refused(hf, tmp_path, told, capsys)
+    index.write_text(json.dumps({"weight_map": held}))
+    (hf / "1.safetensors").unlink()
+    refused(hf, tmp_path, "1.safetensors: no such file", capsys)
+
+
+def test_other_tokenizers_are_refused(hf, tmp_path, capsys):
+    file = hf / "tokenizer.json"
+    spec = json.loads(file.read_text("utf-8"))
+    model, vocab = spec["model"], spec["model"]["vocab"]
+    for changed, told in (
+        ({"model": model | {"type": "WordPiece"}}, "is of type 'WordPiece', expected plain BPE"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "expected as by GPT-2"),
+        ({"normalizer": {"type": "NFC"}}, "expected as by GPT-2"),
+        ({"model": model | {"vocab": vocab | {"€": 320}}}, "not readable as tokenizer.json"),
+        ({"model": model | {"vocab": vocab | {"aa": 500}}}, "expected the ids 0 to 320 once each"),
+        ({"model": model | {"vocab": vocab | {"a" * n: 318 + n for n in range(2, 20)}}},
+         "expected at most the model's 328"),
+        ({"model": model | {"merges": ["a nowhere"]}}, "not readable as tokenizer.json"),
+        ({"model": 3}, "not readable as tokenizer.json"),
+    ):  # fmt: skip
+        file.write_text(json.dumps(spec | changed))
+        refused(hf, tmp_path, told, capsys)
+    file.write_bytes(b"{" * 100_000)
+    refused(hf, tmp_path, "not JSON", capsys)
+    file.unlink()
+    refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
+    refused(tmp_path / "none", tmp_path, "no such file or folder", capsys)
+
+
+def test_the_commands(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    heads = f"prediction heads 1 to 2, {2 * 48 * 328:,} weights: a Llama has one head"
+    assert cli.main(["export", str(run), "--to", "hf", "--out", "hf", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": "hf", "to": "hf", "left": [heads]}
+    assert cli.main(["export", str(run), "--to", "hf", "--out", "hf"]) == 2
+    assert capsys.readouterr().err == "nanoeuler: hf: exists already, expected a new name\n"
+    assert (
+        cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
+    )
+    assert (
+        cli.main(["import", "hf", "--run", "back"]) == 2 and "expected a new one" in capsys.readouterr().err
+    )
+    Path("a.txt").write_text("Käthe had the amber.")
+    for command in ("generate Once --tokens 5 --run back", "score a.txt --run back", "report back", "info --run back",
+                    "chat --run back --tokens 3"):  # fmt: skip
+        with patch("builtins.input", side_effect=["Who?", EOFError]):
+            assert cli.main(command.split()) == 0, command
+    out = capsys.readouterr().out
+    assert "bits per byte" in out and "imported: True" in out
+    assert "| imported from | hf |" in Path("back/report/report.md").read_text()
+    with patch.dict(sys.modules, {"gguf": None}):
+        assert cli.main(["export", str(run), "--to", "gguf", "--out", "a.gguf"]) == 2
+    assert "pip install 'nanoeuler[gguf]'" in capsys.readouterr().err and not Path("a.gguf").exists()
+    with patch.object(layout, "memory", return_value=10**5):
+        assert "expected at most the 0.0 GB of this machine" in error_of(formats.import_run, "hf", "new")
+    monkeypatch.setattr(
+        llama, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    assert "hf2: cannot be written (No space" in error_of(formats.export, run, "hf", "hf2")
+    assert not [path for path in tmp_path.iterdir() if "hf2" in path.name]
+
+
+def test_a_vocabulary_with_two_tokens_of_one_text_is_refused(tmp_path):
+    twice = Tokenizer([(97, 98), (256, 97)], ["aba"])
+    model = GPT(ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=8, vocab_size=259, predict=1))
+    checkpoint.save(tmp_path / "run/checkpoints/step-000000", model, twice, 0)
+    assert "are both 'aba', expected each text once" in error_of(
+        formats.export, tmp_path / "run", "hf", tmp_path / "hf"
+    )
+    assert not (tmp_path / "hf").exists()
