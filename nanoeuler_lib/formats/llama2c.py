@@ -93,7 +93,10 @@ def _tensor(where, data, shape, group, config):
         scales = np.frombuffer(data, "<f4", offset=count)
         if not (scales >= 0).all():
             raise NanoEulerError(f"{where} has a negative scale or NaN, expected scales behind each tensor")
-        tensor = dequantise(np.frombuffer(data, np.int8, count).reshape(-1, group), scales[:, None], shape)
+        with np.errstate(over="ignore"):  # infinity is told below
+            tensor = dequantise(
+                np.frombuffer(data, np.int8, count).reshape(-1, group), scales[:, None], shape
+            )
     if not np.isfinite(tensor).all():
         raise NanoEulerError(f"{where} holds NaN or infinity, expected finite numbers")
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(where.split(".")[-2])

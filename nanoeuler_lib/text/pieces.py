@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.files import one_line, write_text
 from nanoeuler_lib.text.tokenizer import (
     _NUMBER,
     _SPACE,
@@ -179,4 +179,4 @@ def load(path: PathLike) -> Tokenizer:
         pieces, *rest = content["arguments"]
         return PieceTokenizer([piece.encode("latin-1") for piece in pieces], *rest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NanoEulerError(f"{path}: {short(str(error))}: truncated or edited") from None
+        raise NanoEulerError(f"{path}: {one_line(str(error), 200)}: truncated or edited") from None
