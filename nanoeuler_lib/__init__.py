@@ -6,7 +6,7 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     ground        `errors`, `config`, `files`, `machine` (cores and memory), `plots`, `practice`, `significance`
     ops           the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
     cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
-    text          `bpe`, `tokenizer`, `sources`, `data`, `ngram`, `shards`, `turns` and `examples` of a conversation
+    text          `bpe`, `tokenizer`, `pieces`, `sources`, `data`, `ngram`, `shards`, `turns` and `examples` of a conversation
     model         parameters, plan, forward and backward, optimisers, a step, a decoder; later `gpt2`
     world         Königsberg, and the probability of every word of it; `corpus`: other people's text
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
@@ -14,7 +14,8 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     training      datasets, the loop, what survives a kill, what goes wrong, reports; later `preferences`, `rewards`
     school        `drills` plants bugs and finds them, `assign` makes papers
     command       `nanoeuler`: `cli` does, `arguments` explains
-    later         `formats`: other programs' weights; `understanding`: probes and scaling laws
+    formats       a run as Hugging Face's folder or a GGUF file; their Llamas and llama2.c's as a run
+    later         `understanding`: probes and scaling laws
 """
 
 import importlib

@@ -126,7 +126,7 @@ def test_damaged_vocabularies_of_pieces_are_refused(tmp_path):
     found.save(file)
     whole = json.loads(file.read_text("utf-8"))
     for number, value in ((0, 3), (0, ["a"]), (0, whole["arguments"][0][:5]), (1, [[1, 2]]), (1, [[0, 1, -1, 0]]),
-                          (2, {"<s>": 10**6}), (2, 3), (3, list(range(256))), (4, "other"), (5, True)):  # fmt: skip
+                          (2, {"<s>": 10**6}), (2, 3), (3, list(range(256))), (4, "other"), (5, "1")):  # fmt: skip
         spoilt = whole["arguments"].copy()
         spoilt[number] = value
         file.write_text(json.dumps(whole | {"arguments": spoilt}))
