@@ -544,7 +544,7 @@ def _import(new):
     text = "folder of a Llama with config.json and safetensors; or a model.bin of llama2.c"
     new.add_argument("path", type=Path, help=text)
     new.add_argument("--run", required=True, type=Path, metavar="FOLDER", help="new folder for the run")
-    text = "tokenizer.json, llama2.c's tokenizer.bin, or a run's (default: tokenizer.json beside the weights)"
+    text = "tokenizer.json, llama2.c's tokenizer.bin, or a run's (default: the one beside the weights)"
     new.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
 
 

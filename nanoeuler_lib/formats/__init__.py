@@ -45,13 +45,14 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
 def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None = None) -> Checkpoint:
     """Make a run of other people's weights: a folder with config.json and safetensors, or a file of llama2.c.
 
-    tokenizer: tokenizer.json, llama2.c's tokenizer.bin or one of this library's; by default the folder's own. Nothing
-    is written before all is read. Raises NanoEulerError for all that is missing, damaged or of another kind.
+    tokenizer: tokenizer.json, llama2.c's tokenizer.bin or one of this library's; by default the one beside the weights.
+    Nothing is written before all is read. Raises NanoEulerError for all that is missing, damaged or of another kind.
     """
     path, run = Path(path), Path(run)
     run_folder.expect_new(run)
     try:
-        model, vocabulary = _read(path, Path(tokenizer or path / "tokenizer.json"))
+        beside = path / "tokenizer.json" if path.is_dir() else path.with_name("tokenizer.bin")
+        model, vocabulary = _read(path, Path(tokenizer or beside))
     except OSError as error:
         raise NanoEulerError(
             f"{error.filename or path}: cannot be read ({error.strerror or error})"

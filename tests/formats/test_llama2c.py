@@ -214,6 +214,8 @@ def test_damaged_files_are_refused(tmp_path):
         assert told in message and not (tmp_path / "run").exists(), message
     vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
     assert "is cut off" in error_of(formats.import_run, good, tmp_path / "run", vocabulary)
+    assert "is cut off" in error_of(formats.import_run, good, tmp_path / "run")
+    vocabulary.unlink()
     assert "expected --tokenizer FILE" in error_of(formats.import_run, good, tmp_path / "run")
     assert "no such file or folder" in error_of(formats.import_run, tmp_path / "no", tmp_path / "run")
 
