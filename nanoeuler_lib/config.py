@@ -1,4 +1,4 @@
-"""What a model and a training run are made of: two dataclasses, the presets, and their validation.
+"""What a model and a training run are made of: dataclasses, the presets, and their validation.
 
 Files keep both, and must be readable for as long as they exist. So a field that is added to one of them says what its
 absence means in a file that is older: `name: str = field(default=..., metadata={"before": ...})`. Fields without
@@ -11,8 +11,42 @@ from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 
+class _Shape:
+    """What shapes of both kinds of model have."""
+
+    @property
+    def head_dim(self) -> int:
+        """C, the width of a head."""
+        return self.dim // self.heads
+
+    @property
+    def qkv_dim(self) -> int:
+        """Columns of the packed query, key and value projection: (H + 2G) C."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    def _expect_numbers(self, whole: dict, numbers: dict) -> None:
+        """Raises NanoEulerError unless fields are whole numbers from 1 to a limit, or numbers in a range."""
+        for name, high in whole.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number from 1 to {high}")
+        for name, (low, high) in numbers.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low:g} to {high:g}")
+        if self.dim % self.heads:
+            raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
+
+
+# the largest numbers that a shape may have
+MOST = dict(dim=2**20, heads=2**12, layers=2**12, context=2**20, vocab_size=2**24, ffn=2**24)
+
+
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(_Shape):
     """The shape of a model. Letters are those of the book's notation page.
 
     Raises NanoEulerError when the numbers do not fit together.
@@ -32,17 +66,8 @@ class ModelConfig:
     def __post_init__(self):
         if self.ffn == 0:
             object.__setattr__(self, "ffn", -(-8 * self.dim // 24) * 8)
-        most = dict(dim=2**20, heads=2**12, kv_heads=2**12, layers=2**12, context=2**20, vocab_size=2**24)
-        for name, high in (most | dict(predict=2**8, ffn=2**24)).items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number from 1 to {high}")
-        for name, (low, high) in dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1)).items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low:g} to {high:g}")
-        if self.dim % self.heads:
-            raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
+        ranges = dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1))
+        self._expect_numbers(MOST | dict(kv_heads=2**12, predict=2**8), ranges)
         if self.head_dim % 2:
             raise NanoEulerError(
                 f"head width dim/heads is {self.head_dim}, expected an even number (RoPE turns pairs)"
@@ -50,23 +75,44 @@ class ModelConfig:
         if self.heads % self.kv_heads:
             raise NanoEulerError(f"heads is {self.heads}, expected a multiple of kv_heads ({self.kv_heads})")
 
-    @property
-    def head_dim(self) -> int:
-        """C, the width of a head."""
-        return self.dim // self.heads
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelConfig | GPT2Config":
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names.
 
-    @property
-    def qkv_dim(self) -> int:
-        """Columns of the packed query, key and value projection: (H + 2G) C."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        A file that names the architecture "gpt2" holds a `GPT2Config`; files of this one name none.
+        """
+        if isinstance(values, dict) and values.get("architecture") == GPT2Config.architecture:
+            return _from_dict(GPT2Config, {name: x for name, x in values.items() if name != "architecture"})
+        return _from_dict(cls, values)
+
+
+@dataclass(frozen=True)
+class GPT2Config(_Shape):
+    """The shape of a GPT-2 (`model.gpt2`): layer norms, biases, GELU, learned positions, one tied head.
+
+    Raises NanoEulerError when the numbers do not fit together.
+    """
+
+    dim: int
+    heads: int  # each with keys and values of its own
+    layers: int
+    context: int
+    vocab_size: int
+    ffn: int = 0  # F; 0 means 4D
+    norm_eps: float = 1e-5
+
+    architecture = "gpt2"
+    predict = 1
+    rope_theta = None  # nothing turns: positions are learned
+    kv_heads = property(lambda self: self.heads)
+
+    def __post_init__(self):
+        if self.ffn == 0 and type(self.dim) is int:
+            object.__setattr__(self, "ffn", 4 * self.dim)
+        self._expect_numbers(MOST, dict(norm_eps=(1e-12, 1)))
 
     def to_dict(self) -> dict:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "ModelConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
-        return _from_dict(cls, values)
+        return {"architecture": self.architecture, **asdict(self)}
 
 
 OPTIMIZERS = "adamw", "muon"

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import machine, ops
-from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.config import GPT2Config, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, init, loss_scale, optim
+from nanoeuler_lib.model import GPT, Parameters, head_weights, init, loss_scale, optim
 from nanoeuler_lib.model import plan as plan_module
 from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.decoder import Decoder
@@ -37,6 +37,7 @@ from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
 # Every size differs from every other where the shapes allow it, so that a swapped axis cannot go unseen.
 FLOOR = 1e-14  # differences below it are rounding of numbers of about 1, whatever is left of them
 TINY = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=9, vocab_size=7, predict=3, ffn=10)
+TINY_GPT2 = GPT2Config(dim=15, heads=3, layers=2, context=9, vocab_size=7, ffn=10)
 
 
 def random_parameters(config: ModelConfig, seed: int = 0, std: float = 0.3, dtype=np.float64) -> Parameters:
@@ -176,10 +177,9 @@ def check_gradients(
         valid = (targets >= 0).reshape(-1, config.predict).sum(axis=0)
 
         def loss():
-            forward(model.params, plan, tokens)
-            heads, flat = model.params["heads"], targets.reshape(-1, config.predict)
-            ones = np.ones(config.predict)
-            plan.op.heads_loss(plan.losses, None, None, plan.y_final, heads, flat, ones, False)
+            model.forward(plan, tokens)
+            ones, flat = np.ones(config.predict), targets.reshape(-1, config.predict)
+            plan.op.heads_loss(plan.losses, None, None, plan.y_final, model.heads, flat, ones, False)
             return float(plan.losses.sum(axis=0) @ (weights / np.maximum(valid, 1)))
 
         def slope(p, direction):
@@ -240,6 +240,14 @@ def layer_pairs(seed: int = 0) -> dict[str, tuple]:
             {"q": x(1, 3, 1, 5), "k": x(1, 1, 1, 5), "v": x(1, 1, 1, 5)},
         ),
         "swiglu": (f.swiglu_forward, f.swiglu_backward, {"gate": x(3, 5), "up": x(3, 5)}),
+        "affine": (f.affine_forward, f.affine_backward, {"x": x(2, 3, 5), "w": x(5, 7), "b": x(7)}),
+        "layernorm": (
+            f.layernorm_forward,
+            f.layernorm_backward,
+            {"x": x(2, 3, 5) + 2, "gain": x(5), "bias": x(5)},
+        ),
+        "gelu": (f.gelu_forward, f.gelu_backward, {"x": 2 * x(3, 5)}),
+        "positions": (f.positions_forward, f.positions_backward, {"x": x(2, 3, 5), "table": x(7, 5)}),
         "cross_entropy": (
             f.cross_entropy_forward,
             f.cross_entropy_backward,
@@ -271,6 +279,14 @@ WRITES = {
     "attention_back": ("dqkv",),
     "swiglu": ("hidden",),
     "swiglu_back": ("dgate_up",),
+    "positions": ("x",),
+    "positions_back": ("dtable",),
+    "add_layernorm": ("x", "y", "mean", "rstd"),
+    "add_layernorm_back": ("dx", "dgain", "dbias"),
+    "affine": ("y",),
+    "affine_back": ("dx", "dw", "db"),
+    "gelu": ("hidden",),
+    "gelu_back": ("dup",),
     "heads_loss": ("losses", "dy", "dw"),
     "adamw": ("p", "m", "v"),
     "muon": ("p", "m"),
@@ -313,10 +329,11 @@ def run_recorded(
         plan = poison(Plan(config, batch, time, dtype))
     grads = Parameters(config, dtype)
     grads.flat[...] = np.random.default_rng(7).standard_normal(grads.flat.size) if accumulate else np.nan
+    model = GPT(config, params)
     with recording(version) as calls:
         for _ in range(passes):
-            forward(params, plan, tokens)
-            backward(params, grads, plan, tokens, targets, scale, accumulate)
+            model.forward(plan, tokens)
+            model.backward(grads, plan, tokens, targets, scale, accumulate=accumulate)
     return calls, plan, grads
 
 
@@ -337,14 +354,15 @@ def check_equality(
     plain, plain_plan, plain_grads = run_recorded("plain", config, params, tokens, targets, accumulate, dtype)
     assert [call[:2] for call in fast] == [call[:2] for call in plain]
     for (name, key, found), (_, _, expected) in zip(fast, plain):
-        if key in ("qkv", "dqkv"):  # the fast one keeps the pairs of RoPE side by side
+        if key in ("qkv", "dqkv") and plan.rope:  # the fast one keeps the pairs of RoPE side by side
             expected = expected[:, plan.rope.order]
         close(found, expected, rtol, f"{name}, {key}")
     for name in params:
         close(fast_grads[name], plain_grads[name], rtol, f"gradient of {name}")
     for a, b in zip(plan.layers, plain_plan.layers):
-        gate, up = np.split(b.gate_up, 2, axis=1)
-        close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
+        if plan.rope:
+            gate, up = np.split(b.gate_up, 2, axis=1)
+            close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
         q, k, v = _heads(b.qkv, config, batch, time)
         probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
         found = np.zeros(
@@ -361,16 +379,16 @@ def _heads(qkv, config, batch, time):
     return heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
 
 
-def check_accumulate() -> None:
+def check_accumulate(config: ModelConfig = TINY) -> None:
     """Gradients are added where asked, in both versions: twice the same pass on top of g gives g + 2 dL."""
-    params = random_parameters(TINY)
-    tokens, targets = check_batch(TINY, 2, 5, 0)
+    params = random_parameters(config)
+    tokens, targets = check_batch(config, 2, 5, 0)
     for version in ("cpu", "plain"):
-        _, _, once = run_recorded(version, TINY, params, tokens, targets, False)
-        _, _, twice = run_recorded(version, TINY, params, tokens, targets, True, passes=2)
+        _, _, once = run_recorded(version, config, params, tokens, targets, False)
+        _, _, twice = run_recorded(version, config, params, tokens, targets, True, passes=2)
         start = np.random.default_rng(7).standard_normal(once.flat.size)
         close(twice.flat, start + 2 * once.flat, 1e-12, f"{version}: accumulated gradients")
-    check_equality(accumulate=True)
+    check_equality(config, accumulate=True)
 
 
 def check_extremes(version: str = "cpu") -> None:
@@ -507,8 +525,8 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
             valid = (targets >= 0).reshape(-1, TINY.predict).sum(axis=0)
             close(losses, naive.reshape(-1, TINY.predict).sum(axis=0) / valid, 1e-10, "mean losses")
             grads = Parameters(TINY, np.float64)
-            forward(twin.params, plan := twin.plan(rows, TINY.context), tokens)
-            backward(twin.params, grads, plan, tokens, targets, weights / valid)
+            twin.forward(plan := twin.plan(rows, TINY.context), tokens)
+            twin.backward(grads, plan, tokens, targets, weights / valid)
             expected_norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
             close(norm, expected_norm, 1e-10, "norm")
             if expected_norm > c.clip:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
 from nanoeuler_lib.engine import flash, flash_backward
 from nanoeuler_lib.errors import NanoEulerError
@@ -135,6 +135,8 @@ def check_config(config: ModelConfig, precision: str, on: flash.Card) -> None:
     """Raise NanoEulerError if the kernels do not take the model, or the card does not have the precision."""
     if precision not in NUMBER:
         raise NanoEulerError(f"precision is {precision!r}, expected one of {', '.join(NUMBER)}")
+    if isinstance(config, GPT2Config):
+        raise NanoEulerError("the model is a GPT-2, which has no kernels here: expected --device cpu")
     if precision != "float32" and on.capability < 80:
         raise NanoEulerError(
             f"{precision} needs compute capability 8.0, this card has {on.capability / 10}: expected float32"

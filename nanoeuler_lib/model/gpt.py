@@ -93,11 +93,18 @@ def backward(
     op.embed_back(grads["embed"], dx, tokens, add)
 
 
+KINDS: dict[type, type] = {}  # the class of a configuration -> that of its models, where it is not GPT
+
+
 class GPT:
     """A model: a configuration, its parameters, and plans made when a batch of a new shape comes.
 
+    A configuration of another kind makes a model of that kind: `GPT(GPT2Config(...))` is a `GPT2`.
     Raises NanoEulerError when given tokens that the configuration does not allow.
     """
+
+    def __new__(cls, config=None, *rest, **named):
+        return super().__new__(KINDS.get(type(config), cls) if cls is GPT else cls)
 
     def __init__(
         self, config: ModelConfig, params: Parameters | None = None, seed: int = 0, dtype=np.float32
@@ -121,6 +128,19 @@ class GPT:
             self._plan = Plan(self.config, batch, time, self.dtype)
         return self._plan
 
+    @property
+    def heads(self) -> np.ndarray:
+        """The matrix of the prediction heads, [D, K V]."""
+        return self.params["heads"]
+
+    def forward(self, plan: Plan, tokens: np.ndarray) -> None:
+        """`forward` of this kind of model; `model.gpt2` has another."""
+        forward(self.params, plan, tokens)
+
+    def backward(self, grads: Parameters, *batch, accumulate: bool = False) -> None:
+        """`backward` of this kind of model. batch: plan, tokens, targets, scale."""
+        backward(self.params, grads, *batch, accumulate)
+
     def decoder(self, ahead: int = 0):
         """A `Decoder` of this model, which has seen nothing yet; ahead: later heads it will be asked for."""
         return Decoder(self)
@@ -139,13 +159,13 @@ class GPT:
         """The trunk's output for tokens [B, T]: [B, T, D], what the prediction heads read."""
         tokens = self._check(tokens)
         plan = self.plan(*tokens.shape)
-        forward(self.params, plan, tokens)
+        self.forward(plan, tokens)
         return plan.y_final.reshape(*tokens.shape, self.config.dim).copy()
 
     def logits(self, tokens: np.ndarray, head: int = 0) -> np.ndarray:
         """Logits of one prediction head for tokens [B, T]: [B, T, V]."""
         V = self.config.vocab_size
-        return self.hidden(tokens) @ self.params["heads"][:, head * V : (head + 1) * V]
+        return self.hidden(tokens) @ self.heads[:, head * V : (head + 1) * V]
 
     @ops.again()
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -156,9 +176,9 @@ class GPT:
         """
         tokens = self._check(tokens)
         plan = self.plan(*tokens.shape)
-        forward(self.params, plan, tokens)
+        self.forward(plan, tokens)
         heads = (*targets.shape, 1)[2]  # 1 for [B, T]
-        w, flat = self.params["heads"][:, : heads * self.config.vocab_size], targets.reshape(-1, heads)
+        w, flat = self.heads[:, : heads * self.config.vocab_size], targets.reshape(-1, heads)
         losses = np.empty((tokens.size, heads), self.dtype)
         plan.op.heads_loss(losses, None, None, plan.y_final, w, flat, np.ones(heads), False)
         return losses.reshape(targets.shape)
@@ -181,6 +201,6 @@ class GPT:
         weights = head_weights(self.config) if weights is None else weights
         plan, grads = self.plan(*tokens.shape), Parameters(self.config, self.dtype)
         scale = loss_scale(targets, weights)
-        forward(self.params, plan, tokens)
-        backward(self.params, grads, plan, tokens, targets, scale)
+        self.forward(plan, tokens)
+        self.backward(grads, plan, tokens, targets, scale)
         return float((plan.losses * scale).sum(dtype=np.float64)), grads

@@ -16,7 +16,7 @@ import numpy as np
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT, forward, head_weights, init, loss_scale
+from nanoeuler_lib.model import GPT, head_weights, init, loss_scale
 
 STEP = 1e-3
 DEFINITION = (
@@ -146,9 +146,8 @@ def check_model(
     scale = loss_scale(targets, head_weights(config))
 
     def loss():
-        forward(model.params, plan, tokens)
-        heads = model.params["heads"]
-        plan.op.heads_loss(plan.losses, None, None, plan.y_final, heads, flat_targets, scale, False)
+        model.forward(plan, tokens)
+        plan.op.heads_loss(plan.losses, None, None, plan.y_final, model.heads, flat_targets, scale, False)
         return float((plan.losses * scale).sum())
 
     return [compare(name, grads[name], numeric_gradient(loss, p)) for name, p in model.params.items()]

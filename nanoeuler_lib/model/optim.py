@@ -56,7 +56,7 @@ class AdamW:
 
 
 MUON_BETA = 0.95  # share of the momentum that stays, Jordan et al. 2024
-MUON_MATRICES = ".qkv", ".out", ".gate_up", ".down"
+MUON_MATRICES = ".qkv", ".out", ".gate_up", ".down", ".up"
 
 
 def moved_by_muon(name: str) -> bool:
@@ -70,8 +70,8 @@ def muon_widths(name: str, model: ModelConfig) -> list[int]:
     Each is orthogonalised alone, as Jordan et al. 2024 do with queries, keys and values.
     """
     heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    joined = {".qkv": [heads, keys, keys], ".gate_up": [model.ffn, model.ffn]}
-    return joined.get(name[name.rindex(".") :], [model.dim])
+    widths = {".qkv": [heads, keys, keys], ".gate_up": [model.ffn, model.ffn], ".up": [model.ffn]}
+    return widths.get(name[name.rindex(".") :], [model.dim])
 
 
 class Muon(AdamW):

@@ -1,12 +1,14 @@
 """The parameters of a model: names, shapes, and one flat array with a view of each tensor."""
 
 from collections.abc import Mapping
+from functools import singledispatch
 
 import numpy as np
 
 from nanoeuler_lib.config import ModelConfig
 
 
+@singledispatch
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of each parameter tensor, in the order in which they lie in memory. Matrices are [in, out]."""
     D, F = config.dim, config.ffn
@@ -53,7 +55,7 @@ class Parameters(Mapping):
 
 
 def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32) -> Parameters:
-    """Fresh parameters: gains 1, matrices N(0, std), those that write to the residual stream divided by sqrt(2L).
+    """Fresh parameters: gains 1, biases 0, matrices N(0, std), those that write to the stream divided by sqrt(2L).
 
     The 2L half-blocks each add to the residual stream; with the division its variance does not grow with depth
     (Radford et al. 2019, section 2.3). Chapter 08.
@@ -62,7 +64,7 @@ def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32
     params = Parameters(config, dtype)
     for name, p in params.items():
         if p.ndim == 1:
-            p[...] = 1
+            p[...] = 0 if name.endswith("_bias") else 1
         else:
             writes_residual = name.endswith((".out", ".down"))
             p[...] = rng.standard_normal(p.shape) * (

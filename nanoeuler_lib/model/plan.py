@@ -5,6 +5,7 @@ whole memory plan on one page; `Plan.nbytes` says what it costs before a run sta
 """
 
 import math
+from functools import singledispatch
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ LOGIT_ROWS = 256  # positions whose logits exist at one time: 256 x V float32 st
 ALIGN = 64
 
 
+@singledispatch
 def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict]:
     """Shapes of the buffers: those of each layer, those of the whole step, and scratch space without a meaning.
 
@@ -92,13 +94,9 @@ class Plan:
                 self.buffers[f"layers.{index}.{name}"] = array
         for name, shape in (step | scratch).items():
             self.buffers[name] = _empty(shape, self.dtype)
-        b = self.buffers
-        self.delta, self.losses = b["delta"], b["losses"]
-        self.x_final, self.rstd_final, self.y_final = b["x_final"], b["rstd_final"], b["y_final"]
-        self.dx, self.dy, self.dqkv, self.dattended = b["dx"], b["dy"], b["dqkv"], b["dattended"]
-        self.dgate_up, self.dhidden = b["dgate_up"], b["dhidden"]
+        vars(self).update({name: self.buffers[name] for name in step})
         self.scratch = SimpleNamespace(**{name: self.buffers[name] for name in scratch})
-        self.rope = Rope(config, time, self.dtype)
+        self.rope = Rope(config, time, self.dtype) if config.rope_theta else None
 
     @property
     def op(self):

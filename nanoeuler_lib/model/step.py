@@ -9,7 +9,7 @@ import numpy as np
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Parameters, backward, forward, head_weights, loss_scale
+from nanoeuler_lib.model import GPT, Parameters, head_weights, loss_scale
 from nanoeuler_lib.model.optim import AdamW, clip_factor, moved
 from nanoeuler_lib.model.plan import Plan
 
@@ -77,10 +77,8 @@ class Step:
             plan, grads, total = self.plans[worker], self.grads[worker], 0.0
             for count, start in enumerate(starts[worker :: self.workers]):
                 part = slice(start, start + self.micro)
-                forward(self.model.params, plan, tokens[part])
-                backward(
-                    self.model.params, grads, plan, tokens[part], targets[part], scale, accumulate=count > 0
-                )
+                self.model.forward(plan, tokens[part])
+                self.model.backward(grads, plan, tokens[part], targets[part], scale, accumulate=count > 0)
                 total = total + plan.losses.sum(axis=0, dtype=np.float64)
             return total
 

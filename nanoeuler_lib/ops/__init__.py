@@ -41,15 +41,22 @@ LAYERS = {
     ("adamw",): ("adamw_step",),
     ("muon",): ("muon_step",),
 }
+GPT2_LAYERS = {  # those that `model.gpt2` has beside them
+    ("positions", "positions_back"): ("positions_forward", "positions_backward"),
+    ("add_layernorm", "add_layernorm_back"): ("layernorm_forward", "layernorm_backward"),
+    ("affine", "affine_back"): ("affine_forward", "affine_backward"),
+    ("gelu", "gelu_back"): ("gelu_forward", "gelu_backward"),
+}
 COMPOSITES = tuple(name for composites in LAYERS for name in composites)
-FUNCTIONS = {name: getattr(reference, name) for names in LAYERS.values() for name in names}
+ALL_LAYERS = LAYERS | GPT2_LAYERS
+FUNCTIONS = {name: getattr(reference, name) for names in ALL_LAYERS.values() for name in names}
 
 
 def _composites(version: str, own: dict) -> SimpleNamespace:
     """The composites of `version`; those that need one of the reader's `own` functions are made from pure functions."""
     by_hand = plain.Plain(FUNCTIONS | own)
     chosen = {}
-    for composites, needs in LAYERS.items():
+    for composites, needs in ALL_LAYERS.items():
         mine = {name: own[name] for name in needs if name in own}
         source = by_hand if version == "plain" or mine else cpu
         for name in composites:

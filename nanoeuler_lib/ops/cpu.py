@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
+from nanoeuler_lib.ops.reference import GELU, MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
 
 BLOCK = 64  # rows that attention computes at a time
 ROWS = 128  # rows that SwiGLU computes at a time
@@ -292,6 +292,100 @@ def _row_blocks(*arrays):
     """The same rows of all arrays, some at a time: what is read and written in many passes stays in cache."""
     for start in range(0, len(arrays[0]), ROWS):
         yield [array[start : start + ROWS] for array in arrays]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# GPT-2's layers
+
+
+def positions(x, table, time):
+    """x[b, t] += table[t]. x: [N, D] with N = B T; table: [P, D]; time: T."""
+    x.reshape(-1, time, x.shape[1])[...] += table[:time]
+
+
+def positions_back(dtable, dx, time, accumulate, *, work_rows):
+    """dtable[t] (+)= sum of dx[b, t] over b; 0 for rows that no position used."""
+    total = _cut(work_rows, 0, time, dx.shape[1])
+    np.sum(dx.reshape(-1, *total.shape), axis=0, out=total)
+    if not accumulate:
+        dtable[...] = 0
+    dtable[:time] += total
+
+
+def affine(y, x, w, b):
+    """y = x w + b. x: [N, I]; w: [I, O]; b: [O]; y: [N, O]."""
+    np.matmul(x, w, out=y)
+    y += b
+
+
+def affine_back(dx, dw, db, dy, x, w, accumulate, *, work_weight):
+    """dx = dy w^T, dw (+)= x^T dy, db (+)= sum of dy over positions."""
+    linear_back(dx, dw, dy, x, w, accumulate, work_weight=work_weight)
+    _sum_rows(db, dy, accumulate)
+
+
+def _sum_rows(total, rows, accumulate):
+    """total (+)= sum of the rows, as a product with ones."""
+    ones = np.ones(len(rows), rows.dtype)
+    if accumulate:
+        total += ones @ rows
+    else:
+        np.matmul(ones, rows, out=total)
+
+
+def add_layernorm(x, y, mean, rstd, before, delta, gain, bias, eps):
+    """x = before + delta, y = layernorm(x). All [N, D] but mean and rstd [N, 1]; delta None adds nothing."""
+    if delta is not None:
+        np.add(before, delta, out=x)
+    np.matmul(x, _mean(x), out=mean)
+    np.subtract(x, mean, out=y)
+    add_rmsnorm(y, y, rstd, y, None, gain, eps)
+    y += bias
+
+
+def add_layernorm_back(dx, dgain, dbias, dy, x, mean, rstd, gain, eps, accumulate, *, work_rows):
+    """dx += the gradient through layernorm; dgain and dbias (+)= their own. Overwrites dy."""
+    centred = _cut(work_rows, x.size, *x.shape)  # behind what `add_rmsnorm_back` takes
+    np.subtract(x, mean, out=centred)
+    _sum_rows(dbias, dy, accumulate)
+    add_rmsnorm_back(dx, dgain, dy, centred, None, rstd, gain, eps, accumulate, work_rows=work_rows)
+    dx -= dy @ _mean(x)  # dy is now the gradient of x - mean
+
+
+def _mean(x):
+    """[D, 1], whose product with x [N, D] is the mean of each row."""
+    return np.full((x.shape[1], 1), 1 / x.shape[1], x.dtype)
+
+
+def gelu(hidden, sigmoid, up):
+    """hidden = up (1 + tanh u) / 2 = up * sigmoid(2 u), u as in `reference.gelu_forward`. All [N, F]."""
+    r, c = GELU
+    for h, s, x in _row_blocks(hidden, sigmoid, up):
+        np.multiply(x, x, out=s)
+        s *= -2 * r * c
+        s -= 2 * r
+        s *= x
+        with np.errstate(over="ignore"):  # exp may reach infinity, its sigmoid is then 0
+            np.exp(s, out=s)
+        s += 1.0
+        np.reciprocal(s, out=s)
+        np.multiply(x, s, out=h)
+
+
+def gelu_back(dup, dhidden, sigmoid, up, *, work_rows):
+    """dup of `gelu`: dhidden s (1 + x (1 - s) 2 du/dx)."""
+    r, c = GELU
+    for dx, dh, s, x in _row_blocks(dup, dhidden, sigmoid, up):
+        slope = _cut(work_rows, 0, *s.shape)
+        np.multiply(x, x, out=slope)
+        slope *= 6 * r * c
+        slope += 2 * r
+        slope *= x
+        np.subtract(1.0, s, out=dx)
+        slope *= dx
+        slope += 1.0
+        slope *= s
+        np.multiply(dh, slope, out=dx)
 
 
 # --------------------------------------------------------------------------------------------------------------

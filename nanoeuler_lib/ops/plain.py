@@ -88,6 +88,44 @@ class Plain:
         dgate, dup = self.f["swiglu_backward"](dhidden, saved)
         _store(dgate_up, np.concatenate([dgate, dup], axis=1))
 
+    def positions(self, x, table, time):
+        _store(_rows(x, time), self.f["positions_forward"](_rows(x, time), table)[0])
+
+    def positions_back(self, dtable, dx, time, accumulate):
+        _, saved = self.f["positions_forward"](_rows(dx, time), dtable)
+        _store(dtable, self.f["positions_backward"](_rows(dx, time), saved)[1], accumulate)
+
+    def affine(self, y, x, w, b):
+        _store(y, self.f["affine_forward"](x, w, b)[0])
+
+    def affine_back(self, dx, dw, db, dy, x, w, accumulate):
+        _, saved = self.f["affine_forward"](x, w, np.zeros_like(db))
+        new_dx, new_dw, new_db = self.f["affine_backward"](dy, saved)
+        _store(dx, new_dx)
+        _store(dw, new_dw, accumulate)
+        _store(db, new_db, accumulate)
+
+    def add_layernorm(self, x, y, mean, rstd, before, delta, gain, bias, eps):
+        if delta is not None:
+            x[...] = before + delta
+        # `ops/cpu.py`'s backward reads them
+        mean[...] = x.mean(axis=-1, keepdims=True)
+        rstd[...] = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + eps)
+        _store(y, self.f["layernorm_forward"](x, gain, bias, eps)[0])
+
+    def add_layernorm_back(self, dx, dgain, dbias, dy, x, mean, rstd, gain, eps, accumulate):
+        _, saved = self.f["layernorm_forward"](x, gain, np.zeros_like(gain), eps)
+        new_dx, new_dgain, new_dbias = self.f["layernorm_backward"](dy, saved)
+        _store(dx, new_dx, accumulate=True)
+        _store(dgain, new_dgain, accumulate)
+        _store(dbias, new_dbias, accumulate)
+
+    def gelu(self, hidden, sigmoid, up):
+        _store(hidden, self.f["gelu_forward"](up)[0])
+
+    def gelu_back(self, dup, dhidden, sigmoid, up):
+        _store(dup, self.f["gelu_backward"](dhidden, self.f["gelu_forward"](up)[1]))
+
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate):
         N, K = losses.shape
         logits, saved_linear = self.f["linear_forward"](y, w)
@@ -121,6 +159,11 @@ def _store(out, value, accumulate=False):
         out += value
     else:
         out[...] = value
+
+
+def _rows(x, time):
+    """[N, D] to [B, T, D]."""
+    return x.reshape(-1, time, x.shape[1])
 
 
 def _split(qkv, time, config):

@@ -198,6 +198,97 @@ def swiglu_backward(dy, saved):
 
 
 # --------------------------------------------------------------------------------------------------------------
+# GPT-2's layers: a bias, layer norm, GELU, learned positions
+
+
+def affine_forward(x, w, b):
+    """Multiply by a weight matrix and add a bias.
+
+    x: [..., I]; w: [I, O], as GPT-2's files have it; b: [O]. Returns y [..., O].
+    """
+    y, saved = linear_forward(x, w)
+    return y + b, saved
+
+
+def affine_backward(dy, saved):
+    """Gradients of `affine_forward`.
+
+    dy: [..., O]. Returns dx [..., I], dw [I, O] and db [O]. The bias is added at every position, so their gradients
+    add up.
+    """
+    dx, dw = linear_backward(dy, saved)
+    db = dy.reshape(-1, dy.shape[-1]).sum(axis=0)  # [..., O] -> [O]
+    return dx, dw, db
+
+
+def layernorm_forward(x, gain, bias, eps=1e-5):
+    """Take each vector's mean away, divide by its standard deviation, then scale and shift each coordinate.
+
+    x: [..., D]; gain, bias: [D]; eps: added to the variance. Returns y [..., D]. Of a vector without a mean, standard
+    deviation and root mean square are one: this is RMSNorm of x - mean(x). Ba, Kiros and Hinton 2016, equation 4.
+    """
+    centred = x - np.mean(x, axis=-1, keepdims=True)  # [..., D]
+    y, saved = rmsnorm_forward(centred, gain, eps)
+    return y + bias, saved
+
+
+def layernorm_backward(dy, saved):
+    """Gradients of `layernorm_forward`.
+
+    dy: [..., D]. Returns dx [..., D], dgain and dbias [D]. x - mean(x) is x times the matrix I - 1/D, whose entries
+    off the diagonal are all -1/D; it is symmetric, so the gradient loses its mean as x did.
+    """
+    dcentred, dgain = rmsnorm_backward(dy, saved)
+    dx = dcentred - np.mean(dcentred, axis=-1, keepdims=True)
+    dbias = dy.reshape(-1, dy.shape[-1]).sum(axis=0)  # [..., D] -> [D]
+    return dx, dgain, dbias
+
+
+GELU = math.sqrt(2 / math.pi), 0.044715  # r and c of u = r (x + c x^3)
+
+
+def gelu_forward(x):
+    """Multiply each number by the chance that a normal one is below it, in the approximation that GPT-2 uses.
+
+    x: [..., F]. Returns y = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), [..., F]. Hendrycks and Gimpel
+    2016, section 2.
+    """
+    r, c = GELU
+    tanh = np.tanh(r * (x + c * x * x * x))
+    return x * (1.0 + tanh) / 2, (x, tanh)
+
+
+def gelu_backward(dy, saved):
+    """Gradient of `gelu_forward`.
+
+    dy: [..., F]. Returns dx [..., F]. d/dx [x (1 + tanh u) / 2] = (1 + tanh u) / 2 + x (1 - tanh^2 u) / 2 du/dx, and
+    du/dx = r (1 + 3 c x^2).
+    """
+    (r, c), (x, tanh) = GELU, saved
+    slope = r * (1.0 + 3 * c * x * x)
+    return dy * (1.0 + tanh + x * (1.0 - tanh * tanh) * slope) / 2
+
+
+def positions_forward(x, table):
+    """Add row t of a table to the vector at position t.
+
+    x: [B, T, D]; table: [P, D] with P at least T. Returns y [B, T, D]. Gehring et al. 2017, section 3.1.
+    """
+    return x + table[: x.shape[1]], table.shape  # [B, T, D] + [T, D]
+
+
+def positions_backward(dy, saved):
+    """Gradients of `positions_forward`.
+
+    dy: [B, T, D]. Returns dx [B, T, D], which is dy, and dtable [P, D]: row t is added to every sequence, so their
+    gradients add up; rows from T on were not used.
+    """
+    dtable = np.zeros(saved, dy.dtype)
+    dtable[: dy.shape[1]] = dy.sum(axis=0)  # [B, T, D] -> [T, D]
+    return dy, dtable
+
+
+# --------------------------------------------------------------------------------------------------------------
 # softmax cross-entropy
 
 

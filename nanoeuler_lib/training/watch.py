@@ -18,7 +18,7 @@ def group_of(name: str) -> str:
     """The group of layers that a parameter tensor belongs to: embed, layers.0, ..., heads."""
     if name.startswith("layers."):
         return name.rsplit(".", 1)[0]
-    return "embed" if name == "embed" else "heads"
+    return "embed" if name in ("embed", "positions") else "heads"
 
 
 def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: float) -> dict[str, list[float]]:

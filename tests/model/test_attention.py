@@ -150,7 +150,7 @@ def sharp(config: ModelConfig, size: float, dtype=np.float64, seed: int = 0) -> 
 
 def _largest_score(params, config, tokens):
     plan = Plan(config, 1, len(tokens), np.float64)
-    oracles.forward(params, plan, tokens[None])
+    GPT(config, params).forward(plan, tokens[None])
     q, k, _ = np.split(plan.layers[0].qkv.reshape(len(tokens), H + 2 * G, C), [H, H + G], axis=1)
     return max(np.abs(q[:, h] @ k[:, h // (H // G)].T).max() for h in range(H))
 

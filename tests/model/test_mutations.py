@@ -61,6 +61,10 @@ def in_blocks(check):
     return run
 
 
+GPT2 = oracles.TINY_GPT2
+CHECKS["gradients, GPT-2"] = partial(oracles.check_gradients, config=GPT2)
+CHECKS["equality, GPT-2"] = partial(oracles.check_equality, GPT2)
+CHECKS["accumulate, GPT-2"] = partial(oracles.check_accumulate, GPT2)
 CHECKS["equality in blocks"] = in_blocks(oracles.check_equality)
 CHECKS["gradients in blocks"] = in_blocks(partial(oracles.check_gradients, "cpu"))
 # Heads of width 4 cannot tell pairing from unpairing, and pieces of one token take another way than longer ones.
@@ -326,6 +330,29 @@ BUGS = [
         "std / np.sqrt(2 * config.layers)", "std", by="init"),
     bug("residual projections divided by L, not by 2L", "model.parameters.init",
         "np.sqrt(2 * config.layers)", "np.sqrt(config.layers)", by="init"),
+    # GPT-2.
+    bug("the gradient of layer norm keeps its mean", "ops.reference.layernorm_backward",
+        "- np.mean(dcentred, axis=-1, keepdims=True)", "", by=("layers", "equality, GPT-2")),
+    bug("GELU: slope of tanh", "ops.reference.gelu_backward", "tanh * tanh)", "tanh)", by="layers"),
+    bug("GELU: slope of the cube", "ops.reference.gelu_backward", "3 * c", "2 * c", by="layers"),
+    bug("positions learn from the first sequence alone", "ops.reference.positions_backward",
+        "dy.sum(axis=0)", "dy[0]", by="layers"),
+    bug("GELU, fast: sigmoid of u", "ops.cpu.gelu",
+        "s *= -2 * r * c\n        s -= 2 * r", "s *= -r * c\n        s -= r", by="equality, GPT-2"),
+    bug("GELU, fast: slope of the cube", "ops.cpu.gelu_back",
+        "6 * r * c", "2 * r * c", by=("equality, GPT-2", "gradients, GPT-2")),
+    bug("layer norm, fast: the gradient keeps its mean", "ops.cpu.add_layernorm_back",
+        "dx -= dy @ _mean(x)", "pass", by=("equality, GPT-2", "gradients, GPT-2")),
+    bug("queries' gradient not divided by sqrt(C)", "model.gpt2.backward",
+        "_divide_queries(plan.dqkv, config)", "pass", by="gradients, GPT-2"),
+    bug("a bias's gradient never accumulates", "ops.cpu._sum_rows",
+        "total += ones @ rows", "total[...] = ones @ rows", by="accumulate, GPT-2"),
+    bug("the tied embedding forgets what the head sent", "model.gpt2.backward",
+        "dx, tokens, True)", "dx, tokens, add)", by="gradients, GPT-2"),
+    bug("positions' gradient never accumulates", "model.gpt2.backward",
+        "dx, plan.time, add)", "dx, plan.time, False)", by="accumulate, GPT-2"),
+    bug("the bias of the other norm", "model.gpt2.forward",
+        "w.norm2_bias", "w.norm1_bias", by="gradients, GPT-2"),
     # The optimiser and the step.
     bug("Muon leaves a matrix to AdamW", "model.optim.moved_by_muon",
         "name.endswith(MUON_MATRICES)", "name.endswith(MUON_MATRICES[:3])", by=("muon cpu", "muon plain")),

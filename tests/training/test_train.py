@@ -22,6 +22,7 @@ from nanoeuler_lib import __version__, files, machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import gpt as gpt_module
 from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import check_batch
 from nanoeuler_lib.model.optim import AdamW
@@ -220,7 +221,7 @@ def test_old_checkpoints_are_removed(finished):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_loss_that_is_not_finite(tmp_path, bad):
-    original = step_module.forward
+    original = gpt_module.forward
 
     def forward(params, plan, tokens):
         original(params, plan, tokens)
@@ -235,7 +236,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
         return step_call(self, *batch)
 
     run = tmp_path / "run"
-    with patch.object(step_module, "forward", forward), patch.object(step_module.Step, "__call__", call):
+    with patch.object(gpt_module, "forward", forward), patch.object(step_module.Step, "__call__", call):
         message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert message.startswith("step 5: loss is nan") and "lower the rate" in message
     assert "the checkpoint of step 4 is intact" in message
@@ -247,7 +248,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
 
 def test_gradient_that_is_not_finite(tmp_path):
     """The loss may still be a number when the gradient is none: the step is not taken."""
-    original, steps = step_module.backward, []
+    original, steps = gpt_module.backward, []
 
     def backward(params, grads, *rest, **named):
         original(params, grads, *rest, **named)
@@ -255,14 +256,14 @@ def test_gradient_that_is_not_finite(tmp_path):
         if len(steps) == 4:
             grads["heads"][0, 0] = np.inf
 
-    with patch.object(step_module, "backward", backward):
+    with patch.object(gpt_module, "backward", backward):
         message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     assert message.startswith("step 4: loss is 5.") and "the gradient's norm inf" in message
     assert "the checkpoint of step 2 is intact" in message
     model = GPT(RUN_MODEL)
     step = step_module.Step(model, AdamW(RUN_MODEL, RUN_CONFIG), RUN_CONFIG, 4)
     before = model.params.flat.copy()
-    with patch.object(step_module, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
+    with patch.object(gpt_module, "backward", lambda params, grads, *rest, **named: grads.flat.fill(np.nan)):
         for plan in step.plans:
             plan.losses[...] = 1
         _, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))

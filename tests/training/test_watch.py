@@ -20,7 +20,7 @@ from nanoeuler_lib import world
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import Parameters
-from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model import gpt as gpt_module
 from nanoeuler_lib.text import data
 from nanoeuler_lib.training import loop, run_folder, train
 from nanoeuler_lib.training.report import Live, draw_loss, report
@@ -291,7 +291,7 @@ def test_a_run_says_and_logs_it(tmp_path, capfd):
 
 def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
     """A backward pass that drops a layer's gradient: the run says which layer."""
-    original = step_module.backward
+    original = gpt_module.backward
 
     def backward(params, grads, *rest, **named):
         original(params, grads, *rest, **named)
@@ -299,7 +299,7 @@ def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
             if name.startswith("layers.0"):
                 grads[name][...] *= 1e-12
 
-    with patch.object(step_module, "backward", backward):
+    with patch.object(gpt_module, "backward", backward):
         train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
         loop.resume(tmp_path / "run", run_text(), quiet=True, steps=RUN_CONFIG.steps + 2)
     warnings = [entry["warning"] for entry in run_folder.read_log(tmp_path / "run") if "warning" in entry]

@@ -1,0 +1,194 @@
+"""GPT-2, as Radford et al. 2019 trained it and other programs keep it: a model of its own, on the CPU.
+
+    x = embed(tokens) + positions
+    for each layer:  x = x + attention(layernorm(x));  x = x + gelu(layernorm(x) up) down
+    losses of one head on layernorm(x), whose matrix is the embedding's transpose
+
+Each product has a bias; every query head has keys and values of its own. What `GPT` has and this one has alike stays
+there: `Parameters`, plans, steps, optimisers and checkpoints ask the configuration which of the two it is.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler_lib.config import GPT2Config, ModelConfig
+from nanoeuler_lib.model import plan as plan_module
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.model.gpt import GPT, KINDS
+from nanoeuler_lib.model.parameters import Parameters, parameter_shapes
+from nanoeuler_lib.model.plan import Plan
+from nanoeuler_lib.ops import reference
+
+# Radford et al. 2019, table 2, by the names under which the weights were published: 124, 355, 774 and 1,558 million
+SIZES = {
+    "gpt2": dict(dim=768, heads=12, layers=12, context=1024, vocab_size=50257),
+    "gpt2-medium": dict(dim=1024, heads=16, layers=24, context=1024, vocab_size=50257),
+    "gpt2-large": dict(dim=1280, heads=20, layers=36, context=1024, vocab_size=50257),
+    "gpt2-xl": dict(dim=1600, heads=25, layers=48, context=1024, vocab_size=50257),
+}
+
+
+WEIGHTS = "norm1", "qkv", "out", "norm2", "up", "down"  # of a layer, each with its bias
+BLOCK = (*WEIGHTS, *(f"{name}_bias" for name in WEIGHTS))
+
+
+@parameter_shapes.register
+def _(config: GPT2Config) -> dict[str, tuple[int, ...]]:
+    D, F = config.dim, config.ffn
+    block = dict(norm1=(D,), qkv=(D, 3 * D), out=(D, D), norm2=(D,), up=(D, F), down=(F, D))
+    shapes = {"embed": (config.vocab_size, D), "positions": (config.context, D)}
+    for layer in range(config.layers):
+        for name, shape in block.items():
+            shapes |= {f"layers.{layer}.{name}": shape, f"layers.{layer}.{name}_bias": shape[-1:]}
+    return shapes | {"norm_final": (D,), "norm_final_bias": (D,)}
+
+
+@plan_module.shapes.register
+def _(config: GPT2Config, batch: int, time: int) -> tuple[dict, dict, dict]:
+    N, D, F = batch * time, config.dim, config.ffn
+    layer, step, scratch = plan_module.shapes.dispatch(ModelConfig)(config, batch, time)
+    del layer["gate_up"], step["dgate_up"], scratch["work_qkv_weight"]
+    layer |= dict(mean1=(N, 1), mean2=(N, 1), up=(N, F))  # sigmoid: of 2 u, u that of GELU
+    step |= dict(mean_final=(N, 1), dup=(N, F))
+    scratch |= dict(work_rows=(N, max(2 * D, F)))
+    return layer, step, scratch
+
+
+def _block(params, layer):
+    """The tensors of a layer, by the last part of their names."""
+    return SimpleNamespace(**{name: params[f"layers.{layer}.{name}"] for name in BLOCK})
+
+
+def _divide_queries(qkv, config):
+    """Divide the queries in packed qkv [N, 3D], or their gradients, by sqrt(C), as `attention` takes them."""
+    qkv[:, : config.dim] *= 1 / math.sqrt(config.head_dim)
+
+
+def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
+    """Run the trunk: fill the plan's buffers up to `plan.y_final`, [N, D].
+
+    tokens: integers [B, T] as the plan was made for.
+    """
+    op, config, eps = plan.op, plan.config, plan.config.norm_eps
+    before, delta = plan.layers[0].x1, None
+    op.embed(before, tokens, params["embed"])
+    op.positions(before, params["positions"], plan.time)
+    for i, a in enumerate(plan.layers):
+        w = _block(params, i)
+        op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, before, delta, w.norm1, w.norm1_bias, eps)
+        op.affine(a.qkv, a.y1, w.qkv, w.qkv_bias)
+        _divide_queries(a.qkv, config)
+        op.attention(a.attended, a.probs, a.row_sums, a.qkv, config)
+        op.affine(plan.delta, a.attended, w.out, w.out_bias)
+        op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, a.x1, plan.delta, w.norm2, w.norm2_bias, eps)
+        op.affine(a.up, a.y2, w.up, w.up_bias)
+        op.gelu(a.hidden, a.sigmoid, a.up)
+        op.affine(plan.delta, a.hidden, w.down, w.down_bias)
+        before, delta = a.x2, plan.delta
+    gain, bias = params["norm_final"], params["norm_final_bias"]
+    op.add_layernorm(
+        plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, before, delta, gain, bias, eps
+    )
+
+
+def backward(
+    params: Parameters,
+    grads: Parameters,
+    plan: Plan,
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    scale: np.ndarray,
+    accumulate: bool = False,
+) -> None:
+    """After `forward`: fill `plan.losses` [N, 1] and the gradients of (plan.losses * scale).sum().
+
+    targets: [B, T, 1], -1 for "no target"; scale: [1]; accumulate: add to `grads` instead of overwriting. The
+    embedding is used twice, as the head's matrix and as the table, so its two gradients add up.
+    """
+    op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
+    dx, dy, targets = plan.dx, plan.dy, targets.reshape(-1, 1)
+    op.heads_loss(plan.losses, dy, grads["embed"].T, plan.y_final, params["embed"].T, targets, scale, add)
+    plan.clear(dx)
+    gain, dgain, dbias = params["norm_final"], grads["norm_final"], grads["norm_final_bias"]
+    op.add_layernorm_back(
+        dx, dgain, dbias, dy, plan.x_final, plan.mean_final, plan.rstd_final, gain, eps, add
+    )
+    for i, a in reversed(list(enumerate(plan.layers))):
+        w, dw = _block(params, i), _block(grads, i)
+        op.affine_back(plan.dhidden, dw.down, dw.down_bias, dx, a.hidden, w.down, add)
+        op.gelu_back(plan.dup, plan.dhidden, a.sigmoid, a.up)
+        op.affine_back(dy, dw.up, dw.up_bias, plan.dup, a.y2, w.up, add)
+        op.add_layernorm_back(dx, dw.norm2, dw.norm2_bias, dy, a.x2, a.mean2, a.rstd2, w.norm2, eps, add)
+        op.affine_back(plan.dattended, dw.out, dw.out_bias, dx, a.attended, w.out, add)
+        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, config)
+        _divide_queries(plan.dqkv, config)
+        op.affine_back(dy, dw.qkv, dw.qkv_bias, plan.dqkv, a.y1, w.qkv, add)
+        op.add_layernorm_back(dx, dw.norm1, dw.norm1_bias, dy, a.x1, a.mean1, a.rstd1, w.norm1, eps, add)
+    op.positions_back(grads["positions"], dx, plan.time, add)
+    op.embed_back(grads["embed"], dx, tokens, True)
+
+
+class GPT2(GPT):
+    """A GPT-2: what `GPT` does, with the layers above. config: a `GPT2Config`."""
+
+    @property
+    def heads(self) -> np.ndarray:
+        """The matrix of the head, [D, V]: a view of the embedding."""
+        return self.params["embed"].T
+
+    def forward(self, plan: Plan, tokens: np.ndarray) -> None:
+        """`forward` of this module."""
+        forward(self.params, plan, tokens)
+
+    def backward(self, grads: Parameters, *batch, accumulate: bool = False) -> None:
+        """`backward` of this module. batch: plan, tokens, targets, scale."""
+        backward(self.params, grads, *batch, accumulate)
+
+    def decoder(self, ahead: int = 0) -> Decoder:
+        """A decoder of this model, which has seen nothing yet."""
+        return GPT2Decoder(self)
+
+
+KINDS[GPT2Config] = GPT2
+
+
+class GPT2Decoder(Decoder):
+    """`Decoder` of a GPT-2. It reads the model's own arrays: none is copied, so that large models find room."""
+
+    def __init__(self, model: GPT2):
+        c, p = model.config, model.params
+        self.config, self.params, self.heads, self.later = c, p, model.heads, model.heads[:, c.vocab_size :]
+        self.layers = [_block(p, i) for i in range(c.layers)]
+        # keys, then values
+        self.caches = [np.empty((2 * c.heads, c.context, c.head_dim), model.dtype) for _ in self.layers]
+        self.gain, self.length = 1, 0
+        self.stream = np.empty((0, c.dim), model.dtype)  # behind each token read last, normed: [T, D]
+
+    def _one(self, token):
+        return self._many(np.array([token]))[0]
+
+    def _many(self, tokens):
+        """The residual stream behind each of several more tokens, normed: [T, D]."""
+        c, p, start, T = self.config, self.params, self.length, len(tokens)
+        H, C, end = c.heads, c.head_dim, start + T
+        future = np.arange(end) > np.arange(start, end)[:, None]  # [T, end]
+        x = p["embed"][tokens] + p["positions"][start:end]  # [T, D]
+        for w, cache in zip(self.layers, self.caches):
+            qkv = self._layernorm(x, w.norm1, w.norm1_bias) @ w.qkv + w.qkv_bias
+            heads = qkv.reshape(T, 3 * H, C).swapaxes(0, 1)  # [3H, T, C]
+            cache[:, start:end] = heads[H:]
+            keys, values = cache[:H, :end], cache[H:, :end]  # [H, end, C]
+            scores = np.where(future, -np.inf, heads[:H] @ keys.mT / math.sqrt(C))
+            probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            probs /= probs.sum(axis=-1, keepdims=True)
+            attended = (probs @ values).swapaxes(0, 1).reshape(T, H * C)
+            x += attended @ w.out + w.out_bias
+            up = self._layernorm(x, w.norm2, w.norm2_bias) @ w.up + w.up_bias
+            x += reference.gelu_forward(up)[0] @ w.down + w.down_bias
+        self.length = end
+        return self._layernorm(x, p["norm_final"], p["norm_final_bias"])
+
+    def _layernorm(self, x, gain, bias):
+        return reference.layernorm_forward(x, gain, bias, self.config.norm_eps)[0]
