@@ -1,7 +1,7 @@
 """Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
 
-`layout` is what differs, `tokenizers` the vocabulary, `llama`, `gguf` and `llama2c` are the files. Another architecture
-comes in by a line of READERS.
+`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2`, `gguf` and `llama2c` are the files. Another
+architecture comes in by a line of READERS.
 """
 
 import platform
@@ -11,17 +11,17 @@ from pathlib import Path
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import to_json, write_text, writing
-from nanoeuler_lib.formats import gguf, llama, llama2c, tokenizers
+from nanoeuler_lib.formats import gguf, gpt2, llama, llama2c, tokenizers
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.checkpoint import Checkpoint, load
 
-WRITERS = {"hf": llama.export, "gguf": gguf.export}
-READERS = {
-    "llama": llama.read,
-    "mistral": llama.read,
-}  # model_type -> (folder, values of config.json) -> model
+WRITERS = {  # architecture of a run, and what is to come of it -> (checkpoint, path)
+    ("llama", "hf"): llama.export, ("llama", "gguf"): gguf.export, ("gpt2", "hf"): gpt2.export,
+}  # fmt: skip
+# model_type -> (folder, values of config.json) -> model
+READERS = {"llama": llama.read, "mistral": llama.read, "gpt2": gpt2.read}
 
 
 def export(run: str | Path, to: str, out: str | Path) -> list[str]:
@@ -32,8 +32,11 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
     if (out := Path(out)).exists():
         raise NanoEulerError(f"{out}: exists already, expected a new name")
     checkpoint, left = load(run), []
-    WRITERS[to](checkpoint, out)
     config = checkpoint.model.config
+    kind = getattr(config, "architecture", "llama")
+    if (kind, to) not in WRITERS:
+        raise NanoEulerError(f"{run}: is a GPT-2, and --to is {to}, expected hf")
+    WRITERS[kind, to](checkpoint, out)
     if config.predict > 1:
         weights = (config.predict - 1) * config.dim * config.vocab_size
         left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")
@@ -86,8 +89,20 @@ def _read(path: Path, tokenizer: Path) -> tuple[GPT, Tokenizer]:
         raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
     if not path.exists():
         raise NanoEulerError(
-            f"{path}: no such file or folder, expected a Llama's folder or a file of llama2.c"
+            f"{path}: no such file or folder, expected a Hugging Face folder or a file of llama2.c"
         )
+    vocabulary = _vocabulary(path, tokenizer, values)
+    model = READERS[kind](path, values) if path.is_dir() else llama2c.read(path)
+    if vocabulary.vocab_size > (size := model.config.vocab_size):
+        most = f"expected at most the model's {size}"
+        raise NanoEulerError(f"{tokenizer}: tokenizer has {vocabulary.vocab_size} tokens, {most}")
+    return model, vocabulary
+
+
+def _vocabulary(path, tokenizer, values):
+    own = tokenizer == path / "tokenizer.json"
+    if own and not tokenizer.is_file() and (path / "vocab.json").is_file():  # as GPT-2 was published
+        return Tokenizer.from_gpt2(path / "vocab.json", path / "merges.txt")
     if not tokenizer.is_file():
         raise NanoEulerError(
             f"{tokenizer}: no such file, expected --tokenizer FILE: tokenizer.json or tokenizer.bin"
@@ -95,12 +110,7 @@ def _read(path: Path, tokenizer: Path) -> tuple[GPT, Tokenizer]:
     with open(tokenizer, "rb") as opened:
         as_json = opened.read(1) == b"{"
     ends = (_first(values.get(name)) for name in ("bos_token_id", "eos_token_id"))
-    vocabulary = tokenizers.read(tokenizer, *ends) if as_json else llama2c.read_tokenizer(tokenizer)
-    model = READERS[kind](path, values) if path.is_dir() else llama2c.read(path)
-    if vocabulary.vocab_size > (size := model.config.vocab_size):
-        most = f"expected at most the model's {size}"
-        raise NanoEulerError(f"{tokenizer}: tokenizer has {vocabulary.vocab_size} tokens, {most}")
-    return model, vocabulary
+    return tokenizers.read(tokenizer, *ends) if as_json else llama2c.read_tokenizer(tokenizer)
 
 
 def _first(ids):

@@ -35,15 +35,22 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a checkpoint as a Hugging Face folder that transformers 4 and 5 open, whole or not at all.
-
-    Raises NanoEulerError for a vocabulary that tokenizer.json cannot hold, and where it cannot be written.
-    """
-    model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    config, template, tied = model.config, chat_template(checkpoint), is_tied(model.params, model.config)
+    """Write a checkpoint as a Llama's Hugging Face folder. Raises what `write_folder` does."""
+    model, config = checkpoint.model, checkpoint.model.config
+    tied = is_tied(model.params, config)
     tensors = {name: np.ascontiguousarray(view) for name, view in llama_views(model.params, config).items()}
     if tied:
         del tensors["lm_head.weight"]  # one tensor there; a second one would be dropped on reading
+    write_folder(checkpoint, out, tensors, _config_json(config, tied))
+
+
+def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarray], values: dict) -> None:
+    """Write a Hugging Face folder that transformers 4 and 5 open, whole or not at all.
+
+    tensors, values: of model.safetensors and config.json; the rest is the checkpoint's. Raises NanoEulerError for a
+    vocabulary that tokenizer.json cannot hold, and where it cannot be written.
+    """
+    config, tokenizer, template = checkpoint.model.config, checkpoint.tokenizer, chat_template(checkpoint)
     unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
     unsaid += range(
         tokenizer.vocab_size, config.vocab_size
@@ -55,7 +62,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= edges | {"add_bos_token": False, "model_max_length": config.context}
     documents = {
-        "config.json": _config_json(config, tied) | ids,
+        "config.json": values | ids,
         "generation_config.json": ids | ends | ({"suppress_tokens": unsaid} if unsaid else {}),
         "tokenizer.json": tokenizers.to_json(tokenizer),
         "tokenizer_config.json": settings | ({"chat_template": template} if template else {}),
@@ -134,7 +141,7 @@ def read(folder: Path, values: dict) -> GPT:
     memory is taken, for what this library's model cannot compute, and for files that do not fit together.
     """
     config, tied = llama_config(values, folder / "config.json")
-    shapes, found = llama_shapes(config), _headers(folder)
+    shapes, found = llama_shapes(config), headers(folder)
     found = {name: where for name, where in found.items() if not name.endswith("rotary_emb.inv_freq")}
     if tied and "model.embed_tokens.weight" in found:
         found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
@@ -149,7 +156,7 @@ def read(folder: Path, values: dict) -> GPT:
     expect_memory(config, folder)
     params = Parameters(config)
     for name, view in llama_views(params, config).items():
-        view[...] = _tensor(name, *found[name])
+        view[...] = read_tensor(name, *found[name])
     if tied and not is_tied(params, config):
         raise NanoEulerError(f"{folder}: lm_head is not the embedding, expected that: config.json ties them")
     return GPT(config, params)
@@ -201,7 +208,7 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     return config, get("tie_word_embeddings", False, bool)
 
 
-def _headers(folder):
+def headers(folder: Path) -> dict[str, tuple]:
     """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards by an index."""
     held, found = None, {}
     if (index := folder / INDEX).exists():
@@ -238,7 +245,7 @@ def _header(file):
     return {n: (t["dtype"], tuple(t["shape"]), start + t["data_offsets"][0]) for n, t in header.items()}
 
 
-def _tensor(name, file, kind, shape, offset):
+def read_tensor(name: str, file: Path, kind: str, shape: tuple[int, ...], offset: int) -> np.ndarray:
     """One tensor as float32. NumPy knows no bfloat16: its 16 bits are the upper half of a float32's."""
     kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
     if kind not in kinds:

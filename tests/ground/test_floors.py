@@ -1,7 +1,7 @@
 """The house: which wing may import which. Nothing goes up, and nothing of the package hides inside a function.
 
-Wings that are to come have their place already: `model/gpt2` in model, `engine/many` in engine, `training/preferences`
-and `training/rewards` in training.
+Wings that are to come have their place already: `engine/many` in engine, `training/preferences` and
+`training/rewards` in training.
 """
 
 import ast
