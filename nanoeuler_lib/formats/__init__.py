@@ -42,6 +42,8 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
         left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")
     if (checkpoint.path / "optimizer.safetensors").exists():
         left.append("the optimiser's state, without which no run goes on")
+    if to == "gguf" and checkpoint.tokenizer.end is None:
+        left.append("an end of texts: the vocabulary has no token for it, and llama.cpp then takes number 11")
     return left
 
 

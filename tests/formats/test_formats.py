@@ -172,7 +172,19 @@ def test_gguf(run, tmp_path):
     assert kinds == [1] * end + [3] * 3 + [5] * 8 and fields["ggml.tokens"][-1] == "[PAD327]"
     theirs = json.loads((run.parent / "hf/tokenizer.json").read_text("utf-8"))["model"]
     assert fields["ggml.merges"] == theirs["merges"] and fields["ggml.tokens"][:320] == list(theirs["vocab"])
-    assert model.config.predict == 3 and [file.name for file in tmp_path.iterdir()] == ["a.gguf"]
+    checkpoint.save(tmp_path / "endless/checkpoints/step-000000", GPT(ODD), Tokenizer([], ()), 0)
+    assert "an end of texts" in formats.export(tmp_path / "endless", "gguf", tmp_path / "b.gguf")[1]
+    fields = gguf.GGUFReader(tmp_path / "b.gguf").fields
+    assert not {
+        "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.chat_template",
+    } & set(fields)
+    assert model.config.predict == 3 and sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.gguf",
+        "b.gguf",
+        "endless",
+    ]
 
 
 MODELS = {  # H, G, D, F, L, V, context, theta, eps, tied; weights as published
