@@ -16,7 +16,7 @@ from nanoeuler_lib.model import parameter_shapes
 
 
 def to_pairs(w: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a projection to q or k, ordered so that RoPE turns neighbours: row 2j is the old j, 2j+1 the old j + C/2.
+    """Rows of a projection to q or k, halves to pairs: row 2j is the old j, row 2j+1 the old j + C/2.
 
     w: [heads * C, D], each head's C rows in halves; heads: H for q, G for k. Returns the same shape, a copy.
     """

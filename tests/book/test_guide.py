@@ -12,7 +12,9 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_lib.config import ModelConfig  # noqa: E402
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
+from nanoeuler_lib.formats import layout  # noqa: E402
 from nanoeuler_lib.ops import reference  # noqa: E402
 from tools.book import guide  # noqa: E402
 from tools.notebooks import count, heads  # noqa: E402
@@ -274,6 +276,16 @@ def test_exams_of_parts_4_to_6():
         taken |= space(placed[-1])
     assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
     said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
+
+
+def test_exam_34():
+    assert layout.to_pairs(np.arange(6)[:, None], 1).ravel().tolist() == [0, 3, 1, 4, 2, 5]
+    codes, scales = layout.quantise(np.array([[0.5, -2.54, 1, 0.03]]), 4)
+    assert scales.item() == pytest.approx(0.02) and codes[0, :3].tolist() == [25, -127, 50]
+    config = ModelConfig(64, 4, kv_heads=2, layers=2, context=10, vocab_size=100, predict=1, ffn=128)
+    assert sum(math.prod(shape) for shape in layout.llama_shapes(config).values()) == 86_848
+    assert 2 * 2 * config.kv_heads * config.head_dim * 10 * 2 == 2560
+    said("34", "0, 3, 1, 4, 2, 5", "25, -127, 50 and 2", "86,848", "2,560")
 
 
 def test_exam_30():

@@ -1,0 +1,211 @@
+"""Chapter 34: its checks accept what is right and reject wrong answers, each of them named."""
+
+import numpy as np
+from chapters import gap_tests, slips
+
+from nanoeuler_lib.practice import verdict
+from tools.workshop.chapter_mutants import Gap, Value
+
+NOTEBOOK = "34_formats", "model", "END", "exchange", "NAMES", "TRUE", "CONVENTIONS", "MADE"
+
+
+# ---- The gaps
+
+
+def unpacked(w, first="qkv", turn=True, axis=1, width=None):
+    """The three parts by rows of w.T, with one thing wrong, if asked."""
+    D = len(w)
+    rows = w.T if axis == 1 else w.reshape(-1, D)
+    parts = {name: rows[i * D : (i + 1) * D] for i, name in enumerate(first)}
+    return [parts[name] if turn else parts[name].T for name in "qkv"][:width]
+
+
+WRONG_UNPACKED = slips(
+    unpacked,
+    {
+        "not turned": dict(turn=False),
+        "keys first": dict(first="kqv"),
+        "values first": dict(first="vkq"),
+        "cut along the rows": dict(axis=0),
+        "two of three": dict(width=2),
+    },
+) | {
+    "by turns": lambda w: tuple(w[:, i::3].T for i in range(3)),
+    "one array": lambda w: np.ascontiguousarray(w.T),
+    "a third of the columns each, all the first": lambda w: (w[:, : len(w)].T,) * 3,
+}
+
+
+def pairs(w, heads, back=False, whole=False, copy=True, columns=False, order=(0, 1)):
+    """Row by row, with one thing wrong, if asked."""
+    made = w.copy() if copy else w
+    source, C = w.copy(), len(w) // (1 if whole else heads)
+    for row in range(len(w)):
+        at, i = divmod(row, C)
+        j = i // 2 + (C // 2) * order[i % 2]
+        if back:
+            made[at * C + j] = source[row]
+        else:
+            made[row] = source[at * C + j]
+    return made.T if columns else made
+
+
+WRONG_PAIRS = slips(
+    pairs,
+    {
+        "the inverse": dict(back=True),
+        "all heads as one": dict(whole=True),
+        "in place": dict(copy=False),
+        "on its side": dict(columns=True),
+        "the second half first": dict(order=(1, 0)),
+    },
+) | {
+    "as it is": lambda w, heads: w,
+    "the heads by turns": lambda w, heads: w.reshape(heads, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape),
+    "as many halves as heads": lambda w, heads: w.reshape(2, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape),
+}
+
+
+def codes_of(w, group, most=127.0, to=np.int8, scale=np.float32, cut=np.rint, zero=1.0, axis=1, top=None):
+    """Group by group, with one thing wrong, if asked."""
+    codes, scales = [], []
+    groups = w.reshape(-1, group) if axis == 1 else w.T.reshape(-1, group)
+    for part in groups:
+        s = (np.abs(part).max() if top is None else top(part)) / most
+        codes.append(cut(part / (s if s > 0 else zero)))
+        scales.append([s])
+    with np.errstate(invalid="ignore"):
+        return np.array(codes).astype(to), np.array(scales, scale)
+
+
+WRONG_CODES = slips(
+    codes_of,
+    {
+        "128 levels": dict(most=128.0),
+        "unsigned": dict(to=np.uint8),
+        "wide codes": dict(to=np.int32),
+        "scales in float64": dict(scale=np.float64),
+        "cut off": dict(cut=np.trunc),
+        "rounded down": dict(cut=np.floor),
+        "by columns": dict(axis=0),
+        "the largest, not its size": dict(top=lambda part: part.max()),
+        "three deviations": dict(top=lambda part: 3 * part.std()),
+    },
+) | {
+    "one scale for all": lambda w, group: (
+        np.rint(w / np.abs(w).max() * 127).astype(np.int8).reshape(-1, group),
+        np.full((w.size // group, 1), np.abs(w).max() / 127, np.float32),
+    ),
+    "scales without an axis": lambda w, group: (codes_of(w, group)[0], codes_of(w, group)[1][:, 0]),
+    "codes alone": lambda w, group: codes_of(w, group)[0],
+    "the matrix's shape": lambda w, group: (codes_of(w, group)[0].reshape(w.shape), codes_of(w, group)[1]),
+}
+
+
+def away_from_zero(x):
+    return np.sign(x) * np.floor(np.abs(x) + 0.5)
+
+
+def turned_first(w, heads, turned):
+    """Row by row: of each head the first `turned` rows."""
+    made, C = w.copy(), len(w) // heads
+    for h in range(heads):
+        for j in range(turned // 2):
+            made[h * C + 2 * j] = w[h * C + j]
+            made[h * C + 2 * j + 1] = w[h * C + j + turned // 2]
+    return made
+
+
+def searched(row, most, tries=900, low=0.1, high=1.1):
+    scales = np.geomspace(low, high, tries) * np.abs(row).max() / most
+    return min(scales, key=lambda s: ((row - s * np.clip(np.rint(row / s), -most, most)) ** 2).sum())
+
+
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_unpacked": ([unpacked, lambda w: tuple(w.T.reshape(3, len(w), len(w)))], WRONG_UNPACKED),
+        "check_to_pairs": (
+            [
+                pairs,
+                lambda w, heads: np.stack(np.split(w.reshape(heads, -1, w.shape[1]), 2, 1), 2).reshape(
+                    w.shape
+                ),
+            ],
+            WRONG_PAIRS,
+        ),
+        "check_quantise": ([codes_of, lambda w, group: codes_of(w, group, cut=away_from_zero)], WRONG_CODES),
+        "check_first": (
+            [lambda: frozenset("ABEG"), lambda: ["G", "E", "B", "A"]],
+            {
+                "none": lambda: set(),
+                "all": lambda: set("ABCDEFG"),
+                "a text": lambda: "ABEG",
+                "H": lambda: {"H"},
+            },
+        ),
+        "check_partial": (
+            [turned_first],
+            {
+                "turned counts pairs": lambda w, heads, turned: turned_first(
+                    w, heads, 2 * (turned // 4) or 2
+                ),
+                "heads and turned exchanged": lambda w, heads, turned: turned_first(w, 1, turned),
+                "the rest zero": lambda w, heads, turned: (
+                    turned_first(w, heads, turned) * (np.arange(len(w)) % (len(w) // heads) < turned)[:, None]
+                ),
+            },
+        ),
+        "check_scale": (
+            [searched],
+            {
+                "few tries": lambda row, most: searched(row, most, 3),
+                "an array": lambda row, most: np.array([searched(row, most)]),
+                "below zero": lambda row, most: -searched(row, most),
+                "without most": lambda row, most: searched(row, 7),
+            },
+        ),
+        "check_folders": (
+            [],
+            {
+                "one missing": lambda: dict.fromkeys("VWXY", "base"),
+                "another name": lambda: dict.fromkeys("VWXYZ", "theta"),
+                "all base": lambda: dict.fromkeys("VWXYZ", "base"),
+            },
+        ),
+    }
+)
+
+
+def test_the_five_folders_can_be_told_apart(chapter):
+    """Each of the five names stands once, in an order that the names' own does not give away."""
+    assert sorted(chapter.TRUE.values()) == sorted(chapter.NAMES) != list(chapter.TRUE.values())
+
+
+# ---- What the mutants of `make mutants CH=34` are compared on
+
+
+def matrices(rng):
+    heads, C = int(rng.integers(1, 5)), 2 * int(rng.integers(1, 5))
+    return rng.normal(size=(heads * C, int(rng.integers(1, 5)))), heads
+
+
+def grouped(rng):
+    rows, group, parts = (int(n) for n in rng.integers(1, 6, 3))
+    return rng.normal(size=(rows, group * parts)).astype(np.float32), group
+
+
+DOMAINS = [
+    Gap("check_unpacked", ("unpacked",), lambda c: verdict(c.check_unpacked, c.unpacked),
+        lambda c, w: tuple(map(np.asarray, c.unpacked(w))),
+        lambda rng: (lambda D: rng.normal(size=(D, 3 * D)))(int(rng.integers(1, 7)))),
+    Gap("check_to_pairs", ("to_pairs",), lambda c: verdict(c.check_to_pairs, c.to_pairs),
+        lambda c, x: c.to_pairs(*x), matrices),
+    Gap("check_quantise", ("quantise",), lambda c: verdict(c.check_quantise, c.quantise),
+        lambda c, x: c.quantise(*x), grouped, [(np.zeros((2, 3), np.float32), 3)]),
+    Gap("check_partial", ("partial_pairs",), lambda c: verdict(c.check_partial, c.partial_pairs),
+        lambda c, x: c.partial_pairs(*x, 2), matrices),
+    Value("check_first", "first", lambda c, value: verdict(c.check_first, lambda: value),
+          lambda c, value: value == {"A", "B", "E", "G"}),
+    Value("check_folders", "folders", lambda c, value: verdict(c.check_folders, lambda: value),
+          lambda c, value: value == c.TRUE),
+]  # fmt: skip
