@@ -14,7 +14,7 @@ SEED   ?= 0
 SKIP   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
+.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results runtimes assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (M
 lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
 	@$(BIN)/python -m tools.book.lab
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
+
+runtimes: $(READY)  ## the same run in NumPy, the page's JavaScript, transformers 4 and 5, llama.cpp (RUN=...): one table
+	@$(BIN)/python -m tools.workshop.runtimes $(RUN)
 
 execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
 	@$(BIN)/python -m tools.notebooks.notebook execute $(NB)

@@ -1,0 +1,260 @@
+"""Runtimes: does a run say the same in other people's programs? `make runtimes` prints one table.
+
+    python -m tools.workshop.runtimes [RUN]    # without RUN: a model of context 512, three query heads a key head
+
+NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp in environments of their
+own, made once in _build/runtimes, since no environment holds both versions of transformers. Each gets one request (a
+folder or a file of weights, 10,000 strings, a row of ids, prompts) and answers in files: the ids of every string, the
+logits of every position of the row, and greedy texts. A runtime that is not there is left out, and the table says so.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler_lib import formats, world
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.ops import reference
+from nanoeuler_lib.text.data import SEPARATOR
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training.checkpoint import PRETRAINED, load
+from tools.notebooks.results import ROOT, save
+
+FOLDER, HERE = ROOT / "_build" / "runtimes", Path(__file__).parent
+MODEL = "--dim 96 --heads 6 --kv-heads 2 --layers 4 --context 512 --predict 2"
+TRAIN = "--batch 8 --steps 500 --warmup 50 --rate 5e-3 --sample-every 0 --valid-every 500 --save-every 500"
+STRINGS, PROMPTS, TOKENS = 10_000, 8, 200
+
+
+class Runtime(NamedTuple):
+    """What runs `script`: a name for the table, the form of weights it reads, and what pip installs for it."""
+
+    name: str
+    form: str
+    script: str
+    packages: tuple[str, ...] = ()
+
+
+RUNTIMES = (
+    Runtime("the page's JavaScript", "arrays", "ask_page.js"),
+    Runtime("transformers 4", "hf", "ask_transformers.py", ("transformers==4.57.6", "torch==2.9.1")),
+    Runtime("transformers 5", "hf", "ask_transformers.py", ("transformers==5.24.0", "torch==2.13.0")),
+    Runtime("llama.cpp", "gguf", "ask_llama_cpp.py", ("llama-cpp-python",)),
+)
+
+
+# ---- What is asked
+
+
+def trained() -> Path:
+    """The run of the model that is compared; trained where it does not stand yet."""
+    run = FOLDER / "run"
+    if run.exists():
+        return run
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    stories = (story.text for story in world.stories(8000, seed=34))
+    (FOLDER / "stories.txt").write_text(SEPARATOR.join(stories) + "\n")
+    words = f"--data {FOLDER / 'stories.txt'} --valid-fraction 0.01 --run {run} --quiet {MODEL} {TRAIN}"
+    tokenizer = PRETRAINED / "konigsberg-small" / "tokenizer.json"
+    command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "train", "--tokenizer", str(tokenizer)]
+    subprocess.run([*command, *words.split()], check=True)
+    return run
+
+
+def strings(count: int = STRINGS, seed: int = 34) -> list[str]:
+    """Hostile strings: characters of all tables, runs of spaces and digits, names of special tokens, joined forms."""
+    rng = np.random.default_rng(seed)
+    assigned = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
+    pieces = (
+        " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "'s", "'S", "don't", "1234567", "\u00bd", "\u0664\u0662",
+        "\u200d", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "e\u0301", "\ufeff", "\x00", END_OF_TEXT, "<|user|>",
+        "<s>", "\u2581", "K\u00f6nigsberg", '"', "...",
+    )  # fmt: skip
+    common, found = [chr(c) for c in range(32, 127)], []
+    for _ in range(count):
+        kinds = rng.integers(0, 4, int(rng.integers(1, 24)))
+        tables = (assigned, common, common, pieces)
+        found.append("".join(tables[k][int(rng.integers(len(tables[k])))] for k in kinds))
+    return found
+
+
+def request(model: GPT, tokenizer: Tokenizer) -> dict:
+    """A row of ids as long as the context, prompts, and how far they are continued."""
+    end, stories = tokenizer.special_tokens[END_OF_TEXT], list(world.stories(40, seed=36))
+    row = [i for story in stories for i in (end, *tokenizer.encode(story.text).tolist())][
+        : model.config.context
+    ]
+    prompts = [[end, *tokenizer.encode(story.text).tolist()[:12]] for story in stories[:PROMPTS]]
+    return {"row": row, "prompts": prompts, "tokens": TOKENS}
+
+
+# ---- NumPy
+
+
+def own_answer(model: GPT, tokenizer: Tokenizer, asked: dict, texts: list[str]) -> dict:
+    """What a runtime answers: strings, the ids of each; logits [T, V] of the row; greedy, the ids of each text."""
+    greedy, margins = [], []
+    for prompt in asked["prompts"]:
+        decoder, ids, margin = model.decoder(), list(prompt), []
+        logits = decoder.feed(np.array(prompt))
+        for _ in range(asked["tokens"]):
+            second, first = np.sort(logits)[-2:]
+            margin.append(float(first - second))
+            ids.append(int(logits.argmax()))
+            logits = decoder.feed(np.array(ids[-1:]))
+        greedy.append(ids[len(prompt) :])
+        margins.append(margin)
+    return {
+        "strings": [tokenizer.encode(text).tolist() for text in texts],
+        "logits": model.logits(np.array([asked["row"]]))[0],
+        "greedy": greedy,
+        "margins": margins,
+    }
+
+
+def with_angles_in_float32(model: GPT, row: list[int]) -> np.ndarray:
+    """Logits [T, V] of a float64 twin whose angles were computed in float32, less those of one whose were not."""
+    config, found = model.config, []
+    twin = GPT(config, type(model.params)(config, np.float64))
+    twin.params.flat[...] = model.params.flat
+    step = np.float32(config.rope_theta) ** (
+        -np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
+    )
+    angle = np.outer(np.arange(len(row), dtype=np.float32), step.astype(np.float32)).astype(np.float64)
+    exact = reference.rope_tables
+    for tables in (lambda time, width, theta: (np.cos(angle), np.sin(angle)), exact):
+        twin._plan, reference.rope_tables = None, tables
+        try:
+            found.append(twin.logits(np.array([row]))[0])
+        finally:
+            reference.rope_tables = exact
+    return found[0] - found[1]
+
+
+# ---- The others
+
+
+def prepared(runtime: Runtime, run: Path) -> Path:
+    """The run in the form that a runtime reads, written anew."""
+    out = FOLDER / {"hf": "hf", "gguf": "model.gguf", "arrays": "arrays"}[runtime.form]
+    if runtime.form == "gguf":
+        out.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(out, ignore_errors=True)
+    if runtime.form != "arrays":
+        formats.export(run, runtime.form, out)
+        return out
+    out.mkdir()
+    checkpoint = load(run)
+    config, V = checkpoint.model.config, checkpoint.model.config.vocab_size
+    tensors = {n: w[:, :V] if n == "heads" else w for n, w in checkpoint.model.params.items()}
+    spec = {
+        "byteOrder": [one[0] for one in checkpoint.tokenizer.token_bytes[:256]],
+        "merges": [list(pair) for pair in checkpoint.tokenizer.merges],
+        "specials": list(checkpoint.tokenizer.special_tokens),
+    }
+    sizes = [[name, w.size] for name, w in tensors.items()]
+    words = {"config": config.to_dict(), "tokenizer": spec, "shapes": sizes}
+    (out / "model.json").write_text(json.dumps(words))
+    (out / "weights.bin").write_bytes(b"".join(np.ascontiguousarray(w).tobytes() for w in tensors.values()))
+    return out
+
+
+def interpreter(runtime: Runtime) -> list[str]:
+    """The command that runs its script; its environment is made where it does not stand yet."""
+    if not runtime.packages:
+        node = shutil.which("node")
+        if node is None:
+            raise FileNotFoundError("node is not installed")
+        return [node]
+    home = FOLDER / "environments" / runtime.name.replace(" ", "-")
+    if not (home / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        for package in runtime.packages[::-1]:  # PyTorch alone first: see `make oracle`
+            subprocess.run(
+                [home / "bin/python", "-m", "pip", "install", "--quiet", package, "numpy"], check=True
+            )
+        (home / "ready").touch()
+    return [str(home / "bin/python")]
+
+
+def answer(runtime: Runtime, run: Path) -> dict:
+    """What a runtime says to the request that lies in FOLDER; raises what keeps it from being asked."""
+    out = FOLDER / "answers" / runtime.name.replace(" ", "-")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    command = [*interpreter(runtime), str(HERE / runtime.script), str(prepared(runtime, run))]
+    subprocess.run([*command, str(FOLDER / "request.json"), str(out)], check=True)
+    found = json.loads((out / "answer.json").read_text())
+    raw = out / "logits.bin"
+    found["logits"] = np.fromfile(raw, np.float32) if raw.exists() else np.load(out / "logits.npy")
+    return found
+
+
+def compared(found: dict, own: dict, texts: list[str]) -> dict:
+    """A row of the table: strings with equal ids; how far logits are apart; where greedy texts part."""
+    logits, size = found["logits"].reshape(own["logits"].shape), float(np.abs(own["logits"]).max())
+    apart = np.abs(logits - own["logits"]).max(axis=1)
+    most, parted = 2 * float(apart.max()), []
+    for theirs, ours, margins in zip(found["greedy"], own["greedy"], own["margins"], strict=True):
+        at = next((i for i, pair in enumerate(zip(theirs, ours, strict=True)) if pair[0] != pair[1]), None)
+        if at is not None:
+            parted.append({"token": at, "margin": round(margins[at], 7), "close": margins[at] < most})
+    others = [t for t, a, b in zip(texts, found["strings"], own["strings"], strict=True) if a != b]
+    return {
+        "version": found["version"],
+        "strings": len(texts),
+        "equal_strings": len(texts) - len(others),
+        "others": others[:20],
+        "largest_logit": round(size, 3),
+        "apart": float(f"{apart.max():.2e}"),
+        "apart_by_position": {str(t): float(f"{apart[t]:.2e}") for t in (0, 10, 100, len(apart) - 1)},
+        "texts": len(found["greedy"]),
+        "parted": parted,
+    }
+
+
+def main(run: str | None = None) -> None:
+    path = Path(run) if run else trained()
+    checkpoint, texts = load(path), strings()
+    asked = request(checkpoint.model, checkpoint.tokenizer)
+    (FOLDER / "request.json").write_text(json.dumps(asked))
+    (FOLDER / "strings.json").write_text(json.dumps(texts))
+    own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, texts)
+    turned = float(f"{np.abs(with_angles_in_float32(checkpoint.model, asked['row'])).max():.2e}")
+    rows = []
+    print(
+        "| runtime | equal ids | largest difference of a logit | greedy texts that part |\n|:--|--:|--:|:--|"
+    )
+    for runtime in RUNTIMES:
+        try:
+            row = {"name": runtime.name} | compared(answer(runtime, path), own, texts)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"| {runtime.name} | not asked: {error} | | |")
+            continue
+        rows.append(row)
+        parted = ", ".join(f"at {p['token']}{'' if p['close'] else ' (not close)'}" for p in row["parted"])
+        equal, apart = (
+            f"{row['equal_strings']:,} of {row['strings']:,}",
+            f"{row['apart']:.0e} of {row['largest_logit']:.0f}",
+        )
+        name, greedy = f"{runtime.name}, {row['version']}", f"{len(row['parted'])} of {row['texts']} {parted}"
+        print(f"| {name} | {equal} | {apart} | {greedy} |", flush=True)
+    print(f"angles in float32 alone: {turned:.0e}")
+    config = {
+        "model": checkpoint.model.config.to_dict(),
+        "angles_in_float32": turned,
+        "train": TRAIN,
+        "greedy": TOKENS,
+    }
+    save("runtimes", config, rows)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
