@@ -33,6 +33,8 @@ TOKENIZER = Tokenizer(Tokenizer.train(world.corpus(30_000, 5), 318).merges, [END
 def run(request, tmp_path_factory):
     """A run of odd shape, H/G = 3, with numbers of no token at its vocabulary's end."""
     params = random_parameters(ODD, std=0.15, dtype=np.float32)
+    for matrix in (params["embed"].T, params["heads"][:, : ODD.vocab_size]):
+        matrix[:, 318:] *= 4  # markers and numbers of no token: likely, where they are not held back
     if request.param:
         params["heads"][:, : ODD.vocab_size] = params["embed"].T
     folder = tmp_path_factory.mktemp("run") / "run"
@@ -107,6 +109,13 @@ def test_greedy_text_and_chat_are_those_of_transformers(run):
         transformers.AutoModelForCausalLM, transformers.AutoTokenizer))  # fmt: skip
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert theirs.generation_config.eos_token_id == [end] and theirs.generation_config.bos_token_id == end
+    settings = json.loads(
+        (folder / "tokenizer_config.json").read_text()
+    )  # a Llama's class loses spaces in some of 5
+    assert (
+        settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+        and not settings["clean_up_tokenization_spaces"]
+    )
     text = world.corpus(600, 9)[:200]
     ids = [end, *spoken(text)["input_ids"]]
     unsaid = range(TOKENIZER.vocab_size, ODD.vocab_size)
