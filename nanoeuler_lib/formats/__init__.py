@@ -63,7 +63,7 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
             f"{error.filename or path}: cannot be read ({error.strerror or error})"
         ) from None
     info = {"source": str(path), "imported": True}
-    if (settings := path / "tokenizer_config.json").exists() and isinstance(
+    if (settings := path / "tokenizer_config.json").is_file() and isinstance(
         found := read_json(settings), dict
     ):
         names = [name for name in llama.TEMPLATES if llama.jinja(name) == found.get("chat_template")]
@@ -85,14 +85,13 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
 
 def _read(path: Path, tokenizer: Path) -> tuple[GPT, Tokenizer]:
     """The model and the vocabulary. What is small is read first."""
-    values = read_json(path / "config.json") if path.is_dir() else {}
+    needed = path / "config.json" if path.is_dir() else path
+    if not needed.is_file():  # nor is a pipe one, for which reading would wait
+        raise NanoEulerError(f"{needed}: no such file, expected a Hugging Face folder or a file of llama2.c")
+    values = read_json(needed) if path.is_dir() else {}
     kind = values.get("model_type") if isinstance(values, dict) else None
-    if path.is_dir() and kind not in READERS:
+    if path.is_dir() and str(kind) not in READERS:
         raise NanoEulerError(f"{path}: model_type is {short(kind)}, expected {' or '.join(READERS)}")
-    if not path.exists():
-        raise NanoEulerError(
-            f"{path}: no such file or folder, expected a Hugging Face folder or a file of llama2.c"
-        )
     vocabulary = _vocabulary(path, tokenizer, values)
     model = READERS[kind](path, values) if path.is_dir() else llama2c.read(path)
     if vocabulary.vocab_size > (size := model.config.vocab_size):

@@ -211,7 +211,7 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
 def headers(folder: Path) -> dict[str, tuple]:
     """Name -> (file, kind, shape, offset) of each tensor in a folder's safetensors, one file or shards by an index."""
     held, found = None, {}
-    if (index := folder / INDEX).exists():
+    if (index := folder / INDEX).is_file():
         content = read_json(index)
         held = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(held, dict) or not all(Path(str(name)).name == name for name in held.values()):

@@ -1,6 +1,7 @@
 """Hugging Face folders and GGUF files, out and in: transformers and gguf themselves say what is right."""
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -252,7 +253,7 @@ REFUSED = {
     "hidden_act": ("gelu", "hidden_act is 'gelu', expected silu"),
     "rope_theta": (1e4, "rope_theta is 10000.0, expected 50000.0"),
     "quantization_config": ({"bits": 4}, "quantization_config is {'bits': 4}, expected None"),
-    "model_type": ("gemma", "model_type is 'gemma', expected llama or mistral"),
+    "model_type": (["llama"], "model_type is ['llama'], expected llama or mistral"),
     "hidden_size": (-48, "dim is -48, expected a whole number from 1"),
     "num_attention_heads": (0, "heads is 0, expected a whole number from 1"),
     "num_hidden_layers": ("3", "num_hidden_layers is '3', expected a whole number"),
@@ -349,7 +350,10 @@ def test_other_tokenizers_are_refused(hf, tmp_path, capsys):
     refused(hf, tmp_path, "not JSON", capsys)
     file.unlink()
     refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
-    refused(tmp_path / "none", tmp_path, "no such file or folder", capsys)
+    os.mkfifo(file)  # a pipe is not waited for
+    refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
+    refused(file, tmp_path, "no such file, expected a Llama", capsys)
+    refused(tmp_path / "none", tmp_path, "no such file, expected a Llama", capsys)
 
 
 def test_the_commands(run, tmp_path, monkeypatch, capsys):
