@@ -352,8 +352,8 @@ def test_other_tokenizers_are_refused(hf, tmp_path, capsys):
     refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
     os.mkfifo(file)  # a pipe is not waited for
     refused(hf, tmp_path, "expected --tokenizer FILE", capsys)
-    refused(file, tmp_path, "no such file, expected a Llama", capsys)
-    refused(tmp_path / "none", tmp_path, "no such file, expected a Llama", capsys)
+    refused(file, tmp_path, "no such file, expected a Hugging Face", capsys)
+    refused(tmp_path / "none", tmp_path, "no such file, expected a Hugging Face", capsys)
 
 
 def test_the_commands(run, tmp_path, monkeypatch, capsys):
