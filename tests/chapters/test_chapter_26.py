@@ -9,7 +9,7 @@ from experiments import ch26
 from nanoeuler_lib.practice import verdict
 from tools.workshop.chapter_mutants import Gap, Value
 
-NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "SLOW", "FORMATS", "SEEN", "READ")
+NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "KEYS", "FORMATS", "SEEN", "READ")
 pytestmark = pytest.mark.compiler
 
 
@@ -123,18 +123,15 @@ def test_wrong_places_are_rejected(chapter, name):
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
 
 
-def test_the_slow_text_is_right_and_slow(chapter):
+@pytest.mark.parametrize("key", ["r % 4 * 2", "r ^ r / 2", "(r + r / 4) % 8"])
+def test_the_profiler_says_of_a_key_what_the_check_says(chapter, key):
     a, b = chapter.normal(70, 136), chapter.normal(50, 136, seed=1)
-    slow, fast = (
-        chapter.multiply(chapter.SMALL["pipelined"], a, b, text) for text in (chapter.SLOW, chapter.TEXT)
-    )
-    assert (slow == fast).all()
-    assert "8 turns, 4 would do" in verdict(chapter.check_repair, lambda: ("row % 4 * 2", "row % 4 * 2"))
-
-
-def test_other_repairs_are_right(chapter):
-    """The bits in another order separate the rows as well."""
-    assert verdict(chapter.check_repair, lambda: ("row % 4 * 2", "(7 - row % 8)")) == "right"
+    texts = chapter.text_with(key), chapter.TEXT
+    other, library = (chapter.multiply(chapter.SMALL["pipelined"], a, b, text) for text in texts)
+    assert (other == library).all()
+    rows = [row for row in chapter.turns_with(key).rows if row.space == "shared"]
+    assert all(row.cost == row.ideal for row in rows) == (key in chapter.keys())
+    assert all(row.cost == row.ideal for row in rows if row.operation == "copy")
 
 
 def test_the_wait_for_one_group_fewer_is_found_by_the_checker_alone(chapter):
