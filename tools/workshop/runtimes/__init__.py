@@ -28,7 +28,7 @@ from tools.notebooks.results import ROOT, save
 
 FOLDER, HERE = ROOT / "_build" / "runtimes", Path(__file__).parent
 MODEL = "--dim 96 --heads 6 --kv-heads 2 --layers 4 --context 512 --predict 2"
-TRAIN = "--batch 8 --steps 500 --warmup 50 --rate 5e-3 --sample-every 0 --valid-every 500 --save-every 500"
+TRAIN = "--batch 8 --steps 700 --warmup 50 --rate 5e-3 --sample-every 0 --valid-every 700 --save-every 700"
 STRINGS, PROMPTS, TOKENS = 10_000, 8, 200
 
 
@@ -247,10 +247,11 @@ def main(run: str | None = None) -> None:
         name, greedy = f"{runtime.name}, {row['version']}", f"{len(row['parted'])} of {row['texts']} {parted}"
         print(f"| {name} | {equal} | {apart} | {greedy} |", flush=True)
     print(f"angles in float32 alone: {turned:.0e}")
+    train = {} if checkpoint.train is None else checkpoint.train.to_dict()
     config = {
         "model": checkpoint.model.config.to_dict(),
+        "train": train,
         "angles_in_float32": turned,
-        "train": TRAIN,
         "greedy": TOKENS,
     }
     save("runtimes", config, rows)
