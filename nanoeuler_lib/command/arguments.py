@@ -511,9 +511,13 @@ def _assign(new):
         "-: one line of standard input"
     )
     new.add_argument("--seed", required=True, metavar="NAME", help=text)
-    what = new.add_mutually_exclusive_group(required=True)
+    what = new.add_mutually_exclusive_group()
     what.add_argument("--student", metavar="NAME", help="hand out a paper: one student")
-    what.add_argument("--students", type=Path, metavar="FILE", help="hand out papers: a name a line")
+    text = (
+        "hand out papers to these, or with --grade mark those of these: a name a line, or a CSV file that "
+        "Canvas, Moodle or Blackboard exports"
+    )
+    new.add_argument("--students", type=Path, metavar="FILE", help=text)
     text = (
         "mark NAME/answers.py or NAME.py of each student in this folder: a file from someone else is "
         "their code"

@@ -607,8 +607,12 @@ def break_(args):
 
 
 def assign(args):
+    from nanoeuler_lib.school import roster
     from nanoeuler_lib.school.assign import papers
 
+    if not (args.student or args.students or args.grade) or (args.student and args.students):
+        got = "--student and --students" if args.student else "none of them"
+        raise NanoEulerError(f"got {got}, expected --student, --students or --grade")
     seed = _stdin_text().strip() if args.seed == "-" else args.seed
     if not seed:
         raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
@@ -620,7 +624,7 @@ def assign(args):
         folders = {args.student: out or Path(f"paper-{args.chapter}-{args.student}")}
     else:
         out = out or Path(f"papers-{args.chapter}")
-        folders = {name: out / name for name in papers.roster(args.students)}
+        folders = {name: out / name for name in (s.name for s in roster.read(args.students).students)}
     for student, folder in folders.items():
         papers.hand_out(args.chapter, seed, student, folder)
     line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
@@ -632,23 +636,39 @@ def assign(args):
 
 
 def _mark(args, seed):
+    from nanoeuler_lib.school import roster
     from nanoeuler_lib.school.assign import papers
 
     out = args.out or Path(f"marks-{args.chapter}")
     papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
-    students = papers.submissions(args.grade)
+    known = roster.read(args.students) if args.students else None
+    students = roster.handed_in(args.grade, "answers.py", known)
     _refuse_existing(out)
+    if known is None:
+        text = (
+            "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
+        )
+        Voice(sys.stderr).line(f"nanoeuler: warning: {text}")
     marks = {}
-    for student, answers in students.items():
-        marks[student] = papers.grade(args.chapter, seed, student, answers)
+    for student, found in students.items():
+        marks[student] = papers.grade(args.chapter, seed, student, found.path) if found.path else []
         if not args.json:
             row = marks[student]
-            points = f"{sum(m.points for m in row)} of {sum(m.of for m in row)}"
+            points = f"{sum(m.points for m in row)} of {papers.POINTS}"
             each = "  ".join(f"{m.problem} {m.points}" for m in row)
-            print(f"{printable(student):20} {points:10} {each}", flush=True)
-    papers.write_marks(out, args.chapter, marks)
+            print(
+                f"{printable(student):20} {points:10} {printable(f'{each}  {found.remark}'.strip())}",
+                flush=True,
+            )
+    papers.write_marks(out, args.chapter, marks, {name: found.remark for name, found in students.items()})
+    if known and known.platform:
+        points = {name: sum(mark.points for mark in row) if row else None for name, row in marks.items()}
+        table = out / f"marks-{known.platform}.csv"
+        roster.write_grades(table, known, f"Chapter {args.chapter}: paper", points, papers.POINTS)
     by_student = {name: [vars(mark) for mark in row] for name, row in marks.items()}
+    absent = sum(not row for row in marks.values())
     line = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
+    line += f" but {absent} who handed in nothing" if absent else ""
     _print(args, {"out": str(out), "students": by_student}, line)
 
 

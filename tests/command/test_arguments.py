@@ -115,7 +115,6 @@ WRONG = {
     "train --steps": "train: argument --steps: expected one argument",
     "train --learning-rate 1": "train: '--learning-rate' is no option, did you mean --rate?",
     "train --ste=3": None,
-    "assign 05 --seed s": "assign: one of the arguments --student --students --grade is required",
     "assign 05 --seed s --student a --grade b": "assign: argument --grade: not allowed with argument --student",
     "assign --seed s --student a": "assign: chapter is missing",
     "assign 05 --student a": "assign: --seed is missing",

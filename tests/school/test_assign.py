@@ -11,7 +11,6 @@ import paper_answers
 import pytest
 
 from nanoeuler_lib.command.cli import main
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.school.assign import papers, problems, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
@@ -306,9 +305,14 @@ def test_command_hands_out_and_marks(tmp_path, capsys, right, monkeypatch):
         (["8", "--seed", "s", "--student", "a"], "chapter is '8', expected one of 04, 05, 06, 08, 11, 14"),
         (
             ["08", "--seed", "s", "--student", "../a"],
-            "student is '../a', expected letters, digits and . - _ @",
+            "student is '../a', expected letters, digits, spaces and . - _ @",
         ),
         (["08", "--seed", "", "--student", "a"], "--seed is empty"),
+        (["08", "--seed", "s"], "got none of them, expected --student, --students or --grade"),
+        (
+            ["08", "--seed", "s", "--student", "a", "--students", "b"],
+            "got --student and --students, expected",
+        ),
         (["08", "--seed", "s", "--grade", "."], ". holds no submission"),
         (["08", "--seed", "s", "--students", "missing.txt"], "missing.txt: no such file"),
         (["08", "--seed", "s", "--student", "a", "--out", "there"], "there exists, expected a new folder"),
@@ -328,10 +332,37 @@ def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch)
     assert said in error
 
 
-def test_a_name_twice_is_refused(tmp_path):
-    (tmp_path / "names").write_text("a\nb\na\n")
-    with pytest.raises(NanoEulerError, match="'a' twice"):
-        papers.roster(tmp_path / "names")
+def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
+    tmp_path, capsys, right, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text(
+        "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
+        + f'"{STUDENT}",7,login,S\n"Lovelace, Ada",12345,al,S\n"Müller, Käthe",8,k,S\n'
+    )
+    mark = ["assign", "05", "--seed", SEED, "--students", "list.csv", "--grade", "in", "--out"]
+    (tmp_path / "in").mkdir()
+    answers = tmp_path / "in" / f"{STUDENT.upper()} (1).py"
+    answers.write_text(paper_answers.file(right["05"]))
+    (tmp_path / "in" / "lovelaceada_LATE_12345_678910_answers.py").write_text("")
+    assert main([*mark, "marks"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    rows = list(csv.DictReader((tmp_path / "marks" / "marks.csv").open()))
+    told = {row["student"]: (row["points"], row["remark"]) for row in rows}
+    assert told == {
+        STUDENT: ("10", ""),
+        "Ada Lovelace": ("0", ""),
+        "Käthe Müller": ("0", "nothing handed in"),
+    }
+    table = list(csv.DictReader((tmp_path / "marks" / "marks-canvas.csv").open()))
+    assert [row["Chapter 05: paper"] for row in table] == ["10", "10", "0", ""]
+
+    answers.rename(tmp_path / "in" / "dan.py")
+    assert main([*mark, "other"]) == 2
+    assert "in holds dan.py (on no roster), expected" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert main(["assign", "05", "--seed", SEED, "--grade", "in"]) == 0
+    assert "warning: names are taken from the folders as they are" in capsys.readouterr().err
 
 
 def test_no_answer_is_in_the_library():

@@ -23,9 +23,10 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import write_text
 from nanoeuler_lib.school.assign import worker
 from nanoeuler_lib.school.assign.problems import Problem
-from nanoeuler_lib.text.data import read_text
+from nanoeuler_lib.school.roster import canonical, check_name
 
 CHAPTERS = ("04", "05", "06", "08", "11", "14")
+POINTS = 10  # of a paper
 WALL_SECONDS = 180
 LARGEST = 2**28  # bytes of arrays that come back from a problem
 
@@ -83,9 +84,10 @@ def paper(chapter: str, seed: str, student: str) -> list[Problem]:
     return module.paper(_generator(chapter, seed, student, "problems"))
 
 
-def _generator(*words: str) -> np.random.Generator:
+def _generator(chapter: str, seed: str, student: str, *words: str) -> np.random.Generator:
     """Numbers that depend on all of the words, and tell nothing of them."""
-    return np.random.default_rng(list(hashlib.sha256("\0".join(words).encode()).digest()))
+    text = "\0".join([chapter, seed, canonical(student), *words])
+    return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
 
 def hand_out(chapter: str, seed: str, student: str, folder: Path) -> None:
@@ -219,55 +221,22 @@ def _read(results: Path, count: int, code: int) -> tuple[list[list[np.ndarray]],
     return returned, "" if all(returned) else "not every call returned something"
 
 
-def submissions(folder: Path) -> dict[str, Path]:
-    """The students of a folder, each with a file: FOLDER/NAME/answers.py or FOLDER/NAME.py."""
-    if not folder.is_dir():
-        raise NanoEulerError(
-            f"{folder} is no folder, expected one with NAME/answers.py or NAME.py for each student"
-        )
-    files = {
-        path.name: path / "answers.py"
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and path.name[0] != "."
-    }
-    files |= {path.stem: path for path in sorted(folder.glob("*.py"))}
-    if not files:
-        raise NanoEulerError(
-            f"{folder} holds no submission, expected NAME/answers.py or NAME.py for each student"
-        )
-    return files
+def write_marks(folder: Path, chapter: str, marks: dict[str, list[Mark]], remarks: dict[str, str]) -> None:
+    """Make a folder with marks.csv, a row for each student, and a page for each to hand back.
 
-
-def roster(path: Path) -> list[str]:
-    """The names in a file, one a line."""
-    names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    if not names or len(set(names)) < len(names):
-        got = "no name" if not names else f"{short(max(names, key=names.count))} twice"
-        raise NanoEulerError(f"{path} has {got}, expected a name a line, each once")
-    for name in names:
-        check_name(name)
-    return names
-
-
-def check_name(student: str) -> None:
-    """NanoEulerError for a name that cannot be a folder's."""
-    if not re.fullmatch(r"[^\W_][\w.@-]*", student):
-        raise NanoEulerError(
-            f"student is {short(student)}, expected letters, digits and . - _ @, with a letter or digit first"
-        )
-
-
-def write_marks(folder: Path, chapter: str, marks: dict[str, list[Mark]]) -> None:
-    """Make a folder with marks.csv, a row for each student, and a page for each to hand back."""
+    Who handed in nothing has no marks, and no page.
+    """
     folder.mkdir(parents=True)
-    problems = [mark.problem for mark in next(iter(marks.values()))]
-    rows = [["student", "points", "of", *problems, *(f"{p}: what was wrong" for p in problems)]]
+    problems = [mark.problem for mark in next((row for row in marks.values() if row), [])]
+    rows = [["student", "points", "of", "remark", *problems, *(f"{p}: what was wrong" for p in problems)]]
     for student, row in marks.items():
-        points, of = sum(m.points for m in row), sum(m.of for m in row)
-        rows.append([_cell(student), points, of, *(m.points for m in row), *(_cell(m.said) for m in row)])
-        lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in row]
-        page = f"Chapter {chapter}, {student}: {points} of {of} points\n\n" + "\n".join(lines) + "\n"
-        write_text(folder / f"{student}.txt", page)
+        points, of = sum(m.points for m in row), sum(m.of for m in row) or POINTS
+        head = [_cell(student), points, of, _cell(remarks.get(student, ""))]
+        rows.append([*head, *(m.points for m in row), *(_cell(m.said) for m in row)])
+        if row:
+            lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in row]
+            page = f"Chapter {chapter}, {student}: {points} of {of} points\n\n" + "\n".join(lines) + "\n"
+            write_text(folder / f"{student}.txt", page)
     table = io.StringIO()
     csv.writer(table).writerows(rows)
     write_text(folder / "marks.csv", table.getvalue())
