@@ -95,8 +95,8 @@ assignments: $(READY)  ## that of every chapter, each tried with right, wrong an
 	@$(BIN)/python -m tools.course.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
 	$(BIN)/python -m pytest --slow -n $(JOBS) tests/school/test_assignment.py $(ARGS)
 
-autograde: $(READY)  ## grade a folder of submissions: feedback and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER)
-	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)"
+autograde: $(READY)  ## grade a folder of submissions: pages and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER STUDENTS=FILE DUE=DATE)
+	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)" "$(STUDENTS)" "$(DUE)"
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
 	@$(BIN)/python -m tools.notebooks.maps --write

@@ -3,8 +3,12 @@
 import ast
 import csv
 import functools
+import itertools
 import json
+import os
 import re
+import unicodedata
+from datetime import datetime
 
 import pytest
 
@@ -98,14 +102,16 @@ def test_a_release_needs_no_other_folder(chapter):
 
 
 def test_a_check_of_two_functions_gives_half_for_one():
-    source = "own_a = judge(check_a, my_a)\nown_b = judge(check_b, my_b)"
-    made = assignment.check_with_points(source, 3)
-    for judged, points in (((1, 1), 3), ((1, None), 1.5), ((None, None), 0)):
-        names = {"judge": lambda check, mine: mine, "check_a": 0, "check_b": 0}
-        names |= dict(zip(("my_a", "my_b"), judged, strict=True))
-        *most, last = made.split("\n")
+    made = assignment.check_with_points("own_a = judge(check_a, 1)\nown_b = judge(check_b, 2)", 3)
+    *most, last = made.split("\n")
+    for said, points in ((("right", "right"), 3), (("right", "no"), 1.5), (("no", "no"), 0)):
+        names = {
+            "judge": lambda check, mine: mine,
+            "check_a": lambda f, said=said: said[0],
+            "check_b": lambda f, said=said: said[1],
+        }
         exec("\n".join(most), names)
-        assert eval(last, names) == points
+        assert eval(last, names) == points, "whatever a gap called judge"
 
 
 def test_a_gap_that_cannot_be_read_leaves_the_rest_runnable():
@@ -158,54 +164,187 @@ def mini(tmp_path_factory):
     return folder, notebooks, release
 
 
-def test_a_class_is_graded(mini):
+def marked(notebook, name):
+    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name)
+
+
+def copied(notebook, name, at=None):
+    """The notebook with a cell twice: behind itself, or at a place."""
+    cell = marked(notebook, name)
+    again = nbformat.from_dict({**cell, "id": "again"})
+    notebook.cells.insert(notebook.cells.index(cell) + 1 if at is None else at, again)
+    return cell
+
+
+def without(notebook, *names):
+    for name in names:
+        notebook.cells.remove(marked(notebook, name))
+
+
+def anew(cell):
+    """As another editor leaves it: without mark and id."""
+    cell.metadata.pop("nbgrader", None)
+    cell.id = f"x{next(COUNT)}"
+
+
+def cheat(notebook):
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade") and cell.cell_type == "code":
+            cell.source, cell.metadata.nbgrader["points"] = "print('right')\n50", 50
+
+
+def replace_judge(notebook):
+    marked(notebook, "template-rmsnorm").source += "\n\njudge = lambda check, mine: check"
+
+
+def split(notebook):
+    first = copied(notebook, "template-rmsnorm-check")
+    last = notebook.cells[notebook.cells.index(first) + 1]
+    first.source, last.source = first.source[:200], first.source[200:]
+
+
+def strip(notebook):
+    for cell in notebook.cells:
+        anew(cell)
+
+
+def retype(notebook):
+    cell = marked(notebook, "template-rmsnorm")
+    cell.source += "  # typed again"
+    anew(cell)
+
+
+def merge(notebook):
+    marked(notebook, "template-rmsnorm").source += "\n\n\n" + marked(notebook, "template-centre").source
+    without(notebook, "template-centre")
+
+
+def merge_behind_a_check(notebook):
+    marked(notebook, "template-rmsnorm-check").source += "\n\n\n" + marked(notebook, "template-centre").source
+    without(notebook, "template-centre")
+
+
+def move(notebook):
+    cell = marked(notebook, "template-rmsnorm-check")
+    notebook.cells.remove(cell)
+    notebook.cells.append(cell)
+
+
+def unknown(notebook):
+    copied(notebook, "template-rmsnorm").metadata.nbgrader.grade_id = "mine"
+    marked(notebook, "mine").source = "x = 1"
+
+
+def answer_twice(notebook):
+    first = copied(notebook, "template-open")
+    notebook.cells[notebook.cells.index(first) + 1].source = "*Your answer here.*"
+
+
+COUNT = itertools.count()
+CHECK, GAP = "template-rmsnorm-check", "template-rmsnorm"
+RIGHT = """def my_rmsnorm(x, gain, eps=1e-5):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * gain"""
+CLASS = {  # who, as the roster has it: answers, what is done to the notebook, points, points that wait, the remark
+    "All Right": ("right", None, 5, 4, ""),
+    "Not Begun": ("untouched", None, 0, 0, ""),
+    "Half Wrong": ("wrong0", None, 2, 4, ""),
+    "Not Python": ("unreadable", None, 2, 4, ""),
+    "Ends Kernel": ("dies", None, 0, 0, "cannot be run"),
+    "Empty Folder": (None, None, 0, 0, "no file 99_template.ipynb"),
+    "Torn File": (None, None, 0, 0, "no notebook"),
+    "Own Points": ("untouched", cheat, 0, 0, ""),
+    "Own Judge": ("untouched", replace_judge, 0, 0, ""),
+    "Check Copied": ("right", lambda n: copied(n, CHECK), 5, 4, f"copies of {CHECK} count once"),
+    "Copy Behind": ("right", lambda n: copied(n, CHECK, len(n.cells)), 5, 4, f"copies of {CHECK} count once"),
+    "Gap Copied": ("right", lambda n: copied(n, GAP), 5, 4, f"copies of {GAP} count once"),
+    "Check Split": ("right", split, 5, 4, f"copies of {CHECK} count once"),
+    "Check Deleted": ("right", lambda n: without(n, CHECK), 5, 4, f"put back: {CHECK}"),
+    "Both Deleted": ("right", lambda n: without(n, GAP, CHECK), 2, 4, f"put back: {GAP}, {CHECK}"),
+    "All Deleted": ("right", lambda n: n.cells.clear(), 0, 0, "put back: "),
+    "Marks Stripped": ("right", strip, 5, 4, "found without its mark: "),
+    "Typed Again": ("right", retype, 5, 4, f"found without its mark: {GAP}"),
+    "Gaps Merged": ("right", merge, 5, 4, ""),
+    "Merged Behind": (
+        "right",
+        merge_behind_a_check,
+        5,
+        4,
+        f"found without its mark: template-centre; put back: {CHECK}",
+    ),
+    "Check Moved": ("right", move, 5, 4, ""),
+    "Unknown Mark": ("right", unknown, 5, 4, "unknown: mine"),
+    "Answer Copied": ("right", answer_twice, 5, 4, "copies of template-open count once"),
+    "Sébastien O'Müller-Käthe": ("right", None, 5, 4, ""),
+    "Comes Late": (None, None, 0, 0, "nothing handed in"),
+    "Never Comes": (None, None, 0, 0, "nothing handed in"),
+}
+
+
+def hand_in(student, folder, release, sources):
+    """A student's notebook, under a name that a platform or a browser gives."""
+    answers, done, *_ = CLASS[student]
+    number, last = list(CLASS).index(student), "".join(reversed(student.lower().split()))
+    path = [
+        folder / student / release.name,
+        folder / f"{last}_LATE_{100 + number}_9_{release.name}",
+        folder / f"{student}_77_assignsubmission_file" / release.name.replace(".", " (1)."),
+        folder / f"{unicodedata.normalize('NFD', student.upper())} (1).ipynb",
+    ][number % 4 if answers else 0]
+    fill(release, sources.get(answers, {}), path)
+    notebook = nbformat.read(path, as_version=4)
+    (done or (lambda notebook: None))(notebook)
+    nbformat.write(notebook, path)
+    if student == "Torn File":
+        path.write_text('{"cells": [')
+    if student == "Empty Folder":
+        path.rename(path.with_suffix(".txt"))
+    return path
+
+
+def test_a_class_is_graded(mini, capsys):
     folder, notebooks, release = mini
     gaps = Answers("99", notebooks).gaps
-    sources, first = kinds(gaps), next(iter(gaps))
-    work = folder / "work"
-    name = release.name
-    for kind in ("right", "untouched", "wrong0"):
-        fill(release, sources[kind], work / kind / name)
-    unreadable = f"def my_{first.partition('-')[2]}(:"
-    fill(release, sources["right"] | {first: unreadable}, work / "unreadable" / name)
-    fill(release, sources["right"] | {first: "import os\nos._exit(1)"}, work / "dies" / name)
-    (work / "empty").mkdir()
-    (work / "torn").mkdir()
-    (work / "torn" / name).write_text('{"cells": [')
-    cheat = nbformat.read(work / "untouched" / name, as_version=4)
-    for cell in cheat.cells:
-        marks = cell.metadata.get("nbgrader", {})
-        if marks.get("grade") and cell.cell_type == "code":
-            cell.source, marks["points"] = "print('right')\n50", 50
-    nbformat.write(cheat, work / "cheat.ipynb")
-    thief = nbformat.read(work / "right" / name, as_version=4)
-    thief.cells = [
-        c for c in thief.cells if c.metadata.get("nbgrader", {}).get("grade_id") != f"{first}-check"
-    ]
-    nbformat.write(thief, work / "removes.ipynb")
+    gaps[GAP] = (RIGHT, gaps[GAP][1])
+    sources, course = kinds(gaps), folder / "course"
+    sources["unreadable"] = sources["right"] | {GAP: "def my_rmsnorm(:"}
+    sources["dies"] = sources["right"] | {GAP: "import os\nos._exit(1)"}
+    names = [student.split() for student in CLASS]
+    lines = [f'"{last}, {first}",{100 + n},,login{n},S1' for n, (first, last) in enumerate(names)]
+    (folder / "roster.csv").write_text("\n".join(["Student,ID,SIS User ID,SIS Login ID,Section", *lines]))
+    for student in list(CLASS)[:-2]:
+        hand_in(student, folder / "work", release, sources)
+    given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
+    rows = {row["student"]: row for row in autograde.grade("99", folder / "work", **given)}
+    with capsys.disabled():
+        for row in rows.values():
+            print(f"{row['student']:26}{row['points']:3} + {row['waiting for a person']}  {row['remark']}")
+    assert rows.keys() == CLASS.keys()
+    for student, (_, _, points, waiting, remark) in CLASS.items():
+        row = rows[student]
+        assert (row["points"], row["waiting for a person"]) == (points, waiting), row
+        assert row["remark"].startswith(remark) and bool(remark) == bool(row["remark"]), row
+    page = (course / "feedback" / "Half Wrong" / "99" / "99_template.html").read_text()
+    assert "<h2>A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>" in page
+    assert "<h2>Your turn: 0 of 3 points</h2>" in page and "http" not in page
 
-    rows = {row["student"]: row for row in autograde.grade("99", work, folder / "course", notebooks)}
-    most = {gap: Answers("99", notebooks).score(gap, right) for gap, (right, _) in gaps.items()}
-    assert rows["right"]["points"] == sum(most.values())
-    assert rows["right"]["waiting for a person"] == 4
-    assert rows["untouched"]["points"] == rows["cheat"]["points"] == 0
-    assert rows["untouched"]["waiting for a person"] == 0
-    assert rows["removes"]["points"] == sum(most.values()), "a check that was deleted is put back"
-    wrong = {gap: points * (number % 2) for number, (gap, points) in enumerate(most.items())}
-    assert {gap: rows["wrong0"][gap] for gap in gaps} == wrong
-    assert rows["unreadable"]["points"] == sum(most.values()) - most[first]
-    for student, why in (("dies", "cannot be run"), ("empty", "no file"), ("torn", "no notebook")):
-        assert rows[student]["points"] == 0
-        assert rows[student]["remark"].startswith(why)
-    course = folder / "course"
-    table = list(csv.DictReader((course / "grades-99.csv").open()))
-    assert [row["student"] for row in table] == sorted(rows)
-    assert (course / "feedback" / "right" / "99" / "99_template.html").exists()
+    late = hand_in("All Right", folder / "late", release, sources)
+    late.parent.rename(late.parents[1] / "comes.late")
+    os.utime(late.parents[1] / "comes.late" / late.name, (1.8e9, 1.8e9))
+    due = datetime.fromtimestamp(1.8e9 - 90_000).isoformat()
+    after = {row["student"]: row for row in autograde.grade("99", folder / "late", due=due, **given)}
+    assert (after["Comes Late"]["points"], after["Comes Late"]["late days"]) == (5, 2)
+    assert after["Never Comes"]["remark"] == "nothing handed in"
+    for student in [*CLASS][:-2]:
+        assert after[student]["points"] == rows[student]["points"], "earlier rows stay"
+    assert (course / "feedback" / "All Right" / "99" / "99_template.html").exists()
+    table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
+    marks = {row["ID"]: row["Chapter 99"] for row in table}
+    assert (marks["100"], marks["124"], marks["125"], marks[""]) == ("5", "5", "", "9")
 
 
 def test_submissions_that_are_nowhere_are_told_in_one_line(mini, tmp_path):
     folder, notebooks, _ = mini
-    for found, said in ((tmp_path / "nowhere", "expected a folder"), (tmp_path, "holds no submission")):
+    for found, said in ((tmp_path / "nowhere", "is no folder"), (tmp_path, "holds no submission")):
         with pytest.raises(SystemExit, match=said):
             autograde.grade("99", found, folder / "course", notebooks)
     with pytest.raises(SystemExit, match="there is no release of chapter 05: make assignment CH=05"):

@@ -22,6 +22,7 @@ from tools.notebooks.bindings import Bindings, statements
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = ROOT / "_build" / "assignments"
 
+JUDGE = "from nanoeuler_lib.practice import judge  # anew: the name may be another by now"
 JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
 IN_ITS_PLACE = re.compile(
     r"\bown_\w+ or (?!own_)(\w+)|\bown_\w+ or \((\w+), (\w+)\)|\b(\w+) if own_\w+ is None"
@@ -42,7 +43,8 @@ downloaded, and the folder may lie anywhere.
 
 * Write where a cell says `your code here`. The cell below it checks what you wrote and says in one sentence what is
   wrong; the number under it is the points that you earned.
-* Checks are locked: what you change in them is undone before grading.
+* Checks are locked: what you change in them is undone before grading. Copied cells count once, and a gap or check that
+  you delete is put back, so deleting it loses its own points alone.
 * A wrong or missing answer costs its own points and no others: the notebook goes on with the book's version,
   which it imports from `{book}.py`. Look into that file when you have finished.
 * A person reads what an exercise wants in words.
@@ -103,7 +105,7 @@ def check_with_points(source: str, points: int) -> str:
     names = JUDGED.findall(source)
     right = " + ".join(f"({name} is not None)" for name in names)
     earned = f"{points} * {right}" if len(names) == 1 else f"{points} * ({right}) / {len(names)}"
-    return f"{' = '.join(names)} = None\n\n{source}\n{earned}"
+    return f"{' = '.join(names)} = None\n{JUDGE}\n\n{source}\n{earned}"
 
 
 def revealed(cell, answers: set[str]) -> list[str]:

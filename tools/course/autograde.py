@@ -1,14 +1,16 @@
-"""Grade a folder of submissions of a chapter with nbgrader: feedback for each student, and a CSV.
+"""Grade a folder of submissions of a chapter with nbgrader: a page for each student, and a CSV.
 
-    python -m tools.course.autograde 08 FOLDER    # FOLDER/NAME/08_residual_stream.ipynb, or FOLDER/NAME.ipynb
+    make autograde CH=08 FROM=FOLDER STUDENTS=roster.csv DUE=2026-12-01T12:00    # STUDENTS and DUE may be left out
+    make autograde CH=08    # the table and the pages again, after a person has given points
 
-In _build/assignments then stand autograded/NAME/08/, feedback/NAME/08/*.html and grades-08.csv: student, points of
-the checks, points that wait for a person, the most there is, a remark where a notebook could not be read or run, and a
-column for each check. A student whose notebook cannot be graded has 0 points and the reason. The checks only say that
-a student has worked through the chapter; what is marked is `nanoeuler assign`.
+In _build/assignments then stand autograded/, feedback/NAME/08/*.html and grades-08.csv: student, points of the checks,
+points that wait for a person, the most there is, days late, a remark, a column for each check; and, if the roster is a
+platform's, grades-08-canvas.csv or the like. A submission is mended first (mend.py). Students graded earlier keep their
+rows. The checks only say that a student has worked through the chapter; what is marked is `nanoeuler assign`.
 """
 
 import csv
+import hashlib
 import re
 import shutil
 import sys
@@ -16,68 +18,102 @@ from pathlib import Path
 
 import nbformat
 
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.school import roster
+from nanoeuler_lib.school.roster import HandedIn
+from tools.course import feedback
 from tools.course.assignment import COURSE, ROOT, nbgrader, notebook_of
+from tools.course.mend import mend
 
-
-def collect(chapter: str, folder: Path, course: Path, name: str) -> dict[str, str]:
-    """Copy the submissions into the course. Returns the students, each with what is wrong with the file, or ""."""
-    if not folder.is_dir():
-        sys.exit(f"submissions are in {folder}, expected a folder: make autograde CH={chapter} FROM=FOLDER")
-    files = {path.parent.name: path for path in sorted(folder.glob(f"*/{name}"))}
-    files |= {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
-    for path in sorted(
-        folder.iterdir()
-    ):  # a folder without the notebook is a student who handed in something else
-        if path.is_dir() and not path.name.startswith("."):
-            files.setdefault(path.name, None)
-    if not files:
-        sys.exit(f"{folder} holds no submission, expected NAME/{name} or NAME.ipynb")
-    students = {}
-    for kind in ("submitted", "autograded", "feedback"):  # an earlier run's
-        for earlier in (course / kind).glob(f"*/{chapter}"):
-            shutil.rmtree(earlier)
-    for student, path in files.items():
-        if not (students.setdefault(student, unreadable(student, path, name))):
-            (course / "submitted" / student / chapter).mkdir(parents=True)
-            shutil.copy(path, course / "submitted" / student / chapter / name)
-    return students
-
-
-def unreadable(student: str, path: Path | None, name: str) -> str:
-    """Why a submission cannot be run; "" if it can."""
-    if not re.fullmatch(r"[\w.-]+", student):
-        return "the student's name has characters other than letters, digits, . - and _"
-    if path is None:
-        return f"no file {name}"
-    try:
-        nbformat.validate(nbformat.read(path, as_version=4))
-    except Exception as error:  # whatever a file that is no notebook makes nbformat raise
-        return f"no notebook: {str(error).splitlines()[0][:80]}"
-    return ""
+HEAD = ("student", "points", "waiting for a person", "of", "late days", "remark")
 
 
 def grade(
-    chapter: str, folder: Path, course: Path = COURSE, notebooks: Path = ROOT / "notebooks"
+    chapter: str,
+    folder: Path | None,
+    course: Path = COURSE,
+    notebooks: Path = ROOT / "notebooks",
+    students: Path | None = None,
+    due: str = "",
 ) -> list[dict]:
-    """Grade all submissions; the rows of the CSV."""
+    """Grade all submissions of a folder; the rows of the CSV, those of earlier runs among them."""
     source = notebook_of(chapter, notebooks).name
-    if not (course / "release" / chapter / source).exists():
+    release = course / "release" / chapter / source
+    if not release.exists():
         sys.exit(f"there is no release of chapter {chapter}: make assignment CH={chapter}")
-    students = collect(chapter, folder, course, source)
-    readable = [student for student, why in students.items() if not why]
-    nbgrader(course, "autograde", chapter, "--force")
-    for student in readable:
-        if not (course / "autograded" / student / chapter / source).exists():  # by itself: what was wrong?
-            said, failed = nbgrader(course, "autograde", chapter, "--student", student, "--force")
-            students[student] = reason(said) if failed else ""
-    if not all(students.values()):
-        nbgrader(course, "generate_feedback", chapter, "--force")
-    rows = [row(course, chapter, student, why) for student, why in sorted(students.items())]
-    with (course / f"grades-{chapter}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(max(rows, key=len)), restval=0)
-        writer.writeheader()
-        writer.writerows(rows)
-    return rows
+    rows = earlier(course / f"grades-{chapter}.csv")
+    known, found = None, {}
+    try:
+        known = roster.read(students) if students else None
+        until = roster.due_date(due)
+        if folder is not None or not rows:
+            found = roster.handed_in(folder or Path("FROM"), source, known)
+    except NanoEulerError as error:
+        sys.exit(str(error))
+    if found and known is None:
+        print("warning: names are taken from the folders as they are: STUDENTS=FILE", file=sys.stderr)
+    for student, handed in found.items():
+        if handed.path or student not in rows:
+            late = handed.late_days(until)
+            why = collect(course, chapter, student, handed, release)
+            rows[student] = {"late days": late if until or late else "", "remark": why}
+    for student, why in run(course, chapter, [s for s in found if found[s].path], source).items():
+        rows[student]["remark"] = "; ".join(filter(None, [why, rows[student]["remark"]]))
+    table = [{"student": student} | rows[student] for student in sorted(rows)]
+    fill(course, chapter, table, source, found or rows)
+    write(course, chapter, table, known)
+    return table
+
+
+def earlier(path: Path) -> dict[str, dict]:
+    """The rows of an earlier run."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row.pop("student"): row for row in csv.DictReader(file)}
+
+
+def place(course: Path, kind: str, student: str, chapter: str) -> Path:
+    """A student's folder in the course. nbgrader knows a student by a name without spaces, the feedback by the name."""
+    known = re.sub(r"[^\w.-]+", "-", student)
+    if kind != "feedback" and (known != student or known[0] in ".-"):
+        known = f"{known.strip('.-')}-{hashlib.sha256(student.encode()).hexdigest()[:6]}"
+    return course / kind / (student if kind == "feedback" else known) / chapter
+
+
+def collect(course: Path, chapter: str, student: str, handed: HandedIn, release: Path) -> str:
+    """Copy a submission into the course, mended; the remark. One that cannot be read replaces no earlier one."""
+    if handed.path is None:
+        return handed.remark
+    try:
+        notebook = nbformat.read(handed.path, as_version=4)
+        nbformat.validate(notebook)
+        mended = mend(notebook, nbformat.read(release, as_version=4))
+        nbformat.validate(notebook)
+    except Exception as error:  # whatever a file that is no notebook makes nbformat raise
+        return f"no notebook: {(str(error).splitlines() or [type(error).__name__])[0][:80]}"
+    for kind in ("submitted", "autograded", "feedback"):  # an earlier submission of this student's
+        shutil.rmtree(place(course, kind, student, chapter), ignore_errors=True)
+    place(course, "submitted", student, chapter).mkdir(parents=True)
+    nbformat.write(notebook, place(course, "submitted", student, chapter) / release.name)
+    return "; ".join(filter(None, [handed.remark, mended]))
+
+
+def run(course: Path, chapter: str, students: list[str], source: str) -> dict[str, str]:
+    """Let nbgrader run the submissions of these students; why it gave up, of those of whom it did."""
+    new = [s for s in students if place(course, "submitted", s, chapter).exists()]
+    new = [s for s in new if not (place(course, "autograded", s, chapter) / source).exists()]
+    ids = {place(course, "submitted", s, chapter).parent.name: s for s in new}
+    others = [path.parent.name for path in (course / "submitted").glob(f"*/{chapter}")]
+    exclude = ",".join(other for other in others if other not in ids)
+    if ids:
+        nbgrader(course, "autograde", chapter, "--force", f"--CourseDirectory.student_id_exclude={exclude}")
+    failed = {}
+    for known, student in ids.items():
+        if not (course / "autograded" / known / chapter / source).exists():  # by itself: what was wrong?
+            said, stopped = nbgrader(course, "autograde", chapter, "--student", known, "--force")
+            failed |= {student: reason(said)} if stopped else {}
+    return failed
 
 
 def reason(said: str) -> str:
@@ -87,32 +123,63 @@ def reason(said: str) -> str:
     return "cannot be run: " + (found[-1][:120] if found else "nbgrader gave up")
 
 
-def row(course: Path, chapter: str, student: str, why: str) -> dict:
+def fill(course: Path, chapter: str, table: list[dict], source: str, pages) -> None:
+    """Put the points of nbgrader's gradebook into the rows, and write the pages of the students in `pages`."""
     from nbgrader.api import Gradebook
 
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
-        assignment = gradebook.find_assignment(chapter)
-        line = {
-            "student": student,
-            "points": 0,
-            "waiting for a person": 0,
-            "of": assignment.max_score,
-            "remark": why,
+        most = gradebook.find_assignment(chapter).max_score
+        for line in table:
+            student, remark = line["student"], line.get("remark", "")
+            ran = place(course, "autograded", student, chapter)
+            kept = {"late days": line.get("late days", ""), "remark": remark}
+            line.clear()
+            line |= {"student": student, "points": 0, "waiting for a person": 0, "of": most} | kept
+            if not (ran / source).exists():
+                continue
+            submission = gradebook.find_submission(chapter, ran.parent.name).notebooks[0]
+            comments = {comment.name: comment.comment or "" for comment in submission.comments}
+            graded = {}
+            for found in submission.grades:
+                if found.needs_manual_grade:
+                    line["waiting for a person"] += found.max_score
+                line[found.name.removesuffix("-check")] = found.score or 0
+                graded[found.name] = {
+                    "score": found.score or 0,
+                    "of": found.max_score,
+                    "waiting": found.needs_manual_grade,
+                }
+                graded[found.name]["comment"] = comments.get(found.name, "")
+            line["points"] = sum(one["score"] for one in graded.values())
+            if student in pages:
+                page = place(course, "feedback", student, chapter) / Path(source).with_suffix(".html")
+                feedback.write(page, ran / source, f"Chapter {chapter}, {student}", line, graded)
+
+
+def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | None) -> None:
+    """Write grades-08.csv, and the table that the roster's platform imports."""
+    with (course / f"grades-{chapter}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, list(dict.fromkeys([*HEAD, *(key for line in table for key in line)])), restval=0
+        )
+        writer.writeheader()
+        writer.writerows(table)
+    if known and known.platform:
+        points = {
+            line["student"]: None if line["remark"] == roster.ABSENT else line["points"] for line in table
         }
-        if why:
-            return line
-        grades = gradebook.find_submission(chapter, student).notebooks[0].grades
-        for found in grades:
-            if found.needs_manual_grade:
-                line["waiting for a person"] += found.max_score
-            line[found.name.removesuffix("-check")] = found.score or 0
-        line["points"] = sum(found.score or 0 for found in grades)
-    return line
+        path = course / f"grades-{chapter}-{known.platform}.csv"
+        roster.write_grades(path, known, f"Chapter {chapter}", points, table[0]["of"])
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or not all(sys.argv[1:]):
-        sys.exit("which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER")
-    for line in grade(sys.argv[1], Path(sys.argv[2])):
-        print(f"{line['student']:16} {line['points']:5g} of {line['of']:g}  {line['remark']}")
-    print(COURSE / f"grades-{sys.argv[1]}.csv")
+    chapter, folder, students, due = (sys.argv[1:] + [""] * 4)[:4]
+    if not chapter or not (folder or earlier(COURSE / f"grades-{chapter}.csv")):
+        sys.exit(
+            "which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE"
+        )
+    paths = [Path(text) if text else None for text in (folder, students)]
+    for line in grade(chapter, paths[0], students=paths[1], due=due):
+        late = f"  {line['late days']} days late" if line["late days"] not in ("", 0, "0") else ""
+        print(f"{line['student']:20} {line['points']:5g} of {line['of']:g}{late}  {line['remark']}")
+    print(COURSE / f"grades-{chapter}.csv")

@@ -1,0 +1,70 @@
+"""A page for a student: each exercise by its name, its points, the one sentence of its check, and what was handed in.
+
+It asks no other host for anything.
+"""
+
+import html
+import re
+from pathlib import Path
+
+import nbformat
+
+TITLE = re.compile(r"^`{3,}\{exercise\} *(.*)$|^#{2,4} +(.*)$", re.M)
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
+h2 {{ font-size: 1.1rem; margin: 1.6rem 0 0 }} p {{ margin: .2rem 0 }}
+pre {{ background: #f4f4f4; color: #111; padding: .6rem; overflow: auto; white-space: pre-wrap }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{points}</p>
+{remark}{parts}
+</body></html>
+"""
+
+
+def write(path: Path, notebook: Path, title: str, line: dict, graded: dict[str, dict]) -> None:
+    """Write the page. line: the student's row of the table. graded: of each graded cell score, of, waiting, comment."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    waiting = (
+        f", and {line['waiting for a person']:g} that a person gives" if line["waiting for a person"] else ""
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        PAGE.format(
+            title=html.escape(title),
+            points=f"{line['points']:g} of {line['of']:g} points{waiting}.",
+            remark=f"<p>{html.escape(line['remark'])}</p>\n" if line["remark"] else "",
+            parts="\n".join(_parts(cells, graded)),
+        ),
+        encoding="utf-8",
+    )
+
+
+def _parts(cells: list, graded: dict[str, dict]):
+    exercise, answer = "", ""
+    for cell in cells:
+        name = str(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
+        if name in graded:
+            found = graded[name]
+            words = cell.cell_type == "markdown"
+            said = "" if words else sentence(cell)
+            given = (
+                "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
+            )
+            yield f"<h2>{html.escape(exercise)}: {given}</h2>"
+            yield from (f"<p>{html.escape(text)}</p>" for text in (said, found["comment"]) if text)
+            yield f"<pre>{html.escape(cell.source if words else answer)}</pre>"
+        elif name:
+            answer = cell.source
+        elif cell.cell_type == "markdown" and (titles := TITLE.findall(cell.source)):
+            exercise = "".join(titles[-1])
+
+
+def sentence(cell) -> str:
+    """What a check said: what it printed, or the error that stopped it."""
+    texts = [out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout"]
+    errors = [f"{out.ename}: {out.evalue}" for out in cell.outputs if out.output_type == "error"]
+    return COLOURS.sub("", " ".join(["".join(texts).strip(), *errors])).strip()
