@@ -85,7 +85,7 @@ class Roster:
         """The students whom a spelling may mean; one without accents counts if no other does."""
         for marks in (True, False):
             wanted = fold(spelling, marks)
-            found = [s for s in self.students if wanted and wanted in {fold(k, marks) for k in _spellings(s)}]
+            found = [s for s in self.students if wanted in {fold(k, marks) for k in _spellings(s)}]
             if found:
                 return found
         return []
@@ -148,7 +148,7 @@ def _student(platform: str, row: dict[str, str]) -> Student | None:
     if "points possible" in (whole or last).casefold() or whole == "Student, Test":  # Canvas's own rows
         return None
     name = canonical(f"{first} {last}" if last else whole)
-    ids = [cells[key] for key in PLATFORMS[platform][1] if cells.get(key)]
+    ids = [cells[key] for key in PLATFORMS[platform][1] if fold(cells.get(key, ""))]
     ids += [i.rpartition(" ")[2] for i in ids if i.startswith("Participant ")]
     ids += [i.partition("@")[0] for i in ids if "@" in i]
     return Student(name, tuple(ids), row) if name and ids else None

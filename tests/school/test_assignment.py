@@ -1,6 +1,7 @@
 """Releases: without solutions, complete, runnable from any folder; each gap gives its own points, and no others."""
 
 import ast
+import copy
 import csv
 import functools
 import itertools
@@ -19,6 +20,7 @@ from submissions import Answers, fill, kinds  # noqa: E402
 
 from tools.course import assignment, autograde  # noqa: E402
 from tools.course.assignment import ROOT, instructor_version, notebook_of, tags  # noqa: E402
+from tools.course.mend import mark, mend  # noqa: E402
 from tools.notebooks.cells import python  # noqa: E402
 
 CHAPTERS = sorted(path.name.partition("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -99,6 +101,24 @@ def test_a_release_needs_no_other_folder(chapter):
     assert named <= stored
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     assert not re.search(r"\]\([^)]*\.ipynb", text)
+
+
+@each_chapter
+def test_a_mark_that_was_lost_comes_back_where_it_stood(chapter):
+    release, _ = version(chapter)
+    names = [mark(cell) for cell in release.cells if mark(cell)]
+    for lost in names:
+        notebook = copy.deepcopy(release)
+        without(notebook, lost)
+        assert mend(notebook, release) == f"put back: {lost}"
+        assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
+    notebook = copy.deepcopy(release)
+    for cell in notebook.cells:  # answered, and through another editor
+        if mark(cell) and not cell.metadata.nbgrader.locked:
+            cell.source += "\n\n" if cell.cell_type == "code" else "An answer in words."
+        anew(cell)
+    assert "put back" not in mend(notebook, release)
+    assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
 
 
 def test_a_check_of_two_functions_gives_half_for_one():
@@ -301,7 +321,33 @@ def hand_in(student, folder, release, sources):
     return path
 
 
-def test_a_class_is_graded(mini, capsys):
+@pytest.mark.parametrize("student", [student for student, (_, done, *_) in CLASS.items() if done])
+def test_a_mark_stands_once(student):
+    jupytext = pytest.importorskip("jupytext")
+    template = jupytext.read(ROOT / "tools" / "notebooks" / "chapter_template.md")
+    release, _ = instructor_version(template, "book_99")
+    notebook = copy.deepcopy(release)
+    marked(notebook, GAP).source += f"\n\n\n{RIGHT}"
+    marked(notebook, "template-open").source = "An answer in words."
+    CLASS[student][1](notebook)
+    said = mend(notebook, release)
+    assert said.startswith(CLASS[student][4]) and bool(said) == bool(CLASS[student][4])
+    marks = {mark(cell): cell for cell in notebook.cells if mark(cell)}
+    assert len(marks) == sum(bool(mark(cell)) for cell in notebook.cells)
+    wanted = {mark(cell) for cell in release.cells if mark(cell)}
+    assert marks.keys() == wanted - ({"template-centre"} if student == "Gaps Merged" else set())
+    for cell in release.cells:
+        if mark(cell) in marks:
+            assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, (
+                "points and locks are the release's"
+            )
+    if "Deleted" not in student or student == "Check Deleted":
+        *_, last = (cell for cell in notebook.cells if "def my_rmsnorm" in cell.source)
+        assert RIGHT in last.source
+        assert marks["template-open"].source == "An answer in words."
+
+
+def test_a_class_is_graded(mini):
     folder, notebooks, release = mini
     gaps = Answers("99", notebooks).gaps
     gaps[GAP] = (RIGHT, gaps[GAP][1])
@@ -315,9 +361,6 @@ def test_a_class_is_graded(mini, capsys):
         hand_in(student, folder / "work", release, sources)
     given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
     rows = {row["student"]: row for row in autograde.grade("99", folder / "work", **given)}
-    with capsys.disabled():
-        for row in rows.values():
-            print(f"{row['student']:26}{row['points']:3} + {row['waiting for a person']}  {row['remark']}")
     assert rows.keys() == CLASS.keys()
     for student, (_, _, points, waiting, remark) in CLASS.items():
         row = rows[student]
@@ -327,6 +370,8 @@ def test_a_class_is_graded(mini, capsys):
     assert "<h2>A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>" in page
     assert "<h2>Your turn: 0 of 3 points</h2>" in page and "http" not in page
 
+    ran = autograde.place(course, "autograded", "All Right", "99") / release.name
+    before = ran.stat().st_mtime_ns
     late = hand_in("All Right", folder / "late", release, sources)
     late.parent.rename(late.parents[1] / "comes.late")
     os.utime(late.parents[1] / "comes.late" / late.name, (1.8e9, 1.8e9))
@@ -335,7 +380,10 @@ def test_a_class_is_graded(mini, capsys):
     assert (after["Comes Late"]["points"], after["Comes Late"]["late days"]) == (5, 2)
     assert after["Never Comes"]["remark"] == "nothing handed in"
     for student in [*CLASS][:-2]:
-        assert after[student]["points"] == rows[student]["points"], "earlier rows stay"
+        assert list(map(str, after[student].values())) == list(map(str, rows[student].values())), (
+            "earlier rows stay"
+        )
+    assert ran.stat().st_mtime_ns == before, "and their notebooks do not run again"
     assert (course / "feedback" / "All Right" / "99" / "99_template.html").exists()
     table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
     marks = {row["ID"]: row["Chapter 99"] for row in table}

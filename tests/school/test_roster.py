@@ -68,7 +68,7 @@ def test_a_roster_that_cannot_be_one_is_refused(text, said, read):
 
 
 def test_two_of_one_name_are_told_apart_by_their_ids(read):
-    found = read("Full name,Email address\nAda L,a1@x.edu\nAda L,a2@x.edu\n")
+    found = read("Full name,ID number,Email address\nAda L,-,a1@x.edu\nAda L,-,a2@x.edu\n")
     assert [s.name for s in found.students] == ["Ada L a1@x.edu", "Ada L a2@x.edu"]
     assert [s.name for s in found.matches("Ada L")] == ["Ada L a1@x.edu", "Ada L a2@x.edu"]
     assert [s.name for s in found.matches("a2")] == ["Ada L a2@x.edu"]
