@@ -523,6 +523,8 @@ def _assign(new):
         "their code"
     )
     what.add_argument("--grade", type=Path, metavar="FOLDER", help=text)
+    text = "with --grade: when answers were due, as 2026-12-01T12:00; the table counts the days late"
+    new.add_argument("--due", metavar="DATE", help=text)
     new.add_argument(
         "--out",
         type=Path,

@@ -641,7 +641,7 @@ def _mark(args, seed):
 
     out = args.out or Path(f"marks-{args.chapter}")
     papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
-    known = roster.read(args.students) if args.students else None
+    known, due = roster.read(args.students) if args.students else None, roster.due_date(args.due or "")
     students = roster.handed_in(args.grade, "answers.py", known)
     _refuse_existing(out)
     if known is None:
@@ -660,7 +660,8 @@ def _mark(args, seed):
                 f"{printable(student):20} {points:10} {printable(f'{each}  {found.remark}'.strip())}",
                 flush=True,
             )
-    papers.write_marks(out, args.chapter, marks, {name: found.remark for name, found in students.items()})
+    notes = {name: (found.late_days(due), found.remark) for name, found in students.items()}
+    papers.write_marks(out, args.chapter, marks, notes)
     if known and known.platform:
         points = {name: sum(mark.points for mark in row) if row else None for name, row in marks.items()}
         table = out / f"marks-{known.platform}.csv"

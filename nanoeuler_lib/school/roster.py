@@ -166,10 +166,11 @@ class HandedIn:
     late: bool = False
     remark: str = ""
 
-    def late_days(self, due: datetime | None) -> int:
-        """Days after the due date, begun ones counted whole. Canvas tells whether, and the file's time how many."""
+    def late_days(self, due: datetime | None) -> int | str:
+        """Days after the due date, begun ones counted whole; "" if none is known. Canvas tells that a file is late."""
         after = (self.when - due) / timedelta(days=1) if due and self.when else 0
-        return max(math.ceil(after), int(self.late))
+        days = max(math.ceil(after), int(self.late))
+        return days if days or (due and self.path) else ""
 
 
 def due_date(text: str) -> datetime | None:

@@ -308,6 +308,10 @@ def test_command_hands_out_and_marks(tmp_path, capsys, right, monkeypatch):
             "student is '../a', expected letters, digits, spaces and . - _ @",
         ),
         (["08", "--seed", "", "--student", "a"], "--seed is empty"),
+        (
+            ["08", "--seed", "s", "--grade", "in", "--due", "soon"],
+            "the due date is 'soon', expected one as 2026-12-01",
+        ),
         (["08", "--seed", "s"], "got none of them, expected --student, --students or --grade"),
         (
             ["08", "--seed", "s", "--student", "a", "--students", "b"],
@@ -340,7 +344,19 @@ def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
         "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
         + f'"{STUDENT}",7,login,S\n"Lovelace, Ada",12345,al,S\n"Müller, Käthe",8,k,S\n'
     )
-    mark = ["assign", "05", "--seed", SEED, "--students", "list.csv", "--grade", "in", "--out"]
+    mark = [
+        "assign",
+        "05",
+        "--seed",
+        SEED,
+        "--students",
+        "list.csv",
+        "--grade",
+        "in",
+        "--due",
+        "2999-12-31",
+        "--out",
+    ]
     (tmp_path / "in").mkdir()
     answers = tmp_path / "in" / f"{STUDENT.upper()} (1).py"
     answers.write_text(paper_answers.file(right["05"]))
@@ -348,11 +364,11 @@ def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
     assert main([*mark, "marks"]) == 0
     assert "warning" not in capsys.readouterr().err
     rows = list(csv.DictReader((tmp_path / "marks" / "marks.csv").open()))
-    told = {row["student"]: (row["points"], row["remark"]) for row in rows}
+    told = {row["student"]: (row["points"], row["late days"], row["remark"]) for row in rows}
     assert told == {
-        STUDENT: ("10", ""),
-        "Ada Lovelace": ("0", ""),
-        "Käthe Müller": ("0", "nothing handed in"),
+        STUDENT: ("10", "0", ""),
+        "Ada Lovelace": ("0", "1", ""),
+        "Käthe Müller": ("0", "", "nothing handed in"),
     }
     table = list(csv.DictReader((tmp_path / "marks" / "marks-canvas.csv").open()))
     assert [row["Chapter 05: paper"] for row in table] == ["10", "10", "0", ""]

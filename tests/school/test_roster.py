@@ -122,7 +122,7 @@ def test_the_last_file_counts_and_what_belongs_to_nobody_is_refused(read, tmp_pa
     assert list(got) == ["Ada Lovelace", "Käthe Müller", "Tim O'Brien"]
     ada, kathe, tim = got.values()
     assert ada.when == datetime(2026, 12, 2, 12) and ada.remark.startswith("2 files, the last counts")
-    for due, days in (("", 0), ("2026-12-01T12:00", 1), ("2026-12-01", 1), ("2026-11-30T11:59", 3)):
+    for due, days in (("", ""), ("2026-12-01T12:00", 1), ("2026-12-01", 1), ("2026-11-30T11:59", 3)):
         assert ada.late_days(roster.due_date(due)) == days
     assert kathe.path.name == "answers (1).py"
     assert (tim.path, tim.remark) == (None, "nothing handed in")

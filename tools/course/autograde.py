@@ -54,9 +54,8 @@ def grade(
         print("warning: names are taken from the folders as they are: STUDENTS=FILE", file=sys.stderr)
     for student, handed in found.items():
         if handed.path or student not in rows:
-            late = handed.late_days(until)
             why = collect(course, chapter, student, handed, release)
-            rows[student] = {"late days": late if until or late else "", "remark": why}
+            rows[student] = {"late days": handed.late_days(until), "remark": why}
     for student, why in run(course, chapter, [s for s in found if found[s].path], source).items():
         rows[student]["remark"] = "; ".join(filter(None, [why, rows[student]["remark"]]))
     table = [{"student": student} | rows[student] for student in sorted(rows)]

@@ -221,17 +221,30 @@ def _read(results: Path, count: int, code: int) -> tuple[list[list[np.ndarray]],
     return returned, "" if all(returned) else "not every call returned something"
 
 
-def write_marks(folder: Path, chapter: str, marks: dict[str, list[Mark]], remarks: dict[str, str]) -> None:
+def write_marks(
+    folder: Path, chapter: str, marks: dict[str, list[Mark]], notes: dict[str, tuple] | None = None
+):
     """Make a folder with marks.csv, a row for each student, and a page for each to hand back.
 
-    Who handed in nothing has no marks, and no page.
+    Who handed in nothing has no marks, and no page. notes: for each student the days late and a remark.
     """
     folder.mkdir(parents=True)
     problems = [mark.problem for mark in next((row for row in marks.values() if row), [])]
-    rows = [["student", "points", "of", "remark", *problems, *(f"{p}: what was wrong" for p in problems)]]
+    rows = [
+        [
+            "student",
+            "points",
+            "of",
+            "late days",
+            "remark",
+            *problems,
+            *(f"{p}: what was wrong" for p in problems),
+        ]
+    ]
     for student, row in marks.items():
         points, of = sum(m.points for m in row), sum(m.of for m in row) or POINTS
-        head = [_cell(student), points, of, _cell(remarks.get(student, ""))]
+        late, remark = (notes or {}).get(student, ("", ""))
+        head = [_cell(student), points, of, late, _cell(remark)]
         rows.append([*head, *(m.points for m in row), *(_cell(m.said) for m in row)])
         if row:
             lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in row]
