@@ -16,6 +16,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e .[instructor]")
 
+from nbgrader.api import Gradebook  # noqa: E402
 from submissions import Answers, fill, kinds  # noqa: E402
 
 from tools.course import assignment, autograde  # noqa: E402
@@ -112,13 +113,17 @@ def test_a_mark_that_was_lost_comes_back_where_it_stood(chapter):
         without(notebook, lost)
         assert mend(notebook, release) == f"put back: {lost}"
         assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
-    notebook = copy.deepcopy(release)
-    for cell in notebook.cells:  # answered, and through another editor
-        if mark(cell) and not cell.metadata.nbgrader.locked:
-            cell.source += "\n\n" if cell.cell_type == "code" else "An answer in words."
-        anew(cell)
-    assert "put back" not in mend(notebook, release)
-    assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
+    for how in ("answered", "untouched", "rewritten"):
+        notebook = copy.deepcopy(release)
+        for cell in notebook.cells:  # through another editor, which drops marks and perhaps ids
+            if mark(cell) and not cell.metadata.nbgrader.locked and how != "untouched":
+                more = "\n\n" if cell.cell_type == "code" else "An answer in words."
+                cell.source = cell.source + more if how == "answered" else "words = 1"
+            kept = cell.id
+            anew(cell)
+            cell.id = kept if how == "rewritten" else cell.id
+        assert "put back" not in mend(notebook, release), how
+        assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
 
 
 def test_a_check_of_two_functions_gives_half_for_one():
@@ -377,19 +382,32 @@ def test_a_class_is_graded(mini):
     late = hand_in("All Right", folder / "late", release, sources)
     late.parent.rename(late.parents[1] / "comes.late")
     os.utime(late.parents[1] / "comes.late" / late.name, (1.8e9, 1.8e9))
+    (folder / "late" / "half wrong.ipynb").write_text("{")
     due = datetime.fromtimestamp(1.8e9 - 90_000).isoformat()
     after = {row["student"]: row for row in autograde.grade("99", folder / "late", due=due, **given)}
     assert (after["Comes Late"]["points"], after["Comes Late"]["late days"]) == (5, 2)
     assert after["Never Comes"]["remark"] == "nothing handed in"
-    for student in [*CLASS][:-2]:
+    half = after["Half Wrong"]
+    assert half["late days"] == str(rows["Half Wrong"]["late days"])
+    assert half["points"] == 2 and half["remark"].startswith("no notebook"), (
+        "it replaces none that could be read"
+    )
+    for student in CLASS.keys() - {"Comes Late", "Half Wrong"}:
         assert list(map(str, after[student].values())) == list(map(str, rows[student].values())), (
             "earlier rows stay"
         )
     assert ran.stat().st_mtime_ns == before, "and their notebooks do not run again"
-    assert (course / "feedback" / "All Right" / "99" / "99_template.html").exists()
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # as Formgrader does
+        words = gradebook.find_grade("template-open", "99_template", "99", ran.parents[1].name)
+        words.manual_score, words.needs_manual_grade = 3, False
+        gradebook.db.commit()
+    again = {row["student"]: row for row in autograde.grade("99", None, **given)}
+    assert (again["All Right"]["points"], again["All Right"]["waiting for a person"]) == (8, 0)
+    page = (course / "feedback" / "All Right" / "99" / "99_template.html").read_text()
+    assert "An open question: 3 of 4 points" in page
     table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
     marks = {row["ID"]: row["Chapter 99"] for row in table}
-    assert (marks["100"], marks["124"], marks["125"], marks[""]) == ("5", "5", "", "9")
+    assert (marks["100"], marks["124"], marks["125"], marks[""]) == ("8", "5", "", "9")
 
 
 def test_submissions_that_are_nowhere_are_told_in_one_line(mini, tmp_path):

@@ -55,7 +55,9 @@ def grade(
     for student, handed in found.items():
         if handed.path or student not in rows:
             why = collect(course, chapter, student, handed, release)
-            rows[student] = {"late days": handed.late_days(until), "remark": why}
+            replaced = not why.startswith("no notebook") or student not in rows
+            late = handed.late_days(until) if replaced else rows[student]["late days"]
+            rows[student] = {"late days": late, "remark": why}
     for student, why in run(course, chapter, [s for s in found if found[s].path], source).items():
         rows[student]["remark"] = "; ".join(filter(None, [why, rows[student]["remark"]]))
     table = [{"student": student} | rows[student] for student in sorted(rows)]
