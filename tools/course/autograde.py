@@ -181,6 +181,6 @@ if __name__ == "__main__":
         )
     paths = [Path(text) if text else None for text in (folder, students)]
     for line in grade(chapter, paths[0], students=paths[1], due=due):
-        late = f"  {line['late days']} days late" if line["late days"] not in ("", 0, "0") else ""
+        late = f"  days late: {line['late days']}," if line["late days"] not in ("", 0, "0") else ""
         print(f"{line['student']:20} {line['points']:5g} of {line['of']:g}{late}  {line['remark']}")
     print(COURSE / f"grades-{chapter}.csv")
