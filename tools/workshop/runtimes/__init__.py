@@ -197,7 +197,7 @@ def answer(runtime: Runtime, run: Path) -> dict:
     return found
 
 
-def compared(found: dict, own: dict, texts: list[str]) -> dict:
+def compared(found: dict, own: dict, texts: list[str], turned: np.ndarray) -> dict:
     """A row of the table: strings with equal ids; how far logits are apart; where greedy texts part."""
     logits, size = found["logits"].reshape(own["logits"].shape), float(np.abs(own["logits"]).max())
     apart = np.abs(logits - own["logits"]).max(axis=1)
@@ -214,6 +214,7 @@ def compared(found: dict, own: dict, texts: list[str]) -> dict:
         "others": others[:20],
         "largest_logit": round(size, 3),
         "apart": float(f"{apart.max():.2e}"),
+        "apart_with_these_angles": float(f"{np.abs(logits - own['logits'] - turned).max():.2e}"),
         "apart_by_position": {str(t): float(f"{apart[t]:.2e}") for t in (0, 10, 100, len(apart) - 1)},
         "texts": len(found["greedy"]),
         "parted": parted,
@@ -227,14 +228,14 @@ def main(run: str | None = None) -> None:
     (FOLDER / "request.json").write_text(json.dumps(asked))
     (FOLDER / "strings.json").write_text(json.dumps(texts))
     own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, texts)
-    turned = float(f"{np.abs(with_angles_in_float32(checkpoint.model, asked['row'])).max():.2e}")
+    turned = with_angles_in_float32(checkpoint.model, asked["row"])
     rows = []
     print(
         "| runtime | equal ids | largest difference of a logit | greedy texts that part |\n|:--|--:|--:|:--|"
     )
     for runtime in RUNTIMES:
         try:
-            row = {"name": runtime.name} | compared(answer(runtime, path), own, texts)
+            row = {"name": runtime.name} | compared(answer(runtime, path), own, texts, turned)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"| {runtime.name} | not asked: {error} | | |")
             continue
@@ -246,12 +247,13 @@ def main(run: str | None = None) -> None:
         )
         name, greedy = f"{runtime.name}, {row['version']}", f"{len(row['parted'])} of {row['texts']} {parted}"
         print(f"| {name} | {equal} | {apart} | {greedy} |", flush=True)
-    print(f"angles in float32 alone: {turned:.0e}")
+    moved = float(f"{np.abs(turned).max():.2e}")
+    print(f"angles in float32 alone: {moved:.0e}")
     train = {} if checkpoint.train is None else checkpoint.train.to_dict()
     config = {
         "model": checkpoint.model.config.to_dict(),
         "train": train,
-        "angles_in_float32": turned,
+        "angles_in_float32": moved,
         "greedy": TOKENS,
     }
     save("runtimes", config, rows)
