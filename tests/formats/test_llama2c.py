@@ -231,7 +231,9 @@ def test_damaged_files_are_refused(tmp_path):
     assert "is cut off" in error_of(formats.import_run, good, tmp_path / "run")
     vocabulary.unlink()
     assert "expected --tokenizer FILE" in error_of(formats.import_run, good, tmp_path / "run")
-    assert "no such file, expected a Hugging Face" in error_of(formats.import_run, tmp_path / "no", tmp_path / "run")
+    assert "no such file, expected a Hugging Face" in error_of(
+        formats.import_run, tmp_path / "no", tmp_path / "run"
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 3, 6])
