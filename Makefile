@@ -71,7 +71,7 @@ lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=n
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) $(if $(filter command line,$(origin NB)),$(NB),work/00_start_here.ipynb)
 
 runtimes: $(READY)  ## the same run in NumPy, the page's JavaScript, transformers 4 and 5, llama.cpp (RUN=...): one table
-	@$(BIN)/python -m tools.workshop.runtimes $(RUN)
+	@$(BIN)/python -m benchmarks.runtimes $(RUN)
 
 execute: $(READY)  ## run notebooks in place and normalise their output (NB=notebooks/06_attention.ipynb; default all)
 	@$(BIN)/python -m tools.notebooks.notebook execute $(NB)

@@ -1,6 +1,6 @@
 """Runtimes: does a run say the same in other people's programs? `make runtimes` prints one table.
 
-    python -m tools.workshop.runtimes [RUN]    # without RUN: a model of context 512, three query heads a key head
+    python -m benchmarks.runtimes [RUN]    # without RUN: a model of context 512, three query heads a key head
 
 NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp in environments of their
 own, made once in _build/runtimes, since no environment holds both versions of transformers. Each gets one request (a
@@ -26,7 +26,7 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training.checkpoint import PRETRAINED, load
 from tools.notebooks.results import ROOT, save
 
-FOLDER, HERE = ROOT / "_build" / "runtimes", Path(__file__).parent
+FOLDER, HERE = ROOT / "_build" / "runtimes", Path(__file__).parent / "other_programs"
 MODEL = "--dim 96 --heads 6 --kv-heads 2 --layers 4 --context 512 --predict 2"
 TRAIN = "--batch 8 --steps 700 --warmup 50 --rate 5e-3 --sample-every 0 --valid-every 700 --save-every 700"
 STRINGS, PROMPTS, TOKENS = 10_000, 8, 200

@@ -3,7 +3,7 @@
 const fs = require("fs"), path = require("path"), vm = require("vm");
 
 const [folder, request, out] = process.argv.slice(2);
-const source = path.join(__dirname, "../../../book/_static/live/model.js");
+const source = path.join(__dirname, "../../book/_static/live/model.js");
 const NanoEuler = vm.runInThisContext(fs.readFileSync(source, "utf8") + "\nNanoEuler;");
 const { config, tokenizer: spec, shapes } = JSON.parse(fs.readFileSync(path.join(folder, "model.json"), "utf8"));
 const bytes = fs.readFileSync(path.join(folder, "weights.bin"));
