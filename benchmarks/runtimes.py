@@ -256,7 +256,10 @@ def main(run: str | None = None) -> None:
         "angles_in_float32": moved,
         "greedy": TOKENS,
     }
-    save("runtimes", config, rows)
+    if len(rows) < len(RUNTIMES):
+        print("not stored: data/results/runtimes.json keeps what all of them said")
+    else:
+        save("runtimes", config, rows)
 
 
 if __name__ == "__main__":

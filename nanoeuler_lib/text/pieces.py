@@ -101,9 +101,8 @@ class PieceTokenizer(Tokenizer):
         self.special_tokens, self.fallback, self.cut = dict(special_tokens), list(fallback), cut
         self.begin, self.end, self.whole, size = begin, end, whole, len(self.token_bytes)
         special = set(self.special_tokens.values())
-        known = {*special, *self.fallback, *(id for row in self.merges for id in row[:3])} | {begin, end} - {
-            None
-        }
+        edges, in_merges = {begin, end} - {None}, {id for row in self.merges for id in row[:3]}
+        known = {*special, *self.fallback} | in_merges | edges
         if odd := [id for id in known if type(id) is not int or not 0 <= id < size]:
             raise NanoEulerError(f"token id is {short(odd[0])}, expected 0 to {size - 1}")
         if [self.token_bytes[id] for id in self.fallback] != [bytes([byte]) for byte in range(256)]:
