@@ -755,7 +755,7 @@ def _checkpoint(args, default="konigsberg-small"):
 
 
 def _tokenizer(args):
-    from nanoeuler_lib.text.pieces import load
+    from nanoeuler_lib.text.vocabularies import load
     from nanoeuler_lib.training.checkpoint import load_pretrained
 
     return load(args.tokenizer) if args.tokenizer else load_pretrained()[1]

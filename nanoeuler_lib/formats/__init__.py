@@ -1,7 +1,7 @@
 """Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
 
-`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2`, `gguf` and `llama2c` are the files. Another
-architecture comes in by a line of READERS.
+`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2_folder`, `gguf` and `llama2c` are the files.
+Another architecture comes in by a line of READERS.
 """
 
 import platform
@@ -11,17 +11,17 @@ from pathlib import Path
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import to_json, write_text, writing
-from nanoeuler_lib.formats import gguf, gpt2, llama, llama2c, tokenizers
+from nanoeuler_lib.formats import gguf, gpt2_folder, llama, llama2c, tokenizers
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.checkpoint import Checkpoint, load
 
 WRITERS = {  # architecture of a run, and what is to come of it -> (checkpoint, path)
-    ("llama", "hf"): llama.export, ("llama", "gguf"): gguf.export, ("gpt2", "hf"): gpt2.export,
+    ("llama", "hf"): llama.export, ("llama", "gguf"): gguf.export, ("gpt2", "hf"): gpt2_folder.export,
 }  # fmt: skip
 # model_type -> (folder, values of config.json) -> model
-READERS = {"llama": llama.read, "mistral": llama.read, "gpt2": gpt2.read}
+READERS = {"llama": llama.read, "mistral": llama.read, "gpt2": gpt2_folder.read}
 
 
 def export(run: str | Path, to: str, out: str | Path) -> list[str]:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.text import pieces
-from nanoeuler_lib.text.pieces import BYTE_LEVEL, META, PieceTokenizer
+from nanoeuler_lib.text import vocabularies
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, byte_characters, read_json
+from nanoeuler_lib.text.vocabularies import BYTE_LEVEL, META, PieceTokenizer
 
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
 _LLAMA3 += r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,7 +23,7 @@ _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": META}
 _FROM_META = {"type": "Replace", "pattern": {"String": META}, "content": " "}
 _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _FROM_BYTES = {"type": "ByteFallback"}, {"type": "Fuse"}
-# How a text is cut, by its name in `text.pieces`: normalizer and pre_tokenizer.
+# How a text is cut, by its name in `text.vocabularies`: normalizer and pre_tokenizer.
 CUTS = {
     "gpt2": (None, _BYTES),
     "digits": (None, _in_turn("pretokenizers", _DIGITS, _BYTES)),
@@ -93,7 +93,7 @@ def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokeni
     """
     spec = read_json(path)
     if isinstance(spec, dict) and str(spec.get("format")).startswith("nanoeuler"):
-        return pieces.load(path)
+        return vocabularies.load(path)
     try:
         return _from_json(spec, begin, end)
     except NanoEulerError as error:

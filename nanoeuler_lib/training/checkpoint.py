@@ -26,7 +26,7 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, seal, sha256, sync, to_json, unsealed
 from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
-from nanoeuler_lib.text import pieces
+from nanoeuler_lib.text import vocabularies
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 FORMAT = "nanoeuler-checkpoint-1"
@@ -157,7 +157,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
     tensors = _read_tensors(path / "model.safetensors", shapes)
-    tokenizer = pieces.load(path / "tokenizer.json")
+    tokenizer = vocabularies.load(path / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
         raise NanoEulerError(
             f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"

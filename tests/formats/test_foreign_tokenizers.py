@@ -10,7 +10,7 @@ from oracles import error_of
 
 from nanoeuler_lib import world
 from nanoeuler_lib.formats import tokenizers
-from nanoeuler_lib.text import pieces
+from nanoeuler_lib.text import vocabularies
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 theirs = pytest.importorskip("tokenizers", reason="tokenizers is not installed: make oracle")
@@ -86,7 +86,7 @@ def both(request, tmp_path_factory):
     end = their.token_to_id(END_OF_TEXT) if request.param == "ours" else None
     found = tokenizers.read(folder / "tokenizer.json", end, end)
     found.save(folder / "saved.json")
-    again = pieces.load(folder / "saved.json")
+    again = vocabularies.load(folder / "saved.json")
     assert again.__reduce__() == found.__reduce__()
     assert (type(again) is Tokenizer) == (request.param == "ours") and getattr(
         again, "cut", "ours"
@@ -130,6 +130,6 @@ def test_damaged_vocabularies_of_pieces_are_refused(tmp_path):
         spoilt = whole["arguments"].copy()
         spoilt[number] = value
         file.write_text(json.dumps(whole | {"arguments": spoilt}))
-        assert str(file) in error_of(pieces.load, file)
+        assert str(file) in error_of(vocabularies.load, file)
     assert "expected one of this library" in error_of(lambda: found.byte_order)
     assert "expected a text" in error_of(found.encode_file, file)

@@ -13,7 +13,7 @@ from nanoeuler_lib import formats
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import GPT2Config
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.formats import gpt2
+from nanoeuler_lib.formats import gpt2_folder
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.gpt2 import SIZES
 from nanoeuler_lib.model.gradcheck import check_batch
@@ -51,20 +51,20 @@ def theirs_of(shape, seed=0, kind=None, **more):
 
 
 def read(folder):
-    return gpt2.read(folder, json.loads((folder / "config.json").read_text()))
+    return gpt2_folder.read(folder, json.loads((folder / "config.json").read_text()))
 
 
 def in_our_names(model, of):
     """Our name of each tensor -> NumPy's array of it, or of its gradient."""
     tensors = {name.removeprefix("transformer."): p for name, p in model.named_parameters()}
-    names = gpt2.tensor_names(of)
+    names = gpt2_folder.tensor_names(of)
     return {ours: (tensors[theirs]).detach().numpy() for ours, theirs in names.items()}
 
 
 def twin(theirs, dtype=np.float64):
     """Our model with their numbers."""
     values = theirs.config.to_dict()
-    config = gpt2.gpt2_config(values, Path("config.json"))
+    config = gpt2_folder.gpt2_config(values, Path("config.json"))
     model = GPT(config, dtype=dtype)
     for name, tensor in in_our_names(theirs, config).items():
         model.params[name][...] = tensor
