@@ -1,6 +1,7 @@
 """Runtimes: does a run say the same in other people's programs? `make runtimes` prints one table.
 
-    python -m benchmarks.runtimes [RUN]    # without RUN: a model of context 512, three query heads a key head
+    python -m benchmarks.runtimes [RUN]          # without RUN: a model of context 512, three query heads a key head
+    python -m benchmarks.runtimes --engine RUN   # the engine alone, on a card: data/results/runtimes_engine.json
 
 NumPy is the reference. The page's JavaScript runs in node; transformers 4 and 5 and llama.cpp in environments of their
 own, made once in _build/runtimes, since no environment holds both versions of transformers. Each gets one request (a
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler_lib import formats, world
+from nanoeuler_lib import cuda, engine, formats, world
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.text.data import SEPARATOR
@@ -27,7 +28,7 @@ from nanoeuler_lib.training.checkpoint import PRETRAINED, load
 from tools.notebooks.results import ROOT, save
 
 FOLDER, HERE = ROOT / "_build" / "runtimes", Path(__file__).parent / "other_programs"
-MODEL = "--dim 96 --heads 6 --kv-heads 2 --layers 4 --context 512 --predict 2"
+MODEL = "--dim 96 --heads 3 --kv-heads 1 --layers 4 --context 512 --predict 2"
 TRAIN = "--batch 8 --steps 700 --warmup 50 --rate 5e-3 --sample-every 0 --valid-every 700 --save-every 700"
 STRINGS, PROMPTS, TOKENS = 10_000, 8, 200
 
@@ -137,6 +138,23 @@ def with_angles_in_float32(model: GPT, row: list[int]) -> np.ndarray:
     return found[0] - found[1]
 
 
+def engine_answer(model: GPT, asked: dict) -> dict:
+    """The same of the engine, which has no tokenizer of its own: logits by its decoder, and greedy texts."""
+    made, greedy = engine.GPT(model.config, model.params), []
+    for prompt in asked["prompts"]:
+        decoder, ids = made.decoder(), list(prompt)
+        logits = decoder.feed(np.array(prompt))
+        for _ in range(asked["tokens"]):
+            ids.append(int(logits.argmax()))
+            logits = decoder.feed(np.array(ids[-1:]))
+        greedy.append(ids[len(prompt) :])
+    return {
+        "version": f"on a {cuda.device()}",
+        "logits": made.decoder().feed_all(np.array(asked["row"])),
+        "greedy": greedy,
+    }
+
+
 # ---- The others
 
 
@@ -221,6 +239,18 @@ def compared(found: dict, own: dict, texts: list[str], turned: np.ndarray) -> di
     }
 
 
+def main_engine(run: str) -> None:
+    """The engine's row, by itself: machines with a card seldom have the other programs."""
+    checkpoint = load(Path(run))
+    asked = request(checkpoint.model, checkpoint.tokenizer)
+    own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, [])
+    found = engine_answer(checkpoint.model, asked) | {"strings": []}
+    row = compared(found, own, [], with_angles_in_float32(checkpoint.model, asked["row"]))
+    row = {"name": "the engine's kernels"} | row
+    print(row)
+    save("runtimes_engine", {"device": cuda.device(), "greedy": TOKENS}, [row])
+
+
 def main(run: str | None = None) -> None:
     path = Path(run) if run else trained()
     checkpoint, texts = load(path), strings()
@@ -263,4 +293,7 @@ def main(run: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] == ["--engine"]:
+        main_engine(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])
