@@ -1,9 +1,11 @@
 """Chapter 17: narrow models of 4 and 12 layers, fresh and trained, looked at as walks through depth; and models of 8
 layers that take half steps, trained like those of 4.
 
-The half-blocks, the solvers and the rebuilt models are the notebook's own: its cells tagged `experiment` are run here.
+The half-blocks, the solvers and the rebuilt models are the notebook's own: its cells tagged `experiment` are run here,
+in a process for each seed.
 """
 
+import multiprocessing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,7 +37,8 @@ class HalfSteps(AdamW):
         self.config = whole
 
 
-def main() -> None:
+def rows_of(seed: int) -> list[dict]:
+    """The rows of a seed's models."""
     n, rows = run_tagged("17_eulers_method", "experiment"), []
     world, evaluate, rebuilt, lens, slopes = (
         n[x] for x in ("world", "evaluate", "book_rebuilt", "lens", "slopes")
@@ -92,21 +95,26 @@ def main() -> None:
         print({key: rows[-1][key] for key in (*row, "whole", "euler2", "coarse")}, flush=True)
 
     with n["one_blas_thread"]():
-        for seed in SEEDS:
-            config = TrainConfig(**TRAIN, seed=seed)
-            shallow, deep = (n["GPT"](n["ModelConfig"](layers=d, **SHAPE), seed=seed) for d in DEPTHS)
-            for model in (shallow, deep):
-                look(model, seed=seed, state="fresh")
-            # twice the depth of `shallow`: each layer twice, or each drawn anew; the writes have its size times 1/2
-            pairs = rebuilt(shallow, np.repeat(range(DEPTHS[0]), 2), 1 / 2)
-            drawn = n["GPT"](pairs.config, seed=seed)
-            drawn = rebuilt(drawn, range(2 * DEPTHS[0]), 1 / np.sqrt(2))
-            for model in (shallow, deep):
-                n["train"](model, text, config)
-                look(model, seed=seed, state="trained")
-            for model, start in ((pairs, "in pairs"), (drawn, "each for itself")):
-                n["train"](model, text, config, rule=HalfSteps)
-                look(model, seed=seed, state=f"half steps, {start}")
+        config = TrainConfig(**TRAIN, seed=seed)
+        shallow, deep = (n["GPT"](n["ModelConfig"](layers=d, **SHAPE), seed=seed) for d in DEPTHS)
+        for model in (shallow, deep):
+            look(model, seed=seed, state="fresh")
+        # twice the depth of `shallow`: each layer twice, or each drawn anew; the writes have its size times 1/2
+        pairs = rebuilt(shallow, np.repeat(range(DEPTHS[0]), 2), 1 / 2)
+        drawn = n["GPT"](pairs.config, seed=seed)
+        drawn = rebuilt(drawn, range(2 * DEPTHS[0]), 1 / np.sqrt(2))
+        for model in (shallow, deep):
+            n["train"](model, text, config)
+            look(model, seed=seed, state="trained")
+        for model, start in ((pairs, "in pairs"), (drawn, "each for itself")):
+            n["train"](model, text, config, rule=HalfSteps)
+            look(model, seed=seed, state=f"half steps, {start}")
+    return rows
+
+
+def main() -> None:
+    with multiprocessing.get_context("spawn").Pool(len(SEEDS)) as pool:
+        rows = [row for found in pool.map(rows_of, SEEDS) for row in found]
     config = {"seeds": SEEDS, "text_bytes": TEXT_BYTES, "stories": STORIES, "train": TRAIN, "model": SHAPE}
     save("ch17", config, rows)
 
