@@ -505,7 +505,7 @@ def _break(new):
 
 
 def _assign(new):
-    new.add_argument("chapter", help="04, 05, 06, 08, 11 or 14")
+    new.add_argument("chapter", help="03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
     text = (
         "any text that students do not know and cannot guess, the same for handing out and marking; "
         "-: one line of standard input"

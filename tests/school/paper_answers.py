@@ -6,9 +6,11 @@ the repaired function is put together from the specification that the seed drew;
 
 import re
 
-from nanoeuler_lib.school.assign import papers, problems
+from nanoeuler_lib.school.assign import ch07, papers, problems
 
 TAPE = '''
+import itertools
+
 import numpy as np
 
 
@@ -44,6 +46,9 @@ class Tape:
     def __matmul__(self, other):
         other = wrap(other)
         return Tape(self.value @ other.value, (self, lambda d: d @ other.value.T), (other, lambda d: self.value.T @ d))
+
+    def __rmatmul__(self, other):
+        return wrap(other) @ self
 
     def __neg__(self):
         return self * -1.0
@@ -88,6 +93,7 @@ def wrap(x):
 class Shim:
     SLOPES = {
         "tanh": lambda x: 1 / np.cosh(x) ** 2, "arctan": lambda x: 1 / (1 + x * x), "sin": np.cos, "exp": np.exp,
+        "cos": lambda x: -np.sin(x),
         "log": lambda x: 1 / x, "log1p": lambda x: 1 / (1 + x), "sqrt": lambda x: 0.5 / np.sqrt(x),
     }
 
@@ -132,7 +138,23 @@ def gradients(source, dy, *inputs):
     return tuple(leaf.grad + np.zeros(leaf.shape) for leaf in leaves)
 '''
 
+FITTED = """
+def fitted(gap, grids):
+    x, step = min(itertools.product(*grids), key=gap), [g[1] - g[0] for g in grids]
+    while step[0] > 1e-4:
+        near = itertools.product(*([v - h, v, v + h] for v, h in zip(x, step, strict=True)))
+        x, step = min(near, key=gap), [0.7 * h for h in step]
+    return np.array(x)
+"""
 MEASURED = {
+    "03": """
+def measured(n, d, high, low):
+    def gap(x):
+        t = n / (n + x[0] * LAW)
+        return -np.log((1 - x[1]) * (t * high + (1 - t) * low) + x[1] / VOCABULARY).sum()
+
+    return fitted(gap, (np.linspace(0.5, 4, 15), np.linspace(0.05, 0.4, 8)))
+""",
     "04": """
 def measured(logits, tokens, with_b=True):
     rows = np.arange(len(tokens))
@@ -171,6 +193,20 @@ def measured(p, q, k):
     x = np.concatenate(rows, axis=1)
     return np.linalg.lstsq(x[:2].T, x[2], rcond=None)[0]
 """,
+    "07": """
+def measured(s, q, k):
+    T, C = q.shape
+    c, t = np.arange(C), np.arange(T)[:, None]
+    j, partner, sign = PAIRING
+    turn = lambda x, z: x * np.cos(z) + sign * x[:, partner] * np.sin(z)
+
+    def gap(x):
+        a, b = x
+        w = LAW
+        return ((np.tri(T) * (turn(q, (t + b) * w) @ turn(k, t * w).T - s)) ** 2).sum()
+
+    return fitted(gap, (np.linspace(0.2, 1.2, 21), np.linspace(-2.5, 2.5, 26)))
+""",
     "08": """
 depth = lambda x: AT
 
@@ -181,6 +217,15 @@ def measured(x):
     usual &= np.abs(x).max(axis=(0, 2)) < 1000 * np.median(np.abs(x[0]))
     size = np.log((x[:, usual] ** 2).mean(axis=2)).mean(axis=1) / 2
     return np.array([np.polyfit(depth(x), size, 1)[0]])
+""",
+    "10": """
+def measured(x, y):
+    S, T, D = x.shape
+    lags = range(-12, 9)
+    near = np.concatenate([x[:, 12 + l : T - 8 + l] for l in lags], axis=2).reshape(-1, len(lags) * D)
+    found = np.linalg.lstsq(near, y[:, 12 : T - 8].ravel(), rcond=None)[0].reshape(-1, D)
+    ahead = found[13:] @ found[12] / np.linalg.norm(found[12])
+    return np.array([ahead.argmax() + 1, ahead.max()])
 """,
     "11": """
 def measured(w, g):
@@ -217,7 +262,71 @@ def measured(logits, tokens):
         step *= 0.6
     return np.array([best, np.exp(-gap.max() / best) if SHARE else k])
 """,
+    "20": """
+def measured(l, role, loss):
+    def gap(x):
+        w = np.array([0, x[0], 1, x[1]])[role]
+        whole = w.sum(axis=2 if ROWS else (1, 2)) ** POWER
+        return ((((w * l).sum(axis=2) / whole.reshape(len(l), -1)).sum(axis=1) / loss - 1) ** 2).sum()
+
+    return fitted(gap, (np.linspace(0.1, 0.8, 8), np.linspace(0.3, 3, 10)))
+""",
+    "25": """
+def measured(M, N, K, us):
+    parts = 2e-6 * M * N * K, 4e-6 * (M * K + K * N + M * N)
+    gap = lambda x: (((LAUNCH + JOINED(parts[0] / x[0], parts[1] / x[1])) / us - 1) ** 2).sum()
+    return fitted(gap, (np.linspace(20, 70, 26), np.linspace(1, 4, 16)))
+""",
 }
+WORDS = """
+def words(rows, columns, shape):
+    R, C = shape.tolist()
+    sides = [np.empty((R, C), int) for _ in range(2)]
+    for side, at in zip(sides, (writes, reads), strict=True):
+        row, column = np.broadcast_arrays(*at(R, C))
+        W, side[row, column] = row.shape[1], np.arange(len(row))[:, None]
+    parts, bank = [np.arange(R * C)], np.zeros(R * C, int)
+    for bit in range(W.bit_length() - 1):  # halve each part such that every request keeps half of its lanes
+        halves = []
+        for part in parts:
+            mates = []
+            for side in sides:
+                order = part[np.argsort(side.ravel()[part], kind="stable")].tolist()
+                pairs = list(zip(order[::2], order[1::2], strict=True))
+                mates.append(dict(pairs) | {b: a for a, b in pairs})
+            half = {}
+            for at in part.tolist():
+                while at not in half:
+                    half[at], half[mates[0][at]] = 0, 1
+                    at = mates[1][mates[0][at]]
+            of = np.array([half[at] for at in part.tolist()])
+            halves += [part[of == 0], part[of == 1]]
+            bank[part] += of << bit
+        parts = halves
+    word = np.empty(R * C, int)
+    for k in range(W):
+        word[bank == k] = k + W * np.arange(R * C // W)
+    return word[rows * C + columns]
+"""
+CHEAPEST = """
+def cheapest(q, c):
+    V = len(q)
+    m, g = WEIGHTS, GROUP
+    n, M, C = np.bincount(g), np.bincount(g, m), PRICE * np.bincount(g, c)
+    f = np.bincount(g, FLOOR) / n
+
+    def made(slope):
+        y = (slope * n / KEPT + C) / M
+        return np.maximum(0, INVERSE - f) * n / KEPT
+
+    low = (-C * KEPT / n).max()
+    high = low + 2.0**40
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if made(middle).sum() > 1 else (low, middle)
+    p = made(high)
+    return (p / p.sum())[g] / n[g]
+"""
 WRONG = {  # {problem, or chapter's measurement: {name: what the right function, `full`, becomes}}
     "backward": {
         "the other sign": "lambda *a: tuple(-d for d in full(*a))",
@@ -233,10 +342,30 @@ WRONG = {  # {problem, or chapter's measurement: {name: what the right function,
         "sorted offsets": "lambda o: full(np.sort(o))",
         "not a number": "lambda o: full(o) * np.nan",
     },
+    "cheapest": {
+        "the shares": "lambda q, c: q / q.sum()",
+        "one part in ten thousand": "lambda q, c: full(q * (1 + 1e-4 * np.sin(np.arange(len(q)))), c)",
+        "the price left out": "lambda q, c: full(q, np.ones_like(c))",
+        "not scaled to the sum 1": "lambda q, c: full(q, c) * 1.001",
+        "not a number": "lambda q, c: full(q, c) * np.nan",
+        "one outcome alone": "lambda q, c: np.eye(1, len(q))[0]",
+    },
+    "words": {
+        "row by row": "lambda r, c, shape: r * shape[1] + c",
+        "column by column": "lambda r, c, shape: c * shape[0] + r",
+        "one word twice": "lambda r, c, shape: full(r, c, shape) // 2 * 2",
+        "a word left free": "lambda r, c, shape: full(r, c, shape) + 1",
+        "two words exchanged": "lambda r, c, s: np.array([1, 0, *range(2, s.prod())])[full(r, c, s)]",
+    },
     "repaired": {
         "one part in ten thousand": "lambda *a: tuple(1.0001 * np.asarray(x) for x in parts(full(*a)))",
         "not a number": "lambda *a: tuple(np.nan * np.asarray(x) for x in parts(full(*a)))",
     },
+    "03": {"e left out": "lambda *a: full(*a) * np.array([1.0, 0.0])"},
+    "07": {"turned the other way": "lambda *a: full(*a) * np.array([1.0, -1.0])"},
+    "10": {"one place further": "lambda x, y: full(x, y) + np.array([1.0, 0.0])"},
+    "20": {"all tokens count": "lambda l, role, loss: np.array([1.0, 1.0])"},
+    "25": {"no launch": "lambda M, N, K, us: np.array([(2e-6 * M * N * K / us).max(), 4.0])"},
     "04": {"b left out": "lambda logits, tokens: full(logits, tokens, with_b=False)"},
     "05": {"the spread of the values themselves": "lambda values: np.array([values.std()])"},
     "06": {"the bias left out": "lambda p, q, k: full(p, q, k) * np.array([1.0, 0.0])"},
@@ -253,6 +382,34 @@ WRONG = {  # {problem, or chapter's measurement: {name: what the right function,
 
 def constants(chapter: str, statement: str) -> dict[str, str]:
     """What an estimator must know and a paper says in its words."""
+    if chapter in ("03", "07", "20", "25"):
+        statement = " ".join(statement.split())
+    if chapter == "03":
+        law = re.search(r"n / \(n \+ a (.*?)\)\.", statement)[1]
+        law = law.replace("sqrt", "np.sqrt").replace("ln", "np.log")
+        return {"LAW": law, "VOCABULARY": re.search(r"V = (\d+)", statement)[1]}
+    if chapter == "07":
+        words, law = re.search(
+            r"has the coordinates (.*?); .* coordinate, by (.*?) radians", statement
+        ).groups()
+        law = re.sub(r"e\^\((.*?)\)", r"np.exp(\1)", law).replace("a j", "a * j")
+        return {"LAW": law, "PAIRING": ch07.PAIRS[words]}
+    if chapter == "10":
+        return {}
+    if chapter == "20":
+        return {
+            "ROWS": str("each row divided" in statement),
+            "POWER": "0.5" if "the root" in statement else "1",
+        }
+    if chapter == "25":
+        words, launch = (
+            re.search(r"then (.*?) of two times", statement)[1],
+            re.search(r"takes ([\d.]+)", statement)[1],
+        )
+        return {
+            "LAUNCH": launch,
+            "JOINED": {"the larger": "np.maximum", "the sum": "np.add"}.get(words, "np.hypot"),
+        }
     if chapter == "04":
         return {"TOKEN": re.search(r"that of token (\d+)", statement)[1]}
     if chapter == "05":
@@ -301,12 +458,37 @@ def right(chapter: str, seed: str, student: str, monkeypatch) -> dict[str, str]:
             made["backward"] = f"def backward(*arrays):\n    return gradients({problem.given!r}, *arrays)\n"
         elif problem.name == "weights":
             made["weights"] = weights(problem.statement)
+        elif problem.name == "words":
+            made["words"] = problem.given + WORDS
+        elif problem.name == "cheapest":
+            made["cheapest"] = cheapest(problem.given)
         elif problem.name == "measured":
             source = MEASURED[chapter]
+            source = FITTED + source if "fitted" in source else source
             for name, value in constants(chapter, problem.statement).items():
                 source = re.sub(rf"\b{name}\b", lambda _, v=value: v, source)
             made["measured"] = source
     return made | {"repaired": right_repairs(chapter, seed, student, monkeypatch)}
+
+
+def cheapest(given: str) -> str:
+    """Equal slopes, by bisection, for the drawn charge."""
+    m, r, s, cost = re.search(r"m = (.*)\n +r = (.*)\n +s = (.*)\n +return (.*)\n", given).groups()
+    kept, floor = re.match(r"(?:([\d.]+) \* )?p(?: \+ (.*))?", r).groups()
+    group = (
+        "V - 1 - np.maximum(at, V - 1 - at)" if "::-1" in s else "at // 3" if "3" in s else "at % (V // 2)"
+    )
+    price, power = re.search(r"\+ ([\d.]+) \* \(c", cost), re.search(r"s\*\*([\d.]+)", cost)
+    inverse = "(V * y) ** -0.5" if "m / s" in cost else "1 / (np.log(2) * y)"
+    names = {
+        "WEIGHTS": m,
+        "KEPT": kept or "1.0",
+        "FLOOR": (floor or "0 * c").replace("/ len(p)", "* np.ones(V) / V"),
+        "GROUP": "np.arange(V)" if s == "r" else group.replace("at", "np.arange(V)"),
+        "PRICE": price[1] if price else "0",
+        "INVERSE": f"(y / {power[1]}) ** (1 / ({power[1]} - 1))" if power else inverse,
+    }
+    return re.sub(r"\b[A-Z]{4,}\b", lambda name: names[name[0]], CHEAPEST)
 
 
 def weights(statement: str) -> str:

@@ -245,7 +245,7 @@ def test_an_endless_loop_ends(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c != "05"])
+@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c not in ("03", "05", "25")])
 def test_difference_quotients_instead_of_a_derivation_run_out_of_time(chapter, tmp_path):
     source = """
 import numpy as np
@@ -302,7 +302,10 @@ def test_command_hands_out_and_marks(tmp_path, capsys, right, monkeypatch):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["8", "--seed", "s", "--student", "a"], "chapter is '8', expected one of 04, 05, 06, 08, 11, 14"),
+        (
+            ["8", "--seed", "s", "--student", "a"],
+            f"chapter is '8', expected one of {', '.join(papers.CHAPTERS)}",
+        ),
         (
             ["08", "--seed", "s", "--student", "../a"],
             "student is '../a', expected letters, digits, spaces and . - _ @",

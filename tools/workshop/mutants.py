@@ -41,7 +41,22 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "nanoeuler_lib"
 # Kernels and what launches them: tested by themselves, test_engine.py and its kin plant their own bugs.
 APART = ("cuda", "kernels", "engine")
-PAPERS = ("papers", "problems", "worker", "ch04", "ch05", "ch06", "ch08", "ch11", "ch14")
+PAPERS = (
+    "papers",
+    "problems",
+    "worker",
+    "ch03",
+    "ch04",
+    "ch05",
+    "ch06",
+    "ch07",
+    "ch08",
+    "ch10",
+    "ch11",
+    "ch14",
+    "ch20",
+    "ch25",
+)
 ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant
 EQUIVALENT = Path(__file__).with_name("mutants.toml")
 PROCESSES = 2

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, measure, near, number, pick, repair
+from nanoeuler_lib.school.assign.problems import Problem, measure, near, number, pick, repair, stub
 
 
 def paper(rng: np.random.Generator) -> list[Problem]:
@@ -30,9 +30,7 @@ def _derive(rng):
         f"> {words}\n\nfor every polynomial f of degree less than n. The offsets are different from each "
         "other, from 1 to 6 of them, in any order."
     )
-    contract = (
-        'def weights(offsets):\n    """Weights [n] for offsets [n]."""\n    return None  # your code here\n'
-    )
+    contract = stub("weights(offsets)", "Weights [n] for offsets [n].")
 
     def calls(rng):
         return [

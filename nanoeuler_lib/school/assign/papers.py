@@ -25,7 +25,7 @@ from nanoeuler_lib.school.assign import worker
 from nanoeuler_lib.school.assign.problems import Problem
 from nanoeuler_lib.school.roster import canonical, check_name
 
-CHAPTERS = ("04", "05", "06", "08", "11", "14")
+CHAPTERS = ("03", "04", "05", "06", "07", "08", "10", "11", "14", "20", "25")
 POINTS = 10  # of a paper
 WALL_SECONDS = 180
 LARGEST = 2**28  # bytes of arrays that come back from a problem

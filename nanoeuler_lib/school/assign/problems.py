@@ -44,6 +44,11 @@ def number(rng: np.random.Generator, low: float, high: float) -> float:
     return round(float(rng.uniform(low, high)), 2)
 
 
+def stub(signature: str, says: str) -> str:
+    """The source of a function that a student writes."""
+    return f'def {signature}:\n    """{says}"""\n    return None  # your code here\n'
+
+
 def functions(source: str) -> dict:
     """The functions that a source defines."""
     names = {"np": np}
@@ -210,7 +215,7 @@ def measure(title: str, text: str, signature: str, returns: str, draw, judge) ->
 
     draw(rng): (inputs, truth). judge(inputs, truth, returned): a sentence, "" if near enough.
     """
-    contract = f'def measured({signature}):\n    """{returns}"""\n    return None  # your code here\n'
+    contract = stub(f"measured({signature})", returns)
     return Problem("measured", 3, title, text, contract, lambda rng: [draw(rng) for _ in range(3)], judge)
 
 
