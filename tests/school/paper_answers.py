@@ -142,8 +142,9 @@ FITTED = """
 def fitted(gap, grids):
     x, step = min(itertools.product(*grids), key=gap), [g[1] - g[0] for g in grids]
     while step[0] > 1e-4:
-        near = itertools.product(*([v - h, v, v + h] for v, h in zip(x, step, strict=True)))
-        x, step = min(near, key=gap), [0.7 * h for h in step]
+        near = itertools.product(*([v, v - h, v + h] for v, h in zip(x, step, strict=True)))
+        last, x = x, min(near, key=gap)
+        step = [0.6 * h for h in step] if x == last else step
     return np.array(x)
 """
 MEASURED = {

@@ -41,21 +41,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "nanoeuler_lib"
 # Kernels and what launches them: tested by themselves, test_engine.py and its kin plant their own bugs.
 APART = ("cuda", "kernels", "engine")
-PAPERS = (
-    "papers",
-    "problems",
-    "worker",
-    "ch03",
-    "ch04",
-    "ch05",
-    "ch06",
-    "ch07",
-    "ch08",
-    "ch10",
-    "ch11",
-    "ch14",
-    "ch20",
-    "ch25",
+PAPERS = ("papers", "problems", "worker") + tuple(
+    f"ch{n}" for n in "03 04 05 06 07 08 10 11 14 20 25".split()
 )
 ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant
 EQUIVALENT = Path(__file__).with_name("mutants.toml")

@@ -16,8 +16,8 @@ def paper(rng: np.random.Generator) -> list[Problem]:
 
 
 def _derive(rng):
-    a, b, r = number(rng, 0.4, 1.6), number(rng, 0.3, 0.9), number(rng, 0.05, 0.12)
-    slow, bent = f"np.sqrt(t + {b}) * w[j]", f"{r} * t * w[j] + np.sin(w[j])"
+    a, b, r = number(rng, 0.4, 1.6), number(rng, 0.3, 0.9), number(rng, 0.02, 0.05)
+    slow, bent = f"(t + {b}) ** 0.4 * w[j]", f"{r} * t * w[j] + np.sin(w[j])"
     angle = pick(
         rng, [f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent]
     )
@@ -39,7 +39,7 @@ def forward(q, k, w):
     text = """Queries `q` and keys `k` are [T, C] with an even C. They are turned in pairs, by angles and with sizes
 that are learnt: `w` is [C/2]. Coordinate c belongs to pair `j[c]`, together with coordinate `partner[c]`."""
     draw = lambda rng, t, c: (*rng.normal(size=(2, t, c)), rng.normal(size=c // 2))
-    return derive("Another turn", text, forward, ["q", "k", "w"], draw, [(1, 2), (2, 6), (7, 8), (200, 96)])
+    return derive("Another turn", text, forward, ["q", "k", "w"], draw, [(1, 2), (2, 6), (7, 8), (150, 128)])
 
 
 TEMPLATE = """
