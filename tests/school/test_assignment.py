@@ -117,7 +117,8 @@ def test_a_mark_that_was_lost_comes_back_where_it_stood(chapter):
         notebook = copy.deepcopy(release)
         for cell in notebook.cells:  # through another editor, which drops marks and perhaps ids
             if mark(cell) and not cell.metadata.nbgrader.locked and how != "untouched":
-                more = "\n\n" if cell.cell_type == "code" else "An answer in words."
+                mine = "\n// mine" if cell.source.startswith("%%") else "\n# mine"
+                more = mine if cell.cell_type == "code" else "An answer in words."
                 cell.source = cell.source + more if how == "answered" else "words = 1"
             kept = cell.id
             anew(cell)

@@ -11,7 +11,7 @@ import uuid
 
 from nbformat import NotebookNode
 
-KERNEL = re.compile(r"\b__global__ (?:__launch_bounds__\([^)]*\)|[^;{}(])*?(?!__launch)\b(\w+)\(")
+KERNEL = re.compile(r"\b__global__\s+(?:__launch_bounds__\([^)]*\)|[^;{}(])*?(?!__launch)\b(\w+)\(")
 DEFINED = re.compile(r"^(?:def|class) (\w+)|^(\w+) *=(?!=)", re.M)
 
 
