@@ -525,6 +525,8 @@ def _assign(new):
     what.add_argument("--grade", type=Path, metavar="FOLDER", help=text)
     text = "with --grade: when answers were due, as 2026-12-01T12:00; the table counts the days late"
     new.add_argument("--due", metavar="DATE", help=text)
+    text = "with --grade, as root: run answers as this user, who cannot read yours and has no other process"
+    new.add_argument("--user", metavar="NAME", default="", help=text)
     new.add_argument(
         "--out",
         type=Path,

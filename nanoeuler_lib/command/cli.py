@@ -644,6 +644,8 @@ def _mark(args, seed):
     known, due = roster.read(args.students) if args.students else None, roster.due_date(args.due or "")
     students = roster.handed_in(args.grade, "answers.py", known)
     _refuse_existing(out)
+    if args.user:
+        papers.check_user(args.user)
     if known is None:
         text = (
             "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
@@ -651,7 +653,8 @@ def _mark(args, seed):
         Voice(sys.stderr).line(f"nanoeuler: warning: {text}")
     marks = {}
     for student, found in students.items():
-        marks[student] = papers.grade(args.chapter, seed, student, found.path) if found.path else []
+        path = found.path
+        marks[student] = papers.grade(args.chapter, seed, student, path, args.user) if path else []
         if not args.json:
             row = marks[student]
             points = f"{sum(m.points for m in row)} of {papers.POINTS}"

@@ -137,14 +137,60 @@ def _examples(problems: list[Problem], rng: np.random.Generator) -> dict[str, np
 # ---- Marking
 
 
-def grade(chapter: str, seed: str, student: str, answers: Path) -> list[Mark]:
-    """Mark a student's answers.py. Whatever is in the file, this returns."""
+def grade(chapter: str, seed: str, student: str, answers: Path, user: str = "") -> list[Mark]:
+    """Mark a student's answers.py. Whatever is in the file, this returns. user: as whom it runs, see `check_user`."""
     _hide()
     problems = paper(chapter, seed, student)
     return [
-        _mark(problem, _given(problems), answers, _generator(chapter, seed, student, "data", problem.name))
+        _mark(
+            problem, _given(problems), answers, _generator(chapter, seed, student, "data", problem.name), user
+        )
         for problem in problems
     ]
+
+
+def check_user(name: str) -> None:
+    """NanoEulerError unless answers can run as this user, of whom `run` ends every process."""
+    import pwd
+
+    try:
+        uid = pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise NanoEulerError(f"user is {short(name)}, expected one that this machine knows") from None
+    if os.geteuid() != 0:
+        raise NanoEulerError(f"user is {name}, and another user can be chosen by root alone")
+    if uid == 0 or any(_owner(process) == uid for process in Path("/proc").glob("[0-9]*")):
+        raise NanoEulerError(f"{name} has processes of its own, expected a user that has none")
+    probe = "import sys, numpy; open(sys.argv[1])"
+    try:
+        command = [sys.executable, "-I", "-c", probe, worker.__file__]
+        done = subprocess.run(command, capture_output=True, cwd="/", **as_user(name)).returncode == 0
+    except OSError:
+        done = False
+    if not done:
+        raise NanoEulerError(
+            f"{name} cannot run {sys.executable}, expected Python and the library in folders open to everybody"
+        )
+
+
+def _owner(process: Path) -> int:
+    with suppress(OSError):
+        return process.stat().st_uid
+    return -1
+
+
+def as_user(user: str) -> dict:
+    """The arguments by which subprocess runs something as a user."""
+    import pwd
+
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
+
+
+def end_processes(user: str) -> None:
+    """End every process of a user, those too that left their session."""
+    if user:
+        command = [sys.executable, "-I", "-c", "import os; os.kill(-1, 9)"]
+        subprocess.run(command, stderr=subprocess.DEVNULL, cwd="/", **as_user(user))
 
 
 def _hide() -> None:
@@ -153,9 +199,9 @@ def _hide() -> None:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
-def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator) -> Mark:
+def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator, user: str) -> Mark:
     calls = problem.calls(rng)
-    results, sentence = run(problem.name, [inputs for inputs, _ in calls], given, answers)
+    results, sentence = run(problem.name, [inputs for inputs, _ in calls], given, answers, user)
     for number, (inputs, truth) in enumerate(calls if not sentence else []):
         with np.errstate(all="ignore"):
             sentence = problem.judge(inputs, truth, results[number])
@@ -165,12 +211,14 @@ def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator)
     return Mark(problem.name, 0 if sentence else problem.points, problem.points, sentence)
 
 
-def run(function: str, calls: list, given: str, answers: Path) -> tuple[list[list[np.ndarray]], str]:
+def run(
+    function: str, calls: list, given: str, answers: Path, user: str = ""
+) -> tuple[list[list[np.ndarray]], str]:
     """Call a function of a student's file in a process of its own: the arrays of each call, or why there are none."""
     with tempfile.TemporaryDirectory(prefix="nanoeuler-") as name:
         box = Path(name)
         try:
-            shutil.copy(answers, box / "answers.py")
+            shutil.copyfile(answers, box / "answers.py")
         except OSError:
             return [], "there is no answers.py"
         (box / "given.py").write_text(given)
@@ -185,10 +233,12 @@ def run(function: str, calls: list, given: str, answers: Path) -> tuple[list[lis
             inputs.name,
             results.name,
         ]
+        for path in [box, *box.iterdir()] if user else ():
+            shutil.chown(path, user)
         threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         process = subprocess.Popen(
             command, cwd=box, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env={"PATH": os.defpath, "HOME": name, "TMPDIR": name} | threads,
+            start_new_session=True, env={"PATH": os.defpath, "HOME": name, "TMPDIR": name} | threads, **as_user(user),
         )  # fmt: skip
         try:
             code = process.wait(WALL_SECONDS)
@@ -197,6 +247,7 @@ def run(function: str, calls: list, given: str, answers: Path) -> tuple[list[lis
         with suppress(ProcessLookupError, PermissionError):  # it, and what it started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        end_processes(user)
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return [], f"no end after {worker.CPU_SECONDS} seconds of the processor, or {WALL_SECONDS} in all"
         return _read(results, len(calls), code)
