@@ -14,7 +14,7 @@ SEED   ?= 0
 SKIP   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results runtimes assignment assignments autograde count numbers terms lint format lock oracle browser pdf look clean
+.PHONY: help setup book quick test test-all portable mutants mutants-library lab execute notebook text mirror maps results runtimes assignment assignments autograde gradescope count numbers terms lint format lock oracle browser pdf look clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ assignments: $(READY)  ## that of every chapter, each tried with right, wrong an
 
 autograde: $(READY)  ## grade a folder of submissions: pages and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER STUDENTS=FILE DUE=DATE)
 	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)" "$(STUDENTS)" "$(DUE)"
+
+gradescope: $(READY)  ## an autograder for Gradescope: a chapter's notebook, or its paper (CH=08, SEED=FILE STUDENTS=FILE)
+	@$(BIN)/python -m tools.course.gradescope "$(CH)" "$(if $(filter command line,$(origin SEED)),$(SEED))" "$(STUDENTS)"
 
 maps: $(READY)  ## the "You are here" map of every chapter, from _toc.yml
 	@$(BIN)/python -m tools.notebooks.maps --write

@@ -42,7 +42,8 @@ class ChapterSheet(Computed):
     required_arguments = 1
 
     def markdown(self) -> str:
-        return guide.chapter(heads.chapters(), self.arguments[0])
+        book, number = heads.chapters(), self.arguments[0]
+        return f"{guide.chapter(book, number)}\n\n{guide.board(book, number)}"
 
 
 class Errors(Computed):

@@ -44,20 +44,26 @@ def write(path: Path, notebook: Path, title: str, line: dict, graded: dict[str, 
 
 
 def _parts(cells: list, graded: dict[str, dict]):
+    for exercise, answer, cell in exercises(cells):
+        found = graded.get(cell.metadata.nbgrader.grade_id)
+        if found is None:
+            continue
+        words = cell.cell_type == "markdown"
+        given = "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
+        yield f"<h2>{html.escape(exercise)}: {given}</h2>"
+        said = "" if words else sentence(cell)
+        yield from (f"<p>{html.escape(text)}</p>" for text in (said, found["comment"]) if text)
+        yield f"<pre>{html.escape(cell.source if words else answer)}</pre>"
+
+
+def exercises(cells: list):
+    """Each graded cell, behind the name of its exercise and the answer that stands before it."""
     exercise, answer = "", ""
     for cell in cells:
-        name = str(cell.metadata.get("nbgrader", {}).get("grade_id", ""))
-        if name in graded:
-            found = graded[name]
-            words = cell.cell_type == "markdown"
-            said = "" if words else sentence(cell)
-            given = (
-                "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
-            )
-            yield f"<h2>{html.escape(exercise)}: {given}</h2>"
-            yield from (f"<p>{html.escape(text)}</p>" for text in (said, found["comment"]) if text)
-            yield f"<pre>{html.escape(cell.source if words else answer)}</pre>"
-        elif name:
+        marks = cell.metadata.get("nbgrader", {})
+        if marks.get("grade"):
+            yield exercise, answer, cell
+        elif marks.get("grade_id"):
             answer = cell.source
         elif cell.cell_type == "markdown" and (titles := TITLE.findall(cell.source)):
             exercise = "".join(titles[-1])

@@ -25,6 +25,7 @@ from tools.notebooks.numbering import FRONT
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS, LINES = 2400, 250  # an evening
+EXERCISE, OPEN = 18, 75  # minutes
 LONG, SHARE = 35, 0.03  # words of a sentence, and how many may have more
 TIME = re.compile(r"(?<=\* - Time\n  - ).+(?:\n    .+)*")
 FOLDS = {"hide-input", "hide-cell", "remove-input", "remove-cell", "check", "solution"}
@@ -61,7 +62,7 @@ class Length:
     def hours(self) -> tuple[float, float]:
         """Half hours, as hours: of the page, and of the page with its exercises."""
         page = self.words / 110 + self.lines / 10 + 0.3 * self.formulas + 16 * self.gaps
-        whole = page + 18 * (self.exercises - self.open) + 75 * self.open
+        whole = page + EXERCISE * (self.exercises - self.open) + OPEN * self.open
         return tuple(-(-minutes // 30) / 2 for minutes in (page, whole))
 
     @property

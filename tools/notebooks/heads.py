@@ -4,7 +4,7 @@ The heads are the one place that says so; the instructor guide and its plans rea
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tools.notebooks import count, maps
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = re.compile(r"^(`{3,}|:{3,})\{list-table\}[^\n]*\n:class: facts\n(.*?)^\1", re.S | re.M)
 FACT = re.compile(r"^\* - (?P<name>.+)\n  - (?P<text>.+(?:\n    .+)*)", re.M)
+EXERCISE = re.compile(r"^(`{3,})\{exercise\} (.+)\n:label: ex-(\S+)\n(.*?)^\1$", re.M | re.S)
 LINK = re.compile(r"\]\((?:\.\./notebooks/)?(\w+)\.ipynb\)")
 
 
@@ -28,6 +29,9 @@ class Chapter:
     facts: dict[str, str]  # name of the row: its Markdown
     length: count.Length
     points: int  # of all marks of nbgrader
+    exercises: dict[str, tuple[str, bool]] = field(
+        default_factory=dict
+    )  # label: title, and whether it is open
 
     @property
     def number(self) -> str:
@@ -60,4 +64,10 @@ def read(path: Path, part: str = "") -> Chapter:
         if row not in facts:
             raise LookupError(f"{path.name}: the head has no row `{row}`, found {list(facts)}")
     points = sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in notebook.cells)
-    return Chapter(path.stem, maps.title(notebook), part, facts, count.count(notebook), points)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    exercises = {
+        label: (title, "Rubric" in text)
+        for source in texts
+        for _, title, label, text in EXERCISE.findall(source)
+    }
+    return Chapter(path.stem, maps.title(notebook), part, facts, count.count(notebook), points, exercises)

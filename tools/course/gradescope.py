@@ -1,0 +1,214 @@
+"""Autograders for Gradescope: `make gradescope` packs a zip, and this module runs in the container made from it.
+
+    make gradescope CH=08                                      # chapter-08.zip: the notebook, for completion
+    make gradescope CH=08 SEED=secret.txt STUDENTS=roster.csv  # paper-08.zip: the paper, for marks
+
+In the zip stand setup.sh and run_autograder (tools/course/container), and in nanoeuler/ the library, the tools and the
+names of the locked packages. The seed and the list of students stay in source/, which root alone reads; what students
+wrote runs as the user nobody. Formats: https://gradescope-autograders.readthedocs.io/en/latest/specs/
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import nbformat
+
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.school import roster
+from nanoeuler_lib.school.assign import papers
+from tools.course import assignment, autograde, feedback
+from tools.course.assignment import ROOT
+from tools.course.mend import mark
+
+SECONDS = 540  # of a notebook: Gradescope stops a container after ten minutes, unless it is told otherwise
+USER = "nobody"
+NEEDED = ("nanoeuler_lib", "tools", "pyproject.toml", "requirements.txt", "README.md", "LICENSE")
+STUDENT = "student"  # Gradescope knows the name
+
+
+# ---- The zip
+
+
+def pack(
+    chapter: str, seed: Path | None = None, students: Path | None = None, out: Path | None = None
+) -> Path:
+    """Write the zip of a chapter's notebook, or with a file that holds a seed that of its paper."""
+    kind = "paper" if seed else "chapter"
+    out = out or ROOT / "_build" / "gradescope" / f"{kind}-{chapter}.zip"
+    with tempfile.TemporaryDirectory() as name:
+        box = Path(name)
+        tree = box / "nanoeuler"
+        for needed in NEEDED:
+            copy = shutil.copytree if (ROOT / needed).is_dir() else shutil.copy
+            tree.mkdir(exist_ok=True)
+            copy(ROOT / needed, tree / needed, **_ignored(ROOT / needed))
+        if seed:
+            _secrets(box, chapter, seed, students)
+        else:
+            release = assignment.make(chapter, course=tree / "_build" / "assignments")
+            (tree / "notebooks").mkdir()
+            shutil.copy(release, tree / "notebooks")  # autograde looks for a chapter's name there
+        (box / "job.json").write_text(json.dumps({"kind": kind, "chapter": chapter}))
+        for script in ("setup.sh", "run_autograder"):
+            shutil.copy(ROOT / "tools" / "course" / "container" / script, box)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+            for path in sorted(path for path in box.rglob("*") if path.is_file()):
+                file.write(path, path.relative_to(box))
+    return out
+
+
+def _ignored(path: Path) -> dict:
+    return {"ignore": shutil.ignore_patterns("__pycache__", "*.pyc")} if path.is_dir() else {}
+
+
+def _secrets(box: Path, chapter: str, seed: Path, students: Path | None) -> None:
+    if students is None:
+        raise NanoEulerError(
+            "a paper depends on its student's name: STUDENTS=FILE, the list they were handed out with"
+        )
+    text = seed.read_text("utf-8").strip()
+    papers.paper(chapter, text, "")  # a wrong chapter is told here
+    if len(text) < 12:
+        raise NanoEulerError(f"{seed} has a seed of {len(text)} characters, expected 12 or more")
+    roster.read(students)
+    (box / "seed").write_text(text, "utf-8")
+    shutil.copy(students, box / "students.csv")
+
+
+# ---- In the container
+
+
+def results(root: Path, user: str = USER) -> dict:
+    """What results.json holds. Of a submission that cannot be graded: why, and no points."""
+    try:
+        job = json.loads((root / "source" / "job.json").read_text())
+        if user:
+            papers.check_user(user)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / STUDENT
+            _copy(root / "submission", folder)
+            grade = paper if job["kind"] == "paper" else notebook
+            return grade(job["chapter"], folder, root, user)
+    except NanoEulerError as error:
+        reason = str(error)
+    except Exception as error:  # students get a sentence, and the log has the rest
+        reason = f"the autograder failed, {type(error).__name__}. Your instructor can run it again"
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return {"score": 0, "output": f"Not graded: {reason}.", "tests": []}
+
+
+def _copy(submission: Path, folder: Path) -> None:
+    """The files of a submission, and nothing that only points to others."""
+    folder.mkdir()
+    for path in sorted(submission.rglob("*")):
+        to = folder / path.relative_to(submission)
+        if path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(submission.resolve()):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to)
+            shutil.copystat(path, to)
+
+
+def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
+    """A paper's marks: a test for each problem, shown when the instructor publishes the grades."""
+    told = json.loads((root / "submission_metadata.json").read_text("utf-8"))
+    known = roster.read(root / "source" / "students.csv")
+    student = whose(told.get("users") or [], known)
+    found = roster.handed_in(folder.parent, "answers.py")[STUDENT]
+    if found.path is None:
+        raise NanoEulerError(f"{found.remark} was handed in")
+    seed = (root / "source" / "seed").read_text("utf-8")
+    problems = papers.paper(chapter, seed, student)
+    marks = papers.grade(chapter, seed, student, found.path, user)
+    tests = [
+        _test(f"{m.problem}: {p.title}", m.points, m.of, m.said or "Right.")
+        | {"visibility": "after_published"}
+        for p, m in zip(problems, marks, strict=True)
+    ]
+    return {"output": f"{found.path.name} of {student} was taken in. {found.remark}".strip(), "tests": tests}
+
+
+def whose(users: list[dict], known: roster.Roster) -> str:
+    """The name on the roster of the one who handed in, by address or by name."""
+    names = [str(user.get("name") or user.get("email")) for user in users]
+    if len(users) != 1:
+        raise NanoEulerError(
+            f"handed in by {', '.join(names) or 'nobody'}, expected one student: papers differ"
+        )
+    email = str(users[0].get("email") or "")
+    for spelling in (email, email.partition("@")[0], names[0]):
+        found = known.matches(spelling) if roster.fold(spelling) else []
+        if len(found) == 1:
+            return found[0].name
+    raise NanoEulerError(f"{short(names[0])} is not on the list of students, or twice: ask your instructor")
+
+
+def _test(name: str, score: float, of: float, said: str) -> dict:
+    status = "passed" if score == of else "failed"
+    return {"name": name, "score": score, "max_score": of, "status": status, "output": said}
+
+
+def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
+    """A notebook's points: a test for each check, shown at once. What a person reads is not among them."""
+    tree = root / "nanoeuler"
+    course = tree / "_build" / "assignments"
+    (release,) = (course / "release" / chapter).glob("*.ipynb")
+    asked = [
+        (exercise, cell)
+        for exercise, _, cell in feedback.exercises(nbformat.read(release, as_version=4).cells)
+        if cell.cell_type == "code"
+    ]
+    home = tree / "_build"
+    for path in [folder.parent, *folder.parent.rglob("*")] if user else ():
+        shutil.chown(path, user)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.course.autograde", chapter, str(folder.parent)],
+        cwd=tree, stdin=subprocess.DEVNULL, start_new_session=True, **papers.as_user(user),
+        env=os.environ | {"HOME": str(home), "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    try:
+        process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        raise NanoEulerError(f"the notebook did not end after {SECONDS // 60} minutes") from None
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        papers.end_processes(user)
+    row = autograde.earlier(course / f"grades-{chapter}.csv").get(STUDENT, {"remark": "it could not be run"})
+    ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
+    cells = nbformat.read(ran, as_version=4).cells if ran.is_file() and not ran.is_symlink() else []
+    said = {mark(cell): feedback.sentence(cell) for cell in cells if cell.cell_type == "code"}
+    tests = []
+    for exercise, cell in asked:
+        name, of = mark(cell), cell.metadata.nbgrader.points
+        score = min(max(float(row.get(name.removesuffix("-check")) or 0), 0), of)
+        tests.append(_test(exercise, score, of, said.get(name) or row["remark"] or "It did not run."))
+    return {"output": row["remark"], "tests": tests}
+
+
+def main(words: list[str]) -> None:
+    if len(words) == 1:  # in the container
+        root = Path(words[0])
+        found = {"stdout_visibility": "hidden"} | results(root)
+        (root / "results" / "results.json").write_text(json.dumps(found, indent=1), "utf-8")
+        return
+    chapter, *files = words
+    if not chapter:
+        sys.exit("which chapter? make gradescope CH=08, and for its paper SEED=FILE STUDENTS=FILE")
+    try:
+        out = pack(chapter, *(Path(text) if text else None for text in files))
+    except (NanoEulerError, OSError) as error:
+        sys.exit(str(error))
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
