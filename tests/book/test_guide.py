@@ -24,7 +24,9 @@ BOOK = heads.chapters()
 PAGES = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "book/instructor").glob("part_*.md"))}
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.M | re.S)
 SECTIONS = {title: body for page in PAGES.values() for title, body in SECTION.findall(page)}
-PLANS_PAGE = (ROOT / "book/instructor/plans.md").read_text("utf-8")
+PLANS_PAGE = "".join(
+    (ROOT / f"book/instructor/{name}.md").read_text("utf-8") for name in ("plans", "syllabus")
+)
 PLANS = re.findall(r"^```\{plan\}\n((?::without:[^\n]*\n)?)(.*?)^```", PLANS_PAGE, re.M | re.S)
 
 
@@ -41,7 +43,8 @@ def head(needs: str) -> str:
 def chapter(number: str, *needs: str, words: int = 0) -> heads.Chapter:
     links = " ".join(f"[{n}]({n}_x.ipynb)" for n in needs)
     facts = {"You need": links, "Hardware": "a CPU", "Afterwards you can": "do it"}
-    return heads.Chapter(f"{number}_x", f"{number} X", "I", facts, count.Length(words, 0, 0, 0), 7)
+    exercises = {"sum": ("A sum", False), "own": ("Your own", True)} if number == "00" else {}
+    return heads.Chapter(f"{number}_x", f"{number} X", "I", facts, count.Length(words, 0, 0, 0), 7, exercises)
 
 
 SMALL = {one.number: one for one in (chapter("00"), chapter("01", "00", words=4500), chapter("02", "01"))}
@@ -94,6 +97,8 @@ def test_every_chapter_needs_earlier_ones_and_gives_points():
         ("a | 00 01 | x\nb | 00 | y", "", "00 stands twice"),
         ("a | 00 01", "", "expected `when | chapters | what happens`"),
         ("a | 00 01 | x", "02", "nothing needs it: 02"),
+        ("a | 00 | sum | x\nb | 01 | sum | y", "", "sum is due twice"),
+        ("a | 00 | sum paper-04 | x", "", "a: paper-04 is no exercise or paper of a chapter up to there"),
     ],
 )
 def test_a_plan_that_cannot_be_taught_is_refused(text, without, said):
@@ -102,9 +107,24 @@ def test_a_plan_that_cannot_be_taught_is_refused(text, without, said):
 
 
 def test_the_plans_of_the_guide_can_be_taught():
-    assert len(PLANS) == 5
+    assert len(PLANS) == 6
     for option, text in PLANS:
         guide.plan(BOOK, text, option.removeprefix(":without:").split())
+
+
+def test_hours_count_what_is_due():
+    rows = guide.plan(SMALL, "a | 00 | | x\nb | 01 | sum own | y").split("\n")
+    assert rows[2].endswith("|  |  |  | x |") and "| 1 h | 3 h | y |" in rows[3]
+    assert "{ref}`A sum <ex-sum>`<br>{ref}`Your own <ex-own>`" in rows[3]
+
+
+@pytest.mark.parametrize("number", BOOK)
+def test_a_board_plan_fills_the_session(number):
+    found = guide.board(BOOK, number)
+    minutes = [int(m) for m in re.findall(r"^\d+\. \*\*.+\*\* \((\d+) min\)$", found, re.M)]
+    assert 5 <= len(minutes) <= 10 and sum(minutes) == 90
+    listed = re.findall(r"From the gaps: (.*?)\.(?:$| )", found, re.M)
+    assert sum(len(names.split(", ")) for names in listed) >= BOOK[number].length.gaps
 
 
 # ---- Wrong answers
