@@ -3,8 +3,8 @@
     python -m tools.course.assignment 06    # -> _build/assignments/release/06/
 
 The folder of a release is all that a student needs beside the library: the notebook, the stored results that it plots,
-`book_06.py` with the book's versions, a README, and AGENTS.md for an assistant. The folder _build/assignments is a whole
-nbgrader course;
+`book_06.py` with the book's versions, a README, and AGENTS.md for an assistant. The folder _build/assignments is
+a whole nbgrader course;
 `python -m tools.course.autograde 06 FOLDER` grades what comes back.
 """
 
