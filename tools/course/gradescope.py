@@ -182,7 +182,9 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         papers.end_processes(user)
-    row = autograde.earlier(course / f"grades-{chapter}.csv").get(STUDENT, {"remark": "it could not be run"})
+    row = autograde.earlier(course / f"grades-{chapter}.csv").get(STUDENT)
+    if row is None:
+        raise RuntimeError(f"tools.course.autograde ended with code {process.returncode}")
     ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
     cells = nbformat.read(ran, as_version=4).cells if ran.is_file() and not ran.is_symlink() else []
     said = {mark(cell): feedback.sentence(cell) for cell in cells if cell.cell_type == "code"}
