@@ -183,6 +183,8 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
             os.killpg(process.pid, signal.SIGKILL)
         papers.end_processes(user)
     row = autograde.earlier(course / f"grades-{chapter}.csv").get(STUDENT)
+    if process.returncode == -signal.SIGKILL:
+        raise NanoEulerError("the notebook stopped the program that grades it, or took all of the memory")
     if row is None:
         raise RuntimeError(f"tools.course.autograde ended with code {process.returncode}")
     ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
