@@ -105,7 +105,7 @@ def said(error: AssertionError) -> str:
 def stopped(error: BaseException, answer: Any) -> str:
     """The exception, and the last line of the answer's that it passed; a check's lines are no reader's business."""
     kind, why = type(error).__name__, f": {error}" if str(error) else ""
-    codes = {inspect.unwrap(f).__code__ for f in functions(answer)}
+    codes = {getattr(inspect.unwrap(f), "__code__", f.__code__) for f in functions(answer)}
     files, lines = {code.co_filename for code in codes}, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code in codes or (lines and frame.f_code.co_filename in files):

@@ -1,5 +1,6 @@
 """`judge` says one sentence of any answer, whatever that does, and gives back what is right."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -304,3 +305,11 @@ def test_the_handler_of_an_interrupt_comes_back():
     while threading.active_count() > count and time.monotonic() < until:
         time.sleep(0.01)  # a thread that was told to end ends when the system lets it
     assert threading.active_count() <= count, "its clock has stopped"
+
+
+def test_an_answer_that_wraps_what_is_no_function_is_told():
+    @functools.wraps(functools.partial(sum))  # a kernel of %%cuda is such a thing
+    def mine(x):
+        return x.missing
+
+    assert verdict(lambda f: str(f(1)), mine).startswith("it stops with AttributeError at `return x.missing`")

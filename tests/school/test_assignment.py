@@ -409,6 +409,10 @@ def test_a_class_is_graded(mini):
     table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
     marks = {row["ID"]: row["Chapter 99"] for row in table}
     assert (marks["100"], marks["124"], marks["125"], marks[""]) == ("8", "5", "", "9")
+    wait = [
+        f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Torn File")
+    ]
+    assert [marks[n] for n in wait] == ["", "", ""], "no 0 before a person has looked"
 
 
 def test_submissions_that_are_nowhere_are_told_in_one_line(mini, tmp_path):

@@ -113,4 +113,4 @@ def test_a_notebook_is_graded_check_by_check(tmp_path):
         "output"
     ] == "rmsnorm_backward: right"
     (root / "submission" / release.name).write_text("{")
-    assert gradescope.results(root, user="")["output"].startswith("no notebook")
+    assert gradescope.results(root, user="")["output"].startswith("Not graded: no notebook")

@@ -157,6 +157,13 @@ def fill(course: Path, chapter: str, table: list[dict], source: str, pages) -> N
                 feedback.write(page, ran / source, f"Chapter {chapter}, {student}", line, graded)
 
 
+def ran(line: dict) -> bool:
+    """Whether a row holds a grade. What was not handed in or could not be run has none until a person has looked."""
+    return float(line["points"]) > 0 or not re.match(
+        f"{roster.ABSENT}|cannot be run|no notebook|no file", line["remark"]
+    )
+
+
 def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | None) -> None:
     """Write grades-08.csv, and the table that the roster's platform imports."""
     with (course / f"grades-{chapter}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -166,9 +173,7 @@ def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | 
         writer.writeheader()
         writer.writerows(table)
     if known and known.platform:
-        points = {
-            line["student"]: None if line["remark"] == roster.ABSENT else line["points"] for line in table
-        }
+        points = {line["student"]: line["points"] if ran(line) else None for line in table}
         path = course / f"grades-{chapter}-{known.platform}.csv"
         roster.write_grades(path, known, f"Chapter {chapter}", points, table[0]["of"])
 

@@ -187,6 +187,8 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
         raise NanoEulerError("the notebook stopped the program that grades it, or took all of the memory")
     if row is None:
         raise RuntimeError(f"tools.course.autograde ended with code {process.returncode}")
+    if not autograde.ran(row):
+        raise NanoEulerError(row["remark"])
     ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
     cells = nbformat.read(ran, as_version=4).cells if ran.is_file() and not ran.is_symlink() else []
     said = {mark(cell): feedback.sentence(cell) for cell in cells if cell.cell_type == "code"}
