@@ -1,4 +1,4 @@
-// The definition of a glossary term, beside its link, on hover and on keyboard focus. It stays while the pointer is on the
+// The definition of a glossary term, beside its link, on hover, on keyboard focus and at a tap. It stays while the pointer is on the
 // link or on the box, and Escape puts it away (WCAG 2.1, 1.4.13). The definitions are in the page, in a <template>.
 (() => {
   const store = document.getElementById("glossary-definitions");
@@ -60,9 +60,17 @@
     link.addEventListener("pointerleave", () => soon(hide, 250));
     link.addEventListener("focus", () => link.matches(":focus-visible") && show(link));
     link.addEventListener("blur", hide);
+    let finger = false;
+    link.addEventListener("pointerdown", (event) => (finger = event.pointerType === "touch"));
+    link.addEventListener("click", (event) => {  // a finger sees the definition first; its second tap follows the link
+      if (!finger || shown === link) return;
+      event.preventDefault();
+      show(link);
+    });
   }
   tip.addEventListener("pointerenter", () => clearTimeout(timer));
   tip.addEventListener("pointerleave", () => soon(hide, 250));
   addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  addEventListener("pointerdown", (event) => shown && !shown.contains(event.target) && !tip.contains(event.target) && hide());
   addEventListener("resize", hide);
 })();

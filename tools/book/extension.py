@@ -3,6 +3,7 @@
 import copy
 import html
 import os
+import re
 import zlib
 from pathlib import Path
 
@@ -31,6 +32,7 @@ BUNDLES = (
 )
 # Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
 COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
+NO_HEADER = re.compile(r"<th( class=\"head[^\"]*\")?>(?:<p></p>|\s*)</th>")
 UNUSED = [
     "**/*.map",  # of the theme's scripts and styles
     "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
@@ -65,9 +67,26 @@ def drop_scripts(
 
 
 def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """A folded cell is called what its line says ("Show the check"), by a voice and by a screen reader, too."""
+    """A folded cell is called what its line says ("Show the check"); an empty field heads no column of a table."""
     if "body" in context:
-        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
+        body = context["body"].replace(' aria-label="Toggle hidden content"', "")
+        context["body"] = NO_HEADER.sub(r"<td\1></td>", body)
+
+
+def name_arrows(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """The sidebar's arrow that opens a page's parts is called by that page."""
+    make = context.get("generate_toctree_html")
+
+    def named(*given, **options):
+        found = make(*given, **options)
+        for arrow in found.select("summary") if hasattr(found, "select") else ():
+            arrow["aria-label"] = f"Pages under {arrow.find_parent('li').a.get_text(strip=True)}"
+        return found
+
+    if make:
+        context["generate_toctree_html"] = named
 
 
 def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
@@ -106,12 +125,12 @@ def page_not_found(app: Sphinx) -> list[tuple[str, dict, str]]:
     return [("404", {"title": "There is no such page", "body": body}, "page.html")]
 
 
-def rank_results(
+def search_here(
     app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
 ) -> None:
-    """The search page ranks by how much each page says of the words."""
+    """The search page ranks and shows what it finds in its own way."""
     if page == "search":
-        app.add_js_file("search_rank.js", priority=100)
+        app.add_js_file("search.js", priority=100)
 
 
 def drop_unused(app: Sphinx, exception: Exception | None) -> None:
@@ -195,7 +214,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-resolved", link_pictures)
     app.connect("doctree-resolved", list_references)
     app.connect("html-collect-pages", page_not_found)
-    for change in (rank_results, name_folds, describe, drop_scripts):
+    for change in (search_here, name_folds, name_arrows, describe, drop_scripts):
         app.connect("html-page-context", change, priority=900)
     app.connect("build-finished", drop_unused, priority=900)
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
