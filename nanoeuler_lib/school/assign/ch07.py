@@ -22,7 +22,7 @@ def _derive(rng):
         rng, [f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent]
     )
     fades, opens = f"np.exp({b} * t * np.sin(w[j]) / T)", f"1 / (1 + {b} * t * w[j] ** 2 / T)"
-    size = pick(rng, [fades, opens, f"1 + {b} * np.cos(z)"])
+    size = pick(rng, [fades, opens, f"1 + {b / 3:.2f} * np.cos(z)"])
     outs = [f"s + {b} * q @ k.T / C", f"{a} * np.tanh(s)", "s * np.tri(T) @ k / T"]
     out = pick(rng, [*outs, "s * np.tri(T) @ turn(k, g) / T", f"s - {b} * turn(q, g) @ turn(q, 1 / g).T / C"])
     forward = f"""
