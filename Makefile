@@ -38,6 +38,7 @@ book: $(READY)  ## the rendered book: _build/html/index.html (warnings are error
 	@echo "open _build/html/index.html"
 
 pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (needs Chromium or Chrome)
+	@$(BIN)/python -m pip install --quiet $$(grep -o 'pikepdf==[0-9.]*' pyproject.toml)
 	@$(BIN)/python -m tools.book.pdf _build/html _build/nanoeuler.pdf
 
 # Each process computes with one BLAS thread: JOBS processes share the cores already.

@@ -41,8 +41,27 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
     line = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
     with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and line != "not written yet")
-    print(f"{name}: {line}{with_whose}", flush=True)
+    print(told(name, line) + with_whose, flush=True)
     return mine if line == "right" else None
+
+
+def told(name: str, line: str) -> str:
+    """A verdict in words, and in colour where the output shows it: a right answer green, a wrong one red.
+
+    "not written yet" has none: so what notebooks store is the same wherever it is run.
+    """
+    if line == "not written yet":
+        return f"{name}: {line}"
+    head, tail = (f"{name}: right", "") if line == "right" else (f"{name}, wrong:", f" {line}")
+    if not coloured():
+        return head + tail
+    return f"\x1b[1;{32 if line == 'right' else 31}m{head}\x1b[0m{tail}"
+
+
+def coloured() -> bool:
+    """Whether stdout is a notebook or a terminal, and NO_COLOR (no-color.org) is not set."""
+    notebook = type(sys.stdout).__module__.startswith("ipykernel")
+    return not os.environ.get("NO_COLOR") and (notebook or sys.stdout.isatty())
 
 
 def whose(function: Callable) -> str:

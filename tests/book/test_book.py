@@ -74,7 +74,9 @@ def test_maps_and_readme_list_the_chapters():
     """Each chapter's map of the book and the README's table follow the table of contents: `make maps`."""
     assert not maps.outdated()
     titles = [maps.title(read(f)) for _, files in maps.parts() for f in files]
-    table = re.findall(r"^\| ([\dA]\d .+?) \| .+ \|$", (ROOT / "README.md").read_text(), re.M)
+    table = re.findall(
+        r"^\| \[([\dA]\d .+?)\]\(notebooks/\S+\.ipynb\) \| .+ \|$", (ROOT / "README.md").read_text(), re.M
+    )
     assert table == titles
 
 

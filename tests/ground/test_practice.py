@@ -121,6 +121,25 @@ def test_warnings_and_stderr_do_not_reach_stderr(capsys):
     assert capsys.readouterr() == ("told\nnoisy: right\n", "")
 
 
+def test_a_verdict_is_seen_in_a_terminal_and_plain_elsewhere(capsys, monkeypatch):
+    def my_double(x):
+        raise AssertionError("not twice x")
+
+    judge(check_double, my_double)
+    assert capsys.readouterr().out == "my_double, wrong: not twice x\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    judge(check_double, my_double)
+    judge(check_double, lambda x: None)  # stored in notebooks: plain everywhere
+    monkeypatch.setenv("NO_COLOR", "1")
+    judge(check_double, my_double)
+    assert capsys.readouterr().out.splitlines() == [
+        "\x1b[1;31mmy_double, wrong:\x1b[0m not twice x",
+        "<lambda>: not written yet",
+        "my_double, wrong: not twice x",
+    ]
+
+
 def test_the_line_says_whose_forward_pass_it_was(capsys):
     def my_forward(x):
         return 2 * x
@@ -286,8 +305,8 @@ def test_options_of_a_check_are_handed_on(capsys):
     show_rejected(check_doubled, {"sly": doubles}, 1)
     assert capsys.readouterr().out.splitlines() == [
         "doubles: right",
-        "doubles: it writes into its argument x: work on a copy",
-        "doubles: no end after 0.2 seconds",
+        "doubles, wrong: it writes into its argument x: work on a copy",
+        "doubles, wrong: no end after 0.2 seconds",
         "rejected, all: no",
         "rejected, sly: it writes into its argument x: work on a copy",
     ]

@@ -73,9 +73,7 @@ def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: no
         context["body"] = NO_HEADER.sub(r"<td\1></td>", body)
 
 
-def name_arrows(
-    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
-) -> None:
+def name_arrows(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """The sidebar's arrow that opens a page's parts is called by that page."""
     make = context.get("generate_toctree_html")
 
@@ -125,9 +123,7 @@ def page_not_found(app: Sphinx) -> list[tuple[str, dict, str]]:
     return [("404", {"title": "There is no such page", "body": body}, "page.html")]
 
 
-def search_here(
-    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
-) -> None:
+def search_here(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """The search page ranks and shows what it finds in its own way."""
     if page == "search":
         app.add_js_file("search.js", priority=100)

@@ -20,7 +20,7 @@ from tools.book import pictures
 from tools.notebooks import heads
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = re.compile(r"^\| ([A\d]\d) [^|]+ \| (.+) \|$", re.M)
+QUESTION = re.compile(r"^\| \[?([A\d]\d) [^|]+ \| (.+) \|$", re.M)
 
 # By the beginning of a part's caption in _toc.yml: what you have when you have read it, and a chapter's figure for it.
 GIVES = {

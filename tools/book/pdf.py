@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pikepdf
 import yaml
 from bs4 import BeautifulSoup
 
@@ -23,9 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 3600
 CONTENTS = "contents"  # the anchor
-MARGIN, SIZE, DIGIT = 42.5, 9, 0.556  # points: right of the text, the numbers' letters; a digit's width in letters
-NAME = pikepdf.Name
-# A formula wider than the paper would shrink all pages. All are measured before one is changed: a change lays out all anew.
+MARGIN, SIZE, DIGIT = (
+    42.5,
+    9,
+    0.556,
+)  # points right of the text, of the numbers' letters; a digit's width in letters
+# A formula wider than the paper would shrink all pages. All are measured before one changes: each change lays out anew.
 FIT = """
 addEventListener("load", () => MathJax.startup.promise.then(() => {
   const letters = parseFloat(getComputedStyle(document.querySelector(".bd-article")).fontSize);
@@ -39,7 +41,9 @@ addEventListener("load", () => MathJax.startup.promise.then(() => {
     if (shares[i] < 1) formula.style.fontSize = `${shares[i] * parseFloat(formula.style.fontSize || "100")}%`;
   });
 }));
-""".replace("PRINTED", "13.33").replace("WIDTH", "600")  # pixels: the letters and the column of custom.css on paper
+""".replace("PRINTED", "13.33").replace(
+    "WIDTH", "600"
+)  # pixels: the letters and the column of custom.css on paper
 
 
 def chromium() -> str | None:
@@ -114,7 +118,8 @@ def contents(articles: list, captions: dict[str, str]) -> str:
         lines.append(f'<p class="page">{entry(found.h1, found["id"])}</p>')
         lines.append("".join(f'<p class="part">{line}</p>' for line in named))
     # It links to itself: Chromium names the places alone that something leads to.
-    return f'<article class="bd-article" id="{CONTENTS}"><h1><a href="#{CONTENTS}">Contents</a></h1>{"".join(lines)}</article>'
+    head = f'<h1><a href="#{CONTENTS}">Contents</a></h1>'
+    return f'<article class="bd-article" id="{CONTENTS}">{head}{"".join(lines)}</article>'
 
 
 def whole(site: Path, all_pages: list[str], captions: dict[str, str] | None = None) -> str:
@@ -156,11 +161,16 @@ def browse(
 
 
 def finish(target: Path) -> int:
-    """Write into the contents on which page each line's heading stands, name the file, pack it; how many pages it has."""
+    """Number the lines of the contents, name the file, pack it; how many pages it has."""
+    import pikepdf  # of the extra pdf; whoever looks for a browser alone needs none
+
+    NAME = pikepdf.Name
     with pikepdf.open(target, allow_overwriting_input=True) as book:
         numbers = {page.objgen: number for number, page in enumerate(book.pages, 1)}
         first = page_of(book, CONTENTS, numbers)
-        font = book.make_indirect(pikepdf.Dictionary(Type=NAME.Font, Subtype=NAME.Type1, BaseFont=NAME.Helvetica))
+        font = book.make_indirect(
+            pikepdf.Dictionary(Type=NAME.Font, Subtype=NAME.Type1, BaseFont=NAME.Helvetica)
+        )
         lines = [line for line in linked(book, book.pages[first - 1], numbers).values() if line[0] > first]
         for page in book.pages[first - 1 : min(lines)[0] - 1]:
             lines = [line for line in linked(book, page, numbers).values() if line[0] > first]
