@@ -1,9 +1,9 @@
 """The models that run in the book's own pages: what a page loads, and which pages do.
 
-An image of class `live-model` or `live-cuts` is what a reader without JavaScript sees; the script live/page.js puts an
-instrument in its place. This extension gives such a page the scripts, and writes `live/konigsberg.js` into the built
-book: the weights, the vocabulary and, for some stories, the probability of each next token under the grammar that wrote
-them.
+An image of class `live-model`, `live-cuts` or `live-training` is what a reader without JavaScript sees; the script
+live/page.js puts an instrument in its place. This extension gives such a page the scripts, and writes
+`live/konigsberg.js` into the built book: the weights, the vocabulary and, for some stories, the probability of each
+next token under the grammar that wrote them. What `live-training` loads is made by tools/book/training.py.
 
     python -m tools.book.live _build/live.js    # that file alone
 """
@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from nanoeuler_lib.training.checkpoint import PRETRAINED, load_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "konigsberg-small"
-CLASSES = {"live-model", "live-cuts"}
+CLASSES = {"live-model", "live-cuts", "live-training"}
 SCRIPT = "live/konigsberg.js"
 # The stories whose source is looked up; chapter 14 looks at the first. No model has seen these seeds in training.
 STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind in world.KINDS)]
@@ -62,6 +63,15 @@ def places(ids: list[int], model: GPT, tokenizer: Tokenizer) -> dict[str, int]:
     return {"fact": int(fact), "free": int(free)}
 
 
+def tokenizer_for_page(tokenizer: Tokenizer) -> dict:
+    """What `NanoEuler.Tokenizer` is made of."""
+    return {
+        "byteOrder": list(tokenizer.byte_order),
+        "merges": [list(pair) for pair in tokenizer.merges],
+        "specials": list(tokenizer.special_tokens),
+    }
+
+
 def page_data(name: str = MODEL) -> dict:
     """What `NanoEuler.unpack` in live/model.js reads; of the heads only the first, the others guess further ahead."""
     model, tokenizer = load_pretrained(name)
@@ -72,11 +82,7 @@ def page_data(name: str = MODEL) -> dict:
     stories = [story_for_page(kind, seed, tokenizer) for kind, seed in STORIES]
     return {
         "config": model.config.to_dict(),
-        "tokenizer": {
-            "byteOrder": list(tokenizer.byte_order),
-            "merges": [list(pair) for pair in tokenizer.merges],
-            "specials": list(tokenizer.special_tokens),
-        },
+        "tokenizer": tokenizer_for_page(tokenizer),
         "tensors": [(key, array.size) for key, array in halves.items()],
         "stories": stories,
         "places": places(stories[0]["ids"], model, tokenizer),
@@ -84,24 +90,29 @@ def page_data(name: str = MODEL) -> dict:
     }
 
 
-def digest() -> str:
-    """Changes with all that the file is made from."""
+def digest(maker: Path) -> str:
+    """Changes with all that a file is made from; maker: the module that makes it."""
     made_from = [
         *sorted((PRETRAINED / MODEL).iterdir()),
         *sorted(Path(world.__file__).parent.glob("*.py")),
-        Path(__file__),
+        *{Path(__file__), maker},
     ]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in made_from)).hexdigest()
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(made_from))).hexdigest()
 
 
-def write_script(path: Path) -> bool:
-    """Write the file unless it is there already; whether it was written."""
-    head = f"// {MODEL} and its true source, by tools/book/live.py. {digest()}\n"
+def write_if_new(path: Path, name: str, what: str, maker: Path, make: Callable[[], dict]) -> bool:
+    """Write `NanoEuler.name = ...` unless it is there already; whether it was written."""
+    head = f"// {what}, by tools/book/{maker.name}. {digest(maker)}\n"
     if path.exists() and path.open().readline() == head:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{head}NanoEuler.data = {json.dumps(page_data(), separators=(',', ':'))};\n")
+    path.write_text(f"{head}NanoEuler.{name} = {json.dumps(make(), separators=(',', ':'))};\n")
     return True
+
+
+def write_script(path: Path) -> bool:
+    """Write the model's file unless it is there already; whether it was written."""
+    return write_if_new(path, "data", f"{MODEL} and its true source", Path(__file__), page_data)
 
 
 # ---- In the build

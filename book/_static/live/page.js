@@ -1,5 +1,6 @@
 /* Two instruments on the book's small model (model.js). Each takes the place of a picture, which a reader without JavaScript
-   keeps: `Writer` stands on the first page, `Cuts` in the chapter on sampling.
+   keeps: `Writer` stands on the first page, `Cuts` in the chapter on sampling. A third trains a model of its own; its files
+   come when the reader asks for them.
 
    The weights, two megabytes, are fetched when the picture comes into view, by a script tag: so it works from a file, too. */
 
@@ -362,25 +363,49 @@
 
   /* ---- From the picture to the instrument ---- */
 
-  let loading; // the weights are fetched once, whoever asks
-  function weights() {
-    loading ??= new Promise((resolve, reject) => {
-      const src = `${FOLDER}konigsberg.js`;
-      document.head.append(make("script", { src, load: resolve, error: () => reject(new Error(`${src} is missing`)) }));
-    });
-    return loading;
+  const loading = new Map(); // a file is fetched once, whoever asks
+  function load(name) {
+    if (!loading.has(name)) {
+      loading.set(name, new Promise((resolve, reject) => {
+        const src = FOLDER + name;
+        document.head.append(make("script", { src, load: resolve, error: () => reject(new Error(`${src} is missing`)) }));
+      }));
+    }
+    return loading.get(name);
   }
 
   async function start(picture, Instrument) {
     const place = picture.closest("a") ?? picture;
     try {
-      await weights();
+      await load("konigsberg.js");
       const reading = new NanoEuler.Reading(NanoEuler.unpack(NanoEuler.data));
       place.replaceWith(new Instrument(reading, NanoEuler.data).root);
     } catch (error) {
       place.after(make("p", { class: "live-note" }, `The model did not start, so this is a picture of it: ${error.message}.`));
     }
   }
+
+  /* Under the picture of a training stands a button that puts the instrument in its place. */
+  function offer(picture) {
+    const place = picture.closest("a") ?? picture;
+    const ask = button("Train a model in this page (loads 1.1 MB)", async () => {
+      ask.disabled = true;
+      try {
+        for (const name of ["train.js", "training.js", "stories.js"]) await load(name);
+        const { root, go } = new NanoEuler.Training(NanoEuler.stories);
+        place.replaceWith(root);
+        offered.remove();
+        go.focus();
+      } catch (error) {
+        offered.append(make("p", { class: "live-note" }, `The training did not start: ${error.message}.`));
+      }
+    });
+    const offered = make("div", { class: "live-offer" }, ask);
+    place.after(offered);
+  }
+
+  NanoEuler.parts = { make, labelled, slider, option, button };
+  document.querySelectorAll("img.live-training").forEach(offer);
 
   for (const [name, instrument] of Object.entries(INSTRUMENTS)) {
     for (const picture of document.querySelectorAll(`img.${name}`)) {
