@@ -379,12 +379,16 @@ def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
 
 
 def test_the_pages_that_hold_an_instrument_have_its_picture():
-    """One on the first page, one in the chapter on sampling; who has no JavaScript sees the picture."""
-    for page, name in (("book/intro.md", "live-model"), ("notebooks/14_sampling.ipynb", "live-cuts")):
+    """On the first page, in the chapters on sampling and on the whole model; who has no JavaScript sees the picture."""
+    for page, names in (
+        ("book/intro.md", ["live-model", "live-training"]),
+        ("notebooks/10_whole_model.ipynb", ["live-training"]),
+        ("notebooks/14_sampling.ipynb", ["live-cuts"]),
+    ):
         text = (live.ROOT / page).read_text().replace("\\n", "\n")
         found = re.findall(r"\{image\} (\S+?\.png)[\s\",]+:class: (\S+?)[\s\",]+:alt: \w+ ", text)
-        assert [which for _, which in found] == [name]
-        assert (live.ROOT / page).parent.joinpath(found[0][0]).is_file()
+        assert [which for _, which in found] == names
+        assert all((live.ROOT / page).parent.joinpath(picture).is_file() for picture, _ in found)
 
 
 def test_the_scripts_ask_no_other_server():
