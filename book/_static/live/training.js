@@ -38,7 +38,7 @@
         this.plot, this.numbers, this.status,
         make("div", { class: "live-buttons" }, this.go, button("Let it tell a story", () => this.worker.postMessage({ weights: true })),
           button("A new model", () => this.begin("A new model, which has read nothing."))),
-        make("div", { class: "live-fields" }, labelled("Learning rate", this.rate, (x) => (10 ** x).toPrecision(2)), labelled("Break", this.broken)),
+        labelled("Learning rate", this.rate, (x) => (10 ** x).toPrecision(2)), labelled("Break", this.broken),
         this.story);
       new ResizeObserver(() => this.draw()).observe(this.plot);
       this.begin("Nothing is sent anywhere: the model trains on this machine.");
