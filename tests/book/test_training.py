@@ -61,6 +61,14 @@ def case() -> tuple[GPT, list[list[int]], np.ndarray, np.ndarray]:
     return model, told, tokens, targets
 
 
+MODEL = (
+    ENGINE
+    + """
+        const model = new engine.Model(given.config, Float32Array.from(given.params));
+        const batch = engine.batchOf(given.told);"""
+)
+
+
 def given_of(model, told) -> dict:
     return {"config": model.config.to_dict(), "params": model.params.flat.tolist(), "told": told}
 
@@ -71,10 +79,8 @@ def test_gradients_and_steps_are_the_librarys(folder):
     model, told, tokens, targets = case()
     found = run_page(
         folder,
-        ENGINE
+        MODEL
         + """
-        const model = new engine.Model(given.config, Float32Array.from(given.params));
-        const batch = engine.batchOf(given.told);
         model.forward(batch); model.backward(batch);
         const grads = Array.from(model.grads.flat);
         const losses = [0.03, 0.03].map((rate) => model.step(batch, rate) / batch.valid);
@@ -107,10 +113,8 @@ def test_a_break_acts_where_it_says(folder):
     model, told, *_ = case()
     found = run_page(
         folder,
-        ENGINE
+        MODEL
         + """
-        const model = new engine.Model(given.config, Float32Array.from(given.params));
-        const batch = engine.batchOf(given.told);
         return Object.fromEntries(["", "rope", "mean", "sign", "residual", "ahead"].map((broken) => {
           Object.assign(model, { broken });
           model.forward(batch);

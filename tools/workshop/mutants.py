@@ -37,13 +37,13 @@ import libcst as cst
 from libcst.metadata import PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_string
 
+from nanoeuler_lib.school.assign.papers import CHAPTERS
+
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "nanoeuler_lib"
 # Kernels and what launches them: tested by themselves, test_engine.py and its kin plant their own bugs.
 APART = ("cuda", "kernels", "engine")
-PAPERS = ("papers", "problems", "worker") + tuple(
-    f"ch{n}" for n in "03 04 05 06 07 08 10 11 14 20 25".split()
-)
+PAPERS = "papers", "problems", "worker", *(f"ch{number}" for number in CHAPTERS)
 ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant
 EQUIVALENT = Path(__file__).with_name("mutants.toml")
 PROCESSES = 2
