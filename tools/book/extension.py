@@ -30,6 +30,19 @@ BUNDLES = (
     "tex-svg*",
     "tex-chtml-*",
 )
+# What that bundle holds already, and inputs that no page has.
+PARTS = (
+    "input/tex.js",
+    "input/tex-base.js",
+    "input/tex-full.js",
+    "input/tex/extensions/all-packages.js",
+    "input/asciimath.js",
+    "input/mml/extensions/*",
+    "output/chtml.js",
+    "output/chtml/fonts/tex.js",
+    "ui/menu.js",
+    "adaptors/liteDOM.js",
+)
 # Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
 COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
 NO_HEADER = re.compile(r"<th( class=\"head[^\"]*\")?>(?:<p></p>|\s*)</th>")
@@ -38,6 +51,7 @@ UNUSED = [
     "scripts/fontawesome.js",  # its icons are letters of the web font: _templates/static/webpack-macros.html
     "vendor/**/*.ttf",  # every browser of the last ten years takes the woff2 beside it
     *(f"mathjax/{bundle}.js" for bundle in BUNDLES),  # one bundle is used, tex-chtml.js
+    *(f"mathjax/{part}" for part in PARTS),
     "mathjax/sre/**/*",
 ]
 
