@@ -4,7 +4,7 @@
 spreads a step over cores; `gradcheck.py` asks whether each gradient is a slope. `gpt2.py` is the line of GPT-2.
 """
 
-from nanoeuler_lib.model.gpt import GPT, backward, forward, head_weights, loss_scale
+from nanoeuler_lib.model.gpt import GPT, Weigh, backward, forward, head_weights, loss_scale
 from nanoeuler_lib.model.gpt2 import GPT2
 from nanoeuler_lib.model.parameters import Parameters, init, parameter_shapes
 
@@ -12,6 +12,7 @@ __all__ = [
     "GPT",
     "GPT2",
     "Parameters",
+    "Weigh",
     "backward",
     "forward",
     "head_weights",

@@ -8,6 +8,8 @@ Pre-norm RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, untied heads
 `forward` and `backward` only call composites (`ops`), so they are the same text on every backend.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from nanoeuler_lib import ops
@@ -68,7 +70,8 @@ def backward(
 ) -> None:
     """After `forward`: fill `plan.losses` [N, K] and the gradients of (plan.losses * scale).sum().
 
-    targets: [B, T, K], -1 for "no target"; scale: [K]; accumulate: add to `grads` instead of overwriting.
+    targets: [B, T, K], -1 for "no target"; scale: [K], or [N, K] with a weight of either sign for each position;
+    accumulate: add to `grads` instead of overwriting.
     """
     op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
     targets = targets.reshape(-1, config.predict)
@@ -92,6 +95,10 @@ def backward(
         op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, add)
     op.embed_back(grads["embed"], dx, tokens, add)
 
+
+# A loss of whole rows. For a slice of a batch's rows and their nats of head 0, [B, T], it returns figures [m] that add
+# up over slices, the loss first, and the derivative of the loss by each nat, [B, T]. Later heads have no part in it.
+Weigh = Callable[[slice, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 KINDS: dict[type, type] = {}  # the class of a configuration -> that of its models, where it is not GPT
 
@@ -177,9 +184,13 @@ class GPT:
         tokens = self._check(tokens)
         plan = self.plan(*tokens.shape)
         self.forward(plan, tokens)
+        return self.nats(plan, targets)
+
+    def nats(self, plan: Plan, targets: np.ndarray) -> np.ndarray:
+        """What `losses` returns, of a plan that `forward` has filled."""
         heads = (*targets.shape, 1)[2]  # 1 for [B, T]
         w, flat = self.heads[:, : heads * self.config.vocab_size], targets.reshape(-1, heads)
-        losses = np.empty((tokens.size, heads), self.dtype)
+        losses = np.empty((len(flat), heads), self.dtype)
         plan.op.heads_loss(losses, None, None, plan.y_final, w, flat, np.ones(heads), False)
         return losses.reshape(targets.shape)
 
@@ -204,3 +215,30 @@ class GPT:
         self.forward(plan, tokens)
         self.backward(grads, plan, tokens, targets, scale)
         return float((plan.losses * scale).sum(dtype=np.float64)), grads
+
+    @ops.again()
+    def weighted_gradients(
+        self, tokens: np.ndarray, targets: np.ndarray, weigh: Weigh
+    ) -> tuple[np.ndarray, Parameters]:
+        """The figures that `weigh` gives for all rows, and the gradient of the first of them: see `Weigh`.
+
+        tokens: [B, T]; targets: [B, T, K], -1 for "no target".
+        """
+        tokens = self._check(tokens)
+        plan, grads = self.plan(*tokens.shape), Parameters(self.config, self.dtype)
+        self.forward(plan, tokens)
+        figures, scale = self.weights(plan, targets, slice(0, len(tokens)), weigh)
+        self.backward(grads, plan, tokens, targets, scale)
+        return figures, grads
+
+    def weights(
+        self, plan: Plan, targets: np.ndarray, rows: slice, weigh: Weigh
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Between `forward` and `backward`: the figures of `weigh` for these rows of a batch, and the scale [N, K].
+
+        targets: [B, T, K]. Later heads have weight 0: the policy is head 0 alone.
+        """
+        figures, weights = weigh(rows, self.nats(plan, targets[..., 0]))
+        scale = np.zeros(plan.losses.shape)
+        scale[:, 0] = weights.reshape(-1)
+        return figures, scale

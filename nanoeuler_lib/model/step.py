@@ -9,7 +9,7 @@ import numpy as np
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Parameters, head_weights, loss_scale
+from nanoeuler_lib.model import GPT, Parameters, Weigh, head_weights, loss_scale
 from nanoeuler_lib.model.optim import AdamW, clip_factor, moved
 from nanoeuler_lib.model.plan import Plan
 
@@ -26,16 +26,23 @@ class Step:
     order and rounds differently. BLAS and NumPy release Python's lock while they compute, and each worker uses one BLAS
     thread (call inside `one_blas_thread()`). A context manager, which ends the threads.
 
-    rows: sequences in a batch; workers: threads, by default one for each core, never more than there are micro-batches.
+    rows: sequences in a batch; workers: threads, by default one for each core, never more than there are micro-batches;
+    together: so many neighbours stay in one micro-batch (2 for pairs), and divide `rows`.
     """
 
     def __init__(
-        self, model: GPT, optimizer: AdamW, config: TrainConfig, rows: int, workers: int | None = None
+        self,
+        model: GPT,
+        optimizer: AdamW,
+        config: TrainConfig,
+        rows: int,
+        workers: int | None = None,
+        together: int = 1,
     ):
         self.model, self.optimizer, self.config = model, optimizer, config
         time = model.config.context
-        limit = max(1, MICRO_TOKENS // time)
-        self.micro = max(m for m in range(1, min(limit, rows) + 1) if rows % m == 0)
+        limit = max(together, MICRO_TOKENS // time)
+        self.micro = max(m for m in range(together, min(limit, rows) + 1, together) if rows % m == 0)
         self.workers = min(workers or cores(), rows // self.micro)
         self.weights = head_weights(model.config, config.later_heads)
         self.lengths: dict[int, list[Plan]] = {}
@@ -67,10 +74,13 @@ class Step:
         return [future.result() for future in futures]
 
     @ops.again()
-    def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
+    def gradient(self, tokens: np.ndarray, targets: np.ndarray, weigh: Weigh | None = None) -> np.ndarray:
+        """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K].
+
+        weigh: a loss of whole rows (`model.Weigh`), whose figures are then returned.
+        """
         self.fit(tokens.shape[1])
-        scale = loss_scale(targets, self.weights)
+        by_head = loss_scale(targets, self.weights)
         starts = range(0, len(tokens), self.micro)
 
         def work(worker):
@@ -78,11 +88,19 @@ class Step:
             for count, start in enumerate(starts[worker :: self.workers]):
                 part = slice(start, start + self.micro)
                 self.model.forward(plan, tokens[part])
+                scale = by_head
+                if weigh:
+                    figures, scale = self.model.weights(plan, targets[part], part, weigh)
                 self.model.backward(grads, plan, tokens[part], targets[part], scale, accumulate=count > 0)
-                total = total + plan.losses.sum(axis=0, dtype=np.float64)
+                if weigh:
+                    total = total + figures
+                else:
+                    total = total + plan.losses.sum(axis=0, dtype=np.float64)
             return total
 
         sums = sum(self._each(work))
+        if weigh:
+            return sums
         return sums / np.maximum((targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0), 1)
 
     def apply(self) -> float:
@@ -113,7 +131,7 @@ class Step:
         """What the last step has moved the parameters by, up to a factor."""
         return self.grads[0]
 
-    def __call__(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
-        """A whole step: mean nats by head [K], and the gradient's norm. Not applied if either is not finite."""
-        losses = self.gradient(tokens, targets)
+    def __call__(self, *batch) -> tuple[np.ndarray, float]:
+        """A whole step: what `gradient` returns, and its norm. Not applied if either is not finite."""
+        losses = self.gradient(*batch)
         return losses, self.apply() if np.isfinite(losses).all() else math.nan

@@ -396,10 +396,11 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits,
     """Losses of all prediction heads at all positions, and the gradients of their weighted sum; logits are not kept.
 
     losses: [N, K], nats; y: [N, D]; w: [D, K V]; targets: [N, K] with -1 for "no target"; scale: [K], the weight of
-    one position in the loss, so that the loss is (losses * scale).sum(). dy: [N, D]; dw: [D, K V]. With dy and dw
-    None only the losses are computed.
+    one position in the loss, or [N, K], a weight of either sign for each, so that the loss is (losses * scale).sum().
+    dy: [N, D]; dw: [D, K V]. With dy and dw None only the losses are computed.
     """
     (N, D), K = y.shape, losses.shape[1]
+    scale = np.broadcast_to(scale, (N, K))
     V = w.shape[1] // K
     for start in range(0, N, len(work_logits)):
         rows = slice(start, min(start + len(work_logits), N))
@@ -417,11 +418,11 @@ def heads_loss(losses, dy, dw, y, w, targets, scale, accumulate, *, work_logits,
             if dw is None:
                 continue
             # no gradient: 8% of a step of `small` when no later head counts
-            if head > 0 and scale[head] == 0:
+            if head > 0 and not scale[:, head].any():
                 if not accumulate:
                     dw[:, columns] = 0
                 continue
-            weight = np.where(target >= 0, scale[head], 0).astype(z.dtype)
+            weight = np.where(target >= 0, scale[rows, head], 0).astype(z.dtype)
             z *= (weight / total)[:, None]
             z[pick] -= weight
             _product(dw[:, columns], y[rows], z, work_weight, accumulate or start > 0)

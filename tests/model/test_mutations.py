@@ -272,7 +272,7 @@ BUGS = [
     bug("heads, fast: gradient of the last head only", "ops.cpu.heads_loss",
         "dy[rows] += part", "dy[rows] = part", by=("gradients cpu", "equality")),
     bug("heads, fast: every head weighted as head 0", "ops.cpu.heads_loss",
-        "target >= 0, scale[head]", "target >= 0, scale[0]", by=("gradients cpu", "equality")),
+        "scale[rows, head]", "scale[rows, 0]", by=("gradients cpu", "equality")),
     bug("heads, fast: exponential without subtracting the largest", "ops.cpu.heads_loss",
         "z -= z.max(axis=1, keepdims=True)", "pass", by="extremes cpu"),
     bug("AdamW, fast: second moment of g, not of its square", "ops.cpu.adamw",
@@ -389,9 +389,7 @@ BUGS = [
     bug("gradients of the step before are kept", "model.step.Step.gradient",
         "accumulate=count > 0", "accumulate=True", by="step"),
     bug("mean of the micro-batches' means", "model.step.Step.gradient",
-        "part = slice(start, start + self.micro)",
-        "part = slice(start, start + self.micro)\n"
-        "            scale = loss_scale(targets[part], self.weights) / len(starts)", by="step"),
+        "scale = by_head", "scale = loss_scale(targets[part], self.weights) / len(starts)", by="step"),
     # Data, validation, generation, runs.
     bug("head shift off by one", "text.data.batch",
         "1 + k : 1 + k + time", "k : k + time", by="targets"),
