@@ -206,7 +206,10 @@ PRESETS = {
 }
 
 SFT_DEFAULTS = {"steps": 2000, "rate": 1e-3, "warmup": 50}  # where fine-tuning departs from TrainConfig
+# of preferences: 0.1 of weight decay would move a model away from its reference by itself
+DPO_DEFAULTS = {"steps": 500, "rate": 1e-4, "warmup": 20, "decay": 0.0}
 SFT_DATA_SEED = 201  # of its stories: pretraining has 101 to 104
+DPO_DATA_SEED = 211
 
 
 def preset(name: str, **changes) -> ModelConfig:

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from nanoeuler_lib import __version__
-from nanoeuler_lib.config import PRESETS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
+from nanoeuler_lib.config import (
+    DPO_DATA_SEED,
+    DPO_DEFAULTS,
+    PRESETS,
+    SFT_DATA_SEED,
+    SFT_DEFAULTS,
+    TrainConfig,
+    preset,
+)
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 EXAMPLES = """examples:
@@ -23,6 +31,7 @@ EXAMPLES = """examples:
   nanoeuler train --resume runs/world --steps 4000   go on for longer
   nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
+  nanoeuler dpo --base runs/answers --data pairs.jsonl --run runs/prefers   and which of two replies is preferred
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
   nanoeuler export runs/world --to hf --out world-hf    for transformers; gguf: for llama.cpp
   nanoeuler import TinyLlama-1.1B --run runs/tiny   a Llama of other people's, as a run
@@ -198,6 +207,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("shards", "tokenize texts larger than memory, to train on", _shards)
     command("train", "train a model on UTF-8 text, or on shards", _train, as_json=False)
     command("sft", "teach a base model to answer", _sft, as_json=False)
+    command("dpo", "teach a model that answers which of two replies is preferred", _dpo, as_json=False)
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
     command("score", "what a text of yours costs a model: bits per byte and per token", _score)
@@ -374,6 +384,27 @@ def _sft(new):
     _training(new, SFT_DEFAULTS)
 
 
+def _dpo(new):
+    text = "konigsberg (the default: true reasons and wrong ones), or a file of JSON objects with prompt, chosen and "
+    text += "rejected, texts or messages; .xz and .gz too (--resume: where it stands now, if it moved)"
+    new.add_argument("--data", metavar="FILE", help=text)
+    text = "how many stories (default 2000), or of the file's pairs (default all)"
+    new.add_argument("--pairs", type=int, metavar="N", help=text)
+    text = f"seed of the stories, or of the file's order (default {DPO_DATA_SEED})"
+    new.add_argument("--data-seed", type=int, metavar="N", help=text)
+    text = "run or checkpoint to begin with, which is also the reference (default: the chat model in the package)"
+    new.add_argument("--base", type=Path, metavar="RUN", help=text)
+    text = "how dear it is to move away from the reference, above 0 (default 0.1)"
+    new.add_argument("--beta", type=float, metavar="X", help=text)
+    text = "share of the pairs taken to be labelled the wrong way round, below 0.5 (default 0)"
+    new.add_argument("--label-noise", type=float, metavar="X", help=text)
+    text = "with --label-noise: weigh both labels so that wrong ones cancel in the mean"
+    new.add_argument("--robust", action="store_true", default=None, help=text)
+    _run_folder(new)
+    _how_to_run(new)
+    _training(new, DPO_DEFAULTS, meanings=TRAINING | {"batch": "pairs in a batch"}, leave_out=["later_heads"])
+
+
 def _run_folder(new):
     new.add_argument("--run", type=Path, metavar="FOLDER", help="new folder for log and checkpoints")
     new.add_argument(
@@ -397,10 +428,13 @@ def _device(new, default):
     new.add_argument("--precision", metavar="NAME", help=text)
 
 
-def _training(new, defaults, in_tokens=()):
+def _training(new, defaults, in_tokens=(), meanings=TRAINING, leave_out=()):
     about = "numbers of steps may be given in tokens, as in 300Mtok" if in_tokens else None
     group, defaults = new.add_argument_group("training", about), TrainConfig().to_dict() | defaults
-    for name, meaning in TRAINING.items():
+    new.set_defaults(**dict.fromkeys(leave_out))
+    for name, meaning in meanings.items():
+        if name in leave_out:
+            continue
         kind = type(defaults[name])
         metavar = METAVAR[kind]
         kind = steps_or_tokens if name in in_tokens else kind

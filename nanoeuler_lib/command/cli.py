@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nanoeuler_lib.command import arguments
 from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, FORMATS, SHAPE, TRAINING
-from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
+from nanoeuler_lib.config import DPO_DATA_SEED, DPO_DEFAULTS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
 
@@ -353,45 +353,93 @@ def import_(args):
 
 def sft(args):
     from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training import checkpoint, loop
+    from nanoeuler_lib.training import loop
     from nanoeuler_lib.training import sft as tuning
 
     began = time.perf_counter()
     if args.resume:
-        settings = (name for name in TRAINING if name not in CHANGEABLE)
-        _only_resume(args, [*settings, "examples", "data_seed", "base", "precision", "last_turn"])
-        files, head = _files_of(args.resume, args, {"examples": "data"}, "sft")
-        _, *numbers = head["info"]["examples"]
-        config = TrainConfig.from_dict(head["train"])
-        *examples, _ = tuning.examples_of(files["examples"], *numbers, config.valid_fraction)
-        options = dict(files=files, steps=args.steps, device=args.device, rate=args.rate)
-        loop.resume(args.resume, *examples, args.quiet, **options)
+        examples_of = lambda *source: tuning.examples_of(*source)[:2]
+        _resume_teaching(args, "sft", ["last_turn"], examples_of, loop.resume)
         _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
         return
-    if args.run is None:
-        raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
-    config = TrainConfig(**SFT_DEFAULTS | _given(args, TRAINING))
-    _check_workers(args)
-    for name in ("examples", "data_seed"):
-        if (value := getattr(args, name)) is not None and not 0 <= value < 2**53:
-            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 to 2^53 - 1")
+    config = _to_teach(args, SFT_DEFAULTS, "examples")
     if args.last_turn and (args.data or tuning.KONIGSBERG) in tuning.SOURCES:
         raise NanoEulerError(
             "--last-turn is for dialogues of your own, expected --data FILE too: a story stands in the first turn"
         )
-    data_seed = SFT_DATA_SEED if args.data_seed is None else args.data_seed
-    source = (args.data or tuning.KONIGSBERG, args.examples or 0, data_seed)
-    base = checkpoint.load(args.base or checkpoint.PRETRAINED / "konigsberg-small")
-    info = {"source": source[0], "examples": source, "base": str(args.base or "konigsberg-small")}
-    built_in = source[0] in tuning.SOURCES
-    info["files"] = {"examples": source[0] if built_in else _absolute(source[0])}
-    info |= {} if built_in else {"turns": "last" if args.last_turn else "windows"}
+    base, source, info = _taught_from(args, "examples", SFT_DATA_SEED, "konigsberg-small")
+    info |= {} if source[0] in tuning.SOURCES else {"turns": "last" if args.last_turn else "windows"}
     examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
     tuning.fine_tune(
         args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
         args.workers, device=choose(args.device or "cpu", args.precision, base.model.config),
     )  # fmt: skip
     _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+
+def dpo(args):
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.training import preferences
+
+    began, losses = time.perf_counter(), ("beta", "label_noise", "robust")
+    if args.device not in (None, "auto", "cpu"):
+        raise NanoEulerError(
+            f"--device is {short(args.device)}, expected cpu: preferences are learnt there alone"
+        )
+    args.device = "cpu"
+    if args.resume:
+        _resume_teaching(args, "dpo", losses, preferences.pairs_of, preferences.resume)
+        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
+        return
+    choose("cpu", args.precision)  # refuses those of a card
+    config = _to_teach(args, DPO_DEFAULTS, "pairs")
+    base, source, info = _taught_from(args, "pairs", DPO_DATA_SEED, "konigsberg-chat")
+    preferences.prefer(
+        args.run, (base.model, base.tokenizer), *preferences.pairs_of(*source, config.valid_fraction), config,
+        **_given(args, losses), template=base.info.get("template", "plain"), info=info, quiet=args.quiet,
+        workers=args.workers,
+    )  # fmt: skip
+    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+
+TAUGHT = {
+    "sft": "examples",
+    "dpo": "pairs",
+}  # the command, and under what its runs keep source, number and seed
+
+
+def _to_teach(args, defaults, what):
+    """The settings of a new run of `sft` or `dpo`. what: the option that says how many of its data to take."""
+    if args.run is None:
+        raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+    config = TrainConfig(**defaults | _given(args, TRAINING))
+    _check_workers(args)
+    for name in (what, "data_seed"):
+        if (value := getattr(args, name)) is not None and not 0 <= value < 2**53:
+            raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 to 2^53 - 1")
+    return config
+
+
+def _taught_from(args, what, data_seed, base):
+    """The model to begin with (by default one of the package), the source of what to learn, and what a run keeps."""
+    from nanoeuler_lib.training import checkpoint, sft
+
+    source = args.data or sft.KONIGSBERG, getattr(args, what) or 0
+    source += (data_seed if args.data_seed is None else args.data_seed,)
+    file = source[0] if source[0] in sft.SOURCES else _absolute(source[0])
+    info = {"source": source[0], what: source, "base": str(args.base or base), "files": {what: file}}
+    return checkpoint.load(args.base or checkpoint.PRETRAINED / base), source, info
+
+
+def _resume_teaching(args, command, fixed, data_of, resume):
+    """Go on with a run of `sft` or `dpo`. fixed: its options that a run keeps; data_of: parts of a source."""
+    what, settings = TAUGHT[command], (name for name in TRAINING if name not in CHANGEABLE)
+    _only_resume(args, [*settings, what, "data_seed", "base", "precision", *fixed])
+    files, head = _files_of(args.resume, args, {what: "data"}, command)
+    _, *numbers = head["info"][what]
+    data = data_of(files[what], *numbers, TrainConfig.from_dict(head["train"]).valid_fraction)
+    options = dict(files=files, steps=args.steps, device=args.device, rate=args.rate)
+    resume(args.resume, *data, quiet=args.quiet, **options)
 
 
 def _files_of(run, args, options, command):
@@ -404,10 +452,11 @@ def _files_of(run, args, options, command):
 
     head = checkpoint.read_head(run)
     info = head["info"]
-    begun_by = "sft" if "examples" in info else "train"
+    begun_by = next((name for name, what in TAUGHT.items() if what in info), "train")
     if head["train"] is None or begun_by != command:
         raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
-    before = {"text": info.get("source"), "examples": info.get("examples", [None])[0]} | info.get("files", {})
+    before = {"text": info.get("source")} | info.get("files", {})
+    before = {what: info[what][0] for what in TAUGHT.values() if what in info} | before
     given = {name: getattr(args, option) for name, option in options.items()}
     several = list(options.items()) if command == "train" else ()  # an option may name several files
     for name, option in several:
@@ -422,7 +471,7 @@ def _files_of(run, args, options, command):
     files = {}
     for name, option in options.items():
         files[name], now = before.get(name), given.get(name)
-        built_in = {("examples", source) for source in SOURCES}
+        built_in = {(what, source) for what in TAUGHT.values() for source in SOURCES}
         needed = (name, files[name]) not in {("valid", None), *built_in}
         if now is not None:
             files[name] = now if (name, now) in built_in else _absolute(now)
@@ -450,16 +499,16 @@ def _came_out(run, began, what):
     from nanoeuler_lib.training import checkpoint
     from nanoeuler_lib.training.journal import duration
     from nanoeuler_lib.training.run_folder import read_log
-    from nanoeuler_lib.training.watch import percent
+    from nanoeuler_lib.training.watch import MEASURES, measured, percent
 
     head, out, log = checkpoint.read_head(run), Voice(sys.stdout), read_log(run)
     warnings = sum("warning" in entry for entry in log)
     warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
-    bits, spent = head["info"].get("valid_bits_per_byte"), duration(time.perf_counter() - began)
-    validation = f"; validation {bits:.4f} bits per byte" if bits is not None else ""
+    measure, spent = measured(head["info"]), duration(time.perf_counter() - began)
+    validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
-        part = "replies" if "examples" in head["info"] else "text"
+        part = "replies" if "examples" in head["info"] else "pairs" if "pairs" in head["info"] else "text"
         validation += f"; rows have held {percent(seen[-1])} of the training {part}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
@@ -830,7 +879,7 @@ def _print(args, facts, text=""):
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
-    "train": train, "sft": sft, "report": report, "generate": generate,
+    "train": train, "sft": sft, "dpo": dpo, "report": report, "generate": generate,
     "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info, "export": export, "import": import_,
 }  # fmt: skip
@@ -854,7 +903,7 @@ def main(words: list[str] | None = None) -> int:
             code = args.function(args) or 0
         except SystemExit as end:  # --help, --version
             args, code = None, end.code or 0
-        _flush(must=getattr(args, "function", None) not in (train, sft))
+        _flush(must=getattr(args, "function", None) not in (train, sft, dpo))
         return code
     except NanoEulerError as error:
         return _fail(error)

@@ -1,4 +1,4 @@
-"""Examples of what a user says and what to reply: read from files, encoded, and laid into the rows of a batch.
+"""Examples of what a user says and what to reply, and pairs of replies: from files, as tokens, as rows of a batch.
 
 The loss counts the tokens of replies and their end markers, nothing else: targets are -1 everywhere else. Each example
 has a row of its own, so none can see another. Chapter 20.
@@ -19,6 +19,7 @@ from nanoeuler_lib.text.turns import alpaca_prompt, encode_turn, markers
 LARGEST = 1 << 30  # bytes of a file of examples, unpacked: a few MB of .xz can hold terabytes
 BUCKET = 32  # rows are as long as the longest example of their batch, rounded up to a multiple of this
 Example = Sequence[tuple[str, str]]  # turns: what the user says, template and all; what to reply
+Pair = tuple[Example, Example]  # the same but for the last reply: the one preferred, and the other
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,68 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     first two get Alpaca's template, dialogues none. Raises NanoEulerError, with the place, for anything else and for a
     mixture.
     """
+    examples, template = [], None
+    for place, value in _objects(path):
+        example, its_template = _example(place, value)
+        if its_template != (template := template or its_template):
+            raise NanoEulerError(f"{place} is of another kind than those before, expected one kind a file")
+        examples.append(_unicode(place, example))
+    if not examples:
+        raise NanoEulerError(f"{path}: holds no example, expected one or more")
+    return examples, template
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """The pairs of a file, as `read_examples` takes it: objects of prompt, chosen and rejected.
+
+    These are texts; or chosen and rejected are lists of messages that differ in the last alone, with a prompt of
+    messages before both, or with none. Raises NanoEulerError, with the place, for anything else.
+    """
+    pairs = [_unicode(place, _pair(place, value)) for place, value in _objects(path)]
+    if not pairs:
+        raise NanoEulerError(f"{path}: holds no pair, expected one or more")
+    return pairs
+
+
+def _pair(place, value):
+    """The pair that a JSON value holds. Raises NanoEulerError, which says what is wrong."""
+    if not isinstance(value, dict) or not {"chosen", "rejected"} <= value.keys():
+        found = (
+            f"has keys {short(sorted(value))}" if isinstance(value, dict) else f"is a {type(value).__name__}"
+        )
+        raise NanoEulerError(f"{place} {found}, expected an object of prompt, chosen and rejected")
+    if not isinstance(value["chosen"], list):
+        prompt, chosen, rejected = (_text(place, value, name) for name in ("prompt", "chosen", "rejected"))
+        return [(prompt, chosen)], [(prompt, rejected)]
+    before = value["prompt"] if isinstance(value.get("prompt"), list) else []
+    both = []
+    for name in ("chosen", "rejected"):
+        if not isinstance(value[name], list):
+            raise NanoEulerError(
+                f"{place}: {name} is {_shown(value[name])}, expected a list of messages, as chosen"
+            )
+        both.append(_dialogue(place, f"{name} ", before + value[name]))
+    chosen, rejected = both
+    if chosen[:-1] != rejected[:-1] or chosen[-1][0] != rejected[-1][0]:
+        raise NanoEulerError(
+            f"{place}: chosen and rejected differ before the last reply, expected the same prompt"
+        )
+    return chosen, rejected
+
+
+def _unicode(place, turns):
+    """The turns, of one example or of a pair, if text is Unicode."""
+    text = json.dumps(turns, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise NanoEulerError(f"{place} holds {half}, half a surrogate pair: expected Unicode") from None
+    return turns
+
+
+def _objects(path):
+    """The JSON values of a file, plain or compressed, each with where it stands."""
     path = Path(path)
     try:
         with opened(path) as file:
@@ -122,35 +185,12 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
         ) from None
     if text is None:
         raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
-    examples, template = [], None
-    for place, value in _objects(path, text):
-        example, its_template = _example(f"{path}: {place}", value)
-        if its_template != (template := template or its_template):
-            raise NanoEulerError(
-                f"{path}: {place} is of another kind than those before, expected one kind a file"
-            )
-        for text in (text for turn in example for text in turn):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                half = ascii(text[error.start])
-                raise NanoEulerError(
-                    f"{path}: {place} holds {half}, half a surrogate pair: expected Unicode"
-                ) from None
-        examples.append(example)
-    if not examples:
-        raise NanoEulerError(f"{path}: holds no example, expected one or more")
-    return examples, template
-
-
-def _objects(path, text):
-    """The JSON values of a file, each with where it stands."""
     if text.lstrip().startswith("[") and not _lists_by_line(text):
-        yield from ((f"item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
+        yield from ((f"{path}: item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield f"line {number}", _json(path, f"line {number}", line)
+            yield f"{path}: line {number}", _json(path, f"line {number}", line)
 
 
 def _lists_by_line(text):

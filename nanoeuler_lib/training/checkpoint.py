@@ -28,6 +28,7 @@ from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.text import vocabularies
 from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training.watch import MEASURES
 
 FORMAT = "nanoeuler-checkpoint-1"
 BEST = "best"  # the folder of a run's best checkpoint by validation, beside those of its last steps; has no optimizer
@@ -326,11 +327,16 @@ INFO = {
     "turns": ("first, windows or last", lambda value: value in ("first", "windows", "last")),
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),
-    "valid_bits_per_byte": ("a number", _is_number),
+    **dict.fromkeys(MEASURES, ("a number", _is_number)),
     "valid_sets": ("a number for each", _are_numbers),
     "floor_bits_per_byte": ("a number", _is_number),
     "files": ("names of files", _are_files),
     "examples": ("a source, a number and a seed", _are_examples),
+    "pairs": ("a source, a number and a seed", _are_examples),
+    "reference": ("text", _is_text),
+    "beta": ("a number", _is_number),
+    "label_noise": ("a number", _is_number),
+    "robust": ("true or false", lambda value: isinstance(value, bool)),
 }
 
 

@@ -1,10 +1,10 @@
-"""What a run learns from and is measured on: a text, shards on the disk, or examples.
+"""What a run learns from and is measured on: a text, shards on the disk, or examples; `preferences` has pairs.
 
-All have the same members: `batch` and `validation`, `sample` for the reader of the log; the fingerprints tell one text
-from another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how many a row has
-on average, `warnings` what to say first, `sampled` whether there is so much to validate on that most validations score
-a part of it. `reach` is the share of the training tokens (of replies, for examples: `unit`) that any row can hold,
-`seen` that which the rows of the first steps did hold.
+All have the same members (`Dataset`): `batch` and `validation`, `sample` for the reader of the log; the fingerprints
+tell one text from another, `sizes` goes into run.json, `tokens` is how many there are to learn from, `row_tokens` how
+many a row has on average (a pair, for pairs), `warnings` what to say first, `sampled` whether there is so much to
+validate on that most validations score a part of it. `reach` is the share of the training tokens (of replies, for
+examples: `unit`) that any row can hold, `seen` that which the rows of the first steps did hold.
 """
 
 import math
@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -66,7 +68,20 @@ def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float
     return sum(float(model.losses(inputs, targets).sum(dtype=np.float64)) for inputs, targets in parts)
 
 
-class TextDataset:
+class Dataset:
+    """What all datasets have, as it is unless they say otherwise."""
+
+    together = 1  # rows that stand or fall together: 2 for pairs
+    figures: Sequence[
+        str
+    ] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
+    measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
+
+    def prepare(self, run: Path, state: Checkpoint) -> None:
+        """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
+
+
+class TextDataset(Dataset):
     """A text, tokenised, in rows of the model's context.
 
     `train.cut_documents` says whether documents longer than a row are read whole (`data.row_starts`). Without a
@@ -156,7 +171,7 @@ SAMPLE = 500_000  # tokens of all validation sets together that a validation bet
 ROWS = 16  # of validation that go through the model at a time
 
 
-class ShardDataset:
+class ShardDataset(Dataset):
     """What a run learns from and is measured on: shards, read in windows of the model's context.
 
     Has the members of `datasets.TextDataset`. A row is a window of `context` tokens, wherever documents begin in it. An
@@ -290,10 +305,26 @@ def _fingerprint_of_shards(part):
     return f"{part.tokens}-{sha256(f'{part.shards.digest} {part.start}'.encode()).hexdigest()[:16]}"
 
 
+def parted(items: list, source: str | Path, seed: int, fraction: float) -> tuple[list, list]:
+    """What a file held, shuffled: to train on, and this share, at least one, held out."""
+    if len(items) < 2:
+        raise NanoEulerError(f"{source}: holds 1 example, expected two or more: some are held out")
+    Random(seed).shuffle(items)
+    cut = len(items) - max(1, round(len(items) * fraction))
+    return items[:cut], items[cut:]
+
+
+def neighbours(order: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
+    """So many neighbours of an order [n], for a step. They begin anywhere and go on at the other end, so that each is
+    drawn equally often."""
+    start = np.random.default_rng([seed, step]).integers(len(order))
+    return np.take(order, range(start, start + count), mode="wrap")
+
+
 MEASURABLE = 8  # with fewer examples held out, validation says little
 
 
-class SFTDataset:
+class SFTDataset(Dataset):
     """Examples to learn from and to be measured on, laid into rows of about the same length.
 
     examples: to train on; held_out: to validate on. The info "turns" of the run says what becomes of turns that do not
@@ -389,12 +420,8 @@ class SFTDataset:
         return [one] if (one := encode(example, self.tokenizer, most)).counted.any() else []
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long.
-
-        The neighbours begin anywhere and go on at the other end, so every example is drawn equally often.
-        """
-        start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
-        chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
+        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long."""
+        chosen = [self.part[i] for i in neighbours(self.order, self.train.seed, step, rows_)]
         return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
@@ -406,9 +433,7 @@ class SFTDataset:
     def seen(self, steps: int) -> float:
         """Share of all reply tokens that rows of the first so many steps have held. Steps may only grow."""
         for step in range(self.done, steps):
-            start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
-            some = np.take(self.order, range(start, start + _rows_of(self.train)), mode="wrap")
-            self.drawn[some] = True
+            self.drawn[neighbours(self.order, self.train.seed, step, _rows_of(self.train))] = True
         self.done = steps
         return float(self.share[self.drawn].sum())
 

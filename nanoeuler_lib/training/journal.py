@@ -11,7 +11,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice
 from nanoeuler_lib.training import run_folder
 from nanoeuler_lib.training.run_folder import entries
-from nanoeuler_lib.training.watch import Watch, percent
+from nanoeuler_lib.training.watch import MEASURES, Watch, percent
 
 
 class Journal:
@@ -26,7 +26,7 @@ class Journal:
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
         self.saved, self.validation_seconds = state.step, 0.0
-        self.best = run_folder.best(run)  # bits per byte of the best checkpoint kept, None: there is none
+        self.best = run_folder.best(run)  # validation of the best checkpoint kept, None: there is none
         self.began = time.perf_counter()
         # seconds that the steps waited for each
         self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
@@ -117,9 +117,12 @@ class Journal:
             )
         self.still_there()
         self.settle(wait=False)
+        loss, *others = (round(float(x), 6) for x in losses)
+        names = self.dataset.figures
+        more = {"figures": dict(zip(names, others, strict=True))} if names else {"later": others}
         self.note(
-            step=done, loss=round(float(losses[0]), 6), later=[round(float(x), 6) for x in losses[1:]],
-            rate=rate, norm=round(norm, 6), seconds=round(seconds, 6), tokens_per_second=round(tokens / seconds),
+            step=done, loss=loss, **more, rate=rate, norm=round(norm, 6), seconds=round(seconds, 6),
+            tokens_per_second=round(tokens / seconds),
         )  # fmt: skip
         self.bar.update(self.step_tokens)
         self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
@@ -137,21 +140,21 @@ class Journal:
             if step == 0:
                 self.say("there is nothing to validate on: no bits per byte, no best checkpoint")
             return
-        bits, sets = entry["valid_bits_per_byte"], entry.get("valid_sets", {})
-        self.state.info |= {
-            name: entry[name] for name in ("valid_bits_per_byte", "valid_sets") if name in entry
-        }
+        measure, sets = self.dataset.measure, entry.get("valid_sets", {})
+        bits, unit = entry[measure], MEASURES[measure]
+        self.state.info |= {name: entry[name] for name in (measure, "valid_sets") if name in entry}
         self.validation_seconds = time.perf_counter() - began
         self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
             self.settle()
             raise NanoEulerError(
-                f"step {step}: validation gives {bits} bits per byte; the checkpoint of step {self.saved} is intact"
+                f"step {step}: validation gives {bits} {unit}; the checkpoint of step {self.saved} is intact"
             )
         self.note(step=step, **entry, seen=seen, seconds=round(self.validation_seconds, 6))
         of_each = "".join(f", {name} {bits:.4f}" for name, bits in sets.items())
         share = f" (of {entry['valid_share']:.0%} of the text)" if "valid_share" in entry else ""
-        self.say(f"step {step}: validation {bits:.4f} bits per byte{of_each}{share}")
+        figures = "".join(f", {name} {x:.4g}" for name, x in entry.get("figures", {}).items())
+        self.say(f"step {step}: validation {bits:.4f} {unit}{of_each}{share}{figures}")
         if step and not share and (self.best is None or bits < self.best):
             self.best = bits
             for of_step, written in self.pending:

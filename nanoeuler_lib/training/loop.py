@@ -30,7 +30,7 @@ from nanoeuler_lib.model.optim import learning_rate
 from nanoeuler_lib.text.examples import Example
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint, run_folder
-from nanoeuler_lib.training.datasets import TextDataset, dataset_of
+from nanoeuler_lib.training.datasets import Dataset, dataset_of
 from nanoeuler_lib.training.journal import Journal
 from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
 from nanoeuler_lib.training.watch import vitals
@@ -41,7 +41,7 @@ WHOLE_EVERY = 10  # of so many validations one scores every token, as the last d
 def start_run(
     run: Path,
     state: checkpoint.Checkpoint,
-    dataset: TextDataset,
+    dataset: Dataset,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
     profile: int = 0,
@@ -57,6 +57,7 @@ def start_run(
     with sole_writer(run) as still_there, _memory_told():
         expect_new(run)
         place = chosen_before(state.info, None, state.model.config)
+        dataset.prepare(run, state)
         write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
         run_folder.save(run, state, 0)
         _move(state, place)
@@ -65,7 +66,7 @@ def start_run(
 
 def resume(
     run: str | Path,
-    part: str | Shards | Iterable[Example],
+    part: str | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
     valid: str | Sequence[Shards] | Iterable[Example] | None = None,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
@@ -78,11 +79,12 @@ def resume(
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
     part, valid: what it learns from and is measured on, as given to `train.train` (texts), `train.pretrain` (shards) or
-    `sft.fine_tune` (examples); files: where they were read from this time. steps: how many steps the run shall have in
-    all, more or fewer than it was begun with. From here on the rate then follows the schedule of a run of so many
-    steps: behind the end of a run it rises again, as far as that schedule has it at this step. device: the name of one,
-    by default that of the run; on another its numbers round otherwise. profile: as for `train.train`. rate: the peak of
-    the learning rate from here on; the log says so. Raises NanoEulerError when the data are not those of the run, and
+    `sft.fine_tune` (examples), or instead of both a function of the checkpoint that makes the dataset; files: where
+    they were read from this time. steps: how many steps the run shall have in all, more or fewer than it was begun
+    with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
+    again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
+    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on; the
+    log says so. Raises NanoEulerError when the data are not those of the run, and
     when another process is training into the folder.
     """
     run = Path(run)
@@ -90,13 +92,14 @@ def resume(
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
     with sole_writer(run) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
-        dataset = dataset_of(part, valid, state)
+        dataset = part(state) if callable(part) else dataset_of(part, valid, state)
         _expect_the_same(run, state, dataset)
         place = chosen_before(state.info, device, state.model.config)
         expect_launches(profile, place)
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
         run_folder.prune(run)  # a kill may have come between writing the last checkpoint and that
         state.info |= {"files": files} if files else {}
+        dataset.prepare(run, state)
         trouble = trim_log(run / "log.jsonl", state.step or -1)
         changed = _change(run, state, {"steps": steps, "rate": rate})
         _update_description(run / "run.json", state, dataset)
@@ -124,7 +127,7 @@ def _expect_the_same(run, state, dataset):
     )
     for what, name, now, where in pairs:
         if now != (then := state.info.get(name)):
-            if "examples" in state.info:
+            if {"examples", "pairs"} & state.info.keys():
                 where = "--data FILE names"
             raise NanoEulerError(
                 f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, which "
@@ -195,8 +198,9 @@ def _update_description(file, state, dataset):
 def _train(journal, warnings=(), changed=(), profile=0):
     """The loop. warnings: what to say first; changed: which settings are new; profile: as for `train.train`."""
     state, dataset, config = journal.state, journal.dataset, journal.state.train
-    model, rows = state.model, config.batch * config.accumulate
-    take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"))
+    model, rows = state.model, config.batch * config.accumulate * dataset.together
+    pairs = {"together": dataset.together} if dataset.together > 1 else {}
+    take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"), **pairs)
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
@@ -220,13 +224,13 @@ def _train(journal, warnings=(), changed=(), profile=0):
             began = time.perf_counter()
             if profile and step == state.step + 1:  # the first one has compiled and taken memory
                 times = take_step.watched()
-            inputs, targets = dataset.batch(step, rows)
-            losses, norm = take_step(inputs, targets)
+            batch = dataset.batch(step, rows)
+            losses, norm = take_step(*batch)
             seconds = time.perf_counter() - began
             if profile and done == state.step + 1 + profile:
                 journal.say(times.table(profile), always=True)
                 take_step.unwatched()
-            journal.step(done, losses, norm, learning_rate(step, config), inputs.size, seconds)
+            journal.step(done, losses, norm, learning_rate(step, config), batch[0].size, seconds)
             if before is not None:
                 journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
             if validates:

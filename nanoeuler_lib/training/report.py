@@ -14,7 +14,7 @@ from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import from_json, one_line, printable, write_text
 from nanoeuler_lib.training.run_folder import read_log
-from nanoeuler_lib.training.watch import WINDOW, percent
+from nanoeuler_lib.training.watch import MEASURES, WINDOW, measured, percent
 
 
 def report(run: str | Path, out: str | Path | None = None) -> Path:
@@ -118,12 +118,13 @@ def _run_facts(head, log, steps):
 
 def _validation_facts(log, floor):
     """How good the model is at the end of the log, beside its best and the floor: pairs of name and value."""
-    valid, sets = _series(log, "valid_bits_per_byte"), _series(log, "valid_sets")
+    valid, unit = _validations(log)
+    sets = _series(log, "valid_sets")
     if not valid:
         return
     last = valid[-1][1]
     step, best = min(valid, key=lambda pair: pair[1])
-    yield "validation", f"{last:.4f} bits per byte at the end, {best:.4f} at best (step {step})"
+    yield "validation", f"{last:.4f} {unit} at the end, {best:.4f} at best (step {step})"
     for name, bits in sets[-1][1].items() if sets else ():
         yield f"of {one_line(name, 60)}", f"{bits:.4f} bits per byte at the end"
     if floor is not None:
@@ -136,20 +137,24 @@ def _warnings(log):
 
 
 def _validation_table(log, floor):
-    valid, sets = _series(log, "valid_bits_per_byte"), _series(log, "valid_sets")
+    valid, unit = _validations(log)
+    sets, figures = _series(log, "valid_sets"), dict(_series(log, "figures"))
     if not valid:
         return []
     names = list(sets[-1][1]) if sets else []
     sets, shares = dict(sets), dict(_series(log, "valid_share"))
-    columns = ["step", "bits per byte"] + ["above the floor"] * (floor is not None)
+    beside = list(figures.get(valid[-1][0], {}))
+    columns = ["step", unit] + ["above the floor"] * (floor is not None)
     columns += [_cell(name) for name in names]
     columns += ["of the text"] if shares else []
+    columns += map(_cell, beside)
     lines = ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
     for step, bits in valid:
         row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
         by_name = sets.get(step, {})
         row += [f"{by_name[name]:.4f}" if name in by_name else "" for name in names]
         row += [f"{shares.get(step, 1):.0%}"] if shares else []
+        row += [f"{figures.get(step, {}).get(name, math.nan):.4g}" for name in beside]
         lines += [f"| {step} | {' | '.join(row)} |"]
     return [*lines, ""]
 
@@ -166,6 +171,12 @@ def _samples(log):
 def _settings(head):
     settings = json.dumps({key: head[key] for key in ("model", "train")}, indent=1)
     return ["## Settings", "", "```json", settings, "```", ""]
+
+
+def _validations(log):
+    """The steps and values of the validations, and their unit."""
+    name = next(filter(None, map(measured, log)), "valid_bits_per_byte")
+    return _series(log, name), MEASURES[name]
 
 
 def _series(log, name):
@@ -186,9 +197,9 @@ def draw_loss(log: list[dict], floor: float | None = None):
     around = [y[max(0, i - WINDOW // 2) : i + WINDOW // 2 + 1] for i in range(len(y))]
     smooth = [sum(near) / len(near) for near in around]
     upper.plot(x, smooth, label=f"mean of {WINDOW} steps")
-    upper.set(xlabel="step", ylabel="training loss, nats a token")
+    valid, unit = _validations(log)
+    upper.set(xlabel="step", ylabel=f"training loss, {'nats a token' if unit == 'bits per byte' else unit}")
     upper.legend()
-    valid = _series(log, "valid_bits_per_byte")
     if valid:
         lower.plot(*zip(*valid), marker=".", label="validation")
         sets = _series(log, "valid_sets")
@@ -201,7 +212,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
         )
     if floor is not None:
         lower.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
-    lower.set(xlabel="step", ylabel="validation, bits per byte")
+    lower.set(xlabel="step", ylabel=f"validation, {unit}")
     if valid and min(bits for _, bits in valid) > 0:
         _log_scale(lower)
     if valid or floor is not None:

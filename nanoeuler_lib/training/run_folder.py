@@ -21,9 +21,10 @@ from typing import BinaryIO
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import from_json, hold, is_still, to_json, write_text
 from nanoeuler_lib.training import checkpoint
+from nanoeuler_lib.training.watch import MEASURES, measured
 
 # What a process may leave that was killed before its first checkpoint, and files that were never finished.
-BEGUN = {"lock", "run.json", "checkpoints"}
+BEGUN = {"lock", "run.json", "checkpoints", "reference.safetensors"}
 PARTIAL = re.compile(r"\.(run\.json|log\.jsonl)(\.\d+)?\.partial")
 
 KEEP = 2  # checkpoints kept; older ones are removed
@@ -43,9 +44,10 @@ def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
 
 
 def best(run: Path) -> float | None:
-    """Bits per byte of the best checkpoint that a run has kept; None: it has none that can be read."""
+    """The validation of the best checkpoint that a run has kept; None: it has none that can be read."""
     try:
-        return checkpoint.read_head(run / "checkpoints" / checkpoint.BEST)["info"].get("valid_bits_per_byte")
+        info = checkpoint.read_head(run / "checkpoints" / checkpoint.BEST)["info"]
+        return info.get(measured(info))
     except NanoEulerError:
         return None
 
@@ -206,14 +208,13 @@ def _entry(line: bytes) -> dict | None:
         entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
-    numbers = "loss rate norm seconds tokens_per_second valid_bits_per_byte valid_share seen".split()
-    groups, sets = (
-        entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets")
+    numbers = (*"loss rate norm seconds tokens_per_second valid_share seen".split(), *MEASURES)
+    groups, sets, figures = (
+        entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets", "figures")
     )
     good = (
         isinstance(groups, dict)
-        and isinstance(sets, dict)
-        and all(map(_is_number, sets.values()))
+        and all(isinstance(part, dict) and all(map(_is_number, part.values())) for part in (sets, figures))
         and type(entry.get("step")) is int
         and 0 <= entry["step"] < 2**53
         and all(_is_number(entry[name]) for name in numbers if name in entry)

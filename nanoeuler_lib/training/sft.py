@@ -6,7 +6,6 @@ resume, is that of pretraining (`loop`). Chapter 20.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from random import Random
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from nanoeuler_lib.text.examples import Encoded, Example, count_last, encode, re
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
 from nanoeuler_lib.training.checkpoint import Checkpoint
-from nanoeuler_lib.training.datasets import SFTDataset
+from nanoeuler_lib.training.datasets import SFTDataset, parted
 from nanoeuler_lib.training.loop import start_run
 from nanoeuler_lib.world.conversations import konigsberg_examples
 
@@ -135,9 +134,4 @@ def examples_of(
         parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
         return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"
     examples, template = read_examples(source)
-    examples = examples[: count or None]
-    if len(examples) < 2:
-        raise NanoEulerError(f"{source}: holds 1 example, expected two or more: some are held out")
-    Random(seed).shuffle(examples)
-    cut = len(examples) - max(1, round(len(examples) * valid_fraction))
-    return examples[:cut], examples[cut:], template
+    return *parted(examples[: count or None], source, seed, valid_fraction), template

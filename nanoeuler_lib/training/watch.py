@@ -11,6 +11,8 @@ from nanoeuler_lib.model.parameters import Parameters
 WINDOW = 50  # steps over which a loss is averaged before two of them are compared
 # repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
 PASSES = 4
+# what validations are judged by, less being better: its name in a log, and its unit
+MEASURES = {"valid_bits_per_byte": "bits per byte", "valid_loss": "nats a pair"}
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 
@@ -79,8 +81,8 @@ class Watch:
         if "loss" in entry:
             warnings["rises"] = self._loss_rises(entry)
             warnings["repeats"] = self._data_repeats(entry["step"])
-        if "valid_bits_per_byte" in entry:
-            warnings["valid"] = self._validation_rises(entry)
+        if measure := measured(entry):
+            warnings["valid"] = self._validation_rises(entry["step"], entry[measure], MEASURES[measure])
         if "groups" in entry:
             warnings["vanishes"] = self._gradient_vanishes(entry)
         new = [kind for kind, text in warnings.items() if text and kind not in self.warned]
@@ -119,14 +121,14 @@ class Watch:
             "validation loss; take more text, fewer steps, or a smaller model"
         )
 
-    def _validation_rises(self, entry):
-        self.valid.append((entry["step"], entry["valid_bits_per_byte"]))
+    def _validation_rises(self, now, value, unit):
+        self.valid.append((now, value))
         step, best = min(self.valid, key=lambda pair: pair[1])
         last_three = self.valid[-3:]
         if len(self.valid) < 4 or min(bits for _, bits in last_three) < 1.02 * best:
             return None
         return (
-            f"step {entry['step']}: validation rises: {entry['valid_bits_per_byte']:.4f} bits per byte, {best:.4f} at "
+            f"step {now}: validation rises: {value:.4f} {unit}, {best:.4f} at "
             f"step {step}, and worse three times in a row. Where the training loss still falls, the model learns its "
             "text by heart: take more text, stop earlier, or use more decay; where both rise, the rate is too high"
         )
@@ -141,6 +143,11 @@ class Watch:
             f"whole of {norm:.1e}. Nothing these weights do reaches the loss: look at their backward pass "
             "(`nanoeuler check`), at how they were initialised, and at what stands between them and the loss"
         )
+
+
+def measured(entry: dict) -> str | None:
+    """The name, in an entry of a log or in a checkpoint's info, of what validations are judged by."""
+    return next((name for name in MEASURES if name in entry), None)
 
 
 def percent(share: float) -> str:

@@ -1,10 +1,11 @@
-"""Stories with their questions as turns of a conversation, for fine-tuning. Chapter 20."""
+"""Stories with their questions as turns of a conversation, for fine-tuning and for preferences. Chapters 20, 21."""
 
 from random import Random
 
-from nanoeuler_lib.text.examples import Example
+from nanoeuler_lib.text.examples import Example, Pair
 from nanoeuler_lib.world import wordings
 from nanoeuler_lib.world.story import stories
+from nanoeuler_lib.world.tasks import preference
 
 
 def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[Example]:
@@ -23,3 +24,13 @@ def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[E
         asked[0] = f"{story.body} {asked[0]}"
         examples.append([(text, question.answer) for text, question in zip(asked, questions, strict=True)])
     return examples
+
+
+def konigsberg_pairs(count: int, seed: int) -> list[Pair]:
+    """Stories, each with a question and two replies to it: one that gives the true reason, and one a wrong one."""
+    random, pairs = Random(seed), []
+    for _ in range(count):
+        drawn = preference(random.getrandbits(32))
+        prompt = " ".join(drawn.prompt.split("\n")).strip()
+        pairs.append(([(prompt, drawn.chosen)], [(prompt, drawn.rejected)]))
+    return pairs
