@@ -15,6 +15,7 @@ from nanoeuler_lib.model import GPT, Parameters  # noqa: E402
 from nanoeuler_lib.model import step as step_module  # noqa: E402
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch  # noqa: E402
 from nanoeuler_lib.model.optim import AdamW, clip_factor, learning_rate  # noqa: E402
+from nanoeuler_lib.training.preferences import weigher  # noqa: E402
 
 CONFIGS = {
     "check": CHECK_CONFIG,
@@ -34,8 +35,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def twin_loss(p: dict, config: ModelConfig, tokens, targets, weights):
-    """The loss, written with PyTorch's own operations. p: parameter tensors by their names in the library."""
+def twin_logits(p: dict, config: ModelConfig, tokens):
+    """Logits [B, T, K, V], by PyTorch's own operations. p: parameter tensors by their names in the library."""
     H, G, C, eps = config.heads, config.kv_heads, config.head_dim, config.norm_eps
     B, T = tokens.shape
     inverse = config.rope_theta ** (-torch.arange(0, C, 2, dtype=torch.float64) / C)
@@ -56,7 +57,11 @@ def twin_loss(p: dict, config: ModelConfig, tokens, targets, weights):
         x = x + y.transpose(1, 2).reshape(B, T, H * C) @ w["out"]
         gate, up = (F.rms_norm(x, (config.dim,), w["norm2"], eps) @ w["gate_up"]).chunk(2, dim=-1)
         x = x + (F.silu(gate) * up) @ w["down"]
-    logits = (F.rms_norm(x, (config.dim,), p["norm_final"], eps) @ p["heads"]).view(B, T, config.predict, -1)
+    return (F.rms_norm(x, (config.dim,), p["norm_final"], eps) @ p["heads"]).view(B, T, config.predict, -1)
+
+
+def twin_loss(p: dict, config: ModelConfig, tokens, targets, weights):
+    logits = twin_logits(p, config, tokens)
     losses = [
         weight * F.cross_entropy(logits[:, :, k].flatten(0, 1), targets[:, :, k].flatten(), ignore_index=-1)
         for k, weight in enumerate(weights)
@@ -88,6 +93,25 @@ def test_loss_and_gradients(name, version, seed):
     for tensor, parameter in twin.items():
         g = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
         oracles.close(grads[tensor], g, 1e-10, tensor)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_loss_of_preferences(name):
+    config, beta, noise = CONFIGS[name], 0.2, 0.1
+    model, rng = GPT(config, oracles.random_parameters(config)), np.random.default_rng(3)
+    tokens, targets = check_batch(config, 6, config.context, 3)
+    reference = rng.normal(-9, 3, 6)
+    twin, goals = twin_of(model.params), torch.tensor(targets[..., 0])
+    chances = F.log_softmax(twin_logits(twin, config, torch.tensor(tokens))[:, :, 0], dim=-1)
+    logps = (chances.gather(-1, goals.clamp(min=0)[..., None])[..., 0] * (goals >= 0)).sum(dim=1)
+    gains = (logps - torch.tensor(reference)).view(3, 2)
+    margin = beta * (gains[:, 0] - gains[:, 1])
+    expected = (-(1 - noise) * F.logsigmoid(margin) - noise * F.logsigmoid(-margin)).mean()
+    expected.backward()
+    figures, grads = model.weighted_gradients(tokens, targets, weigher(reference, beta, noise))
+    oracles.close(figures[0], expected.item(), 1e-10, "loss")
+    for tensor, parameter in twin.items():
+        oracles.close(grads[tensor], parameter.grad.numpy(), 1e-10, tensor)
 
 
 def test_float32_is_close():

@@ -1,0 +1,321 @@
+"""Preferences: the loss and its slope, whole replies alone, a reference that stays, runs that go on, files that are read."""
+
+import json
+import math
+from unittest.mock import patch
+
+import numpy as np
+import oracles
+import pytest
+from oracles import contents, error_of
+from test_sft import CONFIG, TOKENIZER
+
+from nanoeuler_lib import ops
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import plan as plan_module
+from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model.gradcheck import numeric_gradient
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.text import examples
+from nanoeuler_lib.training import checkpoint, preferences, report
+from nanoeuler_lib.training.preferences import dpo_loss, pairs_of, prefer, weigher
+
+ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=7, vocab_size=5, predict=2, ffn=7)
+LOSSES = [(0.0, False), (0.2, False), (0.2, True)]  # label noise, robust
+MODEL = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
+SETTINGS = TrainConfig(steps=8, batch=3, warmup=2, rate=3e-3, valid_every=4, sample_every=4, save_every=2)
+PAIRS = [([(f"{a} or {b}?", f"{a}.")], [(f"{a} or {b}?", f"not {b}")]) for a in "abcdef" for b in "uvwx"]
+HELD_OUT = [([(f"g or {b}?", "g.")], [(f"g or {b}?", f"not {b}")]) for b in "uvwxyzst"]
+
+
+def odd_batch(config, pairs, time, seed=0):
+    """Tokens, targets of which a reply's are at least one and at most all, and a reference: of pairs."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, config.vocab_size, (2 * pairs, time))
+    targets = rng.integers(0, config.vocab_size, (2 * pairs, time, config.predict))
+    first, last = rng.integers(0, time // 2, 2 * pairs), rng.integers(time // 2, time, 2 * pairs)
+    places = np.arange(time)
+    targets[(places < first[:, None]) | (places > last[:, None])] = -1
+    return tokens, targets, rng.normal(-5, 2, 2 * pairs)
+
+
+def by_hand(nats, reference, beta, noise, robust):
+    """The loss of nats [B, T], one pair after the other, in the papers' words."""
+    total = 0.0
+    for i in range(0, len(nats), 2):
+        ratio = [-math.fsum(nats[j]) - reference[j] for j in (i, i + 1)]
+        chance = 1 / (1 + math.exp(-beta * (ratio[0] - ratio[1])))
+        right, wrong = -math.log(chance), -math.log(1 - chance)
+        mixed = (1 - noise) * right + (-noise if robust else noise) * wrong
+        total += mixed / (1 - 2 * noise) if robust else mixed
+    return total / (len(nats) // 2)
+
+
+@pytest.mark.parametrize("version", ["cpu", "plain"])
+@pytest.mark.parametrize("noise, robust", LOSSES)
+def test_the_gradient_is_the_slope_for_every_parameter(version, noise, robust):
+    model = GPT(ODD, oracles.random_parameters(ODD))
+    tokens, targets, reference = odd_batch(ODD, 3, 7)
+
+    def loss():
+        nats = oracles.naive_losses(model.params, ODD, tokens, targets)[..., 0]
+        return by_hand(nats.reshape(tokens.shape), reference, 0.3, noise, robust)
+
+    with ops.use(version), patch.object(plan_module, "LOGIT_ROWS", 4):
+        figures, grads = model.weighted_gradients(tokens, targets, weigher(reference, 0.3, noise, robust))
+    oracles.close(figures[0], loss(), 1e-12)
+    slope = numeric_gradient(loss, model.params.flat)
+    later = np.zeros_like(grads["heads"])
+    later[:, ODD.vocab_size :] = 1
+    assert not grads["heads"][later == 1].any()  # the policy is head 0
+    assert np.abs(grads.flat - slope).max() <= 1e-6 * np.abs(slope).max()
+    assert np.abs(slope).max() > 1e-2
+
+
+def test_the_gradient_of_the_small_model_along_random_directions():
+    config = preset("small")
+    model, rng = GPT(config, oracles.random_parameters(config, std=0.05)), np.random.default_rng(1)
+    tokens, targets, reference = odd_batch(config, 2, 21)
+    reference += -100 - reference.mean()
+    weigh = weigher(reference, 0.05)
+    _, grads = model.weighted_gradients(tokens, targets, weigh)
+    kept, along = model.params.flat.copy(), np.zeros(1)
+    for _ in range(3):
+        direction = rng.standard_normal(kept.shape)
+        direction /= np.linalg.norm(direction)
+
+        def loss():
+            model.params.flat[...] = kept + along[0] * direction
+            return by_hand(model.losses(tokens, targets[..., 0]), reference, 0.05, 0, False)
+
+        apart = abs(numeric_gradient(loss, along)[0] - grads.flat @ direction)
+        assert apart <= 1e-6 * np.linalg.norm(grads.flat) / math.sqrt(kept.size)
+    assert np.linalg.norm(grads.flat) > 1
+
+
+@pytest.mark.parametrize("micro, workers", [(1, 1), (4, 2), (4, 3), (6, 1), (12, 1)])
+def test_any_split_into_micro_batches_gives_the_same_gradient(micro, workers, monkeypatch):
+    """A pair stays in one piece, even where a micro-batch would hold a single row."""
+    model = GPT(ODD, oracles.random_parameters(ODD))
+    tokens, targets, reference = odd_batch(ODD, 6, 7)
+    expected, whole = model.weighted_gradients(tokens, targets, weigher(reference, 0.3))
+    monkeypatch.setattr(step_module, "MICRO_TOKENS", micro * ODD.context)
+    with one_blas_thread(), Step(model, None, TrainConfig(), 12, workers, together=2) as take_step:
+        assert take_step.micro == max(micro, 2) and take_step.workers == min(workers, 12 // take_step.micro)
+        figures = take_step.gradient(tokens, targets, weigher(reference, 0.3))
+        oracles.close(sum(part.flat for part in take_step.grads), whole.flat, 1e-12)
+    oracles.close(figures, expected, 1e-12)
+
+
+def test_what_the_losses_mean():
+    """At the reference a pair tells nothing; noise has its minimum at its log-odds; the robust mean is the clean one."""
+    rng = np.random.default_rng(2)
+    reference, logps = rng.normal(-9, 3, (2, 5, 2))
+    losses, slopes = dpo_loss(reference, reference, 0.1)
+    np.testing.assert_allclose(losses, math.log(2))
+    np.testing.assert_allclose(slopes, np.tile([-0.05, 0.05], (5, 1)))
+    at = math.log(0.9 / 0.1) / 0.5
+    assert abs(dpo_loss(np.array([[at, 0.0]]), np.zeros((1, 2)), 0.5, 0.1)[1]).max() < 1e-15
+    clean, noisy = dpo_loss(logps, reference, 0.5)[0], []
+    for pair in (slice(None), slice(None, None, -1)):
+        noisy.append(dpo_loss(logps[:, pair], reference[:, pair], 0.5, 0.3, True)[0])
+    np.testing.assert_allclose(0.7 * noisy[0] + 0.3 * noisy[1], clean)
+    far = dpo_loss(np.array([[5e3, 0.0], [0.0, 5e3]]), np.zeros((2, 2)), 1.0)
+    np.testing.assert_array_equal(far[0], [0, 5e3])
+    np.testing.assert_array_equal(far[1], [[0, 0], [-1, 1]])
+
+
+def encoded(pairs):
+    state = checkpoint.Checkpoint(
+        "", GPT(MODEL, dtype=np.float64), TOKENIZER, 0, SETTINGS, None, {"template": "plain", "source": "pairs", "beta": 1.0}
+    )  # fmt: skip
+    return preferences.PairsDataset(pairs, HELD_OUT, state), state
+
+
+def test_a_log_probability_is_that_of_the_last_reply_and_its_end():
+    """Whatever stands before it, and whatever length the row has: token by token, from the logits."""
+    talk = [("hi", "ho"), ("a or b?", "a.")], [("hi", "ho"), ("a or b?", "not b, not c")]
+    dataset, state = encoded([talk, *PAIRS])
+    found = preferences.log_probabilities(state.model, dataset.part)
+    for pair, logps in zip([talk, *PAIRS], found, strict=True):
+        for example, logp in zip(pair, logps, strict=True):
+            reply = [*TOKENIZER.encode(example[-1][1]), TOKENIZER.end]
+            ids = examples.encode(example, TOKENIZER).ids
+            assert ids[-len(reply) :].tolist() == reply
+            logits = state.model.logits(ids[None, :-1])[0][-len(reply) :]
+            oracles.close(
+                logp, sum(z[t] - np.logaddexp.reduce(z) for z, t in zip(logits, reply, strict=True)), 1e-12
+            )
+
+
+def test_a_batch_has_chosen_and_rejected_by_turns_with_their_reference(tmp_path):
+    dataset, state = encoded(PAIRS)
+    dataset.prepare(tmp_path, state)
+    model = GPT(MODEL, oracles.random_parameters(MODEL))
+    inputs, targets, weigh = dataset.batch(3, 8)
+    nats = model.losses(inputs, targets[..., 0])
+    for row, (ids, goals) in enumerate(zip(inputs, targets[..., 0], strict=True)):
+        text = TOKENIZER.decode(ids.tolist())
+        assert (
+            TOKENIZER.decode(goals[goals >= 0][:-1].tolist()).startswith("not ") == bool(row % 2)
+            and " or " in text
+        )
+    before = state.model.losses(inputs, targets[..., 0])
+    figures, weights = weigh(slice(0, 8), nats)
+    oracles.close(figures[0], by_hand(nats, -before.sum(axis=1), 1.0, 0, False), 1e-9)
+    assert (weights[::2] > 0).all() and (weights[1::2] < 0).all()
+    some = weigh(slice(2, 6), nats[2:6])
+    oracles.close(some[1], weights[2:6], 1e-12)
+    assert dataset.seen(0) == 0 and 0 < dataset.seen(1) <= dataset.seen(40) == 1
+
+
+def base():
+    return GPT(MODEL, oracles.random_parameters(MODEL, 0, 0.1, np.float32)), TOKENIZER
+
+
+def test_a_run_learns_and_leaves_its_reference_alone(tmp_path):
+    start = base()
+    before = start[0].params.flat.copy()
+    settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 60})
+    prefer(tmp_path / "run", start, PAIRS, HELD_OUT, settings, beta=0.5, quiet=True)
+    assert np.array_equal(start[0].params.flat, before)
+    log = [e for e in report.read_log(tmp_path / "run") if "valid_loss" in e]
+    assert abs(log[0]["valid_loss"] - math.log(2)) < 1e-6 and log[-1]["valid_loss"] < 0.3
+    assert log[-1]["figures"]["accuracy"] == 1 and log[-1]["figures"]["margin"] > 1
+    page = report.report(tmp_path / "run").read_text("utf-8")
+    assert "| data | pairs, 24 pairs to train on |" in page and "| step | nats a pair | accuracy |" in page
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, step, monkeypatch):
+    arguments = (base(), PAIRS, HELD_OUT, SETTINGS, 0.5, 0.1)
+    prefer(tmp_path / "whole", *arguments, quiet=True)
+    original, drawn = preferences.PairsDataset.batch, []
+
+    def batch(self, *rest):
+        drawn.append(1)
+        if len(drawn) == step + 1:
+            raise oracles.Crash
+        return original(self, *rest)
+
+    with monkeypatch.context() as patch_:
+        patch_.setattr(preferences.PairsDataset, "batch", batch)
+        with pytest.raises(oracles.Crash):
+            prefer(tmp_path / "parts", *arguments, quiet=True)
+    preferences.resume(tmp_path / "parts", PAIRS, HELD_OUT, quiet=True)
+    oracles.assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_what_a_run_refuses(tmp_path):
+    prefer(tmp_path / "run", base(), PAIRS, HELD_OUT, SETTINGS, quiet=True)
+    file = tmp_path / "run" / "reference.safetensors"
+    good, before = file.read_bytes(), contents(tmp_path)
+    resume = lambda pairs=PAIRS: error_of(preferences.resume, tmp_path / "run", pairs, HELD_OUT, steps=9)
+    assert "not the text the run began with" in resume(PAIRS[1:])
+    swapped = [pair[::-1] for pair in PAIRS]
+    assert "not the text the run began with" in resume(swapped)
+    assert contents(tmp_path) == before
+    file.write_bytes(good[:-8] + b"\0" * 8)
+    assert "not the one that the run began with" in resume()
+    file.write_bytes(good[:-1])
+    assert "cannot be read" in resume()
+    new = lambda **options: error_of(
+        prefer, tmp_path / "new", *(base(), PAIRS, HELD_OUT, SETTINGS), **options
+    )
+    for value in (0, -1, math.nan, "x"):
+        assert "expected a number above 0" in new(beta=value)
+    for value in (-0.1, 0.5, math.nan):
+        assert "expected a share from 0 to below 0.5" in new(label_noise=value)
+    assert "expected the share of wrong labels too" in new(robust=True)
+    untaught = GPT(CONFIG), preferences.Tokenizer([(97, 98)], ("<|endoftext|>",))
+    assert "expected that of a model made to answer" in error_of(
+        prefer, tmp_path / "new", untaught, PAIRS, HELD_OUT, SETTINGS
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_pairs_that_do_not_fit_or_do_not_differ_are_left_out_whole():
+    long = ([("a?", "a")], [("a?", "b" * 60)])
+    dataset, _ = encoded([*PAIRS, long, ([("a?", "a")], [("a?", "a")])])
+    assert len(dataset.part) == len(PAIRS) and dataset.reach == 24 / 26
+    assert [warning[:31] for warning in dataset.warnings] == [
+        "1 of 26 training pairs have two",
+        "1 of 26 training pairs do not f",
+    ]
+    with pytest.raises(NanoEulerError, match="none of 1 training pairs has two different replies"):
+        encoded([long])
+
+
+WRONG = {
+    '{"prompt": "a", "chosen": "b"}': "has keys ['chosen', 'prompt'], expected",
+    "7": "is a int, expected",
+    '{"chosen": "a", "rejected": "b"}': "prompt is null, expected text",
+    '{"prompt": "a", "chosen": "a", "rejected": [1]}': "rejected is [1], expected text",
+    '{"chosen": [{"role": "user", "content": "a"}], "rejected": "b"}': "expected",
+    '{"prompt": "\\ud800", "chosen": "a", "rejected": "b"}': "half a surrogate pair",
+    "": "holds no pair",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_file_of_pairs_is_told_what_is_wrong(tmp_path, line):
+    (tmp_path / "pairs.jsonl").write_text(line)
+    message = error_of(examples.read_pairs, tmp_path / "pairs.jsonl")
+    assert WRONG[line] in message and message.startswith(str(tmp_path)) and "\n" not in message
+
+
+def test_pairs_of_a_file_as_texts_and_as_messages(tmp_path):
+    ask, yes, no = (
+        {"role": role, "content": text}
+        for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+    )
+    forms = [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "ignored", "chosen": [ask, yes], "rejected": [ask, no]},
+        {"prompt": [ask], "chosen": [yes], "rejected": [no]},
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, forms)))
+    assert examples.read_pairs(tmp_path / "pairs.jsonl") == [([("a", "b")], [("a", "c")])] * 3
+    other = {"chosen": [ask, yes], "rejected": [ask | {"content": "z"}, no]}
+    (tmp_path / "other.jsonl").write_text(json.dumps(other))
+    assert "differ before the last reply" in error_of(examples.read_pairs, tmp_path / "other.jsonl")
+
+
+def test_built_in_pairs_differ_in_their_reason_alone():
+    pairs, held_out = pairs_of("konigsberg", 20, 3)
+    assert (
+        pairs == pairs_of("konigsberg", 20, 3)[0]
+        and len(pairs) == 20
+        and len(held_out) == preferences.HELD_OUT
+    )
+    for chosen, rejected in pairs:
+        assert chosen[0][0] == rejected[0][0] and "\n" not in chosen[0][0]
+        assert chosen[0][1] != rejected[0][1] and chosen[0][1].split()[0] == rejected[0][1].split()[0]
+
+
+def test_the_command(tmp_path, capsys):
+    """It begins, goes on with what it began with, and refuses in one line a card and the run of another command."""
+    texts = [{"prompt": c[0][0], "chosen": c[0][1], "rejected": r[0][1]} for c, r in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    data, run = ["--data", str(tmp_path / "pairs.jsonl")], str(tmp_path / "run")
+    begin = ["dpo", *data, "--run", run, *"--steps 2 --batch 2 --beta 0.3 --workers 1 --quiet".split()]
+    assert cli.main(begin) == 0
+    assert cli.main(["dpo", "--resume", run, "--steps", "3", "--quiet"]) == 0
+    assert checkpoint.read_head(run)["step"] == 3 and checkpoint.read_head(run)["info"]["beta"] == 0.3
+    assert "validation 0." in capsys.readouterr().out
+    for words, told in (
+        (["dpo", "--run", run + "2", "--device", "gpu"], "--device is 'gpu', expected cpu"),
+        (
+            ["dpo", "--resume", run, "--beta", "1"],
+            "--resume takes its settings from the run, got also --beta",
+        ),
+        (["sft", "--resume", run], "was not begun by nanoeuler sft"),
+        (begin, "exists and is not an empty folder"),
+    ):
+        assert cli.main(words) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
