@@ -1,4 +1,4 @@
-"""Preferences: the loss and its slope, whole replies alone, a reference that stays, runs that go on, files that are read."""
+"""Preferences: the loss and its slope, whole replies, a reference that stays, runs that go on, files that are read."""
 
 import json
 import math
@@ -62,12 +62,12 @@ def test_the_gradient_is_the_slope_for_every_parameter(version, noise, robust):
     tokens, targets, reference = odd_batch(ODD, 3, 7)
 
     def loss():
-        nats = oracles.naive_losses(model.params, ODD, tokens, targets)[..., 0]
-        return by_hand(nats.reshape(tokens.shape), reference, 0.3, noise, robust)
+        return by_hand(model.losses(tokens, targets[..., 0]), reference, 0.3, noise, robust)
 
     with ops.use(version), patch.object(plan_module, "LOGIT_ROWS", 4):
         figures, grads = model.weighted_gradients(tokens, targets, weigher(reference, 0.3, noise, robust))
-    oracles.close(figures[0], loss(), 1e-12)
+    naive = oracles.naive_losses(model.params, ODD, tokens, targets)[..., 0].reshape(tokens.shape)
+    oracles.close(figures[0], by_hand(naive, reference, 0.3, noise, robust), 1e-12)
     slope = numeric_gradient(loss, model.params.flat)
     later = np.zeros_like(grads["heads"])
     later[:, ODD.vocab_size :] = 1
@@ -84,11 +84,10 @@ def test_the_gradient_of_the_small_model_along_random_directions():
     weigh = weigher(reference, 0.05)
     _, grads = model.weighted_gradients(tokens, targets, weigh)
     kept, along = model.params.flat.copy(), np.zeros(1)
-    for _ in range(3):
-        direction = rng.standard_normal(kept.shape)
+    for direction in rng.standard_normal((3, *kept.shape)):
         direction /= np.linalg.norm(direction)
 
-        def loss():
+        def loss(direction=direction):
             model.params.flat[...] = kept + along[0] * direction
             return by_hand(model.losses(tokens, targets[..., 0]), reference, 0.05, 0, False)
 
@@ -112,7 +111,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(micro, workers, mo
 
 
 def test_what_the_losses_mean():
-    """At the reference a pair tells nothing; noise has its minimum at its log-odds; the robust mean is the clean one."""
+    """At the reference a pair tells nothing; noise ends at its log-odds; the robust mean is the clean loss."""
     rng = np.random.default_rng(2)
     reference, logps = rng.normal(-9, 3, (2, 5, 2))
     losses, slopes = dpo_loss(reference, reference, 0.1)
@@ -130,9 +129,11 @@ def test_what_the_losses_mean():
 
 
 def encoded(pairs):
-    state = checkpoint.Checkpoint(
-        "", GPT(MODEL, dtype=np.float64), TOKENIZER, 0, SETTINGS, None, {"template": "plain", "source": "pairs", "beta": 1.0}
-    )  # fmt: skip
+    info, model = (
+        {"template": "plain", "source": "pairs", "beta": 1.0, "label_noise": 0.0},
+        GPT(MODEL, dtype=np.float64),
+    )
+    state = checkpoint.Checkpoint("", model, TOKENIZER, 0, SETTINGS, None, info)
     return preferences.PairsDataset(pairs, HELD_OUT, state), state
 
 
