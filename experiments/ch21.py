@@ -111,7 +111,7 @@ def distances(model, some, before, inside):
     star = optimum(np.where(inside, before, -np.inf), right)
     own = np.where(inside, logps, -np.inf)
     own = own - np.logaddexp.reduce(own, axis=-1, keepdims=True)
-    kl = np.where(inside, np.exp(own) * (own - np.where(inside, star, 0)), 0).sum(axis=1)
+    kl = np.sum(np.exp(own) * (own - star), axis=1, where=inside)
     mass = np.exp(logps)
     return {
         "kl": float(kl.mean()),

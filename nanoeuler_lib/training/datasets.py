@@ -314,13 +314,6 @@ def parted(items: list, source: str | Path, seed: int, fraction: float) -> tuple
     return items[:cut], items[cut:]
 
 
-def neighbours(order: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
-    """So many neighbours of an order [n], for a step. They begin anywhere and go on at the other end, so that each is
-    drawn equally often."""
-    start = np.random.default_rng([seed, step]).integers(len(order))
-    return np.take(order, range(start, start + count), mode="wrap")
-
-
 MEASURABLE = 8  # with fewer examples held out, validation says little
 
 
@@ -420,8 +413,12 @@ class SFTDataset(Dataset):
         return [one] if (one := encode(example, self.tokenizer, most)).counted.any() else []
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long."""
-        chosen = [self.part[i] for i in neighbours(self.order, self.train.seed, step, rows_)]
+        """Inputs [B, T] and targets [B, T, K]: neighbours in the order of length, all nearly T tokens long.
+
+        The neighbours begin anywhere and go on at the other end, so every example is drawn equally often.
+        """
+        start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
+        chosen = [self.part[i] for i in np.take(self.order, range(start, start + rows_), mode="wrap")]
         return rows(chosen, row_length(chosen, self.model.context), self.model.predict)
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
@@ -433,7 +430,9 @@ class SFTDataset(Dataset):
     def seen(self, steps: int) -> float:
         """Share of all reply tokens that rows of the first so many steps have held. Steps may only grow."""
         for step in range(self.done, steps):
-            self.drawn[neighbours(self.order, self.train.seed, step, _rows_of(self.train))] = True
+            start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
+            some = np.take(self.order, range(start, start + _rows_of(self.train)), mode="wrap")
+            self.drawn[some] = True
         self.done = steps
         return float(self.share[self.drawn].sum())
 

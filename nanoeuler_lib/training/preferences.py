@@ -26,7 +26,7 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.text.turns import markers
 from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
-from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, neighbours, parted
+from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, parted
 from nanoeuler_lib.world.conversations import konigsberg_pairs
 
 # ---- The loss of a pair
@@ -65,9 +65,8 @@ def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust
     pairs = len(reference) // 2
 
     def weigh(part, nats):
-        logps = -nats.sum(axis=1, dtype=np.float64).reshape(
-            -1, 2
-        )  # sums: a mean over tokens is no log-probability
+        sums = nats.sum(axis=1, dtype=np.float64)  # a mean over tokens is no log-probability
+        logps = -sums.reshape(-1, 2)
         before = reference[part].reshape(-1, 2)
         losses, dlogps = dpo_loss(logps, before, beta, label_noise, robust)
         gains = logps - before
@@ -215,9 +214,14 @@ class PairsDataset(Dataset):
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, Weigh]:
         """Inputs [B, T] and targets [B, T, K], chosen and rejected replies by turns, and the loss of these rows."""
-        some = neighbours(self.order, self.train.seed, step, rows_ // 2)
+        some = self._drawn(step, rows_ // 2)
         inputs, targets = pair_rows([self.part[i] for i in some], self.model.context, self.model.predict)
         return inputs, targets, weigher(self.reference["train"][some].reshape(-1), *self.loss)
+
+    def _drawn(self, step, count):
+        """Which pairs a step takes: neighbours in the order of length, as of fine-tuning's examples."""
+        start = np.random.default_rng([self.train.seed, step]).integers(len(self.order))
+        return np.take(self.order, range(start, start + count), mode="wrap")
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
         """What the log says of a validation, of all pairs that are held out."""
@@ -230,7 +234,7 @@ class PairsDataset(Dataset):
         """Share of the pairs that the first so many steps have held. Steps may only grow."""
         for step in range(self.done, steps):
             count = self.train.batch * self.train.accumulate
-            self.drawn[neighbours(self.order, self.train.seed, step, count)] = True
+            self.drawn[self._drawn(step, count)] = True
         self.done = steps
         return float(self.drawn.mean()) * self.reach
 

@@ -80,6 +80,12 @@ def jobs(base: Path) -> dict[str, Job]:
     assert cli.main(["train", "--data", text, "--run", model, *SHAPE, "--context", "300", *SETTINGS]) == 0
     learn = ["--base", model, "--data", str(base / "talk.jsonl"), "--valid-fraction", "0.3", *SETTINGS]
 
+    taught = str(base / "taught")
+    assert cli.main(["sft", *learn, "--run", taught]) == 0
+    pairs = [{"prompt": f"{a}{b}", "chosen": b, "rejected": a} for a in "abcdefgh" for b in "uvwxyz"]
+    (base / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    prefer = ["--base", taught, "--data", str(base / "pairs.jsonl"), "--valid-fraction", "0.3", *SETTINGS]
+
     start = base / "start"  # a finished run with a single checkpoint, which will be written anew
     settings = " ".join(SETTINGS).replace("--steps 12", "--steps 3").split()
     assert cli.main(["train", "--data", text, "--run", str(start), *SHAPE, *settings]) == 0
@@ -114,6 +120,7 @@ def jobs(base: Path) -> dict[str, Job]:
             ["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run
         ),
         "sft": Job(["sft", *learn, "--run"], ["sft", "--quiet", "--resume"], same_run),
+        "dpo": Job(["dpo", *prefer, "--run"], ["dpo", "--quiet", "--resume"], same_run),
         "longer": Job([], ["train", "--quiet", "--steps", "9", "--resume"], same_run, start),
         "tokenizer": Job(["tokenizer", "train", "--data", text, "--vocab", "300", "--out"], None, same_file),
         "corpus": Job(["corpus", "konigsberg", "--bytes", "20000", "--out"], None, same_file),
