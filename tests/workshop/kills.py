@@ -120,10 +120,10 @@ def jobs(base: Path) -> dict[str, Job]:
             ["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run
         ),
         "sft": Job(["sft", *learn, "--run"], ["sft", "--quiet", "--resume"], same_run),
-        "dpo": Job(["dpo", *prefer, "--run"], ["dpo", "--quiet", "--resume"], same_run),
         "longer": Job([], ["train", "--quiet", "--steps", "9", "--resume"], same_run, start),
         "tokenizer": Job(["tokenizer", "train", "--data", text, "--vocab", "300", "--out"], None, same_file),
         "corpus": Job(["corpus", "konigsberg", "--bytes", "20000", "--out"], None, same_file),
+        "dpo": Job(["dpo", *prefer, "--run"], ["dpo", "--quiet", "--resume"], same_run),
     }
 
 
