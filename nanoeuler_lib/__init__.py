@@ -11,7 +11,7 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     world         Königsberg, and the probability of every word of it; `corpus`: other people's text
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
     speaking      `generate` samples from a model, `score` says what a text costs it, `chat` answers
-    training      datasets, the loop, what survives a kill, what goes wrong, reports; later `preferences`, `rewards`
+    training      datasets, the loop, what survives a kill, what goes wrong, reports, `preferences`; later `rewards`
     school        `drills` plants bugs and finds them, `assign` makes papers
     command       `nanoeuler`: `cli` does, `arguments` explains
     formats       a run as Hugging Face's folder or a GGUF file; their Llamas and GPT-2s, and llama2.c's, as a run
