@@ -183,6 +183,62 @@ class TrainConfig:
         return _from_dict(cls, values)
 
 
+KL_ESTIMATORS = "reward", "k2", "k3"
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """How a model learns from rewards (`training.rewards`). Raises NanoEulerError on values that make no sense."""
+
+    reward: str = "route"  # name of a verifier, of `rewards.REWARDS`
+    group: int = (
+        8  # answers to each prompt, which are compared with one another; divides the answers of a step
+    )
+    answer_tokens: int = 48  # an answer that has not ended by then is cut, and has reward 0
+    updates: int = 1  # steps that each set of answers serves; from the second on the ratio is not 1
+    own: bool = False  # whether an answer's own reward is part of the mean that it is compared with
+    std: bool = False  # whether advantages are divided by the group's standard deviation
+    by_length: bool = False  # whether each answer's part is divided by its number of tokens
+    ratio: str = "token"  # or "sequence": of what old and new probability are compared
+    clip_ratio: float = (
+        0.2  # a ratio beyond 1 -+ this gets no gradient that would take it further; 0: none is clipped
+    )
+    kl: float = 0.0  # beta, weight of the distance to the model that the run began with
+    kl_by: str = "reward"  # its estimator
+
+    def __post_init__(self):
+        for name, low in dict(group=2, answer_tokens=1, updates=1).items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value < 2**31:
+                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of at least {low}")
+        for name in ("own", "std", "by_length"):
+            if type(value := getattr(self, name)) is not bool:
+                raise NanoEulerError(f"{name} is {short(value)}, expected true or false")
+        for name, high in dict(clip_ratio=1, kl=100).items():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= high:
+                raise NanoEulerError(f"{name} is {short(value)}, expected a number from 0 to {high}")
+        for name, known in dict(ratio=("token", "sequence"), kl_by=KL_ESTIMATORS).items():
+            if (value := getattr(self, name)) not in known:
+                if value == "k1":
+                    raise NanoEulerError(
+                        "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3"
+                    )
+                raise NanoEulerError(f"{name} is {short(value)}, expected one of {', '.join(known)}")
+        if self.ratio == "sequence" and self.by_length:
+            raise NanoEulerError(
+                "by_length stands beside ratio sequence, which has one term an answer: expected one"
+            )
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "RewardConfig":
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
+        return _from_dict(cls, values)
+
+
 def _from_dict(cls, values):
     """A configuration from what a file holds of it; fields that are younger than the file mean what they say."""
     if not isinstance(values, dict):
@@ -208,8 +264,12 @@ PRESETS = {
 SFT_DEFAULTS = {"steps": 2000, "rate": 1e-3, "warmup": 50}  # where fine-tuning departs from TrainConfig
 # of preferences: 0.1 of weight decay would move a model away from its reference by itself
 DPO_DEFAULTS = {"steps": 500, "rate": 1e-4, "warmup": 20, "decay": 0.0}
+# of rewards: answers are drawn anew for each step, and a step takes long
+GRPO_DEFAULTS = {"steps": 300, "batch": 64, "rate": 1e-4, "warmup": 10, "decay": 0.0, "valid_every": 20}
+GRPO_DEFAULTS |= {"sample_every": 50, "save_every": 50}
 SFT_DATA_SEED = 201  # of its stories: pretraining has 101 to 104
 DPO_DATA_SEED = 211
+GRPO_DATA_SEED = 221
 
 
 def preset(name: str, **changes) -> ModelConfig:

@@ -11,9 +11,13 @@ from nanoeuler_lib import __version__
 from nanoeuler_lib.config import (
     DPO_DATA_SEED,
     DPO_DEFAULTS,
+    GRPO_DATA_SEED,
+    GRPO_DEFAULTS,
+    KL_ESTIMATORS,
     PRESETS,
     SFT_DATA_SEED,
     SFT_DEFAULTS,
+    RewardConfig,
     TrainConfig,
     preset,
 )
@@ -32,6 +36,8 @@ EXAMPLES = """examples:
   nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
   nanoeuler dpo --base runs/answers --data pairs.jsonl --run runs/prefers   and which of two replies is preferred
+  nanoeuler sft --data konigsberg-routes --steps 50 --run runs/routes
+  nanoeuler grpo --base runs/routes --run runs/rewarded    let it draw answers, and reward the right ones
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
   nanoeuler export runs/world --to hf --out world-hf    for transformers; gguf: for llama.cpp
   nanoeuler import TinyLlama-1.1B --run runs/tiny   a Llama of other people's, as a run
@@ -64,6 +70,19 @@ TRAINING = {
     "valid_every": "steps between validations",
     "sample_every": "steps between samples of text in the log; 0: none",
     "save_every": "steps between checkpoints, the most that a power cut can cost",
+}
+REWARDS = {  # how answers are rewarded: the fields of RewardConfig
+    "reward": "route: 1 for an open way to the goal; hackable, brief: verifiers with a hole, on purpose",
+    "group": "answers to each question, which are compared with one another",
+    "answer_tokens": "longest answer; one that has not ended by then has reward 0",
+    "updates": "steps that each set of answers serves; save-every and steps are multiples of it",
+    "own": "compare an answer with the mean of its whole group (default: of the others)",
+    "std": "divide by the group's standard deviation (default: do not)",
+    "by_length": "divide each answer's part by its tokens (default: do not)",
+    "ratio": "token or sequence: whose probability, new to old, is clipped",
+    "clip_ratio": "a ratio further from 1 than this is held there; 0: none is",
+    "kl": "how dear it is to move away from the model of the beginning, beta; 0: nothing",
+    "kl_by": f"how that is estimated: {', '.join(KL_ESTIMATORS)}",
 }
 OTHERS_SAY = {  # what options are called elsewhere
     "--lr": "--rate", "--learning-rate": "--rate", "--batch-size": "--batch", "--iters": "--steps",
@@ -208,6 +227,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("train", "train a model on UTF-8 text, or on shards", _train, as_json=False)
     command("sft", "teach a base model to answer", _sft, as_json=False)
     command("dpo", "teach a model that answers which of two replies is preferred", _dpo, as_json=False)
+    command("grpo", "teach a model that answers by rewards for what it draws", _grpo, as_json=False)
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
     command("score", "what a text of yours costs a model: bits per byte and per token", _score)
@@ -350,11 +370,10 @@ def _train(new):
 
 
 def _sft(new):
-    new.add_argument(
-        "--data", metavar="FILE", help="konigsberg (the default), konigsberg-reworded, or a file: Alpaca's or Dolly's "
-        "JSON, messages, ShareGPT's conversations, prompt and completion; .xz and .gz too (--resume: where it stands "
-        "now, if it moved)",
-    )  # fmt: skip
+    text = "konigsberg (the default), konigsberg-reworded, konigsberg-routes, or a file: Alpaca's or Dolly's JSON, "
+    text += "messages, ShareGPT's conversations, prompt and completion; .xz and .gz too"
+    text += " (--resume: where it stands now, if it moved)"
+    new.add_argument("--data", metavar="FILE", help=text)
     new.add_argument(
         "--examples",
         type=int,
@@ -403,6 +422,29 @@ def _dpo(new):
     _run_folder(new)
     _how_to_run(new)
     _training(new, DPO_DEFAULTS, meanings=TRAINING | {"batch": "pairs in a batch"}, leave_out=["later_heads"])
+
+
+def _grpo(new):
+    text = "run that was taught routes: nanoeuler sft --data konigsberg-routes; also what --kl keeps it near"
+    new.add_argument("--base", type=Path, metavar="RUN", help=text)
+    new.add_argument("--questions", type=int, metavar="N", help="how many to learn from (default 2000)")
+    new.add_argument("--data-seed", type=int, metavar="N", help=f"their seed (default {GRPO_DATA_SEED})")
+    defaults = RewardConfig().to_dict()
+    group = new.add_argument_group("rewards")
+    for name, meaning in REWARDS.items():
+        kind = type(defaults[name])
+        if kind is bool:
+            group.add_argument(_option(name), action="store_true", default=None, help=meaning)
+            continue
+        text = f"{meaning} (default {defaults[name] if kind is str else f'{defaults[name]:g}'})"
+        group.add_argument(_option(name), type=kind, metavar=METAVAR[kind], help=text)
+    _run_folder(new)
+    _how_to_run(new)
+    meanings = TRAINING | {
+        "batch": "answers in a batch",
+        "valid_every": "steps between looks at questions held out",
+    }
+    _training(new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction"])
 
 
 def _run_folder(new):

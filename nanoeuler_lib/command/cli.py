@@ -11,8 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoeuler_lib.command import arguments
-from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, FORMATS, SHAPE, TRAINING
-from nanoeuler_lib.config import DPO_DATA_SEED, DPO_DEFAULTS, SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig, preset
+from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, FORMATS, REWARDS, SHAPE, TRAINING
+from nanoeuler_lib.config import (
+    DPO_DATA_SEED,
+    DPO_DEFAULTS,
+    GRPO_DATA_SEED,
+    GRPO_DEFAULTS,
+    SFT_DATA_SEED,
+    SFT_DEFAULTS,
+    RewardConfig,
+    TrainConfig,
+    preset,
+)
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
 
@@ -402,14 +412,43 @@ def dpo(args):
     _came_out(args.run, began, "talk with it: nanoeuler chat --run")
 
 
+def grpo(args):
+    from nanoeuler_lib.engine.device import choose
+    from nanoeuler_lib.training import rewards
+
+    began, learning, args.data = time.perf_counter(), [*REWARDS], None
+    if args.device not in (None, "auto", "cpu"):
+        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: answers are drawn there alone")
+    args.device = "cpu"
+    if args.resume:
+        problems_of = lambda source, *numbers: rewards.problems_of(*numbers[:2])
+        _resume_teaching(args, "grpo", learning, problems_of, rewards.resume)
+        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
+        return
+    choose("cpu", args.precision)  # refuses those of a card
+    config, learning = _to_teach(args, GRPO_DEFAULTS, "questions"), RewardConfig(**_given(args, REWARDS))
+    if args.base is None:
+        raise NanoEulerError(
+            "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes --run RUN"
+        )
+    args.data = rewards.ROUTES
+    base, (_, *numbers), info = _taught_from(args, "questions", GRPO_DATA_SEED, None)
+    problems = rewards.problems_of(*numbers)
+    rewards.reinforce(
+        args.run, (base.model, base.tokenizer), *problems, learning, config, info, args.quiet, args.workers
+    )
+    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+
 TAUGHT = {
     "sft": "examples",
     "dpo": "pairs",
+    "grpo": "questions",
 }  # the command, and under what its runs keep source, number and seed
 
 
 def _to_teach(args, defaults, what):
-    """The settings of a new run of `sft` or `dpo`. what: the option that says how many of its data to take."""
+    """The settings of a new run of `sft`, `dpo` or `grpo`. what: the option that says how many of its data to take."""
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
     config = TrainConfig(**defaults | _given(args, TRAINING))
@@ -432,7 +471,7 @@ def _taught_from(args, what, data_seed, base):
 
 
 def _resume_teaching(args, command, fixed, data_of, resume):
-    """Go on with a run of `sft` or `dpo`. fixed: its options that a run keeps; data_of: parts of a source."""
+    """Go on with a run of `sft`, `dpo` or `grpo`. fixed: its options that a run keeps; data_of: parts of a source."""
     what, settings = TAUGHT[command], (name for name in TRAINING if name not in CHANGEABLE)
     _only_resume(args, [*settings, what, "data_seed", "base", "precision", *fixed])
     files, head = _files_of(args.resume, args, {what: "data"}, command)
@@ -879,7 +918,7 @@ def _print(args, facts, text=""):
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
-    "train": train, "sft": sft, "dpo": dpo, "report": report, "generate": generate,
+    "train": train, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
     "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info, "export": export, "import": import_,
 }  # fmt: skip
@@ -903,7 +942,7 @@ def main(words: list[str] | None = None) -> int:
             code = args.function(args) or 0
         except SystemExit as end:  # --help, --version
             args, code = None, end.code or 0
-        _flush(must=getattr(args, "function", None) not in (train, sft, dpo))
+        _flush(must=getattr(args, "function", None) not in (train, sft, dpo, grpo))
         return code
     except NanoEulerError as error:
         return _fail(error)

@@ -25,7 +25,9 @@ class BatchDecoder:
         one = Decoder(model)
         c = self.config = one.config
         self.one, self.fed, self.most = one, 0, most
-        self.rows = np.arange(len(prompts) * copies)  # which rows are still there: row r belongs to r // copies
+        self.rows = np.arange(
+            len(prompts) * copies
+        )  # which rows are still there: row r belongs to r // copies
         self.prompt = self.rows // copies
         self.lengths = np.array([len(ids) for ids in prompts])
         self.caches, streams = [], []  # of each prompt, its keys and values by layer: [2G, T_p, C]
@@ -37,7 +39,9 @@ class BatchDecoder:
             self.caches.append([layer.cache[:, : len(ids)].copy() for layer in one.layers])
         self.stream = np.repeat(np.array(streams), copies, axis=0)  # [R, D], normed but for the gain
         shape = (len(self.rows), 2 * c.kv_heads, most, c.head_dim)
-        self.own = [np.empty(shape, self.stream.dtype) for _ in one.layers]  # keys and values behind the prompts
+        self.own = [
+            np.empty(shape, self.stream.dtype) for _ in one.layers
+        ]  # keys and values behind the prompts
 
     def logits(self) -> np.ndarray:
         """Logits [R, V] of head 0 behind each row that is there."""
@@ -64,7 +68,9 @@ class BatchDecoder:
             qkv[:, : (H + G) * C].view(turn.dtype)[...] *= turn
             q = qkv[:, : H * C].reshape(R, G, H // G, C)
             own[:, :, self.fed] = qkv[:, H * C :].reshape(R, 2 * G, C)
-            scores = np.full((R, G, H // G, longest + end), -np.inf, x.dtype)  # a prompt's part, a row's own part
+            scores = np.full(
+                (R, G, H // G, longest + end), -np.inf, x.dtype
+            )  # a prompt's part, a row's own part
             for p, rows in groups:
                 keys = self.caches[p][i][:G]  # [G, T_p, C]
                 scores[rows, ..., : keys.shape[1]] = q[rows] @ keys.mT
@@ -94,18 +100,17 @@ def sample_rows(
     model: Weights,
     prompts: Sequence[Sequence[int]],
     copies: int,
-    most: int,
     end: int,
-    rng: np.random.Generator,
+    draws: np.ndarray,
 ) -> list[Sampled]:
     """Draw `copies` continuations of each prompt, at temperature 1 from all tokens: a list of P times copies.
 
-    A row ends with the token `end`, or has `most` tokens. Its log-probabilities are those of the distribution that it
-    was drawn from, which is the one that the loss has: nothing is left out, and nothing is sharpened. What a row draws
-    does not depend on when the others end.
+    A row ends with the token `end`, or has as many tokens as `draws`, [most, P copies], has rows: numbers drawn from 0
+    to 1, one for each token. The log-probabilities are those of the distribution that a token was drawn from, which is
+    the loss's own: no token is left out, and nothing is sharpened.
     """
+    most = len(draws)
     decoder = BatchDecoder(model, prompts, copies, most)
-    draws = rng.random((most, len(decoder.rows)))
     ids, logps = np.zeros((2, len(decoder.rows), most))
     lengths, ended = np.full(len(decoder.rows), most), np.zeros(len(decoder.rows), bool)
     for step in range(most):

@@ -333,6 +333,8 @@ INFO = {
     "files": ("names of files", _are_files),
     "examples": ("a source, a number and a seed", _are_examples),
     "pairs": ("a source, a number and a seed", _are_examples),
+    "questions": ("a source, a number and a seed", _are_examples),
+    "rewards": ("settings", lambda value: isinstance(value, dict)),
     "reference": ("text", _is_text),
     "beta": ("a number", _is_number),
     "label_noise": ("a number", _is_number),

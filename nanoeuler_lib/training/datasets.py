@@ -71,6 +71,7 @@ def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float
 class Dataset:
     """What all datasets have, as it is unless they say otherwise."""
 
+    span = 1  # steps behind which alone a run may be saved
     together = 1  # rows that stand or fall together: 2 for pairs
     figures: Sequence[
         str

@@ -127,7 +127,7 @@ def _expect_the_same(run, state, dataset):
     )
     for what, name, now, where in pairs:
         if now != (then := state.info.get(name)):
-            if {"examples", "pairs"} & state.info.keys():
+            if {"examples", "pairs", "questions"} & state.info.keys():
                 where = "--data FILE names"
             raise NanoEulerError(
                 f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, which "
@@ -237,12 +237,13 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 journal.validate(done, whole)
             if config.sample_every and done % config.sample_every == 0:
                 journal.sample(done)
-            if done % config.save_every == 0 or done == config.steps or stop:
+            stops = stop and done % dataset.span == 0
+            if done % config.save_every == 0 or done == config.steps or stops:
                 journal.save(done)
-            if stop or done == config.steps:
+            if stops or done == config.steps:
                 journal.settle()
                 journal.bill()
-            if stop and done < config.steps:
+            if stops and done < config.steps:
                 journal.say(
                     f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
                     always=True,

@@ -18,10 +18,11 @@ from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.text.examples import Encoded, Example, count_last, encode, read_examples, row_length, rows
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
+from nanoeuler_lib.training import rewards
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import SFTDataset, parted
 from nanoeuler_lib.training.loop import start_run
-from nanoeuler_lib.world.conversations import konigsberg_examples
+from nanoeuler_lib.world.conversations import konigsberg_examples, route_examples
 
 # ---- From a base model to one that answers
 
@@ -117,7 +118,8 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
 # ---- Where examples come from
 
 
-SOURCES = KONIGSBERG, REWORDED = "konigsberg", "konigsberg-reworded"  # the names of those that need no file
+# the names of those that need no file
+SOURCES = KONIGSBERG, REWORDED, ROUTES = "konigsberg", "konigsberg-reworded", rewards.ROUTES
 STORIES, HELD_OUT = 10_000, 200
 
 
@@ -127,9 +129,13 @@ def examples_of(
     """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
 
     source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
-    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; or a file
+    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; "konigsberg-routes" for
+    `count` (0: 2,000) questions after a route, each with a right answer (`rewards.problems_of`); or a file
     (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
     """
+    if source == ROUTES:
+        parts = rewards.problems_of(count, seed)
+        return *(route_examples(part, seed) for part in parts), "plain"
     if source in SOURCES:
         parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
         return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"

@@ -12,7 +12,11 @@ WINDOW = 50  # steps over which a loss is averaged before two of them are compar
 # repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
 PASSES = 4
 # what validations are judged by, less being better: its name in a log, and its unit
-MEASURES = {"valid_bits_per_byte": "bits per byte", "valid_loss": "nats a pair"}
+MEASURES = {
+    "valid_bits_per_byte": "bits per byte",
+    "valid_loss": "nats a pair",
+    "valid_missed": "of the reward",
+}
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 

@@ -34,9 +34,13 @@ from nanoeuler_lib.world.tasks import (
     Preference,
     RouteProblem,
     preference,
+    question_of,
     route_problem,
+    route_problems,
     route_reward,
+    route_reward_brief,
     route_reward_hackable,
+    valid_answers,
 )
 from nanoeuler_lib.world.tokens import next_tokens, token_costs
 
@@ -58,12 +62,16 @@ __all__ = [
     "next_tokens",
     "parse",
     "preference",
+    "question_of",
     "route_problem",
+    "route_problems",
     "route_reward",
+    "route_reward_brief",
     "route_reward_hackable",
     "sample",
     "stories",
     "token_costs",
     "token_truth",
+    "valid_answers",
     "wordings",
 ]

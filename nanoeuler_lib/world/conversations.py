@@ -5,7 +5,7 @@ from random import Random
 from nanoeuler_lib.text.examples import Example, Pair
 from nanoeuler_lib.world import wordings
 from nanoeuler_lib.world.story import stories
-from nanoeuler_lib.world.tasks import preference
+from nanoeuler_lib.world.tasks import RouteProblem, preference, question_of, valid_answers
 
 
 def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[Example]:
@@ -34,3 +34,12 @@ def konigsberg_pairs(count: int, seed: int) -> list[Pair]:
         prompt = " ".join(drawn.prompt.split("\n")).strip()
         pairs.append(([(prompt, drawn.chosen)], [(prompt, drawn.rejected)]))
     return pairs
+
+
+def route_examples(problems: list[RouteProblem], seed: int) -> list[Example]:
+    """Questions after a route, each with one of its right answers, drawn from those of at most three bridges."""
+    random, right = Random(seed), {}
+    for problem in problems:
+        if (question := question_of(problem)) not in right:
+            right[question] = valid_answers(problem)
+    return [[(problem.prompt, random.choice(right[question_of(problem)]))] for problem in problems]

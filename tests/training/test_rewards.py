@@ -1,0 +1,537 @@
+"""Learning from rewards: answers drawn as the loss has them, exact gradients, planted bugs, runs that go on exactly."""
+
+import math
+import signal
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import Crash, assert_same_run, close, error_of, random_parameters
+from test_mutations import planted
+
+from nanoeuler_lib import ops, world
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT, batch_decoder
+from nanoeuler_lib.model import step as step_module
+from nanoeuler_lib.model.gradcheck import numeric_gradient
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.training import checkpoint, rewards
+from nanoeuler_lib.training.rewards import Answers
+
+ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=14, vocab_size=7, predict=2, ffn=5)
+WIDE = ModelConfig(dim=24, heads=6, kv_heads=3, layers=3, context=40, vocab_size=11, predict=2)
+QUESTIONS, END = [[3], [1, 5, 2, 2], [6, 0]], 4
+
+
+def model_of(config, seed=0, dtype=np.float64):
+    return GPT(config, random_parameters(config, seed, dtype=dtype))
+
+
+def drawn_answers(config, shape=ODD, seed=0, dtype=np.float64, ratio=True):
+    """A model, and answers that another model has drawn (ratio: else the same one), with random rewards."""
+    rng = np.random.default_rng(seed)
+    model = model_of(shape, seed, dtype)
+    old, reference = GPT(shape, random_parameters(shape, seed)), model_of(shape, seed + 7, dtype)
+    if ratio:
+        old.params.flat[...] += 0.05 * rng.standard_normal(old.size)
+    drawn = batch_decoder.sample_rows(
+        old if ratio else model, QUESTIONS, config.group, END, rng.random((6, 3 * config.group))
+    )
+    paid = rng.random(len(drawn)).round(1)
+    return model, Answers(QUESTIONS, drawn, paid, shape, config, reference if config.kl else None)
+
+
+# The decoder of many rows.
+
+
+def check_rows():
+    """Forced tokens behind prompts of three lengths, rows dropped on the way: logits as each row has them alone."""
+    rng = np.random.default_rng(1)
+    model, prompts = model_of(WIDE), [rng.integers(11, size=n) for n in (1, 12, 5)]
+    tokens, decoder = rng.integers(11, size=(9, 9)), batch_decoder.BatchDecoder(model, prompts, 3, 9)
+    for step in range(9):
+        for row, z in zip(decoder.rows, decoder.logits(), strict=True):
+            alone = np.concatenate([prompts[row // 3], tokens[row, :step]])
+            close(z, model.logits(alone[None])[0, -1], 1e-12, f"row {row}, step {step}")
+        keep = np.ones(len(decoder.rows), bool)
+        keep[[0, -1][step % 2]] = step in (0, 4)  # drops first and last by turns
+        decoder.keep(keep)
+        decoder.feed(tokens[decoder.rows, step])
+
+
+def check_drawn():
+    """What is drawn has the model's own frequencies, ends at the marker, and is recorded with its log-probability."""
+    shape, n = ModelConfig(**WIDE.to_dict() | {"vocab_size": 5}), 4000
+    model = GPT(shape, random_parameters(shape, 3, 0.2))
+    found = batch_decoder.sample_rows(model, [[2, 1]], n, END, np.random.default_rng(0).random((3, n)))
+    assert {len(s.ids) for s in found} == {1, 2, 3} and any(s.ended for s in found if len(s.ids) == 3)
+    for s in found[:60]:
+        ids = np.array([2, 1, *s.ids])
+        close(s.logps, -model.losses(ids[None, :-1], ids[None, 1:])[0, 1:], 1e-12, "log-probability")
+        assert s.ended == (s.ids[-1] == END) and END not in s.ids[:-1]
+    for at, prefix in ((0, ()), (1, (1,))):
+        rows = [s.ids[at] for s in found if len(s.ids) > at and tuple(s.ids[:at]) == prefix]
+        z = model.logits(np.array([[2, 1, *prefix]]))[0, -1]
+        expected = np.exp(z) / np.exp(z).sum()
+        apart = np.bincount(rows, minlength=5) / len(rows) - expected
+        assert (np.abs(apart) < 4.5 * np.sqrt(expected / len(rows))).all(), apart
+
+
+def test_full_rows_are_refused():
+    decoder = batch_decoder.BatchDecoder(model_of(ODD), [[1, 2]], 2, 1)
+    decoder.feed(np.array([0, 1]))
+    assert (
+        error_of(decoder.feed, np.array([0, 1])) == "rows are full: expected at most 1 tokens behind a prompt"
+    )
+    assert "expected 1 to 8" in error_of(batch_decoder.BatchDecoder, model_of(ODD), [[1] * 9], 1, 6)
+
+
+# Advantages, distances, the clipped objective.
+
+
+def check_advantages():
+    """Against loops, for rewards of several sizes; a group of equal rewards has 0."""
+    paid = np.random.default_rng(0).random((5, 4)) * [[1], [100], [1e-3], [1], [0]] + [
+        [0],
+        [0],
+        [0],
+        [-7],
+        [0.1],
+    ]
+    for own in (False, True):
+        for std in (False, True):
+            found = rewards.advantages(paid, own, std)
+            for group, row in zip(paid.tolist(), found, strict=True):
+                for i, r in enumerate(group):
+                    others = group if own else group[:i] + group[i + 1 :]
+                    expected = r - sum(others) / len(others)
+                    mean = sum(group) / 4
+                    spread = math.sqrt(sum((x - mean) ** 2 for x in group) / 4)
+                    expected = expected / spread if std and spread > 1e-12 else expected
+                    assert abs(row[i] - expected) <= 1e-12 * max(1, abs(expected)), (own, std, i)
+    assert (rewards.advantages(np.full((1, 3), 0.1), False, True) == 0).all()
+
+
+def slopes_of(f, x):
+    """The slope of each term by its own argument."""
+    x = x.copy()
+    return numeric_gradient(lambda: f(x)[0].sum(), x)
+
+
+def check_kl():
+    """Slopes are slopes; on average k1 and k3 are the distance, and the three gradients are what the text says."""
+    rng = np.random.default_rng(0)
+    p, q = (x / x.sum() for x in np.exp(rng.standard_normal((2, 9))))
+    logp, logq = np.log(p), np.log(q)
+    kl, scores = p @ (logp - logq), np.eye(9) - p  # scores: d log p_i / d z_j
+    log_softmax = lambda z: z - np.log(np.exp(z).sum())
+    forward = lambda z: np.exp(log_softmax(z)) @ (log_softmax(z) - logq)
+    backward = lambda z: q @ (logq - log_softmax(z))
+    z = logp.copy()
+    gradients = {"k1": np.zeros(9)}
+    gradients |= {
+        "k2": numeric_gradient(lambda: forward(z), z),
+        "k3": numeric_gradient(lambda: backward(z), z),
+    }
+    for name, value in (("k1", kl), ("k3", kl), ("k2", p @ (logp - logq) ** 2 / 2)):
+        terms, slopes = rewards.kl_terms(logp, logq, name)
+        close(p @ terms, value, 1e-12, name)
+        close(slopes, slopes_of(partial(rewards.kl_terms, reference=logq, estimator=name), logp), 1e-9, name)
+        close((p * slopes) @ scores, gradients[name], 1e-9, f"gradient of {name}")
+    tiny = rewards.kl_terms(np.array([-1.0]), np.array([-1.0 - 1e-9]), "k3")[0]
+    close(tiny, [5e-19], 1e-6, "k3 of a small distance")
+
+
+def one_surrogate(config, logps, old, advantage, counted):
+    low, high = (1 - config.clip_ratio, 1 + config.clip_ratio) if config.clip_ratio else (0, math.inf)
+    ratios = [math.exp(logps[t] - old[t]) for t in range(len(logps)) if counted[t]]
+    ratios = [math.prod(ratios)] if config.ratio == "sequence" else ratios
+    parts = [min(r * advantage, min(max(r, low), high) * advantage) for r in ratios]
+    return sum(parts) / (counted.sum() if config.by_length else 1)
+
+
+def check_surrogate():
+    """Against the definition, row by row and token by token, for ratios on both sides of both edges."""
+    rng = np.random.default_rng(0)
+    counted = rng.random((7, 5)) < 0.7
+    counted[0], advantage = True, rng.standard_normal(7)
+    logps, old = rng.standard_normal((2, 7, 5)) * 0.4
+    for config in (
+        RewardConfig(),
+        RewardConfig(by_length=True),
+        RewardConfig(ratio="sequence"),
+        RewardConfig(clip_ratio=0.0),
+    ):
+        value, slope, clipped = rewards.surrogate(logps, old, advantage, counted, config)
+        for row in range(7):
+            ours = logps[row].copy()
+            f = partial(one_surrogate, config, ours, old[row], advantage[row], counted[row])
+            close(value[row], f(), 1e-12, "value")
+            close(slope[row], numeric_gradient(f, ours), 1e-8, "slope")
+        assert 0 < clipped.sum() < counted.sum() or not config.clip_ratio
+
+
+CONFIGS = {
+    "plain": RewardConfig(group=3, answer_tokens=6),
+    "original": RewardConfig(
+        group=3, answer_tokens=6, own=True, std=True, by_length=True, kl=0.3, kl_by="k3"
+    ),
+    "sequence": RewardConfig(group=3, answer_tokens=6, ratio="sequence", clip_ratio=0.1, kl=0.2, kl_by="k2"),
+    "in the reward": RewardConfig(group=3, answer_tokens=6, kl=0.5),
+}
+
+
+def check_gradient(elements=None):
+    """The loss of drawn answers, written out here, and its slope at parameters of a small odd model, once at each."""
+    for name, config in CONFIGS.items():
+        model, answers = drawn_answers(config)
+        assert 0 < answers.weigh(slice(None), model.losses(answers.inputs, answers.targets[..., 0]))[0][3] < 1
+        figures, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
+
+        loss = partial(loss_now, config, answers, model)
+        start = at_first(config, answers)
+        close(figures[0], loss() - start, 1e-12, f"{name}: loss")
+        if elements or name != "original":
+            for i in np.random.default_rng(0).permutation(model.size)[: elements or 40]:
+                x = model.params.flat[i : i + 1]
+                found = numeric_gradient(loss, x, 3e-4)[0]
+                assert abs(found - grads.flat[i]) <= 1e-6 * np.abs(grads.flat).max() + 1e-11, (name, i)
+            continue
+        slope = numeric_gradient(loss, model.params.flat, 3e-4)
+        assert np.abs(slope - grads.flat).max() <= 1e-6 * np.abs(slope).max(), name
+
+
+def loss_now(config, answers, model):
+    return expected_loss(config, answers, -model.losses(answers.inputs, answers.targets[..., 0]))
+
+
+def at_first(config, answers):
+    """What the loss leaves out: it is minus the mean reward when nothing has moved."""
+    old = np.where(answers.counted, answers.old, 0)
+    plain = config if config.kl_by == "reward" else RewardConfig(**config.to_dict() | {"kl": 0.0})
+    paid = answers.rewards.mean()
+    if config.kl and config.kl_by == "reward":
+        apart = np.where(answers.counted, answers.old - answers.reference, 0).sum(axis=1)
+        paid -= config.kl * apart.mean()
+    return expected_loss(plain, answers, old) + paid
+
+
+def expected_loss(config, answers, logps):
+    """Minus the clipped objective plus beta times the distance, by loops over answers and tokens."""
+    total, groups = 0.0, len(answers.rewards) // config.group
+    paid = answers.rewards.copy()
+    for row, s in enumerate(answers.drawn):
+        where = np.flatnonzero(answers.counted[row])
+        assert len(where) == len(s.ids) and (answers.targets[row, where, 0] == s.ids).all()
+        if config.kl and config.kl_by == "reward":
+            paid[row] -= config.kl * sum(s.logps[i] - answers.reference[row, t] for i, t in enumerate(where))
+    paid = paid.reshape(groups, -1)
+    for row, s in enumerate(answers.drawn):
+        group = paid[row // config.group].tolist()
+        others = [x for i, x in enumerate(group) if config.own or i != row % config.group]
+        advantage = group[row % config.group] - sum(others) / len(others)
+        advantage /= np.std(group) if config.std and np.std(group) > 1e-12 else 1.0
+        now = logps[row, np.flatnonzero(answers.counted[row])]
+        apart = now - s.logps
+        ratios = np.exp(apart.sum(keepdims=True) if config.ratio == "sequence" else apart)
+        edge = config.clip_ratio
+        parts = np.minimum(ratios * advantage, np.clip(ratios, 1 - edge, 1 + edge) * advantage)
+        share = 1 / len(now) if config.by_length else 1.0
+        total -= parts.sum() * share
+        if config.kl and config.kl_by != "reward":
+            d = now - answers.reference[row, np.flatnonzero(answers.counted[row])]
+            total += config.kl * share * (d**2 / 2 if config.kl_by == "k2" else np.exp(-d) - 1 + d).sum()
+    return total / len(answers.drawn)
+
+
+def check_splits():
+    """Any micro-batches on any threads give the same figures and the same gradient."""
+    for config in CONFIGS.values():
+        model, answers = drawn_answers(config)
+        whole, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
+        train = TrainConfig(batch=9)
+        for micro, workers in ((14, 1), (14, 2), (42, 3), (200, 1)):
+            with patch.object(step_module, "MICRO_TOKENS", micro), one_blas_thread():
+                with Step(model, AdamW(ODD, train, np.float64), train, 9, workers) as step:
+                    figures = step.gradient(answers.inputs, answers.targets, answers.weigh)
+                    total = sum(part.flat for part in step.grads)
+            close(figures, whole, 1e-12, "figures")
+            close(total, grads.flat, 1e-12, f"{micro} tokens, {workers} workers")
+
+
+def check_first_ratio():
+    """The decoder draws from what the loss computes: before a step every ratio is 1, in float64 to 1e-12."""
+    apart = {}
+    for dtype in (np.float64, np.float32):
+        model, answers = drawn_answers(CONFIGS["plain"], WIDE, 2, dtype, ratio=False)
+        nats = model.losses(answers.inputs, answers.targets[..., 0]).astype(np.float64)
+        apart[dtype] = np.abs(np.expm1(np.where(answers.counted, -nats - answers.old, 0))).max()
+    print(f"ratios of the first step are 1 to {apart[np.float64]:.1e}, in float32 to {apart[np.float32]:.1e}")
+    assert apart[np.float64] <= 1e-12 and 1e-9 < apart[np.float32] < 1e-4
+
+
+CHECKS = {
+    "rows": check_rows, "drawn": check_drawn, "advantages": check_advantages, "kl": check_kl,
+    "surrogate": check_surrogate, "gradient": partial(check_gradient, 12), "splits": check_splits,
+    "first ratio": check_first_ratio,
+}  # fmt: skip
+D, R, A = "model.batch_decoder", "training.rewards", "training.rewards.Answers.weigh"
+BUGS = [
+    ("rows see the next prompt's keys", f"{D}.BatchDecoder.keep",
+     ("self.prompt[chosen]", "self.prompt[: chosen.sum()]"), "rows"),
+    ("positions count from 0 behind a prompt", f"{D}.BatchDecoder.feed",
+     ("self.lengths[self.prompt] + self.fed", "np.full(R, self.fed)"), "rows"),
+    ("drawn a token too low", f"{D}.sample_rows", ("(sums <= draws", "(sums[:, 1:] <= draws"), "drawn"),
+    ("the end marker has no log-probability", f"{D}.sample_rows", ("step + 1, True", "step, True"), "drawn"),
+    ("drawn at temperature 1/2", f"{D}.sample_rows",
+     ("z -= z.max(axis=1, keepdims=True)", "z = 2 * (z - z.max(axis=1, keepdims=True))"), "first ratio"),
+    ("leave-one-out divides by G", f"{R}.advantages", ("apart * G / (G - 1)", "apart"), "advantages"),
+    ("std over the whole batch", f"{R}.advantages",
+     ("rewards.std(axis=1, keepdims=True)", "rewards.std() + 0 * apart"), "advantages"),
+    ("k3 the other way round", f"{R}.kl_terms",
+     ("np.expm1(-apart) + apart, -np.expm1(-apart)", "np.expm1(apart) - apart, np.expm1(apart)"), "kl"),
+    ("the larger of the two", f"{R}.surrogate",
+     ("terms = np.where(counted, np.minimum(", "terms = np.where(counted, np.maximum("), "surrogate"),
+    ("clipped tokens keep their gradient", f"{R}.surrogate",
+     ("counted & ~clipped, gain", "counted, gain"), "gradient"),
+    ("prompts are counted", f"{R}.surrogate",
+     ("terms = np.where(counted, ", "terms = np.where(counted | True, "), "surrogate"),
+    ("the sign of the distance", A, ("slope - c.kl", "slope + c.kl"), "gradient"),
+    ("normalised by the micro-batch", A, ("len(self.rewards)", "len(nats)"), "splits"),
+    ("advantages of the first rows", A, ("self.advantages[part]", "self.advantages[: len(nats)]"), "splits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_library_is_right(name):
+    with ops.use():
+        CHECKS[name]()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("what, where, edits, check", BUGS, ids=[bug[0] for bug in BUGS])
+def test_planted_bug_is_caught(what, where, edits, check):
+    with planted(where, edits), np.errstate(all="ignore"), pytest.raises(AssertionError):
+        CHECKS[check]()
+
+
+def test_gradient_of_every_parameter():
+    check_gradient()
+
+
+def test_gradient_of_the_small_model():
+    """Along random directions, for answers to real questions, drawn from a model that a step has left."""
+    found = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat")
+    rng, config = (
+        np.random.default_rng(0),
+        RewardConfig(group=2, answer_tokens=6, std=True, kl=0.2, kl_by="k3"),
+    )
+    model, old = (GPT(found.model.config, dtype=np.float64) for _ in range(2))
+    model.params.flat[...] = found.model.params.flat
+    old.params.flat[...] = model.params.flat + 0.003 * rng.standard_normal(model.size)
+    end = found.tokenizer.special_tokens[END_OF_TEXT]
+    questions = [[end, *rewards.encode_turn(found.tokenizer, world.route_problem(s).prompt)] for s in (0, 2)]
+    drawn = batch_decoder.sample_rows(old, questions, 2, end, rng.random((6, 4)))
+    answers = Answers(questions, drawn, np.array([1.0, 0, 0, 1]), model.config, config, old)
+    _, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
+    loss = lambda: answers.weigh(slice(None), model.losses(answers.inputs, answers.targets[..., 0]))[0][0]
+    kept = model.params.flat.copy()
+    for _ in range(2):
+        along, direction = np.zeros(1), rng.standard_normal(model.size)
+        direction /= np.linalg.norm(direction)
+        slope = numeric_gradient(partial(moved_loss, model, kept, direction, along, loss), along, 1e-3)[0]
+        model.params.flat[...] = kept
+        assert (
+            abs(slope - grads.flat @ direction)
+            <= 1e-6 * np.linalg.norm(grads.flat) / math.sqrt(model.size) + 1e-12
+        )
+
+
+def moved_loss(model, kept, direction, along, loss):
+    model.params.flat[...] = kept + along[0] * direction
+    return loss()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradient_is_that_of_pytorch(name):
+    torch, twin = pytest.importorskip("torch"), pytest.importorskip("test_oracle")
+    config = CONFIGS[name]
+    model, answers = drawn_answers(config)
+    _, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
+    p, goals = twin.twin_of(model.params), torch.tensor(answers.targets[..., 0])
+    logp = torch.log_softmax(twin.twin_logits(p, ODD, torch.tensor(answers.inputs))[:, :, 0], dim=-1)
+    logp, counted = logp.gather(-1, goals.clamp(min=0)[..., None])[..., 0], torch.tensor(answers.counted)
+    moved = torch.where(counted, logp - torch.tensor(answers.old), 0.0)
+    ratio = torch.exp(moved.sum(dim=1, keepdim=True) if config.ratio == "sequence" else moved)
+    A = torch.tensor(answers.advantages)[:, None]
+    held = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio) * A
+    share = counted.double() / (counted.sum(dim=1, keepdim=True) if config.by_length else 1)
+    terms = torch.minimum(ratio * A, held)
+    loss = -(terms.sum() if config.ratio == "sequence" else (terms * share).sum())
+    if config.kl and config.kl_by != "reward":
+        d = torch.where(counted, logp - torch.tensor(answers.reference), 0.0)
+        loss = (
+            loss + config.kl * (share * (d**2 / 2 if config.kl_by == "k2" else torch.exp(-d) - 1 + d)).sum()
+        )
+    (loss / len(goals)).backward()
+    for tensor, parameter in p.items():
+        close(grads[tensor], parameter.grad.numpy(), 1e-10, tensor)
+
+
+# Runs.
+
+
+@pytest.fixture(scope="module")
+def base():
+    """A small model with markers that was never taught: what it says is paid by how it begins."""
+    tokenizer = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").tokenizer
+    shape = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=96, vocab_size=514, predict=2, ffn=8)
+    return GPT(shape, random_parameters(shape, 0, 0.5, np.float32)), tokenizer
+
+
+SETTINGS = TrainConfig(steps=8, batch=8, warmup=2, valid_every=4, sample_every=4, save_every=2, rate=3e-3)
+
+
+def short_reward(problem, answer):
+    return float(len(answer) % 3 == 0)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.4])
+def test_crash_and_resume(tmp_path, base, kl):
+    """A run that crashes in step 6, while answers of step 5 are used again, ends with the bits of one that did not."""
+    problems, held_out = rewards.problems_of(20, 3)
+    config = RewardConfig(group=4, answer_tokens=8, updates=2, kl=kl, kl_by="k3")
+    begin = lambda run, **more: rewards.reinforce(
+        run, base, problems, held_out[:9], config, SETTINGS, quiet=True, workers=2, **more
+    )
+
+    def crash(entry):
+        if entry["step"] == 6 and "loss" in entry:
+            raise Crash
+
+    before = base[0].params.flat.tobytes()
+    with patch.dict(rewards.REWARDS, route=short_reward):
+        begin(tmp_path / "whole")
+        with pytest.raises(Crash):
+            begin(tmp_path / "parts", on_entry=crash)
+        assert checkpoint.load(tmp_path / "parts", training=True).step == 4
+        rewards.resume(tmp_path / "parts", problems, held_out[:9], quiet=True)
+        assert_same_run(tmp_path / "whole", tmp_path / "parts")
+        log = [entry for entry in rewards.loop.run_folder.read_log(tmp_path / "whole") if "loss" in entry]
+        clipped = [entry["figures"]["clipped"] for entry in log]
+        assert max(clipped[::2]) == 0 < max(clipped[1::2])  # drawn anew, used again
+        assert len({entry["figures"]["reward"] for entry in log}) > 2 and len(log) == 8
+        assert "expected a multiple of 2" in error_of(
+            rewards.resume, tmp_path / "whole", problems, held_out[:9], quiet=True, steps=11
+        )
+        if kl:
+            file = tmp_path / "whole" / "reference.safetensors"
+            file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+            assert "is not the model that the run began with" in error_of(
+                rewards.resume, tmp_path / "whole", problems, held_out[:9], quiet=True, steps=12
+            )
+    assert base[0].params.flat.tobytes() == before
+
+
+def test_questions_are_held_out():
+    """No question is asked in both parts, walkers and orders apart; right answers are paid, and all that are right."""
+    problems, held_out = rewards.problems_of(1500, 4)
+    asked = [{world.question_of(p) for p in part} for part in (problems, held_out)]
+    assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
+    for p in held_out[:6]:
+        right = world.valid_answers(p)
+        assert p.answer in right and all(world.route_reward(p, answer) for answer in right)
+        named = p.answer.count("Bridge")
+        assert world.route_reward_brief(p, p.answer) == 1 / named
+
+
+def test_said_tells_cut_answers_from_whole_ones(base):
+    tokenizer = base[1]
+    end = tokenizer.special_tokens[END_OF_TEXT]
+    ids = tokenizer.encode("Over the Honey Bridge.")
+    drawn = lambda tokens, ended: batch_decoder.Sampled(np.array(tokens), np.zeros(len(tokens)), ended)
+    assert rewards.said(tokenizer, drawn([*ids, end], True)) == "Over the Honey Bridge."
+    user = tokenizer.special_tokens["<|user|>"]
+    for tokens, ended in (([*ids], False), ([*ids, user, end], True), ([*ids, 600, end], True)):
+        assert rewards.said(tokenizer, drawn(tokens, ended)).endswith("...")
+
+
+REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said
+    "": "--run is missing, expected --run FOLDER, or --resume FOLDER",
+    "--run new": "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes "
+    "--run RUN",
+    "--device gpu": "--device is 'gpu', expected cpu: answers are drawn there alone",
+    "--precision bfloat16": "precision is bfloat16, expected float32 on the CPU, or --device gpu",
+    "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer "
+    "(nanoeuler sft)",
+    "--group 1": "group is 1, expected a whole number of at least 2",
+    "--group 7": "batch times accumulate is 64, expected a multiple of 7: the group, which answer one question",
+    "--updates 3 --steps 10": "steps is 10, expected a multiple of 3: the updates that a set of answers serves",
+    "--kl-by k1": "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3",
+    "--kl -1": "kl is -1.0, expected a number from 0 to 100",
+    "--reward nice": "reward is 'nice', expected one of route, hackable, brief",
+    "--ratio sequence --by-length": "by_length stands beside ratio sequence, which has one term an answer: "
+    "expected one",
+    "--answer-tokens 100": "answer_tokens is 100, expected at most",
+    "--resume CHAT": "was not begun by nanoeuler grpo, expected one of its runs",
+    "--resume CHAT --std": "--resume takes its settings from the run, got also --std",
+    "--later-heads 1": "'--later-heads' is no option",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    alone = words in ("", "--run new") or "CHAT" in words or "SMALL" in words
+    given = words if alone else f"--run new --base CHAT {words}"
+    places = {
+        "CHAT": checkpoint.PRETRAINED / "konigsberg-chat",
+        "SMALL": checkpoint.PRETRAINED / "konigsberg-small",
+    }
+    assert cli.main(["grpo", *(str(places.get(word, word)) for word in given.split())]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and REFUSED[words] in told.err, told.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, capsys):
+    """`nanoeuler sft --data konigsberg-routes`, then `grpo`, twice: with --resume the same bits as in one go."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(tmp_path / "base", *base, 0)
+    quick = "--quiet --workers 1 --valid-every 4 --sample-every 0 --save-every 2".split()
+    taught = [
+        "sft",
+        "--base",
+        "base",
+        "--data",
+        "konigsberg-routes",
+        "--examples",
+        "30",
+        "--steps",
+        "2",
+        "--batch",
+        "2",
+    ]
+    assert cli.main([*taught, *quick, "--run", "taught"]) == 0
+    learn = "grpo --base taught --questions 12 --batch 4 --group 2 --answer-tokens 8 --updates 2 --warmup 1".split()
+    assert cli.main([*learn, *quick, "--steps", "4", "--run", "whole"]) == 0
+
+    @contextmanager
+    def interrupted():
+        yield [signal.SIGTERM]
+
+    with patch.object(rewards.loop, "_stop_between_steps", interrupted):
+        assert cli.main([*learn, *quick, "--steps", "4", "--run", "parts"]) == 130
+    assert checkpoint.load(tmp_path / "parts", training=True).step == 2  # not 1: its answers serve two steps
+    assert cli.main(["grpo", "--resume", "parts", "--quiet"]) == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert cli.main(["report", "parts"]) == 0
+    page = (tmp_path / "parts" / "report" / "report.md").read_text()
+    assert "of the reward" in page and "questions" in page
+    assert "talk with it: nanoeuler chat --run parts" in capsys.readouterr().out
