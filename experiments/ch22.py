@@ -49,7 +49,6 @@ ARMS = {  # name: steps, what differs
     "brief": (80, dict(reward="brief")),
     "hackable": (80, dict(reward="hackable")),
     "brief, audited": (80, dict(reward="brief, audited")),
-    "coin": (30, dict(reward="coin")),
 }
 BETAS = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
 LISTS = [route for n in (1, 2, 3) for route in permutations(range(len(BRIDGES)), n)]
@@ -132,8 +131,7 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
     honest = rewards.REWARDS[
         config.reward.partition(",")[0]
     ]  # an audited reward is paid as the one beneath it
-    judge = (lambda *pair: 0.5) if name == "coin" else honest
-    curve, seconds = [dict(step=0, seconds=0.0, **look(dataset, model, judge))], 0.0
+    curve, seconds = [dict(step=0, seconds=0.0, **look(dataset, model, honest))], 0.0
     recent = []
     with (
         one_blas_thread(),
@@ -154,7 +152,7 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
                         step=step + 1,
                         seconds=seconds,
                         train=means,
-                        **look(dataset, model, judge, 8 if last else 2),
+                        **look(dataset, model, honest, 8 if last else 2),
                     )
                 )
                 recent = []
@@ -190,9 +188,8 @@ def with_variance(inputs, targets, weigh):
 
 
 def register(seed):
-    """The rewards that are drawn: a coin, and the brief verifier of which a share is audited."""
-    coin, audit = Random(seed), Random(seed + 1)
-    rewards.REWARDS["coin"] = lambda problem, answer: float(coin.random() < 0.5)
+    """The brief verifier, of which a share is audited, drawn by chance."""
+    audit = Random(seed + 1)
     brief = rewards.REWARDS["brief"]
     rewards.REWARDS["brief, audited"] = lambda problem, answer: (
         world.route_reward if audit.random() < AUDITED else brief

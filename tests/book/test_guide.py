@@ -12,10 +12,11 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
-from nanoeuler_lib.config import ModelConfig  # noqa: E402
+from nanoeuler_lib.config import ModelConfig, RewardConfig  # noqa: E402
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16  # noqa: E402
 from nanoeuler_lib.formats import layout  # noqa: E402
 from nanoeuler_lib.ops import reference  # noqa: E402
+from nanoeuler_lib.training import rewards  # noqa: E402
 from tools.book import guide  # noqa: E402
 from tools.notebooks import count, heads  # noqa: E402
 
@@ -296,6 +297,16 @@ def test_exams_of_parts_4_to_6():
         taken |= space(placed[-1])
     assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
     said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
+
+
+def test_exam_22():
+    others, own = (rewards.advantages(np.array([[1.0, 1, 0, 0]]), own)[0] for own in (False, True))
+    assert others == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3]) and own.tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert (own / [2, 4, 4, 8]).tolist() == [1 / 4, 1 / 8, -1 / 8, -1 / 16]
+    moved, good = np.log([[1.3], [0.7]]), np.array([1.0, -1.0])
+    held = rewards.surrogate(moved, 0 * moved, good, np.ones((2, 1), bool), RewardConfig())[2]
+    assert held.all()
+    said("22", r"$\pm 2/3$", r"$\pm 1/2$", "$1/4$, $1/8$, $-1/8$, $-1/16$", "Both: a good one above 1.2")
 
 
 def test_exam_34():
