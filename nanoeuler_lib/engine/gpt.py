@@ -40,12 +40,17 @@ class GPT(model.GPT):
         self.kernels, self._unfused = kernels, None
         self.program = program.Program(config, precision, where, checked, on)
         self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
-        self.params = Parameters(config, self.program.where)
-        self.copy = None if self.half == np.float32 else Parameters(config, self.program.where, self.half)
+        self._take_memory()
+        self.fill(model.init(config, seed) if params is None else params)
+
+    def _take_memory(self):
+        """Parameters, and what products read of them: `weights`, by name."""
+        config, where = self.config, self.program.where
+        self.params = Parameters(config, where)
+        self.copy = None if self.half == np.float32 else Parameters(config, where, self.half)
         self.weights = self.params if self.copy is None else {
             name: p if p.ndim == 1 or name == "embed" else self.copy[name] for name, p in self.params.items()
         }  # fmt: skip
-        self.fill(model.init(config, seed) if params is None else params)
 
     @property
     def keep_x(self) -> bool:

@@ -56,6 +56,16 @@ def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
     return cupyx.zeros_pinned(shape, dtype)
 
 
+def layout(config: ModelConfig) -> tuple[dict[str, int], int, int]:
+    """Where each tensor begins in a flat array, where gains begin behind the last matrix, and where the array ends."""
+    shapes, starts, end, gains = parameter_shapes(config), {}, 0, 0
+    # stable: the order but for the gains
+    for name in sorted(shapes, key=lambda name: len(shapes[name]) == 1):
+        starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
+        gains = end if len(shapes[name]) == 2 else gains
+    return starts, gains, end
+
+
 class Parameters(model.Parameters):
     """All parameters (or gradients, or moments) in the device's memory: one flat array, matrices first, then gains.
 
@@ -65,12 +75,7 @@ class Parameters(model.Parameters):
 
     def __init__(self, config: ModelConfig, where: str, dtype=np.float32):
         self.config, shapes = config, parameter_shapes(config)
-        starts, end = {}, 0
-        # stable: the order but for the gains
-        for name in sorted(shapes, key=lambda name: len(shapes[name]) == 1):
-            if len(shapes[name]) == 2:
-                self.decayed = end + math.prod(shapes[name]) + -math.prod(shapes[name]) % ALIGN
-            starts[name], end = end, end + -(-math.prod(shapes[name]) // ALIGN) * ALIGN
+        starts, self.decayed, end = layout(config)
         self.outside = slice(0, starts["layers.0.qkv"]), slice(starts["heads"], end)
         self.flat = cuda.array_module(where).zeros(end, dtype)
         self._views = {

@@ -14,7 +14,7 @@ sigmoid, is None. What they take by keyword alone is scratch space (`memory.shap
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,14 @@ WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 
 
 @dataclass(frozen=True)
 class Entry:
-    """One launch of the list: its composite, the bytes that it must move, its floating-point operations."""
+    """One launch of the list: its composite, the bytes that it must move, its floating-point operations, its arrays."""
 
     composite: str
     launch: Any
     bytes: int = 0
     flops: int = 0
+    # those of the launches that write gradients of weights at least
+    arrays: tuple = field(default=(), compare=False)
 
     def __str__(self):
         """kernel, grid, block and bytes of shared memory, or the shape of the product."""
@@ -88,6 +90,18 @@ class Launches(list[Entry]):
         """The launches before the first one of a composite, and the rest."""
         at = [entry.composite for entry in self].index(composite)
         return Launches(self[:at], self.where), Launches(self[at:], self.where)
+
+    def behind(self, x) -> int:
+        """The place behind the last launch that touches an array's memory; 0 if none does."""
+        begin, end = _memory(x)
+        touches = [any(a < end and begin < b for a, b in map(_memory, entry.arrays)) for entry in self]
+        return max((place + 1 for place, touched in enumerate(touches) if touched), default=0)
+
+
+def _memory(x):
+    """The addresses where a contiguous array begins and ends."""
+    begin = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return begin, begin + x.nbytes
 
 
 def run(launches: Launches) -> None:
@@ -180,11 +194,12 @@ class Program:
 
     # ---- writing the list ------------------------------------------------------------------------------------
 
-    def _add(self, composite, launch, bytes=0, flops=0):
-        self.entries.append(Entry(composite, launch, bytes, flops))
+    def _add(self, composite, launch, bytes=0, flops=0, arrays=()):
+        self.entries.append(Entry(composite, launch, bytes, flops, arrays))
 
     def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
-        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
+        arrays = tuple(x for x in arguments if hasattr(x, "nbytes") and getattr(x, "ndim", 0))
+        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes, 0, arrays)
 
     def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
         self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
@@ -198,7 +213,7 @@ class Program:
     def _product(self, composite, c, a, b, **options):
         launch = product(c, a, b, tf32=self.tf32, **options)
         moved = a.nbytes + b.nbytes + c.nbytes * (1 if launch.plus is None else 2)
-        self._add(composite, launch, moved, 2 * math.prod(launch.shape))
+        self._add(composite, launch, moved, 2 * math.prod(launch.shape), (c,))
 
     def _blocks(self, threads):
         """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""

@@ -1,0 +1,134 @@
+"""A model and an optimiser's state on many cards: what products read is whole on each, all else lies with its owner."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanoeuler_lib import cuda, model
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.cuda.blas import to_bfloat16
+from nanoeuler_lib.engine import gpt, memory
+from nanoeuler_lib.engine.many.cut import buckets
+from nanoeuler_lib.engine.many.group import Group
+from nanoeuler_lib.engine.memory import download, layout, upload
+from nanoeuler_lib.model import optim, parameter_shapes
+
+
+class Owned:
+    """One number for each parameter (a weight, a moment, a gradient), each with its owner.
+
+    slices: of each bucket what this rank owns, flat float32 arrays in the order of `buckets`.
+    """
+
+    def __init__(self, config: ModelConfig, group: Group, slices: list):
+        self.config, self.group, self.slices = config, group, slices
+
+    @classmethod
+    def zeros(cls, config: ModelConfig, group: Group, where: str) -> "Owned":
+        """Zeros in the device's memory."""
+        xp, sizes = cuda.array_module(where), [_length(b.of(group.rank, group.size)) for b in buckets(config)]
+        return cls(config, group, [xp.zeros(size, np.float32) for size in sizes])
+
+    def fill(self, flat: np.ndarray) -> None:
+        """Take this rank's numbers from the flat array of all."""
+        for bucket, mine in zip(buckets(self.config), self.slices, strict=True):
+            upload(mine, flat[bucket.of(self.group.rank, self.group.size)])
+
+    def host(self) -> model.Parameters:
+        """All of them as NumPy's arrays, on rank 0; on the others zeros. Every rank has to call it."""
+        rank, size, cut = self.group.rank, self.group.size, buckets(self.config)
+        mine = [download(x) for x in self.slices]
+        if rank:
+            self.group.exchange([(0, x) for x in mine], [])
+            return model.Parameters(self.config)
+        whole = memory.Parameters(self.config, "cpu")
+        self.group.exchange(
+            [], [(other, whole.flat[b.of(other, size)]) for other in range(1, size) for b in cut]
+        )
+        for bucket, x in zip(cut, mine, strict=True):
+            whole.flat[bucket.of(0, size)] = x
+        return whole.host()
+
+
+class AdamW:
+    """First and second moments by owner. The face of `engine.AdamW`."""
+
+    def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
+        self.config, self.step = config, 0
+        self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
+
+    @classmethod
+    def of(cls, host: optim.AdamW, shape: ModelConfig, where: str, group: Group) -> "AdamW":
+        """The same state, cut among the ranks."""
+        state = cls(shape, host.config, where, group)
+        state.m.fill(flat_of(shape, host.m)), state.v.fill(flat_of(shape, host.v))
+        state.step = host.step
+        return state
+
+
+class GPT(gpt.GPT):
+    """`engine.GPT` on each of many cards.
+
+    Every rank has what products read: bfloat16 (or float32) of all matrices, float32 of embedding and gains. The float32
+    weights that AdamW moves lie with their owner where they are not the same; `params` collects them.
+    """
+
+    def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
+        self.group = group
+        super().__init__(config, params, **options)
+
+    def _take_memory(self):
+        config, xp = self.config, cuda.array_module(self.program.where)
+        starts, *_ = layout(config)
+        rank, size, cut = self.group.rank, self.group.size, buckets(config)
+        types = [np.dtype(np.float32) if b.full else self.half for b in cut]
+        self.read = [xp.zeros(b.stop - b.start, kind) for b, kind in zip(cut, types, strict=True)]
+        self.weights, owned = {}, []
+        for name, shape in parameter_shapes(config).items():
+            place = next(k for k, b in enumerate(cut) if b.start <= starts[name] < b.stop)
+            begin = starts[name] - cut[place].start
+            self.weights[name] = self.read[place][begin : begin + int(np.prod(shape))].reshape(shape)
+        for bucket, whole in zip(cut, self.read, strict=True):
+            mine = within(bucket, whole, rank, size)
+            owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
+        self.params, self.copy = Owned(config, self.group, owned), None
+
+    def fill(self, host: Mapping) -> None:
+        """Take the numbers of NumPy's arrays of the same names."""
+        flat = flat_of(self.config, host)
+        for bucket, whole in zip(buckets(self.config), self.read, strict=True):
+            numbers = flat[bucket.start : bucket.stop]
+            upload(whole, numbers if whole.dtype == np.float32 else to_bfloat16(numbers))
+        self.params.fill(flat)
+
+    def nats(self, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+        """`model.GPT.nats`, each rank some of the parts; the sum has the same order and bits. Every rank has to call it."""
+        rank, size = self.group.rank, self.group.size
+        mine = {
+            k: float(self.losses(*part).sum(dtype=np.float64))
+            for k, part in enumerate(parts)
+            if k % size == rank
+        }
+        found = {k: nats for each in self.group.everyones(mine) for k, nats in each.items()}
+        return sum(found[k] for k in sorted(found))
+
+    def decoder(self, ahead: int = 0):
+        """A decoder of the model, which is collected for it. Every rank has to call it; on rank 0 it decodes."""
+        options = dict(precision=self.precision, where=self.program.where, checked=self.program.checked)
+        return gpt.GPT(self.config, self.params.host(), **options).decoder(ahead)
+
+
+def within(bucket, whole, rank: int, size: int):
+    """What a rank owns of an array that holds a bucket: a view."""
+    part = bucket.of(rank, size)
+    return whole[part.start - bucket.start : part.stop - bucket.start]
+
+
+def flat_of(config: ModelConfig, host: Mapping) -> np.ndarray:
+    """NumPy's arrays by name as the engine's flat array."""
+    return memory.Parameters(config, "cpu").fill(host).flat
+
+
+def _length(part):
+    return part.stop - part.start
