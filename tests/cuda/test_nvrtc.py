@@ -101,6 +101,8 @@ for file, table in (
     text = TEXTS.pop(file)[0]
     for number, first in (("float", 75), ("__nv_bfloat16", 80)):
         TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)
+SUMS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
+TEXTS["many.cu"] = (TEXTS["many.cu"][0], SUMS, 75)
 # Attention with T x T matrices, beside which FlashAttention is timed.
 for number, first in (("float", 75), ("__nv_bfloat16", 80)):
     names = gpu_flash_step._kernels(number, preset("base").context)

@@ -1,7 +1,7 @@
 """Data-parallel training on many cards, one process for each, with the same bits on any number of them. Chapter 33.
 
-`group.py`: the processes, what they send, and who notices that one is gone. `cut.py`: the tree of shards, and which card
-owns which part of the parameters. `gpt.py`: weights and moments by owner. `step.py`: a step.
+`group.py`: the processes, what they send, and who notices that one is gone. `cut.py`: the tree of shards, and which
+card owns which part of the parameters. `gpt.py`: weights and moments by owner. `step.py`: a step.
 """
 
 from nanoeuler_lib.engine.many.cut import expect_shards, tree

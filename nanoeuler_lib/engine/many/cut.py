@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine.memory import ALIGN, layout
@@ -60,7 +61,7 @@ def buckets(config: ModelConfig) -> list[Bucket]:
     for sixteenths in SIXTEENTHS:
         done += sixteenths
         cuts += [first_of[config.layers - -(-config.layers * done // 16)]]
-    filled = [Bucket(start, stop) for stop, start in zip(cuts, cuts[1:]) if start < stop]
+    filled = [Bucket(start, stop) for stop, start in pairwise(cuts) if start < stop]
     return [*filled, Bucket(gains, end, True), Bucket(0, first_of[0], True)]
 
 

@@ -70,8 +70,8 @@ class AdamW:
 class GPT(gpt.GPT):
     """`engine.GPT` on each of many cards.
 
-    Every rank has what products read: bfloat16 (or float32) of all matrices, float32 of embedding and gains. The float32
-    weights that AdamW moves lie with their owner where they are not the same; `params` collects them.
+    Every rank has what products read: bfloat16 (or float32) of all matrices, float32 of embedding and gains. The
+    float32 weights that AdamW moves lie with their owner where they are not the same; `params` collects them.
     """
 
     def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
@@ -103,7 +103,7 @@ class GPT(gpt.GPT):
         self.params.fill(flat)
 
     def nats(self, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-        """`model.GPT.nats`, each rank some of the parts; the sum has the same order and bits. Every rank has to call it."""
+        """`model.GPT.nats`, each rank some of the parts, with the same bits. Every rank has to call it."""
         rank, size = self.group.rank, self.group.size
         mine = {
             k: float(self.losses(*part).sum(dtype=np.float64))

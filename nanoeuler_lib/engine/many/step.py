@@ -6,17 +6,16 @@ sums by the upper part of the tree. Then the norm, AdamW by the owners, and what
 """
 
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.cuda import blas
 from nanoeuler_lib.engine import program, step
 from nanoeuler_lib.engine.many.cut import PARTS, buckets, expect_shards, tree
 from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned, within
-from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, download, free_bytes, layout
+from nanoeuler_lib.engine.memory import Parameters, bytes_needed, download, free_bytes, layout
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale
 
@@ -66,10 +65,8 @@ class Step(step.Step):
         """The line that says what memory a step takes on this card."""
         m, need = self.model, self._needs()
         shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
-        return (
-            f"{self.group.size} cards: {m.precision}, {self.config.accumulate} shards of {self.micro} rows, {self.local} "
-            f"a card; on each {shares}"
-        )
+        shards = f"{self.config.accumulate} shards of {self.micro} rows, {self.local} a card"
+        return f"{self.group.size} cards: {m.precision}, {shards}; on each {shares}"
 
     def _needs(self):
         m, size = self.model, self.group.size
@@ -113,7 +110,9 @@ class Step(step.Step):
         if i == self.local - 1:
             ready = {b: whole.behind(grads.flat[b.start : b.stop]) for b in self.cut}
             places = [*list(ready.values())[:-1], len(whole)]  # the last: the embedding
-            assert places == sorted(places) and places[-2] <= at < ready[self.cut[-1]], "no order of completion"
+            assert places == sorted(places) and places[-2] <= at < ready[self.cut[-1]], (
+                "no order of completion"
+            )
             cuts = [(place, [slice(b.start, b.stop)]) for place, b in zip(places, self.cut, strict=True)]
         pieces, begin = [], 0
         for end, parts in cuts:
@@ -271,7 +270,9 @@ class Step(step.Step):
         first = copies[0][1]
         if odd := [r for r, (_, read) in enumerate(copies) if read != first]:
             ranks = ", ".join(map(str, odd))
-            raise NanoEulerError(f"rank {ranks}: weights are not those of rank 0, expected the same on all cards")
+            raise NanoEulerError(
+                f"rank {ranks}: weights are not those of rank 0, expected the same on all cards"
+            )
         return f"{sum(weights for weights, _ in copies) % 2**64:016x}"
 
     def _hash_of(self, arrays, starts):
