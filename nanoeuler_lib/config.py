@@ -142,13 +142,15 @@ class TrainConfig:
     optimizer: str = field(
         default="adamw", metadata={"before": "adamw"}
     )  # or "muon", for matrices inside blocks
+    # steps between checkpoints that stay; 0: only the last ones do
+    keep_every: int = field(default=0, metadata={"before": 0})
     # whether documents longer than a row go on in further rows; before, what lies behind a row's length was not read
     cut_documents: bool = field(default=True, metadata={"before": False})
 
     def __post_init__(self):
         at_least = dict(
-            steps=1, batch=1, accumulate=1, warmup=0, seed=0, valid_every=1, sample_every=0, save_every=1
-        )
+            steps=1, batch=1, accumulate=1, warmup=0, seed=0, valid_every=1, sample_every=0, save_every=1, keep_every=0
+        )  # fmt: skip
         for name, low in at_least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**53:

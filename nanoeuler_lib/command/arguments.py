@@ -70,6 +70,7 @@ TRAINING = {
     "valid_every": "steps between validations",
     "sample_every": "steps between samples of text in the log; 0: none",
     "save_every": "steps between checkpoints, the most that a power cut can cost",
+    "keep_every": "steps between checkpoints that stay, for nanoeuler replay; 0: the last two stay",
 }
 REWARDS = {  # how answers are rewarded: the fields of RewardConfig
     "reward": "route: 1 for an open way to the goal; hackable, brief: verifiers with a hole, on purpose",
@@ -225,6 +226,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
         command(f"corpus {name}", text, partial(_corpus, name), corpus)
     command("shards", "tokenize texts larger than memory, to train on", _shards)
     command("train", "train a model on UTF-8 text, or on shards", _train, as_json=False)
+    command("replay", "take steps of a run again, and compare them with its log", _replay)
     command("sft", "teach a base model to answer", _sft, as_json=False)
     command("dpo", "teach a model that answers which of two replies is preferred", _dpo, as_json=False)
     command("grpo", "teach a model that answers by rewards for what it draws", _grpo, as_json=False)
@@ -356,6 +358,10 @@ def _train(new):
         help="tokenizer file (default: trained on the training part; shards have theirs)",
     )
     _how_to_run(new)
+    _cards(
+        new,
+        "1, 2, 4 or 8, each with its part of a step's --accumulate batches: the same bits on any number",
+    )
     text = "time every launch of N steps on the GPU, and say where the time goes (default 0)"
     new.add_argument("--profile", type=int, default=0, metavar="N", help=text)
     shape = new.add_argument_group("model shape (default: the preset's)")
@@ -445,6 +451,23 @@ def _grpo(new):
         "valid_every": "steps between looks at questions held out",
     }
     _training(new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction"])
+
+
+def _cards(new, text):
+    new.add_argument("--cards", type=int, metavar="N", help=f"graphics cards, {text}")
+
+
+def _replay(new):
+    new.add_argument("run", type=Path, help="run folder")
+    text = "take the steps behind A up to B again, from the last checkpoint that was kept before them, as in 40:50"
+    new.add_argument("--steps", required=True, metavar="A:B", help=text)
+    text = "where the files stand now that the run learns from, if they moved"
+    new.add_argument("--data", **SEVERAL, help=text)
+    new.add_argument(
+        "--valid", type=Path, action="append", metavar="FILE", help="the same of validation files"
+    )
+    _device(new, "where the run was")
+    _cards(new, "as many as may be")
 
 
 def _run_folder(new):

@@ -140,15 +140,29 @@ def shards(args):
 
 
 def train(args):
+    from nanoeuler_lib.command import cards
+    from nanoeuler_lib.engine.many import tried
+
+    if cards.needs_launcher(args.cards):
+        return cards.launch(args.cards)
+    group = cards.group(args.cards)
+    if group is None:
+        _train_here(args, None)
+    else:
+        tried(group, lambda: _train_here(args, group))
+
+
+def _train_here(args, group):
     began = time.perf_counter()
     if args.resume:
-        _resume_training(args)
+        _resume_training(args, group)
     else:
-        _begin_training(args)
-    _came_out(args.resume or args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
+        _begin_training(args, group)
+    if group is None or group.rank == 0:
+        _came_out(args.resume or args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
 
-def _resume_training(args):
+def _resume_training(args, group):
     """Go on with a run: its settings but for those that may change."""
     from nanoeuler_lib.training import loop
 
@@ -164,11 +178,13 @@ def _resume_training(args):
     if isinstance(steps, arguments.Tokens):
         steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
     _not_negative(args, "profile")
-    options = dict(files=files, steps=steps, device=args.device, profile=args.profile, rate=args.rate)
+    options = dict(
+        files=files, steps=steps, device=args.device, profile=args.profile, rate=args.rate, group=group
+    )
     loop.resume(args.resume, *data, args.quiet, **options)
 
 
-def _begin_training(args):
+def _begin_training(args, group):
     """Begin a run, with a new model or with that of another run."""
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.text.shards import Shards
@@ -191,7 +207,7 @@ def _begin_training(args):
     config = TrainConfig(**{n: _in_steps(value, batching, model_config.context) for n, value in settings})
     _check_workers(args)
     _not_negative(args, "profile")
-    device = choose(args.device or "cpu", args.precision, model_config)
+    device = choose(args.device or ("cpu" if group is None else "auto"), args.precision, model_config, group)
     options = dict(files=files, device=device, profile=args.profile, base=base)
     if isinstance(data, Shards):
         training.pretrain(args.run, data, valid, model_config, config, args.quiet, args.workers, **options)
@@ -200,6 +216,37 @@ def _begin_training(args):
         training.train(
             args.run, data, model_config, config, tokenizer, source, valid, args.quiet, args.workers, **options,
         )  # fmt: skip
+
+
+def replay(args):
+    from nanoeuler_lib.command import cards
+    from nanoeuler_lib.engine.many import tried
+
+    first, _, last = args.steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise NanoEulerError(
+            f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50"
+        )
+    if cards.needs_launcher(args.cards):
+        return cards.launch(args.cards)
+    group = cards.group(args.cards)
+    work = lambda: _replay_here(args, int(first), int(last), group)
+    return work() if group is None else tried(group, work)
+
+
+def _replay_here(args, first, last, group):
+    from nanoeuler_lib.training.replay import replay
+
+    files, _ = _files_of(args.run, args, {"text": "data", "valid": "valid"}, "train")
+    start, rows = replay(args.run, *_read_data(files), first, last, args.device, group)
+    good = all(not row["differs"] for row in rows)
+    if group is None or group.rank == 0:
+        lines = [f"step {row['step']}: {', '.join(row['differs'])}" for row in rows if row["differs"]]
+        hashes = sum("hash" in row for row in rows)
+        what = f"{len(rows)} steps from the checkpoint of step {start} on, losses, norms and {hashes} hashes of weights"
+        lines += [f"{args.run}: {what}: {'as in the log' if good else 'NOT as in the log'}"]
+        _print(args, {"from": start, "same": good, "steps": rows}, "\n".join(lines))
+    return 0 if good else 1
 
 
 def _model_to_train(args, of_shards):
@@ -918,7 +965,7 @@ def _print(args, facts, text=""):
 COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
-    "train": train, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
+    "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
     "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
     "info": info, "export": export, "import": import_,
 }  # fmt: skip

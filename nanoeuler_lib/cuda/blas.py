@@ -74,6 +74,13 @@ class Product:
     def __call__(self) -> None:
         self._launch()
 
+    @property
+    def algorithm(self) -> str:
+        """What computes it, in words: of cuBLASLt's algorithm the numbers that name it, or NumPy."""
+        if isinstance(self.c, np.ndarray):
+            return f"NumPy {np.__version__}"
+        return on_card(self.c.device.id).describe(self._launch.args[0])
+
 
 def product(
     c,
@@ -132,6 +139,8 @@ TRANSA, TRANSB = 3, 4
 MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
 WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
 CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
+# of an algorithm, as uint32: its number, its tile, its splits of K, its stages
+WHICH = {"algorithm": 0, "tile": 1, "splits": 2, "stages": 6}
 # an algorithm's cluster, its blocks
 CLUSTER, BLOCKS = 8, {0: 1, 2: 1, 3: 2, 5: 2, 4: 4, 6: 4, 8: 4, 7: 8, 9: 8}
 # by card and version: which of them was the fastest (`gpu_products`)
@@ -234,12 +243,21 @@ class _CublasLt:
         return [functools.partial(launch, one.algorithm) for one in candidates]
 
     def _cluster(self, one: _Candidate) -> int:
-        shape, written = ctypes.c_uint16(), ctypes.c_size_t()
+        return self._attribute(one.algorithm, CLUSTER, ctypes.c_uint16)
+
+    def _attribute(self, algorithm, number: int, kind=ctypes.c_uint32) -> int:
+        value, written = kind(), ctypes.c_size_t()
         self._call(
-            "cublasLtMatmulAlgoConfigGetAttribute", ctypes.byref(one.algorithm), ctypes.c_int(CLUSTER),
-            ctypes.byref(shape), ctypes.c_size_t(ctypes.sizeof(shape)), ctypes.byref(written),
+            "cublasLtMatmulAlgoConfigGetAttribute", ctypes.byref(algorithm), ctypes.c_int(number),
+            ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)), ctypes.byref(written),
         )  # fmt: skip
-        return shape.value
+        return value.value
+
+    def describe(self, algorithm) -> str:
+        """An algorithm by the numbers that name it, its cluster last."""
+        numbers = {name: self._attribute(algorithm, number) for name, number in WHICH.items()}
+        numbers["cluster"] = self._attribute(algorithm, CLUSTER, ctypes.c_uint16)
+        return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
     def launch(self, p: "Product") -> Callable[[], None]:
         """The launch that was measured as the fastest on this card, else cuBLASLt's first choice."""

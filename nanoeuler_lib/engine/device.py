@@ -6,11 +6,11 @@ with step_of(model)(model, optimizer, config, rows) as take_step: ...
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.engine import flash, program
+from nanoeuler_lib.engine import flash, many, program
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.model import optim, step
 
@@ -21,10 +21,11 @@ OTHERS_SAY = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}
 @dataclass(frozen=True)
 class Device:
     """name: "cpu"; "gpu"; or "checked", the GPU's engine on the CPU with every access checked, slow. precision: of
-    `engine`, None on the CPU."""
+    `engine`, None on the CPU. group: the processes that train together, each on a device of this name."""
 
     name: str
     precision: str | None = None
+    group: many.Group | None = field(default=None, compare=False)
 
     def __str__(self):
         return self.name if self.precision is None else f"{self.name}, {self.precision}"
@@ -38,12 +39,15 @@ class Device:
         """The model there; itself if it is. Raises NanoEulerError for a shape that the GPU's kernels do not take."""
         if self.name == "cpu":
             return source if step_of(source) is step.Step else model.GPT(source.config, source.params.host())
-        return engine.GPT(
-            source.config, source.params.host(), precision=self.precision, where=_where(self.name)
-        )
+        options = dict(precision=self.precision, where=_where(self.name))
+        if self.group is not None:
+            return many.GPT(source.config, source.params.host(), self.group, **options)
+        return engine.GPT(source.config, source.params.host(), **options)
 
     def optimizer(self, source: optim.AdamW, shape: ModelConfig):
         """The optimiser's state there."""
+        if self.group is not None:
+            return many.AdamW.of(source, shape, _where(self.name), self.group)
         return source if self.name == "cpu" else engine.AdamW.of(source, shape, _where(self.name))
 
 
@@ -51,16 +55,23 @@ CPU = Device("cpu")
 
 
 def step_of(placed: model.GPT) -> type:
-    """The class of steps for a model: `step.Step` or `engine.Step`."""
+    """The class of steps for a model: `step.Step`, `engine.Step` or `many.Step`."""
+    if isinstance(placed, many.GPT):
+        return many.Step
     return engine.Step if isinstance(placed, engine.GPT) else step.Step
 
 
-def choose(name: str = "auto", precision: str | None = None, shape: ModelConfig | None = None) -> Device:
+def choose(
+    name: str = "auto",
+    precision: str | None = None,
+    shape: ModelConfig | None = None,
+    group: many.Group | None = None,
+) -> Device:
     """The device that a name means: auto, cpu, gpu (or cuda, gpu:1 for the second card), checked.
 
     auto: the GPU if there is one that takes the model's shape, else the CPU. precision: by default bfloat16 on tensor
-    cores of compute capability 8.0 or later, else float32. Raises NanoEulerError for another name or precision, and
-    for a GPU that is not there.
+    cores of compute capability 8.0 or later, else float32. group: each of its processes takes a card of its own. Raises
+    NanoEulerError for another name or precision, for a GPU that is not there, and for a group on the CPU.
     """
     name, _, number = name.replace("cuda", "gpu", 1).partition(":")
     if name not in NAMES or (number and (name != "gpu" or not number.isdigit())):
@@ -74,10 +85,12 @@ def choose(name: str = "auto", precision: str | None = None, shape: ModelConfig 
         raise NanoEulerError(
             f"precision is {short(precision)}, expected one of {', '.join(known)}{did_you_mean(precision, known)}"
         )
+    if group is not None and not number and _cards():
+        number = str(group.local)
     place = name if name in ("cpu", "checked") else _gpu(number, must=name == "gpu")
     if place != "cpu":
         on = flash.card(_where(place))
-        device = Device(place, precision or ("bfloat16" if on.capability >= 80 else "float32"))
+        device = Device(place, precision or ("bfloat16" if on.capability >= 80 else "float32"), group)
         try:
             if shape is not None:
                 program.check_config(shape, device.precision, on)
@@ -87,18 +100,27 @@ def choose(name: str = "auto", precision: str | None = None, shape: ModelConfig 
                 raise
     if precision not in (None, "float32"):
         raise NanoEulerError(f"precision is {precision}, expected float32 on the CPU, or --device gpu")
+    if group is not None:
+        raise NanoEulerError(
+            "cards train by the GPU's engine, and the device is cpu: expected --device gpu, or checked"
+        )
     return CPU
 
 
-def chosen_before(info: dict, name: str | None = None, shape: ModelConfig | None = None) -> Device:
+def chosen_before(
+    info: dict,
+    name: str | None = None,
+    shape: ModelConfig | None = None,
+    group: many.Group | None = None,
+) -> Device:
     """The device of a run that goes on: the one it had, or the one that `name` asks for, in the run's precision."""
     before = info.get("device", "cpu")
     if name is None and before == "gpu" and not _cards():
         raise NanoEulerError("the run began on a GPU, and CuPy finds none here: --device cpu goes on without")
-    device = choose(name or before, None, shape)
+    device = choose(name or before, None, shape, group)
     if device.name == "cpu" or "precision" not in info:
         return device
-    return replace(device, precision=choose(device.name, info["precision"], shape).precision)
+    return replace(device, precision=choose(device.name, info["precision"], shape, group).precision)
 
 
 def _where(name):

@@ -31,6 +31,8 @@ class Step:
     Where a loss or the norm is not finite nothing moves; the card decides that itself.
     """
 
+    whose = ""  # on which of many cards a number is not finite
+
     def __init__(
         self,
         owner: GPT,

@@ -52,7 +52,7 @@ class Step:
         self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
 
-    told = ""  # of the GPU's steps: what they take
+    told = whose = ""  # of the GPU's steps: what they take, and on which of many cards a number is not finite
 
     def __enter__(self):
         return self

@@ -226,6 +226,12 @@ def folders(run: str | Path) -> list[Path]:
     )
 
 
+def step_of(folder: Path) -> int:
+    """The step of a run's checkpoint folder, from its name; -1 for another name."""
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else -1
+
+
 def remove(path: Path) -> None:
     """Delete a checkpoint folder; renamed first, so that a half-deleted one is never taken for a checkpoint."""
     doomed = path.with_name(f".{path.name}.removed")
@@ -339,6 +345,8 @@ INFO = {
     "beta": ("a number", _is_number),
     "label_noise": ("a number", _is_number),
     "robust": ("true or false", lambda value: isinstance(value, bool)),
+    "shards": ("a whole number", lambda value: type(value) is int),
+    "bits": ("facts by name", lambda value: isinstance(value, dict)),
 }
 
 

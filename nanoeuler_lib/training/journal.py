@@ -20,6 +20,8 @@ class Journal:
     quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
     """
 
+    leads = True
+
     def __init__(self, run, state, dataset, quiet, on_entry, still_there):
         self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
         self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
@@ -105,24 +107,27 @@ class Journal:
         whole = duration(left * min(times) + validations)
         self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
 
-    def step(self, done, losses, norm, rate, tokens, seconds):
-        """A step was taken; an error if it was not, because its loss or gradient is no finite number."""
+    def step(self, done, losses, norm, rate, tokens, seconds, whose="", **more):
+        """A step was taken; an error if it was not, because its loss or gradient is no finite number.
+
+        whose: on which of many cards; more: for the entry.
+        """
         if not math.isfinite(norm):
             self.settle()
             clip = f"the clip ({self.config.clip:g})" if self.config.clip else "set a clip (it is 0: none)"
             raise NanoEulerError(
-                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}, expected finite numbers: lower "
-                f"the rate ({self.config.rate:g}) or {clip}; the checkpoint of step {self.saved} is intact, and "
+                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}{whose}, expected finite numbers: "
+                f"lower the rate ({self.config.rate:g}) or {clip}; the checkpoint of step {self.saved} is intact, and "
                 f"--resume {self.run} --rate X goes on from it with another rate"
             )
         self.still_there()
         self.settle(wait=False)
         loss, *others = (round(float(x), 6) for x in losses)
         names = self.dataset.figures
-        more = {"figures": dict(zip(names, others, strict=True))} if names else {"later": others}
+        beside = {"figures": dict(zip(names, others, strict=True))} if names else {"later": others}
         self.note(
-            step=done, loss=loss, **more, rate=rate, norm=round(norm, 6), seconds=round(seconds, 6),
-            tokens_per_second=round(tokens / seconds),
+            step=done, loss=loss, **beside, rate=rate, norm=round(norm, 6), seconds=round(seconds, 6),
+            tokens_per_second=round(tokens / seconds), **more,
         )  # fmt: skip
         self.bar.update(self.step_tokens)
         self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
@@ -198,6 +203,27 @@ class Journal:
         share = sum(self.spent.values()) / (time.perf_counter() - self.began)
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
         self.say(f"beside the steps: {parts}, {share:.1%} of the time")
+
+
+class Follower(Journal):
+    """The journal of a rank that only follows rank 0: nothing is told or written, and what all ranks do is done."""
+
+    leads = False
+
+    def say(self, text, always=False):
+        pass
+
+    def note(self, **entry):
+        pass
+
+    def warn(self, step, warning):
+        pass
+
+    def sample(self, step):
+        self.state.model.decoder()
+
+    def _write(self, function, step, training=True):
+        self.state.copy(training)
 
 
 def duration(seconds: float) -> str:

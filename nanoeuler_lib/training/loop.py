@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import __version__
+from nanoeuler_lib.engine import many
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, to_json, write_text
@@ -31,11 +32,12 @@ from nanoeuler_lib.text.examples import Example
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint, run_folder
 from nanoeuler_lib.training.datasets import Dataset, dataset_of
-from nanoeuler_lib.training.journal import Journal
+from nanoeuler_lib.training.journal import Follower, Journal
 from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
 from nanoeuler_lib.training.watch import vitals
 
 WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
+HASH_EVERY = 10  # steps between hashes of the weights on many cards
 
 
 def start_run(
@@ -45,23 +47,46 @@ def start_run(
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
     profile: int = 0,
+    group: many.Group | None = None,
 ) -> GPT:
-    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
+    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new.
+
+    group: the processes that train together; rank 0 writes.
+    """
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
+    if group is not None:
+        many.expect_shards(state.train, group.size)
+        state.info |= {"shards": state.train.accumulate}
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NanoEulerError(
             f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
         ) from None
-    with sole_writer(run) as still_there, _memory_told():
-        expect_new(run)
-        place = chosen_before(state.info, None, state.model.config)
-        dataset.prepare(run, state)
-        write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
-        run_folder.save(run, state, 0)
+    with _held(run, group) as still_there, _memory_told():
+        place = chosen_before(state.info, None, state.model.config, group)
+        if _leads(group):
+            expect_new(run)
+            dataset.prepare(run, state)
+            write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
+            run_folder.save(run, state, 0)
         _move(state, place)
-        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), profile=profile)
+        journal = Journal if _leads(group) else Follower
+        return _train(journal(run, state, dataset, quiet, on_entry, still_there), profile=profile)
+
+
+def _leads(group):
+    """Whether this process writes the run: rank 0, or the only one."""
+    return group is None or group.rank == 0
+
+
+@contextmanager
+def _held(run, group):
+    """Hold the run's lock; the other processes of a group wait until rank 0 has it."""
+    with sole_writer(run) if _leads(group) else nullcontext(lambda: None) as still_there:
+        if group is not None:
+            group.meet()
+        yield still_there
 
 
 def resume(
@@ -75,6 +100,7 @@ def resume(
     device: str | None = None,
     profile: int = 0,
     rate: float | None = None,
+    group: many.Group | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
@@ -84,28 +110,52 @@ def resume(
     with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
     again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
     its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on; the
-    log says so. Raises NanoEulerError when the data are not those of the run, and
-    when another process is training into the folder.
+    log says so. group: the processes that train together, as many as may be. Raises NanoEulerError when the data are not
+    those of the run, and when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
-    with sole_writer(run) as still_there, _memory_told():
+    with _held(run, group) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
+        group = group_of(run, state, group)
         dataset = part(state) if callable(part) else dataset_of(part, valid, state)
-        _expect_the_same(run, state, dataset)
-        place = chosen_before(state.info, device, state.model.config)
+        expect_the_same(run, state, dataset)
+        place = chosen_before(state.info, device, state.model.config, group)
         expect_launches(profile, place)
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
-        run_folder.prune(run)  # a kill may have come between writing the last checkpoint and that
         state.info |= {"files": files} if files else {}
         dataset.prepare(run, state)
-        trouble = trim_log(run / "log.jsonl", state.step or -1)
-        changed = _change(run, state, {"steps": steps, "rate": rate})
-        _update_description(run / "run.json", state, dataset)
+        if group is not None:
+            group.meet()  # all have read the checkpoint
+        trouble = None
+        if leads := _leads(group):
+            # a kill may have come between writing the last checkpoint and that
+            run_folder.prune(run, state.train.keep_every)
+            trouble = trim_log(run / "log.jsonl", state.step or -1)
+        changed = _change(run, state, {"steps": steps, "rate": rate}, leads)
+        if leads:
+            _update_description(run / "run.json", state, dataset)
         _move(state, place)
         warnings = [trouble] if trouble else []
-        return _train(Journal(run, state, dataset, quiet, on_entry, still_there), warnings, changed, profile)
+        journal = Journal if leads else Follower
+        return _train(journal(run, state, dataset, quiet, on_entry, still_there), warnings, changed, profile)
+
+
+def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) -> many.Group | None:
+    """The processes that go on with a run: those that are there, or this one alone with the sums of many.
+
+    Raises NanoEulerError for several, or for cards, where the run adds its gradients in another order.
+    """
+    if "shards" not in state.info:
+        if group is not None:
+            raise NanoEulerError(
+                f"{run}: was begun without --cards and adds its gradients in another order: expected no --cards"
+            )
+        return None
+    group = group or many.Group()
+    many.expect_shards(state.train, group.size)
+    return group
 
 
 def expect_launches(profile: int, device: Device) -> None:
@@ -116,7 +166,7 @@ def expect_launches(profile: int, device: Device) -> None:
         )
 
 
-def _expect_the_same(run, state, dataset):
+def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: TextDataset) -> None:
     """Refuse to go on with other data than the run began with, or an impossible number of workers."""
     held_out = (
         "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"
@@ -143,7 +193,7 @@ def _move(state, device):
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
 
 
-def _change(run, state, settings):
+def _change(run, state, settings, leads):
     """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed."""
     before = state.train.to_dict()
     new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
@@ -154,7 +204,8 @@ def _change(run, state, settings):
             f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
         )
     state.train = state.optimizer.config = replace(state.train, **new)
-    run_folder.save(run, state, state.step)
+    if leads:
+        run_folder.save(run, state, state.step)
     return [f"{name} {before[name]} -> {value}" for name, value in new.items()]
 
 
@@ -188,7 +239,9 @@ def _update_description(file, state, dataset):
     except (OSError, ValueError, RecursionError):
         old = None
     old, new = old if isinstance(old, dict) else {}, _description(state, dataset)
-    if old.get("train") != new["train"] or old.get("model") != new["model"]:
+    data = old.get("data")
+    bits = data.get("bits") if isinstance(data, dict) else None
+    if (old.get("train"), old.get("model"), bits) != (new["train"], new["model"], new["data"].get("bits")):
         beginning = {
             name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
         }
@@ -201,6 +254,11 @@ def _train(journal, warnings=(), changed=(), profile=0):
     model, rows = state.model, config.batch * config.accumulate * dataset.together
     pairs = {"together": dataset.together} if dataset.together > 1 else {}
     take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"), **pairs)
+    group = model.group if isinstance(model, many.GPT) else None
+    if group is not None:
+        warnings = [*warnings, *_bits(journal, take_step)]
+        group.say_when_lost(lambda: _last_whole(journal.run))
+        group.meet()
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
@@ -208,12 +266,15 @@ def _train(journal, warnings=(), changed=(), profile=0):
         take_step,
         journal.bar,
         journal.writer,
-        appending(journal.run / "log.jsonl", lambda: journal.saved) as journal.append,
+        appending(journal.run / "log.jsonl", lambda: journal.saved)
+        if journal.leads
+        else nullcontext() as journal.append,
     ):
         if take_step.told:
             journal.say(take_step.told)
         journal.begin(warnings, changed)
-        journal.estimate(take_step)
+        if group is None:
+            journal.estimate(take_step)
         for step in range(state.step, config.steps):
             done = step + 1
             validates = done % config.valid_every == 0 or done == config.steps
@@ -230,26 +291,60 @@ def _train(journal, warnings=(), changed=(), profile=0):
             if profile and done == state.step + 1 + profile:
                 journal.say(times.table(profile), always=True)
                 take_step.unwatched()
-            journal.step(done, losses, norm, learning_rate(step, config), batch[0].size, seconds)
+            more = {}
+            if group is not None and math.isfinite(norm) and (done % HASH_EVERY == 0 or done == config.steps):
+                more["hash"] = take_step.hash()
+            rate = learning_rate(step, config)
+            journal.step(done, losses, norm, rate, batch[0].size, seconds, take_step.whose, **more)
             if before is not None:
-                journal.vitals(done, vitals(before, model.params.host(), take_step.whole_gradient(), norm))
+                after, gradient = model.params.host(), take_step.whole_gradient()
+                if journal.leads:
+                    journal.vitals(done, vitals(before, after, gradient, norm))
             if validates:
                 journal.validate(done, whole)
             if config.sample_every and done % config.sample_every == 0:
                 journal.sample(done)
-            stops = stop and done % dataset.span == 0
-            if done % config.save_every == 0 or done == config.steps or stops:
+            ends = bool(stop) if group is None else any(group.everyones(bool(stop)))
+            ends = ends and done % dataset.span == 0
+            kept = config.keep_every and done % config.keep_every == 0
+            if done % config.save_every == 0 or done == config.steps or kept or ends:
                 journal.save(done)
-            if stops or done == config.steps:
+            if ends or done == config.steps:
                 journal.settle()
                 journal.bill()
-            if stops and done < config.steps:
+            if ends and done < config.steps:
                 journal.say(
                     f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
                     always=True,
                 )
                 raise KeyboardInterrupt
     return model
+
+
+def _bits(journal, take_step):
+    """Note what the bits of a run depend on in its folder; warnings where that is not what it was."""
+    state, now = journal.state, take_step.bits()
+    before, warnings = state.info.get("bits", now), []
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            was, now_is = (short(str(x.get(name))) for x in (before, now))
+            warnings += [f"numbers round otherwise from here on: {name} was {was}, is {now_is}"]
+    if any(other != now for other in journal.state.model.group.everyones(now)):
+        warnings += ["the cards are not all alike: another number of them would give other bits"]
+    state.info["bits"] = now
+    if journal.leads:
+        _update_description(journal.run / "run.json", state, journal.dataset)
+    return warnings
+
+
+def _last_whole(run):
+    """What to say of a run's last checkpoint when a process is lost."""
+    folders = checkpoint.folders(run)
+    return (
+        f"; the checkpoint of step {checkpoint.step_of(folders[-1])} is whole: --resume {run} goes on"
+        if folders
+        else ""
+    )
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
     """Write the state of a run as its checkpoint of a step, and remove those that are too old."""
     path = run / "checkpoints" / f"step-{step:06d}"
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
-    prune(run)
+    prune(run, state.train.keep_every)
 
 
 def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
@@ -52,10 +52,11 @@ def best(run: Path) -> float | None:
         return None
 
 
-def prune(run: Path) -> None:
-    """Remove all checkpoints but the last ones."""
+def prune(run: Path, keep_every: int = 0) -> None:
+    """Remove all checkpoints but the last ones and, if asked, those of every so many steps."""
     for old in checkpoint.folders(run)[:-KEEP]:
-        checkpoint.remove(old)
+        if not keep_every or checkpoint.step_of(old) % keep_every:
+            checkpoint.remove(old)
 
 
 def expect_new(run: Path) -> None:

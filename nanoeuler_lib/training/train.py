@@ -49,7 +49,7 @@ def train(
     not find room in memory, or the loss is not finite.
     """
     run = Path(run)
-    expect_new(run)
+    _expect_new(run, device)
     expect_memory(model_config)
     part, valid = split_text(text, valid_text, config)
     if tokenizer is None:
@@ -58,7 +58,7 @@ def train(
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
     info |= {"files": files} if files else {}
     state = fresh(run, model_config, config, tokenizer, info, device, profile, base)
-    return start_run(run, state, TextDataset(part, valid, state), quiet, on_entry, profile)
+    return start_run(run, state, TextDataset(part, valid, state), quiet, on_entry, profile, device.group)
 
 
 def pretrain(
@@ -79,11 +79,19 @@ def pretrain(
 
     valid: as for `ShardDataset`; the rest as for `train`. Raises NanoEulerError as both do.
     """
-    expect_new(Path(run))
+    _expect_new(Path(run), device)
     expect_memory(model_config)
     info = {"source": str(shards.path), "workers": workers or cores()} | ({"files": files} if files else {})
     state = fresh(run, model_config, config, shards.tokenizer, info, device, profile, base)
-    return start_run(Path(run), state, ShardDataset(shards, valid, state), quiet, on_entry, profile)
+    dataset = ShardDataset(shards, valid, state)
+    return start_run(Path(run), state, dataset, quiet, on_entry, profile, device.group)
+
+
+def _expect_new(run, device):
+    """As `expect_new`, before any process of a group writes there."""
+    expect_new(run)
+    if device.group is not None:
+        device.group.meet()
 
 
 def expect_memory(config: ModelConfig) -> None:

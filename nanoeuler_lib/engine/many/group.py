@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -92,6 +93,11 @@ class Group:
         if self.comm is not None:
             self.comm.Barrier()
 
+    def say_when_lost(self, words: Callable[[], str]) -> None:
+        """What to say behind the name of a process that is gone."""
+        if self.watch:
+            self.watch.words = words
+
     def close(self) -> None:
         """Part in peace: from here on nobody is missed."""
         self.meet()
@@ -99,73 +105,78 @@ class Group:
             self.watch.done = True
         self.meet()
 
-    def end(self, line: str = "") -> None:
-        """Say why and end all processes; this one's turn to speak comes the later the higher its rank."""
-        others_speak = self.watch.before(self.rank) if self.watch else self.rank
-        time.sleep(2 * others_speak)  # in which whoever spoke before has ended this process
-        _leave(line, self.rank)
+    def end(self, line: str) -> None:
+        """Say why, in one line, and end all processes. Of several that want to, rank 0 speaks, else the first."""
+        time.sleep(2 if self.rank else 0)
+        if self.watch:
+            self.watch.leave(line)
+        _leave(line)
 
 
 class Watch(threading.Thread):
-    """Counts for this process, and looks whether all others of the host do. lost: what to say behind a rank's name."""
+    """Counts for this process, and looks whether all others of the host do. words: see `Group.say_when_lost`."""
 
     def __init__(self, host, rank: int):
         super().__init__(daemon=True)
-        self.me, self.rank, self.lost = host.rank, rank, ""
-        self.process = [*host.allgather(os.getpid())]
-        self.ranks = host.allgather(rank)
-        name = None
+        self.me, self.words, self.done = host.rank, str, False
+        self.others = {k: one for k, one in enumerate(host.allgather((rank, os.getpid()))) if k != host.rank}
+        self.starter, name, size = int(os.environ.get("NANOEULER_STARTER", 0)), None, 8 * (host.size + 1)
         if host.rank == 0:
             handle, name = tempfile.mkstemp()
-            os.truncate(handle, 8 * host.size)
+            os.truncate(handle, size)
             os.close(handle)
         with open(name := host.bcast(name), "r+b") as file:
-            self.counts = np.frombuffer(mmap.mmap(file.fileno(), 8 * host.size), np.int64)
+            self.counts = np.frombuffer(
+                mmap.mmap(file.fileno(), size), np.int64
+            )  # the last: whether one has spoken
         host.Barrier()
         if host.rank == 0:
             os.unlink(name)
-        self.done = False
         self.start()
 
     def run(self) -> None:
-        seen, since = self.counts.copy(), [time.monotonic()] * len(self.counts)
+        seen, since, last = {}, {}, time.monotonic()
         while not self.done:
             self.counts[self.me] += 1
             time.sleep(BEAT)
             now = time.monotonic()
-            for one, count in enumerate(self.counts):
-                if count != seen[one]:
-                    seen[one], since[one] = count, now
-            late = {one for one, then in enumerate(since) if now - then > LATE}
-            gone = {one for one in range(len(since)) if not self._lives(one)}
-            if (silent := (late | gone) - {self.me}) and not self.done:
-                self._give_up(min(silent), min(silent) in gone, silent)
+            for k, (rank, process) in self.others.items():
+                if (
+                    self.counts[k] != seen.get(k) or now - last > 10 * BEAT
+                ):  # or this process was stopped itself
+                    seen[k], since[k] = self.counts[k], now
+                why = "has ended" if not _lives(process) else ""
+                if now - since[k] > LATE:
+                    why = f"has not been heard of for {LATE:.0f} s"
+                if why and not self.done:
+                    time.sleep(self.me * BEAT)  # one after another
+                    self.leave(f"rank {rank} (process {process}) {why}{self.words()}")
+            if self.starter and not _lives(self.starter):
+                self.leave("")  # nobody listens
+            last = now
 
-    def before(self, rank: int) -> int:
-        """How many living processes of the host have a lower rank."""
-        return sum(self._lives(one) for one, other in enumerate(self.ranks) if other < rank)
+    def leave(self, line: str) -> None:
+        """End this process, with a line if no other one has said one."""
+        spoken, self.counts[-1] = self.counts[-1], 1
+        _leave("" if spoken else line)
 
-    def _lives(self, one):
-        try:
-            with open(f"/proc/{self.process[one]}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            with suppress(ProcessLookupError):
-                os.kill(self.process[one], 0)
-                return not os.path.isdir(
-                    "/proc/self"
-                )  # without /proc, as on macOS, there was nothing to read
+
+def _lives(process):
+    """Whether a process of this host runs, or is stopped; not if it has ended and nobody has asked yet how."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        if os.path.isdir("/proc/self"):
             return False
-
-    def _give_up(self, one, gone, silent):
-        why = "has ended" if gone else f"has not been heard of for {LATE:.0f} s"
-        for other in range(self.me):
-            if other not in silent:
-                time.sleep(3)  # whose turn it is to say so, and who then ends this process
-        _leave(f"rank {self.ranks[one]} (process {self.process[one]}) {why}{self.lost}", self.rank)
+    try:  # a system without /proc
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def _leave(line, rank):
+def _leave(line):
     if line:
         sys.stderr.write(f"nanoeuler: {line}\n")
         sys.stderr.flush()
@@ -177,8 +188,17 @@ def _leave(line, rank):
 def tried(group: Group, work: Callable) -> Any:
     """What `work` returns; an error ends all processes, and the first of them to speak says it in one line."""
     try:
-        return work()
+        result = work()
     except NanoEulerError as error:
         if group.size == 1:
             raise
         group.end(str(error) if group.rank == 0 else f"rank {group.rank}: {error}")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):  # all have agreed on it
+            group.close()
+        elif group.size > 1:
+            traceback.print_exc()
+            group.end(f"rank {group.rank}: {type(error).__name__}: {error}")
+        raise
+    group.close()
+    return result

