@@ -44,7 +44,7 @@ class Entry:
     launch: Any
     bytes: int = 0
     flops: int = 0
-    # those of the launches that write gradients of weights at least
+    # those of all launches but attention's, which touches neither weights nor their gradients
     arrays: tuple = field(default=(), compare=False)
 
     def __str__(self):
@@ -96,6 +96,10 @@ class Launches(list[Entry]):
         begin, end = _memory(x)
         touches = [any(a < end and begin < b for a, b in map(_memory, entry.arrays)) for entry in self]
         return max((place + 1 for place, touched in enumerate(touches) if touched), default=0)
+
+    def before(self, x) -> int:
+        """The place before the first launch that touches an array's memory; their number if none does."""
+        return len(self) - Launches(self[::-1], self.where).behind(x)
 
 
 def _memory(x):
@@ -213,7 +217,7 @@ class Program:
     def _product(self, composite, c, a, b, **options):
         launch = product(c, a, b, tf32=self.tf32, **options)
         moved = a.nbytes + b.nbytes + c.nbytes * (1 if launch.plus is None else 2)
-        self._add(composite, launch, moved, 2 * math.prod(launch.shape), (c,))
+        self._add(composite, launch, moved, 2 * math.prod(launch.shape), (a, b, c))
 
     def _blocks(self, threads):
         """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""

@@ -327,7 +327,7 @@ def _bits(journal, take_step):
     before, warnings = state.info.get("bits", now), []
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
-            was, now_is = (short(str(x.get(name))) for x in (before, now))
+            was, now_is = (short(x.get(name)) for x in (before, now))
             warnings += [f"numbers round otherwise from here on: {name} was {was}, is {now_is}"]
     if any(other != now for other in journal.state.model.group.everyones(now)):
         warnings += ["the cards are not all alike: another number of them would give other bits"]

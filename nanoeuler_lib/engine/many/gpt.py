@@ -93,6 +93,23 @@ class GPT(gpt.GPT):
             mine = within(bucket, whole, rank, size)
             owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
         self.params, self.copy = Owned(config, self.group, owned), None
+        self.arriving = {}  # by bucket: the event behind which all of it is there
+
+    def settle(self, number: int | None = None) -> None:
+        """What is launched from here on waits until a bucket of what products read is there; None: all of it."""
+        for event in [self.arriving.pop(number, None)] if number is not None else self.arriving.values():
+            if event is not None:
+                import cupy
+
+                cupy.cuda.get_current_stream().wait_event(event)
+        if number is None:
+            self.arriving.clear()
+
+    def plan(self, batch: int, time: int, settled: bool = True) -> memory.Plan:
+        """As `engine.GPT.plan`; settled: for launches that may read any weight."""
+        if settled:
+            self.settle()
+        return super().plan(batch, time)
 
     def fill(self, host: Mapping) -> None:
         """Take the numbers of NumPy's arrays of the same names."""

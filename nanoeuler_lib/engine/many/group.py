@@ -85,8 +85,14 @@ class Group:
         nccl.groupEnd()
 
     def everyones(self, value: Any) -> list:
-        """A Python value of each rank, by rank."""
-        return [value] if self.comm is None else self.comm.allgather(value)
+        """A Python value of each rank, by rank; of arrays of NumPy one array."""
+        if self.comm is None:
+            return [value]
+        if isinstance(value, np.ndarray):
+            found = np.empty((self.size, *value.shape), value.dtype)
+            self.comm.Allgather(value, found)
+            return found
+        return self.comm.allgather(value)
 
     def meet(self) -> None:
         """Wait until every rank is here."""

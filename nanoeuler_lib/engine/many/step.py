@@ -7,6 +7,7 @@ sums by the upper part of the tree. Then the norm, AdamW by the owners, and what
 
 import math
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,12 +17,11 @@ from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
 from nanoeuler_lib.engine.many.cut import PARTS, buckets, expect_shards, tree
 from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned, within
-from nanoeuler_lib.engine.memory import Parameters, bytes_needed, download, free_bytes, layout
+from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, download, free_bytes, layout
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import backward, forward, head_weights, loss_scale
+from nanoeuler_lib.model import backward, forward, head_weights
 
-BLOCKS, THREADS = 32, 512  # of the squares of a share of a bucket
-HASH_BLOCKS = 256
+BLOCKS, THREADS = 32, 512  # of the squares of a share of a bucket: at most so many blocks
 
 
 class Step(step.Step):
@@ -53,10 +53,13 @@ class Step(step.Step):
         self.levels = [Parameters(owner.config, where) for _ in range(self.local.bit_length())]
         mine = max(b.of(rank, size).stop - b.of(rank, size).start for b in self.cut)
         self.inbox = xp.empty((size - 1) * mine, np.float32)
-        self.sums = xp.zeros((PARTS, len(self.cut), BLOCKS), np.float32)
+        # the same grid for every number of cards
+        longest = max(b.units for b in self.cut) * ALIGN // PARTS
+        self.blocks = min(BLOCKS, -(-longest // (4 * THREADS)))
+        self.sums = xp.zeros((PARTS, len(self.cut), self.blocks), np.float32)
         self.losses = xp.zeros((config.accumulate, K), np.float32)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
-        self.hashes = xp.zeros((len(self.cut), HASH_BLOCKS), np.uint64)
+        self.hashes = xp.zeros((len(self.cut), 8 * self.blocks), np.uint64)
         self.stream = None
         if where == "gpu":
             self.stream = xp.cuda.Stream(non_blocking=True)
@@ -93,7 +96,9 @@ class Step(step.Step):
         """What the bits of a run depend on beside its settings. Where one of these is another, they are other bits."""
         m = self.model
         on, lists = m.program.on, self._shard_lists(m.plan(self.micro, m.config.context), 0)
-        products = [entry.launch for piece in lists for entry in piece if isinstance(entry.launch, Product)]
+        products = [
+            entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)
+        ]
         found = {"multiprocessors": on.processors, "capability": on.capability}
         if m.program.where == "gpu":
             lt = on_card(self.losses.device.id)
@@ -103,44 +108,49 @@ class Step(step.Step):
     # ---- the lists of launches -------------------------------------------------------------------------------
 
     def _shard_lists(self, plan, i):
-        """The launches of local shard i in pieces; the last piece begins with the embedding's gradient.
+        """The launches of local shard i in pieces: (launches, buckets that they wait for, buckets that they complete).
 
         A shard's gradient is put on a stack; it is added to those below it as often as i's number ends in ones, so that
-        the stack holds whole subtrees. Of the last shard each piece completes buckets of the card's sum.
+        the stack holds whole subtrees. Of the last shard each piece completes buckets of the card's sum. The last piece
+        begins with the embedding's gradient.
         """
         m, key = self.model, ("shard", i, self.key)
         if key in plan.lists:
             return plan.lists[key]
         top, adds = i.bit_count(), (i ^ (i + 1)).bit_length() - 1
-        grads = self.levels[top]
+        grads, numbers = self.levels[top], range(len(self.cut))
         forward(m.weights, plan, plan.tokens)
         backward(m.weights, grads, plan, plan.tokens, plan.targets, plan.scale, False)
         plan.op.sum_losses(self.losses[self.group.rank * self.local + i], plan.losses, False)
         whole = plan.program.take()
         at = [entry.composite for entry in whole].index("embed_back")
-        cuts = [(at, []), (len(whole), [slice(0, grads.flat.size)])]
+        first = [whole.before(m.read[k]) if i == 0 else 0 for k in numbers]
+        done = [len(whole)] * len(numbers)
         if i == self.local - 1:
-            ready = {b: whole.behind(grads.flat[b.start : b.stop]) for b in self.cut}
-            places = [*list(ready.values())[:-1], len(whole)]  # the last: the embedding
-            assert places == sorted(places) and places[-2] <= at < ready[self.cut[-1]], (
-                "no order of completion"
+            done = [whole.behind(grads.flat[b.start : b.stop]) for b in self.cut]
+            assert done == sorted(done) and done[-2] <= at < done[-1], (
+                "buckets are not complete in their order"
             )
-            cuts = [(place, [slice(b.start, b.stop)]) for place, b in zip(places, self.cut, strict=True)]
-        pieces, begin = [], 0
-        for end, parts in cuts:
-            piece = whole[begin:end]
-            for part in parts:
-                for level in range(top, top - adds, -1):
-                    self._add(plan.program, self.levels[level - 1].flat[part], self.levels[level].flat[part])
-            pieces += [program.Launches([*piece, *plan.program.take()], whole.where)]
-            begin = end
+            done[-1] = len(whole)
+        pieces = []
+        for begin, end in pairwise(sorted({0, *first, *done, at, len(whole)})):
+            complete = [k for k in numbers if done[k] == end]
+            for k in complete:
+                self._add(plan.program, slice(self.cut[k].start, self.cut[k].stop), top, adds)
+            piece = program.Launches([*whole[begin:end], *plan.program.take()], whole.where)
+            pieces += [(piece, [k for k in numbers if first[k] == begin], complete)]
         plan.lists[key] = pieces
         return pieces
 
-    @staticmethod
-    def _add(p, to, other):
-        file, grid = p._file("many.cu"), p._blocks(to.size // 4)
-        p._launch("tree", file, "add_shard", grid, program.THREADS, (to, other, to.size), 3 * to.nbytes)
+    def _add(self, p, part, top, adds):
+        """Part of the stack's upmost gradient to those below it: the last two sums in one launch."""
+        while adds:
+            count = 2 if adds == 2 else 1
+            to, *others = (self.levels[top - count + k].flat[part] for k in range(count + 1))
+            file, grid = p._file("many.cu"), p._blocks(to.size // 4)
+            kernel, moved = f"add_shard{'s' * (count == 2)}", (2 + count) * to.nbytes
+            p._launch("tree", file, kernel, grid, program.THREADS, (to, *others, to.size), moved)
+            top, adds = top - count, adds - count
 
     def _sum_list(self, plan, number):
         """What the owner does with a bucket when all slices are there."""
@@ -153,7 +163,9 @@ class Step(step.Step):
             others = self.inbox[: (size - 1) * own.size] if size > 1 else own
             numbers = own.size, rank, bucket.units, rank * each, number, len(self.cut)
             arguments, moved = (own, others, self.sums, *numbers), (size + 1) * own.nbytes
-            p._launch("sum_slices", file, f"sum_slices<{size}>", (BLOCKS, each), THREADS, arguments, moved)
+            p._launch(
+                "sum_slices", file, f"sum_slices<{size}>", (self.blocks, each), THREADS, arguments, moved
+            )
 
         return plan.list(("sum", number, self.key), record)
 
@@ -214,39 +226,72 @@ class Step(step.Step):
             [(other, x[part(other)]) for x, part in arrays for other in others],
         )
 
-    def _start_gradient(self, tokens, targets, send=True):
-        scale, first = loss_scale(targets, self.weights), self.group.rank * self.local
-        plan = self.model.plan(self.micro, tokens.shape[1])
+    def _start_gradient(self, tokens, targets):
+        first, m = self.group.rank * self.local, self.model
+        mine = targets[first * self.micro : (first + self.local) * self.micro]
+        valid = np.full((self.local, mine.shape[-1]), mine[0, ..., 0].size * self.micro)
+        if mine.min() < 0:  # else there is nothing to count
+            valid = (mine >= 0).reshape(self.local, -1, mine.shape[-1]).sum(axis=1)
+        self.valid = tree(np.concatenate(self.group.everyones(valid)))
+        scale = np.where(self.valid > 0, self.weights / np.maximum(self.valid, 1), 0.0)
+        plan = m.plan(self.micro, tokens.shape[1], settled=False)
         for i in range(self.local):
             part = slice((first + i) * self.micro, (first + i + 1) * self.micro)
             plan.put(tokens[part], targets[part], scale)
-            pieces, sent = self._shard_lists(plan, i), 0
-            for piece in pieces[:-1]:
-                self.run(piece)
-                if send and i == self.local - 1:
-                    self._send(plan, sent)
-                    sent += 1
+            *most, last = self._shard_lists(plan, i)
+            for piece in most:
+                self._run_piece(plan, i, *piece)
             plan.sort(tokens[part])  # while the GPU works
-            self.run(pieces[-1])
-        if send:
-            for number in range(sent, len(self.cut)):
+            self._run_piece(plan, i, *last)
+
+    def _run_piece(self, plan, i, piece, waits, complete):
+        for number in waits:
+            self.model.settle(number)
+        self.run(piece)
+        if i == self.local - 1:
+            for number in complete:
                 self._send(plan, number)
 
+    def gradient(self, tokens, targets):
+        """As `engine.Step.gradient`, of which each rank keeps its own slices. Every rank has to call it."""
+        self._start_gradient(tokens, targets)
+        with self._beside():
+            self._to_all([(self.losses, self._part(self.config.accumulate))])
+        self._wait()
+        return self._losses(targets)
+
     def _losses(self, targets):
-        """Sums and counts by the tree of shards, and what they divide to: mean nats by head [K]."""
-        valid = (targets >= 0).reshape(self.config.accumulate, -1, targets.shape[-1]).sum(axis=1)
-        return tree(download(self.losses)) / np.maximum(tree(valid), 1)
+        """Sums by the tree of shards over counts by the same tree: mean nats by head [K]."""
+        return tree(download(self.losses)) / np.maximum(self.valid, 1)
+
+    def _part(self, count):
+        """Of `count` rows in the order of ranks, those of a rank."""
+        return lambda rank: slice(*(count * r // self.group.size for r in (rank, rank + 1)))
+
+    def _wait(self):
+        """What is launched from here on, and this process, wait for what was launched beside."""
+        if self.stream is not None:
+            import cupy
+
+            event = self.stream.record()
+            cupy.cuda.get_current_stream().wait_event(event)
+            return event
 
     def _move(self):
-        rank_of = lambda count: lambda rank: slice(*(count * r // self.group.size for r in (rank, rank + 1)))
         size, m = self.group.size, self.model
         with self._beside():
-            self._to_all([(self.sums, rank_of(PARTS)), (self.losses, rank_of(self.config.accumulate))])
+            self._to_all([(self.sums, self._part(PARTS)), (self.losses, self._part(self.config.accumulate))])
             program.run(self._update_list(m._plan))
-            gathered = [(x, lambda r, b=b: _place(b, r, size)) for b, x in zip(self.cut, m.read, strict=True)]
-            self._to_all(gathered)
-        if self.stream is not None:
-            self.stream.synchronize()  # the watch ends this process if a peer is gone
+        moved = self._wait()
+        with self._beside():  # in the order in which the next forward pass reads; it begins meanwhile
+            *filled, last, gains, embedding = range(len(self.cut))
+            for numbers in ([embedding, gains, last], *([k] for k in reversed(filled))):
+                part = lambda k: lambda rank: _place(self.cut[k], rank, size)
+                self._to_all([(m.read[k], part(k)) for k in numbers])
+                if self.stream is not None:
+                    m.arriving |= dict.fromkeys(numbers, self.stream.record())
+        if moved is not None:
+            moved.synchronize()  # the watch ends this process if a peer is gone
         norm = float(download(self.factor)[1])
         if math.isfinite(norm):
             self.optimizer.step += 1
@@ -276,6 +321,7 @@ class Step(step.Step):
         Raises NanoEulerError if what products read is not the same on all ranks.
         """
         m, rank, size = self.model, self.group.rank, self.group.size
+        m.settle()
         starts = [b.of(rank, size).start for b in self.cut]
         weights = self._hash_of(m.params.slices, starts)
         copies = self.group.everyones((weights, self._hash_of(m.read, [b.start for b in self.cut])))
@@ -294,7 +340,7 @@ class Step(step.Step):
             if x.size:
                 words = x.view(np.uint32)
                 arguments = words, parts, start, words.size
-                p._launch("hash", p._file("many.cu"), "hash_numbers", HASH_BLOCKS, 256, arguments, x.nbytes)
+                p._launch("hash", p._file("many.cu"), "hash_numbers", parts.size, 256, arguments, x.nbytes)
         program.run(p.take())
         return sum(map(int, download(self.hashes).reshape(-1))) % 2**64
 

