@@ -191,7 +191,7 @@ def bits(
         "--sample-every",
         0,
         "--save-every",
-        max(1, steps // 10),
+        steps // 2,
         "--device",
         device,
     ]
@@ -239,7 +239,7 @@ def worker(options) -> None:
 
     group = many.Group.world()
     cupy.cuda.Device(group.local).use()
-    config, rounds = preset("base"), 3 if options.quick else 12
+    config, rounds = preset("base"), 5 if options.quick else 12
     work = {
         "speed": lambda: [speed(group, config, rows, rounds, peer=not options.no_peer) for rows in (64, 16)],
         "memory": lambda: [memory(group, config)],

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 from oracles import RUN_CONFIG, error_of, run_text
 
+from nanoeuler_lib import cuda
 from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine import many, memory
-from nanoeuler_lib.engine.many.cut import PARTS, buckets
+from nanoeuler_lib.engine.many.cut import PARTS, Bucket, buckets
 from nanoeuler_lib.training import checkpoint, run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,55 @@ def test_each_number_has_one_bucket_and_one_owner(config):
                        for k, p in enumerate(parts))  # fmt: skip
             lengths = [p.stop - p.start for p in parts]
             assert max(lengths) - min(lengths) <= memory.ALIGN
+
+
+KERNELS = tuple(f"sum_slices<{count}>" for count in (1, 2, 4, 8))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
+    """A bucket of 19 units, its shares uneven, in the kernel, checked: each owner's slice, then the squares of all."""
+    module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
+    rng, bucket = np.random.default_rng(0), Bucket(0, 19 * memory.ALIGN)
+    shards = rng.standard_normal((8, bucket.stop), dtype=np.float32)
+    of_card = [many.tree(shards[8 * r // count : 8 * (r + 1) // count]) for r in range(count)]
+    whole, squares = np.zeros(bucket.stop, np.float32), np.full((PARTS, 3, 2), np.nan, np.float32)
+    for rank in range(count):
+        part = bucket.of(rank, count)
+        own, others = of_card[rank][part].copy(), [x[part] for r, x in enumerate(of_card) if r != rank]
+        others = np.concatenate(others) if others else own
+        numbers = own.size, rank, bucket.units, PARTS * rank // count, 1, 3
+        module[f"sum_slices<{count}>"]((2, PARTS // count), 64, (own, others, squares, *numbers))
+        whole[part] = own
+    assert whole.tobytes() == many.tree(shards).tobytes()
+    exact = [(whole[bucket.share(k, k + 1)].astype(np.float64) ** 2).sum() for k in range(PARTS)]
+    np.testing.assert_allclose(squares[:, 1].sum(axis=1), exact, rtol=1e-5)
+    alone = np.full_like(squares, np.nan)
+    numbers = bucket.stop, 0, bucket.units, 0, 1, 3
+    module["sum_slices<1>"]((2, PARTS), 64, (whole, whole, alone, *numbers))
+    assert squares.tobytes() == alone.tobytes()
+
+
+def test_nodes_of_the_tree_and_the_hash_of_parts():
+    """One launch for two nodes; a hash that parts add up to, and that two numbers which changed places change."""
+    module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
+    a, b, c = np.random.default_rng(1).standard_normal((3, 1000), dtype=np.float32)
+    expected, sums = a + (b + c), [a.copy(), b.copy()]
+    module["add_shards"](3, 32, (sums[0], b, c, 1000))
+    module["add_shard"](2, 32, (sums[1], c, 1000))
+    assert [x.tobytes() for x in sums] == [expected.tobytes(), (b + c).tobytes()]
+
+    def hash_of(x, cut):
+        total = 0
+        for start, part in ((0, x[:cut]), (cut, x[cut:])):
+            parts = np.zeros(3, np.uint64)
+            module["hash_numbers"](3, 256, (part.view(np.uint32), parts, start, part.size))
+            total += sum(map(int, parts))
+        return total % 2**64
+
+    changed = a.copy()
+    changed[[3, 700]] = a[[700, 3]]
+    assert hash_of(a, 10) == hash_of(a, 512) != hash_of(changed, 10)
 
 
 @with_mpirun

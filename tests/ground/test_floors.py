@@ -1,6 +1,4 @@
 """The house: which wing may import which. Nothing goes up, and nothing of the package hides inside a function.
-
-Wings that are to come have their place already: `engine/many` in engine, `training/rewards` in training.
 """
 
 import ast

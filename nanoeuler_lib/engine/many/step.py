@@ -74,7 +74,7 @@ class Step(step.Step):
 
     def _needs(self):
         m, size = self.model, self.group.size
-        count = self.cut[-1].stop
+        count = sum(b.stop - b.start for b in self.cut)
         read = sum(x.nbytes for x in m.read)
         owned = 4 * count // size * (2 if m.half == np.float32 else 3)
         inbox = 4 * (size - 1) * max(b.stop - b.start for b in self.cut) // size
@@ -83,8 +83,8 @@ class Step(step.Step):
         return {"states": states, "buffers": bytes_needed(*sizes)["buffers"]}
 
     def _expect_room(self):
-        need, free, m = self._needs(), free_bytes(self.model.program.where), self.model
-        there = sum(x.nbytes for x in m.read) + 4 * self.cut[-1].stop // self.group.size * 2
+        need, free, m, o = self._needs(), free_bytes(self.model.program.where), self.model, self.optimizer
+        there = sum(x.nbytes for x in (*m.read, *m.params.slices, *o.m.slices, *o.v.slices))
         if (least := sum(need.values()) - there) > free:
             raise NanoEulerError(
                 f"a shard of {self.micro} rows takes {least / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free, and the "
