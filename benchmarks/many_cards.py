@@ -78,10 +78,9 @@ def ddp(config: ModelConfig, group: many.Group, precision: str, joint: bool):
             return self.inner.loss(tokens, targets, weights)
 
     if joint:
-        name = group.everyones(tempfile.mktemp())[0]
-        torch.distributed.init_process_group(
-            "nccl", init_method=f"file://{name}", rank=group.rank, world_size=group.size
-        )
+        if not torch.distributed.is_initialized():
+            where = f"file://{group.everyones(tempfile.mktemp())[0]}"
+            torch.distributed.init_process_group("nccl", where, rank=group.rank, world_size=group.size)
         wrapped = DistributedDataParallel(
             Loss(), device_ids=[group.local], static_graph=True, gradient_as_bucket_view=True
         )

@@ -14,7 +14,7 @@ sigmoid, is None. What they take by keyword alone is scratch space (`memory.shap
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Entry:
     launch: Any
     bytes: int = 0
     flops: int = 0
-    # those of all launches but attention's, which touches neither weights nor their gradients
+    # of kernels but attention's, which touches neither weights nor their gradients
     arrays: tuple = field(default=(), compare=False)
 
     def __str__(self):
@@ -93,9 +93,13 @@ class Launches(list[Entry]):
 
     def behind(self, x) -> int:
         """The place behind the last launch that touches an array's memory; 0 if none does."""
-        begin, end = _memory(x)
-        touches = [any(a < end and begin < b for a, b in map(_memory, entry.arrays)) for entry in self]
-        return max((place + 1 for place, touched in enumerate(touches) if touched), default=0)
+        (begin, end), last = _memory(x), 0
+        for place, entry in enumerate(self, 1):
+            one = entry.launch
+            arrays = (one.a, one.b, one.c) if isinstance(one, Product) else entry.arrays
+            if any(a < end and begin < b for a, b in map(_memory, arrays)):
+                last = place
+        return last
 
     def before(self, x) -> int:
         """The place before the first launch that touches an array's memory; their number if none does."""
@@ -198,12 +202,13 @@ class Program:
 
     # ---- writing the list ------------------------------------------------------------------------------------
 
-    def _add(self, composite, launch, bytes=0, flops=0, arrays=()):
-        self.entries.append(Entry(composite, launch, bytes, flops, arrays))
+    def _add(self, composite, launch, bytes=0, flops=0):
+        self.entries.append(Entry(composite, launch, bytes, flops))
 
     def _launch(self, composite, module, kernel, grid, block, arguments, bytes=0):
         arrays = tuple(x for x in arguments if hasattr(x, "nbytes") and getattr(x, "ndim", 0))
-        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes, 0, arrays)
+        self._add(composite, module[kernel].bind(grid, block, arguments, seconds=60.0), bytes)
+        self.entries[-1] = replace(self.entries[-1], arrays=arrays)
 
     def _engine(self, composite, kernel, grid, block, arguments, bytes=0):
         self._launch(composite, self._engine_file(), kernel, grid, block, arguments, bytes)
@@ -217,7 +222,7 @@ class Program:
     def _product(self, composite, c, a, b, **options):
         launch = product(c, a, b, tf32=self.tf32, **options)
         moved = a.nbytes + b.nbytes + c.nbytes * (1 if launch.plus is None else 2)
-        self._add(composite, launch, moved, 2 * math.prod(launch.shape), (a, b, c))
+        self._add(composite, launch, moved, 2 * math.prod(launch.shape))
 
     def _blocks(self, threads):
         """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""

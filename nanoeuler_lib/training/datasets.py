@@ -18,7 +18,6 @@ from random import Random
 import numpy as np
 
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.engine import many
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.model import GPT
@@ -65,12 +64,7 @@ def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
 
 
 def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Nats that head 0 needs for all targets that count (-1 does not), over parts of inputs and targets [B, T].
-
-    Of a model on many cards each computes some of the parts; every rank has to call it.
-    """
-    if isinstance(model, many.GPT):
-        return model.nats(parts)
+    """Nats that head 0 needs for all targets that count (-1 does not), over parts of inputs and targets [B, T]."""
     return sum(float(model.losses(inputs, targets).sum(dtype=np.float64)) for inputs, targets in parts)
 
 
@@ -282,22 +276,18 @@ class ShardDataset(Dataset):
 
     def _scored(self, model, part, chosen):
         """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
-        time, size, count = self.row_tokens, 0, 0
+        time, nats, size, count = self.row_tokens, 0.0, 0, 0
         lengths, rows = np.asarray(self.tokenizer.token_lengths), min(ROWS, len(chosen))
-
-        def parts():
-            nonlocal size, count
-            for first in range(0, len(chosen), rows):
-                inputs, targets = np.zeros((rows, time), np.int64), np.full((rows, time), -1, np.int64)
-                for row, window in enumerate(chosen[first : first + rows]):
-                    start = int(window) * time
-                    ids = part.read(start, min(start + time + 1, part.tokens))
-                    inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
-                scored = targets[targets >= 0]
-                size, count = size + int(lengths[scored].sum()), count + len(scored)
-                yield inputs, targets
-
-        return nats_of(model, parts()) / math.log(2), size, count
+        for first in range(0, len(chosen), rows):
+            inputs, targets = np.zeros((rows, time), np.int64), np.full((rows, time), -1, np.int64)
+            for row, window in enumerate(chosen[first : first + rows]):
+                start = int(window) * time
+                ids = part.read(start, min(start + time + 1, part.tokens))
+                inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
+            scored = targets[targets >= 0]
+            size, count = size + int(lengths[scored].sum()), count + len(scored)
+            nats += nats_of(model, [(inputs, targets)])
+        return nats / math.log(2), size, count
 
     def sample(self, model: GPT, seed: int) -> str:
         """Something for the reader of the log."""

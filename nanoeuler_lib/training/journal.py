@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
+from nanoeuler_lib.engine import many
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice
 from nanoeuler_lib.training import run_folder
@@ -139,7 +140,9 @@ class Journal:
 
     def validate(self, step, whole=True):
         began = time.perf_counter()
-        entry, seen = self.dataset.validation(self.state.model, whole), round(self.dataset.seen(step), 6)
+        work, model = (lambda model: self.dataset.validation(model, whole)), self.state.model
+        entry = many.shared_out(model, work) if isinstance(model, many.GPT) else work(model)
+        seen = round(self.dataset.seen(step), 6)
         if not entry:
             self.note(step=step, seen=seen)
             if step == 0:

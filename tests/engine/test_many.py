@@ -126,7 +126,7 @@ def test_nodes_of_the_tree_and_the_hash_of_parts():
 @with_mpirun
 @pytest.mark.parametrize("count, case", [(2, "bugs"), (4, "right")])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16, checked"])
-def test_weights_moments_losses_and_hash_have_the_same_bits_on_any_number(count, case, precision):
+def test_weights_moments_losses_hash_and_validation_have_the_same_bits_on_any_number(count, case, precision):
     assert found(count, case)[precision] == found(1, "alone")[precision]
 
 
@@ -146,7 +146,9 @@ def test_a_planted_bug_shows(bug):
         return
     wrong = found(2, "bugs")[bug]
     same = {name for name in right if wrong[name] == right[name]}
-    assert same == ({"norms", "hash", "sha256"} if bug == "a mean of means of the losses" else set())
+    assert same == (
+        {"norms", "hash", "sha256", "validation"} if bug == "a mean of means of the losses" else set()
+    )
     if bug == "a stale copy":
         assert wrong["hash"].startswith("rank 1: weights are not those of rank 0")
 

@@ -5,8 +5,18 @@ card owns which part of the parameters. `gpt.py`: weights and moments by owner. 
 """
 
 from nanoeuler_lib.engine.many.cut import expect_shards, tree
-from nanoeuler_lib.engine.many.gpt import GPT, AdamW
+from nanoeuler_lib.engine.many.gpt import GPT, AdamW, shared_out
 from nanoeuler_lib.engine.many.group import Group, started_by_launcher, tried
 from nanoeuler_lib.engine.many.step import Step
 
-__all__ = ["GPT", "AdamW", "Group", "Step", "expect_shards", "started_by_launcher", "tree", "tried"]
+__all__ = [
+    "GPT",
+    "AdamW",
+    "Group",
+    "Step",
+    "expect_shards",
+    "shared_out",
+    "started_by_launcher",
+    "tree",
+    "tried",
+]

@@ -1,6 +1,6 @@
 """A model and an optimiser's state on many cards: what products read is whole on each, all else lies with its owner."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,21 +119,39 @@ class GPT(gpt.GPT):
             upload(whole, numbers if whole.dtype == np.float32 else to_bfloat16(numbers))
         self.params.fill(flat)
 
-    def nats(self, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-        """`model.GPT.nats`, each rank some of the parts, with the same bits. Every rank has to call it."""
-        rank, size = self.group.rank, self.group.size
-        mine = {
-            k: float(self.losses(*part).sum(dtype=np.float64))
-            for k, part in enumerate(parts)
-            if k % size == rank
-        }
-        found = {k: nats for each in self.group.everyones(mine) for k, nats in each.items()}
-        return sum(found[k] for k in sorted(found))
-
     def decoder(self, ahead: int = 0):
         """A decoder of the model, which is collected for it. Every rank has to call it; on rank 0 it decodes."""
         options = dict(precision=self.precision, where=self.program.where, checked=self.program.checked)
         return gpt.GPT(self.config, self.params.host(), **options).decoder(ahead)
+
+
+def shared_out(owner: GPT, work: Callable[[Any], Any]) -> Any:
+    """What `work(owner)` returns, where it asks for sums of `losses` alone: each rank computes some of the calls.
+
+    work is called twice, to learn what it asks and to be answered, so that it adds in its own order, with the same bits
+    on any number of cards. Every rank has to call it.
+    """
+    work(asked := _Asked(owner))
+    sums = np.sum(
+        owner.group.everyones(np.array(asked.sums)), axis=0
+    )  # of each call all ranks but one have 0
+    return work(_Asked(owner, sums))
+
+
+class _Asked:
+    """A model that notes the sums of its losses, or knows them."""
+
+    def __init__(self, owner, known=None):
+        self.owner, self.config, self.known, self.sums = owner, owner.config, known, []
+
+    def losses(self, tokens, targets):
+        number, nats, group = len(self.sums), 0.0, self.owner.group
+        if self.known is not None:
+            nats = float(self.known[number])
+        elif number % group.size == group.rank:
+            nats = float(self.owner.losses(tokens, targets).sum(dtype=np.float64))
+        self.sums.append(nats)
+        return np.array(nats)
 
 
 def within(bucket, whole, rank: int, size: int):
