@@ -169,31 +169,13 @@ def bits(
 ) -> dict:
     """The command on each number of cards, and begun on the most, killed, and resumed on the next: their SHA-256."""
     text, tokenizer = folder / "text.txt", checkpoint.PRETRAINED / "konigsberg-small" / "tokenizer.json"
-    text.write_text(corpus(2_000_000, 1), "utf-8")
+    text.write_text(corpus(1_000_000, 1), "utf-8")
     command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "train", "--quiet"]
-    how = [
-        "--data",
-        text,
-        "--tokenizer",
-        tokenizer,
-        *shape,
-        "--batch",
-        rows,
-        "--accumulate",
-        shards,
-        "--steps",
-        steps,
-    ]
-    how += [
-        "--valid-every",
-        steps,
-        "--sample-every",
-        0,
-        "--save-every",
-        steps // 2,
-        "--device",
-        device,
-    ]
+    settings = (
+        f"--batch {rows} --accumulate {shards} --steps {steps} --save-every {steps // 2} --sample-every 0"
+    )
+    settings += f" --valid-fraction 0.02 --valid-every {steps} --device {device}"
+    how = ["--data", text, "--tokenizer", tokenizer, *shape, *settings.split()]
     found, seconds = {}, {}
 
     def call(*words, wait=True):
