@@ -23,15 +23,13 @@ OPTIONS = {  # Open MPI refuses root, and more processes than cores, unless it i
 def group(cards: int | None) -> Group | None:
     """The processes of this command: those that a launcher started, or one alone for --cards 1; None without --cards.
 
-    Raises NanoEulerError where a launcher started another number than --cards says.
+    Ends them with one line where a launcher started another number than --cards says.
     """
     if not started_by_launcher():
         return None if cards is None else Group()
     found = Group.world()
     if cards not in (None, found.size):
-        raise NanoEulerError(
-            f"--cards is {cards}, and a launcher started {found.size}: expected the same number"
-        )
+        found.end(f"--cards is {cards}, and a launcher started {found.size}: expected the same number")
     return found
 
 
@@ -76,6 +74,6 @@ def launch(cards: int) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if code and not ours and not asked:
-        sys.stderr.writelines(lines)
+    if code and not asked and (not ours or any(line.startswith("Traceback") for line in lines)):
+        sys.stderr.writelines(lines)  # a fault of the library, or of mpirun
     return 130 if asked and code else 2 if ours else code
