@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -269,12 +270,16 @@ def _train(journal, warnings=(), changed=(), profile=0):
         appending(journal.run / "log.jsonl", lambda: journal.saved)
         if journal.leads
         else nullcontext() as journal.append,
+        ThreadPoolExecutor(1) as ahead,
     ):
         if take_step.told:
             journal.say(take_step.told)
         journal.begin(warnings, changed)
         if group is None:
             journal.estimate(take_step)
+        draw = (
+            (lambda step: dataset.batch(step, rows)) if group is None else _drawn_ahead(dataset, rows, ahead)
+        )
         for step in range(state.step, config.steps):
             done = step + 1
             validates = done % config.valid_every == 0 or done == config.steps
@@ -285,7 +290,7 @@ def _train(journal, warnings=(), changed=(), profile=0):
             began = time.perf_counter()
             if profile and step == state.step + 1:  # the first one has compiled and taken memory
                 times = take_step.watched()
-            batch = dataset.batch(step, rows)
+            batch = draw(step)
             losses, norm = take_step(*batch)
             seconds = time.perf_counter() - began
             if profile and done == state.step + 1 + profile:
@@ -319,6 +324,18 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 )
                 raise KeyboardInterrupt
     return model
+
+
+def _drawn_ahead(dataset, rows, pool):
+    """Batches of step after step, each drawn while the one before is computed: on many cards they have many rows."""
+    coming = {}
+
+    def draw(step):
+        batch = coming.pop(step, None) or pool.submit(dataset.batch, step, rows)
+        coming[step + 1] = pool.submit(dataset.batch, step + 1, rows)
+        return batch.result()
+
+    return draw
 
 
 def _bits(journal, take_step):
