@@ -127,10 +127,10 @@ lock:  ## write requirements.txt anew from pyproject.toml (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
 	    --extra book --extra dev --extra instructor --extra corpus --upgrade --output-file requirements.txt pyproject.toml
 
-oracle: $(READY)  ## PyTorch and other independent oracles, for the tests that otherwise say they skipped them
+oracle: $(READY)  ## PyTorch and other independent oracles, and mpirun, for the tests that otherwise say they skipped them
 	@# PyTorch alone first: where a CPU build is on offer it is taken, and the others do not ask for another.
 	$(BIN)/python -m pip install --quiet $$(grep -o 'torch==[0-9.]*' pyproject.toml)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle]"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle,cards]"
 
 look: book browser  ## ten pages at three widths, light and dark, and three chapters in JupyterLab: _build/screenshots
 	@$(BIN)/python -m tools.workshop.look _build/html _build/screenshots

