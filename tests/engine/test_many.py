@@ -333,7 +333,7 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
 
 
 def test_the_benchmark_pairs_its_rounds(monkeypatch):
-    """On the CPU, one process: efficiencies of rounds, their median and its interval; one card with and without a tree."""
+    """On the CPU, one process: efficiencies of rounds, their median, its interval; one card with and without a tree."""
     monkeypatch.setattr(many_cards, "STEPS", 1)
     row = many_cards.speed(many.Group(), many_worker.MODEL, 1, 3, where="cpu", peer=False)
     each = sorted(a / b for a, b in zip(row["alone_ms"], row["joint_ms"], strict=True))
