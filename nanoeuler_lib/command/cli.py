@@ -144,7 +144,7 @@ def train(args):
     from nanoeuler_lib.engine.many import tried
 
     if cards.needs_launcher(args.cards):
-        return cards.launch(args.cards)
+        return cards.launch(args.cards, ["train", *args.parser.words])
     group = cards.group(args.cards)
     if group is None:
         _train_here(args, None)
@@ -228,7 +228,7 @@ def replay(args):
             f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50"
         )
     if cards.needs_launcher(args.cards):
-        return cards.launch(args.cards)
+        return cards.launch(args.cards, ["replay", *args.parser.words])
     group = cards.group(args.cards)
     work = lambda: _replay_here(args, int(first), int(last), group)
     return work() if group is None else tried(group, work)
