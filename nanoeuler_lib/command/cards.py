@@ -42,8 +42,8 @@ def needs_launcher(cards: int | None) -> bool:
 def launch(cards: int, words: Sequence[str]) -> int:
     """Run a command, given by its words, as so many processes; returns the exit code.
 
-    Ctrl-C and the like reach them as SIGUSR1. Of what they write to standard error a line of ours is shown, and what mpirun says beside it is not. Raises
-    NanoEulerError where there is no mpirun.
+    Ctrl-C and the like reach them as SIGUSR1. Of what they write to standard error a line of ours is shown, and what
+    mpirun says beside it is not. Raises NanoEulerError where there is no mpirun.
     """
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -75,6 +75,7 @@ def launch(cards: int, words: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if code and not asked and (not ours or any(line.startswith("Traceback") for line in lines)):
-        sys.stderr.writelines(lines)  # a fault of the library, or of mpirun
+    fault = (code not in (0, 1) and not ours) or any(line.startswith("Traceback") for line in lines)
+    if fault and not asked:  # of the library, or of mpirun; 1: a check failed
+        sys.stderr.writelines(lines)
     return 130 if asked and code else 2 if ours else code

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanoeuler_lib import cuda
+from nanoeuler_lib import __version__, cuda
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
@@ -99,7 +99,7 @@ class Step(step.Step):
         products = [
             entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)
         ]
-        found = {"multiprocessors": on.processors, "capability": on.capability}
+        found = {"library": __version__, "multiprocessors": on.processors, "capability": on.capability}
         if m.program.where == "gpu":
             lt = on_card(self.losses.device.id)
             found |= {"card": lt.card, "cublaslt": lt.version}
