@@ -21,7 +21,8 @@ import pytest
 from oracles import RUN_CONFIG, error_of, run_text
 
 from benchmarks import many_cards
-from nanoeuler_lib import cuda
+from benchmarks.gpu_step import batch
+from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine import many, memory
@@ -351,5 +352,11 @@ def test_the_benchmark_pairs_its_rounds(monkeypatch):
     each = sorted(a / b for a, b in zip(row["alone_ms"], row["joint_ms"], strict=True))
     assert row["efficiency"] == round(each[1], 4) and len(each) == 3
     assert row["interval"] == [round(each[0], 4), round(each[2], 4)]
+    one, (model, settings) = batch(many_worker.MODEL, 2, 0), (many_worker.MODEL, many_cards.SETTINGS)
+    placed = engine.GPT(model, init(model, 0), where="cpu", checked=False)
+    plain = engine.Step(placed, engine.AdamW(model, settings, "cpu"), settings, 2, micro=1)
+    loss = pytest.approx(float(plain(*one)[0] @ plain.weights), rel=1e-6)
+    assert many_cards.stepping(model, many.Group(), 1, 2, "cpu", "float32")[0](*one) == loss
+    assert many_cards.one_card(model, 1, 2, "cpu", "float32")[0](*one) == loss
     row = many_cards.tree(many_worker.MODEL, 1, 2, 1, where="cpu")
     assert row["slower"] == round(row["tree_ms"][0] / row["accumulated_ms"][0] - 1, 4)
