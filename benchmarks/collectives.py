@@ -1,0 +1,238 @@
+"""What moves between the cards of one host through NCCL, and what it takes from products; needs two cards or more.
+
+    python -m benchmarks.collectives               # 2 cards and 4, as there are; stores data/results/collectives.json
+    python -m benchmarks.collectives --cards 2     # that many alone
+    python -m benchmarks.collectives --out FOLDER  # the JSON goes there
+
+A process a card. Every call is launched from Python, as training launches it. A round is a barrier and some calls
+between two events of the card's clock, divided by their number; of the cards the slowest counts, of the rounds the
+median. `bytes` are those of the whole vector that each card holds before or after. Rows:
+
+    move      an operation of OPERATIONS on so many bytes: milliseconds of a call, and of the host for launching it
+    overlap   products on one stream beside an operation on another, alone and together, with at most so many blocks of
+              NCCL (null: as many as it likes)
+    order     which pieces of NCCL's sum have the bits of a sum in a given order ("2013": card 2 and 0, then 1, then 3;
+              "tree": 0 and 1, 2 and 3, then both), "none" of them; whether all cards have the same bits
+"""
+
+import argparse
+import hashlib
+import itertools
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tools.notebooks.results import FOLDER, save
+
+GRADIENT = 4 * 116_417_280  # bytes of the gradient of `base`, in float32
+SIZES = [*(4**k for k in range(5, 15)), GRADIENT]  # 1 KiB to 256 MiB
+OPERATIONS = "shift", "all-reduce", "reduce-scatter", "all-gather", "to owners"
+BLOCKS = None, 16, 8, 4
+ROUNDS, WARM, PRODUCTS, WIDTH = 9, 3, 20, 8192
+PIECES, PIECE = 4096, 4096  # of the sum whose order is looked for, numbers of a piece
+PATIENCE = 60  # seconds that a communicator's work may take
+
+
+def operation(name: str, comm, rank: int, cards: int, x: int, y: int, size: int, stream: int):
+    """A function that launches the operation on float32 at x, its result at y (addresses), `size` bytes in all."""
+    from cupy.cuda import nccl
+
+    kind, n, part = nccl.NCCL_FLOAT32, size // 4, size // 4 // cards
+
+    def group(sends):  # (peer, where of x, where of y, numbers)
+        nccl.groupStart()
+        for to, source, origin, target, count in sends:
+            comm.send(x + 4 * source, count, kind, to, stream)
+            comm.recv(y + 4 * target, count, kind, origin, stream)
+        nccl.groupEnd()
+
+    others = [(peer, peer * part, peer, peer * part, part) for peer in range(cards) if peer != rank]
+    return {
+        "shift": lambda: group([((rank + 1) % cards, 0, (rank - 1) % cards, 0, n)]),
+        "all-reduce": lambda: comm.allReduce(x, y, n, kind, nccl.NCCL_SUM, stream),
+        "reduce-scatter": lambda: comm.reduceScatter(x, y, part, kind, nccl.NCCL_SUM, stream),
+        "all-gather": lambda: comm.allGather(x, y, part, kind, stream),
+        "to owners": lambda: group(others),
+    }[name]
+
+
+def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> None:
+    """One card's process: it sends {what: rounds or shares} through the pipe."""
+    import cupy
+    from cupy.cuda import nccl
+
+    cupy.cuda.Device(rank).use()
+    comm = nccl.NcclCommunicator(cards, identity, rank)
+    moving, computing = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    x, y, one = (cupy.zeros(n, np.float32) for n in (GRADIENT // 4, GRADIENT // 4, 1))
+    cupy.cuda.Device().synchronize()
+    found = {}
+
+    def launch(name, size):
+        return operation(name, comm, rank, cards, x.data.ptr, y.data.ptr, size, moving.ptr)
+
+    def meet():
+        comm.allReduce(one.data.ptr, one.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, moving.ptr)
+        moving.synchronize()
+
+    def rounds(jobs):
+        """Milliseconds [rounds] of each (stream, function) from a common start, and of the host for all."""
+        taken = []
+        for turn in range(WARM + ROUNDS):
+            meet()
+            marks = [[cupy.cuda.Event() for _ in range(2)] for _ in jobs]
+            for (stream, _), (begin, _) in zip(jobs, marks, strict=True):
+                begin.record(stream)
+            began = time.perf_counter()
+            for (stream, job), (_, end) in zip(jobs, marks, strict=True):
+                with stream:
+                    job()
+                end.record(stream)
+            host = 1e3 * (time.perf_counter() - began)
+            cupy.cuda.Device().synchronize()
+            if turn >= WARM:
+                taken.append([*(cupy.cuda.get_elapsed_time(*pair) for pair in marks), host])
+        return [list(column) for column in zip(*taken, strict=True)]
+
+    for name in OPERATIONS if blocks is None else ():
+        for size in SIZES:
+            one_call, calls = launch(name, size), max(5, min(50, 2**27 // size))
+            times, host = rounds([(moving, lambda call=one_call, n=calls: [call() for _ in range(n)])])
+            found["move", name, size] = [[t / calls for t in times], [t / calls for t in host]]
+
+    rng = cupy.random.RandomState(rank)
+    a, b, c = (rng.standard_normal((WIDTH, WIDTH), np.float32).astype(np.float16) for _ in range(3))
+    products = computing, lambda: [cupy.matmul(a, b, out=c) for _ in range(PRODUCTS)]
+    found["overlap", "products"] = rounds([products])[:1]
+    for name in ("all-reduce", "to owners"):
+        move = moving, launch(name, GRADIENT)
+        found["overlap", name] = rounds([move])[:1] + rounds([move, products])[:2]
+
+    n = PIECES * PIECE
+    parts = [cupy.random.RandomState(card).standard_normal(n, np.float32) for card in range(cards)]
+    x[:n] = parts[rank]
+    cupy.cuda.Device().synchronize()
+    launch("all-reduce", 4 * n)()
+    moving.synchronize()
+    left = cupy.ones(PIECES, bool)
+    for order in [o for o in itertools.permutations(range(cards)) if o[0] < o[1]]:
+        take(found, left, "".join(map(str, order)), chain(parts, order), y[:n])
+    while len(parts) > 1:
+        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    take(found, left, "tree", parts[0], y[:n])
+    found["order", "none"] = int(left.sum())
+    found["sha"] = hashlib.sha256(y[:n].tobytes()).hexdigest()
+    pipe.send(found)
+    pipe.recv()  # that all have sent
+    comm.destroy()
+
+
+def chain(parts: list, order: tuple[int, ...]):
+    """The parts, added one after the other."""
+    total = parts[order[0]].copy()
+    for card in order[1:]:
+        total += parts[card]
+    return total
+
+
+def take(found: dict, left, name: str, total, y) -> None:
+    """Note how many of the pieces that are left have all the bits of this total, and take them."""
+    same = left & (total == y).reshape(PIECES, PIECE).all(axis=1)
+    found["order", name] = int(same.sum())
+    left &= ~same
+
+
+def together(cards: int, blocks: int | None) -> list[dict]:
+    """What each card found. TimeoutError if one does not answer; no process is left behind."""
+    from cupy.cuda import nccl
+
+    limits = "NCCL_MAX_CTAS", "NCCL_MAX_P2P_NCHANNELS"
+    for name in limits:
+        os.environ.pop(name, None)
+        if blocks is not None:
+            os.environ[name] = str(blocks)
+    spawn, identity = multiprocessing.get_context("spawn"), nccl.get_unique_id()
+    pipes = [spawn.Pipe() for _ in range(cards)]
+    processes = [
+        spawn.Process(target=work, args=(rank, cards, identity, blocks, theirs))
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        found, deadline = [], time.monotonic() + PATIENCE
+        for rank, (ours, theirs) in enumerate(pipes):
+            theirs.close()  # so that the end of a process ends the wait for it
+            if not ours.poll(max(0, deadline - time.monotonic())):
+                raise TimeoutError(f"card {rank} of {cards} has not answered in {PATIENCE} seconds")
+            found.append(ours.recv())
+        for (ours, _), process in zip(pipes, processes, strict=True):
+            ours.send("all have sent")
+            process.join(10)
+        return found
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def slowest(found: list[dict], key: tuple) -> list[list[float]]:
+    """For each kind of time [rounds], the slowest card's of each round."""
+    return [np.max(kinds, axis=0).tolist() for kinds in zip(*(card[key] for card in found), strict=True)]
+
+
+def rows_of(cards: int, blocks: int | None, found: list[dict]) -> list[dict]:
+    """The rows of one communicator."""
+    rows, middle = [], lambda times: round(statistics.median(times), 5)
+    for name in OPERATIONS if blocks is None else ():
+        for size in SIZES:
+            times, host = slowest(found, ("move", name, size))
+            row = {"row": "move", "cards": cards, "what": name, "bytes": size, "ms": middle(times)}
+            rows.append(row | {"host_ms": middle(host), "rounds": [round(t, 5) for t in times]})
+    (products,) = slowest(found, ("overlap", "products"))
+    for name in ("all-reduce", "to owners"):
+        alone, moved, beside = slowest(found, ("overlap", name))
+        row = {"row": "overlap", "cards": cards, "blocks": blocks, "what": name, "bytes": GRADIENT}
+        row |= {"products": middle(products), "alone": middle(alone)}
+        row |= {"products_beside": middle(beside), "beside": middle(moved)}
+        extra = [round(b - p, 4) for b, p in zip(beside, products, strict=True)]
+        rows.append(row | {"lost": middle(extra), "rounds": extra})
+    pieces = {key[1]: count for key, count in found[0].items() if key[0] == "order"}
+    same = len({card["sha"] for card in found}) == 1
+    row = {"row": "order", "cards": cards, "blocks": blocks, "pieces": pieces}
+    rows.append(row | {"cards_agree": same, "sha256": found[0]["sha"]})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cards", type=int, nargs="+", help="by default 2 and 4, as there are")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
+    )
+    options = parser.parse_args()
+    import cupy
+    from cupy.cuda import nccl
+
+    here = cupy.cuda.runtime.getDeviceCount()
+    counts = options.cards or [n for n in (2, 4) if n <= here]
+    if not counts or max(counts) > here or min(counts) < 2:
+        parser.error(f"{here} cards here, asked for {counts or '2 or more'}")
+    rows = []
+    for cards in counts:
+        for blocks in BLOCKS:
+            new = rows_of(cards, blocks, together(cards, blocks))
+            for row in new:
+                print(
+                    *(f"{k} {v}" for k, v in row.items() if k not in ("row", "rounds", "sha256")), flush=True
+                )
+            rows += new
+    config = {"nccl": nccl.get_version(), "cupy": cupy.__version__, "rounds": ROUNDS, "products": PRODUCTS}
+    save("collectives", config | {"width": WIDTH}, rows, options.out)
+
+
+if __name__ == "__main__":
+    main()
