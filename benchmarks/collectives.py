@@ -9,8 +9,8 @@ between two events of the card's clock, divided by their number; of the cards th
 median. `bytes` are those of the whole vector that each card holds before or after. Rows:
 
     move      an operation of OPERATIONS on so many bytes: milliseconds of a call, and of the host for launching it
-    overlap   products on one stream beside an operation on another, alone and together, with at most so many blocks of
-              NCCL (null: as many as it likes)
+    overlap   products on one stream and an operation on another, alone and together, in turns, with at most so many
+              blocks of NCCL (null: as many as it likes); `lost`: what a round's products took longer beside it
     order     which pieces of NCCL's sum have the bits of a sum in a given order ("2013": card 2 and 0, then 1, then 3;
               "tree": 0 and 1, 2 and 3, then both), "none" of them; whether all cards have the same bits
 """
@@ -31,7 +31,7 @@ from tools.notebooks.results import FOLDER, save
 GRADIENT = 4 * 116_417_280  # bytes of the gradient of `base`, in float32
 SIZES = [*(4**k for k in range(5, 15)), GRADIENT]  # 1 KiB to 256 MiB
 OPERATIONS = "shift", "all-reduce", "reduce-scatter", "all-gather", "to owners"
-BLOCKS = None, 16, 8, 4
+BLOCKS = None, 8
 ROUNDS, WARM, PRODUCTS, WIDTH = 9, 3, 20, 8192
 PIECES, PIECE = 4096, 4096  # of the sum whose order is looked for, numbers of a piece
 PATIENCE = 60  # seconds that a communicator's work may take
@@ -79,10 +79,10 @@ def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> No
         comm.allReduce(one.data.ptr, one.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, moving.ptr)
         moving.synchronize()
 
-    def rounds(jobs):
+    def rounds(jobs, count=ROUNDS, warm=0):
         """Milliseconds [rounds] of each (stream, function) from a common start, and of the host for all."""
         taken = []
-        for turn in range(WARM + ROUNDS):
+        for turn in range(warm + count):
             meet()
             marks = [[cupy.cuda.Event() for _ in range(2)] for _ in jobs]
             for (stream, _), (begin, _) in zip(jobs, marks, strict=True):
@@ -94,23 +94,27 @@ def work(rank: int, cards: int, identity: bytes, blocks: int | None, pipe) -> No
                 end.record(stream)
             host = 1e3 * (time.perf_counter() - began)
             cupy.cuda.Device().synchronize()
-            if turn >= WARM:
+            if turn >= warm:
                 taken.append([*(cupy.cuda.get_elapsed_time(*pair) for pair in marks), host])
         return [list(column) for column in zip(*taken, strict=True)]
 
     for name in OPERATIONS if blocks is None else ():
         for size in SIZES:
             one_call, calls = launch(name, size), max(5, min(50, 2**27 // size))
-            times, host = rounds([(moving, lambda call=one_call, n=calls: [call() for _ in range(n)])])
+            job = moving, lambda call=one_call, n=calls: [call() for _ in range(n)]
+            times, host = rounds([job], warm=WARM)
             found["move", name, size] = [[t / calls for t in times], [t / calls for t in host]]
 
     rng = cupy.random.RandomState(rank)
     a, b, c = (rng.standard_normal((WIDTH, WIDTH), np.float32).astype(np.float16) for _ in range(3))
     products = computing, lambda: [cupy.matmul(a, b, out=c) for _ in range(PRODUCTS)]
-    found["overlap", "products"] = rounds([products])[:1]
     for name in ("all-reduce", "to owners"):
         move = moving, launch(name, GRADIENT)
-        found["overlap", name] = rounds([move])[:1] + rounds([move, products])[:2]
+        kinds = []  # of each round: products alone, the move alone, the move beside products, products beside it
+        for _ in range(WARM + ROUNDS):
+            alone, moved, both = (rounds(jobs, 1) for jobs in ([products], [move], [move, products]))
+            kinds.append([alone[0][0], moved[0][0], both[0][0], both[1][0]])
+        found["overlap", name] = [list(column) for column in zip(*kinds[WARM:], strict=True)]
 
     n = PIECES * PIECE
     parts = [cupy.random.RandomState(card).standard_normal(n, np.float32) for card in range(cards)]
@@ -192,14 +196,13 @@ def rows_of(cards: int, blocks: int | None, found: list[dict]) -> list[dict]:
             times, host = slowest(found, ("move", name, size))
             row = {"row": "move", "cards": cards, "what": name, "bytes": size, "ms": middle(times)}
             rows.append(row | {"host_ms": middle(host), "rounds": [round(t, 5) for t in times]})
-    (products,) = slowest(found, ("overlap", "products"))
     for name in ("all-reduce", "to owners"):
-        alone, moved, beside = slowest(found, ("overlap", name))
+        products, alone, beside, longer = slowest(found, ("overlap", name))
         row = {"row": "overlap", "cards": cards, "blocks": blocks, "what": name, "bytes": GRADIENT}
-        row |= {"products": middle(products), "alone": middle(alone)}
-        row |= {"products_beside": middle(beside), "beside": middle(moved)}
-        extra = [round(b - p, 4) for b, p in zip(beside, products, strict=True)]
-        rows.append(row | {"lost": middle(extra), "rounds": extra})
+        row |= {"alone": middle(alone), "beside": middle(beside)}
+        row |= {"products": middle(products), "products_beside": middle(longer)}
+        lost = [round(b - p, 4) for b, p in zip(longer, products, strict=True)]
+        rows.append(row | {"lost": middle(lost), "rounds": lost})
     pieces = {key[1]: count for key, count in found[0].items() if key[0] == "order"}
     same = len({card["sha"] for card in found}) == 1
     row = {"row": "order", "cards": cards, "blocks": blocks, "pieces": pieces}
@@ -221,17 +224,17 @@ def main() -> None:
     counts = options.cards or [n for n in (2, 4) if n <= here]
     if not counts or max(counts) > here or min(counts) < 2:
         parser.error(f"{here} cards here, asked for {counts or '2 or more'}")
+    config = {"nccl": nccl.get_version(), "cupy": cupy.__version__, "rounds": ROUNDS}
+    config |= {"products": PRODUCTS, "width": WIDTH}
     rows = []
     for cards in counts:
         for blocks in BLOCKS:
             new = rows_of(cards, blocks, together(cards, blocks))
             for row in new:
-                print(
-                    *(f"{k} {v}" for k, v in row.items() if k not in ("row", "rounds", "sha256")), flush=True
-                )
+                shown = [f"{k} {v}" for k, v in row.items() if k not in ("row", "rounds", "sha256")]
+                print(*shown, flush=True)
             rows += new
-    config = {"nccl": nccl.get_version(), "cupy": cupy.__version__, "rounds": ROUNDS, "products": PRODUCTS}
-    save("collectives", config | {"width": WIDTH}, rows, options.out)
+            save("collectives", config, rows, options.out)  # so that a limit of time leaves what there is
 
 
 if __name__ == "__main__":
