@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise, product
 from pathlib import Path
@@ -317,6 +318,16 @@ def test_exam_34():
     assert sum(math.prod(shape) for shape in layout.llama_shapes(config).values()) == 86_848
     assert 2 * 2 * config.kv_heads * config.head_dim * 10 * 2 == 2560
     said("34", "0, 3, 1, 4, 2, 5", "25, -127, 50 and 2", "86,848", "2,560")
+
+
+def test_exam_33():
+    two = Context(prec=2)
+    a, b = Decimal(97), Decimal("0.4")
+    assert two.add(two.add(two.add(a, b), b), b) == 97 and two.add(two.add(a, b), two.add(b, b)) == 98
+    assert Fraction(6 + 6, 3 + 1) == 3 and Fraction(6, 3) / 2 + Fraction(6, 1) / 2 == 4
+    assert Fraction(100 * 12, 8) == 150 and 150 + 100 * (4 + 2) == 750
+    assert 6 * (1e-5 + 400e6 / 4 / 100e9) == pytest.approx(6.06e-3) and 4e6 / 4 / 100e9 == pytest.approx(1e-5)
+    said("33", "97.4", "so 98", "3 nats", "4 nats", "150 MB", "750 MB", "6.06", "4 MB")
 
 
 def test_exam_30():

@@ -1,0 +1,250 @@
+"""Chapter 33: its checks accept what is right and reject wrong answers; what it stores and draws belongs together."""
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from chapters import ROOT, gap_tests, slips
+
+from nanoeuler_lib.config import preset
+from nanoeuler_lib.engine.many.cut import buckets
+from nanoeuler_lib.practice import verdict
+from tools.workshop.chapter_mutants import Gap, Value
+
+NOTEBOOK = "33_many_cards", "DEALS", "PROGRAMS", "FAULTS", "SECRET"
+FAULTS = "early", "owner", "means", "stale", "data"
+
+
+# ---- The gaps
+
+
+def halves(parts):
+    """The tree from the top down."""
+    middle = len(parts) // 2
+    return halves(parts[:middle]) + halves(parts[middle:]) if middle else parts[0]
+
+
+def by_strides(parts):
+    """The tree without new lists: the sum of a pair lies where its first part lay."""
+    sums, stride = dict(enumerate(parts)), 1
+    while stride < len(parts):
+        for at in range(0, len(parts), 2 * stride):
+            sums[at] = sums[at] + sums[at + stride]
+        stride *= 2
+    return sums[0]
+
+
+def butterfly(parts):
+    while len(parts) > 1:
+        middle = len(parts) // 2
+        parts = [a + b for a, b in zip(parts[:middle], parts[middle:])]
+    return parts[0]
+
+
+def in_order(parts, start=0):
+    total = parts[start]
+    for part in [*parts[start + 1 :], *parts[:start]]:
+        total = total + part
+    return total
+
+
+WRONG_TREES = {
+    "in order": in_order,
+    "from the last": lambda parts: in_order(parts[::-1]),
+    "Python's sum": sum,
+    "NumPy's sum": lambda parts: np.sum(parts, axis=0),
+    "first and middle": butterfly,
+    "in place": lambda parts: [parts[0].__iadd__(part) for part in parts[1:]] and parts[0],
+    "the first pair": lambda parts: parts[0] + parts[1],
+    "the mean": lambda parts: halves(parts) / len(parts),
+    "a list": lambda parts: [halves(parts)],
+}
+
+
+def units_of(start, stop, rank, size, unit=64, first=None, up=False, part=slice, parts=8):
+    """The card's slice by whole units, with one thing wrong, if asked."""
+    count = (stop - start) // unit
+    at = [count * (parts * r // size) for r in (rank, rank + 1)]
+    ends = [(start if first is None else first) + unit * (-(-a // parts) if up else a // parts) for a in at]
+    return part(ends[0], ends[1])
+
+
+WRONG_OWNED = slips(
+    units_of,
+    {
+        "by numbers": dict(unit=1),
+        "units of 128": dict(unit=128),
+        "the bucket begins at 0": dict(first=0),
+        "rounded up": dict(up=True),
+        "a tuple": dict(part=lambda a, b: (a, b)),
+        "numbers with a point": dict(part=lambda a, b: slice(float(a), float(b))),
+        "two parts for four cards": dict(parts=2),
+    },
+) | {
+    "by turns": lambda start, stop, rank, size: slice(start + 64 * rank, stop, size),
+    "the whole bucket": lambda start, stop, rank, size: slice(start, stop),
+    "from the other end": lambda start, stop, rank, size: units_of(start, stop, size - 1 - rank, size),
+}
+
+
+def ring(N, shift=1, turn=1, way=1, steps=None):
+    """A schedule, with one thing wrong, if asked."""
+    return [
+        [(r, (r + way) % N, (r - shift - turn * s) % N) for r in range(N)]
+        for s in range(N - 1 if steps is None else steps)
+    ]
+
+
+WRONG_RINGS = slips(
+    ring,
+    {
+        "the neighbour's chunk": dict(shift=0),
+        "chunks the other way": dict(turn=-1),
+        "the other way round": dict(way=-1),
+        "over one": dict(way=2),
+        "one step": dict(steps=1),
+    },
+) | {
+    "one list": lambda N: [send for step in ring(N) for send in step],
+    "all-gather as well": lambda N: ring(N) + ring(N, shift=0),
+    "chunks without remainder": lambda N: [
+        [(r, (r + 1) % N, r - 1 - s) for r in range(N)] for s in range(N - 1)
+    ],
+}
+
+test_right_gaps, test_wrong_gaps = gap_tests(
+    {
+        "check_tree": ([halves, by_strides], WRONG_TREES),
+        "check_owned": (
+            [
+                units_of,
+                lambda start, stop, rank, size: slice(
+                    *(start + 64 * ((stop - start) * r // (64 * size)) for r in (rank, rank + 1))
+                ),
+            ],
+            WRONG_OWNED,
+        ),
+        "check_ring": (
+            [
+                ring,
+                lambda N: [
+                    [(r, (r + 1) % N, (r + N - 1 - s) % N) for r in range(N)][::-1] for s in range(N - 1)
+                ],
+            ],
+            WRONG_RINGS,
+        ),
+    }
+)
+
+
+# ---- The exercises; the wrong answers that a solution names are tried where the notebook runs
+
+
+def stuck_by_messages(programs):
+    """Another right answer: a card is looked for whose message can pass, again and again from the beginning."""
+    left = [list(program) for program in programs]
+    while True:
+        for a, program in enumerate(left):
+            if program and program[0][0] == "receive":
+                b = program[0][1]
+                if left[b] and left[b][0] == ("send", a):
+                    del program[0], left[b][0]
+                    break
+        else:
+            return {card for card, program in enumerate(left) if program}
+
+
+test_other_right_answers, test_more_wrong_answers = gap_tests(
+    {
+        "check_stuck": (
+            [stuck_by_messages],
+            {
+                "those that end": lambda programs: set(range(len(programs))) - stuck_by_messages(programs),
+                "none": lambda programs: set(),
+            },
+        ),
+        "check_crossover": (
+            [lambda N, alpha, beta: alpha * beta * N * (N - 1 - math.log2(N)) / (N * math.log2(N) - N + 1)],
+            {"NaN": lambda N, alpha, beta: math.nan, "for one way": lambda N, alpha, beta: alpha * beta * N},
+        ),
+        "check_deals": ([lambda: frozenset("ACDFG")], {"a text": lambda: "ACDFG", "empty": set}),
+        "check_faults": ([], {"none": dict, "a list": lambda: list(FAULTS)}),
+    }
+)
+
+
+# ---- What the chapter stands on
+
+
+def test_the_ring_drawn_is_the_ring_run(chapter):
+    """What a schedule on sets holds after each step is what the figure counts; arrays are added in that order."""
+    for N in (2, 3, 4, 7):
+        held = [[{r} for _ in range(N)] for r in range(N)]
+        for step, counts in zip(chapter.ring(N), chapter.ring_counts(N)[1:], strict=True):
+            before = [[set(c) for c in row] for row in held]
+            for a, b, c in step:
+                held[b][c] |= before[a][c]
+            assert counts.tolist() == [[len(c) for c in row] for row in held]
+        arrays = np.random.default_rng(N).normal(size=(N, 3 * N + 1)).astype(np.float32)
+        for chunk, found in enumerate(chapter.run_ring(list(arrays), chapter.ring(N))):
+            pieces = [np.array_split(array, N)[chunk] for array in arrays]
+            assert np.array_equal(found, in_order(pieces, (chunk + 1) % N))
+
+
+def test_the_library_cuts_as_the_chapter_says(chapter):
+    """The buckets cover the array once, from the last layers on, and every gap's slice is the library's."""
+    cut = buckets(preset("base"))
+    ends = sorted((b.start, b.stop) for b in cut)
+    assert ends[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(ends))
+    assert [b.start for b in cut[:4]] == sorted((b.start for b in cut[:4]), reverse=True)
+    for bucket in cut:
+        for size in (1, 2, 4, 8):
+            for rank in range(size):
+                assert units_of(bucket.start, bucket.stop, rank, size) == bucket.of(rank, size)
+
+
+def test_stored_moves_are_whole():
+    """Each operation has a row for each size; a median is that of its rounds; every piece of a sum has an order."""
+    rows = json.loads((ROOT / "data/results/collectives.json").read_text())["rows"]
+    moves = [row for row in rows if row["row"] == "move"]
+    kinds = {(row["cards"], row["what"], row["bytes"]) for row in moves}
+    assert len(kinds) == len(moves) == 2 * 5 * 11
+    for row in moves:
+        assert np.median(row["rounds"]) == pytest.approx(row["ms"], abs=1e-5)
+    for row in (row for row in rows if row["row"] == "order"):
+        assert row["cards_agree"] and sum(row["pieces"].values()) == 4096
+
+
+# ---- What the mutants of `make mutants CH=33` are compared on
+
+
+def programs_of(rng):
+    what = lambda card: (str(rng.choice(["send", "receive"])), int((card + rng.integers(1, 3)) % 3))
+    return [[what(card) for _ in range(int(rng.integers(0, 4)))] for card in range(3)]
+
+
+def bucket_of(rng):
+    size, start = int(2 ** rng.integers(0, 4)), 64 * int(rng.integers(0, 50))
+    return start, start + 64 * int(rng.integers(0, 60)), int(rng.integers(0, size)), size
+
+
+DOMAINS = [
+    Gap("check_tree", ("tree",), lambda c: verdict(c.check_tree, c.tree),
+        lambda c, x: c.tree([c.Noted(f"g{s:02}") for s in range(x)]).text,
+        lambda rng: int(2 ** rng.integers(0, 6)), [1, 2]),
+    Gap("check_owned", ("owned",), lambda c: verdict(c.check_owned, c.owned),
+        lambda c, x: c.owned(*x), bucket_of, [(0, 0, 0, 1)]),
+    Gap("check_ring", ("ring",), lambda c: verdict(c.check_ring, c.ring),
+        lambda c, N: [sorted(step) for step in c.ring(N)], lambda rng: int(rng.integers(1, 9)), [1, 2]),
+    Gap("check_crossover", ("crossover",), lambda c: verdict(c.check_crossover, c.crossover),
+        lambda c, x: float(f"{c.crossover(*x):.9g}"),
+        lambda rng: (int(2 ** rng.integers(1, 8)), *np.exp(rng.uniform(-3, 3, 2)).tolist()), [(2, 1.0, 1.0)]),
+    Gap("check_stuck", ("stuck",), lambda c: verdict(c.check_stuck, c.stuck),
+        lambda c, programs: c.stuck(programs), programs_of, [[], [[]]]),
+    Value("check_deals", "deals", lambda c, value: verdict(c.check_deals, lambda: value),
+          lambda c, value: value == set("ACDFG")),
+    Value("check_faults", "faults", lambda c, value: verdict(c.check_faults, lambda: value),
+          lambda c, value: value == c.SECRET),
+]  # fmt: skip
