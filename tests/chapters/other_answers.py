@@ -472,6 +472,25 @@ class ChapterA2:
         return x.astype(u.dtype)
 
 
+class Chapter33:
+    def my_tree(parts):
+        sums = dict(enumerate(parts))
+        while len(sums) > 1:
+            sums = {at // 2: sums[at] + sums[at + 1] for at in range(0, len(sums), 2)}
+        return sums[0]
+
+    def my_owned(start, stop, rank, size):
+        units = (stop - start) // 64
+        mine = [u for u in range(units) if units * rank // size <= u < units * (rank + 1) // size]
+        return slice(start + 64 * mine[0], start + 64 * mine[-1] + 64) if mine else slice(start, start)
+
+    def my_ring(N):
+        steps = []
+        for step in range(1, N):
+            steps.append([[card, (card + 1) % N, (card - step) % N] for card in reversed(range(N))])
+        return tuple(steps)
+
+
 KERNELS = {
     "my_vector_add": """
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) *(c + i) = a[i] + b[i];""",
