@@ -406,7 +406,7 @@ def _sft(new):
     )
     _run_folder(new)
     _how_to_run(new)
-    _training(new, SFT_DEFAULTS)
+    _training(new, SFT_DEFAULTS, leave_out=["keep_every"])
 
 
 def _dpo(new):
@@ -427,7 +427,8 @@ def _dpo(new):
     new.add_argument("--robust", action="store_true", default=None, help=text)
     _run_folder(new)
     _how_to_run(new)
-    _training(new, DPO_DEFAULTS, meanings=TRAINING | {"batch": "pairs in a batch"}, leave_out=["later_heads"])
+    meanings = TRAINING | {"batch": "pairs in a batch"}
+    _training(new, DPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "keep_every"])
 
 
 def _grpo(new):
@@ -450,7 +451,9 @@ def _grpo(new):
         "batch": "answers in a batch",
         "valid_every": "steps between looks at questions held out",
     }
-    _training(new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction"])
+    _training(
+        new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction", "keep_every"]
+    )
 
 
 def _cards(new, text):

@@ -111,8 +111,8 @@ def resume(
     with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
     again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
     its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on; the
-    log says so. group: the processes that train together, as many as may be. Raises NanoEulerError when the data are not
-    those of the run, and when another process is training into the folder.
+    log says so. group: the processes that train together, as many as may be. Raises NanoEulerError when the data are
+    not those of the run, and when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
@@ -167,7 +167,7 @@ def expect_launches(profile: int, device: Device) -> None:
         )
 
 
-def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: TextDataset) -> None:
+def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: Dataset) -> None:
     """Refuse to go on with other data than the run began with, or an impossible number of workers."""
     held_out = (
         "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"

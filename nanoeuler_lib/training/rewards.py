@@ -224,6 +224,7 @@ class RewardDataset(Dataset):
             ("batch times accumulate", rows, c.group, "the group, which answer one question"),
             ("steps", self.train.steps, self.span, OF_UPDATES),
             ("save_every", self.train.save_every, self.span, OF_UPDATES),
+            ("keep_every", self.train.keep_every, self.span, OF_UPDATES),
         ):
             if whole % part:
                 raise NanoEulerError(f"{name} is {whole}, expected a multiple of {part}: {what}")

@@ -20,7 +20,16 @@ pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 # test_engine.py, test_engine_muon.py, test_unfused.py, test_flash.py, test_flash_backward.py, test_matmul16.py,
 # test_many.py
-TEMPLATES = {"decode", "engine", "layout", "attention_forward", "attention_backward", "matmul16", "muon", "many"}
+TEMPLATES = {
+    "decode",
+    "engine",
+    "layout",
+    "attention_forward",
+    "attention_backward",
+    "matmul16",
+    "muon",
+    "many",
+}
 FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)
 
 

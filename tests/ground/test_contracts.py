@@ -154,7 +154,15 @@ def test_settings_that_do_not_fit_together():
         with pytest.raises(NanoEulerError, match=f"^{name} is 1, expected a number below 1"):
             TrainConfig(**{name: 1})
     for name, low in dict(
-        steps=1, batch=1, accumulate=1, warmup=0, seed=0, valid_every=1, sample_every=0, save_every=1, keep_every=0
+        steps=1,
+        batch=1,
+        accumulate=1,
+        warmup=0,
+        seed=0,
+        valid_every=1,
+        sample_every=0,
+        save_every=1,
+        keep_every=0,
     ).items():
         assert getattr(TrainConfig(**{name: low}), name) == low
         for bad in (low - 1, 2**53, True, 1.5):

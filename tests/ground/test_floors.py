@@ -1,5 +1,4 @@
-"""The house: which wing may import which. Nothing goes up, and nothing of the package hides inside a function.
-"""
+"""The house: which wing may import which. Nothing goes up, and nothing of the package hides inside a function."""
 
 import ast
 from pathlib import Path

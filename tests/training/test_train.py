@@ -322,8 +322,8 @@ def test_rate_far_too_high_ends_in_one_line_or_a_finite_loss(tmp_path):
 @pytest.mark.parametrize(
     "name, value",
     [("steps", 0), ("batch", 1.5), ("batch", True), ("rate", math.nan), ("rate", -1), ("beta1", 1), ("clip", -1),
-     ("decay", "x"), ("valid_fraction", 0.95), ("seed", -1), ("later_heads", math.inf), ("save_every", 0), ("keep_every", -1),
-     ("optimizer", "sgd"), ("optimizer", None), ("optimizer", ["muon"])],
+     ("decay", "x"), ("valid_fraction", 0.95), ("seed", -1), ("later_heads", math.inf), ("save_every", 0),
+     ("keep_every", -1), ("optimizer", "sgd"), ("optimizer", None), ("optimizer", ["muon"])],
 )  # fmt: skip
 def test_train_config_refuses(name, value):
     assert error_of(TrainConfig, **{name: value}).startswith(f"{name} is {value!r}, expected")
