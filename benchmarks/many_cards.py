@@ -1,18 +1,18 @@
 """Training on many cards beside as many that train alone, and beside PyTorch's DDP; needs cards, Open MPI, PyTorch.
 
-    python -m benchmarks.many_cards                    # on 2, 4, ... of this host's cards; data/results/many_cards.json
-    python -m benchmarks.many_cards --cards 2 --quick  # on two, few rounds, printed alone
-    python -m benchmarks.many_cards --only speed bits  # some of PARTS
+    python -m benchmarks.many_cards                       # on 2, 4, ... of the cards; data/results/many_cards.json
+    python -m benchmarks.many_cards --only ddp --cards 2  # some of PARTS
+    python -m benchmarks.many_cards --quick               # few rounds, printed alone
 
-speed: a step of `base` on N cards together against N runs of the engine of one card at the same time, of which the
-slowest counts;
-rounds are paired, so that what all cards share (heat, clocks) falls out. DDP (compiled, static graph) likewise, in the
-same process and in turns. tree: one card with shards added by the tree
-beside the same shards accumulated. bits: the command itself, 200 steps on 1, 2, ... cards, and killed and resumed on
-another number; the SHA-256 of weights and moments. memory: bytes of states by card.
+speed: a step of `base` on N cards together beside N runs of the engine of one card at the same time, of which the
+slowest counts; rounds are paired, so that what all cards share (heat, clocks) falls out. ddp: the same of PyTorch, in
+processes of its own. tree: one card with shards added by the tree beside the same shards accumulated. memory: bytes of
+states by card. bits: the command itself, 200 steps on 1, 2, ... cards, and killed and resumed on another number; the
+SHA-256 of weights and moments. Each row is stored as soon as it is there, beside those of the same commit.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -32,18 +32,13 @@ from benchmarks.gpu_step import batch
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.engine import many
-from nanoeuler_lib.engine import step as engine_step
-from nanoeuler_lib.engine.memory import download
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.world import corpus
-from tools.notebooks.results import FOLDER, ROOT, save
+from tools.notebooks.results import FOLDER, ROOT, commit, save
 
-PARTS = "speed", "tree", "memory", "bits"
+PARTS = "speed", "memory", "ddp", "tree", "bits"
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)
 STEPS, WARM = 5, 3  # steps of a turn; steps before the first one
-SIZES = [1 << k for k in range(12, 29, 2)] + [
-    4 * 116_417_280
-]  # bytes of a message; the last: all gradients of base
 ENVIRONMENT = (
     os.environ
     | {  # Open MPI refuses root, and more processes than cores, unless it is told otherwise
@@ -52,84 +47,64 @@ ENVIRONMENT = (
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
 )
+Take = Callable[[np.ndarray, np.ndarray], float]
+weights_of = functools.cache(functools.partial(model.init, seed=0))
 
 
 def stepping(config: ModelConfig, group: many.Group, rows: int, shards: int, where: str, precision: str):
     """A function that takes a step on a batch of `shards` times `rows`, and its `many.Step`."""
     settings = TrainConfig(**SETTINGS.to_dict() | {"batch": rows, "accumulate": shards})
-    made = many.GPT(config, model.init(config, 0), group, precision=precision, where=where, checked=False)
+    made = many.GPT(config, weights_of(config), group, precision=precision, where=where, checked=False)
     take = many.Step(made, many.AdamW(config, settings, where, group), settings, rows * shards)
     return (lambda tokens, targets: float(take(tokens, targets)[0] @ take.weights)), take
 
 
-class OneCard(engine.Step):
-    """`engine.Step` for targets that are all valid: it need not count them, as `many.Step` need not.
+def one_card(config: ModelConfig, rows: int, shards: int, where: str, precision: str) -> Take:
+    """The same by the engine of one card, which adds its shards one after another."""
+    made = engine.GPT(config, weights_of(config), precision=precision, where=where, checked=False)
+    take = engine.Step(made, engine.AdamW(config, SETTINGS, where), SETTINGS, rows * shards, micro=rows)
+    return lambda tokens, targets: float(take(tokens, targets)[0] @ take.weights)
 
-    Counting takes this machine 2 x 0.6 ms for 64 rows while the card waits; left in, it would be taken for a gain of
-    the other side.
+
+def torch_step(config: ModelConfig, group: many.Group, device: str, precision: str, joint: bool) -> Take:
+    """The same in PyTorch, compiled, on this rank's card: alone, or joined by DDP with a static graph.
+
+    Blocks are compiled one by one, and the loss: to the compiler all blocks are one text, so that it is done soon. A
+    model compiled whole under DDP is taken apart into a graph for each of DDP's buckets.
     """
-
-    def _start_gradient(self, tokens, targets):
-        scale = lambda targets, weights: weights / (targets.size // len(weights))
-        with mock.patch.object(engine_step, "loss_scale", scale):
-            super()._start_gradient(tokens, targets)
-
-    def _losses(self, targets):
-        return download(self.sums) / (targets.size // len(self.weights))
-
-
-def one_card(config: ModelConfig, rows: int, shards: int, where: str, precision: str):
-    """As `stepping`, by the engine of one card, which adds its shards one after another."""
-    made = engine.GPT(config, model.init(config, 0), precision=precision, where=where, checked=False)
-    take = OneCard(made, engine.AdamW(config, SETTINGS, where), SETTINGS, rows * shards, micro=rows)
-    return (lambda tokens, targets: float(take(tokens, targets)[0] @ take.weights)), take
-
-
-def ddp(config: ModelConfig, group: many.Group, precision: str, joint: bool):
-    """The same in PyTorch, compiled, on this rank's card: alone, or joined by DDP."""
     import torch
-    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     from benchmarks.torch_peer import Trainer
 
-    torch.cuda.set_device(group.local)
-    trainer = Trainer(config, model.init(config, 0), SETTINGS, not joint, "cuda", precision)
-
-    class Loss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = trainer.model
-
-        def forward(self, tokens, targets, weights):
-            return self.inner.loss(tokens, targets, weights)
-
+    torch._dynamo.config.optimize_ddp = False  # blocks are apart as it is
+    trainer = Trainer(config, weights_of(config), SETTINGS, False, device, precision)
+    for block in trainer.model.blocks:
+        block.compile(dynamic=False)
+    trainer.model.score = torch.compile(trainer.model.score, dynamic=False)
     if joint:
+
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = trainer.model
+
+            def forward(self, *arguments):
+                return self.inner.loss(*arguments)
+
         if not torch.distributed.is_initialized():
             where = f"file://{group.everyones(tempfile.mktemp())[0]}"
-            torch.distributed.init_process_group("nccl", where, rank=group.rank, world_size=group.size)
-        wrapped = DistributedDataParallel(
-            Loss(), device_ids=[group.local], static_graph=True, gradient_as_bucket_view=True
-        )
-        trainer.loss = torch.compile(wrapped)
+            backend = "nccl" if device == "cuda" else "gloo"
+            torch.distributed.init_process_group(backend, where, rank=group.rank, world_size=group.size)
+        trainer.loss = DistributedDataParallel(Loss(), static_graph=True, gradient_as_bucket_view=True)
     return lambda tokens, targets: trainer.step(tokens, targets, SETTINGS.rate)
 
 
-def speed(group: many.Group, config: ModelConfig, rows: int, rounds: int, where="gpu", peer=True) -> dict:
-    """The row of a case: milliseconds of each round, and the efficiency with its interval."""
-    N, precision = group.size, "bfloat16" if where == "gpu" else "float32"
-    contestants = {
-        "alone": (one_card(config, rows, 1, where, precision)[0], 1),
-        "joint": (stepping(config, group, rows, N, where, precision)[0], N),
-    }
-    if peer:
-        contestants |= {
-            "ddp_alone": (ddp(config, group, precision, False), 1),
-            "ddp": (ddp(config, group, precision, True), 1),
-        }
-    batches = [batch(config, rows * N, number) for number in range(STEPS)]
+def rounds_of(group: many.Group, contestants: dict, config: ModelConfig, rows: int, rounds: int) -> dict:
+    """Milliseconds of a step in each round, by name. contestants: a function, and how many cards' rows it takes."""
+    batches = [batch(config, rows * group.size, number) for number in range(STEPS)]
     mine = slice(group.rank * rows, (group.rank + 1) * rows)
-    parts = {1: [(x[mine].copy(), y[mine].copy()) for x, y in batches], N: batches}
+    parts = {1: [(x[mine].copy(), y[mine].copy()) for x, y in batches], group.size: batches}
     taken = {name: [] for name in contestants}
     for turn in range(-1, rounds):
         for name, (take, width) in contestants.items():
@@ -140,13 +115,35 @@ def speed(group: many.Group, config: ModelConfig, rows: int, rounds: int, where=
             seconds = (time.perf_counter() - began) / STEPS
             if turn >= 0:
                 taken[name] += [round(1e3 * max(group.everyones(seconds)), 4)]
-    row = {"what": "speed", "cards": N, "rows": rows, "precision": precision, "rounds": rounds}
+    return taken
+
+
+def compared(group: many.Group, what: str, rows: int, precision: str, taken: dict) -> dict:
+    """The row of a case: milliseconds of each round, and the efficiency with its interval."""
+    each = [a / b for a, b in zip(taken["alone"], taken["joint"], strict=True)]
+    row = {"what": what, "cards": group.size, "rows": rows, "precision": precision, "rounds": len(each)}
     row |= {f"{name}_ms": times for name, times in taken.items()}
-    for name, alone, joint in (("", "alone", "joint"), ("ddp_", "ddp_alone", "ddp")):
-        if joint in taken:
-            each = [a / b for a, b in zip(taken[alone], taken[joint], strict=True)]
-            row |= {f"{name}efficiency": round(statistics.median(each), 4), f"{name}interval": interval(each)}
-    return row
+    return row | {"efficiency": round(statistics.median(each), 4), "interval": interval(each)}
+
+
+def speed(group: many.Group, config: ModelConfig, rows: int, rounds: int, where="gpu") -> dict:
+    """N cards together beside the engine of one card on each."""
+    N, precision = group.size, "bfloat16" if where == "gpu" else "float32"
+    contestants = {
+        "alone": (one_card(config, rows, 1, where, precision), 1),
+        "joint": (stepping(config, group, rows, N, where, precision)[0], N),
+    }
+    return compared(group, "speed", rows, precision, rounds_of(group, contestants, config, rows, rounds))
+
+
+def ddp(group: many.Group, config: ModelConfig, rows: int, rounds: int, device="cuda") -> dict:
+    """PyTorch's N cards together beside PyTorch on each."""
+    precision = "bfloat16" if device == "cuda" else "float32"
+    contestants = {
+        name: (torch_step(config, group, device, precision, name == "joint"), 1)
+        for name in ("alone", "joint")
+    }
+    return compared(group, "ddp", rows, precision, rounds_of(group, contestants, config, rows, rounds))
 
 
 def interval(each: list[float], draws: int = 4000) -> list[float]:
@@ -159,7 +156,7 @@ def tree(config: ModelConfig, rows: int, shards: int, rounds: int, where="gpu") 
     """One card: shards added by the tree beside the same shards accumulated."""
     precision = "bfloat16" if where == "gpu" else "float32"
     by_tree, _ = stepping(config, many.Group(), rows, shards, where, precision)
-    in_turn, _ = one_card(config, rows, shards, where, precision)
+    in_turn = one_card(config, rows, shards, where, precision)
     one, taken = batch(config, rows * shards, 0), {"accumulated": [], "tree": []}
     for turn in range(-2, rounds):
         for name, step in (("accumulated", in_turn), ("tree", by_tree)):
@@ -240,35 +237,37 @@ def digest(run: Path) -> str:
 
 def worker(options) -> None:
     """What each rank does; rank 0 prints a row as JSON a line."""
-    import cupy
+    group, config = many.Group.world(), preset("base")
+    work = {"speed": speed, "ddp": ddp}
+    if "ddp" in options.only:
+        import torch
 
-    group = many.Group.world()
-    cupy.cuda.Device(group.local).use()
-    config, rounds = preset("base"), 5 if options.quick else 12
-    work = {
-        "speed": lambda: [speed(group, config, rows, rounds, peer=not options.no_peer) for rows in (64, 16)],
-        "memory": lambda: [memory(group, config)],
-    }
+        torch.cuda.set_device(group.local)
+    else:
+        import cupy
+
+        cupy.cuda.Device(group.local).use()
     for part in options.only:
-        rows = work[part]() if part in work else []
-        cupy.get_default_memory_pool().free_all_blocks()
-        if group.rank == 0:
-            for row in rows:
+        cases = [(part, rows) for rows in options.rows] if part in work else [(part, None)]
+        for part, rows in cases:
+            row = work[part](group, config, rows, options.rounds) if rows else memory(group, config)
+            if group.rank == 0:
                 print("ROW " + json.dumps(row), flush=True)
     group.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--cards", type=int, nargs="+", help="numbers of cards (default: 2, 4, ... as there are)"
-    )
-    parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
+    text = "numbers of cards (default: 2, 4, ... as there are)"
+    parser.add_argument("--cards", type=int, nargs="+", help=text)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 16], help="rows a card (default: 64 16)")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--quick", action="store_true", help="two rounds, 20 steps; nothing is stored")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--no-peer", action="store_true", help="without DDP")
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.rounds = 2 if options.quick else options.rounds
     if options.worker:
         return worker(options)
     import cupy
@@ -276,27 +275,41 @@ def main() -> None:
     there = cupy.cuda.runtime.getDeviceCount()
     card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     counts, rows = options.cards or [n for n in (2, 4, 8) if n <= there], []
-    words = ["--quick"] * options.quick + ["--no-peer"] * options.no_peer
-    for count in counts:
-        if parts := [part for part in options.only if part in ("speed", "memory")]:
+
+    def found(row):
+        rows.append(row)
+        print(json.dumps({k: v for k, v in row.items() if not k.endswith("_ms")}), flush=True)
+        if not options.quick:
+            store(rows, {"gpu": card, "steps": STEPS, "model": "base"}, options.out)
+
+    for parts in ([part for part in ("speed", "memory") if part in options.only], ["ddp"]):
+        for count in counts if set(parts) & set(options.only) else ():
             command = [shutil.which("mpirun"), "-n", str(count), "--bind-to", "none", sys.executable, "-m"]
-            command += ["benchmarks.many_cards", "--worker", *words, "--only", *parts]
-            done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-            found = [json.loads(x[4:]) for x in done.stdout.splitlines() if x.startswith("ROW ")]
-            rows += found
-            for row in found:
-                print(json.dumps({k: v for k, v in row.items() if not k.endswith("_ms")}), flush=True)
+            command += ["benchmarks.many_cards", "--worker", "--only", *parts]
+            command += ["--rounds", str(options.rounds), "--rows", *map(str, options.rows)]
+            with subprocess.Popen(
+                command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+            ) as process:
+                for line in process.stdout:
+                    if line.startswith("ROW "):
+                        found(json.loads(line[4:]))
     if "tree" in options.only:
-        rows += [tree(preset("base"), 64, 4, 5 if options.quick else 12)]
-        print(json.dumps(rows[-1]), flush=True)
+        found(tree(preset("base"), 64, 4, options.rounds))
         cupy.get_default_memory_pool().free_all_blocks()
     if "bits" in options.only:
         with tempfile.TemporaryDirectory() as folder:
             steps, shape = (20 if options.quick else 200), ["--preset", "base"]
-            rows += [bits([1, *counts], Path(folder), steps, shape, 64, 4, "gpu")]
-        print(json.dumps(rows[-1]), flush=True)
-    if not options.quick:
-        save("many_cards", {"gpu": card, "steps": STEPS, "model": "base"}, rows, options.out)
+            found(bits([1, *counts], Path(folder), steps, shape, 64, 4, "gpu"))
+
+
+def store(rows: list[dict], config: dict, folder: Path) -> None:
+    """Write rows, beside those of other cases that this commit left there."""
+    case = lambda row: (row["what"], row.get("cards"), row.get("rows"))
+    before, new = [], {case(row) for row in rows}
+    if (file := folder / "many_cards.json").exists():
+        stored = json.loads(file.read_text())
+        before = stored["rows"] if stored["commit"] == commit() else []
+    save("many_cards", config, [row for row in before if case(row) not in new] + rows, folder)
 
 
 if __name__ == "__main__":

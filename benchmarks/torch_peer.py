@@ -87,7 +87,11 @@ class Peer(nn.Module):
 
     def loss(self, tokens, targets, weights):
         """Weighted sum over heads of their mean nats. tokens: [B, T]; targets: [B, T, K]; weights: [K]."""
-        logits = self.heads(self(tokens))
+        return self.score(self(tokens), targets, weights)
+
+    def score(self, x, targets, weights):
+        """The loss from the normed residual stream [B, T, D]."""
+        logits = self.heads(x)
         nats = F.cross_entropy(logits.view(-1, self.config.vocab_size), targets.view(-1), reduction="none")
         return nats.view(-1, self.config.predict).mean(dim=0) @ weights
 

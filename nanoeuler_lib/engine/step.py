@@ -20,7 +20,7 @@ from nanoeuler_lib.engine.memory import (
     upload,
 )
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, optim
+from nanoeuler_lib.model import backward, forward, head_weights, optim
 
 
 class Step:
@@ -120,11 +120,15 @@ class Step:
     def gradient(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Fill `grads` for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K]."""
         self._start_gradient(tokens, targets)
-        return self._losses(targets)
+        return self._losses()
+
+    def _scale(self):
+        """`model.loss_scale` of targets that were counted: `valid`."""
+        return np.where(self.valid > 0, self.weights / np.maximum(self.valid, 1), 0.0)
 
     def _start_gradient(self, tokens, targets):
-        scale = loss_scale(targets, self.weights)
-        plan = self.model.plan(min(self.micro, len(tokens)), tokens.shape[1])
+        self.valid = valid_targets(targets)
+        scale, plan = self._scale(), self.model.plan(min(self.micro, len(tokens)), tokens.shape[1])
         for start in range(0, len(tokens), plan.batch):
             part = slice(start, start + plan.batch)
             plan.put(tokens[part], targets[part], scale)
@@ -133,9 +137,8 @@ class Step:
             plan.sort(tokens[part])  # while the GPU works
             self.run(last)
 
-    def _losses(self, targets):
-        counts = (targets >= 0).reshape(-1, targets.shape[-1]).sum(axis=0)
-        return download(self.sums) / np.maximum(counts, 1)
+    def _losses(self):
+        return download(self.sums) / np.maximum(self.valid, 1)
 
     def apply(self) -> float:
         """Clip, move the parameters. Returns the gradient's norm before clipping; NaN where a loss is not finite."""
@@ -164,7 +167,14 @@ class Step:
         self._tell()  # an upload waits for what runs: none stands between the gradient and the update
         self._start_gradient(tokens, targets)
         norm = self._move()
-        return self._losses(targets), norm
+        return self._losses(), norm
+
+
+def valid_targets(targets: np.ndarray) -> np.ndarray:
+    """How many targets [..., K] there are by head, -1 being none: [K]. A card waits meanwhile, so it must be quick."""
+    if targets.min() >= 0:
+        return np.full(targets.shape[-1], targets[..., 0].size)
+    return np.array([np.count_nonzero(head >= 0) for head in np.moveaxis(targets, -1, 0)])
 
 
 def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:

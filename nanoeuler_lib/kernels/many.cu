@@ -15,18 +15,6 @@ extern "C" __global__ void add_shard(float* __restrict__ to, const float* __rest
   }
 }
 
-// to += one + other, which is added first: two nodes of the tree. As above.
-extern "C" __global__ void add_shards(float* __restrict__ to, const float* __restrict__ one,
-                                      const float* __restrict__ other, int n) {
-  if (n % 4 || whole_fours(n, to, one, other) != n / 4) __trap();  // whole fours
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n / 4; i += gridDim.x * blockDim.x) {
-    float4 part = ((const float4*)one)[i], sum = ((float4*)to)[i];
-    add_to(part, ((const float4*)other)[i]);
-    add_to(sum, part);
-    ((float4*)to)[i] = sum;
-  }
-}
-
 // What an owner does with its slice of a bucket. own = the sum over COUNT cards by a binary tree, in the order of their
 // ranks. own: [n], this card's; others: [COUNT - 1, n], those of the other ranks in order. And the squares of the sum, share
 // by share on a grid that is the same for every COUNT: sums[share, bucket, block], [PARTS, buckets, gridDim.x].

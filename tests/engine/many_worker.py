@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 import types
 
 import numpy as np
@@ -32,13 +33,13 @@ BUGS = {  # what stands in step.py, and what a mistaken hand would write
     ),
     "a mean of means of the losses": (
         "tree(download(self.losses)) / np.maximum(self.valid, 1)",
-        "tree(download(self.losses) / np.maximum((targets >= 0).sum(axis=1), 1)) / len(targets)",
+        "tree(download(self.losses) / np.array([[7], [5], [3], [1]])) / 4",  # `batch`
     ),
     "a mean of means of the gradients": (
-        "plan.put(tokens[part], targets[part], scale)",
+        "plan.put(tokens[part], targets[part], self._scale())",
         "plan.put(tokens[part], targets[part], self.weights / np.maximum((targets[part] >= 0).sum((0, 1)), 1) / 4)",
     ),
-    "a stale copy": ("_place(self.cut[k], rank, size)", "_place(self.cut[k], rank, size if k else 8)"),
+    "a stale copy": ("self.cut[k].inside(rank, size)", "self.cut[k].inside(rank, size if k else 8)"),
     "equal data on two ranks": ("first, m = self.group.rank * self.local", "first, m = 0"),
     "shards added in turn": (
         "i.bit_count(), (i ^ (i + 1)).bit_length() - 1",
@@ -109,12 +110,13 @@ def reference():
 
 def main(case):
     group = many.Group.world() if many.started_by_launcher() else many.Group()
-    if case in ("stop", "kill"):
-        group_module.LATE = 2.0
+    if case in ("stop", "kill", "sleep"):
+        group_module.LATE = group_module.STUCK = 2.0
         group.say_when_lost(lambda: "; words")
         group.meet()
         if group.rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP if case == "stop" else signal.SIGKILL)
+            end = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
+            time.sleep(60) if case == "sleep" else os.kill(os.getpid(), end[case])
         group.meet()  # never over
     found = {"float32": taken(group, "float32"), "bfloat16, checked": taken(group, "bfloat16", checked=True)}
     if case == "bugs":

@@ -49,6 +49,11 @@ class Bucket:
         """What one of `size` cards owns of the bucket."""
         return self.share(rank * PARTS // size, (rank + 1) * PARTS // size)
 
+    def inside(self, rank: int, size: int) -> slice:
+        """The same, counted from the bucket's beginning."""
+        part = self.of(rank, size)
+        return slice(part.start - self.start, part.stop - self.start)
+
 
 def buckets(config: ModelConfig) -> list[Bucket]:
     """The buckets in the order in which the backward pass completes them, the same for every number of cards.

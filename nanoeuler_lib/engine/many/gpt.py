@@ -27,8 +27,8 @@ class Owned:
     @classmethod
     def zeros(cls, config: ModelConfig, group: Group, where: str) -> "Owned":
         """Zeros in the device's memory."""
-        xp, sizes = cuda.array_module(where), [_length(b.of(group.rank, group.size)) for b in buckets(config)]
-        return cls(config, group, [xp.zeros(size, np.float32) for size in sizes])
+        xp, parts = cuda.array_module(where), [b.of(group.rank, group.size) for b in buckets(config)]
+        return cls(config, group, [xp.zeros(part.stop - part.start, np.float32) for part in parts])
 
     def fill(self, flat: np.ndarray) -> None:
         """Take this rank's numbers from the flat array of all."""
@@ -90,20 +90,18 @@ class GPT(gpt.GPT):
             begin = starts[name] - cut[place].start
             self.weights[name] = self.read[place][begin : begin + int(np.prod(shape))].reshape(shape)
         for bucket, whole in zip(cut, self.read, strict=True):
-            mine = within(bucket, whole, rank, size)
+            mine = whole[bucket.inside(rank, size)]
             owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
         self.params, self.copy = Owned(config, self.group, owned), None
         self.arriving = {}  # by bucket: the event behind which all of it is there
 
     def settle(self, number: int | None = None) -> None:
         """What is launched from here on waits until a bucket of what products read is there; None: all of it."""
-        for event in [self.arriving.pop(number, None)] if number is not None else self.arriving.values():
-            if event is not None:
+        for k in [*self.arriving] if number is None else [number]:
+            if k in self.arriving:
                 import cupy
 
-                cupy.cuda.get_current_stream().wait_event(event)
-        if number is None:
-            self.arriving.clear()
+                cupy.cuda.get_current_stream().wait_event(self.arriving.pop(k))
 
     def plan(self, batch: int, time: int, settled: bool = True) -> memory.Plan:
         """As `engine.GPT.plan`; settled: for launches that may read any weight."""
@@ -132,9 +130,7 @@ def shared_out(owner: GPT, work: Callable[[Any], Any]) -> Any:
     on any number of cards. Every rank has to call it.
     """
     work(asked := _Asked(owner))
-    sums = np.sum(
-        owner.group.everyones(np.array(asked.sums)), axis=0
-    )  # of each call all ranks but one have 0
+    sums = np.sum(owner.group.everyones(asked.sums), axis=0)  # of each call all ranks but one have 0
     return work(_Asked(owner, sums))
 
 
@@ -154,16 +150,6 @@ class _Asked:
         return np.array(nats)
 
 
-def within(bucket, whole, rank: int, size: int):
-    """What a rank owns of an array that holds a bucket: a view."""
-    part = bucket.of(rank, size)
-    return whole[part.start - bucket.start : part.stop - bucket.start]
-
-
 def flat_of(config: ModelConfig, host: Mapping) -> np.ndarray:
     """NumPy's arrays by name as the engine's flat array."""
     return memory.Parameters(config, "cpu").fill(host).flat
-
-
-def _length(part):
-    return part.stop - part.start

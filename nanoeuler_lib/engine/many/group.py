@@ -22,6 +22,7 @@ import numpy as np
 from nanoeuler_lib.errors import NanoEulerError
 
 BEAT, LATE = 0.25, 12.0  # seconds between two counts of a process; after so many without one it is given up
+STUCK = 600.0  # seconds after which a run is given up in which all count and nobody has met the others
 # Variables that tell a process who started it: Open MPI, MPICH, Slurm.
 STARTERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"
 
@@ -61,6 +62,7 @@ class Group:
         Between two ranks arrays meet in the order of the lists. Arrays of NumPy are there when this returns; those of
         CuPy are behind what was launched on the current stream.
         """
+        self._come()
         sends, receives = ([(rank, x) for rank, x in one if x.size] for one in (sends, receives))
         if not sends and not receives:
             return
@@ -85,22 +87,23 @@ class Group:
         nccl.groupEnd()
 
     def everyones(self, value: Any) -> list:
-        """A Python value of each rank, by rank; of arrays of NumPy one array."""
-        if self.comm is None:
-            return [value]
-        if isinstance(value, np.ndarray):
-            found = np.empty((self.size, *value.shape), value.dtype)
-            self.comm.Allgather(value, found)
-            return found
-        return self.comm.allgather(value)
+        """A Python value of each rank, by rank."""
+        self._come()
+        return [value] if self.comm is None else self.comm.allgather(value)
 
     def meet(self) -> None:
         """Wait until every rank is here."""
+        self._come()
         if self.comm is not None:
             self.comm.Barrier()
 
+    def _come(self):
+        """Have it counted that this process comes to meet the others."""
+        if self.watch:
+            self.watch.met[self.watch.me] += 1
+
     def say_when_lost(self, words: Callable[[], str]) -> None:
-        """What to say behind the name of a process that is gone."""
+        """What to say behind the name of a process that is gone. From here on all have to meet again and again."""
         if self.watch:
             self.watch.words = words
 
@@ -120,21 +123,23 @@ class Group:
 
 
 class Watch(threading.Thread):
-    """Counts for this process, and looks whether all others of the host do. words: see `Group.say_when_lost`."""
+    """Counts for this process, and looks whether all others of the host do, and whether they still meet.
+
+    words: see `Group.say_when_lost`.
+    """
 
     def __init__(self, host, rank: int):
         super().__init__(daemon=True)
         self.me, self.words, self.done = host.rank, str, False
-        self.others = {k: one for k, one in enumerate(host.allgather((rank, os.getpid()))) if k != host.rank}
-        self.starter, name, size = int(os.environ.get("NANOEULER_STARTER", 0)), None, 8 * (host.size + 1)
+        self.all = host.allgather((rank, os.getpid()))
+        self.starter, name, size = int(os.environ.get("NANOEULER_STARTER", 0)), None, 8 * (2 * host.size + 1)
         if host.rank == 0:
             handle, name = tempfile.mkstemp()
             os.truncate(handle, size)
             os.close(handle)
         with open(name := host.bcast(name), "r+b") as file:
-            self.counts = np.frombuffer(
-                mmap.mmap(file.fileno(), size), np.int64
-            )  # the last: whether one has spoken
+            shared = np.frombuffer(mmap.mmap(file.fileno(), size), np.int64)
+        self.counts, self.met, self.spoken = np.split(shared, (host.size, 2 * host.size))
         host.Barrier()
         if host.rank == 0:
             os.unlink(name)
@@ -145,15 +150,16 @@ class Watch(threading.Thread):
         while not self.done:
             self.counts[self.me] += 1
             time.sleep(BEAT)
-            now = time.monotonic()
-            for k, (rank, process) in self.others.items():
-                if (
-                    self.counts[k] != seen.get(k) or now - last > 10 * BEAT
-                ):  # or this process was stopped itself
-                    seen[k], since[k] = self.counts[k], now
+            now, met = time.monotonic(), self.met.tolist()
+            for k, count in (*enumerate(self.counts.tolist()), ("met", met)):
+                if count != seen.get(k) or now - last > 10 * BEAT:  # or this process was stopped itself
+                    seen[k], since[k] = count, now
+            for k, (rank, process) in enumerate(self.all):
                 why = "has ended" if not _lives(process) else ""
                 if now - since[k] > LATE:
                     why = f"has not been heard of for {LATE:.0f} s"
+                if self.words is not str and now - since["met"] > STUCK and met[k] == min(met):
+                    why = why or f"has not come for {STUCK:.0f} s to where all meet"
                 if why and not self.done:
                     time.sleep(self.me * BEAT)  # one after another
                     self.leave(f"rank {rank} (process {process}) {why}{self.words()}")
@@ -163,8 +169,8 @@ class Watch(threading.Thread):
 
     def leave(self, line: str) -> None:
         """End this process, with a line if no other one has said one."""
-        spoken, self.counts[-1] = self.counts[-1], 1
-        _leave("" if spoken else line)
+        said, self.spoken[0] = self.spoken[0], 1
+        _leave("" if said else line)
 
 
 def _lives(process):

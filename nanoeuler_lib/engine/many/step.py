@@ -16,7 +16,7 @@ from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.cuda.blas import Product, on_card
 from nanoeuler_lib.engine import program, step
 from nanoeuler_lib.engine.many.cut import PARTS, buckets, expect_shards, tree
-from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned, within
+from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned
 from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, download, free_bytes, layout
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights
@@ -38,7 +38,6 @@ class Step(step.Step):
         config: TrainConfig,
         rows: int,
         workers: int | None = None,
-        micro: int | None = None,
     ):
         self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
         self.group, self.cut = owner.group, buckets(owner.config)
@@ -51,7 +50,7 @@ class Step(step.Step):
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
         xp, K = cuda.array_module(where), owner.config.predict
         self.levels = [Parameters(owner.config, where) for _ in range(self.local.bit_length())]
-        mine = max(b.of(rank, size).stop - b.of(rank, size).start for b in self.cut)
+        mine = max(self.levels[0].flat[b.of(rank, size)].size for b in self.cut)
         self.inbox = xp.empty((size - 1) * mine, np.float32)
         # the same grid for every number of cards
         longest = max(b.units for b in self.cut) * ALIGN // PARTS
@@ -70,7 +69,7 @@ class Step(step.Step):
         m, need = self.model, self._needs()
         shares = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in need.items())
         shards = f"{self.config.accumulate} shards of {self.micro} rows, {self.local} a card"
-        return f"{self.group.size} cards: {m.precision}, {shards}; on each {shares}"
+        return f"cards: {self.group.size}, {m.precision}, {shards}; on each {shares}"
 
     def _needs(self):
         m, size = self.model, self.group.size
@@ -142,14 +141,11 @@ class Step(step.Step):
         return pieces
 
     def _add(self, p, part, top, adds):
-        """Part of the stack's upmost gradient to those below it: the last two sums in one launch."""
-        while adds:
-            count = 2 if adds == 2 else 1
-            to, *others = (self.levels[top - count + k].flat[part] for k in range(count + 1))
+        """Part of the stack's upmost gradient to that below it, and so on, `adds` times."""
+        for level in range(top, top - adds, -1):
+            to, upper = self.levels[level - 1].flat[part], self.levels[level].flat[part]
             file, grid = p._file("many.cu"), p._blocks(to.size // 4)
-            kernel, moved = f"add_shard{'s' * (count == 2)}", (2 + count) * to.nbytes
-            p._launch("tree", file, kernel, grid, program.THREADS, (to, *others, to.size), moved)
-            top, adds = top - count, adds - count
+            p._launch("tree", file, "add_shard", grid, program.THREADS, (to, upper, to.size), 3 * to.nbytes)
 
     def _sum_list(self, plan, number):
         """What the owner does with a bucket when all slices are there."""
@@ -179,7 +175,7 @@ class Step(step.Step):
             p._launch("norm", p._file("adamw.cu"), "clip_factor", 1, program.SQUARES, arguments)
             p.refuse(self.factor, self.losses.reshape(-1))
             for k, b in enumerate(self.cut):
-                grads, part = self.levels[0].flat[b.of(rank, size)], within(b, m.read[k], rank, size)
+                grads, part = self.levels[0].flat[b.of(rank, size)], m.read[k][b.inside(rank, size)]
                 if not grads.size:
                     continue
                 copy = None if part.dtype == np.float32 else part
@@ -207,8 +203,8 @@ class Step(step.Step):
         """Slices of a complete bucket to their owners, and what the owner does with them."""
         b, rank, size = self.cut[number], self.group.rank, self.group.size
         others = [other for other in range(size) if other != rank]
-        flat, mine = self.levels[0].flat, b.of(rank, size)
-        length = mine.stop - mine.start
+        flat = self.levels[0].flat
+        length = flat[b.of(rank, size)].size
         inbox = [self.inbox[k * length : (k + 1) * length] for k in range(size - 1)]
         with self._beside():
             self.group.exchange(
@@ -218,25 +214,21 @@ class Step(step.Step):
                 program.run(self._sum_list(plan, number))
 
     def _to_all(self, arrays):
-        """Each rank's part of arrays, given as [(array, part of a rank)], to all others."""
+        """Each rank's part of arrays, given as [(array, parts by rank)], to all others."""
         rank, others = self.group.rank, [r for r in range(self.group.size) if r != self.group.rank]
         self.group.exchange(
-            [(other, x[part(rank)]) for x, part in arrays for other in others],
-            [(other, x[part(other)]) for x, part in arrays for other in others],
+            [(other, x[parts[rank]]) for x, parts in arrays for other in others],
+            [(other, x[parts[other]]) for x, parts in arrays for other in others],
         )
 
     def _start_gradient(self, tokens, targets):
         first, m = self.group.rank * self.local, self.model
-        mine = targets[first * self.micro : (first + self.local) * self.micro]
-        valid = np.full((self.local, mine.shape[-1]), mine[0, ..., 0].size * self.micro)
-        if mine.min() < 0:  # else there is nothing to count
-            valid = (mine >= 0).reshape(self.local, -1, mine.shape[-1]).sum(axis=1)
-        self.valid = tree(np.concatenate(self.group.everyones(valid)))
-        scale = np.where(self.valid > 0, self.weights / np.maximum(self.valid, 1), 0.0)
+        parts = [slice((first + i) * self.micro, (first + i + 1) * self.micro) for i in range(self.local)]
+        valid = self.group.everyones([step.valid_targets(targets[part]) for part in parts])
+        self.valid = tree(np.concatenate(valid))
         plan = m.plan(self.micro, tokens.shape[1], settled=False)
-        for i in range(self.local):
-            part = slice((first + i) * self.micro, (first + i + 1) * self.micro)
-            plan.put(tokens[part], targets[part], scale)
+        for i, part in enumerate(parts):
+            plan.put(tokens[part], targets[part], self._scale())
             *most, last = self._shard_lists(plan, i)
             for piece in most:
                 self._run_piece(plan, i, *piece)
@@ -255,17 +247,18 @@ class Step(step.Step):
         """As `engine.Step.gradient`, of which each rank keeps its own slices. Every rank has to call it."""
         self._start_gradient(tokens, targets)
         with self._beside():
-            self._to_all([(self.losses, self._part(self.config.accumulate))])
+            self._to_all([(self.losses, self._parts(self.config.accumulate))])
         self._wait()
-        return self._losses(targets)
+        return self._losses()
 
-    def _losses(self, targets):
+    def _losses(self):
         """Sums by the tree of shards over counts by the same tree: mean nats by head [K]."""
         return tree(download(self.losses)) / np.maximum(self.valid, 1)
 
-    def _part(self, count):
-        """Of `count` rows in the order of ranks, those of a rank."""
-        return lambda rank: slice(*(count * r // self.group.size for r in (rank, rank + 1)))
+    def _parts(self, count):
+        """Of `count` rows in the order of ranks, those of each rank."""
+        each = count // self.group.size
+        return [slice(each * rank, each * (rank + 1)) for rank in range(self.group.size)]
 
     def _wait(self):
         """What is launched from here on, and this process, wait for what was launched beside."""
@@ -279,14 +272,16 @@ class Step(step.Step):
     def _move(self):
         size, m = self.group.size, self.model
         with self._beside():
-            self._to_all([(self.sums, self._part(PARTS)), (self.losses, self._part(self.config.accumulate))])
+            self._to_all(
+                [(self.sums, self._parts(PARTS)), (self.losses, self._parts(self.config.accumulate))]
+            )
             program.run(self._update_list(m._plan))
         moved = self._wait()
         with self._beside():  # in the order in which the next forward pass reads; it begins meanwhile
             *filled, last, gains, embedding = range(len(self.cut))
             for numbers in ([embedding, gains, last], *([k] for k in reversed(filled))):
-                part = lambda k: lambda rank: _place(self.cut[k], rank, size)
-                self._to_all([(m.read[k], part(k)) for k in numbers])
+                parts = lambda k: [self.cut[k].inside(rank, size) for rank in range(size)]
+                self._to_all([(m.read[k], parts(k)) for k in numbers])
                 if self.stream is not None:
                     m.arriving |= dict.fromkeys(numbers, self.stream.record())
         if moved is not None:
@@ -342,8 +337,3 @@ class Step(step.Step):
                 p._launch("hash", p._file("many.cu"), "hash_numbers", parts.size, 256, arguments, x.nbytes)
         program.run(p.take())
         return sum(map(int, download(self.hashes).reshape(-1))) % 2**64
-
-
-def _place(bucket, rank, size):
-    part = bucket.of(rank, size)
-    return slice(part.start - bucket.start, part.stop - bucket.start)
