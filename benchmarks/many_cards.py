@@ -253,6 +253,8 @@ def worker(options) -> None:
             row = work[part](group, config, rows, options.rounds) if rows else memory(group, config)
             if group.rank == 0:
                 print("ROW " + json.dumps(row), flush=True)
+    if "ddp" in options.only:
+        torch.distributed.destroy_process_group()
     group.close()
 
 
@@ -274,7 +276,7 @@ def main() -> None:
 
     there = cupy.cuda.runtime.getDeviceCount()
     card = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    counts, rows = options.cards or [n for n in (2, 4, 8) if n <= there], []
+    counts, rows, failed = options.cards or [n for n in (2, 4, 8) if n <= there], [], 0
 
     def found(row):
         rows.append(row)
@@ -293,6 +295,7 @@ def main() -> None:
                 for line in process.stdout:
                     if line.startswith("ROW "):
                         found(json.loads(line[4:]))
+            failed = failed or process.returncode
     if "tree" in options.only:
         found(tree(preset("base"), 64, 4, options.rounds))
         cupy.get_default_memory_pool().free_all_blocks()
@@ -300,6 +303,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             steps, shape = (20 if options.quick else 200), ["--preset", "base"]
             found(bits([1, *counts], Path(folder), steps, shape, 64, 4, "gpu"))
+    sys.exit(failed)
 
 
 def store(rows: list[dict], config: dict, folder: Path) -> None:

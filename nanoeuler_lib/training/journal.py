@@ -223,7 +223,7 @@ class Follower(Journal):
         pass
 
     def sample(self, step):
-        self.state.model.decoder()
+        self.state.model.params.host()  # as rank 0 does for its decoder
 
     def _write(self, function, step, training=True):
         self.state.copy(training)

@@ -366,3 +366,18 @@ def test_the_benchmark_pairs_its_rounds(monkeypatch):
     assert many_cards.one_card(model, 1, 2, "cpu", "float32")(*one) == loss
     row = many_cards.tree(many_worker.MODEL, 1, 2, 1, where="cpu")
     assert row["slower"] == round(row["tree_ms"][0] / row["accumulated_ms"][0] - 1, 4)
+
+
+def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
+    """PyTorch, not compiled, alone and under DDP in a group of one."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    shape, group, one = many_worker.MODEL, many.Group(), batch(many_worker.MODEL, 2, 0)
+    engines = many_cards.one_card(shape, 2, 1, "cpu", "float32")
+    losses = [engines(*one) for _ in range(3)]
+    try:
+        for joint in (False, True):
+            peers = many_cards.torch_step(shape, group, "cpu", "float32", joint)
+            assert [peers(*one) for _ in range(3)] == pytest.approx(losses, rel=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()

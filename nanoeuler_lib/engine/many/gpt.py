@@ -118,7 +118,7 @@ class GPT(gpt.GPT):
         self.params.fill(flat)
 
     def decoder(self, ahead: int = 0):
-        """A decoder of the model, which is collected for it. Every rank has to call it; on rank 0 it decodes."""
+        """A decoder on rank 0, for which the model is collected: the others call `params.host()` meanwhile."""
         options = dict(precision=self.precision, where=self.program.where, checked=self.program.checked)
         return gpt.GPT(self.config, self.params.host(), **options).decoder(ahead)
 
