@@ -143,7 +143,9 @@ SETTINGS = {
     "later_heads": 0.75, "seed": 9, "valid_fraction": 0.2, "valid_every": 5, "sample_every": 6, "save_every": 8,
 }  # fmt: skip
 SHAPES = {"dim": 32, "heads": 8, "kv_heads": 1, "layers": 3, "context": 20, "vocab_size": 300, "predict": 2}
-VALUES = SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32"}
+VALUES = (
+    SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32", "cards": 1}
+)
 LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole, in test_cli, test_breaks and test_assign
     "corpus konigsberg": "--out new", **{f"corpus {name}": "--out new" for name in arguments.CORPORA},
     "shards": "a.txt --tokenizer bpe.json --out new", "train": "--data a.txt --run r", "train --resume": "r",
