@@ -150,7 +150,7 @@ class Watch(threading.Thread):
         while not self.done:
             self.counts[self.me] += 1
             time.sleep(BEAT)
-            now, met = time.monotonic(), self.met.tolist()
+            now, armed, met = time.monotonic(), self.words is not str, self.met.tolist()
             for k, count in (*enumerate(self.counts.tolist()), ("met", met)):
                 if count != seen.get(k) or now - last > 10 * BEAT:  # or this process was stopped itself
                     seen[k], since[k] = count, now
@@ -158,7 +158,7 @@ class Watch(threading.Thread):
                 why = "has ended" if not _lives(process) else ""
                 if now - since[k] > LATE:
                     why = f"has not been heard of for {LATE:.0f} s"
-                if self.words is not str and now - since["met"] > STUCK and met[k] == min(met):
+                if armed and now - since["met"] > STUCK and met[k] == min(met):
                     why = why or f"has not come for {STUCK:.0f} s to where all meet"
                 if why and not self.done:
                     time.sleep(self.me * BEAT)  # one after another
