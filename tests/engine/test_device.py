@@ -184,7 +184,7 @@ def test_a_run_goes_on_where_it_was(cards):
     assert error_of(chosen_before, begun | {"precision": "odd"}) == f"precision is 'odd', {NUMBERS}"
     with patch.object(device, "choose", wraps=choose) as asked:
         chosen_before(begun, None, FIT)
-        assert [call.args for call in asked.call_args_list] == [("gpu", None, FIT), ("gpu", "tf32", FIT)]
+        assert [call.args for call in asked.call_args_list] == [("gpu", p, FIT, None) for p in (None, "tf32")]
     cards(0)
     assert error_of(chosen_before, begun) == (
         "the run began on a GPU, and CuPy finds none here: --device cpu goes on without"
