@@ -3,9 +3,11 @@
     python -m tools.workshop.screenshots
 
 book/_static/live/writer.png, cuts.png: the instruments, for readers without JavaScript; book/_static/page.png: a page
-of a chapter, for README.md. Pictures are not compared by a test: another browser draws letters differently.
+of a chapter, for README.md, and check.png: two answers to a gap in JupyterLab (with Playwright: make browser). Pictures
+are not compared by a test: another browser draws letters differently.
 """
 
+import copy
 import re
 import shutil
 import subprocess
@@ -13,7 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import nbformat
+from nbclient import NotebookClient
 from PIL import Image
+
+from tools.workshop import look
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "book" / "_static"
@@ -26,6 +32,12 @@ INSTRUMENT = """<!doctype html><html lang="en" data-theme="light"><meta charset=
 .bd-article .live {{ margin: 0; }}</style>
 <body class="bd-article"><img class="{name}" src="logo.svg" alt="">
 <script src="live/model.js"></script><script src="live/page.js"></script>"""
+
+GAP = "positions-rope-forward"
+ANSWER = """    x1, x2 = np.split(x, 2, axis=-1)
+    y1 = x1 * cos {} x2 * sin
+    y2 = x2 * cos {} x1 * sin
+    return np.concatenate([y1, y2], axis=-1), (cos, sin)"""
 
 
 def find_browser() -> str | None:
@@ -53,7 +65,12 @@ def take(browser: str, url: str, size: tuple[int, int], path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.png"
         run(browser, url, f"--screenshot={raw}", f"--window-size={size[0]},{size[1]}")
-        Image.open(raw).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        save(raw, path)
+
+
+def save(raw: Path, path: Path) -> None:
+    """A picture in few colours."""
+    Image.open(raw).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} kB")
 
 
@@ -73,6 +90,46 @@ def take_instrument(browser: str, name: str, path: Path) -> None:
         page.unlink()
 
 
+def answered() -> nbformat.NotebookNode:
+    """A gap of 07 with a wrong answer and its check, run, and below them the same with the right one."""
+    notebook = nbformat.read(ROOT / "notebooks" / "07_positions.ipynb", as_version=4)
+    at = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells].index(GAP)
+    pairs = [copy.deepcopy(notebook.cells[at : at + 2]) for _ in range(2)]
+    for n, (pair, signs) in enumerate(zip(pairs, ("+-", "-+"), strict=True)):
+        pair[0].source = pair[0].source.replace("    return None  # your code here", ANSWER.format(*signs))
+        for cell in pair:
+            cell.id += f"-{n}"
+    first = [cell for cell in notebook.cells[:at] if cell.cell_type == "code"][:2]  # the imports
+    notebook.cells = [*first, *pairs[0], *pairs[1]]
+    NotebookClient(notebook, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    del notebook.cells[:2]
+    return notebook
+
+
+def take_check(browser: str, path: Path) -> None:
+    """How JupyterLab shows these cells."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as play:
+        folder = Path(name)
+        nbformat.write(answered(), folder / "07_positions.ipynb")
+        with look.served(folder) as address:
+            program = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+            tab = program.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=2)
+            tab.set_default_timeout(look.PATIENCE)
+            tab.goto(address("07_positions.ipynb"))
+            tab.wait_for_selector(".jp-OutputArea-output pre span")
+            tab.wait_for_timeout(5000)
+            boxes = [cell.bounding_box() for cell in tab.locator(".jp-Notebook .jp-Cell").all()]
+            left, top = boxes[0]["x"], boxes[0]["y"]
+            height = boxes[-1]["y"] + boxes[-1]["height"] - top
+            tab.screenshot(
+                path=folder / "raw.png", clip={"x": left, "y": top, "width": 670, "height": height}
+            )
+            program.close()
+        save(folder / "raw.png", path)
+
+
 def main() -> int:
     browser = find_browser()
     if browser is None or not (BUILT / "_static" / "live" / "konigsberg.js").exists():
@@ -81,6 +138,7 @@ def main() -> int:
     take_instrument(browser, "live-model", STATIC / "live" / "writer.png")
     take_instrument(browser, "live-cuts", STATIC / "live" / "cuts.png")
     take(browser, (BUILT / "notebooks" / "06_attention.html").as_uri(), (1280, 900), STATIC / "page.png")
+    take_check(browser, STATIC / "check.png")
     return 0
 
 
