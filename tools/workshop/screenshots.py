@@ -2,9 +2,10 @@
 
     python -m tools.workshop.screenshots
 
-book/_static/live/writer.png, cuts.png: the instruments, for readers without JavaScript; book/_static/page.png: a page
-of a chapter, for README.md, and check.png: two answers to a gap in JupyterLab (with Playwright: make browser). Pictures
-are not compared by a test: another browser draws letters differently.
+book/_static/live/writer.png, cuts.png, training.png: the instruments, for readers without JavaScript;
+book/_static/page.png: a page of a chapter, for README.md, and check.png: two answers to a gap in JupyterLab.
+check.png and training.png want Playwright (make browser). No test compares pictures: another browser draws letters
+differently.
 """
 
 import copy
@@ -13,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
@@ -74,20 +77,52 @@ def save(raw: Path, path: Path) -> None:
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} kB")
 
 
-def take_instrument(browser: str, name: str, path: Path) -> None:
-    """An instrument alone, on a page of its own width; its height is asked first."""
+@contextmanager
+def instrument(name: str, more: str = "") -> Iterator[str]:
+    """The address of a page of an instrument alone."""
     page = BUILT / "_static" / "screenshot.html"
-    ask = "<script>setInterval(() => document.body.dataset.height = document.body.scrollHeight, 100)</script>"
-    page.write_text(INSTRUMENT.format(name=name) + ask)
+    page.write_text(INSTRUMENT.format(name=name) + more)
     try:
-        height = int(
-            re.search(
-                r'data-height="(\d+)"', run(browser, page.as_uri(), "--window-size=768,600", "--dump-dom")
-            )[1]
-        )
-        take(browser, page.as_uri(), (768, height), path)
+        yield page.as_uri()
     finally:
         page.unlink()
+
+
+def take_instrument(browser: str, name: str, path: Path) -> None:
+    """An instrument alone, on a page of its own width; its height is asked first."""
+    ask = "<script>setInterval(() => document.body.dataset.height = document.body.scrollHeight, 100)</script>"
+    with instrument(name, ask) as url:
+        said = run(browser, url, "--window-size=768,600", "--dump-dom")
+        take(browser, url, (768, int(re.search(r'data-height="(\d+)"', said)[1])), path)
+
+
+def take_training(browser: str, path: Path) -> None:
+    """The instrument that trains, when its model is better than the trigram: some minutes."""
+    with window(browser, {"width": 768, "height": 900}) as tab, instrument("live-training") as url:
+        tab.goto(url)
+        for button in ("Train a model", "Start"):
+            tab.get_by_role("button", name=button).click()
+        tab.wait_for_function(
+            "/^(Better|All)/.test(document.querySelector('[role=status]').textContent)", timeout=0
+        )
+        tab.get_by_role("button", name="Let it tell a story").click()
+        tab.wait_for_function("document.querySelector('.live-story').textContent")
+        with tempfile.TemporaryDirectory() as folder:
+            tab.locator("section.live").screenshot(path=f"{folder}/raw.png")
+            save(Path(folder) / "raw.png", path)
+
+
+@contextmanager
+def window(browser: str, size: dict, scale: int = 1) -> Iterator:
+    """A window of the browser that Playwright steers."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        program = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        tab = program.new_page(viewport=size, device_scale_factor=scale)
+        tab.set_default_timeout(look.PATIENCE)
+        yield tab
+        program.close()
 
 
 def answered() -> nbformat.NotebookNode:
@@ -108,15 +143,10 @@ def answered() -> nbformat.NotebookNode:
 
 def take_check(browser: str, path: Path) -> None:
     """How JupyterLab shows these cells."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as play:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         nbformat.write(answered(), folder / "07_positions.ipynb")
-        with look.served(folder) as address:
-            program = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-            tab = program.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=2)
-            tab.set_default_timeout(look.PATIENCE)
+        with look.served(folder) as address, window(browser, {"width": 1200, "height": 900}, 2) as tab:
             tab.goto(address("07_positions.ipynb"))
             tab.wait_for_selector(".jp-OutputArea-output pre span")
             tab.wait_for_timeout(5000)
@@ -126,7 +156,6 @@ def take_check(browser: str, path: Path) -> None:
             tab.screenshot(
                 path=folder / "raw.png", clip={"x": left, "y": top, "width": 670, "height": height}
             )
-            program.close()
         save(folder / "raw.png", path)
 
 
@@ -139,6 +168,7 @@ def main() -> int:
     take_instrument(browser, "live-cuts", STATIC / "live" / "cuts.png")
     take(browser, (BUILT / "notebooks" / "06_attention.html").as_uri(), (1280, 900), STATIC / "page.png")
     take_check(browser, STATIC / "check.png")
+    take_training(browser, STATIC / "live" / "training.png")
     return 0
 
 
