@@ -354,7 +354,8 @@ class Program:
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
 
         losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32, or [N, K] with a
-        weight of either sign for each; dy: [N, D]; dw: [D, K V] float32; logits: room for those of some positions. With dy and dw None only the losses are computed.
+        weight of either sign for each; dy: [N, D]; dw: [D, K V] float32; logits: room for those of some positions.
+        With dy and dw None only the losses are computed.
         """
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
