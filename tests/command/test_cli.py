@@ -498,12 +498,14 @@ def commands(parser, name="nanoeuler"):
 
 def test_help_names_true_defaults():
     """A default that a help text states is the default; and there is one for every option."""
+    own = {
+        f"nanoeuler {name}": getattr(config, f"{name.upper()}_DEFAULTS") for name in ("sft", "dpo", "grpo")
+    }
     for name, parser in commands(cli.parser()):
         for action in parser._actions:
             assert action.help or isinstance(action, argparse._SubParsersAction), f"{name} {action.dest}"
             said = re.search(r"default ([\w.-]+)", action.help or "")
-            own = config.SFT_DEFAULTS if name == "nanoeuler sft" else {}
-            defaults = train.TrainConfig().to_dict() | own
+            defaults = train.TrainConfig().to_dict() | own.get(name, {})
             value = defaults.get(action.dest) if action.default is None else action.default
             if said and value is not None:
                 assert type(value)(said[1]) == value, f"{name} {action.dest}"
