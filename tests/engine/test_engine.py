@@ -768,7 +768,7 @@ KERNEL_BUGS = {
         ("column = blockIdx.x * 32 + threadIdx.y;", ""),
         ("factor[1] = sums[k] - sums[k];", "factor[1] = 0;"),
         ("logf(sum) + largest - own", "logf(sum) - own"),
-        ("scale[blockIdx.x % heads]", "scale[0]"),
+        ("scale[blockIdx.x % weights]", "scale[0]"),
         ("if (at == 3) d.w -= weight;", ""),
         ("float weight = target < 0 ? 0.0f : ", "float weight = "),
         ("if (threadIdx.x == 0 && target < 0) losses[blockIdx.x] = 0;", ""),
