@@ -85,8 +85,10 @@ CLAUSES = {
     "operand": [("The product is a b.", "x = a"), ("The product is a^T b.", "x = a.T")],
     "skipped": [
         ("Every tile of c is computed.", ""),
-        ("A tile wholly above the diagonal of c stays 0; nothing is read for it.", "if j > i + len(tile) - 1:\n    continue"),
-        ("A tile wholly below the diagonal of c stays 0; nothing is read for it.", "if i > j + tile.shape[1] - 1:\n    continue")],
+        ("A tile wholly above the diagonal of c stays 0; nothing is read for it.",
+         "if j > i + len(tile) - 1:\n    continue"),
+        ("A tile wholly below the diagonal of c stays 0; nothing is read for it.",
+         "if i > j + tile.shape[1] - 1:\n    continue")],
     "read": [
         ("A step reads what its tiles, <m> x <k> and <k> x <n>, have inside.", "read += of_x.size + of_b.size"),
         ("A step reads its tiles, <m> x <k> and <k> x <n>, whole.", "read += <m> * <k> + <k> * <n>"),
