@@ -102,7 +102,6 @@ def resume(
         dataset.prepare(run, state)
         trouble = trim_log(run / "log.jsonl", state.step or -1)
         changed = _change(run, state, {"steps": steps, "rate": rate})
-        _update_description(run / "run.json", state, dataset)
         _move(state, place)
         warnings = [trouble] if trouble else []
         return _train(Journal(run, state, dataset, quiet, on_entry, still_there), warnings, changed, profile)
@@ -144,18 +143,22 @@ def _move(state, device):
 
 
 def _change(run, state, settings):
-    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed."""
+    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed.
+
+    What was changed is told from run.json, which is written anew once the log has it: a kill in between loses no line.
+    """
     before = state.train.to_dict()
     new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
-    if not new:
-        return []
     if new.get("steps", math.inf) <= state.step:
         raise NanoEulerError(
             f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
         )
-    state.train = state.optimizer.config = replace(state.train, **new)
-    run_folder.save(run, state, state.step)
-    return [f"{name} {before[name]} -> {value}" for name, value in new.items()]
+    if new:
+        state.train = state.optimizer.config = replace(state.train, **new)
+        run_folder.save(run, state, state.step)
+    told = _described(run / "run.json").get("train")
+    told, now = before | (told if isinstance(told, dict) else {}), state.train.to_dict()
+    return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
 
 
 @contextmanager
@@ -181,13 +184,18 @@ def _description(state, dataset):
     }
 
 
+def _described(file):
+    """What run.json says; nothing where it is damaged."""
+    try:
+        described = from_json(file.read_bytes().decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
 def _update_description(file, state, dataset):
     """Rewrite run.json if it differs from the checkpoint: the run has other steps now, or the file was damaged."""
-    try:
-        old = from_json(file.read_bytes().decode())
-    except (OSError, ValueError, RecursionError):
-        old = None
-    old, new = old if isinstance(old, dict) else {}, _description(state, dataset)
+    old, new = _described(file), _description(state, dataset)
     if old.get("train") != new["train"] or old.get("model") != new["model"]:
         beginning = {
             name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
@@ -213,6 +221,7 @@ def _train(journal, warnings=(), changed=(), profile=0):
         if take_step.told:
             journal.say(take_step.told)
         journal.begin(warnings, changed)
+        _update_description(journal.run / "run.json", state, dataset)
         journal.estimate(take_step)
         for step in range(state.step, config.steps):
             done = step + 1
