@@ -19,7 +19,6 @@ from threadpoolctl import threadpool_limits
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import one_blas_thread
-from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text.examples import encode, row_length, rows
@@ -86,8 +85,7 @@ def table(model, some):
 
 def reference(seed, taught, base, workers):
     """The model of the package, taught to give the true reply with rate one half, else any."""
-    model, rng = GPT(base.config, init(base.config)), np.random.default_rng([21, seed])
-    model.params.flat[...] = base.params.flat
+    model, rng = base.copied(), np.random.default_rng([21, seed])
     optimizer, config = AdamW(model.config, SFT), replace(SFT, seed=seed)
     with one_blas_thread(), Step(model, optimizer, config, SFT.batch, workers) as take_step:
         for _ in range(SFT.steps):
@@ -139,8 +137,7 @@ def part_of(some):
 
 def learn(seed, config, source, trained, held_out, before, inside, workers):
     """DPO from the reference on pairs drawn from it, labels from its reward. Returns a row for each look."""
-    model, rng = GPT(source.config, init(source.config)), np.random.default_rng([22, seed])
-    model.params.flat[...] = source.params.flat
+    model, rng = source.copied(), np.random.default_rng([22, seed])
     looks = {0, *np.linspace(0, config.steps, 7).astype(int)[1:]}
     found, figures = [], []
     share = np.exp(before[0]) * inside[0]

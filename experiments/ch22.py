@@ -120,13 +120,13 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
     """The curve of one arm, and how many seconds its steps took."""
     planned, changes = ARMS[name]
     steps = steps or planned
-    model = rewards.copied(start)
+    model = start.copied()
     register(seed)
     config = RewardConfig(**changes)
     state = dataset_state(model, tokenizer, config, steps, seed, workers)
     state.train = TrainConfig(**state.train.to_dict() | dict(rate=rate or state.train.rate))
     dataset = rewards.RewardDataset(problems, held_out, state)
-    dataset.reference = rewards.copied(start) if config.kl else None
+    dataset.reference = start.copied() if config.kl else None
     state.optimizer.config = state.train
     honest = rewards.REWARDS[
         config.reward.partition(",")[0]
@@ -198,7 +198,7 @@ def register(seed):
 
 def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, seconds, first):
     """Teaching goes on for as long as learning from rewards took."""
-    model = rewards.copied(start)
+    model = start.copied()
     dataset = rewards.RewardDataset(
         problems, held_out, dataset_state(model, tokenizer, RewardConfig(), 1, seed, workers)
     )
@@ -284,9 +284,7 @@ def estimators(model, tokenizer, problems, answers, workers, group=8):
     Expectations are exact but for answers outside the 259, whose score is minus that of those inside.
     """
     with ThreadPoolExecutor(workers) as pool:
-        found = list(
-            pool.map(lambda p: sums_of_scores(rewards.copied(model), tokenizer, p, answers), problems)
-        )
+        found = list(pool.map(lambda p: sums_of_scores(model.copied(), tokenizer, p, answers), problems))
     shares = [share for share, _ in found]
     sums = {name: [some[name] for _, some in found] for name in found[0][1]}
     exact = np.mean(sums["right"], axis=0)

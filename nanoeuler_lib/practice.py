@@ -46,16 +46,17 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
 
 
 def told(name: str, line: str) -> str:
-    """A verdict in words, and in colour where the output shows it: a right answer green, a wrong one red.
+    """A verdict in words, and where the output shows colours in white on green if it is right, on red if it is wrong.
 
-    "not written yet" has none: so what notebooks store is the same wherever it is run.
+    Green or red letters cannot be read on both a light and a dark page. "not written yet" has no colour: so what
+    notebooks store is the same wherever it is run.
     """
     if line == "not written yet":
         return f"{name}: {line}"
     head, tail = (f"{name}: right", "") if line == "right" else (f"{name}, wrong:", f" {line}")
     if not coloured():
         return head + tail
-    return f"\x1b[1;{32 if line == 'right' else 31}m{head}\x1b[0m{tail}"
+    return f"\x1b[1;38;5;231;48;5;{28 if line == 'right' else 160}m{head}\x1b[0m{tail}"
 
 
 def coloured() -> bool:

@@ -377,8 +377,9 @@ class Program:
     def heads_loss(self, losses, dy, dw, y, w, targets, scale, accumulate, *, logits):
         """Losses of all prediction heads at all positions, and the gradients of their weighted sum, rows by rows.
 
-        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32; dy: [N, D]; dw:
-        [D, K V] float32; logits: room for those of some positions. With dy and dw None only the losses are computed.
+        losses: [N, K] float32; y: [N, D]; w: [D, K V]; targets: [N, K] int32; scale: [K] float32, or [N, K] with a
+        weight of either sign for each; dy: [N, D]; dw: [D, K V] float32; logits: room for those of some positions.
+        With dy and dw None only the losses are computed.
         """
         N, K = losses.shape
         V, gradient = w.shape[1] // K, dw is not None
@@ -390,7 +391,8 @@ class Program:
             count = rows.stop - rows.start
             z = logits[:count]
             self._product("heads_loss", z, y[rows], w)
-            arguments = z, targets[rows], scale, losses[rows], V, K
+            weights = scale if scale.ndim == 1 else scale[rows]
+            arguments = z, targets[rows], weights, losses[rows], V, weights.size
             moved = z.nbytes * (2 if gradient else 1)
             self._engine("heads_loss", kernel, count * K, threads, arguments, moved)
             if gradient:

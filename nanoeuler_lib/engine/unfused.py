@@ -193,8 +193,9 @@ class Unfused(program.Program):
                 arguments = z, targets[rows], losses[rows], V
                 self._run("heads_loss", "cross_entropy_forward", count, THREADS, arguments)
                 continue
-            weights = self._space("weights", count)
-            self._each("heads_loss", "repeat", count, (scale, weights, count, K))
+            weights = scale[rows] if scale.ndim == 2 else self._space("weights", count)
+            if scale.ndim == 1:
+                self._each("heads_loss", "repeat", count, (scale, weights, count, K))
             arguments = z, targets[rows], weights, losses[rows], V
             self._run("heads_loss", "cross_entropy_backward", count, THREADS, arguments)
             self._product("heads_loss", dy[rows], z, w, transpose_b=True)

@@ -226,13 +226,13 @@ __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Num
 
 #define LOWEST (-3.4e38f)  // below every logit, and finite
 
-// The loss of a row of V logits, in nats, and with GRADIENT in place of the logits the gradient of scale[head] times it.
-// logits: [gridDim.x, V]; targets, losses: [gridDim.x], 0 where the target is -1; scale: [heads]; the head of a row is
-// row % heads. One block a row.
+// The loss of a row of V logits, in nats, and with GRADIENT in place of the logits the gradient of its weight times it.
+// logits: [gridDim.x, V]; targets, losses: [gridDim.x], 0 where the target is -1; scale: [weights], of any sign: one for
+// each head, or one for each row. A row's is scale[row % weights]. One block a row.
 template <class Number, int KEEP, bool GRADIENT>
 __global__ void __launch_bounds__(512)
 heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets, const float* __restrict__ scale,
-                    float* __restrict__ losses, int V, int heads) {
+                    float* __restrict__ losses, int V, int weights) {
   if (V > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
   Number* row = logits + (size_t)blockIdx.x * V;
   int target = targets[blockIdx.x];
@@ -258,7 +258,7 @@ heads_cross_entropy(Number* __restrict__ logits, const int* __restrict__ targets
   sum = block_sum(sum);  // its barriers are between the write of `own` and this read, too
   if (threadIdx.x == 0 && target >= 0) losses[blockIdx.x] = logf(sum) + largest - own;
   if (!GRADIENT) return;
-  float weight = target < 0 ? 0.0f : scale[blockIdx.x % heads], share = weight / sum;
+  float weight = target < 0 ? 0.0f : scale[blockIdx.x % weights], share = weight / sum;
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x), at = target - i;

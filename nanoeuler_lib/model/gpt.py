@@ -124,6 +124,12 @@ class GPT:
     def dtype(self):
         return self.params.flat.dtype
 
+    def copied(self) -> "GPT":
+        """A model of the same parameters, in memory of its own."""
+        params = Parameters(self.config, self.dtype)
+        params.flat[...] = self.params.flat
+        return type(self)(self.config, params)
+
     @property
     def size(self) -> int:
         """Number of parameters."""

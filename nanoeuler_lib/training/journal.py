@@ -79,14 +79,16 @@ class Journal:
             f"{percent(self.dataset.reach)} of its {self.dataset.unit}"
         )
         ahead = self.watch.begin()
+        before = list(entries(self.run / "log.jsonl")) if first or changed else []
         if first == 0:
             warnings = [*warnings, *self.dataset.warnings, *ahead]
         else:
             warnings = [*warnings, *(ahead if changed else ())]
-            for entry in entries(self.run / "log.jsonl"):
+            for entry in before:
                 self.watch.see(entry)  # it was said before
         for change in changed:
-            self.note(step=first, changed=change)
+            if (entry := {"step": first, "changed": change}) not in before:  # else a kill came after it
+                self.note(**entry)
             self.say(f"from step {first:,} on: {change}")
         for warning in warnings:
             self.warn(first, warning)

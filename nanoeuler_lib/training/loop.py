@@ -135,8 +135,6 @@ def resume(
             run_folder.prune(run, state.train.keep_every)
             trouble = trim_log(run / "log.jsonl", state.step or -1)
         changed = _change(run, state, {"steps": steps, "rate": rate}, leads)
-        if leads:
-            _update_description(run / "run.json", state, dataset)
         _move(state, place)
         warnings = [trouble] if trouble else []
         journal = Journal if leads else Follower
@@ -195,19 +193,23 @@ def _move(state, device):
 
 
 def _change(run, state, settings, leads):
-    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed."""
+    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed.
+
+    What was changed is told from run.json, which is written anew once the log has it: a kill in between loses no line.
+    """
     before = state.train.to_dict()
     new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
-    if not new:
-        return []
     if new.get("steps", math.inf) <= state.step:
         raise NanoEulerError(
             f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
         )
-    state.train = state.optimizer.config = replace(state.train, **new)
-    if leads:
-        run_folder.save(run, state, state.step)
-    return [f"{name} {before[name]} -> {value}" for name, value in new.items()]
+    if new:
+        state.train = state.optimizer.config = replace(state.train, **new)
+        if leads:
+            run_folder.save(run, state, state.step)
+    told = _described(run / "run.json").get("train")
+    told, now = before | (told if isinstance(told, dict) else {}), state.train.to_dict()
+    return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
 
 
 @contextmanager
@@ -233,13 +235,18 @@ def _description(state, dataset):
     }
 
 
+def _described(file):
+    """What run.json says; nothing where it is damaged."""
+    try:
+        described = from_json(file.read_bytes().decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
 def _update_description(file, state, dataset):
     """Rewrite run.json if it differs from the checkpoint: the run has other steps now, or the file was damaged."""
-    try:
-        old = from_json(file.read_bytes().decode())
-    except (OSError, ValueError, RecursionError):
-        old = None
-    old, new = old if isinstance(old, dict) else {}, _description(state, dataset)
+    old, new = _described(file), _description(state, dataset)
     data = old.get("data")
     bits = data.get("bits") if isinstance(data, dict) else None
     if (old.get("train"), old.get("model"), bits) != (new["train"], new["model"], new["data"].get("bits")):
@@ -275,6 +282,8 @@ def _train(journal, warnings=(), changed=(), profile=0):
         if take_step.told:
             journal.say(take_step.told)
         journal.begin(warnings, changed)
+        if _leads(group):
+            _update_description(journal.run / "run.json", state, dataset)
         if group is None:
             journal.estimate(take_step)
         draw = (

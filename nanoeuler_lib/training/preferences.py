@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Weigh, init
+from nanoeuler_lib.model import GPT, Weigh
 from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.text.examples import Encoded, Pair, count_last, encode, read_pairs, row_length, rows
@@ -27,6 +25,7 @@ from nanoeuler_lib.text.turns import markers
 from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, parted
+from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
 from nanoeuler_lib.world.conversations import konigsberg_pairs
 
 # ---- The loss of a pair
@@ -109,11 +108,9 @@ def prefer(
         raise NanoEulerError("robust is on and label noise is 0, expected the share of wrong labels too")
     (model, tokenizer), run = base, Path(run)
     markers(tokenizer)
-    model = GPT(model.config, init(model.config, dtype=model.dtype))
-    model.params.flat[...] = base[0].params.flat
     settings = {"beta": beta, "label_noise": label_noise, "robust": robust, "template": template}
     info = {"source": "pairs", "workers": workers or cores()} | settings | (info or {})
-    state = Checkpoint(run, model, tokenizer, 0, config, optimizer_of(model.config, config), info)
+    state = Checkpoint(run, model.copied(), tokenizer, 0, config, optimizer_of(model.config, config), info)
     return loop.start_run(run, state, PairsDataset(pairs, held_out, state), quiet, on_entry)
 
 
@@ -191,18 +188,10 @@ class PairsDataset(Dataset):
         if known is None:
             for name, part in (("train", self.part), ("valid", self.valid)):
                 self.reference[name] = log_probabilities(state.model, part)
-            try:
-                save_file(self.reference, file)
-            except (OSError, SafetensorError) as error:
-                raise NanoEulerError(f"{file}: cannot be written ({one_line(str(error), 200)})") from None
+            write_tensors(file, self.reference)
             state.info["reference"] = self._digest()
             return
-        try:
-            self.reference = load_file(file)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise NanoEulerError(
-                f"{file}: cannot be read ({one_line(str(error), 200)}), expected what the reference made of the pairs"
-            ) from None
+        self.reference = read_tensors(file, "what the reference made of the pairs")
         shapes = {"train": (len(self.part), 2), "valid": (len(self.valid), 2)}
         if {name: x.shape for name, x in self.reference.items()} != shapes or self._digest() != known:
             raise NanoEulerError(f"{file}: is not the one that the run began with: truncated or edited")

@@ -12,14 +12,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import one_line
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Parameters, Weigh
+from nanoeuler_lib.model import GPT, Weigh
 from nanoeuler_lib.model.batch_decoder import Sampled, sample_rows
 from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.speaking.chat import Chat
@@ -29,6 +26,7 @@ from nanoeuler_lib.text.turns import encode_turn, markers
 from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import Dataset, fingerprint
+from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
 from nanoeuler_lib.world import tasks
 from nanoeuler_lib.world.tasks import RouteProblem
 
@@ -245,22 +243,17 @@ class RewardDataset(Dataset):
         if not self.config.kl:
             return
         file, known = run / "reference.safetensors", state.info.get("reference")
-        self.reference = copied(state.model)
+        self.reference = state.model.copied()
         if known is None:
-            try:
-                save_file(dict(self.reference.params), file)
-            except (OSError, SafetensorError) as error:
-                raise NanoEulerError(f"{file}: cannot be written ({one_line(str(error), 200)})") from None
+            write_tensors(file, self.reference.params)
             state.info["reference"] = fingerprint(self.reference.params.flat.view(np.int32))
             return
-        try:
-            for name, tensor in load_file(file).items():
-                self.reference.params[name][...] = tensor
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise NanoEulerError(
-                f"{file}: cannot be read ({one_line(str(error), 200)}), expected the model that the run began with"
-            ) from None
-        if fingerprint(self.reference.params.flat.view(np.int32)) != known:
+        found, params = read_tensors(file, "the model that the run began with"), self.reference.params
+        fits = {n: x.shape for n, x in found.items()} == {n: x.shape for n, x in params.items()}
+        if fits:
+            for name, tensor in found.items():
+                params[name][...] = tensor
+        if not fits or fingerprint(self.reference.params.flat.view(np.int32)) != known:
             raise NanoEulerError(f"{file}: is not the model that the run began with: truncated or edited")
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, Weigh]:
@@ -350,7 +343,7 @@ def reinforce(
     folder holds a run, when the model was not taught to answer, and as `RewardDataset` does.
     """
     info = {"source": "questions", "workers": workers or cores(), "template": "plain"} | (info or {})
-    model, info["rewards"] = copied(base[0]), rewards.to_dict()
+    model, info["rewards"] = base[0].copied(), rewards.to_dict()
     state = Checkpoint(Path(run), model, base[1], 0, config, optimizer_of(model.config, config), info)
     return loop.start_run(Path(run), state, RewardDataset(problems, held_out, state), quiet, on_entry)
 
@@ -368,13 +361,6 @@ def resume(
         return dataset
 
     return loop.resume(run, made, None, *rest, **options)
-
-
-def copied(model: GPT) -> GPT:
-    """A model of the same parameters in memory of its own."""
-    params = Parameters(model.config, model.dtype)
-    params.flat[...] = model.params.flat
-    return GPT(model.config, params)
 
 
 # ---- Where questions come from

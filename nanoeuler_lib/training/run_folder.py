@@ -13,13 +13,17 @@ Everything here is true of any run, whatever it learns from: `loop` fills the fo
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, hold, is_still, to_json, write_text
+from nanoeuler_lib.files import from_json, hold, is_still, one_line, to_json, write_text
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
 
@@ -35,6 +39,24 @@ def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
     path = run / "checkpoints" / f"step-{step:06d}"
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
     prune(run, state.train.keep_every)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write what a run needs beside its checkpoints. Raises NanoEulerError where that cannot be done."""
+    try:
+        save_file(dict(tensors), file)
+    except (OSError, SafetensorError) as error:
+        raise NanoEulerError(f"{file}: cannot be written ({one_line(str(error), 200)})") from None
+
+
+def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
+    """What `write_tensors` wrote. Raises NanoEulerError, which says what was expected, where it cannot be read."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise NanoEulerError(
+            f"{file}: cannot be read ({one_line(str(error), 200)}), expected {expected}"
+        ) from None
 
 
 def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:

@@ -74,8 +74,7 @@ def fine_tune(
         raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
     model, tokenizer = extend(*base, multiple=1 if device == CPU else 8)
     if model is base[0]:  # it had the markers: leave the caller's parameters alone
-        model = GPT(model.config, init(model.config, dtype=model.dtype))
-        model.params.flat[...] = base[0].params.flat
+        model = model.copied()
     info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
     info |= device.info
     run, optimizer = Path(run), optimizer_of(model.config, config)

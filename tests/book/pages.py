@@ -10,6 +10,7 @@ from tools.book import pdf
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = ("06_attention", "23_first_kernels")
 PAGES = ("book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references")
+PAGES += ("book/api/speaking",)
 ENTRY = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
 
 

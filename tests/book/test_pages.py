@@ -309,8 +309,10 @@ def test_what_is_cut_at_the_margin_fades_there_until_it_is_scrolled_to_its_end(v
     tab.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
     tab.wait_for_timeout(500)
     boxes = "pre, .pst-scrollable-table-container, a.image-reference, mjx-container[display=true], span.math"
+    # Of a formula in a line the MathML for screen readers is wider, which nobody sees: what is drawn counts.
     masks = """boxes => [...document.querySelectorAll(`.bd-article :is(${boxes})`)]
         .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+        .filter(e => e.tagName != "SPAN" || e.querySelector("mjx-math").offsetWidth > e.clientWidth + 1)
         .map(e => [e.tagName, getComputedStyle(e).maskImage.includes("gradient")])"""
     found = tab.evaluate(masks, boxes)
     assert {name for name, _ in found} >= {"PRE", "MJX-CONTAINER"} and all(fades for _, fades in found)

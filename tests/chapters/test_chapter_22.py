@@ -138,12 +138,6 @@ def hole(problem):
     return ""
 
 
-def softmax(q, r, beta, safe=True):
-    z = np.log(q) + r / beta
-    p = np.exp(z - z.max() if safe else z)
-    return p / p.sum()
-
-
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
         "check_advantages": ([compared], WRONG_ADVANTAGES),
@@ -170,15 +164,6 @@ test_right_gaps, test_wrong_gaps = gap_tests(
                 "nothing is paid": (hole, lambda p, s: walks(p, s, nothing=1.0)),
                 "any answer": (lambda p: "Over the Honey Bridge.", walks),
                 "not paid": (lambda p: "I would swim.", walks),
-            },
-        ),
-        "check_best_policy": (
-            [softmax],
-            {
-                "it overflows": lambda q, r, beta: softmax(q, r, beta, safe=False),
-                "beta for 1 / beta": lambda q, r, beta: softmax(q, r, 1 / beta),
-                "the reference": lambda q, r, beta: q,
-                "half of the way": lambda q, r, beta: (q + softmax(q, r, beta)) / 2,
             },
         ),
     }
@@ -213,11 +198,6 @@ def drawn(rng):
     return *(-3 * rng.random((2, int(rng.integers(1, 5))))), str(rng.choice(["k1", "k2", "k3"]))
 
 
-def tilted(rng):
-    n = int(rng.integers(2, 6))
-    return rng.dirichlet(np.ones(n)), rng.normal(size=n), float(rng.choice([1e-3, 0.3, 2.0]))
-
-
 DOMAINS = [
     Gap("check_advantages", ("advantages",), lambda c: verdict(c.check_advantages, c.advantages),
         lambda c, x: c.advantages(*x), groups),
@@ -230,8 +210,6 @@ DOMAINS = [
     Gap("check_mend", ("mended",), lambda c: verdict(c.check_mend, (c.broken, c.mended)),
         lambda c, x: c.mended(world.route_problem(x[0]), c.SENTENCES[x[1]]),
         lambda rng: (int(rng.integers(40)), int(rng.integers(259)))),
-    Gap("check_best_policy", ("best_policy",), lambda c: verdict(c.check_best_policy, c.best_policy),
-        lambda c, x: c.best_policy(*x), tilted),
     Value("check_curves", "curves_named", lambda c, value: verdict(c.check_curves, lambda: value),
           lambda c, value: isinstance(value, str) and "".join(x for x in value if x.isalpha()).upper() == "DBAC"),
 ]  # fmt: skip

@@ -123,6 +123,33 @@ def test_a_gain_of_0_has_its_gradient(precision):
     assert apart({name: grads[name][:12] for name in dead}, dead) <= 2 * ALLOWED[precision]
 
 
+ADD = """extern "C" __global__ void vector_add(const float* a, const float* b, float* c, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) c[i] = a[i] + b[i];
+}"""
+
+
+@pytest.mark.parametrize("own", ["", ADD])
+def test_each_loss_may_have_a_weight_of_either_sign(own):
+    """Of the gradient of (losses * scale).sum(), scale [N, K], as preferences and rewards need it; and unfused."""
+    params, (tokens, targets) = parameters(), batch(37)
+    model, reference = engine_of(params, kernels=cuda.module(own) if own else None), GPT(TINY, params)
+    tokens, plan, trunk = model._forward(tokens)
+    scale = np.random.default_rng(5).normal(size=plan.losses.shape).astype(np.float32)
+    grads = memory.Parameters(TINY, WHERE)
+    there = cuda.array_module(WHERE).asarray(scale)
+    backward(model.weights, grads, plan, plan.tokens, plan.targets, there)
+    back = plan.program.take()
+    plan.put(tokens, targets, np.zeros(TINY.predict))
+    plan.sort(tokens)
+    program.run(trunk)
+    program.run(back)
+    whole, expected = reference.plan(*tokens.shape), type(params)(TINY, np.float64)
+    reference.forward(whole, tokens)
+    reference.backward(expected, whole, tokens, targets, scale.astype(float))
+    assert apart(grads.host(), expected) <= ALLOWED["float32"]
+
+
 def test_a_gain_that_is_no_number_shows():
     params = parameters()
     params["layers.1.norm2"][5] = np.nan
@@ -741,7 +768,7 @@ KERNEL_BUGS = {
         ("column = blockIdx.x * 32 + threadIdx.y;", ""),
         ("factor[1] = sums[k] - sums[k];", "factor[1] = 0;"),
         ("logf(sum) + largest - own", "logf(sum) - own"),
-        ("scale[blockIdx.x % heads]", "scale[0]"),
+        ("scale[blockIdx.x % weights]", "scale[0]"),
         ("if (at == 3) d.w -= weight;", ""),
         ("float weight = target < 0 ? 0.0f : ", "float weight = "),
         ("if (threadIdx.x == 0 && target < 0) losses[blockIdx.x] = 0;", ""),

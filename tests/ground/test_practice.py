@@ -134,7 +134,7 @@ def test_a_verdict_is_seen_in_a_terminal_and_plain_elsewhere(capsys, monkeypatch
     monkeypatch.setenv("NO_COLOR", "1")
     judge(check_double, my_double)
     assert capsys.readouterr().out.splitlines() == [
-        "\x1b[1;31mmy_double, wrong:\x1b[0m not twice x",
+        "\x1b[1;38;5;231;48;5;160mmy_double, wrong:\x1b[0m not twice x",
         "<lambda>: not written yet",
         "my_double, wrong: not twice x",
     ]

@@ -105,12 +105,15 @@ def test_a_user_whose_processes_could_not_be_ended_is_refused(user):
 def test_a_notebook_is_graded_check_by_check(tmp_path):
     root = unpacked(tmp_path)
     (release,) = (root / "nanoeuler" / "_build" / "assignments" / "release" / "08").glob("*.ipynb")
-    (root / "submission").mkdir()
-    fill(release, kinds(Answers("08").gaps)["wrong0"], root / "submission" / release.name)
+    handed_in = root / "submission" / release.name
+    handed_in.parent.mkdir()
+    handed_in.write_text(
+        "{"
+    )  # before the other: in one course an unreadable second hand-in replaces no first
+    assert gradescope.results(root, user="")["output"].startswith("Not graded: no notebook")
+    fill(release, kinds(Answers("08").gaps)["wrong0"], handed_in)
     found = gradescope.results(root, user="")
     assert [t["score"] > 0 for t in found["tests"]] == [False, True] * 3
     assert {t["score"] for t in found["tests"]} > {0} and found["tests"][1][
         "output"
     ] == "rmsnorm_backward: right"
-    (root / "submission" / release.name).write_text("{")
-    assert gradescope.results(root, user="")["output"].startswith("Not graded: no notebook")

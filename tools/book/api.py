@@ -22,6 +22,7 @@ from tools.notebooks import maps, mirror
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "book/api/"
 DERIVED = "Derived in "
+DEFAULT = re.compile(r"<class '([\w.]+)'>|<(?:built-in )?function (\w+)>|<function \S*<lambda>>|<factory>")
 INLINE = re.compile(r"`([^`]+)`|(\[[^\[\]`]*\])|([\\*|]|_(?!\w))")
 
 
@@ -113,6 +114,19 @@ def readable(app: Sphinx, what: str, name: str, documented: object, options: dic
         lines += ["", f"{DERIVED}{chapters}.", ""]
 
 
+def named_defaults(
+    app: Sphinx,
+    what: str,
+    name: str,
+    documented: object,
+    options: dict,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """A default that is a class or a function, by its name: with `<class ...>` Sphinx cannot read a signature."""
+    return signature and DEFAULT.sub(lambda found: found[1] or found[2] or "...", signature), returns
+
+
 def shown_by_package(
     app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict
 ) -> bool | None:
@@ -181,6 +195,7 @@ class KernelFile(SphinxDirective):
 def setup(app: Sphinx) -> dict:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", readable)
+    app.connect("autodoc-process-signature", named_defaults)
     app.connect("autodoc-skip-member", shown_by_package)
     app.connect("doctree-read", mark_derived)
     app.connect("missing-reference", plain_type, priority=900)  # after the inventories of other projects

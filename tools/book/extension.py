@@ -45,6 +45,7 @@ PARTS = (
 )
 # Of sphinx_proof and sphinx_exercise, sphinx-mathjax-offline, and myst_nb.
 COPIED_LAST = {"copy_asset_files", "copy_mathjax_files", "add_global_html_resources"}
+PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 NO_HEADER = re.compile(r"<th( class=\"head[^\"]*\")?>(?:<p></p>|\s*)</th>")
 UNUSED = [
     "**/*.map",  # of the theme's scripts and styles
@@ -85,6 +86,19 @@ def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: no
     if "body" in context:
         body = context["body"].replace(' aria-label="Toggle hidden content"', "")
         context["body"] = NO_HEADER.sub(r"<td\1></td>", body)
+
+
+def list_parameters(
+    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
+) -> None:
+    """Sphinx breaks a long signature into a list of definitions without terms, which a screen reader cannot read."""
+
+    def lines(found: re.Match) -> str:
+        spans = found[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
+        return f'<span class="sig-lines">{spans}</span>'
+
+    if "body" in context:
+        context["body"] = PARAMETERS.sub(lines, context["body"])
 
 
 def name_arrows(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
@@ -224,7 +238,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-resolved", link_pictures)
     app.connect("doctree-resolved", list_references)
     app.connect("html-collect-pages", page_not_found)
-    for change in (search_here, name_folds, name_arrows, describe, drop_scripts):
+    for change in (search_here, name_folds, list_parameters, name_arrows, describe, drop_scripts):
         app.connect("html-page-context", change, priority=900)
     app.connect("build-finished", drop_unused, priority=900)
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))

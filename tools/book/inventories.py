@@ -16,9 +16,9 @@ LINKS = {
             (
                 "py:function",
                 "reference/generated/$.html#$",
-                "numpy.allclose numpy.concatenate numpy.einsum numpy.exp numpy.linspace numpy.log numpy.matmul "
-                "numpy.mean numpy.shares_memory numpy.split numpy.take_along_axis numpy.where "
-                "numpy.lib.stride_tricks.sliding_window_view",
+                "numpy.allclose numpy.concatenate numpy.einsum numpy.exp numpy.expm1 numpy.linspace numpy.log "
+                "numpy.matmul numpy.mean numpy.shares_memory numpy.split numpy.std numpy.take_along_axis "
+                "numpy.where numpy.lib.stride_tricks.sliding_window_view",
             ),
             ("py:class", "reference/generated/$.html#$", "numpy.memmap numpy.ndarray"),
             ("py:method", "reference/generated/$.html#$", "numpy.ufunc.at numpy.ufunc.reduce"),

@@ -49,7 +49,8 @@ _clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}"]
     sys.path.insert(0, os.path.abspath("nanoeuler"))"""
 REFUSE = """\
 raise SystemExit(
-        "no nanoeuler_lib here: put this file into the book's folder notebooks, then type make lab"
+        "no nanoeuler_lib here: type make lab in the book's folder, then put this file "
+        "into its folder work and open it there"
     )"""
 
 

@@ -185,7 +185,15 @@ if __name__ == "__main__":
             "which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE"
         )
     paths = [Path(text) if text else None for text in (folder, students)]
-    for line in grade(chapter, paths[0], students=paths[1], due=due):
+    table = grade(chapter, paths[0], students=paths[1], due=due)
+    for line in table:
+        waiting = (
+            f", {line['waiting for a person']:g} wait for a person" if line["waiting for a person"] else ""
+        )
         late = f"  days late: {line['late days']}," if line["late days"] not in ("", 0, "0") else ""
-        print(f"{line['student']:20} {line['points']:5g} of {line['of']:g}{late}  {line['remark']}")
+        print(f"{line['student']:20} {line['points']:5g} of {line['of']:g}{waiting}{late}  {line['remark']}")
     print(COURSE / f"grades-{chapter}.csv")
+    if any(line["waiting for a person"] for line in table):
+        print(
+            "points that wait for a person are in no total yet: give them in Formgrader, then type this again"
+        )

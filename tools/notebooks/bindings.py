@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import math
 import re
 import symtable
 from dataclasses import dataclass
@@ -34,10 +35,12 @@ def statements(cell, number: int) -> list[Statement]:
     """The statements of a code cell; for one of CUDA, what binds its kernels in Python. The reader's answer in
     `own_x or book_x` is left out: it is `book_x`.
     """
-    if cell.source.startswith("%%cuda\n"):
-        names = KERNEL.findall(cell.source)
-        text = cell.source.partition("\n")[2]
-        source = f'made = cuda.module(r"""\n{text}\n""")\n' + "\n".join(f'{n} = made["{n}"]' for n in names)
+    magic, _, text = cell.source.partition("\n")
+    if magic in ("%%cuda", "%%cuda --cpu"):
+        names, where = KERNEL.findall(text), ', where="cpu"' if magic.endswith("--cpu") else ""
+        source = f'made = cuda.module(r"""\n{text}\n"""{where})\n' + "\n".join(
+            f'{n} = made["{n}"]' for n in names
+        )
         return [Statement(number, 1, source, frozenset(names), frozenset({"cuda"}))]
     text = python(cell)
     lines, found = text.split("\n"), []
@@ -79,13 +82,19 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def reads(source: str) -> frozenset:
-    """The global names that a piece of code reads, inside its functions too; Python's own names apart."""
+    """The global names that a piece of code reads, inside its functions and by `+=`, too; Python's own names apart."""
+    added = {
+        n.target.id
+        for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
 
     def of(table):
         found = {
             s.get_name()
             for s in table.get_symbols()
-            if s.is_referenced() and (s.is_global() or table.get_type() == "module")
+            if (s.is_referenced() or s.get_name() in added)
+            and (s.is_global() or table.get_type() == "module")
         }
         return found.union(*map(of, table.get_children()))
 
@@ -107,7 +116,7 @@ class Bindings:
         """The statements that bind these names, and what they need in turn: of each name the last one up to cell
         `before`, or the first one behind it. LookupError if a name is bound nowhere.
         """
-        chosen, asked = set(), [(name, before) for name in names]
+        chosen, asked = set(), [(name, (before, math.inf)) for name in names]
         seen = set()
         while asked:
             name, at = asked.pop()
@@ -117,11 +126,13 @@ class Bindings:
             places = [s for s in self.statements if name in s.binds]
             if not places:
                 raise LookupError(f"{name} is bound nowhere in the notebook")
-            earlier = [s for s in places if s.cell <= at]
+            earlier = [s for s in places if (s.cell, s.line) <= at]
             statement = earlier[-1] if earlier else places[0]
             if statement not in chosen:
                 chosen.add(statement)
-                asked += [(n, statement.cell) for n in statement.reads - statement.binds]
-                if not statement.is_definition:
-                    asked += [(n, statement.cell - 1) for n in statement.reads & statement.binds]
+                asked += [(n, (statement.cell, math.inf)) for n in statement.reads - statement.binds]
+                if not statement.is_definition:  # `x += 1`: the x before it
+                    asked += [
+                        (n, (statement.cell, statement.line - 1)) for n in statement.reads & statement.binds
+                    ]
         return sorted(chosen)

@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -46,9 +48,9 @@ def book(browser, site: Path, folder: Path) -> None:
             context.close()
 
 
-def jupyterlab(browser, folder: Path) -> None:
-    """Working copies in JupyterLab."""
-    lab.renew()
+@contextmanager
+def served(folder: Path) -> Iterator[Callable[[str], str]]:
+    """JupyterLab on a folder: what gives the address at which it opens a file."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,18 +64,28 @@ def jupyterlab(browser, folder: Path) -> None:
         f"--IdentityProvider.token={token}",
     ]
     server = subprocess.Popen(
-        [*command, "--allow-root", f"--notebook-dir={ROOT}"],
+        [*command, "--allow-root", f"--notebook-dir={folder}"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
     )
     try:
         wait_for(f"{address}/api?token={token}", server)
+        yield lambda file: f"{address}/lab/tree/{file}?reset&token={token}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def jupyterlab(browser, folder: Path) -> None:
+    """Working copies in JupyterLab."""
+    lab.renew()
+    with served(ROOT) as address:
         for name in CHAPTERS:
             context = browser.new_context(viewport={"width": 1400, "height": 1000})
             context.set_default_timeout(PATIENCE)
             tab = context.new_page()
-            tab.goto(f"{address}/lab/tree/work/{name}.ipynb?reset&token={token}")
+            tab.goto(address(f"work/{name}.ipynb"))
             tab.wait_for_selector(".jp-Notebook .jp-MarkdownCell a.link")
             tab.wait_for_timeout(8000)
             for place in range(3):
@@ -81,9 +93,6 @@ def jupyterlab(browser, folder: Path) -> None:
                 tab.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollBy(0, 2500)")
                 tab.wait_for_timeout(3000)
             context.close()
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def wait_for(address: str, server: subprocess.Popen) -> None:

@@ -402,6 +402,10 @@
     });
     const offered = make("div", { class: "live-offer" }, ask);
     place.after(offered);
+    place.addEventListener("click", event => {  // the picture shows buttons: this is the one it stands for
+      event.preventDefault();
+      ask.click();
+    });
   }
 
   NanoEuler.parts = { make, labelled, slider, option, button };

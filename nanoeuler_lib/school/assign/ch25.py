@@ -74,7 +74,6 @@ def multiply(a, b, bias):
         for j in range(0, len(bias), <n>):
             tile, bias_here = c[i : i + <m>, j : j + <n>], bias[j : j + <n>]
             {skipped}
-                continue
             for k in range(0, len(b), <k>):
                 of_x, of_b = x[i : i + <m>, k : k + <k>], b[k : k + <k>, j : j + <n>]
                 tile += of_x @ of_b
@@ -85,9 +84,11 @@ def multiply(a, b, bias):
 CLAUSES = {
     "operand": [("The product is a b.", "x = a"), ("The product is a^T b.", "x = a.T")],
     "skipped": [
-        ("Every tile of c is computed.", "if False:"),
-        ("A tile wholly above the diagonal of c stays 0; nothing is read for it.", "if j > i + len(tile) - 1:"),
-        ("A tile wholly below the diagonal of c stays 0; nothing is read for it.", "if i > j + tile.shape[1] - 1:")],
+        ("Every tile of c is computed.", ""),
+        ("A tile wholly above the diagonal of c stays 0; nothing is read for it.",
+         "if j > i + len(tile) - 1:\n    continue"),
+        ("A tile wholly below the diagonal of c stays 0; nothing is read for it.",
+         "if i > j + tile.shape[1] - 1:\n    continue")],
     "read": [
         ("A step reads what its tiles, <m> x <k> and <k> x <n>, have inside.", "read += of_x.size + of_b.size"),
         ("A step reads its tiles, <m> x <k> and <k> x <n>, whole.", "read += <m> * <k> + <k> * <n>"),

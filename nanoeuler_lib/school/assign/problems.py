@@ -153,7 +153,8 @@ def repair(
 
     clauses: {placeholder of the template: [(sentence, code), ...]}: none of them is right by itself. The specification
     is a drawn choice of each; the given code follows another choice of one. It is drawn anew until that shows on the
-    data. draw: makes the inputs of a call each. constants: {name: what stands for <name> in sentences and code}.
+    data of three seeds; the data that mark it, until it shows on them. draw: makes the inputs of a call each.
+    constants: {name: what stands for <name> in sentences and code}.
     """
 
     def with_constants(words):
@@ -168,8 +169,17 @@ def repair(
             code = code.replace(f"{indent}{{{name}}}", textwrap.indent(options[choice[name]][1], indent))
         return re.sub(r"^def \w+", "def repaired", with_constants(code))
 
-    def calls(rng):
+    def drawn(rng):
         return [(make(rng), None) for make in draw]
+
+    def calls(rng):
+        """Inputs for which the given code is wrong."""
+        while not told_apart(tried := drawn(rng)):
+            pass
+        return tried
+
+    def told_apart(tried):
+        return any(judge(inputs, None, results(wrong, inputs)) for inputs, _ in tried)
 
     def judge_by(right):
         def judge(inputs, _, returned):
@@ -190,8 +200,7 @@ def repair(
         given = source(spec | {broken: other})
         wrong, right = (functions(s)["repaired"] for s in (given, source(spec)))
         judge = judge_by(right)
-        tries = [calls(np.random.default_rng(seed)) for seed in range(3)]
-        shows = all(any(judge(i, None, results(wrong, i)) for i, _ in drawn) for drawn in tries)
+        shows = all(told_apart(drawn(np.random.default_rng(seed))) for seed in range(3))
     rules = "\n".join(f"* {with_constants(clauses[name][spec[name]][0])}" for name in clauses)
     statement = (
         f"{with_constants(text)}\n\n{rules}\n\nThe function `repaired` in `answers.py` breaks one of these rules. "
