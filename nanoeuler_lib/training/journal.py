@@ -79,16 +79,17 @@ class Journal:
             f"{percent(self.dataset.reach)} of its {self.dataset.unit}"
         )
         ahead = self.watch.begin()
-        before = list(entries(self.run / "log.jsonl")) if first or changed else []
+        said = set()  # what a process that was killed behind it had said of this step
         if first == 0:
             warnings = [*warnings, *self.dataset.warnings, *ahead]
         else:
             warnings = [*warnings, *(ahead if changed else ())]
-            for entry in before:
+            for entry in entries(self.run / "log.jsonl"):
                 self.watch.see(entry)  # it was said before
+                said |= {entry["changed"]} if entry["step"] == first and "changed" in entry else set()
         for change in changed:
-            if (entry := {"step": first, "changed": change}) not in before:  # else a kill came after it
-                self.note(**entry)
+            if change not in said:
+                self.note(step=first, changed=change)
             self.say(f"from step {first:,} on: {change}")
         for warning in warnings:
             self.warn(first, warning)

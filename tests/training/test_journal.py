@@ -235,6 +235,26 @@ def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
     assert json.loads((run / "run.json").read_text("utf-8")) == old, "nothing to be written"
 
 
+@pytest.mark.parametrize(
+    "where", [(loop, "_train"), (journal.Journal, "note"), (loop, "_update_description")], ids=lambda w: w[1]
+)
+def test_a_change_stands_in_the_log_once_wherever_a_process_ended(tmp_path, where):
+    """The checkpoint has the new settings already, and the log not yet; or the log has them, and run.json not yet."""
+    run, more = tmp_path / "run", RUN_CONFIG.steps + 2
+
+    def end(*_, **__):
+        raise SystemExit
+
+    train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    with patch.object(*where, end), pytest.raises(SystemExit):
+        loop.resume(run, run_text(), quiet=True, steps=more)
+    for _ in range(2):
+        loop.resume(run, run_text(), quiet=True)
+    said = [entry["changed"] for entry in run_folder.read_log(run) if "changed" in entry]
+    assert said == [f"steps {RUN_CONFIG.steps} -> {more}"]
+    assert json.loads((run / "run.json").read_text("utf-8"))["train"]["steps"] == more
+
+
 def test_a_run_may_lie_in_folders_that_are_not_there_yet(tmp_path):
     train.train(tmp_path / "a" / "b", run_text(), RUN_MODEL, changed(RUN_CONFIG, steps=1), quiet=True)
     assert (tmp_path / "a" / "b" / "run.json").is_file()
