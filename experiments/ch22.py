@@ -2,8 +2,8 @@
 
     python -m experiments.ch22                    five seeds, one after another, on all cores
     python -m experiments.ch22 --seed 3 --out F   one seed, into the file F
-    python -m experiments.ch22 --join F...        the files of the seeds into data/results/ch22.json, with what stands
-                                                  there of the rates
+    python -m experiments.ch22 --join F...        the files of the seeds into data/results/ch22.json, other arms beside
+                                                  those that stand there, with what stands there of the rates
 
 Each seed teaches the small model of the package routes, until it finds a third or more of those that are held out. All
 that follows begins there.
@@ -44,8 +44,11 @@ ENOUGH = 0.36  # of the held-out routes right: teaching ends
 EVERY = 20  # steps between two looks
 ANSWERS = dict(steps=1, batch=64, rate=1e-4, warmup=5, decay=0.0, rate_end=1.0)
 AUDITED = 0.5  # share of answers that the exact verifier sees, as one remedy
+OFTENER = {1: 1, 2: 2, 3: 8}  # in "route", questions by the bridges of their answer: so many times
+ROUTE = dict(batch=128, rate_end=0.1)
 ARMS = {  # name: steps, what differs
-    "route": (300, {}),
+    "route": (600, {}),
+    "as often": (600, {}),
     "brief": (80, dict(reward="brief")),
     "hackable": (80, dict(reward="hackable")),
     "brief, audited": (80, dict(reward="brief, audited")),
@@ -95,8 +98,20 @@ class Lessons:
         return rows(some, row_length(some, self.shape.context), self.shape.predict)
 
 
-def dataset_state(model, tokenizer, config, steps, seed, workers):
-    train = TrainConfig(**GRPO_DEFAULTS | ANSWERS | dict(steps=steps, save_every=1, seed=seed))
+def oftener(problems, seed):
+    """The questions whose answers have more bridges more often, all shuffled."""
+    some = [p for p in problems for _ in range(OFTENER[bridges(p)])]
+    Random(seed).shuffle(some)
+    return some
+
+
+def bridges(problem):
+    """How many bridges the answer to a question has."""
+    return problem.answer.count("Bridge")
+
+
+def dataset_state(model, tokenizer, config, steps, seed, workers, **more):
+    train = TrainConfig(**GRPO_DEFAULTS | ANSWERS | more | dict(steps=steps, save_every=1, seed=seed))
     info = {"workers": workers, "rewards": config.to_dict()}
     return Checkpoint(Path("none"), model, tokenizer, 0, train, optimizer_of(model.config, train), info)
 
@@ -108,7 +123,7 @@ def look(dataset, model, verify, times=2):
     texts = [rewards.said(dataset.tokenizer, s) for s in drawn]
     true = np.array([world.route_reward(*pair) for pair in zip(problems, texts, strict=True)])
     paid = np.array([verify(*pair) for pair in zip(problems, texts, strict=True)])
-    length = np.array([p.answer.count("Bridge") for p in problems])
+    length = np.array([bridges(p) for p in problems])
     said = np.array([text.count("Bridge") for text in texts])
     by_length = {str(n): float(true[length == n].mean()) for n in (1, 2, 3)}
     return dict(
@@ -123,7 +138,9 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
     model = start.copied()
     register(seed)
     config = RewardConfig(**changes)
-    state = dataset_state(model, tokenizer, config, steps, seed, workers)
+    more = ROUTE if name in ("route", "as often") else {}
+    state = dataset_state(model, tokenizer, config, steps, seed, workers, **more)
+    problems = oftener(problems, seed) if name == "route" else problems
     state.train = TrainConfig(**state.train.to_dict() | dict(rate=rate or state.train.rate))
     dataset = rewards.RewardDataset(problems, held_out, state)
     dataset.reference = start.copied() if config.kl else None
@@ -343,7 +360,7 @@ def weight(r, others, group, own, std):
     return float(rewards.advantages(some, own, std)[0, 0])
 
 
-def one_seed(seed, workers, arms=None, steps=0, rate=0.0, exact=True, out=None):
+def one_seed(seed, workers, arms=None, steps=0, rate=0.0, exact=True, out=None, teach=0.0):
     began = time.perf_counter()
     model, optimizer, tokenizer, problems, held_out, looks = taught(seed, workers)
     found = dict(
@@ -359,32 +376,23 @@ def one_seed(seed, workers, arms=None, steps=0, rate=0.0, exact=True, out=None):
     keep(f"taught {looks[-1]}")
     if exact:
         answers = [[*tokenizer.encode(answer_of(route)).tolist(), markers(tokenizer)[0]] for route in LISTS]
-        by_length = [
-            [p for p in held_out if p.answer.count("Bridge") == n][: STUDIED // 3] for n in (1, 2, 3)
-        ]
+        by_length = [[p for p in held_out if bridges(p) == n][: STUDIED // 3] for n in (1, 2, 3)]
         with one_blas_thread():
             found["optima"] = optima(model, tokenizer, held_out[:ASKED], answers, workers)
             found["estimators"] = estimators(
                 model, tokenizer, [p for some in by_length for p in some], answers, workers
             )
         keep(f"{found['optima']} {found['estimators']}")
-    for name in arms or ARMS:
+    for name in arms or [*ARMS, "teaching"]:
+        if name == "teaching":  # as long as "route" took
+            seconds = teach or found["arms"]["route"][-1]["seconds"]
+            copied = (model, optimizer, tokenizer, problems, held_out, seed, workers, seconds, looks[-1][0])
+            curve = found["arms"]["teaching"] = go_on(*copied)
+            keep(f"teaching: {curve[-1]}")
+            continue
         _, curve = learn(name, model, tokenizer, problems, held_out, seed, workers, steps, rate)
         found["arms"][name] = curve
         keep(f"{name}: {curve[-1]}")
-        if name == "route" and exact:
-            found["arms"]["teaching"] = go_on(
-                model,
-                optimizer,
-                tokenizer,
-                problems,
-                held_out,
-                seed,
-                workers,
-                curve[-1]["seconds"],
-                looks[-1][0],
-            )
-            keep(f"teaching: {found['arms']['teaching'][-1]}")
     return found
 
 
@@ -394,26 +402,27 @@ def main():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--join", type=Path, nargs="+")
     parser.add_argument("--workers", type=int, default=cores())
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, "teaching"])
     parser.add_argument("--steps", type=int, default=0, help="of each arm, in place of its own")
     parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument(
+        "--teach", type=float, default=0.0, help="seconds of teaching where no route is learned"
+    )
     parser.add_argument("--pilot", action="store_true", help="arms alone")
     args = parser.parse_args()
     made_on = None
     if args.join:
         files = [json.loads(path.read_text()) for path in args.join]
-        found, made_on = {}, files[0]["machine"]
+        stored = FOLDER / "ch22.json"
+        old, made_on = json.loads(stored.read_text())["rows"] if stored.exists() else [], files[0]["machine"]
+        found = {one["seed"]: one for one in old if "rate" not in one}
         for one in (file["found"] for file in files):  # several files of a seed: other arms
             found.setdefault(one["seed"], one)["arms"].update(one["arms"])
-        found = list(found.values())
-        old = (
-            json.loads((FOLDER / "ch22.json").read_text())["rows"] if (FOLDER / "ch22.json").exists() else []
-        )
-        found += [row for row in old if "rate" in row]
+        found = [*found.values(), *(row for row in old if "rate" in row)]
     else:
         seeds = SEEDS if args.seed is None else [args.seed]
         found = [
-            one_seed(s, args.workers, args.arms, args.steps, args.rate, not args.pilot, args.out)
+            one_seed(s, args.workers, args.arms, args.steps, args.rate, not args.pilot, args.out, args.teach)
             for s in seeds
         ]
     if args.out:
