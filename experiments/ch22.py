@@ -49,6 +49,7 @@ ROUTE = dict(batch=128, rate_end=0.1)
 ARMS = {  # name: steps, what differs
     "route": (600, {}),
     "as often": (600, {}),
+    "honest": (80, {}),
     "brief": (80, dict(reward="brief")),
     "hackable": (80, dict(reward="hackable")),
     "brief, audited": (80, dict(reward="brief, audited")),
@@ -434,7 +435,7 @@ def main():
     config = {
         "seeds": SEEDS, "questions": QUESTIONS, "taught": TAUGHT, "enough": ENOUGH, "answers": ANSWERS,
         "arms": {name: dict(steps=n, **changes) for name, (n, changes) in ARMS.items()}, "audited": AUDITED,
-        "asked": ASKED, "group": RewardConfig().group,
+        "asked": ASKED, "route": ROUTE, "oftener": OFTENER, "group": RewardConfig().group,
     }  # fmt: skip
     save("ch22", config, found, made_on=made_on)
 
