@@ -38,7 +38,7 @@ def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
     """Write the state of a run as its checkpoint of a step, and remove those that are too old."""
     path = run / "checkpoints" / f"step-{step:06d}"
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
-    prune(run, state.train.keep_every)
+    prune(run, state.train.keep_every if state.train else 0)
 
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
