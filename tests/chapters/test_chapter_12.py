@@ -373,7 +373,8 @@ def test_scores_of_secrets_are_those_of_whole_sentences(names):
 def test_stored_results_are_of_this_experiment(names):
     result = json.loads((ROOT / "data" / "results" / "ch12.json").read_text("utf-8"))
     assert ModelConfig.from_dict(result["config"]["model"]) == names["MINI"]
-    older = {"optimizer": "adamw", "cut_documents": True, "keep_every": 0}  # than these names; no story is longer than a row
+    # older than these names; no story is longer than a row
+    older = {"optimizer": "adamw", "cut_documents": True, "keep_every": 0}
     assert older | result["config"]["train"] == names["BRIEF"].to_dict()
     assert {row["name"] for row in result["rows"] if row["experiment"] == "ladder"} == set(names["RUNGS"])
     assert result["config"]["canaries"]["copies"] == list(names["COPIES"])
