@@ -430,7 +430,7 @@ def main():
         return
     if not args.join:
         for seed, rate in enumerate(RATES):
-            curve = one_seed(seed, args.workers, ["route"], 200, rate, exact=False)["arms"]["route"]
+            curve = one_seed(seed, args.workers, ["honest"], 200, rate, exact=False)["arms"]["honest"]
             found.append(dict(rate=rate, seed=seed, curve=curve))
     config = {
         "seeds": SEEDS, "questions": QUESTIONS, "taught": TAUGHT, "enough": ENOUGH, "answers": ANSWERS,

@@ -42,16 +42,19 @@ class Step:
         workers: int | None = None,
         micro: int | None = None,
     ):
-        self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
-        self.weights = head_weights(owner.config, config.later_heads)
-        self.micro = micro or fitting(owner, rows, config.optimizer)
+        self._begin(owner, optimizer, config, rows, micro or fitting(owner, rows, config.optimizer))
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
+        self.grads = Parameters(owner.config, owner.program.where)
+        self.sums = cuda.array_module(owner.program.where).empty(owner.config.predict, np.float32)
+        self.work = muon_work(owner) if config.optimizer == "muon" else None
+
+    def _begin(self, owner, optimizer, config, rows, micro):
+        """What a step has on one card and on many."""
+        self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
+        self.weights, self.micro = head_weights(owner.config, config.later_heads), micro
         self.run, self.profile, self.key = program.run, None, object()  # key: of its lists in a plan
         xp = cuda.array_module(owner.program.where)
-        self.grads = Parameters(owner.config, owner.program.where)
         self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
-        self.sums = xp.empty(owner.config.predict, np.float32)
-        self.work = muon_work(owner) if config.optimizer == "muon" else None
 
     def __enter__(self):
         return self

@@ -19,7 +19,7 @@ from nanoeuler_lib.engine.many.cut import PARTS, buckets, expect_shards, tree
 from nanoeuler_lib.engine.many.gpt import GPT, AdamW, Owned
 from nanoeuler_lib.engine.memory import ALIGN, Parameters, bytes_needed, download, free_bytes, layout
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import backward, forward, head_weights
+from nanoeuler_lib.model import backward, forward
 
 BLOCKS, THREADS = 32, 512  # of the squares of a share of a bucket: at most so many blocks
 
@@ -39,12 +39,10 @@ class Step(step.Step):
         rows: int,
         workers: int | None = None,
     ):
-        self.model, self.optimizer, self.config, self.rows = owner, optimizer, config, rows
+        self._begin(owner, optimizer, config, rows, config.batch)
         self.group, self.cut = owner.group, buckets(owner.config)
         expect_shards(config, self.group.size)
-        self.weights = head_weights(owner.config, config.later_heads)
-        self.micro, self.local = config.batch, config.accumulate // self.group.size
-        self.run, self.profile, self.key = program.run, None, object()
+        self.local = config.accumulate // self.group.size
         where, rank, size = owner.program.where, self.group.rank, self.group.size
         self._expect_room()
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
@@ -57,7 +55,6 @@ class Step(step.Step):
         self.blocks = min(BLOCKS, -(-longest // (4 * THREADS)))
         self.sums = xp.zeros((PARTS, len(self.cut), self.blocks), np.float32)
         self.losses = xp.zeros((config.accumulate, K), np.float32)
-        self.factor, self.numbers = xp.empty(2, np.float32), xp.empty(3, np.float32)
         self.hashes = xp.zeros((len(self.cut), 8 * self.blocks), np.uint64)
         self.stream = None
         if where == "gpu":
