@@ -112,6 +112,7 @@ def main(case):
     group = many.Group.world() if many.started_by_launcher() else many.Group()
     if case in ("stop", "kill", "sleep"):
         group_module.LATE = group_module.STUCK = 2.0
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a run: the launcher ends the others by it
         group.say_when_lost(lambda: "; words")
         group.meet()
         if group.rank == 1:

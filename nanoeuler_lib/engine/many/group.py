@@ -21,7 +21,10 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 
-BEAT, LATE = 0.25, 12.0  # seconds between two counts of a process; after so many without one it is given up
+# Seconds between two counts of a process, a tenth of those after which mpirun ends the others of one that is gone; after
+# so many without one it is given up.
+BEAT, LATE = 0.05, 12.0
+ASLEEP = 2.5  # seconds between two looks that say that this process was stopped itself
 STUCK = 600.0  # seconds after which a run is given up in which all count and nobody has met the others
 # Variables that tell a process who started it: Open MPI, MPICH, Slurm.
 STARTERS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"
@@ -152,11 +155,11 @@ class Watch(threading.Thread):
             time.sleep(BEAT)
             now, armed, met = time.monotonic(), self.words is not str, self.met.tolist()
             for k, count in (*enumerate(self.counts.tolist()), ("met", met)):
-                if count != seen.get(k) or now - last > 10 * BEAT:  # or this process was stopped itself
+                if count != seen.get(k) or now - last > ASLEEP:
                     seen[k], since[k] = count, now
             for k, (rank, process) in enumerate(self.all):
                 why = "has ended" if not _lives(process) else ""
-                if now - since[k] > LATE:
+                if not why and now - since[k] > LATE:
                     why = f"has not been heard of for {LATE:.0f} s"
                 if armed and now - since["met"] > STUCK and met[k] == min(met):
                     why = why or f"has not come for {STUCK:.0f} s to where all meet"
