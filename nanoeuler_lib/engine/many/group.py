@@ -21,8 +21,8 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 
-# Seconds between two counts of a process, a tenth of those after which mpirun ends the others of one that is gone; after
-# so many without one it is given up.
+# Seconds between two counts of a process, a tenth of those after which mpirun ends the others when one is gone;
+# after so many without one it is given up.
 BEAT, LATE = 0.05, 12.0
 ASLEEP = 2.5  # seconds between two looks that say that this process was stopped itself
 STUCK = 600.0  # seconds after which a run is given up in which all count and nobody has met the others
