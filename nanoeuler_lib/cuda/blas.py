@@ -5,7 +5,8 @@
     product(d, a, b, alpha=2.0, plus=c, beta=-3.0)()          # d = 2 a b - 3 c
 
 Matrices are row-major, of float32 or of bfloat16 as its bits (uint16); sums are float32 in every case. Rows may lie
-further apart than they are long, as in a view of some columns.
+further apart than they are long, as in a view of some columns. Arrays of three axes are stacks of matrices, all of
+which one launch multiplies.
 """
 
 import ctypes
@@ -56,14 +57,20 @@ class Product:
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N, K."""
-        return *self.c.shape, self.a.shape[0 if self.transpose_a else 1]
+        return *self.c.shape[-2:], self.a.shape[-2 if self.transpose_a else -1]
+
+    @property
+    def times(self) -> int:
+        """Products of one launch."""
+        return 1 if self.c.ndim == 2 else len(self.c)
 
     def __str__(self):
         a, b = (f"{x.dtype}{'^T' * t}" for x, t in ((self.a, self.transpose_a), (self.b, self.transpose_b)))
         tf32, sign = " (TF32)" if self.tf32 else "", "+=" if self.add else "="
         if self.plus is not None and not self.add:
             sign = f"x {self.alpha:g} + {self.beta:g} {self.plus.dtype} ="
-        return f"{' x '.join(map(str, self.shape))} of {a} {b} {sign} {self.c.dtype}{tf32}"
+        times = f"{self.times} times " if self.c.ndim == 3 else ""
+        return f"{times}{' x '.join(map(str, self.shape))} of {a} {b} {sign} {self.c.dtype}{tf32}"
 
     @functools.cached_property
     def _launch(self):
@@ -98,6 +105,7 @@ def product(
 ) -> Product:
     """A launch of c = op(a) op(b), of c += op(a) op(b) with `add`, or of c = alpha op(a) op(b) + beta plus.
 
+    Of stacks, each array has an axis [n] before these.
     c: [M, N], float32 or of the type of a and b; a: [M, K], with transpose_a [K, M]; b: [K, N], with transpose_b
     [N, K], both float32 or both bfloat16 (uint16); plus: [M, N], of the type of c, in other memory; tf32: float32 is
     rounded to TF32 for tensor cores, on the GPU; small_clusters: of cuBLASLt's algorithms one whose blocks form the
@@ -105,9 +113,10 @@ def product(
     Muon's update with an illegal instruction, within seconds: nvjet_sm90_tst_64x80_64x11_4x2_h_bx_NNT in the dump.)
     Raises NanoEulerError where shapes, types or strides do not fit.
     """
-    rows, inner = a.shape[::-1] if transpose_a else a.shape
-    deep, columns = b.shape[::-1] if transpose_b else b.shape
-    if inner != deep or c.shape != (rows, columns):
+    rows, inner = a.shape[-1:-3:-1] if transpose_a else a.shape[-2:]
+    deep, columns = b.shape[-1:-3:-1] if transpose_b else b.shape[-2:]
+    stack = c.shape[:-2]
+    if inner != deep or c.shape[-2:] != (rows, columns) or not (a.shape[:-2] == b.shape[:-2] == stack):
         raise NanoEulerError(f"c [M, N] = a [M, K] b [K, N], got c {c.shape}, a {a.shape}, b {b.shape}")
     kinds = [str(x.dtype) for x in (c, a, b)]
     if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
@@ -117,7 +126,7 @@ def product(
             f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}"
         )
     for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
-        if x.strides[1] != x.itemsize or x.strides[0] < x.shape[1] * x.itemsize:
+        if x.strides[-1] != x.itemsize or x.strides[-2] < x.shape[-1] * x.itemsize:
             raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
     return Product(c, a, b, transpose_a, transpose_b, c if add else plus, tf32, alpha, beta, small_clusters)
 
@@ -126,7 +135,8 @@ def _cpu(p: Product) -> None:
     a, b, plus = (
         from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus)
     )
-    result = np.float32(p.alpha) * ((a.T if p.transpose_a else a) @ (b.T if p.transpose_b else b))
+    a, b = (x.swapaxes(-1, -2) if turned else x for x, turned in ((a, p.transpose_a), (b, p.transpose_b)))
+    result = np.float32(p.alpha) * (a @ b)
     if plus is not None:
         result += np.float32(p.beta) * plus
     p.c[...] = to_bfloat16(result) if p.c.dtype == np.uint16 else result
@@ -136,6 +146,7 @@ def _cpu(p: Product) -> None:
 TYPE = {"float32": 0, "uint16": 14}
 COMPUTE, COMPUTE_TF32, SCALE = 68, 77, TYPE["float32"]
 TRANSA, TRANSB = 3, 4
+BATCH_COUNT, BATCH_OFFSET = 5, 6  # of a layout: the matrices of a stack, and the numbers from one to the next
 MAX_WORKSPACE_BYTES, MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # of A, B, C, D
 WORKSPACE = 32 << 20  # bytes, what NVIDIA advises for Hopper
 CANDIDATES = 8  # algorithms that cuBLASLt is asked for, in the order of its own estimate
@@ -189,11 +200,16 @@ class _CublasLt:
 
     def _layout(self, x):
         """cuBLASLt has matrices by columns: x is x^T there."""
-        rows, columns = map(ctypes.c_uint64, x.shape)
-        pitch = ctypes.c_int64(x.strides[0] // x.itemsize)
-        return self._create(
+        rows, columns = map(ctypes.c_uint64, x.shape[-2:])
+        pitch = ctypes.c_int64(x.strides[-2] // x.itemsize)
+        layout = self._create(
             "cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch
         )
+        if x.ndim == 3:
+            apart = ctypes.c_int64(x.strides[0] // x.itemsize)
+            self._set("cublasLtMatrixLayoutSetAttribute", layout, BATCH_COUNT, ctypes.c_int32(len(x)))
+            self._set("cublasLtMatrixLayoutSetAttribute", layout, BATCH_OFFSET, apart)
+        return layout
 
     def algorithms(self, p: "Product") -> list[Callable[[], None]]:
         """The launches that compute a product, cuBLASLt's first choice first: c^T = op(b)^T op(a)^T."""

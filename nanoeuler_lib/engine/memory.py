@@ -169,31 +169,46 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
     return layer, step | dict(x=stream), scratch
 
 
-def muon_shapes(config: ModelConfig, processors: int = 2) -> dict[str, tuple]:
-    """Muon's scratch space, for the largest matrix inside blocks: the matrix twice, two Gram matrices, and sums."""
-    matrices = [
-        (shape[0], width)
-        for name, shape in parameter_shapes(config).items()
-        if optim.moved_by_muon(name)
-        for width in optim.muon_widths(name, config)
-    ]
-    whole, side = max(map(math.prod, matrices)), max(map(min, matrices))
-    gram = "n", side, side
+def muon_groups(config: ModelConfig) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Muon's matrices by shape [R, C]: where each begins in the flat array, how far its rows are apart; both in fours.
+
+    Raises NanoEulerError if columns are no multiple of 4.
+    """
+    groups, starts = {}, layout(config)[0]
+    for name, (rows, *row) in parameter_shapes(config).items():
+        first = starts[name]
+        for width in optim.muon_widths(name, config) if optim.moved_by_muon(name) else ():
+            if first % 4 or width % 4 or row[0] % 4:
+                raise NanoEulerError(
+                    f"columns of Muon's matrices are multiples of 4, got {width} of {row[0]} in {name}"
+                )
+            groups.setdefault((rows, width), []).append((first // 4, row[0] // 4))
+            first += width
+    return groups
+
+
+def muon_shapes(groups: Mapping[tuple[int, int], list]) -> dict[str, tuple]:
+    """Muon's scratch space: all matrices of the largest group twice, two Gram matrices of each, and sums."""
+    sizes = [(len(places), R * C, min(R, C) ** 2) for (R, C), places in groups.items()]
+    whole, gram = (max(n * size[which] for n, *size in sizes) for which in (0, 1))
+    parts = program.MUON_PARTS * max(n for n, *_ in sizes)
     return dict(
         muon_x=("n", whole),
         muon_y=("n", whole),
-        muon_gram=gram,
-        muon_inner=gram,
-        muon_parts=("f", processors),
+        muon_gram=("n", gram),
+        muon_inner=("n", gram),
+        muon_parts=("f", parts),
     )
 
 
-def muon_work(owner) -> SimpleNamespace:
-    """That space in the memory of the device where a model is."""
-    where, types = owner.program.where, {"n": owner.half, "f": np.dtype(np.float32)}
-    of = muon_shapes(owner.config, owner.program.on.processors)
-    zeros = cuda.array_module(where).zeros
-    return SimpleNamespace(**{name: zeros(shape, types[kind]) for name, (kind, *shape) in of.items()})
+def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str) -> SimpleNamespace:
+    """That space in a device's memory, and the groups: (R, C, places [n, 2])."""
+    types = {"n": np.dtype(np.uint16 if precision == "bfloat16" else np.float32), "f": np.dtype(np.float32)}
+    xp = cuda.array_module(where)
+    work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(groups).items()}
+    return SimpleNamespace(
+        **work, groups=[(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()]
+    )
 
 
 def bytes_needed(
@@ -205,7 +220,7 @@ def bytes_needed(
     copies = 2 if precision == "bfloat16" else 0
     if optimizer == "muon":
         size = {"n": 2 if precision == "bfloat16" else 4, "f": 4}
-        buffers += sum(size[kind] * math.prod(shape) for kind, *shape in muon_shapes(config).values())
+        buffers += sum(size[kind] * count for kind, count in muon_shapes(muon_groups(config)).values())
     return {"states": count * (16 + copies), "buffers": buffers}
 
 

@@ -31,6 +31,8 @@ THREADS = 256  # of a block whose threads do not depend on each other
 BLOCKS = 32  # of those blocks on each multiprocessor: enough that all of its threads are busy
 LOGITS = 256  # threads of a block that has a row of logits: while some blocks wait at a barrier, others load
 NORM_BLOCKS = 4  # blocks of the norm's backward pass on each multiprocessor, each with a row of partial sums
+MUON_PARTS = 32  # blocks that share a matrix of Muon's, each with a sum of its own
+SCHULZ = (QUINTIC,) * SCHULZ_STEPS  # the polynomials of Muon's iteration, in their order
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
 TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
@@ -434,39 +436,30 @@ class Program:
         arguments, grid = (*arrays, factor, step, *numbers), self._blocks(params.size // 4)
         self._launch("adamw", file, kernel, grid, THREADS, arguments, moved)
 
-    def muon(self, p, g, m, copy, factor, step, beta, decay, work, widths=None):
-        """One step of Muon. p, g, m: [R, C] float32; copy: bfloat16 [R, C], or None; factor, step: as of `adamw`; work:
-        `memory.muon_shapes`; widths: of matrices that stand side by side, multiples of 4, by default of a single one.
+    def muon(self, p, g, m, copy, factor, step, beta, decay, work):
+        """One step of Muon. p, g, m: flat, float32; copy: flat, bfloat16, or None; factor, step: as of `adamw`; work:
+        `memory.muon_work`, whose groups are orthogonalised one after another, all matrices of one at once.
         """
-        start = 0
-        for width in widths or [p.shape[1]]:
-            self._muon(p, g, m, copy, factor, step, float(beta), float(decay), work, start, width)
-            start += width
+        for group in work.groups:
+            self._muon(p, g, m, copy, factor, step, float(beta), float(decay), work, *group)
 
-    def _muon(self, p, g, m, copy, factor, step, beta, decay, work, start, C):
-        """For the C columns from `start` on. A tall matrix has its smaller Gram matrix on the right: none is turned."""
-        R, row = p.shape
-        if row % 4 or start % 4 or C % 4:
-            raise NanoEulerError(
-                f"columns of Muon's matrices are multiples of 4, got {C} from {start} on of {row}"
-            )
-        wide, place, size = R <= C, (R * C // 4, row // 4, start // 4, C // 4), 4 * R * C
-        file, parts = self._file("muon.cu", muon_kernels(self.number)), work.muon_parts
-        x, y = (whole.reshape(-1)[: R * C].reshape(R, C) for whole in (work.muon_x, work.muon_y))
-        side = min(R, C)
-        gram, inner = (
-            w.reshape(-1)[: side**2].reshape(side, side) for w in (work.muon_gram, work.muon_inner)
-        )
+    def _muon(self, p, g, m, copy, factor, step, beta, decay, work, R, C, places):
+        """For n matrices [R, C]. A tall matrix has its smaller Gram matrix on the right: none is turned."""
+        n, wide, side = len(places), R <= C, min(R, C)
+        file, grid = self._file("muon.cu", muon_kernels(self.number)), (MUON_PARTS, n)
+        x, y = (w[: n * R * C].reshape(n, R, C) for w in (work.muon_x, work.muon_y))
+        gram, inner = (w[: n * side**2].reshape(n, side, side) for w in (work.muon_gram, work.muon_inner))
+        place, size = (places, R * C // 4, C // 4), 4 * n * R * C
 
-        def launch(kernel, grid, arguments, moved):
+        def launch(kernel, arguments, moved):
             self._launch("muon", file, f"{kernel}<{self.number}>", grid, THREADS, arguments, moved)
 
-        momentum = g, m, factor, parts, *place, beta
-        self._launch("muon", file, "muon_momentum", len(parts), THREADS, momentum, 3 * size)
-        direction = g, m, factor, parts, len(parts), x, *place, beta, SMALLEST
-        launch("muon_direction", self._blocks(place[0]), direction, 2 * size + x.nbytes)
-        a, b, c = QUINTIC
-        for _ in range(SCHULZ_STEPS):
+        momentum = g, m, factor, work.muon_parts, *place, beta
+        self._launch("muon", file, "muon_momentum", grid, THREADS, momentum, 3 * size)
+        launch(
+            "muon_direction", (g, m, factor, work.muon_parts, x, *place, beta, SMALLEST), 2 * size + x.nbytes
+        )
+        for a, b, c in SCHULZ:
             self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, small_clusters=True)
             self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, small_clusters=True)
             self._product(
@@ -475,7 +468,7 @@ class Program:
             x, y = y, x
         to = p if copy is None else copy
         move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay
-        launch("muon_move", self._blocks(place[0]), move, 2 * size + 2 * x.nbytes)
+        launch("muon_move", move, 2 * size + 2 * x.nbytes)
 
     # ---- decoding: a few tokens of one text (engine.Decoder) -----------------------------------------------------
 

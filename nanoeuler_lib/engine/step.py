@@ -16,6 +16,7 @@ from nanoeuler_lib.engine.memory import (
     bytes_needed,
     download,
     free_bytes,
+    muon_groups,
     muon_work,
     upload,
 )
@@ -46,7 +47,9 @@ class Step:
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
         self.grads = Parameters(owner.config, owner.program.where)
         self.sums = cuda.array_module(owner.program.where).empty(owner.config.predict, np.float32)
-        self.work = muon_work(owner) if config.optimizer == "muon" else None
+        self.work = None
+        if config.optimizer == "muon":
+            self.work = muon_work(muon_groups(owner.config), owner.precision, owner.program.where)
 
     def _begin(self, owner, optimizer, config, rows, micro):
         """What a step has on one card and on many."""
@@ -106,17 +109,8 @@ class Step:
                 of = (x if x is None else x[part] for x in arrays)
                 decayed = min(part.stop, m.params.decayed) - part.start
                 plan.op.adamw(*of, self.factor, self.numbers, decayed, c)
-            for name in filter(optim.moved_by_muon, m.params):
-                matrices = m.params[name], self.grads[name], o.m[name], None if copy is None else m.copy[name]
-                plan.op.muon(
-                    *matrices,
-                    self.factor,
-                    self.numbers,
-                    optim.MUON_BETA,
-                    c.decay,
-                    self.work,
-                    optim.muon_widths(name, m.config),
-                )
+            arrays = m.params.flat, self.grads.flat, o.m.flat, copy
+            plan.op.muon(*arrays, self.factor, self.numbers, optim.MUON_BETA, c.decay, self.work)
 
         return plan.list(("update", self.key), record)
 

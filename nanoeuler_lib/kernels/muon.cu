@@ -1,51 +1,55 @@
-// What stands around the matrix products of a step of Muon, for one matrix. engine/program.py, ops/reference.py; Jordan et al.
-// 2024, Liu et al. 2025.
+// What stands around the matrix products of a step of Muon, for n matrices of one shape. engine/program.py,
+// ops/reference.py; Jordan et al. 2024, Liu et al. 2025.
 //
-// Number: what the products multiply, float or __nv_bfloat16. The matrix is `width` fours wide and lies from four `first`
-// on in each row, of `row` fours, of p, g, m and copy (joined matrices side by side); x and o hold it alone. factor: [2]
-// from `clip_factor`; if the norm in it is not finite nothing changes.
+// Number: what the products multiply, float or __nv_bfloat16. A matrix has `fours` fours of four numbers, `width` in each of
+// its rows; in the flat arrays p, g, m and copy matrix blockIdx.y begins at four places[0] and its rows are places[1]
+// apart (joined matrices stand side by side); x and o hold the n matrices alone, one behind the other. places: [n, 2];
+// factor: [2] from `clip_factor`; if the norm in it is not finite nothing changes. Grid: [parts, n].
 #include <fours.cuh>
 #include <reduce.cuh>
 
-// Where in the whole four i of the matrix stands.
-__device__ __forceinline__ size_t at(int i, int row, int first, int width) {
-  return 4 * ((size_t)(i / width) * row + first + i % width);
+// Where in the flat arrays four i of the block's matrix stands.
+__device__ __forceinline__ size_t at(int i, const int* place, int width) {
+  return 4 * (place[0] + (size_t)(i / width) * place[1] + i % width);
 }
 // s a + t b
 __device__ __forceinline__ float4 mix(float s, float4 a, float t, float4 b) {
   return make_float4(s * a.x + t * b.x, s * a.y + t * b.y, s * a.z + t * b.z, s * a.w + t * b.w);
 }
 
-// m = beta m + g, with g clipped; part[block] = that block's share of ||u||^2, u = g + beta m. part: [gridDim.x].
+// m = beta m + g, with g clipped; part[matrix][block] = that block's share of ||u||^2, u = g + beta m. part: [n, parts].
 // Blocks are multiples of 32.
 extern "C" __global__ void muon_momentum(const float* __restrict__ g, float* __restrict__ m,
-                                         const float* __restrict__ factor, float* __restrict__ part, int fours,
-                                         int row, int first, int width, float beta) {
+                                         const float* __restrict__ factor, float* __restrict__ part,
+                                         const int* __restrict__ places, int fours, int width, float beta) {
   if (!(factor[1] <= 3.4e38f)) return;  // infinite, or not a number
+  const int* place = places + 2 * blockIdx.y;
   float sum = 0;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-    size_t j = at(i, row, first, width);
+    size_t j = at(i, place, width);
     float4 slope = read_four(g + j), v = mix(beta, read_four(m + j), factor[0], slope);
     write_four(m + j, v);
     float4 u = mix(factor[0], slope, beta, v);
     sum += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
   }
   sum = block_sum(sum);
-  if (threadIdx.x == 0) part[blockIdx.x] = sum;
+  if (threadIdx.x == 0) part[gridDim.x * blockIdx.y + blockIdx.x] = sum;
 }
 
-// x = u / ||u||, behind `muon_momentum`; a norm below `smallest` is taken to be that. part: [parts].
+// x = u / ||u||, behind `muon_momentum` with the same grid; a norm below `smallest` is taken to be that.
 template <class Number>
 __global__ void muon_direction(const float* __restrict__ g, const float* __restrict__ m,
-                               const float* __restrict__ factor, const float* __restrict__ part, int parts,
-                               Number* __restrict__ x, int fours, int row, int first, int width, float beta,
-                               float smallest) {
+                               const float* __restrict__ factor, const float* __restrict__ part,
+                               Number* __restrict__ x, const int* __restrict__ places, int fours, int width,
+                               float beta, float smallest) {
   if (!(factor[1] <= 3.4e38f)) return;
+  const int* place = places + 2 * blockIdx.y;
   float sum = 0;
-  for (int i = threadIdx.x; i < parts; i += blockDim.x) sum += part[i];
+  for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) sum += part[gridDim.x * blockIdx.y + i];
   float scale = 1.0f / fmaxf(sqrtf(block_sum(sum)), smallest);
+  x += 4 * (size_t)fours * blockIdx.y;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-    size_t j = at(i, row, first, width);
+    size_t j = at(i, place, width);
     write_four(x + 4 * (size_t)i, mix(scale * factor[0], read_four(g + j), scale * beta, read_four(m + j)));
   }
 }
@@ -53,11 +57,13 @@ __global__ void muon_direction(const float* __restrict__ g, const float* __restr
 // p -= rate (length o + decay p), and, where Number is not float, copy = p. step[0]: the rate.
 template <class Number>
 __global__ void muon_move(float* p, const Number* __restrict__ o, Number* copy, const float* __restrict__ factor,
-                          const float* __restrict__ step, int fours, int row, int first, int width,
+                          const float* __restrict__ step, const int* __restrict__ places, int fours, int width,
                           float length, float decay) {
   if (!(factor[1] <= 3.4e38f)) return;
+  const int* place = places + 2 * blockIdx.y;
+  o += 4 * (size_t)fours * blockIdx.y;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += gridDim.x * blockDim.x) {
-    size_t j = at(i, row, first, width);
+    size_t j = at(i, place, width);
     float4 v = mix(1.0f - step[0] * decay, read_four(p + j), -step[0] * length, read_four(o + 4 * (size_t)i));
     write_four(p + j, v);
     if (sizeof(Number) < sizeof(float)) write_four(copy + j, v);

@@ -37,38 +37,41 @@ ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
 
 
 def work_of(shape, precision, widths=None):
-    """Scratch space that just holds the largest of these matrices, full of numbers that must not be read."""
-    shape = shape[0], max(widths or shape[1:])
-    side, half = min(shape), np.uint16 if precision == "bfloat16" else np.float32
-    xp = cuda.array_module()
-    full = lambda size, kind: xp.asarray(np.full(size, 0x7FC0 if kind == np.uint16 else np.nan, kind))
-    names = dict(
-        muon_x=shape[0] * shape[1], muon_y=shape[0] * shape[1], muon_gram=side**2, muon_inner=side**2
-    )
-    arrays = {name: full(size, half) for name, size in names.items()}
-    return memory.SimpleNamespace(**arrays, muon_parts=full(3, np.float32))
+    """Scratch space for two matrices of a shape, the second behind the first, full of numbers that must not be read."""
+    groups, (rows, row) = {}, shape
+    for matrix in range(2):
+        first = matrix * rows * row
+        for width in widths or [row]:
+            groups.setdefault((rows, width), []).append((first // 4, row // 4))
+            first += width
+    work, xp = memory.muon_work(groups, precision, WHERE), cuda.array_module()
+    for name, array in vars(work).items():
+        if name != "groups":
+            array[...] = xp.asarray(0x7FC0 if array.dtype == np.uint16 else np.nan, array.dtype)
+    return work
 
 
-def step_of(shape, precision="float32", factor=(0.5, 2.0), g=None, rate=0.1, decay=0.3, widths=None):
-    """p, m and the copy behind a step of the composite, and p and m by the reference in float64; what stood there."""
-    xp, rng = cuda.array_module(), np.random.default_rng(sum(shape))
-    p, own, m = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
-    g = own if g is None else g
-    arrays = [xp.array(x) for x in (p, g, m)]
-    copy = xp.zeros(shape, np.uint16) if precision == "bfloat16" else None
-    numbers = xp.asarray([rate, 1.5, 2.5], np.float32)
+def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, widths=None):
+    """p, m and the copy of two matrices behind a step, p and m by the reference in float64; what stood there."""
+    xp, rng, both = cuda.array_module(), np.random.default_rng(sum(shape)), (2, *shape)
+    p, g, m = (rng.standard_normal(both).astype(np.float32) for _ in range(3))
+    arrays = [xp.array(x.reshape(-1)) for x in (p, g, m)]
+    copy = xp.zeros(p.size, np.uint16) if precision == "bfloat16" else None
+    numbers = xp.asarray(factor, np.float32), xp.asarray([rate, 1.5, 2.5], np.float32)
     op = program.Program(TINY, precision)
-    numbers = xp.asarray(factor, np.float32), numbers, 0.95, decay, work_of(shape, precision, widths)
-    op.muon(*arrays, copy, *numbers, widths)
+    op.muon(*arrays, copy, *numbers, 0.95, decay, work_of(shape, precision, widths))
     launches = op.take()
     products = [e.launch for e in launches if isinstance(e.launch, Product)]
     assert products and all(p.small_clusters for p in products), "large ones failed beside another process"
     program.run(launches)
-    found = [memory.download(x) for x in (arrays[0], arrays[2])]
-    assert np.array_equal(memory.download(arrays[1]), g), "the gradient is read"
+    found = [memory.download(x).reshape(both) for x in (arrays[0], arrays[2])]
+    assert np.array_equal(memory.download(arrays[1]), g.reshape(-1)), "the gradient is read"
     p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
-    wanted = reference.muon_step(p64, factor[0] * g64, m64, rate, 0.95, decay, widths)
-    return found, wanted, (p, m), None if copy is None else memory.download(copy)
+    each = [
+        reference.muon_step(p64[i], factor[0] * g64[i], m64[i], rate, 0.95, decay, widths) for i in range(2)
+    ]
+    wanted = [np.stack(parts) for parts in zip(*each, strict=True)]
+    return found, wanted, (p, m), None if copy is None else memory.download(copy).reshape(both)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -90,15 +93,15 @@ def test_matrices_side_by_side(widths, precision):
     (p, m), (expected, momentum), (before, _), copy = step_of(WIDE, precision, widths=widths)
     np.testing.assert_allclose(m, momentum, atol=1e-6)
     for part in np.split(np.arange(104), np.cumsum(widths)[:-1]):
-        moved = np.linalg.norm((expected - before)[:, part])
-        assert np.linalg.norm((p - expected)[:, part]) <= ROUNDED[precision] * moved
+        moved = np.linalg.norm((expected - before)[..., part])
+        assert np.linalg.norm((p - expected)[..., part]) <= ROUNDED[precision] * moved
     if copy is not None:
         assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
 
 
 def test_columns_that_are_no_fours_are_refused():
-    with pytest.raises(NanoEulerError, match=r"multiples of 4, got 6 from 8 on of 104$"):
-        step_of(WIDE, widths=[8, 6, 90])
+    with pytest.raises(NanoEulerError, match=r"multiples of 4, got 6 of 18 in layers.0.qkv$"):
+        memory.muon_groups(replace(TINY, dim=6, heads=1, kv_heads=1))
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf])
@@ -110,10 +113,11 @@ def test_nothing_moves_where_the_norm_is_not_finite(factor):
 def test_without_a_gradient_or_a_rate():
     """No direction: only decay; no rate: only the momentum."""
     shape, xp = TALL, cuda.array_module()
-    op, numbers = program.Program(TINY), xp.asarray([0.1, 1, 1], np.float32)
-    p, m = np.random.default_rng(0).standard_normal(shape).astype(np.float32), xp.zeros(shape, np.float32)
-    moved, zero, factor = xp.array(p), xp.zeros(shape, np.float32), xp.asarray([1, 0], np.float32)
-    op.muon(moved, zero, m, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
+    op, numbers, both = program.Program(TINY), xp.asarray([0.1, 1, 1], np.float32), (2, *shape)
+    p, m = np.random.default_rng(0).standard_normal(both).astype(np.float32), xp.zeros(both, np.float32)
+    moved, zero, factor = xp.array(p), xp.zeros(both, np.float32), xp.asarray([1, 0], np.float32)
+    flat = (x.reshape(-1) for x in (moved, zero, m))
+    op.muon(*flat, None, factor, numbers, 0.95, 0.3, work_of(shape, "float32"))
     program.run(op.take())
     np.testing.assert_allclose(memory.download(moved), p * (1 - 0.1 * 0.3), rtol=1e-6)
     (found, momentum), (_, wanted), (before, _), _ = step_of(shape, rate=0.0)
@@ -192,22 +196,29 @@ def test_memory_is_what_was_said():
             engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2
         ) as one:
             work = vars(one.work)
+        groups = work.pop("groups")
         assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
-        assert work["muon_x"].nbytes == half * 64 * 176 and work["muon_gram"].shape == (64, 64)
+        assert work["muon_x"].nbytes == half * 4 * 64 * 176 and work["muon_gram"].shape == (4 * 64 * 64,)
+        assert [(R, C, len(places)) for R, C, places in groups] == [
+            (64, 64, 4), (64, 32, 4), (64, 176, 4), (176, 64, 2)
+        ]  # fmt: skip
         assert said["states"] == plain["states"]
 
 
 @on_the_cpu
 def test_the_launches():
-    """Of each matrix: momentum, direction, fifteen products, the move; AdamW around them."""
+    """Of each shape: momentum, direction, fifteen products, the move; AdamW around them."""
     model = engine_of()
     with engine.Step(model, engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as take_step:
         take_step(*batch(5))
         launches = take_step._update_list(model._plan)
     names = [entry.composite for entry in launches]
-    assert names.count("adamw") == 2 and names.count("muon") == 7 * TINY.layers * 18
+    assert names.count("adamw") == 2 and names.count("muon") == 4 * 18
     lines = [str(entry) for entry in launches if entry.composite == "muon"]
-    assert lines[3] == "muon: product 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
+    assert (
+        lines[3]
+        == "muon: product 4 times 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
+    )
     products = [entry.launch for entry in launches if isinstance(entry.launch, program.Product)]
     keys = TINY.kv_heads * TINY.head_dim
     sides = {min(one.shape[:2]) for one in products}
@@ -231,6 +242,21 @@ def test_products_with_something_added():
             product(c, xp.asarray(a), xp.asarray(b), **wrong)
 
 
+def test_products_of_stacks():
+    """Each matrix of a stack with its own partner, turned or not; stacks of other lengths are refused."""
+    xp, rng = cuda.array_module(), np.random.default_rng(0)
+    a, b, plus = (rng.standard_normal((4, *shape)).astype(np.float32) for shape in ((3, 5), (7, 3), (5, 7)))
+    c = xp.zeros((4, 5, 7), np.float32)
+    turned = dict(transpose_a=True, transpose_b=True)
+    product(c, xp.asarray(a), xp.asarray(b), alpha=2.0, plus=xp.asarray(plus), beta=-3.0, **turned)()
+    wanted = [2 * x.T @ y.T - 3 * z for x, y, z in zip(a, b, plus, strict=True)]
+    np.testing.assert_allclose(memory.download(c), wanted, atol=1e-4)
+    with pytest.raises(
+        NanoEulerError, match=r"^c \[M, N\] = a \[M, K\] b \[K, N\], got c .4, 5, 7., a .3, 3, 5."
+    ):
+        product(c, xp.asarray(a[:3]), xp.asarray(b), **turned)
+
+
 BUGS = {
     "muon.cu": [
         (
@@ -239,6 +265,10 @@ BUGS = {
         ),
         ("float4 u = mix(factor[0], slope, beta, v);", "float4 u = v;"),
         ("write_four(m + j, v);", ""),
+        ("part[gridDim.x * blockIdx.y + blockIdx.x] = sum", "part[blockIdx.x] = sum"),
+        ("sum += part[gridDim.x * blockIdx.y + i]", "sum += part[i]"),
+        ("  x += 4 * (size_t)fours * blockIdx.y;\n", ""),
+        ("  o += 4 * (size_t)fours * blockIdx.y;\n", ""),
         ("sqrtf(block_sum(sum))", "block_sum(sum)"),
         ("mix(scale * factor[0], read_four(g", "mix(scale, read_four(g"),
         ("scale * beta, read_four(m", "scale, read_four(m"),
@@ -254,13 +284,15 @@ BUGS = {
         ("MOVE * math.sqrt(max(R, C)), decay", "MOVE * math.sqrt(min(R, C)), decay"),
         ("transpose_a=not wide, transpose_b=wide", "transpose_a=False, transpose_b=True"),
         ("to = p if copy is None else copy", "to = p if copy is None else x"),
-        ("            start += width\n", ""),
+    ],
+    memory: [
+        ("            first += width\n", ""),
+        ("(first // 4, row[0] // 4)", "(first // 4, width // 4)"),
     ],
     engine_step: [
         ("for part in m.params.outside:", "for part in m.params.outside[:1]:"),
         ("min(part.stop, m.params.decayed) - part.start", "part.stop - part.start"),
         ("optim.MUON_BETA,", "c.beta1,"),
-        ("optim.muon_widths(name, m.config)", "None"),
     ],
 }
 
@@ -283,7 +315,7 @@ def test_the_examination_passes_what_is_right():
     examine()
     for where, old, new in (
         ("muon.cu", "// s a + t b", "// t b + s a"),
-        (program, "a, b, c = QUINTIC", "(a, b, c) = QUINTIC"),
+        (program, "for a, b, c in SCHULZ", "for (a, b, c) in SCHULZ"),
         (engine_step, "of = (x if x is None else x[part]", "of = (None if x is None else x[part]"),
     ):
         with planted(where, old, new):
