@@ -14,6 +14,8 @@ from nanoeuler_lib.model import Parameters, head_weights
 
 
 class Block(nn.Module):
+    query_key_norm = False  # in the race alone: the model that it makes is no Llama
+
     def __init__(self, c: ModelConfig):
         super().__init__()
         self.config = c
@@ -28,6 +30,8 @@ class Block(nn.Module):
         c, (B, T, _) = self.config, x.shape
         qkv = self.qkv(self.norm1(x)).view(B, T, -1, c.head_dim).transpose(1, 2)  # [B, H+2G, T, C]
         q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        if self.query_key_norm:
+            q, k = F.rms_norm(q, (c.head_dim,)), F.rms_norm(k, (c.head_dim,))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             cache[0, :, :, start : start + T], cache[1, :, :, start : start + T] = k, v
@@ -116,7 +120,7 @@ class Trainer:
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self.device, self.half = device, precision == "bfloat16"
         self.model = Peer(c, params).to(device)
-        matrices = [p for p in self.model.parameters() if p.ndim == 2]
+        matrices = [p for name, p in self.model.named_parameters() if p.ndim == 2 and self.by_adamw(name)]
         gains = [p for p in self.model.parameters() if p.ndim == 1]
         groups = [{"params": matrices, "weight_decay": config.decay}, {"params": gains, "weight_decay": 0.0}]
         betas = (config.beta1, config.beta2)
@@ -125,18 +129,114 @@ class Trainer:
         self.weights = torch.tensor(head_weights(c, config.later_heads), dtype=torch.float32, device=device)
         self.loss = torch.compile(self.model.loss, mode=mode) if compiled else self.model.loss
 
+    def by_adamw(self, name: str) -> bool:
+        """Whether AdamW moves a matrix."""
+        return True
+
     def step(self, tokens: np.ndarray, targets: np.ndarray, rate: float) -> float:
         """One step; returns the loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             loss = self.loss(tokens, targets, self.weights)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
+        self.move_others(rate)
         return loss.item()
+
+    def move_others(self, rate: float) -> None:
+        """Move what AdamW does not."""
+
+
+class Recipe(Trainer):
+    """The race's recipe: Muon for the matrices inside blocks, AdamW for the rest (`benchmarks/race.py`).
+
+    muon: else AdamW moves all; rounds: (a, b, c) of each polynomial; move: the root mean square of a step in rates;
+    normed_rows: each row of a step gets the same length, over time, as NorMuon's (Li et al. 2025).
+    """
+
+    def __init__(
+        self, c: ModelConfig, params: Parameters, config: TrainConfig, compiled: bool, device: str, precision: str,
+        mode: str | None, *, muon: bool, rounds: tuple, move: float, momentum: float, normed_rows: bool = False,
+        query_key_norm: bool = False,
+    ):  # fmt: skip
+        self.muon = muon
+        super().__init__(c, params, config, compiled, device, precision, mode)
+        self.rounds, self.size, self.momentum, self.decay = rounds, move, momentum, config.decay
+        self.normed_rows, self.alike = normed_rows, {}
+        for block in self.model.blocks:
+            block.query_key_norm = query_key_norm
+        rows = {"qkv": [c.heads * c.head_dim, *[c.kv_heads * c.head_dim] * 2], "gate_up": [c.ffn, c.ffn]}
+        for name, p in self.model.named_parameters() if muon else ():
+            start = 0
+            for height in () if self.by_adamw(name) or p.ndim == 1 else rows.get(name.split(".")[-2], [len(p)]):
+                part = p, slice(start, start + height)
+                self.alike.setdefault((height, p.shape[1]), []).append(part)
+                start += height
+        self.momenta = {shape: torch.zeros(len(parts), *shape, device=device) for shape, parts in self.alike.items()}
+        self.squares = {shape: torch.zeros(len(parts), shape[0], 1, device=device) for shape, parts in self.alike.items()}
+        self.direction = torch.compile(self._direction, dynamic=False) if compiled else self._direction
+
+    def by_adamw(self, name: str) -> bool:
+        return not (self.muon and name.startswith("blocks."))
+
+    @torch.no_grad()
+    def begin(self, params: Parameters) -> None:
+        """From these weights on, with optimisers at rest."""
+        self.model.load(params)
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        for moment in (*self.momenta.values(), *self.squares.values()):
+            moment.zero_()
+
+    @torch.no_grad()
+    def move_others(self, rate: float) -> None:
+        """A step of Muon: all matrices of one shape at once."""
+        for shape, parts in self.alike.items():
+            slopes = [p.grad[rows] for p, rows in parts]
+            o = self.direction(slopes, self.momenta[shape], self.squares[shape])
+            moved = [p[rows] for p, rows in parts]
+            torch._foreach_mul_(moved, 1 - rate * self.decay)
+            torch._foreach_add_(moved, list(o.unbind()), alpha=-rate * self.size * max(shape) ** 0.5)
+
+    def _direction(self, slopes, momentum, squares):
+        """Orthogonal factors [n, R, C] of momentum and slopes; both moments move."""
+        g = torch.stack(slopes)
+        momentum.mul_(self.momentum).add_(g)
+        u = g + self.momentum * momentum
+        x = u / torch.linalg.matrix_norm(u, keepdim=True).clamp_min(1e-15)
+        x = x.bfloat16() if self.half else x
+        tall = x.shape[1] > x.shape[2]
+        x = x.mT.contiguous() if tall else x
+        for a, b, c in self.rounds:
+            gram = torch.bmm(x, x.mT)
+            inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            x = torch.baddbmm(x, inner, x, beta=a)
+        o = (x.mT if tall else x).float()
+        if self.normed_rows:
+            squares.lerp_(o.square().mean(dim=2, keepdim=True), 0.05)
+            other = o / (squares.sqrt() + 1e-8)
+            o = other * (torch.linalg.matrix_norm(o, keepdim=True) / torch.linalg.matrix_norm(other, keepdim=True))
+        return o
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @torch.no_grad()
+    def losses(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Nats of head 0 at each position [B, T], 0 where the target is -1."""
+        tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            logits = F.linear(self.model(tokens), self.model.heads.weight[: self.config.vocab_size])
+        nats = F.cross_entropy(
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none"
+        )
+        return nats.view(targets.shape).cpu().numpy()
 
 
 class CachedDecoder:

@@ -1,0 +1,368 @@
+"""The race: how many seconds `base` needs to 1.70 bits per byte on one card; needs a GPU, and PyTorch for its side.
+
+    python -m benchmarks.race step    --out FOLDER                # a step of AdamW and of Muon, in turns
+    python -m benchmarks.race sigma   --data ... --valid ...      # AdamW, ten seeds: how far runs differ
+    python -m benchmarks.race search  --data ... --valid ...      # Muon's recipe, changed one thing at a time
+    python -m benchmarks.race adamw   --data ... --valid ...      # compiled PyTorch with AdamW, five seeds
+    python -m benchmarks.race recipe  --data ... --valid ...      # the recipe on the engine, five seeds
+    python -m benchmarks.race peer    --data ... --valid ...      # the recipe in compiled PyTorch
+    python -m benchmarks.race ladder  --data ... --valid ...      # the recipe without each ingredient, or with another
+    python -m benchmarks.race collect --from FOLDER               # data/results/race.json of it all
+
+A run is RECIPE or ADAMW with changes, a seed (of weights and order) and a side: "engine" or "PyTorch". All take
+TOKENS tokens a step, which at the lengths of `lengths` are windows of so many tokens; the clock runs from the first step
+to the last loss on the host. What is compiled, captured or loaded is so before, on steps whose weights are thrown away;
+validation, on whole sets and of head 0, comes behind. Each section adds its rows to rows-SECTION.jsonl in `--out`.
+
+A side passes with n seeds where (GOAL - mean) sqrt(n) >= BOUND sigma. The steps of a side are fixed before its seeds are
+run; the search runs on seed SEARCH alone. Appendix A3.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler_lib import engine, model
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.engine import program
+from nanoeuler_lib.engine.memory import upload
+from nanoeuler_lib.model import optim
+from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.training import datasets
+from tools.notebooks.results import FOLDER, save
+
+GOAL, BOUND = 1.70, 4.3  # bits per byte; t of 9 degrees of freedom, p < 0.001
+TOKENS, SEARCH, SEEDS, PILOTS, GAIN = 8192, 99, range(5), range(100, 110), 0.001
+ROWS = 16, 64  # of the timed steps
+FULL = ((1.0, 512),)  # lengths: up to which share of the steps windows have so many tokens
+ADAMW = dict(
+    optimizer="adamw", steps=1100, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL
+)
+GROWING = ((0.35, 128), (0.7, 256), (1.0, 512))
+RECIPE = dict(
+    optimizer="muon", steps=520, rate=1.2e-3, move=0.2, momentum=0.85, rounds="five", warmup=15, decline="linear",
+    decay=1.0, heads=2, lengths=GROWING,
+)  # fmt: skip
+ROUNDS = {"five": (program.QUINTIC,) * 5, "four of these": (program.QUINTIC,) * 4}
+HERE = "move", "momentum", "rounds", "decline", "heads", "lengths", "zero", "normed rows", "query-key norm"
+
+
+def best_quintics(rounds: int, least: float, cushion: float = 1.01) -> list[tuple[float, float, float]]:
+    """Coefficients (a, b, c) of a x + b x^3 + c x^5, one after another, that bring [least, 1] closest to 1.
+
+    Each is the best odd polynomial of degree 5 for the interval that those before leave, by Remez's exchange: its error
+    reaches the same size, with alternating signs, at both ends and at its two turning points. All but the last are
+    stretched by `cushion`, so that rounding does not leave the interval. Amsel et al. 2025, theorem 3.1.
+    """
+    low, high, found = least, 1.0, []
+    for _ in range(rounds):
+        points = np.array([low, (3 * low + high) / 4, (low + 3 * high) / 4, high])
+        for _ in range(50):
+            powers = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+            a, b, c, error = np.linalg.solve(powers, np.ones(4))
+            inside = np.roots([5 * c, 3 * b, a])  # of x^2 where the slope is 0
+            inside = np.sqrt(np.sort(inside.real.clip(low**2, high**2)))
+            points = np.array([low, *inside, high])
+        stretch = 1.0 if len(found) == rounds - 1 else cushion
+        found.append((float(a / stretch), float(b / stretch**3), float(c / stretch**5)))
+        low, high = 1 - abs(error), 1 + abs(error)
+    return found
+
+
+ROUNDS["four"] = tuple(best_quintics(4, 0.003))
+
+
+def learning_rate(step: int, recipe: dict) -> float:
+    """The rate of a step: a linear warm-up, then the recipe's decline."""
+    if recipe["decline"] == "cosine":
+        return optim.learning_rate(step, settings(recipe, 0))
+    warmup, steps = recipe["warmup"], recipe["steps"]
+    return recipe["rate"] * min((step + 1) / max(1, warmup), (steps - step) / (steps - warmup))
+
+
+def settings(recipe: dict, seed: int) -> TrainConfig:
+    """The part of a recipe that `TrainConfig` has names for."""
+    known = {name: value for name, value in recipe.items() if name not in HERE}
+    return TrainConfig(batch=TOKENS // recipe["lengths"][-1][1], seed=seed, **known)
+
+
+def shape_of(options, recipe: dict) -> ModelConfig:
+    return replace(preset(options.preset), predict=recipe["heads"], context=recipe["lengths"][-1][1])
+
+
+class Course:
+    """The batches of a run: of each step its tokens and targets, in windows of the length that is its turn."""
+
+    def __init__(self, options, shape: ModelConfig, recipe: dict, seed: int):
+        train, valid = Shards(options.data), [Shards(one) for one in options.valid]
+        self.steps, self.lengths, self.of = recipe["steps"], recipe["lengths"], {}
+        for _, length in self.lengths:
+            state = SimpleNamespace(
+                model=SimpleNamespace(config=replace(shape, context=length)),
+                train=settings(recipe, seed), tokenizer=train.tokenizer, info={},
+            )  # fmt: skip
+            self.of[length] = datasets.ShardDataset(train, valid, state)
+
+    def length(self, step: int) -> int:
+        return next(length for share, length in self.lengths if step < share * self.steps or share == 1)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [rows, length], targets [rows, length, K]."""
+        length = self.length(step)
+        return self.of[length].batch(step, TOKENS // length)
+
+    def validation(self, made) -> dict:
+        return self.of[self.lengths[-1][1]].validation(made)
+
+
+def first_weights(shape: ModelConfig, recipe: dict, seed: int) -> model.Parameters:
+    """A seed's, with matrices that write to the residual stream at zero where the recipe says "zero"."""
+    params = model.init(shape, seed)
+    for name in params if recipe.get("zero") else ():
+        if name.endswith((".out", ".down")):
+            params[name][...] = 0
+    return params
+
+
+class RaceStep(engine.Step):
+    """A step with the race's own decline of the rate."""
+
+    recipe: dict
+
+    def _tell(self):
+        c, t = self.config, self.optimizer.step + 1
+        rate = learning_rate(self.optimizer.step, self.recipe)
+        upload(self.numbers, [rate, 1 / (1 - c.beta1**t), 1 / (1 - c.beta2**t)])
+
+
+class Engine:
+    """One run on the engine: `take` a step, `begin` again from the seed's weights, `model` to score."""
+
+    def __init__(self, options, shape, recipe, seed):
+        config, where = settings(recipe, seed), "cpu" if options.device == "checked" else "gpu"
+        program.MOVE, optim.MUON_BETA = recipe.get("move", 0.2), recipe.get("momentum", 0.95)
+        program.SCHULZ = ROUNDS[recipe.get("rounds", "five")]
+        self.params = first_weights(shape, recipe, seed)
+        self.model = engine.GPT(shape, self.params, precision=options.precision, where=where, checked=False)
+        self.optimizer = engine.AdamW(shape, config, where)
+        self.step = RaceStep(self.model, self.optimizer, config, config.batch, micro=config.batch)
+        self.step.recipe = recipe
+
+    def begin(self):
+        self.model.fill(self.params)
+        for moment in (self.optimizer.m, self.optimizer.v):
+            moment.flat[...] = 0
+        self.optimizer.step = 0
+
+    def take(self, number: int, tokens, targets) -> float:
+        """One step; returns the loss before it."""
+        self.step.micro = len(tokens)
+        losses, _ = self.step(tokens, targets)
+        return float(losses @ self.step.weights)
+
+
+class Torch:
+    """The same in compiled PyTorch, in the mode that captures CUDA graphs."""
+
+    def __init__(self, options, shape, recipe, seed):
+        from benchmarks.torch_peer import Recipe
+
+        on = "cpu" if options.device == "checked" else "cuda"
+        self.recipe, self.params = recipe, first_weights(shape, recipe, seed)
+        mode = None if on == "cpu" else options.mode
+        chosen = dict(
+            muon=recipe["optimizer"] == "muon", rounds=ROUNDS[recipe.get("rounds", "five")],
+            move=recipe.get("move", 0.2), momentum=recipe.get("momentum", 0.95),
+            normed_rows=recipe.get("normed rows", False), query_key_norm=recipe.get("query-key norm", False),
+        )  # fmt: skip
+        self.trainer = Recipe(
+            shape, self.params, settings(recipe, seed), on == "cuda", on, options.precision, mode, **chosen
+        )
+
+    def begin(self):
+        self.trainer.begin(self.params)
+
+    def take(self, number: int, tokens, targets) -> float:
+        return self.trainer.step(tokens, targets, learning_rate(number, self.recipe))
+
+    @property
+    def model(self):
+        return self.trainer
+
+
+SIDES = {"engine": Engine, "PyTorch": Torch}
+
+
+def run(options, side: str, recipe: dict, seed: int) -> dict:
+    """One run: its seconds, its loss, what it was."""
+    shape = shape_of(options, recipe)
+    course, began = Course(options, shape, recipe, seed), time.perf_counter()
+    made = SIDES[side](options, shape, recipe, seed)
+    for length, dataset in course.of.items():
+        for _ in range(4):  # the first is compiled, the second captured
+            made.take(0, *dataset.batch(0, TOKENS // length))
+    made.begin()
+    ready, losses = time.perf_counter(), []
+    for step in range(recipe["steps"]):
+        losses.append(made.take(step, *course.batch(step)))
+    seconds = time.perf_counter() - ready
+    found = course.validation(made.model)
+    row = dict(side=side, seed=seed, recipe=recipe, seconds=round(seconds, 3), before=round(ready - began, 1))
+    means = [round(float(np.mean(losses[i : i + 20])), 4) for i in range(0, len(losses), 20)]
+    return row | dict(bits=found["valid_bits_per_byte"], sets=found.get("valid_sets"), losses=means)
+
+
+def sigma(options, note):
+    for seed in options.seeds or PILOTS:
+        note(run(options, "engine", ADAMW | options.change, seed))
+
+
+def adamw(options, note):
+    for seed in options.seeds or SEEDS:
+        note(run(options, "PyTorch", ADAMW | options.change, seed))
+
+
+def recipe(options, note):
+    for seed in options.seeds or SEEDS:
+        note(run(options, "engine", RECIPE | options.change, seed))
+
+
+def peer(options, note):
+    for seed in options.seeds or SEEDS:
+        note(run(options, "PyTorch", RECIPE | options.change, seed))
+
+
+CHANGES = [
+    dict(rate=2.4e-3), dict(rate=1.8e-3), dict(move=0.4), dict(move=0.3), dict(momentum=0.95), dict(momentum=0.9),
+    dict(rounds="four"), dict(rounds="four of these"), dict(lengths=((0.5, 128), (0.8, 256), (1.0, 512))),
+    dict(lengths=((0.5, 256), (1.0, 512))), dict(lengths=((0.3, 64), (0.6, 128), (0.85, 256), (1.0, 512))),
+    dict(decay=0.3), dict(decay=2.0), dict(warmup=50), dict(decline="cosine"), dict(zero=True), dict(heads=1),
+    dict(heads=3), dict(rate=3.6e-3), dict(beta2=0.98),
+]  # fmt: skip
+
+
+def search(options, note):
+    """One change after another, kept where it lowers the loss by GAIN, or the seconds at a loss not higher by more."""
+    best, at = RECIPE | options.change, time.perf_counter()
+    found = run(options, "engine", best, SEARCH)
+    note(found | dict(change={}))
+    for change in CHANGES[options.start :: options.stride]:
+        if time.perf_counter() - at > options.seconds:
+            break
+        other = run(options, "engine", best | change, SEARCH)
+        note(other | dict(change=change))
+        gain = found["bits"] - other["bits"]
+        # a hundredth of the seconds is worth 0.002 bits: so much fall the runs in so many steps
+        if gain + 0.2 * (1 - other["seconds"] / found["seconds"]) > GAIN:
+            best, found = best | change, other
+    note(found | dict(change="best"))
+
+
+LADDER = {
+    "full length from the first step": dict(lengths=FULL),
+    "momentum 0.95": dict(momentum=0.95),
+    "four heads": dict(heads=4),
+    "one head": dict(heads=1),
+    "five rounds of Jordan's quintic": dict(rounds="five"),
+    "warm-up of 50 steps": dict(warmup=50),
+    "half a cosine": dict(decline="cosine"),
+    "decay 0.1": dict(decay=0.1),
+    "outputs at zero": dict(zero=True),
+    "AdamW": dict(optimizer="adamw"),
+}
+
+
+def ladder(options, note):
+    for seed in options.seeds or range(3):
+        for name, change in LADDER.items():
+            if not options.only or name in options.only:
+                note(run(options, "engine", RECIPE | change, seed) | dict(without=name))
+
+
+def step(options, note):
+    """Steps of AdamW and of Muon from the same weights on the same batches, in turns, at 16 and at 64 rows."""
+    from benchmarks import gpu_step
+
+    for rows in ROWS:
+        shape = preset(options.preset)
+        batches = [gpu_step.batch(shape, rows, number) for number in range(gpu_step.STEPS)]
+        takes, launches = {}, {}
+        for name, rounds in (("AdamW", None), ("Muon, five rounds", "five"), ("Muon, four rounds", "four")):
+            program.SCHULZ = ROUNDS[rounds or "five"]
+            config = TrainConfig(
+                steps=1000, rate=6e-4, warmup=0, batch=rows, optimizer="muon" if rounds else "adamw"
+            )
+            made = engine.GPT(shape, precision=options.precision, where=options.where, checked=False)
+            take = engine.Step(made, engine.AdamW(shape, config, options.where), config, rows, micro=rows)
+            for one in batches[:3]:
+                take(*one)
+            update = take._update_list(made._plan)
+            launches[name] = dict(launches=len(update), flops=sum(entry.flops for entry in update))
+            takes[name] = lambda number, one, take=take: take(*one)
+        taken = gpu_step.in_turns(takes, batches, options.rounds)
+        for name, seconds in taken.items():
+            apart = [a - b for a, b in zip(seconds, taken["AdamW"], strict=True)]
+            note(
+                dict(rows=rows, optimizer=name, **launches[name], ms=round(1e3 * statistics.median(seconds), 3),
+                     more_ms=round(1e3 * statistics.median(apart), 3), rounds=[round(1e3 * s, 3) for s in seconds])
+            )  # fmt: skip
+        del takes, take, made
+
+
+def passes(bits: list[float], sigma: float) -> bool:
+    """Whether runs of a side with so many bits per byte are below GOAL, for sigma of one run."""
+    return (GOAL - statistics.mean(bits)) * len(bits) ** 0.5 >= BOUND * sigma
+
+
+def collect(options):
+    """data/results/race.json of a folder: config.json, and the rows that the sections left."""
+    folder, rows = Path(options.source), []
+    for file in sorted(folder.glob("**/rows-*.jsonl")):
+        section = file.stem.removeprefix("rows-")
+        rows += [dict(section=section) | json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= dict(goal=GOAL, bound=BOUND, tokens=TOKENS, adamw=ADAMW, recipe=RECIPE, ladder=LADDER,
+                   four=ROUNDS["four"])  # fmt: skip
+    save("race", config, rows, FOLDER, config.pop("machine"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sections = dict(step=step, sigma=sigma, search=search, adamw=adamw, recipe=recipe, peer=peer, ladder=ladder)
+    parser.add_argument("section", choices=[*sections, "collect"])
+    parser.add_argument("--data")
+    parser.add_argument("--valid", action="append", default=[])
+    parser.add_argument("--from", dest="source")
+    parser.add_argument("--preset", default="base")
+    parser.add_argument("--device", default="gpu")
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
+    parser.add_argument("--change", type=json.loads, default={}, help="JSON: what differs from the recipe")
+    parser.add_argument("--seeds", type=int, nargs="*")
+    parser.add_argument("--only", action="append", help="ladder: these ingredients alone")
+    parser.add_argument("--rounds", type=int, default=9, help="step: turns of each")
+    parser.add_argument("--seconds", type=float, default=400, help="search: no change is begun behind them")
+    parser.add_argument("--start", type=int, default=0, help="search: the first change, and")
+    parser.add_argument("--stride", type=int, default=1, help="how far apart they are")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    options.where = "cpu" if options.device == "checked" else "gpu"
+    if options.section == "collect":
+        return collect(options)
+
+    def note(row):
+        with open(options.out / f"rows-{options.section}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print({k: v for k, v in row.items() if k not in ("losses", "sets", "rounds")}, flush=True)
+
+    sections[options.section](options, note)
+
+
+if __name__ == "__main__":
+    main()
