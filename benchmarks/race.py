@@ -9,19 +9,21 @@
     python -m benchmarks.race ladder  --data ... --valid ...      # the recipe without each ingredient, or with another
     python -m benchmarks.race collect --from FOLDER               # data/results/race.json of it all
 
-A run is RECIPE or ADAMW with changes, a seed (of weights and order) and a side: "engine" or "PyTorch". All take
-TOKENS tokens a step, which at the lengths of `lengths` are windows of so many tokens; the clock runs from the first step
-to the last loss on the host. What is compiled, captured or loaded is so before, on steps whose weights are thrown away;
-validation, on whole sets and of head 0, comes behind. Each section adds its rows to rows-SECTION.jsonl in `--out`.
+A run is RECIPE or ADAMW with changes, a seed (of weights and order) and a side: "engine" or "PyTorch". A step takes
+`tokens` tokens, which at the lengths of `lengths` are windows of so many; `momentum` is a number, or stairs: (up to
+which share of the steps, number). A thread reads the next batch while the card works; the clock runs from the first
+step to the last loss on the host. What is compiled, captured or loaded is so before, on steps whose weights are thrown
+away; validation, on whole sets and of head 0, comes behind. Each section adds rows to rows-SECTION.jsonl in `--out`.
 
-A side passes with n seeds where (GOAL - mean) sqrt(n) >= BOUND sigma. The steps of a side are fixed before its seeds are
-run; the search runs on seed SEARCH alone. Appendix A3.
+A side passes with n seeds where (GOAL - mean) sqrt(n) >= BOUND sigma. The steps of a side are fixed before its seeds
+are run; the search runs on seed SEARCH alone. Appendix A3.
 """
 
 import argparse
 import json
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,15 +44,20 @@ TOKENS, SEARCH, SEEDS, PILOTS, GAIN = 8192, 99, range(5), range(100, 110), 0.001
 ROWS = 16, 64  # of the timed steps
 FULL = ((1.0, 512),)  # lengths: up to which share of the steps windows have so many tokens
 ADAMW = dict(
-    optimizer="adamw", steps=1100, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL
+    optimizer="adamw", steps=1050, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL
 )
-GROWING = ((0.35, 128), (0.7, 256), (1.0, 512))
+GROWING = ((0.3, 64), (0.6, 128), (0.85, 256), (1.0, 512))
 RECIPE = dict(
-    optimizer="muon", steps=520, rate=1.2e-3, move=0.2, momentum=0.85, rounds="five", warmup=15, decline="linear",
+    optimizer="muon", steps=410, rate=2.4e-3, move=0.3, momentum=0.85, rounds="four", warmup=15, decline="linear",
     decay=1.0, heads=2, lengths=GROWING,
 )  # fmt: skip
+START = RECIPE | dict(  # of the search
+    steps=520, rate=1.2e-3, move=0.2, rounds="five", lengths=((0.35, 128), (0.7, 256), (1.0, 512))
+)  # fmt: skip
 ROUNDS = {"five": (program.QUINTIC,) * 5, "four of these": (program.QUINTIC,) * 4}
-HERE = "move", "momentum", "rounds", "decline", "heads", "lengths", "zero", "normed rows", "query-key norm"
+HERE = (
+    "move", "momentum", "rounds", "decline", "heads", "lengths", "tokens", "zero", "normed rows", "query-key norm",
+)  # fmt: skip
 
 
 def best_quintics(rounds: int, least: float, cushion: float = 1.01) -> list[tuple[float, float, float]]:
@@ -89,7 +96,17 @@ def learning_rate(step: int, recipe: dict) -> float:
 def settings(recipe: dict, seed: int) -> TrainConfig:
     """The part of a recipe that `TrainConfig` has names for."""
     known = {name: value for name, value in recipe.items() if name not in HERE}
-    return TrainConfig(batch=TOKENS // recipe["lengths"][-1][1], seed=seed, **known)
+    return TrainConfig(batch=tokens_of(recipe) // recipe["lengths"][-1][1], seed=seed, **known)
+
+
+def tokens_of(recipe: dict) -> int:
+    """Tokens of a step."""
+    return recipe.get("tokens", TOKENS)
+
+
+def stair(stairs: tuple, step: int, steps: int):
+    """What stands at a step: the second of the first pair (share, value) whose share of the steps is not over."""
+    return next(value for share, value in stairs if step < share * steps or share == 1)
 
 
 def shape_of(options, recipe: dict) -> ModelConfig:
@@ -101,7 +118,8 @@ class Course:
 
     def __init__(self, options, shape: ModelConfig, recipe: dict, seed: int):
         train, valid = Shards(options.data), [Shards(one) for one in options.valid]
-        self.steps, self.lengths, self.of = recipe["steps"], recipe["lengths"], {}
+        self.steps, self.lengths, self.tokens = recipe["steps"], recipe["lengths"], tokens_of(recipe)
+        self.of = {}
         for _, length in self.lengths:
             state = SimpleNamespace(
                 model=SimpleNamespace(config=replace(shape, context=length)),
@@ -109,13 +127,19 @@ class Course:
             )  # fmt: skip
             self.of[length] = datasets.ShardDataset(train, valid, state)
 
-    def length(self, step: int) -> int:
-        return next(length for share, length in self.lengths if step < share * self.steps or share == 1)
-
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [rows, length], targets [rows, length, K]."""
-        length = self.length(step)
-        return self.of[length].batch(step, TOKENS // length)
+        length = stair(self.lengths, step, self.steps)
+        return self.of[length].batch(step, self.tokens // length)
+
+    def batches(self):
+        """Those of all steps, each read while the one before is worked on."""
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self.batch, 0)
+            for step in range(1, self.steps):
+                now, ahead = ahead.result(), reader.submit(self.batch, step)
+                yield now
+            yield ahead.result()
 
     def validation(self, made) -> dict:
         return self.of[self.lengths[-1][1]].validation(made)
@@ -146,7 +170,9 @@ class Engine:
 
     def __init__(self, options, shape, recipe, seed):
         config, where = settings(recipe, seed), "cpu" if options.device == "checked" else "gpu"
-        program.MOVE, optim.MUON_BETA = recipe.get("move", 0.2), recipe.get("momentum", 0.95)
+        momentum = recipe.get("momentum", 0.95)
+        self.stairs = momentum if isinstance(momentum, tuple) else ((1.0, momentum),)
+        program.MOVE, optim.MUON_BETA = recipe.get("move", 0.2), self.stairs[0][1]
         program.SCHULZ = ROUNDS[recipe.get("rounds", "five")]
         self.params = first_weights(shape, recipe, seed)
         self.model = engine.GPT(shape, self.params, precision=options.precision, where=where, checked=False)
@@ -163,6 +189,11 @@ class Engine:
     def take(self, number: int, tokens, targets) -> float:
         """One step; returns the loss before it."""
         self.step.micro = len(tokens)
+        beta = stair(self.stairs, number, self.step.config.steps)
+        if beta != optim.MUON_BETA:  # it stands in the launches: they are written anew
+            optim.MUON_BETA = beta
+            for plan in self.model._plans.values():
+                plan.lists.pop(("update", self.step.key), None)
         losses, _ = self.step(tokens, targets)
         return float(losses @ self.step.weights)
 
@@ -206,11 +237,11 @@ def run(options, side: str, recipe: dict, seed: int) -> dict:
     made = SIDES[side](options, shape, recipe, seed)
     for length, dataset in course.of.items():
         for _ in range(4):  # the first is compiled, the second captured
-            made.take(0, *dataset.batch(0, TOKENS // length))
+            made.take(0, *dataset.batch(0, course.tokens // length))
     made.begin()
     ready, losses = time.perf_counter(), []
-    for step in range(recipe["steps"]):
-        losses.append(made.take(step, *course.batch(step)))
+    for step, batch in enumerate(course.batches()):
+        losses.append(made.take(step, *batch))
     seconds = time.perf_counter() - ready
     found = course.validation(made.model)
     row = dict(side=side, seed=seed, recipe=recipe, seconds=round(seconds, 3), before=round(ready - began, 1))
@@ -249,7 +280,7 @@ CHANGES = [
 
 def search(options, note):
     """One change after another, kept where it lowers the loss by GAIN, or the seconds at a loss not higher by more."""
-    best, at = RECIPE | options.change, time.perf_counter()
+    best, at = START | options.change, time.perf_counter()
     found = run(options, "engine", best, SEARCH)
     note(found | dict(change={}))
     for change in CHANGES[options.start :: options.stride]:
@@ -269,12 +300,18 @@ LADDER = {
     "momentum 0.95": dict(momentum=0.95),
     "four heads": dict(heads=4),
     "one head": dict(heads=1),
+    "momentum from 0.95 down to 0.8": dict(momentum=((0.25, 0.95), (0.5, 0.9), (0.75, 0.85), (1.0, 0.8))),
+    "momentum from 0.8 up to 0.95": dict(momentum=((0.25, 0.8), (0.5, 0.85), (0.75, 0.9), (1.0, 0.95))),
     "five rounds of Jordan's quintic": dict(rounds="five"),
+    "four rounds of Jordan's quintic": dict(rounds="four of these"),
+    "half the tokens, twice the steps": dict(tokens=4096, steps=820),
     "warm-up of 50 steps": dict(warmup=50),
     "half a cosine": dict(decline="cosine"),
     "decay 0.1": dict(decay=0.1),
+    "decay 0.3": dict(decay=0.3),
     "outputs at zero": dict(zero=True),
-    "AdamW": dict(optimizer="adamw"),
+    "AdamW at its own rate": dict(optimizer="adamw", rate=6e-4),
+    "AdamW at twice its own rate": dict(optimizer="adamw", rate=1.2e-3),
 }
 
 
@@ -334,7 +371,9 @@ def collect(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = dict(step=step, sigma=sigma, search=search, adamw=adamw, recipe=recipe, peer=peer, ladder=ladder)
+    sections = dict(
+        step=step, sigma=sigma, search=search, adamw=adamw, recipe=recipe, peer=peer, ladder=ladder
+    )
     parser.add_argument("section", choices=[*sections, "collect"])
     parser.add_argument("--data")
     parser.add_argument("--valid", action="append", default=[])

@@ -172,12 +172,18 @@ class Recipe(Trainer):
         rows = {"qkv": [c.heads * c.head_dim, *[c.kv_heads * c.head_dim] * 2], "gate_up": [c.ffn, c.ffn]}
         for name, p in self.model.named_parameters() if muon else ():
             start = 0
-            for height in () if self.by_adamw(name) or p.ndim == 1 else rows.get(name.split(".")[-2], [len(p)]):
+            for height in (
+                () if self.by_adamw(name) or p.ndim == 1 else rows.get(name.split(".")[-2], [len(p)])
+            ):
                 part = p, slice(start, start + height)
                 self.alike.setdefault((height, p.shape[1]), []).append(part)
                 start += height
-        self.momenta = {shape: torch.zeros(len(parts), *shape, device=device) for shape, parts in self.alike.items()}
-        self.squares = {shape: torch.zeros(len(parts), shape[0], 1, device=device) for shape, parts in self.alike.items()}
+        self.momenta = {
+            shape: torch.zeros(len(parts), *shape, device=device) for shape, parts in self.alike.items()
+        }
+        self.squares = {
+            shape: torch.zeros(len(parts), shape[0], 1, device=device) for shape, parts in self.alike.items()
+        }
         self.direction = torch.compile(self._direction, dynamic=False) if compiled else self._direction
 
     def by_adamw(self, name: str) -> bool:
@@ -220,7 +226,9 @@ class Recipe(Trainer):
         if self.normed_rows:
             squares.lerp_(o.square().mean(dim=2, keepdim=True), 0.05)
             other = o / (squares.sqrt() + 1e-8)
-            o = other * (torch.linalg.matrix_norm(o, keepdim=True) / torch.linalg.matrix_norm(other, keepdim=True))
+            o = other * (
+                torch.linalg.matrix_norm(o, keepdim=True) / torch.linalg.matrix_norm(other, keepdim=True)
+            )
         return o
 
     @property

@@ -12,14 +12,16 @@ from nanoeuler_lib.text import shards
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
-TEXT = "".join(f"Line {n} of {n * n % 97} lines that tell of a river, and of who swam in it.\n" for n in range(900))
+TEXT = "".join(
+    f"Line {n} of {n * n % 97} lines that tell of a river, and of who swam in it.\n" for n in range(900)
+)
 
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """A small text as shards, and a small model: 64 tokens a step."""
     tokenizer = Tokenizer.train(TEXT, 264)
-    for name, text in (("train", TEXT), ("valid", TEXT[:400].swapcase())):
+    for name, text in (("train", TEXT), ("valid", TEXT[:150].swapcase())):
         (tmp_path / f"{name}.txt").write_text(text)
         shards.write(tmp_path / name, [tmp_path / f"{name}.txt"], tokenizer, 1)
     monkeypatch.setattr(race, "TOKENS", 64)
@@ -36,7 +38,9 @@ def options(tmp_path, monkeypatch):
 SHORT = dict(steps=5, warmup=2, rate=0.01, lengths=((0.4, 16), (1.0, 32)))
 
 
-@pytest.mark.parametrize("change", [{}, dict(optimizer="adamw", lengths=((1.0, 32),)), dict(rounds="five", zero=True)])
+@pytest.mark.parametrize(
+    "change", [{}, dict(optimizer="adamw", lengths=((1.0, 32),)), dict(rounds="five", zero=True)]
+)
 def test_both_sides_take_the_same_steps(options, change):
     """In float32, through the change of length, with each of the two optimisers."""
     pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
@@ -59,7 +63,16 @@ def test_variants_of_the_peer_are_others(options):
 def test_lengths_follow_one_another(options):
     recipe = race.RECIPE | SHORT
     course = race.Course(options, race.shape_of(options, recipe), recipe, 0)
-    assert [course.batch(step)[0].shape for step in range(5)] == [(4, 16)] * 2 + [(2, 32)] * 3
+    assert [tokens.shape for tokens, _ in course.batches()] == [(4, 16)] * 2 + [(2, 32)] * 3
+    assert all(np.array_equal(a, b) for a, b in zip(list(course.batches())[3], course.batch(3), strict=True))
+
+
+def test_momentum_by_stairs(options):
+    """As it says in the run, and not as it began."""
+    recipe = race.RECIPE | SHORT
+    stairs = ((0.5, 0.85), (1.0, 0.4)), ((0.5, 0.85), (1.0, 0.85))
+    found = [race.run(options, "engine", recipe | dict(momentum=one), 0)["losses"] for one in (0.85, *stairs)]
+    assert found[0] == found[2] != found[1]
 
 
 def test_the_rate_rises_and_declines():
