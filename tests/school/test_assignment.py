@@ -369,7 +369,7 @@ def test_a_class_is_graded(mini):
         hand_in(student, folder / "work", release, sources)
     given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
     rows = {row["student"]: row for row in autograde.grade("99", folder / "work", **given)}
-    assert rows.keys() == CLASS.keys()
+    assert list(rows) == list(CLASS), "in the order of the roster"
     for student, (_, _, points, waiting, remark) in CLASS.items():
         row = rows[student]
         assert (row["points"], row["waiting for a person"]) == (points, waiting), row
