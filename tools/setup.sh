@@ -38,14 +38,15 @@ if ! install --no-deps --require-hashes -r requirements.txt; then
 fi
 install --no-deps --no-build-isolation --editable .
 
-# JupyterLab without nbgrader's buttons (instructors use `make assignment`), without asking to fetch news, and with pages shown
-# as they read.
+# JupyterLab without nbgrader's buttons (instructors use `make assignment`), without asking to fetch news, with pages shown
+# as they read, and with room for the chapters' names in its list of files.
 settings=$venv/share/jupyter/lab/settings
 mkdir -p "$settings" "$venv/etc/jupyter/labconfig"
 cat >"$settings/overrides.json" <<'END'
 {
   "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},
-  "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}
+  "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
+  "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": false}
 }
 END
 echo '{"disabledExtensions": {"@jupyter/nbgrader": true}}' >"$venv/etc/jupyter/labconfig/page_config.json"

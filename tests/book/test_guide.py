@@ -116,7 +116,7 @@ def test_the_plans_of_the_guide_can_be_taught():
 
 def test_hours_count_what_is_due():
     rows = guide.plan(SMALL, "a | 00 | | x\nb | 01 | sum own | y").split("\n")
-    assert rows[2].endswith("|  |  |  | x |") and "| 1 h | 3 h | y |" in rows[3]
+    assert rows[2].endswith("|  |  |  | x |") and "| 1\xa0h | 3\xa0h | y |" in rows[3]
     assert "{ref}`A sum <ex-sum>`<br>{ref}`Your own <ex-own>`" in rows[3]
 
 

@@ -22,6 +22,7 @@ WORDS = {
     "bank conflict": "23", "byte pair encoding": "01", "temperature": "14", "GELU": "09", "Adam": "11", "muon": "A2",
     "grouped queries": "15", "residual stream": "08", "gradient check": "05", "flash attention": "27 28", "warp": "23",
     "speculative decoding": "16", "weight decay": "11", "GGUF": "34", "causal mask": "06", "bfloat16": "26",
+    "my own text": "12 32", "vanishing gradient": "08 12",
     "rmsnorm_forward": "book/api/model",
 }  # fmt: skip
 

@@ -369,14 +369,14 @@ def test_a_class_is_graded(mini):
         hand_in(student, folder / "work", release, sources)
     given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
     rows = {row["student"]: row for row in autograde.grade("99", folder / "work", **given)}
-    assert rows.keys() == CLASS.keys()
+    assert list(rows) == list(CLASS), "in the order of the roster"
     for student, (_, _, points, waiting, remark) in CLASS.items():
         row = rows[student]
         assert (row["points"], row["waiting for a person"]) == (points, waiting), row
         assert row["remark"].startswith(remark) and bool(remark) == bool(row["remark"]), row
     page = (course / "feedback" / "Half Wrong" / "99" / "99_template.html").read_text()
-    assert "<h2>A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>" in page
-    assert "<h2>Your turn: 0 of 3 points</h2>" in page and "http" not in page
+    assert '<h2 class="right">A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>' in page
+    assert '<h2 class="wrong">Your turn: 0 of 3 points</h2>' in page and "http" not in page
 
     ran = autograde.place(course, "autograded", "All Right", "99") / release.name
     before = ran.stat().st_mtime_ns

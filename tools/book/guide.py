@@ -34,9 +34,10 @@ def link(chapter: Chapter, text: str | None = None) -> str:
 
 
 def hours(amount: float) -> str:
-    """Whole and half hours: 1.5 -> "1½ h"."""
+    """Whole and half hours: 1.5 -> "1½ h", with a space that breaks no line."""
     whole, half = divmod(amount, 1)
-    return f"{whole:.0f}{'½' * bool(half)} h" if whole or not half else "½ h"
+    number = f"{whole:.0f}{'½' * bool(half)}" if whole or not half else "½"
+    return f"{number}\N{NO-BREAK SPACE}h"
 
 
 def named(book: dict[str, Chapter], numbers: Iterable[str]) -> list[Chapter]:
@@ -135,9 +136,9 @@ def plan(book: dict[str, Chapter], text: str, without: Iterable[str] = ()) -> st
     """
     lines = [[c.strip() for c in line.split("|")] for line in text.split("\n") if line.strip()]
     with_due = all(len(cells) == 4 for cells in lines)
-    rows = ["| | chapters | page | with exercises | |", "|:--|:--|--:|--:|:--|"]
+    rows = ["| when | chapters | page | with exercises | what happens |", "|:--|:--|--:|--:|:--|"]
     if with_due:
-        rows = ["| | chapters | due | page | with what is due | |", "|:--|:--|:--|--:|--:|:--|"]
+        rows = ["| when | chapters | due | page | page + due | what happens |", "|:--|:--|:--|--:|--:|:--|"]
     seen, left_out, done, sums = [], set(), [], [0.0, 0.0]
     for cells in lines:
         if len(cells) != 3 + with_due:

@@ -4,7 +4,8 @@
 
 The articles of all pages stand in one page, in the order of _toc.yml, their anchors told apart by the page's name, so
 that a link from chapter to chapter is one within the PDF. Chromium makes the outline from the headings, and numbers the
-pages (custom.css); it cannot say in the contents on which page a chapter begins: `finish` writes that.
+pages (custom.css); it cannot say in the contents on which page a chapter begins, and joins the words of a heading where
+its line ends: `finish` mends both.
 """
 
 import os
@@ -160,8 +161,19 @@ def browse(
         page.unlink()
 
 
-def finish(target: Path) -> int:
-    """Number the lines of the contents, name the file, pack it; how many pages it has."""
+def headings(site: Path, all_pages: list[str]) -> dict[str, str]:
+    """The headings of the pages by their letters without spaces."""
+    found = {}
+    for page in all_pages:
+        soup = BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")
+        for heading in soup.select("article.bd-article :is(h1, h2, h3, h4)"):
+            words = " ".join(heading.get_text().removesuffix("#").split())
+            found["".join(words.split())] = words
+    return found
+
+
+def finish(target: Path, titles: dict[str, str]) -> int:
+    """Number the lines of the contents, space the outline's titles, name the file, pack it; how many pages it has."""
     import pikepdf  # of the extra pdf; whoever looks for a browser alone needs none
 
     NAME = pikepdf.Name
@@ -182,9 +194,20 @@ def finish(target: Path) -> int:
             page.contents_add(b"q", prepend=True)
             page.contents_add(f"Q /Artifact BMC BT /Contents {SIZE} Tf {text}ET EMC".encode())
             page.add_resource(font, NAME.Font, NAME.Contents)
+        space(book.Root.get("/Outlines"), titles)
         book.docinfo["/Title"] = "NanoEuler"
         book.save(target, object_stream_mode=pikepdf.ObjectStreamMode.generate, recompress_flate=True)
         return len(numbers)
+
+
+def space(entry, titles: dict[str, str]) -> None:
+    """Give the entries of an outline below one their titles as the pages have them."""
+    below = entry.get("/First") if entry is not None else None
+    while below is not None:
+        title = str(below.Title)
+        below.Title = titles.get("".join(title.split()), title)
+        space(below, titles)
+        below = below.get("/Next")
 
 
 def linked(book, page, numbers: dict) -> dict[str, tuple[int, float]]:
@@ -223,7 +246,7 @@ def make(site: Path, target: Path, toc: Path = ROOT / "_toc.yml") -> None:
     )
     if printed.returncode or not target.exists():
         sys.exit(f"{chromium()} made no PDF:\n{printed.stderr[-2000:]}")
-    sheets = finish(target)
+    sheets = finish(target, headings(site, all_pages))
     print(f"{target}: {sheets} pages, {target.stat().st_size / 1e6:.1f} MB")
 
 

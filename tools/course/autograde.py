@@ -5,8 +5,9 @@
 
 In _build/assignments then stand autograded/, feedback/NAME/08/*.html and grades-08.csv: student, points of the checks,
 points that wait for a person, the most there is, days late, a remark, a column for each check; and, if the roster is a
-platform's, grades-08-canvas.csv or the like. A submission is mended first (mend.py). Students graded earlier keep their
-rows. The checks only say that a student has worked through the chapter; what is marked is `nanoeuler assign`.
+platform's, grades-08-canvas.csv or the like. Rows stand in the roster's order. A submission is mended first (mend.py).
+Students graded earlier keep their rows. The checks only say that a student has worked through the chapter; what is
+marked is `nanoeuler assign`.
 """
 
 import csv
@@ -60,7 +61,9 @@ def grade(
             rows[student] = {"late days": late, "remark": why}
     for student, why in run(course, chapter, [s for s in found if found[s].path], source).items():
         rows[student]["remark"] = "; ".join(filter(None, [why, rows[student]["remark"]]))
-    table = [{"student": student} | rows[student] for student in sorted(rows)]
+    order = [student.name for student in known.students] if known else sorted(rows)
+    listed = [student for student in order if student in rows]
+    table = [{"student": s} | rows[s] for s in [*listed, *sorted(rows.keys() - set(listed))]]
     fill(course, chapter, table, source, found or rows)
     write(course, chapter, table, known)
     return table

@@ -15,7 +15,8 @@ PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>
 body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
-h2 {{ font-size: 1.1rem; margin: 1.6rem 0 0 }} p {{ margin: .2rem 0 }}
+h2 {{ font-size: 1.1rem; margin: 1.6rem 0 0; padding-left: .6rem; border-left: .3rem solid #888 }}
+h2.right {{ border-color: #1b7a3d }} h2.wrong {{ border-color: #c02020 }} p {{ margin: .2rem 0 }}
 pre {{ background: #f4f4f4; color: #111; padding: .6rem; overflow: auto; white-space: pre-wrap }}
 </style></head><body>
 <h1>{title}</h1>
@@ -31,11 +32,12 @@ def write(path: Path, notebook: Path, title: str, line: dict, graded: dict[str, 
     waiting = (
         f", and {line['waiting for a person']:g} that a person gives" if line["waiting for a person"] else ""
     )
+    late = f" Days late: {line['late days']}." if str(line["late days"]) not in ("", "0") else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         PAGE.format(
             title=html.escape(title),
-            points=f"{line['points']:g} of {line['of']:g} points{waiting}.",
+            points=f"{line['points']:g} of {line['of']:g} points{waiting}.{late}",
             remark=f"<p>{html.escape(line['remark'])}</p>\n" if line["remark"] else "",
             parts="\n".join(_parts(cells, graded)),
         ),
@@ -50,7 +52,8 @@ def _parts(cells: list, graded: dict[str, dict]):
             continue
         words = cell.cell_type == "markdown"
         given = "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
-        yield f"<h2>{html.escape(exercise)}: {given}</h2>"
+        colour = {found["of"]: "right", 0: "wrong"}.get(found["score"], "") if not found["waiting"] else ""
+        yield f'<h2 class="{colour}">{html.escape(exercise)}: {given}</h2>'
         said = "" if words else sentence(cell)
         yield from (f"<p>{html.escape(text)}</p>" for text in (said, found["comment"]) if text)
         yield f"<pre>{html.escape(cell.source if words else answer)}</pre>"
