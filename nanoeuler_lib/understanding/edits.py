@@ -20,7 +20,7 @@ from nanoeuler_lib.model.gpt import backward
 from nanoeuler_lib.model.gpt import forward as upper_forward
 from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import reference as f
-from nanoeuler_lib.understanding.twins import Batch
+from nanoeuler_lib.understanding.twins import Batch, bits
 
 STREAM, HEADS = "stream", "heads"
 Site = tuple[str, int]
@@ -129,6 +129,31 @@ def as_strong(
     return stream + high * (random - stream), high
 
 
+# ---- Which head carries the name
+
+
+def carriers(model: GPT, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each head how much of the twin it carries, and how much is lost without it: [L, H] each.
+
+    The first: the model reads the story, but the head's outputs are those it has on the twin; the share of the gap
+    between story and twin that this closes. The second: the model reads the twin, but the head's outputs are those it
+    has on the story (a resample ablation); the share that this opens. Gaps are of KL(law || model).
+    """
+    kept, twin = {}, {}
+    before = bits(forward(model, batch.story, kept=kept), batch).mean()
+    best = bits(forward(model, batch.twin, kept=twin), batch).mean()
+    carries, without = np.zeros((2, model.config.layers, model.config.heads))
+    for layer, head in np.ndindex(carries.shape):
+        for found, tokens, other, start in (
+            (carries, batch.story, twin, before),
+            (without, batch.twin, kept, best),
+        ):
+            site = {(HEADS, layer): instead([head], other[HEADS, layer])}
+            after = bits(forward(model, tokens, site), batch).mean()
+            found[layer, head] = (after - start) / (before - best)
+    return -carries, without
+
+
 # ---- Which directions of a patch carry its effect
 
 
@@ -163,29 +188,24 @@ def gradient(model: GPT, batch: Batch, depth: int, stream: np.ndarray) -> tuple[
     return plan.losses[:, 0].reshape(B, T).sum(axis=1), grads["embed"].reshape(B, T, D)
 
 
-def patch_effects(
-    model: GPT, batch: Batch, depth: int, points: int = 4
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how the twin's stream at the name differs, [B, D], the mean gradient on the way there, and what it saves.
+def patch_effects(model: GPT, batch: Batch, depth: int, points: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Return how the twin's stream at the name differs [B, D], and the mean gradient on the way there [B, D].
 
     The gradient is of the nats that the twin's continuation is cheaper, the mean over `points` places of Gauss's rule
     between the story's stream and the twin's; so its product with the difference is, but for the rule's error, what the
-    whole patch saves, [B] (Sundararajan, Taly and Yan 2017: integrated gradients).
+    whole patch saves (Sundararajan, Taly and Yan 2017: integrated gradients).
     """
     kept, twin = {}, {}
     forward(model, batch.story, kept=kept)
     forward(model, batch.twin, kept=twin)
-    rows, site = batch.rows, (STREAM, depth)
-    stream, there = kept[site], twin[site][rows, batch.place]
+    rows, stream = batch.rows, kept[STREAM, depth]
+    there = twin[STREAM, depth][rows, batch.place]
     difference = there - stream[rows, batch.place]
-    at, weight = np.polynomial.legendre.leggauss(points)
     mean = np.zeros_like(difference)
-    for share, part in zip((at + 1) / 2, weight / 2, strict=True):
-        between = patched(batch.place, there - (1 - share) * difference)(stream)
-        mean -= part * gradient(model, batch, depth, between)[1][rows, batch.place]
-    before = gradient(model, batch, depth, stream)[0]
-    saved = before - gradient(model, batch, depth, patched(batch.place, there)(stream))[0]
-    return difference, mean, saved
+    for at, weight in zip(*np.polynomial.legendre.leggauss(points), strict=True):
+        between = patched(batch.place, there - (1 - at) / 2 * difference)(stream)
+        mean -= weight / 2 * gradient(model, batch, depth, between)[1][rows, batch.place]
+    return difference, mean
 
 
 def causal_subspace(difference: np.ndarray, gradients: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -83,9 +83,26 @@ def test_the_gradient_from_a_stream_on_is_the_difference_quotient(small, kept, d
 
 
 def test_gradients_on_the_way_add_up_to_what_the_patch_saves():
-    difference, mean, saved = edits.patch_effects(SHIPPED, BATCH, 1, points=6)
+    difference, mean = edits.patch_effects(SHIPPED, BATCH, 1, points=6)
+    kept = {}
+    forward(SHIPPED, BATCH.story, kept=kept)
+    stream = kept[STREAM, 1]
+    before = edits.gradient(SHIPPED, BATCH, 1, stream)[0]
+    there = patched(BATCH.place, stream[BATCH.rows, BATCH.place] + difference)(stream)
+    saved = before - edits.gradient(SHIPPED, BATCH, 1, there)[0]
     assert saved.min() > 1 and np.allclose((difference * mean).sum(axis=1), saved, rtol=0.15)
     assert ((difference * mean).sum() / saved.sum()) == pytest.approx(1, abs=0.03)
+
+
+def test_one_head_carries_the_name():
+    carries, without = edits.carriers(SHIPPED, BATCH)
+    head = np.unravel_index(carries.argmax(), carries.shape)
+    assert (
+        carries[head] > 0.9
+        and without[head] > 0.9
+        and head == np.unravel_index(without.argmax(), without.shape)
+    )
+    assert without[0].max() < 0.05  # nothing of the first block's attention is needed
 
 
 def test_the_subspace_that_carries_the_effect_is_found():
@@ -106,7 +123,7 @@ def test_the_subspace_that_carries_the_effect_is_found():
 
 def test_the_subspace_of_a_model_carries_its_patch_on_other_stories(small):
     learnt = batch_of(pairs(24, 9, 1, TOKENIZER), PERSON, TOKENIZER, 9)
-    basis, _ = edits.causal_subspace(*edits.patch_effects(SHIPPED, learnt, 1, points=2)[:2], 6)
+    basis, _ = edits.causal_subspace(*edits.patch_effects(SHIPPED, learnt, 1, points=2), 6)
     story, twin = {}, {}
     before = bits(forward(SHIPPED, BATCH.story, kept=story), BATCH).mean()
     best = bits(forward(SHIPPED, BATCH.twin, kept=twin), BATCH).mean()
