@@ -10,17 +10,16 @@ A key holds pairs of twins in two parts, of different stories: one to learn from
 as JSON and .npz, which any program reads; `load` reads it back. The methods of chapter 18 are its first rows.
 """
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, to_json, write_text
+from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.files import from_json, sha256, to_json, write_text, writing
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.understanding.edits import (
@@ -33,12 +32,12 @@ from nanoeuler_lib.understanding.edits import (
     patched,
     share_inside,
 )
-from nanoeuler_lib.understanding.twins import FACT, PERSON, Batch, Law, batch_of, bits, names_of, pairs
+from nanoeuler_lib.understanding.twins import FACT, PERSON, Batch, batch_of, bits, names_of, pairs
 
 FORMAT = "nanoeuler-answers-1"
 RANK = 6  # eight names in two groups of a pronoun differ in three directions each
 PLACES = 8  # of each row, where the posterior is given
-WEAK, STRONG = 1e-4, 1e2  # penalties of a probe, in units of the stream's mean variance
+WEAK, STRONG = 1e-6, 1e2  # penalties of a probe, in units of the stream's mean variance
 
 
 class Seen(NamedTuple):
@@ -50,8 +49,7 @@ class Seen(NamedTuple):
     becomes: np.ndarray
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Pairs that are learnt from or scored. L+1 depths, 0 the embedding.
 
     batch: continuations drawn by the person's law; fact: the same pairs, by the fact's law; stream, twin: [L+1, B, D]
@@ -75,8 +73,7 @@ class Part:
         return Seen(self.stream[depth], self.twin[depth], self.was, self.becomes)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """The model, the people's names, both parts, and the causal subspace of each depth below the last.
 
     subspace: [L, D, k]; effects: nats that each direction saves, [L, k].
@@ -260,60 +257,68 @@ def rows(key: Key) -> list[dict]:
 # ---- On the disk
 
 
-def save(key: Key, folder: Path, about: dict | None = None) -> None:
-    """Write answers.json and answers.npz into a folder. Raises NanoEulerError where that cannot be done."""
-    arrays = {"subspace": key.subspace, "effects": key.effects}
-    for name in ("learn", "held"):
-        for field in fields(Part):
-            value = getattr(getattr(key, name), field.name)
-            arrays |= (
-                _flat(f"{name}.{field.name}", value)
-                if isinstance(value, Batch)
-                else {f"{name}.{field.name}": value}
-            )
-    head = {"format": FORMAT, "model": _digest(key.model), "names": key.names, **(about or {})}
-    try:
+def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None) -> None:
+    """Write answers.json (names, texts, what is said about the key) and answers.npz (the rest) into a folder.
+
+    Raises NanoEulerError where that cannot be done.
+    """
+    arrays = {}
+    for name, value in (
+        ("learn", key.learn),
+        ("held", key.held),
+        ("subspace", key.subspace),
+        ("effects", key.effects),
+    ):
+        arrays |= _flat(name, value)
+    texts = {
+        name: [
+            [tokenizer.decode(row[1 : end + 1]) for row in rows]
+            for *rows, end in zip(b.story, b.twin, b.end, strict=True)
+        ]
+        for name, b in (("learn", key.learn.batch), ("held", key.held.batch))
+    }
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / "answers.npz", **arrays)
-    except OSError as error:
-        raise NanoEulerError(f"{folder}: cannot be written ({error.strerror})") from None
+    head = {"format": FORMAT, "model": _digest(key.model), "arrays": sha256(folder / "answers.npz")}
+    head |= {"names": key.names, **(about or {}), "texts": texts}
     write_text(folder / "answers.json", to_json(head, indent=1) + "\n")
 
 
 def load(folder: Path, model: GPT) -> Key:
-    """Read a key, and see that it is this model's. Raises NanoEulerError where it is not, or cannot be read."""
+    """Read a key, and see that it is whole and this model's. Raises NanoEulerError where it is not."""
     try:
         head = from_json((folder / "answers.json").read_text("utf-8"))
-        with np.load(folder / "answers.npz", allow_pickle=False) as file:
-            arrays = dict(file)
-        form, digest, names = head["format"], head["model"], tuple(head["names"])
-        parts = [
-            Part(
-                *(
-                    _batch(arrays, f"{part}.{f.name}") if f.type is Batch else arrays[f"{part}.{f.name}"]
-                    for f in fields(Part)
-                )
-            )
-            for part in ("learn", "held")
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = [head["format"], head["model"], head["arrays"]]
+        expected = [FORMAT, _digest(model), sha256(folder / "answers.npz")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NanoEulerError(
             f"{folder}: holds no answers that can be read ({type(error).__name__})"
         ) from None
-    if form != FORMAT or digest != _digest(model):
-        raise NanoEulerError(f"{folder}: {form} of the model {digest}, expected {FORMAT} of {_digest(model)}")
-    return Key(model, names, *parts, arrays["subspace"], arrays["effects"])
+    for what, value, wanted in zip(
+        ("format", "model", "SHA-256 of answers.npz"), found, expected, strict=True
+    ):
+        if value != wanted:
+            raise NanoEulerError(f"{folder}: {what} is {short(value)}, expected {wanted}")
+    with np.load(folder / "answers.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    parts = [_shaped(name, Part, arrays) for name in ("learn", "held")]
+    return Key(model, tuple(head["names"]), *parts, arrays["subspace"], arrays["effects"])
 
 
-def _flat(name, batch):
-    own = {f"{name}.{part}": value for part, value in batch._asdict().items() if part != "law"}
-    return own | {f"{name}.law.{part}": value for part, value in batch.law._asdict().items()}
+def _flat(name, value):
+    """The arrays of a named tuple, of such tuples in it, too, by name: {"learn.batch.story": array, ...}."""
+    if not isinstance(value, tuple):
+        return {name: value}
+    return {k: v for part, each in value._asdict().items() for k, v in _flat(f"{name}.{part}", each).items()}
 
 
-def _batch(arrays, name):
-    law = Law(*(arrays[f"{name}.law.{part}"] for part in Law._fields))
-    return Batch(*(arrays[f"{name}.{part}"] for part in Batch._fields[:-1]), law)
+def _shaped(name, kind, arrays):
+    """What `_flat` took apart."""
+    if not hasattr(kind, "_fields"):
+        return arrays[name]
+    return kind(*(_shaped(f"{name}.{part}", of, arrays) for part, of in kind.__annotations__.items()))
 
 
 def _digest(model):
-    return sha256(model.params.flat.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(model.params.flat.tobytes()).hexdigest()

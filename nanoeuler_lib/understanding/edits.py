@@ -97,9 +97,10 @@ def instead(heads: Sequence[int], values: np.ndarray, where: np.ndarray | bool =
 def along(stream: np.ndarray, twin: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """Move streams [B, D] along a probe's direction, [D] or [B, D], until the probe reads what it reads of the twin's.
 
-    The probe reads x . direction; so the move is the part of the twin's difference that lies along the direction.
+    The probe reads x . direction; so the move is the part of the twin's difference that lies along the direction. A
+    direction of zeros, as of a name that a probe has not met, moves nothing.
     """
-    unit = direction / np.linalg.norm(direction, axis=-1, keepdims=True)
+    unit = direction / np.maximum(np.linalg.norm(direction, axis=-1, keepdims=True), 1e-30)
     return stream + ((twin - stream) * unit).sum(axis=-1, keepdims=True) * unit
 
 
