@@ -80,16 +80,18 @@ class Sites:
 
 def sites(model: GPT, readings: Iterable[Reading], last: int = 8) -> Sites:
     """Run a model over stories, and take down every place where probes read. last: how many tokens to keep of each."""
-    readings = list(readings)
+    readings = [reading for reading in readings if reading.places]
     x, beliefs, kinds, parts, tokens = [], [], [], [], []
-    for reading, stream in zip(readings, streams(model, [reading.row for reading in readings]), strict=True):
-        at = list(reading.places)
-        x.append(stream[:, at])
-        beliefs.append(reading.beliefs[at])
-        kinds += reading.places.values()
-        parts += [part_of(reading.text)] * len(at)
-        padded = np.concatenate([np.full(last, -1), reading.row])
-        tokens += [padded[i + 1 : i + 1 + last] for i in at]
+    for start in range(0, len(readings), 64):  # whole streams take memory
+        some = readings[start : start + 64]
+        for reading, stream in zip(some, streams(model, [reading.row for reading in some]), strict=True):
+            at = list(reading.places)
+            x.append(stream[:, at])
+            beliefs.append(reading.beliefs[at])
+            kinds += reading.places.values()
+            parts += [part_of(reading.text)] * len(at)
+            padded = np.concatenate([np.full(last, -1), reading.row])
+            tokens += [padded[i + 1 : i + 1 + last] for i in at]
     return Sites(
         np.concatenate(x, axis=1), np.concatenate(beliefs), np.array(kinds), np.array(parts), np.array(tokens)
     )
@@ -135,14 +137,14 @@ def logistic(
     y_choose: np.ndarray,
     hidden: int = 0,
     steps: int = 300,
-    rate: float = 0.01,
+    rate: float = 0.03,
     decay: float = 1e-3,
     seed: int = 0,
 ) -> Probe:
     """Fit a multinomial logistic probe by Adam on all sites at once, and keep the step that reads the other ones best.
 
     x: [m, D]; y: beliefs [m, n]; x_choose, y_choose: the sites that choose the step; hidden: the width of a hidden
-    layer, 0 for none; decay: of the weights in the loss.
+    layer, 0 for none; decay: of the weights in the loss; rate: at first, it falls to 0.
     """
     rng = np.random.default_rng(seed)
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
@@ -176,7 +178,7 @@ def logistic(
             m += 0.1 * (g - m)
             v += 0.01 * (g * g - v)
             corrected = np.sqrt(v / (1 - 0.99 ** (step + 1))) + 1e-8
-            w -= rate * (m / (1 - 0.9 ** (step + 1))) / corrected
+            w -= rate * (1 - step / (steps + 1)) * (m / (1 - 0.9 ** (step + 1))) / corrected
     return kept
 
 
@@ -197,12 +199,16 @@ def score(given: Sites, x: np.ndarray, kind: str = "linear", seed: int = 0) -> S
     train, choose, test = (given.parts == part for part in ("train", "choose", "test"))
     y = given.beliefs
     prior = np.broadcast_to(_normal(np.maximum(y[train].mean(axis=0), 1e-6)), y[test].shape)
+
+    def best(probes: list[Probe]) -> np.ndarray:
+        return min(probes, key=lambda probe: bits(y[choose], probe.law(x[choose])).mean()).law(x[test])
+
     if kind == "ridge":
-        tried = [ridge(x[train], y[train], strength) for strength in (0.001, 0.01, 0.1, 1.0)]
-        law = min(tried, key=lambda probe: bits(y[choose], probe.law(x[choose])).mean()).law(x[test])
+        law = best([ridge(x[train], y[train], 10.0**power) for power in range(-3, 3)])
     elif kind in ("linear", "hidden"):
         width = 64 if kind == "hidden" else 0
-        law = logistic(x[train], y[train], x[choose], y[choose], width, seed=seed).law(x[test])
+        data = x[train], y[train], x[choose], y[choose]
+        law = best([logistic(*data, width, decay=decay, seed=seed) for decay in (3e-4, 1e-2)])
     elif kind == "prior":
         law = prior
     else:

@@ -39,7 +39,7 @@ def normals(m, rng):
 def test_a_linear_probe_wins_the_bound_where_logits_are_linear():
     given = made(*normals(4000, np.random.default_rng(1)))
     found = score(given, given.x[0], "linear")
-    assert found.bound > 0.8 and found.kl < 0.02 and found.won == pytest.approx(found.bound - found.kl)
+    assert found.bound > 0.8 and found.kl < 0.03 and found.won == pytest.approx(found.bound - found.kl)
     assert score(given, given.x[0], "prior").won == 0
     for kind in ("linear", "hidden", "ridge"):  # what belongs to others is not to be read
         assert abs(score(given.shuffled(2), given.x[0], kind).won) < 0.02

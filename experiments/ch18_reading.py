@@ -1,0 +1,329 @@
+"""Chapter 18, the reading half: what probes win of facts that are open, told, or half spelled, beside controls.
+
+A part is one fact with the model of one seed, in a process of its own of one thread:
+
+    python -c "import experiments.ch18_reading as e; e.one(0, 'culprit')"
+
+writes _build/ch18/reading-culprit-0.json; `collect()` gathers all that are there. Seed 0 is the model that comes with
+the package; those of other seeds are run folders or checkpoints at _build/ch18/seed1, ... with the same settings:
+
+    python -c "import experiments.ch18_reading as e; e.train_seed(1)"
+
+trains one. The rumours' models (part `place`) are trained by their part.
+"""
+
+import json
+import time
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from nanoeuler_lib import world
+from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.step import Step
+from nanoeuler_lib.significance import differences, half_width
+from nanoeuler_lib.training import checkpoint
+from nanoeuler_lib.training.train import train
+from nanoeuler_lib.understanding.activations import row_of
+from nanoeuler_lib.understanding.posteriors import FACTS, believed, role
+from nanoeuler_lib.understanding.probes import Reading, bits, last_tokens, score, sites, softmax
+from nanoeuler_lib.world import rumours
+from tools.notebooks.results import ROOT
+
+FOLDER = ROOT / "_build" / "ch18"
+SEEDS = [0, 1, 2, 3, 4]
+STORIES = 4000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
+FAR = 10  # words since a told fact was named last
+INSIDE = 3  # tokens inside a step at which a story is read
+KINDS = {  # kinds of position: behind or inside the steps that say something of a fact; 0 is the opening
+    "culprit": ["behind 0", "behind 1", "behind 2", "behind 3", "in 1", "in 2"],
+    "holder": ["behind 0", "behind 1", "behind 2", "behind 3", "in 1", "in 2"],
+    "witness": ["behind 2", "behind 3", "in 2"],
+    "way back": ["behind 3", "in 3"],
+}
+PROBES = ["ridge", "linear", "hidden"]
+TOLD = {"owner": role("errand", "b"), "crime": role("culprit", "crime"), "hidden in": role("belief", "place")}
+NAMES = {"thing": role("errand", "thing"), "spot": role("letter", "spot")}
+SHIPPED = dict(steps=12_500, rate=2e-3, later_heads=0.25, valid_every=500, sample_every=0, save_every=500)
+RUMOURS = ModelConfig(
+    dim=64, heads=4, kv_heads=2, layers=2, context=rumours.LONGEST, vocab_size=len(rumours.WORDS), predict=1
+)
+RUMOURS_TRAIN = TrainConfig(steps=6000, batch=32, rate=3e-3, warmup=100)
+RUMOURS_TEXTS = 100_000
+PARTS = ["culprit", "holder", "witness", "way back", "told", "names", "place"]
+
+
+# ---- The models
+
+
+def train_seed(seed: int, workers: int | None = None) -> None:
+    """Train the package's model with another seed, from the same text (`benchmarks/pretrained.py`)."""
+    text = world.SEPARATOR.join(world.corpus(5_000_000, each) for each in (101, 102, 103, 104))
+    config = TrainConfig(**SHIPPED, seed=seed)
+    train(
+        FOLDER / f"seed{seed}",
+        text,
+        preset("small"),
+        config,
+        valid_text=world.corpus(200_000, 2),
+        workers=workers,
+    )
+
+
+def model_of(seed: int) -> tuple[GPT, object]:
+    """The model of a seed and its tokenizer."""
+    if seed == 0:
+        return checkpoint.load_pretrained()
+    found = checkpoint.load(FOLDER / f"seed{seed}")
+    return found.model, found.tokenizer
+
+
+def rumour_model(seed: int, config: TrainConfig = RUMOURS_TRAIN) -> GPT:
+    """A small model of rumours. A row is an end of text and a rumour; its target behind the rumour is an end again."""
+    model, rows = GPT(RUMOURS, seed=seed), rumours.corpus(RUMOURS_TEXTS, 10 + seed)
+    tokens, targets = rows[:, :-1], rows[:, 1:].copy()
+    targets[(tokens == 0) & (np.arange(tokens.shape[1]) > 0)] = -1  # only fills the row
+    config = replace(config, seed=seed)
+    with Step(model, AdamW(model.config, config), config, config.batch, workers=1) as take_step:
+        for i in range(config.steps):
+            some = np.random.default_rng([seed, i]).integers(len(rows), size=config.batch)
+            take_step(tokens[some], targets[some][..., None])
+    return model
+
+
+# ---- The places where probes read
+
+
+def steps_of(found, kinds: list[str], random: Random) -> dict[int, str]:
+    """Behind steps, and at some tokens inside of steps, where the last one seen belongs to the step."""
+    places = {}
+    for kind in kinds:
+        where, step = kind.split()
+        inside = np.flatnonzero(found.steps == int(step))
+        if where == "behind":
+            places[int(inside[-1]) + 1] = kind
+        else:
+            places |= dict.fromkeys(random.sample(inside[1:].tolist(), min(INSIDE, len(inside) - 1)), kind)
+    return places
+
+
+def far_from(found, words_at: list[list[str]], random: Random) -> dict[int, str]:
+    """One place at which a told fact was named last more than FAR words ago."""
+    name = found.values[found.state].split()[-1]
+    far = [
+        i
+        for i, words in enumerate(words_at)
+        if found.beliefs[i].max() > 1 - 1e-9 and not any(name in word for word in words[-FAR:])
+    ]
+    return {random.choice(far): f"more than {FAR} words"} if far else {}
+
+
+def half_spelled(found) -> dict[int, str]:
+    """The places inside the step at which some of a name is spelt, and not all."""
+    least, most = 0.01, found.entropy[0] - 0.01
+    return {
+        int(i): "half spelled" for i in np.flatnonzero((found.entropy > least) & (found.entropy < most))[:1]
+    }
+
+
+def readings_of(seed: int, part: str, name: str, fact, tokenizer, stories: int) -> list[Reading]:
+    """The stories of a part, with what is to be believed and where probes read."""
+    random, found = Random(f"{part} {name} {seed}"), []
+    for i in range(stories):
+        text = world.sample(1_800_000_000 + seed * 1_000_000 + i, fact.kind).text
+        story = believed(text, tokenizer, fact)
+        if part == "told":
+            ends = np.cumsum([0, *tokenizer.token_lengths[story.ids]])
+            data = text.encode()
+            places = far_from(story, [data[:end].decode(errors="ignore").split() for end in ends], random)
+        elif part == "names":
+            places = half_spelled(story)
+        else:
+            places = steps_of(story, KINDS[part], random)
+        found.append(Reading(text, row_of(text, tokenizer), story.beliefs, places))
+    return found
+
+
+def rumour_readings(seed: int, stories: int) -> list[Reading]:
+    """Rumours, read behind some witnesses and where the last one has not said the place yet."""
+    found = []
+    for rumour in rumours.rumours(stories, 1_800_000 + seed):
+        told = (len(rumour.ids) - 9) // 4
+        places = {5 + 4 * n: f"behind {n}" for n in (1, 3, 6) if n <= told} | {
+            3 + 4 * told: "before the last says"
+        }
+        found.append(Reading(rumour.text, np.append(0, rumour.ids), rumours.posterior(rumour.text), places))
+    return found
+
+
+# ---- The figures
+
+
+def scored(model: GPT, readings: list[Reading], seed: int, **about) -> list[dict]:
+    """Rows of every kind of position, probe and depth: those of the model and of the controls."""
+    rows = []
+    fresh = sites(GPT(model.config, seed=9000 + seed), readings)
+    whole = sites(model, readings)
+    for kind in sorted(set(whole.kinds)):
+        try:
+            given, untrained = whole.of(kind), fresh.of(kind)
+        except ValueError as error:  # too few stories get there
+            print(error, flush=True)
+            continue
+        shuffled, tokens = given.shuffled(seed), last_tokens(given, model.params["embed"])
+        counts = {part: int((given.parts == part).sum()) for part in ("train", "test")}
+
+        def row(features, probe, layer, sites_, x, kind=kind, counts=counts):
+            found = score(sites_, x, probe, seed)
+            figures = {name: round(value, 5) for name, value in found._asdict().items()}
+            rows.append(
+                {
+                    **about,
+                    "seed": seed,
+                    "position": kind,
+                    "features": features,
+                    "probe": probe,
+                    "layer": layer,
+                }
+                | figures
+                | counts
+            )
+
+        row("prior", "prior", 0, given, given.x[0])
+        for probe in PROBES:
+            if probe != "ridge":
+                row("last tokens", probe, 0, given, tokens)
+            for layer in range(len(given.x)):
+                row("model", probe, layer, given, given.x[layer])
+                if probe != "ridge":
+                    row("untrained", probe, layer, untrained, untrained.x[layer])
+                if probe == "linear":
+                    row("shuffled", probe, layer, shuffled, given.x[layer])
+    return rows
+
+
+def against_the_law(model: GPT, seed: int, stories: int = 300) -> dict:
+    """KL(law || model) of rumours, in bits: where a witness is about to say a place, and where the place is found."""
+    gaps = {"says": [], "in": []}
+    for rumour in rumours.rumours(stories, 1_900_000 + seed):
+        laws = rumours.law(rumour.text)
+        q = softmax(model.logits(np.append(0, rumour.ids)[None])[0].astype(np.float64))
+        kl = bits(laws, q) - bits(laws, laws)
+        words = ["", *rumour.text.split()]
+        for word in gaps:
+            gaps[word] += [kl[i] for i, there in enumerate(words) if there == word]
+    return {
+        f"kl of the model behind {word!r}": round(float(np.mean(values)), 5) for word, values in gaps.items()
+    }
+
+
+def one(seed: int, part: str, stories: int = STORIES) -> list[dict]:
+    """Compute a part for the model of a seed, and write it."""
+    start = time.time()
+    with one_blas_thread():
+        if part == "place":
+            model = rumour_model(seed)
+            about = {"fact": "place"} | against_the_law(model, seed)
+            rows = scored(model, rumour_readings(seed, stories), seed, **about)
+        else:
+            model, tokenizer = model_of(seed)
+            facts = {"told": TOLD, "names": NAMES}.get(part) or {part: FACTS[part]}
+            rows = []
+            for name, fact in facts.items():
+                readings = readings_of(seed, part, name, fact, tokenizer, stories)
+                rows += scored(model, readings, seed, fact=name)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    result = {
+        "part": part,
+        "seed": seed,
+        "stories": stories,
+        "seconds": round(time.time() - start),
+        "rows": rows,
+    }
+    (FOLDER / f"reading-{part.replace(' ', '-')}-{seed}.json").write_text(json.dumps(result, indent=1))
+    return rows
+
+
+# ---- All parts together
+
+
+def collect(folder=FOLDER) -> dict:
+    """What all parts that are there say: means and 95% intervals over seeds by depth, and what Holm's rule calls more.
+
+    A row is a fact, a kind of position and a probe. won: bits over the prior, [L+1] by depth, layer 0 being the
+    embedding; half: half the interval's width; bound, kl; the controls untrained and shuffled by depth, last_tokens.
+    verdicts: for each control, by depth, "higher", "lower" or "none seen", of the difference paired by seed, corrected
+    over all rows and depths of a probe. With fewer than two seeds there are neither intervals nor verdicts.
+    """
+    parts = [json.loads(file.read_text()) for file in sorted(folder.glob("reading-*.json"))]
+    by, laws = {}, {}
+    for row in (row for part in parts for row in part["rows"]):
+        at = row["fact"], row["position"], row["features"], row["probe"]
+        by.setdefault(at, {}).setdefault(row["seed"], {})[row["layer"]] = row
+        laws |= {
+            (row["seed"], name): value for name, value in row.items() if name.startswith("kl of the model")
+        }
+
+    def table(fact, position, features, probe, name="won") -> np.ndarray:
+        """[seeds, depths]"""
+        seeds = by[fact, position, features, probe]
+        return np.array([[layers[i][name] for i in sorted(layers)] for _, layers in sorted(seeds.items())])
+
+    rows, gaps = [], {}
+    for fact, position, features, probe in by:
+        if features != "model":
+            continue
+        won = table(fact, position, "model", probe)
+        seeds, depths = won.shape
+        row = {
+            "fact": fact,
+            "position": position,
+            "probe": probe,
+            "seeds": seeds,
+            "won": _rounded(won.mean(axis=0)),
+        }
+        for name in ("bound", "kl"):
+            row[name] = _rounded(table(fact, position, "model", probe, name).mean(axis=0))
+        row["bound"] = row["bound"][0]
+        against = {"prior": np.zeros_like(won), "embedding": won[:, :1]}
+        for name in ("untrained", "shuffled", "last tokens"):
+            if (fact, position, name, probe) in by:
+                against[name] = table(fact, position, name, probe)
+                row[name.replace(" ", "_")] = _rounded(against[name].mean(axis=0))
+        if seeds > 1:
+            row["half"] = _rounded(half_width(won))
+            for name, control in against.items():
+                for depth in range(name == "embedding", depths):
+                    difference = won[:, depth] - np.broadcast_to(control, won.shape)[:, depth]
+                    gaps.setdefault((probe, name), {})[f"{fact}, {position}, {depth}"] = difference
+        rows.append(row)
+    for (probe, name), differing in gaps.items():
+        print(f"\n{probe} probe, bits over the control {name!r}")
+        for title, verdict in differences(differing).items():
+            fact, position, depth = title.rsplit(", ", 2)
+            row = next(r for r in rows if (r["fact"], r["position"], r["probe"]) == (fact, position, probe))
+            row.setdefault("verdicts", {}).setdefault(name, {})[depth] = verdict
+    names = sorted({name for _, name in laws})
+    return {
+        "stories": sorted({part["stories"] for part in parts}),
+        "seconds": {f"{part['part']} {part['seed']}": part["seconds"] for part in parts},
+        "missing": [
+            f"{part} {seed}"
+            for part in PARTS
+            for seed in SEEDS
+            if not (folder / f"reading-{part.replace(' ', '-')}-{seed}.json").is_file()
+        ],
+        "rumours": {
+            name: _rounded([value for (_, other), value in sorted(laws.items()) if other == name])
+            for name in names
+        },
+        "rows": rows,
+    }
+
+
+def _rounded(values) -> list[float]:
+    return np.round(values, 4).tolist()
