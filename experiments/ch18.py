@@ -329,18 +329,25 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options.add_argument("--only", choices=[*PARTS, *READING], help="one part; nothing is collected")
     given = options.parse_args()
-    rows = []
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         # the models first: all others need them
         for parts in [[given.only]] if given.only else (["model"], [*PARTS, *READING][1:]):
             jobs = [(seed, part) for part in parts for seed in given.seeds]
-            for (seed, part), file in zip(jobs, pool.starmap(one, jobs, chunksize=1), strict=True):
+            for file in pool.starmap(one, jobs, chunksize=1):
                 print(file, flush=True)
-                told = json.loads(file.read_text("utf-8"))["rows"]
-                rows += [{"part": READING.get(part, part), "seed": seed, **row} for row in told]
     if not given.only:
-        config = {"seeds": given.seeds, "steps": STEPS, "rank": answers.RANK, "stories": ch18_reading.STORIES}
-        save("ch18", config, rows)
+        collect(given.seeds)
+
+
+def collect(seeds: list[int]) -> None:
+    """Store the rows of the models and the edits seed by seed, those of the probes as `ch18_reading` sums them up."""
+    reading = ch18_reading.collect(FOLDER)
+    rows = [{"part": "reading", **row} for row in reading.pop("rows")]
+    for part in PARTS:
+        for seed in seeds:
+            told = json.loads((FOLDER / f"{part}-{seed}.json").read_text("utf-8"))["rows"]
+            rows += [{"part": part, "seed": seed, **row} for row in told]
+    save("ch18", {"seeds": seeds, "steps": STEPS, "rank": answers.RANK, "reading": reading}, rows)
 
 
 if __name__ == "__main__":
