@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   nanoeuler report runs/world                       curves and a page about the run: runs/world/report
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler score FILE.txt --run runs/world --out score.html    bits per byte of a text of yours, dear tokens marked
+  nanoeuler answers --out answers                   what a model of Königsberg uses of what it knows
   nanoeuler train --resume runs/world --steps 4000   go on for longer
   nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions

@@ -32,12 +32,14 @@ from nanoeuler_lib.understanding.edits import (
     patched,
     share_inside,
 )
+from nanoeuler_lib.understanding.probes import ridge
 from nanoeuler_lib.understanding.twins import FACT, PERSON, Batch, batch_of, bits, names_of, pairs
 
 FORMAT = "nanoeuler-answers-1"
 RANK = 6  # eight names in two groups of a pronoun differ in three directions each
 PLACES = 8  # of each row, where the posterior is given
-WEAK, STRONG = 1e-6, 1e2  # penalties of a probe, in units of the stream's mean variance
+MOST = 500  # pairs; their activations are held in memory
+WEAK, STRONG = 1e-6, 1e2  # penalties of a probe (`probes.ridge`)
 
 
 class Seen(NamedTuple):
@@ -70,7 +72,8 @@ class Part(NamedTuple):
     posterior: np.ndarray
 
     def seen(self, depth: int) -> Seen:
-        return Seen(self.stream[depth], self.twin[depth], self.was, self.becomes)
+        """What an edit is given at a depth: copies, which it may change."""
+        return Seen(*(x.copy() for x in (self.stream[depth], self.twin[depth], self.was, self.becomes)))
 
 
 class Key(NamedTuple):
@@ -101,8 +104,8 @@ def make(
     of i tokens may believe, [T+1, n] (such as `posteriors.believed`). Raises NanoEulerError for a model of another kind
     or a context in which not all stories fit.
     """
-    if count < 2:
-        raise NanoEulerError(f"there are to be {count} pairs, expected at least 2")
+    if not 2 <= count <= MOST:
+        raise NanoEulerError(f"there are to be {count} pairs, expected 2 to {MOST}")
     if type(model.config) is not ModelConfig or model.config.context < 128:
         raise NanoEulerError(
             f"the model is a {type(model).__name__} of context {model.config.context}, expected a GPT with one of at "
@@ -171,10 +174,10 @@ def score(
     found = {}
     if edit is not None:
         values = _expected("edit", edit(part.seen(depth)), part.stream[depth].shape)
-        for i, (law, batch) in enumerate((("bits", part.batch), ("by_fact", part.fact))):
+        for law, batch in (("bits", part.batch), ("by_fact", part.fact)):
             site = {(STREAM, depth): patched(batch.place, values)}
             found[law] = bits(forward(key.model, batch.story, site), batch).mean()
-            found |= {"unedited": part.unedited[0].mean(), "best": part.best[0].mean()} if i == 0 else {}
+        found |= {"unedited": part.unedited[0].mean(), "best": part.best[0].mean()}
         found["closed"] = (found["unedited"] - found["bits"]) / (found["unedited"] - found["best"])
     if basis is not None:
         wanted = key.subspace[depth]
@@ -205,25 +208,16 @@ def _expected(what, value, shape):
 # ---- The chapter's own methods
 
 
-def name_probe(stream: np.ndarray, names: np.ndarray, count: int, penalty: float) -> np.ndarray:
-    """Return a linear probe for who is named, [D, count]: ridge regression on indicators, about their means.
-
-    stream: [N, D]; names: [N] of `count`; penalty: in units of the stream's mean variance. W = (C + penalty v I)^-1
-    (1/N) X^T Y, with C = X^T X / N and v = tr(C) / D. A strong penalty gives the differences of the means; a weak one
-    turns them away from where the stream varies.
-    """
-    x = stream.astype(float) - stream.mean(axis=0)
-    y = np.eye(count)[names] - np.bincount(names, minlength=count) / len(names)
-    C = x.T @ x / len(x)
-    ridge = penalty * np.trace(C) / len(C) + 1e-9 * np.trace(C)
-    return np.linalg.solve(C + ridge * np.eye(len(C)), x.T @ y / len(x))
-
-
 def probe_of(key: Key, depth: int, penalty: float) -> np.ndarray:
-    """The `name_probe` of a key's part to learn from, stories and twins: [D, n]."""
+    """What a ridge probe for the name reads along, [D, n]: fitted to the part to learn from, stories and twins.
+
+    A strong penalty leaves the differences of the names' means, each coordinate by its variance; a weak one turns them
+    away from where the stream varies.
+    """
     part = key.learn
     both, who = np.concatenate([part.stream, part.twin], axis=1)[depth], np.append(part.was, part.becomes)
-    return name_probe(both, who, len(key.names), penalty)
+    probe = ridge(both.astype(float), np.eye(len(key.names))[who], penalty)
+    return probe.weights[0][:-1] / probe.scale[:, None]
 
 
 def methods(key: Key, depth: int, seed: int = 0) -> dict[str, Callable[[Seen], np.ndarray]]:
@@ -263,13 +257,8 @@ def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None
     Raises NanoEulerError where that cannot be done.
     """
     arrays = {}
-    for name, value in (
-        ("learn", key.learn),
-        ("held", key.held),
-        ("subspace", key.subspace),
-        ("effects", key.effects),
-    ):
-        arrays |= _flat(name, value)
+    for name in ("learn", "held", "subspace", "effects"):
+        arrays |= _flat(name, getattr(key, name))
     texts = {
         name: [
             [tokenizer.decode(row[1 : end + 1]) for row in rows]
@@ -289,21 +278,20 @@ def load(folder: Path, model: GPT) -> Key:
     """Read a key, and see that it is whole and this model's. Raises NanoEulerError where it is not."""
     try:
         head = from_json((folder / "answers.json").read_text("utf-8"))
-        found = [head["format"], head["model"], head["arrays"]]
-        expected = [FORMAT, _digest(model), sha256(folder / "answers.npz")]
+        names, found = tuple(head["names"]), [head["format"], head["model"], head["arrays"]]
+        expected = FORMAT, _digest(model), sha256(folder / "answers.npz")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NanoEulerError(
             f"{folder}: holds no answers that can be read ({type(error).__name__})"
         ) from None
-    for what, value, wanted in zip(
-        ("format", "model", "SHA-256 of answers.npz"), found, expected, strict=True
-    ):
+    whats = "format", "model", "SHA-256 of answers.npz"
+    for what, value, wanted in zip(whats, found, expected, strict=True):
         if value != wanted:
             raise NanoEulerError(f"{folder}: {what} is {short(value)}, expected {wanted}")
     with np.load(folder / "answers.npz", allow_pickle=False) as file:
         arrays = dict(file)
     parts = [_shaped(name, Part, arrays) for name in ("learn", "held")]
-    return Key(model, tuple(head["names"]), *parts, arrays["subspace"], arrays["effects"])
+    return Key(model, names, *parts, arrays["subspace"], arrays["effects"])
 
 
 def _flat(name, value):

@@ -35,11 +35,17 @@ def forward(
     edits: by site, a function of the stream [B, T, D] or of the heads' outputs [B, H, T, C] that returns another array
     of that shape; kept: a dictionary to be filled with the arrays at all sites, as edited, and under ("weights", layer)
     with where each head looks, [B, H, T, T]. The pure functions of `ops.reference` in the order of `model.gpt.forward`.
+    Raises NanoEulerError for a site that is none, whose edit would do nothing.
     """
     w, config, eps = model.params, model.config, model.config.norm_eps
     H, G, C, (B, T) = config.heads, config.kv_heads, config.head_dim, tokens.shape
     cos, sin = f.rope_tables(T, C, config.rope_theta, model.dtype)
-    edits = edits or {}
+    edits, L = edits or {}, config.layers
+    known = {*((STREAM, i) for i in range(L + 1)), *((HEADS, i) for i in range(L))}
+    if unknown := [site for site in edits if site not in known]:
+        raise NanoEulerError(
+            f"there is no site {unknown[0]}, expected ('stream', 0..{L}) or ('heads', 0..{L - 1})"
+        )
 
     def at(site, x):
         x = edits[site](x) if site in edits else x
@@ -48,7 +54,7 @@ def forward(
         return x
 
     x = f.embed_forward(tokens, w["embed"])[0]  # [B, T, D]
-    for i in range(config.layers):
+    for i in range(L):
         x = at((STREAM, i), x)
         y = f.rmsnorm_forward(x, w[f"layers.{i}.norm1"], eps)[0]
         packed = (y @ w[f"layers.{i}.qkv"]).reshape(B, T, H + 2 * G, C).swapaxes(1, 2)  # [B, H+2G, T, C]
@@ -61,7 +67,7 @@ def forward(
         y = f.rmsnorm_forward(x, w[f"layers.{i}.norm2"], eps)[0]
         gate, up = np.split(y @ w[f"layers.{i}.gate_up"], 2, axis=-1)  # [B, T, F] each
         x = x + f.swiglu_forward(gate, up)[0] @ w[f"layers.{i}.down"]
-    x = at((STREAM, config.layers), x)
+    x = at((STREAM, L), x)
     logits = f.rmsnorm_forward(x, w["norm_final"], eps)[0] @ model.heads[:, : config.vocab_size]
     logits = logits - logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

@@ -43,6 +43,8 @@ def test_nothing_edited_is_the_model(small, kept):
         assert np.abs(found - log_p).max() < 1e-12
     assert np.array_equal(kept[0][STREAM, 0], small.params["embed"][BATCH.story])
     assert np.allclose(kept[0]["weights", 1].sum(axis=-1), 1)
+    with pytest.raises(NanoEulerError, match=r"no site \('heads', 3\), expected"):
+        forward(small, BATCH.story, {(HEADS, 3): lambda x: x})
 
 
 def test_a_whole_patch_is_the_twin_and_a_part_of_it_is_not(small, kept):
