@@ -284,8 +284,8 @@ def load(folder: Path, model: GPT) -> Key:
         raise NanoEulerError(
             f"{folder}: holds no answers that can be read ({type(error).__name__})"
         ) from None
-    whats = "format", "model", "SHA-256 of answers.npz"
-    for what, value, wanted in zip(whats, found, expected, strict=True):
+    named = "format", "model", "SHA-256 of answers.npz"
+    for what, value, wanted in zip(named, found, expected, strict=True):
         if value != wanted:
             raise NanoEulerError(f"{folder}: {what} is {short(value)}, expected {wanted}")
     with np.load(folder / "answers.npz", allow_pickle=False) as file:
