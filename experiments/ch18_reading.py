@@ -37,6 +37,7 @@ from tools.notebooks.results import ROOT
 FOLDER = ROOT / "_build" / "ch18"
 SEEDS = [0, 1, 2, 3, 4]
 STORIES = 4000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
+CONTEXT = preset("small").context  # a story in ten thousand is longer
 FAR = 10  # words since a told fact was named last
 INSIDE = 3  # tokens inside a step at which a story is read
 KINDS = {  # kinds of position: behind or inside the steps that say something of a fact; 0 is the opening
@@ -47,12 +48,18 @@ KINDS = {  # kinds of position: behind or inside the steps that say something of
 }
 PROBES = ["ridge", "linear", "hidden"]
 TOLD = {"owner": role("errand", "b"), "crime": role("culprit", "crime"), "hidden in": role("belief", "place")}
-NAMES = {"thing": role("errand", "thing"), "spot": role("letter", "spot")}
+NAMES = {"thing": role("errand", "thing"), "first name": role("errand", "a")}
 SHIPPED = dict(steps=12_500, rate=2e-3, later_heads=0.25, valid_every=500, sample_every=0, save_every=500)
 RUMOURS = ModelConfig(
-    dim=64, heads=4, kv_heads=2, layers=2, context=rumours.LONGEST, vocab_size=len(rumours.WORDS), predict=1
+    dim=64,
+    heads=4,
+    kv_heads=2,
+    layers=2,
+    context=rumours.LONGEST + 1,
+    vocab_size=len(rumours.WORDS),
+    predict=1,
 )
-RUMOURS_TRAIN = TrainConfig(steps=6000, batch=32, rate=3e-3, warmup=100)
+RUMOURS_TRAIN = TrainConfig(steps=12_000, batch=16, rate=3e-3, warmup=100)
 RUMOURS_TEXTS = 100_000
 PARTS = ["culprit", "holder", "witness", "way back", "told", "names", "place"]
 
@@ -85,7 +92,7 @@ def model_of(seed: int) -> tuple[GPT, object]:
 def rumour_model(seed: int, config: TrainConfig = RUMOURS_TRAIN) -> GPT:
     """A small model of rumours. A row is an end of text and a rumour; its target behind the rumour is an end again."""
     model, rows = GPT(RUMOURS, seed=seed), rumours.corpus(RUMOURS_TEXTS, 10 + seed)
-    tokens, targets = rows[:, :-1], rows[:, 1:].copy()
+    tokens, targets = rows, np.roll(rows, -1, axis=1)  # the last word of a row has an end behind it
     targets[(tokens == 0) & (np.arange(tokens.shape[1]) > 0)] = -1  # only fills the row
     config = replace(config, seed=seed)
     with Step(model, AdamW(model.config, config), config, config.batch, workers=1) as take_step:
@@ -111,15 +118,16 @@ def steps_of(found, kinds: list[str], random: Random) -> dict[int, str]:
     return places
 
 
-def far_from(found, words_at: list[list[str]], random: Random) -> dict[int, str]:
-    """One place at which a told fact was named last more than FAR words ago."""
-    name = found.values[found.state].split()[-1]
-    far = [
-        i
-        for i, words in enumerate(words_at)
-        if found.beliefs[i].max() > 1 - 1e-9 and not any(name in word for word in words[-FAR:])
-    ]
-    return {random.choice(far): f"more than {FAR} words"} if far else {}
+def far_from(found, text: str, tokenizer, random: Random) -> dict[int, str]:
+    """Some places at which a told fact was named last more than FAR words ago, and the first where it is named then."""
+    value, ends = found.values[found.state], np.cumsum([0, *tokenizer.token_lengths[found.ids]])
+    data, name, far, named = text.encode(), value.split()[-1], [], []
+    for i in np.flatnonzero(found.beliefs.max(axis=1) > 1 - 1e-9).tolist():
+        before, behind = (part.decode(errors="ignore") for part in (data[: ends[i]], data[ends[i] :]))
+        if not any(name in word for word in before.split()[-FAR:]):
+            (named if behind.startswith(f" {value}") else far).append(i)
+    places = dict.fromkeys(random.sample(far, min(INSIDE, len(far))), f"more than {FAR} words")
+    return places | dict.fromkeys(named[:1], "about to be named")
 
 
 def half_spelled(found) -> dict[int, str]:
@@ -137,19 +145,18 @@ def readings_of(seed: int, part: str, name: str, fact, tokenizer, stories: int) 
         text = world.sample(1_800_000_000 + seed * 1_000_000 + i, fact.kind).text
         story = believed(text, tokenizer, fact)
         if part == "told":
-            ends = np.cumsum([0, *tokenizer.token_lengths[story.ids]])
-            data = text.encode()
-            places = far_from(story, [data[:end].decode(errors="ignore").split() for end in ends], random)
+            places = far_from(story, text, tokenizer, random)
         elif part == "names":
             places = half_spelled(story)
         else:
             places = steps_of(story, KINDS[part], random)
-        found.append(Reading(text, row_of(text, tokenizer), story.beliefs, places))
+        if len(story.beliefs) <= CONTEXT:
+            found.append(Reading(text, row_of(text, tokenizer), story.beliefs, places))
     return found
 
 
 def rumour_readings(seed: int, stories: int) -> list[Reading]:
-    """Rumours, read behind some witnesses and where the last one has not said the place yet."""
+    """Rumours, read behind some witnesses, and behind the words that the last one's place and the true one follow."""
     found = []
     for rumour in rumours.rumours(stories, 1_800_000 + seed):
         told = (len(rumour.ids) - 9) // 4
