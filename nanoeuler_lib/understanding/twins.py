@@ -187,16 +187,19 @@ def pairs(count: int, seed: int, told: int, tokenizer: Tokenizer, kind: str = "e
 def batch_of(some: Sequence[Twins], law: str, tokenizer: Tokenizer, seed: int, longest: int = 128) -> Batch:
     """Draw a continuation of each pair from a law, and put them into rows of at most `longest` tokens.
 
-    One in many hundred does not fit and is drawn anew; the law at a place of those that do is what it was.
+    Under the package's tokenizer all fit; one that does not is drawn anew. Raises NanoEulerError if none of a hundred
+    fits.
     """
     random, end = Random(seed), tokenizer.special_tokens[END_OF_TEXT]
     rows, entries = [], []
     for i, pair in enumerate(some):
-        while True:
+        for _ in range(100):
             told = pair.drawn(law, random)
             both = [[end, *tokenizer.encode(text + told).tolist()] for text in (pair.story, pair.twin)]
             if len(both[0]) <= longest:
                 break
+        else:
+            raise NanoEulerError(f"no continuation of {pair.twin!r} was found that fits {longest} tokens")
         rows.append(both)
         for j, row in enumerate(pair.law(law, told, tokenizer)):
             entries += [(i, pair.cut + j, token, p) for token, p in row.items()]

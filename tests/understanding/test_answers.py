@@ -69,7 +69,13 @@ def test_subspaces_and_readings_have_their_bounds(key):
     assert read["posterior"] == pytest.approx(read["prior"]) and read["prior"] > 0.3
 
 
-def test_no_story_stands_on_both_sides(key):
+def test_no_story_stands_on_both_sides(key, monkeypatch):
+    drawn = answers.pairs  # seeds 3 and 4 draw the same stories
+    monkeypatch.setattr(answers, "pairs", lambda count, seed, *rest: drawn(count, max(seed, 4), *rest))
+    parts = answers.make(MODEL, TOKENIZER, count=2, seed=3)[2:4]
+    assert not {tuple(row[:20]) for row in parts[0].batch.story} & {
+        tuple(row[:20]) for row in parts[1].batch.story
+    }
     stories = [
         {TOKENIZER.decode(row[1 : cut + 1]) for row, cut in zip(part.batch.story, part.batch.cut)}
         for part in (key.learn, key.held)

@@ -114,4 +114,6 @@ def test_bad_input_is_met_with_one_line():
         pairs(1, 0, 3, TOKENIZER)
     with pytest.raises(NanoEulerError, match="no two names of one pronoun"):
         pairs(1, 0, 1, Tokenizer.train("ab" * 50, 257))
+    with pytest.raises(NanoEulerError, match=r"no continuation of .* fits 25 tokens"):
+        batch_of(PAIRS[1], PERSON, TOKENIZER, 0, longest=25)
     assert all(a != b for a, b in pairwise(pairs(5, 1, 1, TOKENIZER)))
