@@ -36,7 +36,7 @@ from tools.notebooks.results import ROOT
 
 FOLDER = ROOT / "_build" / "ch18"
 SEEDS = [0, 1, 2, 3, 4]
-STORIES = 4000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
+STORIES = 3000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
 CONTEXT = preset("small").context  # a story in ten thousand is longer
 FAR = 10  # words since a told fact was named last
 INSIDE = 3  # tokens inside a step at which a story is read

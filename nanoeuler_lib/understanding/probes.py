@@ -22,6 +22,7 @@ from nanoeuler_lib.model import GPT
 from nanoeuler_lib.understanding.activations import streams
 
 PARTS = ("train", "train", "train", "train", "train", "train", "choose", "test", "test", "test")
+PATIENCE = 60  # steps without a better one behind which a probe's fit ends
 LEAST = 1e-3  # of the probability that a ridge probe leaves to any value
 
 
@@ -158,16 +159,18 @@ def logistic(
     ]
     weights[-1][-1] = np.log(np.maximum(y.mean(axis=0), LEAST))  # begin with the prior
     moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
-    best, kept = np.inf, None
+    y, best, kept, at = y.astype(np.float32), np.inf, None, 0
     for step in range(steps + 1):
         if step % 10 == 0:
             probe = Probe(mean, scale, tuple(w.copy() for w in weights))
             if (loss := bits(y_choose, probe.law(x_choose)).mean()) < best:
-                best, kept = loss, probe
+                best, kept, at = loss, probe, step
+            elif step - at > PATIENCE:
+                break
         h = [z]
         for w in weights[:-1]:
             h.append(_with_one(np.maximum(h[-1] @ w, 0)))
-        d = (softmax(h[-1] @ weights[-1]) - y.astype(np.float32)) / len(y)
+        d = (softmax(h[-1] @ weights[-1]) - y) / len(y)
         grads = []
         for i in range(len(weights) - 1, -1, -1):
             grads.append(h[i].T @ d)
