@@ -160,9 +160,8 @@ def rumour_readings(seed: int, stories: int) -> list[Reading]:
     found = []
     for rumour in rumours.rumours(stories, 1_800_000 + seed):
         told = (len(rumour.ids) - 9) // 4
-        places = {5 + 4 * n: f"behind {n}" for n in (1, 3, 6) if n <= told} | {
-            3 + 4 * told: "before the last says"
-        }
+        places = {5 + 4 * n: f"behind {n}" for n in (1, 3, 6) if n <= told}
+        places |= {3 + 4 * told: "says", 7 + 4 * told: "found in"}
         found.append(Reading(rumour.text, np.append(0, rumour.ids), rumours.posterior(rumour.text), places))
     return found
 
