@@ -47,7 +47,7 @@ KINDS = {  # kinds of position: behind or inside the steps that say something of
     "way back": ["behind 3", "in 3"],
 }
 PROBES = ["ridge", "linear", "hidden"]
-TOLD = {"owner": role("errand", "b"), "crime": role("culprit", "crime"), "hidden in": role("belief", "place")}
+TOLD = {"owner": role("errand", "b"), "hidden in": role("belief", "place")}
 NAMES = {"thing": role("errand", "thing"), "first name": role("errand", "a")}
 SHIPPED = dict(steps=12_500, rate=2e-3, later_heads=0.25, valid_every=500, sample_every=0, save_every=500)
 RUMOURS = ModelConfig(
