@@ -47,7 +47,7 @@ KINDS = {  # kinds of position: behind or inside the steps that say something of
     "way back": ["behind 3", "in 3"],
 }
 PROBES = ["ridge", "linear", "hidden"]
-TOLD = {"owner": role("errand", "b"), "crime": role("culprit", "crime"), "hidden in": role("belief", "place")}
+TOLD = {"owner": role("errand", "b"), "hidden in": role("belief", "place")}
 NAMES = {"thing": role("errand", "thing"), "first name": role("errand", "a")}
 SHIPPED = dict(steps=12_500, rate=2e-3, later_heads=0.25, valid_every=500, sample_every=0, save_every=500)
 RUMOURS = ModelConfig(
@@ -160,9 +160,8 @@ def rumour_readings(seed: int, stories: int) -> list[Reading]:
     found = []
     for rumour in rumours.rumours(stories, 1_800_000 + seed):
         told = (len(rumour.ids) - 9) // 4
-        places = {5 + 4 * n: f"behind {n}" for n in (1, 3, 6) if n <= told} | {
-            3 + 4 * told: "before the last says"
-        }
+        places = {5 + 4 * n: f"behind {n}" for n in (1, 3, 6) if n <= told}
+        places |= {3 + 4 * told: "says", 7 + 4 * told: "found in"}
         found.append(Reading(rumour.text, np.append(0, rumour.ids), rumours.posterior(rumour.text), places))
     return found
 
