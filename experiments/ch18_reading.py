@@ -4,12 +4,8 @@ A part is one fact with the model of one seed, in a process of its own of one th
 
     python -c "import experiments.ch18_reading as e; e.one(0, 'culprit')"
 
-writes _build/ch18/reading-culprit-0.json; `collect()` gathers all that are there. Seed 0 is the model that comes with
-the package; those of other seeds are run folders or checkpoints at _build/ch18/seed1, ... with the same settings:
-
-    python -c "import experiments.ch18_reading as e; e.train_seed(1)"
-
-trains one. The rumours' models (part `place`) are trained by their part.
+writes _build/ch18/reading-culprit-0.json; `collect()` gathers all that are there. The models are those of
+`ch18_models`; the rumours' (part `place`) are trained by their part. `python -m experiments.ch18` runs all.
 """
 
 import json
@@ -19,6 +15,7 @@ from random import Random
 
 import numpy as np
 
+from experiments.ch18_models import FOLDER, SEEDS, model_of
 from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.machine import one_blas_thread
@@ -26,16 +23,11 @@ from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.significance import differences, half_width
-from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.training.train import train
 from nanoeuler_lib.understanding.activations import row_of
 from nanoeuler_lib.understanding.posteriors import FACTS, believed, role
 from nanoeuler_lib.understanding.probes import Reading, bits, last_tokens, score, sites, softmax
 from nanoeuler_lib.world import rumours
-from tools.notebooks.results import ROOT
 
-FOLDER = ROOT / "_build" / "ch18"
-SEEDS = [0, 1, 2, 3, 4]
 STORIES = 3000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
 CONTEXT = preset("small").context  # a story in ten thousand is longer
 FAR = 10  # words since a told fact was named last
@@ -49,7 +41,6 @@ KINDS = {  # kinds of position: behind or inside the steps that say something of
 PROBES = ["ridge", "linear", "hidden"]
 TOLD = {"owner": role("errand", "b"), "hidden in": role("belief", "place")}
 NAMES = {"thing": role("errand", "thing"), "first name": role("errand", "a")}
-SHIPPED = dict(steps=12_500, rate=2e-3, later_heads=0.25, valid_every=500, sample_every=0, save_every=500)
 RUMOURS = ModelConfig(
     dim=64,
     heads=4,
@@ -65,28 +56,6 @@ PARTS = ["culprit", "holder", "witness", "way back", "told", "names", "place"]
 
 
 # ---- The models
-
-
-def train_seed(seed: int, workers: int | None = None) -> None:
-    """Train the package's model with another seed, from the same text (`benchmarks/pretrained.py`)."""
-    text = world.SEPARATOR.join(world.corpus(5_000_000, each) for each in (101, 102, 103, 104))
-    config = TrainConfig(**SHIPPED, seed=seed)
-    train(
-        FOLDER / f"seed{seed}",
-        text,
-        preset("small"),
-        config,
-        valid_text=world.corpus(200_000, 2),
-        workers=workers,
-    )
-
-
-def model_of(seed: int) -> tuple[GPT, object]:
-    """The model of a seed and its tokenizer."""
-    if seed == 0:
-        return checkpoint.load_pretrained()
-    found = checkpoint.load(FOLDER / f"seed{seed}")
-    return found.model, found.tokenizer
 
 
 def rumour_model(seed: int, config: TrainConfig = RUMOURS_TRAIN) -> GPT:
