@@ -15,7 +15,7 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     school        `drills` plants bugs and finds them, `assign` makes papers
     command       `nanoeuler`: `cli` does, `arguments` explains
     formats       a run as Hugging Face's folder or a GGUF file; their Llamas and GPT-2s, and llama2.c's, as a run
-    later         `understanding`: probes and scaling laws
+    understanding what a reader may believe, what probes read; later scaling laws
 """
 
 import importlib

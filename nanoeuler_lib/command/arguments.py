@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   nanoeuler report runs/world                       curves and a page about the run: runs/world/report
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler score FILE.txt --run runs/world --out score.html    bits per byte of a text of yours, dear tokens marked
+  nanoeuler answers --out answers                   what a model of Königsberg uses of what it knows
   nanoeuler train --resume runs/world --steps 4000   go on for longer
   nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
   nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
@@ -233,6 +234,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
     command("generate", "continue a prompt", _generate)
     command("score", "what a text of yours costs a model: bits per byte and per token", _score)
+    command("answers", "an answer key: what a model of Königsberg uses of what it knows", _answers)
     command("chat", "ask a model that was taught to answer", _chat, as_json=False)
     command("check", "compare every gradient with difference quotients", _check)
     command("diagnose", "what is wrong with this package? the book's tools as a checklist", _diagnose)
@@ -541,6 +543,17 @@ def _score(new):
     text = "page to write, HTML with the dear tokens marked; must not exist (default: none)"
     new.add_argument("--out", type=Path, metavar="FILE", help=text)
     _device(new, "cpu")
+
+
+def _answers(new):
+    text = "folder to make, for answers.json and answers.npz; must not exist"
+    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    _model(new)
+    text = "pairs of twins to learn from, and as many to score (default 50)"
+    new.add_argument("--pairs", type=int, default=50, metavar="N", help=text)
+    text = "steps told before the twins are asked: 1, the holder set out with the thing; 2, was given it (default 1)"
+    new.add_argument("--told", type=int, default=1, metavar="N", help=text)
+    new.add_argument("--seed", type=int, default=18, help="seed of the stories (default 18)")
 
 
 def _model(new):

@@ -391,6 +391,28 @@ def score(args):
     _print(args, facts, f"{args.text}: {line}{shown}")
 
 
+def answers(args):
+    from nanoeuler_lib.training.checkpoint import PRETRAINED, load
+    from nanoeuler_lib.understanding import answers
+    from nanoeuler_lib.understanding.posteriors import FACTS, believed
+
+    _refuse_existing(args.out)
+    _not_negative(args, "seed")
+    found = load(args.run or PRETRAINED / "konigsberg-small")
+    holder = lambda text: believed(text, found.tokenizer, FACTS["holder"]).beliefs
+    key = answers.make(found.model, found.tokenizer, args.pairs, args.seed, args.told, holder)
+    rows = answers.rows(key)
+    about = {"pairs": args.pairs, "told": args.told, "seed": args.seed, "run": str(found.path), "rows": rows}
+    answers.save(key, args.out, found.tokenizer, about)
+    lines = [f"{'method':22} depth  bits a place  of the gap closed"]
+    lines += [
+        f"{row['method']:22} {row['depth']:5}  {row['bits']:12.3f}  {row['closed']:17.2f}" for row in rows
+    ]
+    lines += [f"the model itself: {rows[0]['unedited']:.3f} on the story, {rows[0]['best']:.3f} on its twin"]
+    lines += [f"{args.out}: {args.pairs} pairs to learn from, {args.pairs} that are scored"]
+    _print(args, {"out": str(args.out)} | about, "\n".join(lines))
+
+
 def export(args):
     from nanoeuler_lib import formats
 
@@ -966,8 +988,8 @@ COMMANDS = {
     "tokenizer train": tokenizer_train, "tokenizer encode": tokenizer_encode, "tokenizer decode": tokenizer_decode,
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
     "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
-    "score": score, "chat": chat, "check": check, "diagnose": diagnose, "break": break_, "assign": assign,
-    "info": info, "export": export, "import": import_,
+    "score": score, "answers": answers, "chat": chat, "check": check, "diagnose": diagnose, "break": break_,
+    "assign": assign, "info": info, "export": export, "import": import_,
 }  # fmt: skip
 
 

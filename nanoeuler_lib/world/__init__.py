@@ -9,7 +9,7 @@
 
 `grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
 above, `tokens` the source by tokens, `tasks` what is built from them: preferences, routes and their rewards,
-`wordings` other ways to ask.
+`wordings` other ways to ask. `rumours` is a world of its own, for chapter 18.
 """
 
 from nanoeuler_lib.world import wordings

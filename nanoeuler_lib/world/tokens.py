@@ -51,6 +51,7 @@ class Beginning(NamedTuple):
     rest: tuple[bytes | Slot | Mark, ...]
     share: float
     drawn: dict
+    root: int  # the template it began with, by its place among the step's
 
 
 class TokenReader(Reader):
@@ -76,20 +77,24 @@ class TokenReader(Reader):
         path = super().choose(roots, branches)
         step = self.text[start : path.at]
         # every text whose tokens begin as ours, each behind those of its tokens that are known and still to come
-        ahead = [([], Beginning(b"", root.parts, root.share, {})) for root in roots]
+        ahead = [([], Beginning(b"", root.parts, root.share, {}, i)) for i, root in enumerate(roots)]
         while at < len(step):
             token = self.ids[len(self.next)]
             texts = followed([text for ids, text in ahead if not ids], step[:at], branches)
             ahead = [pair for pair in ahead if pair[0]]
             ahead += [(self.encode(text.told[at : word_end(text.told, at)]), text) for text in texts]
-            found = defaultdict(float)
-            for ids, text in ahead:
-                found[ids[0]] += text.share
-            total = sum(found.values())
-            self.next.append({token: share / total for token, share in found.items()})
+            self.before(ahead)
             ahead = [(ids[1:], text) for ids, text in ahead if ids[0] == token]
             at += len(self.token_bytes[token])
         return path
+
+    def before(self, ahead: list[tuple[list[int], Beginning]]) -> None:
+        """Take down what the next token may be: the first of each of these texts, in proportion to their shares."""
+        found = defaultdict(float)
+        for ids, text in ahead:
+            found[ids[0]] += text.share
+        total = sum(found.values())
+        self.next.append({token: share / total for token, share in found.items()})
 
 
 def word_end(text: bytes, at: int) -> int | None:
@@ -103,7 +108,7 @@ def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[
     stack, found = list(texts), []
     while stack:
         text = stack.pop()
-        told, rest, share, drawn = text
+        told, rest, share, drawn, root = text
         if not (told.startswith(known) or known.startswith(told)):
             continue
         if not rest or word_end(told, len(known)) is not None:
@@ -111,8 +116,8 @@ def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[
         elif isinstance(rest[0], Slot):
             for way in branches(rest[0], drawn):
                 now = drawn | {rest[0].name: way.draws} if way.draws else drawn
-                stack.append(Beginning(told, way.parts + rest[1:], share * way.share, now))
+                stack.append(Beginning(told, way.parts + rest[1:], share * way.share, now, root))
         else:
             part = rest[0].text if isinstance(rest[0], Mark) else rest[0]
-            stack.append(Beginning(told + part, rest[1:], share, drawn))
+            stack.append(Beginning(told + part, rest[1:], share, drawn, root))
     return found
