@@ -60,25 +60,33 @@ HERE = (
 )  # fmt: skip
 
 
-def best_quintics(rounds: int, least: float, cushion: float = 1.01) -> list[tuple[float, float, float]]:
-    """Coefficients (a, b, c) of a x + b x^3 + c x^5, one after another, that bring [least, 1] closest to 1.
+def best_quintic(low: float, high: float) -> tuple[float, float, float, float]:
+    """The a, b, c of the a x + b x^3 + c x^5 closest to 1 on [low, high], and how far it is off.
 
-    Each is the best odd polynomial of degree 5 for the interval that those before leave, by Remez's exchange: its error
-    reaches the same size, with alternating signs, at both ends and at its two turning points. All but the last are
-    stretched by `cushion`, so that rounding does not leave the interval. Amsel et al. 2025, theorem 3.1.
+    0 < low < high. By Remez's exchange: the best one is off by the same size, with alternating signs, at both ends and
+    at its two turning points. Appendix A3.
+    """
+    points = np.array([low, (3 * low + high) / 4, (low + 3 * high) / 4, high])
+    for _ in range(50):
+        powers = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        a, b, c, off = np.linalg.solve(powers, np.ones(4))  # a x + b x^3 + c x^5 = 1 - off, 1 + off, ...
+        turns = np.sort(np.roots([5 * c, 3 * b, a]).real)  # x^2 where the slope is 0
+        points = np.array([low, *np.sqrt(turns.clip(low**2, high**2)), high])
+    return float(a), float(b), float(c), float(abs(off))
+
+
+def best_quintics(rounds: int, least: float, cushion: float = 1.01) -> list[tuple[float, float, float]]:
+    """Coefficients (a, b, c) of polynomials that, one behind another, bring [least, 1] close to 1.
+
+    Each is the best for the interval that those before leave; all but the last are stretched by `cushion`, so that
+    rounding does not leave the interval. Amsel et al. 2025, theorem 3.1.
     """
     low, high, found = least, 1.0, []
-    for _ in range(rounds):
-        points = np.array([low, (3 * low + high) / 4, (low + 3 * high) / 4, high])
-        for _ in range(50):
-            powers = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
-            a, b, c, error = np.linalg.solve(powers, np.ones(4))
-            inside = np.roots([5 * c, 3 * b, a])  # of x^2 where the slope is 0
-            inside = np.sqrt(np.sort(inside.real.clip(low**2, high**2)))
-            points = np.array([low, *inside, high])
-        stretch = 1.0 if len(found) == rounds - 1 else cushion
-        found.append((float(a / stretch), float(b / stretch**3), float(c / stretch**5)))
-        low, high = 1 - abs(error), 1 + abs(error)
+    for left in reversed(range(rounds)):
+        a, b, c, off = best_quintic(low, high)
+        stretch = cushion if left else 1.0
+        found.append((a / stretch, b / stretch**3, c / stretch**5))
+        low, high = 1 - off, 1 + off
     return found
 
 

@@ -224,7 +224,7 @@ class Program:
     def _product(self, composite, c, a, b, **options):
         launch = product(c, a, b, tf32=self.tf32, **options)
         moved = a.nbytes + b.nbytes + c.nbytes * (1 if launch.plus is None else 2)
-        self._add(composite, launch, moved, 2 * math.prod(launch.shape))
+        self._add(composite, launch, moved, 2 * launch.times * math.prod(launch.shape))
 
     def _blocks(self, threads):
         """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""

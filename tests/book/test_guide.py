@@ -360,6 +360,15 @@ def test_exam_a2():
     said("A2", "9 and 1", "82 / 9 = 0.911", "(9 + 1) = 1", "0.296, then 0.431", "identity")
 
 
+def test_exam_a3():
+    assert 0.010 * 4**0.5 > 4.3 * 0.004 and f"{4.3 * 0.004:.4f} {1.70 - 4.3 * 0.004:.4f}" == "0.0172 1.6828"
+    assert 0.4 * 0.9 == pytest.approx(0.36) and 60 * 5 * (3 * 2 * 1000**3) / 600e12 == pytest.approx(3e-3)
+    s = np.linspace(0.5, 1, 1001)
+    off, a = min((np.abs(1 - a * s).max(), a) for a in np.linspace(1, 2, 3001))
+    assert [off, a] == pytest.approx([1 / 3, 4 / 3], abs=1e-3)
+    said("A3", "0.02", "0.0172", "1.6828", "0.36", "3 ms", "a = 4/3", "1/3")
+
+
 def test_exam_31():
     """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
     page = [f"w{i}" for i in range(54)]

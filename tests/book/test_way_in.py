@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
@@ -46,6 +47,15 @@ def test_figures_from_a_card_are_the_stored_ones():
             row["gib"]["NanoEuler"] / row["gib"]["torch.compile"],
         )
         assert f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory" in README
+    race = json.loads((ROOT / "data/results/race.json").read_text())
+    config, seconds = race["config"], {}
+    for row in race["rows"]:
+        if row.get("recipe") in (config["adamw"], config["recipe"]):
+            seconds.setdefault(row["section"], []).append(row["seconds"])
+    adamw, recipe, peer = (np.array(seconds[name]) for name in ("adamw", "recipe", "peer"))
+    own, same = (recipe / adamw).mean(), recipe.mean() / peer.mean()
+    assert f"on an H200, bfloat16, by its own recipe | in {own:.2f} of the time" in README
+    assert f"the same recipe on both sides | in {same:.2f} of the time" in README
     (base,) = (row for row in run if row["what"] == "run" and row["run"] == "base")
     train, model = base["about"]["train"], base["about"]["model"]
     tokens = train["steps"] * train["batch"] * model["context"]

@@ -472,6 +472,14 @@ class ChapterA2:
         return x.astype(u.dtype)
 
 
+class ChapterA3:
+    def my_luck(p, tries):
+        none = 1.0
+        for _ in range(tries):
+            none *= 1 - p
+        return [1 - none, -math.expm1(math.log1p(-p) / tries)]
+
+
 class Chapter33:
     def my_tree(parts):
         sums = dict(enumerate(parts))

@@ -8,6 +8,8 @@ import pytest
 from test_engine import TINY, WHERE
 
 from benchmarks import race
+from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.model.optim import moved_by_muon, muon_widths
 from nanoeuler_lib.text import shards
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
@@ -129,6 +131,13 @@ def test_a_step_of_each_in_turns(monkeypatch, options):
     race.step(options, told.append)
     assert [(row["rows"], row["optimizer"]) for row in told[:2]] == [(2, "AdamW"), (2, "Muon, five rounds")]
     assert told[1]["launches"] == told[2]["launches"] + 4 * 3 and told[0]["more_ms"] == 0
+    sides = [
+        (rows, *(muon_widths(name, TINY) or columns))
+        for name, (rows, *columns) in parameter_shapes(TINY).items()
+        if moved_by_muon(name) and ".0." in name
+    ]
+    work = sum(4 * min(d, w) ** 2 * max(d, w) + 2 * min(d, w) ** 3 for d, *many in sides for w in many)
+    assert (told[1]["flops"], told[2]["flops"]) == (5 * work, 4 * work)
 
 
 def test_rows_are_collected(monkeypatch, tmp_path):
