@@ -369,6 +369,21 @@ def test_exam_a3():
     said("A3", "0.02", "0.0172", "1.6828", "0.36", "3 ms", "a = 4/3", "1/3")
 
 
+def test_exam_18():
+    """Outcomes one by one, prefixes one by one, the loss on a grid."""
+    joint = Counter()
+    for place in range(3):
+        joint[place] = Fraction(1, 3)
+        for rate, named in ((Fraction(1, 2), 0), (Fraction(1, 2), 1), (Fraction(3, 4), 1)):
+            joint[place] *= rate if named == place else (1 - rate) / 2
+    assert [joint[i] / joint.total() for i in range(3)] == [Fraction(n, 15) for n in (2, 12, 1)]
+    won = np.mean([math.log2(4 / left) for left in (2, 2, 1, 1)])
+    grid = np.linspace(-2, 2, 4001)
+    best = [grid[np.argmin(2 * (grid - 1) ** 2 + penalty * 2 * grid**2)] for penalty in (1, 0)]
+    assert (won, round(won - 1.2, 9)) == (1.5, 0.3) and np.allclose(best, [0.5, 1])
+    said("18", "2/15, 12/15, 1/15", "1.5", "0.3 bits", "1/2$; 1")
+
+
 def test_exam_31():
     """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
     page = [f"w{i}" for i in range(54)]

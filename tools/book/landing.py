@@ -30,7 +30,8 @@ GIVES = {
             "06_attention", "fig-attention-map"),
     "III ": ("a trained model, what its curves say, and how it becomes fast and speaks",
              "12_pretraining", "fig-pretraining-ladder"),
-    "IV ": ("what depth does, put to the test", "17_eulers_method", "fig-euler-lens"),
+    "IV ": ("what depth does, and what a model knows and uses, put to the test",
+            "18_what_the_model_knows", "fig-knows-penalty"),
     "V ": ("a model that answers", "20_chat", "fig-chat-gradient"),
     "VI ": ("kernels for a graphics card, which a processor runs and checks",
             "26_tensor_cores", "fig-tensor-cores-swizzle"),
@@ -43,7 +44,7 @@ GIVES = {
 PATHS = {
     "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
     "On a laptop": (
-        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 20 31 32",
+        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 20 31 32",
         "the whole model, no graphics card",
     ),
     "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30", "CUDA by hand, on a graphics card or without one"),
