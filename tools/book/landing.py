@@ -44,10 +44,11 @@ GIVES = {
 PATHS = {
     "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
     "On a laptop": (
-        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 20 31 32",
+        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 20 21 22 31 32 34",
         "the whole model, no graphics card",
     ),
-    "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30", "CUDA by hand, on a graphics card or without one"),
+    "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30 33", "CUDA by hand, on graphics cards or without one"),
+    "A fast run": ("04 06 08 11 12 A2 A3 31 32", "from the optimiser to 116 million parameters"),
 }
 
 
