@@ -6,7 +6,8 @@
 A part of a seed is a file `_build/ch18/PART-SEED.json`; one that is there is not made again. The model of seed 0 comes
 with the package. Those of the other seeds are trained here, a run folder each, with its settings, text and tokenizer.
 
-edits: what changes at the name, or elsewhere, do to what the models say next. circuit: the head that carries the name.
+edits: what changes at the name, or elsewhere, do to what the models say next. lengths: what moves of one length do.
+circuit: the head that carries the name.
 The parts of `ch18_reading`: what probes read. Each seed has stories of its own.
 """
 
@@ -96,6 +97,38 @@ def edits(seed: int, count: int = 100) -> list[dict]:
         score = answers.score(key, used, lambda x, P=basis: x.stream + (x.twin - x.stream) @ P @ P.T)
         found.append({"what": "rank", "depth": used, "rank": rank, "closed": score["closed"]})
     return found + nearer(model, tokenizer, seed, used, count)
+
+
+def lengths(seed: int, count: int = 100, draws: int = 4) -> list[dict]:
+    """What moves of one length do, at the deepest depth where the patch works: both probes' and random ones.
+
+    A length is a share of each row's patch: the weak probe's own, the strong one's own, and 1. Of random moves the
+    mean of some draws is noted.
+    """
+    model, tokenizer = model_of(seed)
+    key = answers.make(model, tokenizer, count, seed=1800 + 10 * seed)
+    used = max(
+        d for d in range(model.config.layers) if answers.score(key, d, lambda x: x.twin)["closed"] > 0.5
+    )
+    seen, methods, rng = key.held.seen(used), answers.methods(key, used), np.random.default_rng(seed)
+    size = np.linalg.norm(seen.twin - seen.stream, axis=1, keepdims=True)
+    moves = {name: methods[f"probe, {name} penalty"](seen) - seen.stream for name in ("weak", "strong")}
+    own = {
+        name: float((np.linalg.norm(move, axis=1, keepdims=True) / size).mean())
+        for name, move in moves.items()
+    }
+
+    def share(move, length):
+        unit = move / np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-30)
+        return answers.score(key, used, lambda x: x.stream + length * size * unit)["closed"]
+
+    found = []
+    for of, length in (*own.items(), ("patch", 1.0)):
+        about = {"what": "length", "depth": used, "of": of, "length": length}
+        found += [{**about, "move": name, "closed": share(move, length)} for name, move in moves.items()]
+        random = [share(rng.normal(size=seen.stream.shape), length) for _ in range(draws)]
+        found.append({**about, "move": "random", "closed": np.mean(random)})
+    return found
 
 
 def as_strong_as_the_patch(key: answers.Key, depth: int, rng: np.random.Generator) -> dict:
@@ -239,7 +272,7 @@ def circuit(seed: int, count: int = 64) -> list[dict]:
 # ---- All of it
 
 READING = {f"reading-{part.replace(' ', '-')}": part for part in ch18_reading.PARTS}
-PARTS = {"model": make_model, "edits": edits, "circuit": circuit}
+PARTS = {"model": make_model, "edits": edits, "lengths": lengths, "circuit": circuit}
 
 
 def one(seed: int, part: str) -> Path:

@@ -84,8 +84,8 @@ def law(text: str) -> np.ndarray:
 
 
 def heard(beliefs: np.ndarray, rate: float, place: int) -> np.ndarray:
-    """Return the beliefs [12] behind a witness of a rate who names a place: Bayes' rule."""
-    likelihood = np.full(len(PLACES), (1 - rate) / (len(PLACES) - 1))
+    """Return the beliefs [n] behind a witness of a rate who names a place, an index: Bayes' rule."""
+    likelihood = np.full(len(beliefs), (1 - rate) / (len(beliefs) - 1))
     likelihood[place] = rate
     return beliefs * likelihood / (beliefs * likelihood).sum()
 
