@@ -179,7 +179,7 @@ class Engine:
     def __init__(self, options, shape, recipe, seed):
         config, where = settings(recipe, seed), "cpu" if options.device == "checked" else "gpu"
         momentum = recipe.get("momentum", 0.95)
-        self.stairs = momentum if isinstance(momentum, tuple) else ((1.0, momentum),)
+        self.stairs = ((1.0, momentum),) if isinstance(momentum, float) else momentum
         program.MOVE, optim.MUON_BETA = recipe.get("move", 0.2), self.stairs[0][1]
         program.SCHULZ = ROUNDS[recipe.get("rounds", "five")]
         self.params = first_weights(shape, recipe, seed)
@@ -257,24 +257,18 @@ def run(options, side: str, recipe: dict, seed: int) -> dict:
     return row | dict(bits=found["valid_bits_per_byte"], sets=found.get("valid_sets"), losses=means)
 
 
-def sigma(options, note):
-    for seed in options.seeds or PILOTS:
-        note(run(options, "engine", ADAMW | options.change, seed))
+RUNS = {  # side, recipe and seeds of the sections that only run
+    "sigma": ("engine", ADAMW, PILOTS),
+    "adamw": ("PyTorch", ADAMW, SEEDS),
+    "recipe": ("engine", RECIPE, SEEDS),
+    "peer": ("PyTorch", RECIPE, SEEDS),
+}
 
 
-def adamw(options, note):
-    for seed in options.seeds or SEEDS:
-        note(run(options, "PyTorch", ADAMW | options.change, seed))
-
-
-def recipe(options, note):
-    for seed in options.seeds or SEEDS:
-        note(run(options, "engine", RECIPE | options.change, seed))
-
-
-def peer(options, note):
-    for seed in options.seeds or SEEDS:
-        note(run(options, "PyTorch", RECIPE | options.change, seed))
+def runs(options, note):
+    side, recipe, seeds = RUNS[options.section]
+    for seed in options.seeds or seeds:
+        note(run(options, side, recipe | options.change, seed))
 
 
 CHANGES = [
@@ -291,7 +285,7 @@ def search(options, note):
     best, at = START | options.change, time.perf_counter()
     found = run(options, "engine", best, SEARCH)
     note(found | dict(change={}))
-    for change in CHANGES[options.start :: options.stride]:
+    for change in CHANGES:
         if time.perf_counter() - at > options.seconds:
             break
         other = run(options, "engine", best | change, SEARCH)
@@ -326,8 +320,7 @@ LADDER = {
 def ladder(options, note):
     for seed in options.seeds or range(3):
         for name, change in LADDER.items():
-            if not options.only or name in options.only:
-                note(run(options, "engine", RECIPE | change, seed) | dict(without=name))
+            note(run(options, "engine", RECIPE | change, seed) | dict(without=name))
 
 
 def step(options, note):
@@ -379,9 +372,7 @@ def collect(options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    sections = dict(
-        step=step, sigma=sigma, search=search, adamw=adamw, recipe=recipe, peer=peer, ladder=ladder
-    )
+    sections = dict.fromkeys(RUNS, runs) | dict(step=step, search=search, ladder=ladder)
     parser.add_argument("section", choices=[*sections, "collect"])
     parser.add_argument("--data")
     parser.add_argument("--valid", action="append", default=[])
@@ -392,11 +383,8 @@ def main() -> None:
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--change", type=json.loads, default={}, help="JSON: what differs from the recipe")
     parser.add_argument("--seeds", type=int, nargs="*")
-    parser.add_argument("--only", action="append", help="ladder: these ingredients alone")
     parser.add_argument("--rounds", type=int, default=9, help="step: turns of each")
     parser.add_argument("--seconds", type=float, default=400, help="search: no change is begun behind them")
-    parser.add_argument("--start", type=int, default=0, help="search: the first change, and")
-    parser.add_argument("--stride", type=int, default=1, help="how far apart they are")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     options.where = "cpu" if options.device == "checked" else "gpu"

@@ -33,7 +33,7 @@ def options(tmp_path, monkeypatch):
     monkeypatch.setattr(race.optim, "MUON_BETA", race.optim.MUON_BETA)
     return SimpleNamespace(
         data=tmp_path / "train", valid=[tmp_path / "valid"], preset="tiny", device="checked", precision="float32",
-        mode=None, where=WHERE, change={}, seeds=[0], only=None, start=0, stride=1, seconds=1e9,
+        mode=None, where=WHERE, change={}, seeds=[0], seconds=1e9,
     )  # fmt: skip
 
 
