@@ -91,12 +91,18 @@ def edits(seed: int, count: int = 100) -> list[dict]:
 
     for depth in depths:
         found += angles(key, depth, rng)
-    used = max(depth for depth in depths if answers.score(key, depth, lambda x: x.twin)["closed"] > 0.5)
+    used = deepest(key)
     for rank in range(1, answers.RANK + 1):
         basis = key.subspace[used][:, :rank]
         score = answers.score(key, used, lambda x, P=basis: x.stream + (x.twin - x.stream) @ P @ P.T)
         found.append({"what": "rank", "depth": used, "rank": rank, "closed": score["closed"]})
     return found + nearer(model, tokenizer, seed, used, count)
+
+
+def deepest(key: answers.Key) -> int:
+    """The deepest depth at which the patch at the name closes more than half of the gap."""
+    depths = range(key.model.config.layers)
+    return max(d for d in depths if answers.score(key, d, lambda x: x.twin)["closed"] > 0.5)
 
 
 def lengths(seed: int, count: int = 100, draws: int = 4) -> list[dict]:
@@ -107,9 +113,7 @@ def lengths(seed: int, count: int = 100, draws: int = 4) -> list[dict]:
     """
     model, tokenizer = model_of(seed)
     key = answers.make(model, tokenizer, count, seed=1800 + 10 * seed)
-    used = max(
-        d for d in range(model.config.layers) if answers.score(key, d, lambda x: x.twin)["closed"] > 0.5
-    )
+    used = deepest(key)
     seen, methods, rng = key.held.seen(used), answers.methods(key, used), np.random.default_rng(seed)
     size = np.linalg.norm(seen.twin - seen.stream, axis=1, keepdims=True)
     moves = {name: methods[f"probe, {name} penalty"](seen) - seen.stream for name in ("weak", "strong")}
