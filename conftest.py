@@ -119,6 +119,11 @@ if importlib.util.find_spec("nbval"):
             name = f"/tmp/nbval-{secrets.token_hex(8)}"  # short everywhere: a socket's path has some hundred bytes
             super().__init__(transport="ipc", ip=name, **kwargs)
 
+        def start_kernel(self, **kwargs):
+            """A history in memory, as nbclient's kernels have: kernels that share its file wait for each other's lock,
+            and one that waits too long says so on stderr, in whatever cell is running."""
+            super().start_kernel(extra_arguments=["--HistoryManager.hist_file=:memory:"], **kwargs)
+
     kernel.KernelManager = ManagerOfSockets
 
 

@@ -73,18 +73,19 @@ def notebook(path: Path, *cells: tuple[str, str]) -> Path:
 
 
 def test_nbval_compares_so(tmp_path):
-    """The plugin as `make test` loads it: of four cells the second and fourth fail, the third is named as shifted."""
+    """The plugin as `make test` loads it: of five cells the second, fourth and fifth fail, the third is named as shifted."""
     path = notebook(
         tmp_path / "numbers.ipynb",
         ("print(0.5)", "0.5\n"),
         ("print(0.5)", "0.7\n"),
         ("print(0.25, 7)", "0.24 7\n"),
         ("print(7)", "8\n"),
+        ("import sys; print('lock', 'ed', file=sys.stderr)", ""),
     )
     command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-ptools.notebooks.compare"]
     command += ["--nbval", "--nbval-current-env", "--color=no", f"--rootdir={tmp_path}", str(path)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert "2 failed, 2 passed" in said
+    assert "3 failed, 2 passed" in said and "on stderr: lock ed" in said
     assert "Cell 1" in said and "Cell 3" in said
     assert "Cell 2: 0.24 -> 0.25" in said and "1 numbers in 1 cells" in said
 

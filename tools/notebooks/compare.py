@@ -82,6 +82,18 @@ def pytest_configure(config: pytest.Config) -> None:
         IPyNbCell.sanitize = lambda cell, text: _output(
             clean(cell, text), cell
         )  # nbval compares what this returns
+        compare = IPyNbCell.compare_outputs
+        IPyNbCell.compare_outputs = lambda cell, test, ref, skip_compare=None: (
+            compare(cell, test, ref, skip_compare) or _tell(cell, test, ref)
+        )
+
+
+def _tell(cell, test, ref):
+    """Adds to a failure what came on stderr and was not stored, which nbval names without its words; False."""
+    stored, found = ([out["text"] for out in outs if out.get("name") == "stderr"] for outs in (ref, test))
+    if found and not stored:
+        cell.comparison_traceback.append("on stderr: " + "".join(found))
+    return False
 
 
 def _output(text, cell):
