@@ -73,7 +73,7 @@ def notebook(path: Path, *cells: tuple[str, str]) -> Path:
 
 
 def test_nbval_compares_so(tmp_path):
-    """The plugin as `make test` loads it: of five cells the second, fourth and fifth fail, the third is named as shifted."""
+    """The plugin as `make test` loads it: the second, fourth and fifth cell fail, the third is named as shifted."""
     path = notebook(
         tmp_path / "numbers.ipynb",
         ("print(0.5)", "0.5\n"),
