@@ -62,7 +62,7 @@ def measure(
     """
     end, longest = tokenizer.special_tokens[END_OF_TEXT], math.inf
     if isinstance(model, GPT):
-        longest, model = model.config.context, partial(_log_probabilities, model)
+        longest, model = model.config.context, partial(log_probabilities, model)
     pairs = [(story, np.asarray(tokenizer.encode(story.text)).astype(np.int64)) for story in stories]
     pairs = [(story, ids) for story, ids in pairs if len(ids) < longest]
     if not pairs:
@@ -95,7 +95,7 @@ def measure(
     )
 
 
-def _log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
+def log_probabilities(model: GPT, tokens: np.ndarray) -> np.ndarray:
     """Head 0's log-probabilities, [B, T] -> [B, T, V]."""
     logits = model.logits(tokens)
     logits -= logits.max(axis=-1, keepdims=True)

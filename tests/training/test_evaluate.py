@@ -183,10 +183,10 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
     model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
     tokens = check_batch(CHECK_CONFIG, 2, 7, 1)[0]
     logits = model.logits(tokens).copy()
-    found = evaluate._log_probabilities(model, tokens)
+    found = evaluate.log_probabilities(model, tokens)
     assert np.allclose(found, logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)), atol=1e-12)
     with patch.object(GPT, "logits", lambda self, tokens: np.array([[[1000.0, 0.0], [-1000.0, -1000.0]]])):
-        assert np.allclose(evaluate._log_probabilities(model, tokens), [[[0, -1000], [-np.log(2)] * 2]])
+        assert np.allclose(evaluate.log_probabilities(model, tokens), [[[0, -1000], [-np.log(2)] * 2]])
 
 
 def test_loss_is_that_of_the_gradients():

@@ -1,0 +1,323 @@
+"""Chapter 19: sweeps of models over width and length, with a known floor; what fits say of them.
+
+    python -m experiments.ch19 [SECTION ...] [--out runs/ch19] [--cards 1] [--processes 4]
+
+Sections, in order: pilot (length and noise), tune (rate and batch), wide, small (twenty seeds of a small grid), rates
+(wrong ones), transfer, texts (books and web in $NANOEULER_DATA, one epoch), simulate (a thousand sweeps from the law
+that `wide` fits), collect (data/results/ch19.json). Without a section all are run. Runs go to rows-SECTION.jsonl and
+are not made again, so a sweep goes on where it was stopped. --cards 0: on the CPU, for a day and more.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from experiments import ch19_runs
+from experiments.ch19_runs import RULES, Run
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import parameter_shapes
+from nanoeuler_lib.understanding import scaling
+from tools.notebooks.results import save
+
+STORIES = 560_000
+MEGA = 1_000_000
+WIDTHS, LENGTHS = (32, 64, 96, 128, 192, 256), tuple(n * MEGA for n in (1.5, 3, 6, 12, 24, 48))
+SMALL_WIDTHS, SMALL_LENGTHS, SWEEPS = WIDTHS[:4], LENGTHS[:4], range(100, 120)
+SEEDS = range(3)
+RATES, BATCHES = tuple(1e-3 * 2**k for k in range(6)), (16, 32, 64)
+TUNED = 6 * MEGA  # tokens of the runs that choose rate and batch
+TRANSFER_RATES = tuple(1e-3 * 2**k for k in range(-1, 6))
+TEXT_WIDTHS, TEXT_LENGTHS = (32, 64, 128, 256), LENGTHS[:4]
+TEXTS = {
+    "books": ("books_core_train.txt.xz", "books_val.txt.xz"),
+    "web": ("web_featured_train.txt.xz", "web_val.txt.xz"),
+}
+TEXT_BYTES, VALID_BYTES = 36 * MEGA, 400_000
+SIMULATED, DRAWS = 1000, 200
+
+
+def settings_of(rows: list[dict]) -> tuple[int, np.polynomial.Polynomial]:
+    """What `tune` chose: the batch that is best on the mean over widths, and log rate as a line in log width.
+
+    Of each width and batch, the bottom of a parabola through the best rate and its two neighbours.
+    """
+    best = {}
+    for width, batch in itertools.product(sorted({r["width"] for r in rows}), BATCHES):
+        found = sorted(
+            (r["rate"], r["excess"])
+            for r in rows
+            if (r["width"], r["batch"]) == (width, batch) and "excess" in r
+        )
+        rates, losses = np.array(found).T
+        i = int(np.clip(losses.argmin(), 1, len(losses) - 2))
+        second, first, constant = np.polyfit(np.log(rates[i - 1 : i + 2]), losses[i - 1 : i + 2], 2)
+        at = (
+            np.clip(-first / (2 * second), *np.log(rates[[0, -1]]))
+            if second > 0
+            else np.log(rates[losses.argmin()])
+        )
+        best[width, batch] = at, min(losses.min(), np.polyval([second, first, constant], at))
+    batch = min(
+        BATCHES, key=lambda b: np.mean([np.log(loss) for (_, other), (_, loss) in best.items() if other == b])
+    )
+    widths = sorted({width for width, _ in best})
+    line = np.polynomial.Polynomial.fit(np.log(widths), [best[w, batch][0] for w in widths], 1)
+    return batch, line.convert()
+
+
+def tuned(folder: Path, width: int) -> dict:
+    """Batch and rate for a width."""
+    batch, line = settings_of(rows_of(folder, "tune"))
+    return dict(batch=batch, rate=float(f"{np.exp(line(np.log(width))):.3g}"))
+
+
+def runs_of(section: str, folder: Path) -> list[Run]:
+    """The runs of a section, the longest first."""
+    if section == "pilot":
+        runs = [Run(128, n, 2e-3, seed=seed) for n in LENGTHS for seed in range(2)]
+    elif section == "tune":
+        runs = [
+            Run(w, TUNED, rate, batch)
+            for w in WIDTHS[::2] + WIDTHS[-1:]
+            for rate in RATES
+            for batch in BATCHES
+        ]
+    elif section == "wide":
+        runs = [Run(w, n, seed=seed, **tuned(folder, w)) for w in WIDTHS for n in LENGTHS for seed in SEEDS]
+    elif section == "small":
+        runs = [
+            Run(w, n, seed=seed, **tuned(folder, w))
+            for w in SMALL_WIDTHS
+            for n in SMALL_LENGTHS
+            for seed in SWEEPS
+        ]
+    elif section == "rates":  # those of the narrowest and of the widest, for all
+        runs = [
+            Run(w, n, seed=0, **tuned(folder, of))
+            for of in (WIDTHS[0], WIDTHS[-1])
+            for w in WIDTHS
+            for n in LENGTHS[:5]
+        ]
+    elif section == "transfer":
+        batch = tuned(folder, WIDTHS[0])["batch"]
+        runs = [
+            Run(w, TUNED // 2, rate, batch, seed, rule)
+            for w in (32, 64, 128, 256) for rate in TRANSFER_RATES for seed in range(2) for rule in RULES
+        ]  # fmt: skip
+    else:
+        runs = [
+            Run(w, n, text=text, seed=seed, **tuned(folder, w))
+            for text in TEXTS for w in TEXT_WIDTHS for n in TEXT_LENGTHS for seed in range(2)
+        ]  # fmt: skip
+    return sorted(
+        {replace(run, tokens=int(run.tokens)): None for run in runs}, key=lambda run: -run.tokens * run.width
+    )
+
+
+TRAINED = "pilot", "tune", "wide", "small", "rates", "transfer", "texts"
+
+
+def rows_of(folder: Path, section: str) -> list[dict]:
+    path = folder / f"rows-{section}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float) -> bool:
+    """Make the runs of a section that are missing, for so many seconds at most; returns whether all are there."""
+    there = {
+        Run(**{name: row[name] for name in Run.__dataclass_fields__}) for row in rows_of(folder, section)
+    }
+    missing = [run for run in runs_of(section, folder) if run not in there]
+    if section == "texts" and missing:
+        held = Path(os.environ.get("NANOEULER_DATA", ""))
+        for name, (train, valid) in TEXTS.items():
+            if not (folder / f"{name}.npy").exists() and not (held / name / train).exists():
+                print(
+                    f"{held / name / train} is missing: texts are left out; NANOEULER_DATA names their folder"
+                )
+                return True
+            ch19_runs.read_text(
+                folder, name, held / name / train, held / name / valid, TEXT_BYTES, VALID_BYTES
+            )
+    else:
+        ch19_runs.draw_stories(folder, STORIES, processes)
+    began, context = time.perf_counter(), multiprocessing.get_context("spawn")
+    done, along = 0, LENGTHS if section == "pilot" else ()
+    with (
+        context.Pool(processes, ch19_runs.begin_process, (cards, context.Value("i", 0))) as pool,
+        open(folder / f"rows-{section}.jsonl", "a") as file,
+    ):
+        for row in pool.imap_unordered(ch19_runs.work, [(run, folder, along) for run in missing]):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            done += 1
+            if time.perf_counter() - began > seconds:
+                pool.terminate()
+                break
+    print(f"{section}: {done} of {len(missing)} runs in {time.perf_counter() - began:.0f} s", flush=True)
+    return done == len(missing)
+
+
+# ---- What fits say
+
+
+def runs_at(rows: list[dict], floor: float, spread: float, count: str = "parameters") -> scaling.Runs:
+    """Rows as runs of a fit. count: which parameters: "parameters" or "inside", without embedding and heads; spread:
+    of the excess, relative."""
+    n, m, x = (
+        np.array([of(row) for row in rows])
+        for of in (lambda r: parameters(r)[count], tokens, lambda r: r["excess"])
+    )
+    return scaling.Runs(n, m, floor + x, spread * x)
+
+
+def parameters(row: dict) -> dict[str, int]:
+    shape = Run(row["width"], 0, 1.0).shape
+    sizes = {name: int(np.prod(size)) for name, size in parameter_shapes(shape).items()}
+    return {
+        "parameters": sum(sizes.values()),
+        "inside": sum(n for name, n in sizes.items() if name.startswith("layers")),
+    }
+
+
+def tokens(row: dict) -> float:
+    read = Run(**{name: row[name] for name in Run.__dataclass_fields__})
+    return float(row["steps"] * row["batch"] * read.row_tokens)
+
+
+def relative_noise(rows: list[dict]) -> float:
+    """The standard deviation of log excess among seeds of the same run, pooled."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["width"], row["tokens"]), []).append(np.log(row["excess"]))
+    several = [g for g in groups.values() if len(g) > 1]
+    return float(
+        np.sqrt(sum(np.var(g, ddof=1) * (len(g) - 1) for g in several) / sum(len(g) - 1 for g in several))
+    )
+
+
+METHODS = "Huber, bootstrap", "variable projection, profile", "variable projection, bootstrap"
+
+
+def estimates(
+    runs: scaling.Runs, rng: np.random.Generator, draws: int = DRAWS
+) -> dict[str, tuple[float, float, float]]:
+    """E and its 95% interval by each of METHODS."""
+    found = scaling.fit(runs)
+    published = scaling.huber(runs)
+    n, floors = len(runs.loss), []
+    while len(floors) < draws // 4:  # each is a walk of its own
+        drawn = rng.integers(n, size=n)
+        if len(set(drawn.tolist())) >= 6:
+            floors.append(scaling.huber(runs.take(drawn), starts=[published]).floor)
+    drawn = scaling.bootstrap(runs, draws, rng)[:, 0].clip(0)
+    return {
+        METHODS[0]: (published.floor, *map(float, np.percentile(floors, [2.5, 97.5]))),
+        METHODS[1]: (max(0.0, found.law().floor), *found.interval()),
+        METHODS[2]: (max(0.0, found.law().floor), *map(float, np.percentile(drawn, [2.5, 97.5]))),
+    }
+
+
+def simulated(task: tuple[scaling.PowerLaw, scaling.Runs, float, int]) -> dict | None:
+    """One sweep from a law with lognormal noise, and what each method says of E; None where no law falls as it does."""
+    law, design, noise, seed = task
+    rng = np.random.default_rng([19, seed])
+    x = (law(design.parameters, design.tokens) - law.floor) * np.exp(
+        noise * rng.normal(size=len(design.loss))
+    )
+    try:
+        return estimates(scaling.Runs(design.parameters, design.tokens, law.floor + x, noise * x), rng)
+    except NanoEulerError:
+        return None
+
+
+def table(found: list[dict | None], truth: float) -> list[dict]:
+    """Of each method: mean error of E, median width, coverage and mean interval score, of sweeps that have a fit."""
+    rows, there = [], [one for one in found if one is not None]
+    if not there:
+        return rows
+    for name in METHODS:
+        value, low, high = np.array([one[name] for one in there]).T
+        inside = (low <= truth) & (truth <= high)
+        scores = [scaling.interval_score(a, b, truth) for a, b in zip(low, high, strict=True)]
+        row = dict(
+            method=name,
+            sweeps=len(found),
+            fitted=len(there),
+            bias=value.mean() - truth,
+            spread=value.std(ddof=1),
+        )
+        row |= dict(width=np.median(high - low), coverage=inside.mean(), score=np.mean(scores))
+        rows.append({key: x if key in ("method", "sweeps", "fitted") else float(x) for key, x in row.items()})
+    return rows
+
+
+def simulate(folder: Path, processes: int) -> None:
+    """A thousand sweeps of the small grid from the law that `wide` fits, with the noise of its seeds."""
+    rows, floor = rows_of(folder, "wide"), ch19_runs.source_in(folder).floor
+    noise = relative_noise(rows)
+    law = scaling.fit(runs_at(rows, floor, noise)).law()._replace(floor=floor)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        found = {}
+        for name, widths, lengths in (("small", SMALL_WIDTHS, SMALL_LENGTHS), ("wide", WIDTHS, LENGTHS)):
+            grid = [
+                asdict(Run(w, int(n), 1.0)) | dict(steps=Run(w, int(n), 1.0).settings.steps, excess=1.0)
+                for w in widths
+                for n in lengths
+            ]
+            design = runs_at(grid, floor, noise)
+            sweeps = pool.map(
+                simulated, [(law, design, noise, seed) for seed in range(SIMULATED)], chunksize=5
+            )
+            found[name] = table(sweeps, floor)
+    (folder / "simulated.json").write_text(json.dumps(dict(law=law._asdict(), noise=noise, tables=found)))
+
+
+def collect(folder: Path) -> None:
+    """All rows, with the parts as lists in the order of `config["parts"]`."""
+    source, rows = ch19_runs.source_in(folder), []
+    for section in TRAINED:
+        for row in rows_of(folder, section):
+            if "parts" in row:
+                row["parts"] = [row["parts"][name] for name in source.parts]
+            rows.append(dict(section=section) | row)
+    batch, line = settings_of(rows_of(folder, "tune"))
+    config = dict(
+        layers=ch19_runs.LAYERS, head=ch19_runs.HEAD, context=ch19_runs.CONTEXT, floor=source.floor, parts=source.parts,
+        bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP, batch=batch,
+        rate=dict(zip(("constant", "power"), line.coef.tolist(), strict=True)),
+    )  # fmt: skip
+    machines = {path.stem: json.loads(path.read_text()) for path in folder.glob("machine*.json")}
+    save("ch19", config | json.loads((folder / "simulated.json").read_text()), rows, made_on=machines or None)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument("sections", nargs="*", choices=[[], *TRAINED, "simulate", "collect"])
+    arguments.add_argument("--out", type=Path, default=Path("runs/ch19"))
+    arguments.add_argument("--cards", type=int, default=0)
+    arguments.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments.add_argument("--seconds", type=float, default=np.inf)
+    args = arguments.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    for section in args.sections or (*TRAINED, "simulate", "collect"):
+        if section == "simulate":
+            simulate(args.out, args.processes)
+        elif section == "collect":
+            collect(args.out)
+        elif not sweep(
+            section, args.out, args.cards, args.processes, args.seconds - (time.perf_counter() - began)
+        ):
+            break
+
+
+if __name__ == "__main__":
+    main()
