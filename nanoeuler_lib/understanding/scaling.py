@@ -213,7 +213,7 @@ class Surface(NamedTuple):
         """
         value, variance = self.at(parameters, tokens)
         limit = self.limit(level)
-        half = np.sqrt(np.maximum(limit - self.rss, 0) * variance)
+        half = np.sqrt(np.maximum(limit - self.rss, 0) * np.maximum(variance, 0))  # rounding may fall below 0
         own = math.sqrt(max(limit - float(self.rss.min()), 0)) * noise
         best = float(value[np.unravel_index(self.rss.argmin(), self.rss.shape)])
         allowed = self.rss <= limit
