@@ -281,13 +281,14 @@ def simulate(folder: Path, processes: int) -> None:
 
 
 def collect(folder: Path) -> None:
-    """All rows, with the parts as lists in the order of `config["parts"]`."""
+    """All rows, with how much was read; of `wide` the parts, as lists in the order of `config["parts"]`."""
     source, rows = ch19_runs.source_in(folder), []
     for section in TRAINED:
         for row in rows_of(folder, section):
-            if "parts" in row:
-                row["parts"] = [row["parts"][name] for name in source.parts]
-            rows.append(dict(section=section) | row)
+            parts = row.pop("parts", {})
+            if section == "wide":
+                row["parts"] = [parts[name] for name in source.parts]
+            rows.append(dict(section=section) | row | parameters(row) | dict(read=tokens(row)))
     batch, line = settings_of(rows_of(folder, "tune"))
     config = dict(
         layers=ch19_runs.LAYERS, head=ch19_runs.HEAD, context=ch19_runs.CONTEXT, floor=source.floor, parts=source.parts,

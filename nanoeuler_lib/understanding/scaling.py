@@ -212,13 +212,24 @@ class Surface(NamedTuple):
         Nothing below 0 is given. Venzon and Moolgavkar 1988.
         """
         value, variance = self.at(parameters, tokens)
-        limit = self.limit(level)
-        half = np.sqrt(np.maximum(limit - self.rss, 0) * np.maximum(variance, 0))  # rounding may fall below 0
-        own = math.sqrt(max(limit - float(self.rss.min()), 0)) * noise
-        best = float(value[np.unravel_index(self.rss.argmin(), self.rss.shape)])
-        allowed = self.rss <= limit
-        low, high = float((value - half)[allowed].min()), float((value + half)[allowed].max())
+        limit, best = self.limit(level), float(value[np.unravel_index(self.rss.argmin(), self.rss.shape)])
+        low, high = not_ruled_out(value, variance, self.rss, limit)
+        own = math.sqrt(limit - float(self.rss.min())) * noise
         return max(0.0, best - math.hypot(best - low, own)), best + math.hypot(high - best, own)
+
+
+def not_ruled_out(
+    value: np.ndarray, variance: np.ndarray, rss: np.ndarray, limit: float
+) -> tuple[float, float]:
+    """The lowest and the highest number at which some pair of exponents leaves no more than `limit`.
+
+    value, variance: of the number at each pair, as `Surface.at` gives them; rss: what is left there. Held at a distance
+    d from its value, the number costs d^2 / variance more.
+    """
+    # rounding may leave a variance below 0
+    half = np.sqrt(np.maximum(limit - rss, 0) * np.maximum(variance, 0))
+    allowed = rss <= limit
+    return float((value - half)[allowed].min()), float((value + half)[allowed].max())
 
 
 def surface(
