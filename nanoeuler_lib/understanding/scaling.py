@@ -393,7 +393,8 @@ def bootstrap(runs: Runs, draws: int, rng: np.random.Generator, points: int = 48
     """Fit as many resamples of the runs, each of n runs drawn with replacement; rows (E, alpha, beta), [draws, 3].
 
     One grid of exponents serves them all, from a quarter to four times those that fit all runs. A resample with fewer
-    than 6 different runs is drawn again, one that no law fits is left out. Raises NanoEulerError as `fit` does, and if no resample is left.
+    than 6 different runs is drawn again, one that no law fits is left out. Raises NanoEulerError as `fit` does, and if
+    no resample is left.
     """
     law, n, counts = fit(runs).law(), len(runs.loss), []
     alpha, beta = (np.geomspace(max(LOW, x / 4), min(HIGH, 4 * x), points) for x in (law.alpha, law.beta))
