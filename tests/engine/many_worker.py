@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import types
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,13 +49,13 @@ BUGS = {  # what stands in step.py, and what a mistaken hand would write
 }
 
 
-def batch(number):
-    """Tokens [4, T] and targets, of which the shards have different numbers of valid ones."""
+def batch(number, shards=4):
+    """Tokens [shards, T] and targets, of which the shards have different numbers of valid ones."""
     rng = np.random.default_rng(number)
-    shape = 4, MODEL.context
+    shape = shards, MODEL.context
     tokens, targets = rng.integers(0, 40, shape), rng.integers(0, 40, (*shape, 2))
-    for row in range(4):
-        targets[row, : 2 * row] = -1
+    for row in range(shards):
+        targets[row, : 2 * row % 8] = -1
     return tokens, targets
 
 
@@ -68,12 +69,12 @@ def planted(bug):
     return module.Step
 
 
-def taken(group, precision, step=many.Step, checked=False, poison=None):
+def taken(group, precision, step=many.Step, checked=False, poison=None, shards=4):
     """What comes out of some steps: losses, norms, the hash or what is said in its place, SHA-256 of the states."""
     model = many.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
-    optimizer = many.AdamW(MODEL, CONFIG, "cpu", group)
-    take = step(model, optimizer, CONFIG, 4)
-    rows = [take(*batch(number)) for number in range(STEPS)]
+    optimizer, config = many.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
+    take = step(model, optimizer, config, shards)
+    rows = [take(*batch(number, shards)) for number in range(STEPS)]
     try:
         told = take.hash()
     except NanoEulerError as error:
@@ -119,6 +120,12 @@ def main(case):
             end = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
             time.sleep(60) if case == "sleep" else os.kill(os.getpid(), end[case])
         group.meet()  # never over
+    if case == "eight":
+        found = {precision: taken(group, precision, shards=8) for precision in ("float32", "bfloat16")}
+        if group.rank == 0:
+            print(json.dumps(found), flush=True)
+        group.close()
+        return
     found = {"float32": taken(group, "float32"), "bfloat16, checked": taken(group, "bfloat16", checked=True)}
     if case == "bugs":
         found |= {bug: taken(group, "float32", planted(bug)) for bug in BUGS}

@@ -133,6 +133,12 @@ def test_weights_moments_losses_hash_and_validation_have_the_same_bits_on_any_nu
     assert found(count, case)[precision] == found(1, "alone")[precision]
 
 
+@with_mpirun
+@pytest.mark.parametrize("count", [4, 8])
+def test_eight_shards_have_the_same_bits_on_up_to_eight_processes(count):
+    assert found(count, "eight") == found(1, "eight")
+
+
 def test_one_card_with_the_tree_takes_the_steps_of_one_card():
     """Other sums than in turn, so other bits; the shards have different numbers of valid targets."""
     ours, reference = (found(1, "alone")[name] for name in ("float32", "reference"))
@@ -165,15 +171,16 @@ def test_a_number_that_is_not_finite_moves_nothing_and_is_named():
 
 @with_mpirun
 @pytest.mark.parametrize(
-    "case, why",
+    "count, case, why",
     [
-        ("kill", "has ended"),
-        ("stop", "has not been heard of for 2 s"),
-        ("sleep", "has not come for 2 s to where all meet"),
+        (2, "kill", "has ended"),
+        (8, "kill", "has ended"),
+        (2, "stop", "has not been heard of for 2 s"),
+        (2, "sleep", "has not come for 2 s to where all meet"),
     ],
 )
-def test_a_process_that_ends_stops_or_hangs_ends_all_and_is_named(case, why):
-    command, began = [MPIRUN, "-n", "2", sys.executable, many_worker.__file__, case], time.monotonic()
+def test_a_process_that_ends_stops_or_hangs_ends_all_and_is_named(count, case, why):
+    command, began = [MPIRUN, "-n", str(count), sys.executable, many_worker.__file__, case], time.monotonic()
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and time.monotonic() - began < 30
     lines = [line for line in done.stderr.splitlines() if line.startswith("nanoeuler: ")]
