@@ -558,6 +558,8 @@ def _answers(new):
 
 def _model(new):
     new.add_argument("--run", type=Path, help="run or checkpoint folder (default: the one in the package)")
+    text = "a model that comes with the package, by its name, instead of --run; an unknown one says which there are"
+    new.add_argument("--model", metavar="NAME", help=text)
 
 
 def _sampling(new, temperature=0.8):

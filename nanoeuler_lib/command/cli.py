@@ -392,13 +392,13 @@ def score(args):
 
 
 def answers(args):
-    from nanoeuler_lib.training.checkpoint import PRETRAINED, load
+    from nanoeuler_lib.training.checkpoint import load
     from nanoeuler_lib.understanding import answers
     from nanoeuler_lib.understanding.posteriors import FACTS, believed
 
     _refuse_existing(args.out)
     _not_negative(args, "seed")
-    found = load(args.run or PRETRAINED / "konigsberg-small")
+    found = load(_folder(args, "konigsberg-small"))
     holder = lambda text: believed(text, found.tokenizer, FACTS["holder"]).beliefs
     key = answers.make(found.model, found.tokenizer, args.pairs, args.seed, args.told, holder)
     rows = answers.rows(key)
@@ -900,18 +900,27 @@ def _check_workers(args):
 
 
 def _checkpoint(args, default="konigsberg-small"):
-    """The checkpoint that --run names, by default one of the package, with its model on the device asked for.
+    """The checkpoint that --run or --model names, or a default one, with its model on the device asked for.
 
     Without --device that is the CPU: one token after another of a small model is faster there.
     """
     from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training.checkpoint import PRETRAINED, load
+    from nanoeuler_lib.training.checkpoint import load
 
-    checkpoint = load(args.run or PRETRAINED / default)
+    checkpoint = load(_folder(args, default))
     if args.device or args.precision:
         device = choose(args.device or "gpu", args.precision, checkpoint.model.config)
         checkpoint.model = device.place(checkpoint.model)
     return checkpoint
+
+
+def _folder(args, default):
+    """The folder that --run names, or that of a model of the package."""
+    from nanoeuler_lib.training.checkpoint import pretrained
+
+    if args.run and args.model:
+        raise NanoEulerError("--model stands beside --run, expected one of them")
+    return args.run or pretrained(args.model or default)
 
 
 def _tokenizer(args):

@@ -2,7 +2,7 @@
 
     step-002000/
         checkpoint.json         what it is: configurations, step, data, and the SHA-256 of every other file
-        model.safetensors       the parameters by name
+        model.safetensors       the parameters by name: float32; float16, or int8 with scales, where they are exported
         tokenizer.json
         optimizer.safetensors   moments (of Muon's matrices the momentum); absent where training is not meant to go on
 
@@ -24,7 +24,7 @@ from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, seal, sha256, sync, to_json, unsealed
-from nanoeuler_lib.model import GPT, Parameters, parameter_shapes
+from nanoeuler_lib.model import GPT, Parameters, int8, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.text import vocabularies
 from nanoeuler_lib.text.tokenizer import Tokenizer
@@ -78,17 +78,19 @@ def save(
     train: TrainConfig | None = None,
     optimizer: AdamW | None = None,
     info: dict | None = None,
+    eight_bits: bool = False,
 ) -> None:
     """Write a checkpoint folder. An existing one of the same name is replaced only when the new one is complete.
 
-    Raises NanoEulerError when the disk is full or the folder cannot be written; what was there stays.
+    eight_bits: parameters as `int8.quantized` has them. Raises NanoEulerError when the disk is full or the folder
+    cannot be written; what was there stays.
     """
     path = Path(path)
     partial, replaced = (path.with_name(f".{path.name}.{what}") for what in ("partial", "replaced"))
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_files(partial, model, tokenizer, step, train, optimizer, info)
+        _write_files(partial, model, tokenizer, step, train, optimizer, info, eight_bits)
         _swap(partial, path, replaced)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
@@ -100,9 +102,10 @@ def save(
         raise NanoEulerError(f"{path}: cannot write the checkpoint ({reason}); {others}") from None
 
 
-def _write_files(partial, model, tokenizer, step, train, optimizer, info):
+def _write_files(partial, model, tokenizer, step, train, optimizer, info, eight_bits):
     """All files of a checkpoint, the head last, and see that they are on the disk."""
-    save_file(dict(model.params.host()), partial / "model.safetensors")
+    tensors = dict(model.params.host())
+    save_file(int8.quantized(tensors) if eight_bits else tensors, partial / "model.safetensors")
     tokenizer.save(partial / "tokenizer.json")
     if optimizer is not None:
         moments = {
@@ -157,7 +160,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
             )
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
-    tensors = _read_tensors(path / "model.safetensors", shapes)
+    tensors = _read_parameters(path / "model.safetensors", shapes)
     tokenizer = vocabularies.load(path / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
         raise NanoEulerError(
@@ -181,15 +184,22 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
 
 
 def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
-    """The model and tokenizer that come with the package, trained on the embedded world.
+    """A model and its tokenizer that come with the package.
 
     Raises NanoEulerError on an unknown name.
     """
-    if not (PRETRAINED / name / "checkpoint.json").is_file():
-        known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
-        raise NanoEulerError(f"no pretrained model {name!r}, the package has {', '.join(known) or 'none'}")
-    checkpoint = load(PRETRAINED / name)
+    checkpoint = load(pretrained(name))
     return checkpoint.model, checkpoint.tokenizer
+
+
+def pretrained(name: str) -> Path:
+    """The checkpoint folder of a model that comes with the package. Raises NanoEulerError on an unknown name."""
+    known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
+    if name not in known:
+        raise NanoEulerError(
+            f"no pretrained model {short(name)}, the package has {', '.join(known) or 'none'}"
+        )
+    return PRETRAINED / name
 
 
 def find(path: str | Path) -> Path:
@@ -249,17 +259,17 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def export(checkpoint: Checkpoint, path: Path) -> None:
-    """Write only what generating needs, parameters in float16: a small file to share. Where files were is left out."""
-    params = Parameters(checkpoint.model.config, np.float16)
-    params.flat[...] = checkpoint.model.params.flat
-    save(
-        path,
-        GPT(checkpoint.model.config, params),
-        checkpoint.tokenizer,
-        checkpoint.step,
-        info={name: value for name, value in checkpoint.info.items() if name != "files"},
-    )
+def export(checkpoint: Checkpoint, path: Path, eight_bits: bool = False) -> None:
+    """Write only what generating needs, parameters in float16, or in int8: a small file to share.
+
+    Where files were is left out.
+    """
+    model, info = checkpoint.model, {k: v for k, v in checkpoint.info.items() if k != "files"}
+    if not eight_bits:
+        params = Parameters(model.config, np.float16)
+        params.flat[...] = model.params.flat
+        model = GPT(model.config, params)
+    save(path, model, checkpoint.tokenizer, checkpoint.step, info=info, eight_bits=eight_bits)
 
 
 def read_head(path: str | Path) -> dict:
@@ -357,7 +367,25 @@ def _settings(kind, values, path):
         raise NanoEulerError(f"{path / 'checkpoint.json'}: {error}") from None
 
 
-def _read_tensors(file, shapes):
+def _read_parameters(file, shapes):
+    """A model's tensors as floats, of whatever kind the file has them."""
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            eight_bits = any(name.endswith(int8.SCALE) for name in opened.keys())
+    except (OSError, SafetensorError):
+        eight_bits = False  # `_read_tensors` says what is wrong
+    if not eight_bits:
+        return _read_tensors(file, shapes)
+    scales = int8.scale_shapes(shapes)
+    tensors = _read_tensors(file, shapes | scales, (np.int8, np.float16, np.float32))
+    for name, tensor in tensors.items():
+        if (tensor.dtype == np.int8) != (f"{name}{int8.SCALE}" in scales):
+            expected = "float16 or float32" if tensor.dtype == np.int8 else "int8, as it has scales"
+            raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected {expected}")
+    return int8.restored(tensors)
+
+
+def _read_tensors(file, shapes, dtypes=(np.float16, np.float32)):
     """The tensors of a safetensors file. Names and shapes are compared with `shapes` before memory is taken."""
     try:
         with safe_open(file, framework="numpy") as opened:
@@ -375,7 +403,7 @@ def _read_tensors(file, shapes):
         # whatever a strange header gives
         raise NanoEulerError(f"{file}: not readable as safetensors ({one_line(str(error), 200)})") from None
     for name, tensor in tensors.items():
-        if tensor.dtype not in (np.float16, np.float32):
+        if tensor.dtype not in dtypes:
             raise NanoEulerError(f"{file}: {name} is {tensor.dtype}, expected float16 or float32")
         if not np.isfinite(tensor).all():
             raise NanoEulerError(f"{file}: {name} holds NaN or infinity, expected finite numbers")

@@ -15,8 +15,12 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[
 
 
 from nanoeuler_lib import ops, world
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.speaking import generate
+from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint
 from tools.book import live
 
@@ -356,6 +360,138 @@ def test_without_its_weights_the_page_keeps_the_picture_and_says_so(folder, tmp_
         body=PICTURE.format("live-model"),
     )
     assert left == 1 and "konigsberg.js is missing" in said
+
+
+# ---- The English model
+
+
+LETTERS = Tokenizer([(104, 101), (32, 256), (110, 100)])  # "he", " he", "nd"
+SMALL = GPT(ModelConfig(64, 2, 1, 2, 24, LETTERS.vocab_size, predict=1), seed=4)
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory) -> Path:
+    """The pages' files of a package that has an English model, in pieces that end inside matrices; an untrained one."""
+    folder, package = tmp_path_factory.mktemp("english"), tmp_path_factory.mktemp("package")
+    for name in ("konigsberg-small", "konigsberg-chat"):
+        (package / name).symlink_to(checkpoint.PRETRAINED / name)
+    for p in SMALL.params.values():
+        p[...] *= 9 if p.ndim == 2 else 1.25
+    found = checkpoint.Checkpoint(package, SMALL, LETTERS, 0, None, None, {"source": "3 fables"})
+    checkpoint.export(found, package / live.ENGLISH, eight_bits=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "PRETRAINED", package)
+        patch.setattr(checkpoint, "PRETRAINED", package)
+        patch.setattr(live, "PIECE", 9_999)
+        patch.setattr(live, "STORIES", live.STORIES[:2])
+        for file in STATIC.glob("*.js"):
+            shutil.copy(file, folder)
+        assert live.write_script(folder / "konigsberg.js") and not live.write_script(folder / "konigsberg.js")
+        SMALL.params.flat[...] = checkpoint.load_pretrained(live.ENGLISH)[
+            0
+        ].params.flat  # what int8 leaves of it
+    return folder
+
+
+OFFER = """
+const offer = await until(() => document.querySelector(".live-offer"));
+const ask = offer.querySelector("button"), said = offer.querySelector("[role=status]");
+"""
+
+
+@browser
+def test_the_english_model_is_loaded_on_a_click_and_computes_what_the_library_does(english):
+    ids = np.random.default_rng(2).integers(0, LETTERS.vocab_size, 24).tolist()
+    found = run_page(
+        english,
+        OFFER
+        + """
+        const out = { button: ask.textContent, before: "english" in NanoEuler };
+        ask.click(); out.busy = ask.disabled;
+        const root = await until(() => document.querySelectorAll("section.live")[1]);
+        const { decoder } = NanoEuler.unpackBytes(NanoEuler.english);
+        out.logits = given.map((id) => Array.from(decoder.feed(id)));
+        const text = root.querySelector("textarea"), status = root.querySelector("[role=status]");
+        const press = (name) => [...root.querySelectorAll("button")].find((one) => one.textContent === name).click();
+        out.first = [text.value, document.activeElement.textContent, document.querySelector(".live-offer")];
+        out.head = [...root.querySelectorAll("thead th")].map((cell) => cell.textContent);
+        const at = root.querySelector("input[type=range]"); at.value = 0; at.dispatchEvent(new Event("input"));
+        press("Draw a token"); out.drawn = [text.value, status.textContent];
+        text.value = "The he"; text.dispatchEvent(new Event("input"));
+        out.typed = [root.querySelector("select").value, root.querySelector("tbody button").textContent];
+        press("Write on"); await until(() => text.value.length > 60); press("Pause");
+        out.written = status.textContent;
+        out.said = root.textContent;
+        return out;""",
+        body=PICTURE.format("live-model"),
+        given=ids,
+    )
+    data = page_data(english)["english"]
+    files = [english / "english.js", *english.glob("english-*.js")]
+    assert len(files) == data["parts"] + 1 > 6 and data["bytes"] == sum(file.stat().st_size for file in files)
+    assert found["button"] == f"Load a model of English ({data['bytes'] / 1e6:.1f} MB)"
+    assert found["before"] is False and found["busy"] is True
+    np.testing.assert_allclose(found["logits"], SMALL.logits(np.array([ids]))[0], atol=1e-4)
+    assert found["first"] == ["It was a dark and", "Write on", None] and found["head"] == ["token", "model"]
+    begun = [LETTERS.end, *LETTERS.encode("It was a dark and").tolist()]
+    likeliest = int(SMALL.logits(np.array([begun]))[0, -1].argmax())
+    drawn, status = found["drawn"]
+    assert status.endswith("the model gave it 100 %.")
+    assert drawn == "It was a dark and" + LETTERS.decode([likeliest])
+    assert found["typed"][0] == "" and found["written"] == "Paused."
+    assert "form without sense" in found["said"] and "has read 3 fables. " in found["said"]
+    assert "Of English nobody knows the source" in found["said"]
+
+
+@browser
+def test_a_piece_that_does_not_come_is_told_in_a_line_and_asked_for_again(english, tmp_path):
+    for file in english.glob("*.js"):
+        if file.name != "english-2.js":
+            shutil.copy(file, tmp_path)
+    found = run_page(
+        tmp_path,
+        OFFER
+        + """
+        const asked = [];
+        for (let i = 0; i < 2; i++) {
+          ask.click();
+          await until(() => !ask.disabled);
+          const hidden = offer.querySelector("progress").hidden;
+          const tags = document.querySelectorAll('script[src$="english-2.js"]').length;
+          asked.push([said.textContent, hidden, document.querySelectorAll("section").length, tags]);
+        }
+        return asked;""",
+        body=PICTURE.format("live-model"),
+    )
+    assert found[0][:3] == found[1][:3] and found[0][1:] == [True, 1, 1] and found[1][3] == 2
+    assert re.fullmatch(r"The English model did not start: \S+/english-2\.js is missing\.", found[0][0])
+
+
+@browser
+def test_without_an_english_model_there_is_no_button(folder):
+    found = run_page(
+        folder,
+        INSTRUMENT + 'return document.querySelectorAll(".live-offer, progress").length;',
+        body=PICTURE.format("live-model"),
+    )
+    has = (checkpoint.PRETRAINED / live.ENGLISH).exists()
+    assert (
+        found == 2 * has == 2 * bool(page_data(folder)["english"]) and has == (folder / "english.js").exists()
+    )
+
+
+def test_what_the_page_cannot_read_is_refused_and_old_pieces_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(checkpoint, "PRETRAINED", tmp_path)
+    found = checkpoint.Checkpoint(tmp_path, SMALL, LETTERS, 0, None, None, {})
+    checkpoint.export(found, tmp_path / live.ENGLISH)
+    with pytest.raises(NanoEulerError, match="has 1 heads of float16, expected 1 of int8"):
+        live.write_english(tmp_path)
+    shutil.rmtree(tmp_path / live.ENGLISH)
+    for name in ("english.js", "english-7.js", "konigsberg.js"):
+        (tmp_path / name).touch()
+    assert live.write_english(tmp_path) is None
+    assert [file.name for file in tmp_path.iterdir()] == ["konigsberg.js"]
 
 
 # ---- The build

@@ -220,6 +220,8 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, r
             continue  # in the place of the prompt: test_use
         option = action.option_strings[0]
         value = VALUES.get(action.dest, {int: 3, float: 0.5}.get(action.type, "x"))
+        if option == "--model":  # another one than the default
+            value = "konigsberg-small" if command == "chat" else "konigsberg-chat"
         changed = done(option, *([str(value)] if action.nargs != 0 else []))
         if command.endswith("--resume") and changed[0][0] == 2:
             said = f"nanoeuler: --resume takes its settings from the run, got also {option}\n"
@@ -256,6 +258,17 @@ def test_a_run_whose_file_has_no_name_or_an_odd_one_says_so(run, heard):
 
 
 # What looks at a run or a model.
+
+
+def test_a_model_of_the_package_is_taken_by_its_name(run, heard):
+    assert run("generate a --model konigsberg-chat")[0] == 0
+    assert heard.load.call_args.args[0] == checkpoint.PRETRAINED / "konigsberg-chat"
+    code, out, said = run("generate a --model english-smal")
+    known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
+    assert (code, out) == (2, "")
+    assert said == f"nanoeuler: no pretrained model 'english-smal', the package has {known}\n"
+    said = "nanoeuler: --model stands beside --run, expected one of them\n"
+    assert run("score a.txt --model konigsberg-small --run r") == (2, "", said)
 
 
 def test_what_a_model_says_reaches_a_terminal_without_control_characters(run, heard):

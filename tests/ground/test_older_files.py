@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 
 
-@pytest.mark.parametrize("name", ["konigsberg-small", "konigsberg-chat"])
+@pytest.mark.parametrize("name", sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
 def test_the_shipped_models_are_read(name):
     model, tokenizer = checkpoint.load_pretrained(name)
     assert np.isfinite(model.losses(np.arange(9)[None], np.arange(9)[None])).all()

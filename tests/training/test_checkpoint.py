@@ -103,6 +103,39 @@ def test_what_is_exported(folder):
     assert small.model.dtype == np.float32 and small.tokenizer.merges == TOKENIZER.merges
 
 
+def test_an_export_in_int8_is_read_as_floats(folder):
+    found, small = checkpoint.load(folder), folder.parent / "small"
+    checkpoint.export(found, small, eight_bits=True)
+    stored, again = load_file(small / "model.safetensors"), checkpoint.load(small)
+    assert again.model.dtype == np.float32 and again.info.get("files") is None and again.step == 5
+    for name, p in again.model.params.items():
+        assert stored[name].dtype == (np.int8 if p.ndim == 2 else np.float32)
+        assert np.abs(p - found.model.params[name]).max() <= 0.51 * np.abs(p).max() / 127
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (dict(embed=np.zeros((258, 4), np.float32)), "embed is float32, expected int8, as it has scales"),
+        (dict(norm_final=np.ones(4, np.int8)), "norm_final is int8, expected float16 or float32"),
+        ({"embed.scale": np.ones(4, np.float32)}, "embed.scale is [4], expected [258]"),
+        ({"embed.scale": np.full(258, np.nan, "f4")}, "embed.scale holds NaN or infinity, expected finite numbers"),
+        ({"embed.scale": np.ones(258, np.int8)}, "embed.scale is int8, expected float16 or float32"),
+        ({"embed.scale": None}, "missing or unknown tensors ['embed.scale']"),
+        ({"mine.scale": np.ones(3, np.float32)}, "missing or unknown tensors ['mine.scale']"),
+    ],
+)  # fmt: skip
+def test_int8_that_does_not_fit_its_scales_is_refused(folder, change, expected):
+    small = folder.parent / "small"
+    checkpoint.export(checkpoint.load(folder), small, eight_bits=True)
+    file = small / "model.safetensors"
+    tensors = {name: x for name, x in (load_file(file) | change).items() if x is not None}
+    save_file(tensors, file)
+    head = json.loads((small / "checkpoint.json").read_text("utf-8"))
+    seal(small, sha256=head["sha256"] | {file.name: hashlib.sha256(file.read_bytes()).hexdigest()})
+    assert error_of(checkpoint.load, small) == f"{file}: {expected}"
+
+
 REFUSED = {
     "source": ([7, None], "text"), "template": ([7], "text"), "base": ([None], "text"), "fingerprint": ([7], "text"),
     "valid_fingerprint": ([["v"]], "text"), "valid_bits_per_byte": (["2", True], "a number"),
@@ -185,12 +218,12 @@ def test_what_a_kill_left_is_finished_or_swept(tmp_path):
 
 
 def test_models_of_the_package_are_known_by_name():
-    assert error_of(checkpoint.load_pretrained, "x") == (
-        "no pretrained model 'x', the package has konigsberg-chat, konigsberg-small"
-    )
+    known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
+    assert error_of(checkpoint.load_pretrained, "x") == f"no pretrained model 'x', the package has {known}"
     with patch.object(checkpoint, "PRETRAINED", checkpoint.PRETRAINED / "none"):
         assert error_of(checkpoint.load_pretrained) == (
             "no pretrained model 'konigsberg-small', the package has none"
         )
+    assert "'../konigsberg-chat', the package" in error_of(checkpoint.pretrained, "../konigsberg-chat")
     chat = checkpoint.load_pretrained("konigsberg-chat")[1]
     assert chat.vocab_size > checkpoint.load_pretrained()[1].vocab_size

@@ -3,9 +3,11 @@
 An image of class `live-model`, `live-cuts` or `live-training` is what a reader without JavaScript sees; the script
 live/page.js puts an instrument in its place. This extension gives such a page the scripts, and writes
 `live/konigsberg.js` into the built book: the weights, the vocabulary and, for some stories, the probability of each
-next token under the grammar that wrote them. What `live-training` loads is made by tools/book/training.py.
+next token under the grammar that wrote them. Where the package has an English model, `live/english.js` and its pieces
+`live/english-0.js` and so on, of PIECE bytes of weights each, hold that; a reader's click loads them one by one. What
+`live-training` loads is made by tools/book/training.py.
 
-    python -m tools.book.live _build/live.js    # that file alone
+    python -m tools.book.live _build/konigsberg.js    # those files alone
 """
 
 import base64
@@ -17,16 +19,19 @@ from pathlib import Path
 
 import numpy as np
 from docutils import nodes
+from safetensors.numpy import load_file
 from sphinx.application import Sphinx
 from threadpoolctl import threadpool_limits
 
 from nanoeuler_lib import world
-from nanoeuler_lib.model import GPT
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT, int8
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.training.checkpoint import PRETRAINED, load_pretrained
+from nanoeuler_lib.training.checkpoint import PRETRAINED, load_pretrained, read_head
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = "konigsberg-small"
+MODEL, ENGLISH = "konigsberg-small", "english-small"
+PIECE = 750_000  # a megabyte in base 64
 CLASSES = {"live-model", "live-cuts", "live-training"}
 SCRIPT = "live/konigsberg.js"
 # The stories whose source is looked up; chapter 14 looks at the first. No model has seen these seeds in training.
@@ -72,8 +77,11 @@ def tokenizer_for_page(tokenizer: Tokenizer) -> dict:
     }
 
 
-def page_data(name: str = MODEL) -> dict:
-    """What `NanoEuler.unpack` in live/model.js reads; of the heads only the first, the others guess further ahead."""
+def page_data(name: str = MODEL, english: dict | None = None) -> dict:
+    """What `NanoEuler.unpack` in live/model.js reads; of the heads only the first, the others guess further ahead.
+
+    english: what the page says of the English model before it is loaded, None if there is none.
+    """
     model, tokenizer = load_pretrained(name)
     arrays = dict(model.params) | {"heads": model.params["heads"][:, : model.config.vocab_size]}
     halves = {key: array.astype("<f2") for key, array in arrays.items()}
@@ -87,13 +95,60 @@ def page_data(name: str = MODEL) -> dict:
         "stories": stories,
         "places": places(stories[0]["ids"], model, tokenizer),
         "weights": base64.b64encode(b"".join(array.tobytes() for array in halves.values())).decode(),
+        "english": english,
     }
+
+
+def english_data(folder: Path) -> tuple[dict, bytes]:
+    """What `NanoEuler.unpackBytes` in live/model.js reads, and the whole numbers of the weights that its parts hold."""
+    model, tokenizer = load_pretrained(folder.name)
+    stored = load_file(folder / "model.safetensors")
+    tensors, floats, weights = [], [], []
+    heads, kind = model.config.predict, stored["heads"].dtype
+    if (heads, kind) != (1, np.int8):
+        raise NanoEulerError(
+            f"{folder}: has {heads} heads of {kind}, expected 1 of int8: the page reads no other"
+        )
+    for name, array in model.params.items():
+        tensors.append((name, *([0, *array.shape][-2:])))
+        floats.append(stored.get(f"{name}{int8.SCALE}", stored[name]).astype("<f4").tobytes())
+        weights.append(stored[name].tobytes() if array.ndim == 2 else b"")
+    data = {
+        "config": model.config.to_dict(),
+        "tokenizer": tokenizer_for_page(tokenizer),
+        "tensors": tensors,
+        "floats": base64.b64encode(b"".join(floats)).decode(),
+        "parts": [],
+    }
+    return data, b"".join(weights)
+
+
+def write_english(folder: Path) -> dict | None:
+    """Write the English model's files beside the other's, unless they are there; parts, bytes in all, what it has read.
+
+    Where the package has no such model, nothing is left there, and the result is None.
+    """
+    if not (PRETRAINED / ENGLISH / "checkpoint.json").is_file():
+        for file in folder.glob("english*.js"):
+            file.unlink()
+        return None
+    data, weights = english_data(PRETRAINED / ENGLISH)
+    pieces = [base64.b64encode(weights[at : at + PIECE]).decode() for at in range(0, len(weights), PIECE)]
+    if write_if_new(folder / "english.js", "english", ENGLISH, Path(__file__), lambda: data):
+        for old in folder.glob("english-*.js"):
+            old.unlink()
+        for number, piece in enumerate(pieces):
+            (folder / f"english-{number}.js").write_text(f'NanoEuler.english.parts[{number}] = "{piece}";\n')
+    files = [folder / "english.js", *(folder / f"english-{number}.js" for number in range(len(pieces)))]
+    source = read_head(PRETRAINED / ENGLISH)["info"].get("source", "text")
+    return {"parts": len(pieces), "bytes": sum(file.stat().st_size for file in files), "source": source}
 
 
 def digest(maker: Path) -> str:
     """Changes with all that a file is made from; maker: the module that makes it."""
     made_from = [
         *sorted((PRETRAINED / MODEL).iterdir()),
+        *sorted((PRETRAINED / ENGLISH).glob("*")),
         *sorted(Path(world.__file__).parent.glob("*.py")),
         *{Path(__file__), maker},
     ]
@@ -111,8 +166,11 @@ def write_if_new(path: Path, name: str, what: str, maker: Path, make: Callable[[
 
 
 def write_script(path: Path) -> bool:
-    """Write the model's file unless it is there already; whether it was written."""
-    return write_if_new(path, "data", f"{MODEL} and its true source", Path(__file__), page_data)
+    """Write the model's file, and the English one's, unless they are there; whether the first was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    english = write_english(path.parent)
+    made = lambda: page_data(english=english)
+    return write_if_new(path, "data", f"{MODEL} and its true source", Path(__file__), made)
 
 
 # ---- In the build

@@ -32,7 +32,7 @@ COLOURS = 96  # of a picture: flat areas and letters' edges need no more
 INSTRUMENT = """<!doctype html><html lang="en" data-theme="light"><meta charset="utf-8">
 <link rel="stylesheet" href="custom.css"><link rel="stylesheet" href="live/page.css">
 <style>* {{ box-sizing: border-box; }} body {{ margin: 0; color: #24262b; background: #fdfcf8; }}
-.bd-article .live {{ margin: 0; }}</style>
+.bd-article .live {{ margin: 0; }} .live + .live-offer {{ display: none; }}</style>
 <body class="bd-article"><img class="{name}" src="logo.svg" alt="">
 <script src="live/model.js"></script><script src="live/page.js"></script>"""
 

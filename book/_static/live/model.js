@@ -59,11 +59,12 @@ NanoEuler.Tokenizer = class {
 
 /* One token after another. Keys and values of the tokens seen are kept, so that one more costs one position. */
 NanoEuler.Decoder = class {
-  /* config: the checkpoint's; tensors: name -> Float32Array, the matrices [in, out]. */
-  constructor({ config, tensors }) {
+  /* config: the checkpoint's; tensors: name -> Float32Array, the matrices [in, out]; looks: whether `attention` is asked. */
+  constructor({ config, tensors, looks = true }) {
     const { dim, heads, kv_heads: G, context, ffn } = config;
     const C = dim / heads;
     this.config = config;
+    this.looks = looks;
     this.length = 0; // T; set it back to n to forget all but the first n tokens
     this.embed = tensors["embed"];
     this.normFinal = tensors["norm_final"];
@@ -77,7 +78,7 @@ NanoEuler.Decoder = class {
       down: tensors[`layers.${i}.down`],
       keys: new Float32Array(context * G * C), // [context, G, C]
       values: new Float32Array(context * G * C),
-      probs: new Float32Array(heads * context * context), // [H, context, context]: row t says where token t looked
+      probs: new Float32Array(looks ? heads * context * context : context), // [H, context, context]: row t says where token t looked
     }));
     this.turns = NanoEuler.ropeTable(context, C, config.rope_theta);
     this.qkv = new Float32Array((heads + 2 * G) * C);
@@ -123,7 +124,7 @@ NanoEuler.Decoder = class {
     layer.values.set(this.qkv.subarray((H + G) * C), position * G * C);
     for (let h = 0; h < H; h++) {
       const group = Math.floor(h / (H / G)) * C; // where its key/value head begins in a row of the cache
-      const row = (h * context + position) * context;
+      const row = this.looks ? (h * context + position) * context : 0;
       const probs = layer.probs.subarray(row, row + position + 1);
       const query = this.qkv.subarray(h * C, (h + 1) * C);
       for (let t = 0; t <= position; t++) {
@@ -287,7 +288,7 @@ NanoEuler.Reading = class {
 
 /* Unpack what tools/book/live.py wrote: weights are 16-bit floats in base 64, one tensor behind the other. */
 NanoEuler.unpack = ({ config, tokenizer, tensors, weights, stories }) => {
-  const bytes = Uint8Array.from(atob(weights), (character) => character.charCodeAt(0));
+  const bytes = NanoEuler.bytesOf(weights);
   const view = new DataView(bytes.buffer);
   const numbers = Float32Array.from({ length: bytes.length / 2 }, (_, i) => NanoEuler.half(view.getUint16(2 * i, true)));
   const named = {};
@@ -297,6 +298,38 @@ NanoEuler.unpack = ({ config, tokenizer, tensors, weights, stories }) => {
     tokenizer: new NanoEuler.Tokenizer(tokenizer),
     decoder: new NanoEuler.Decoder({ config, tensors: named }),
     source: new NanoEuler.Source(stories),
+  };
+};
+
+NanoEuler.bytesOf = (base64) => {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+};
+
+/* The same for weights in a byte each: a weight is its whole number times the scale of its column, in the embedding of its
+   row. tensors: [name, rows, columns], rows 0 for gains; floats: scales and gains, 32 bits each; parts: the whole numbers. */
+NanoEuler.unpackBytes = ({ config, tokenizer, tensors, floats, parts }) => {
+  const numbers = new Float32Array(NanoEuler.bytesOf(floats).buffer);
+  const whole = parts.map((part) => new Int8Array(NanoEuler.bytesOf(part).buffer));
+  const named = {};
+  let at = 0, part = 0, place = 0; // in `numbers`; in `whole`
+  for (const [name, rows, columns] of tensors) {
+    const byRow = name === "embed";
+    const scales = numbers.subarray(at, (at += byRow ? rows : columns));
+    named[name] = rows ? new Float32Array(rows * columns) : scales;
+    for (let row = 0, i = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++, i++) {
+        if (place === whole[part].length) [part, place] = [part + 1, 0];
+        named[name][i] = whole[part][place++] * scales[byRow ? row : column];
+      }
+    }
+  }
+  return {
+    tokenizer: new NanoEuler.Tokenizer(tokenizer),
+    decoder: new NanoEuler.Decoder({ config, tensors: named, looks: false }),
+    source: new NanoEuler.Source([]),
   };
 };
 

@@ -1,6 +1,6 @@
 /* Two instruments on the book's small model (model.js). Each takes the place of a picture, which a reader without JavaScript
-   keeps: `Writer` stands on the first page, `Cuts` in the chapter on sampling. A third trains a model of its own; its files
-   come when the reader asks for them.
+   keeps: `Town` stands on the first page, `Cuts` in the chapter on sampling. Below `Town` a button loads a model of English,
+   if the book was built with one, and a third picture one that trains a model; their files come when the reader asks.
 
    The weights, two megabytes, are fetched when the picture comes into view, by a script tag: so it works from a file, too. */
 
@@ -8,7 +8,7 @@
 
 (() => {
   const FOLDER = document.currentScript.src.replace(/[^/]*$/, "");
-  const INSTRUMENTS = { "live-model": () => Writer, "live-cuts": () => Cuts };
+  const INSTRUMENTS = { "live-model": () => Town, "live-cuts": () => Cuts };
   const ROWS = 8; // candidates in a table
   const PACE = 120; // milliseconds from one written token to the next
   const MOST = 400; // tokens written at one go
@@ -81,79 +81,52 @@
 
   /* ---- The first page: it writes ---- */
 
+  /* A text, what may come next, and buttons that append it. A subclass knows the model: `heading`, `beginnings`, `start`. */
   class Writer {
     constructor(reading, data) {
-      Object.assign(this, { reading, stories: data.stories, timer: null, ids: [] });
-      this.root = make("section", { class: "live", "aria-label": "The book's small model, running in this page" });
-      this.root.append(this.textPart(), this.nextPart(), this.attentionPart());
-      [this.layer.value, this.head.value] = HOLDER; // what follows is the name of one who has been told to hold a thing
-      this.write(data.stories[0].ids.slice(0, data.places.fact), "The model has read the beginning of a story.");
+      Object.assign(this, { reading, data, timer: null, ids: [] });
+      this.root = make("section", { class: "live", "aria-label": this.heading() });
+      this.root.append(...this.parts());
+      this.start();
+    }
+
+    parts() {
+      return [this.textPart(), this.nextPart()];
     }
 
     textPart() {
-      const choose = () => this.story.value !== "" && this.begin(this.stories[Number(this.story.value)]);
+      const choose = () => this.story.value !== "" && this.begin(Number(this.story.value));
       this.story = make("select", { change: choose }, option("", "your own text"));
-      this.stories.forEach((story, i) => this.story.append(option(i, opening(this.reading, story))));
+      this.beginnings().forEach((text, i) => this.story.append(option(i, text)));
       this.text = make("textarea", { rows: 4, spellcheck: "false", input: () => this.typed() });
-      this.temperature = slider(0, 2, 0.05, 1, () => this.showNext());
+      this.temperature = slider(0, 2, 0.05, this.warmth(), () => this.showNext());
       this.auto = button("Write on", () => (this.timer ? this.pause("Paused.") : this.writeOn()));
-      this.follow = button("As the story goes on", () => this.add(this.told()));
       this.status = make("p", { class: "live-status", role: "status" });
       return make("div", {},
         labelled("A beginning", this.story),
         labelled("The text: change it as you like", this.text),
         labelled("Temperature", this.temperature, (t) => (t === 0 ? "0, always the likeliest" : t.toFixed(2))),
-        make("div", { class: "live-buttons" }, button("Draw a token", () => this.draw()), this.auto, this.follow),
+        make("div", { class: "live-buttons" }, button("Draw a token", () => this.draw()), this.auto, ...this.buttons()),
         this.status,
       );
+    }
+
+    /* Further ones beside those that draw. */
+    buttons() {
+      return [];
     }
 
     nextPart() {
       this.rows = make("tbody");
       this.note = make("p", { class: "live-note" });
-      const head = (text) => make("th", { scope: "col" }, text);
       return make("div", {},
         make("table", {},
           make("caption", {}, "What comes next? Choose a token to append it."),
-          make("thead", {}, make("tr", {}, head("token"), head("model"), head("true source"))),
+          make("thead", {}, make("tr", {}, ...["token", ...this.columns()].map((text) => make("th", { scope: "col" }, text)))),
           this.rows,
         ),
         this.note,
       );
-    }
-
-    attentionPart() {
-      const { layers, heads } = this.reading.decoder.config;
-      const choices = (n, name) => Array.from({ length: n }, (_, i) => option(i, `${name} ${i + 1}`));
-      const look = () => this.showAttention();
-      this.layer = make("select", { change: look }, ...choices(layers, "layer"));
-      this.head = make("select", { change: look }, option("", "mean of all"), ...choices(heads, "head"));
-      this.from = slider(0, 0, 1, 0, look);
-      this.tokens = make("p", { class: "live-tokens" });
-      this.looked = make("p", { class: "live-note", "aria-live": "polite" });
-      return make("div", { role: "group", "aria-label": "Attention" },
-        make("p", { class: "live-title" }, "Where does a head look?"),
-        make("div", { class: "live-fields" },
-          labelled("Layer", this.layer),
-          labelled("Head", this.head),
-          labelled("Looking from", this.from, (t) => `token ${t + 1}`),
-        ),
-        this.tokens,
-        this.looked,
-      );
-    }
-
-    /* The story that the text begins, if it is one of those whose source is known, and how that goes on. */
-    told() {
-      const story = this.reading.source.story(this.ids);
-      return story && (story.ids[this.ids.length] ?? this.reading.end);
-    }
-
-    begin(story) {
-      this.pause();
-      const text = (id) => this.reading.tokenizer.decode([id]);
-      const sentence = story.ids.findIndex((id) => text(id).endsWith(".")) + 1;
-      this.write(story.ids.slice(0, sentence), "The model has read the first sentence of a story.");
     }
 
     typed() {
@@ -204,19 +177,14 @@
       if (this.text.value !== text) this.text.value = text;
       this.text.scrollTop = this.text.scrollHeight;
       if (said !== null) this.status.textContent = said;
-      const story = ids.length ? this.reading.source.story(ids) : undefined;
-      this.story.value = story ? String(this.stories.indexOf(story)) : "";
-      this.follow.disabled = !story;
-      this.from.max = this.reading.window.length - 1;
-      this.from.value = this.from.max;
+      this.story.value = this.chosen();
       this.showNext();
-      this.showAttention();
     }
 
-    showNext() {
+    /* The likeliest tokens, for the model or for the source. told: the one that a story goes on with. */
+    showNext(told = undefined) {
       const model = this.reading.probs({ temperature: Number(this.temperature.value) });
       const source = this.reading.source.next(this.ids);
-      const told = this.ids.length ? this.told() : undefined;
       const weight = (id) => Math.max(model[id], source?.get(id) ?? 0);
       const { logits } = this.reading;
       const likely = [...model.keys()].sort((a, b) => weight(b) - weight(a) || logits[b] - logits[a]).slice(0, ROWS);
@@ -228,11 +196,99 @@
         });
         choose.append(...shown(this.reading, id));
         const token = make("th", { scope: "row", class: id === told ? "live-told" : "" }, choose);
-        return make("tr", {}, token, bar(model[id], "model"), bar(source ? (source.get(id) ?? 0) : undefined, "source"));
+        return make("tr", {}, token, ...this.cells(model[id], source && (source.get(id) ?? 0)));
       }));
-      this.note.textContent = source
+    }
+  }
+
+  /* Stories of Königsberg, beside their true source, and where the heads look. */
+  class Town extends Writer {
+    heading() {
+      return "The book's small model, running in this page";
+    }
+
+    beginnings() {
+      return this.data.stories.map((story) => opening(this.reading, story));
+    }
+
+    warmth() {
+      return 1;
+    }
+
+    columns() {
+      return ["model", "true source"];
+    }
+
+    cells(model, source) {
+      return [bar(model, "model"), bar(source, "source")];
+    }
+
+    parts() {
+      return [...super.parts(), this.attentionPart()];
+    }
+
+    start() {
+      [this.layer.value, this.head.value] = HOLDER; // what follows is the name of one who has been told to hold a thing
+      this.write(this.data.stories[0].ids.slice(0, this.data.places.fact), "The model has read the beginning of a story.");
+    }
+
+    buttons() {
+      this.follow = button("As the story goes on", () => this.add(this.told()));
+      return [this.follow];
+    }
+
+    attentionPart() {
+      const { layers, heads } = this.reading.decoder.config;
+      const choices = (n, name) => Array.from({ length: n }, (_, i) => option(i, `${name} ${i + 1}`));
+      const look = () => this.showAttention();
+      this.layer = make("select", { change: look }, ...choices(layers, "layer"));
+      this.head = make("select", { change: look }, option("", "mean of all"), ...choices(heads, "head"));
+      this.from = slider(0, 0, 1, 0, look);
+      this.tokens = make("p", { class: "live-tokens" });
+      this.looked = make("p", { class: "live-note", "aria-live": "polite" });
+      return make("div", { role: "group", "aria-label": "Attention" },
+        make("p", { class: "live-title" }, "Where does a head look?"),
+        make("div", { class: "live-fields" },
+          labelled("Layer", this.layer),
+          labelled("Head", this.head),
+          labelled("Looking from", this.from, (t) => `token ${t + 1}`),
+        ),
+        this.tokens,
+        this.looked,
+      );
+    }
+
+    /* The story that the text begins, if it is one of those whose source is known, and how that goes on. */
+    told() {
+      const story = this.reading.source.story(this.ids);
+      return story && (story.ids[this.ids.length] ?? this.reading.end);
+    }
+
+    chosen() {
+      const story = this.ids.length ? this.reading.source.story(this.ids) : undefined;
+      return story ? String(this.data.stories.indexOf(story)) : "";
+    }
+
+    begin(number) {
+      this.pause();
+      const { ids } = this.data.stories[number];
+      const sentence = ids.findIndex((id) => this.reading.tokenizer.decode([id]).endsWith(".")) + 1;
+      this.write(ids.slice(0, sentence), "The model has read the first sentence of a story.");
+    }
+
+    write(ids, said = null) {
+      super.write(ids, said);
+      this.follow.disabled = this.story.value === "";
+      this.from.max = this.reading.window.length - 1;
+      this.from.value = this.from.max;
+      this.showAttention();
+    }
+
+    showNext() {
+      super.showNext(this.ids.length ? this.told() : undefined);
+      this.note.textContent = this.reading.source.next(this.ids)
         ? "The true source is the grammar that writes the town's stories. What it would do here was computed from its rules when the book was built, at temperature 1; the slider changes the model alone."
-        : `The true source is shown for ${this.stories.length} stories, looked up when the book was built. Your text is the beginning of none of them, so the model is alone here.`;
+        : `The true source is shown for ${this.data.stories.length} stories, looked up when the book was built. Your text is the beginning of none of them, so the model is alone here.`;
     }
 
     showAttention() {
@@ -248,6 +304,57 @@
       const most = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
       const where = most.map((t) => make("span", {}, ...shown(this.reading, this.reading.window[t]), ` (token ${t + 1}) ${percent(weights[t])}`));
       this.looked.replaceChildren("Most of all at ", ...where.flatMap((place, i) => (i ? [", ", place] : [place])), ".");
+    }
+  }
+
+  /* English, of which nobody knows the source. */
+  class English extends Writer {
+    heading() {
+      return "A model of English, running in this page";
+    }
+
+    beginnings() {
+      return ["It was a dark and", "\"My dear,\" said she,", "The old man looked at the sea", "A Walk in Königsberg\n\nCHAPTER I"];
+    }
+
+    warmth() {
+      return 0.8;
+    }
+
+    columns() {
+      return ["model"];
+    }
+
+    cells(model) {
+      return [bar(model, "model")];
+    }
+
+    parts() {
+      return [
+        make("p", { class: "live-title" }, "English: form without sense"),
+        make("p", { class: "live-note" }, `This model has read ${this.data.source}. It writes in their form; expect no sense, and no truth, in what it says.`),
+        ...super.parts(),
+      ];
+    }
+
+    start() {
+      this.begin(0);
+    }
+
+    chosen() {
+      const text = this.reading.tokenizer.decode(this.ids);
+      const number = this.beginnings().findIndex((beginning) => text && text.startsWith(beginning));
+      return number < 0 ? "" : String(number);
+    }
+
+    begin(number) {
+      this.pause();
+      this.write(this.reading.tokenizer.encode(this.beginnings()[number]), "The model has read a beginning.");
+    }
+
+    showNext() {
+      super.showNext();
+      this.note.textContent = "Here the model stands alone. The stories of Königsberg have a true source, whose every probability is known, so you see above how far their model is from it. Of English nobody knows the source, nor how good a model of it could be.";
     }
   }
 
@@ -368,7 +475,11 @@
     if (!loading.has(name)) {
       loading.set(name, new Promise((resolve, reject) => {
         const src = FOLDER + name;
-        document.head.append(make("script", { src, load: resolve, error: () => reject(new Error(`${src} is missing`)) }));
+        const fail = () => {
+          loading.delete(name); // to be tried again
+          reject(new Error(`${src} is missing`));
+        };
+        document.head.append(make("script", { src, load: resolve, error: fail }));
       }));
     }
     return loading.get(name);
@@ -379,10 +490,42 @@
     try {
       await load("konigsberg.js");
       const reading = new NanoEuler.Reading(NanoEuler.unpack(NanoEuler.data));
-      place.replaceWith(new Instrument(reading, NanoEuler.data).root);
+      const { root } = new Instrument(reading, NanoEuler.data);
+      place.replaceWith(root);
+      if (Instrument === Town && NanoEuler.data.english) root.after(englishOffer(NanoEuler.data.english));
     } catch (error) {
       place.after(make("p", { class: "live-note" }, `The model did not start, so this is a picture of it: ${error.message}.`));
     }
+  }
+
+  /* A button that loads the English model, piece by piece, and puts it in its own place. english: parts; bytes of all
+     files; source, what it has read. */
+  function englishOffer(english) {
+    const { parts, bytes } = english;
+    const size = `${(bytes / 1e6).toFixed(1)} MB`;
+    const meter = make("progress", { max: parts + 1, value: 0, hidden: true, "aria-label": "Loading the English model" });
+    const said = make("p", { class: "live-note", role: "status" }, `Form without sense: a model of the same kind that has read ${english.source}.`);
+    const ask = button(`Load a model of English (${size})`, async () => {
+      ask.disabled = true;
+      meter.hidden = false;
+      try {
+        await load("english.js");
+        for (let i = 0; i < parts; i++) {
+          meter.value = i + 1;
+          said.textContent = `Loading, ${Math.round((100 * (i + 1)) / (parts + 1))} % of ${size}.`;
+          await load(`english-${i}.js`);
+        }
+        const { root, auto } = new English(new NanoEuler.Reading(NanoEuler.unpackBytes(NanoEuler.english)), english);
+        offered.replaceWith(root);
+        auto.focus();
+      } catch (error) {
+        ask.disabled = false;
+        meter.hidden = true;
+        said.textContent = `The English model did not start: ${error.message}.`;
+      }
+    });
+    const offered = make("div", { class: "live-offer" }, ask, meter, said);
+    return offered;
   }
 
   /* Under the picture of a training stands a button that puts the instrument in its place. */
