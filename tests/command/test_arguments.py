@@ -90,7 +90,7 @@ def test_the_first_page_shows_the_examples_line_by_line():
 # What is wrong with a command line, as one line. The words and the message belong together, whole.
 WRONG = {
     "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, replay, sft, dpo, grpo, report, "
-    "generate, score, answers, chat, check, diagnose, break, assign, info, export, import",
+    "generate, score, answers, chat, check, diagnose, break, assign, info, export, release, import",
     "--verison": "'--verison' is no option, did you mean --version?",
     "--lr=3": "'--lr' is no option: nanoeuler --help lists them",  # --rate is, but not here
     "--colour train": "train: '--colour' is no option: nanoeuler train --help lists them",
