@@ -104,6 +104,8 @@ CORPORA = {  # those that are fetched
     "alpaca": "52,002 instructions with answers by a model, for nanoeuler sft (CC BY-NC: not for commerce)",
     "dolly": "15,011 instructions with answers by people, for nanoeuler sft (CC BY-SA)",
     "shakespeare": "tiny Shakespeare, one file of 1.1 MB",
+    "classics": "the books of chapter 32's run, from files that you have (126 MB)",
+    "featured": "the articles of chapter 32's run, from files that you have (105 MB)",
 }
 VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
 WEB_BYTES = 1_000_000_000

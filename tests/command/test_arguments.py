@@ -106,7 +106,7 @@ WRONG = {
     "report a b c": "report: got 'b', expected no more than stands before it",
     "report a --run=b": "report: '--run' is no option: nanoeuler report --help lists them",
     "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg, "
-    "books, web, alpaca, dolly, shakespeare",
+    "books, web, alpaca, dolly, shakespeare, classics, featured",
     "check --ops gpu": "check: --ops is 'gpu', expected one of cpu, plain",
     "check --ops=cpus": "check: --ops is 'cpus', expected one of cpu, plain, did you mean cpu?",
     "train --steps 1.5": "train: --steps is '1.5', expected a whole number, or tokens as in 300Mtok",
