@@ -75,13 +75,27 @@ class Parts:
             self.call(what, "nanoeuler_lib.command.cli", words, out=path, **names)
         return path
 
+    def trained(self, name: str, words: str, resume: str = "", **names: Path) -> Path:
+        """A run that has come to its end: begun, or gone on with where it was stopped."""
+        run, part = self.out / name, "train" if name == "base" else f"train {name}"
+        if not self.has(part):
+            begun = (run / "checkpoints").is_dir()
+            words = f"--resume {{run}} {resume}" if begun else f"--run {{run}} {words}"
+            self.call(part, "nanoeuler_lib.command.cli", f"train {words}".strip(), run=run, **names)
+        (self.out / f"{name}.log.jsonl").write_text((run / "log.jsonl").read_text())
+        (self.out / f"{name}.run.json").write_text((run / "run.json").read_text())
+        return run
+
+    def has(self, part: str) -> bool:
+        """Whether a part has come to its end."""
+        return any(row["part"] == part and row["code"] == 0 for row in read(self.took))
+
     def done(self, module: str, section: str, words: str, **names: Path) -> None:
         """The rows of a section of a benchmark, unless they are there; half of them are none."""
         rows = self.out / f"rows-{section}.jsonl"
-        if any(row["part"] == section and row["code"] == 0 for row in read(self.took)):
-            return
-        rows.unlink(missing_ok=True)
-        self.call(section, module, f"{section} --out {{out}} {words}", out=self.out, **names)
+        if not self.has(section):
+            rows.unlink(missing_ok=True)
+            self.call(section, module, f"{section} --out {{out}} {words}", out=self.out, **names)
 
 
 def read(file: Path) -> list[dict]:
@@ -121,14 +135,9 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     sets = {"one": first / "valid.txt", "two": second / "valid.txt", "tokenizer": names["tokenizer"]}
     one = parts.made("shards", "books_val", f"{shards} {{one}}", **sets)
     two = parts.made("shards", "web_val", f"{shards} {{two}}", **sets)
-    given, base = dict(data=data, one=one, two=two), out / "base"
-    if not (base / "checkpoints").is_dir():
-        words = (
-            f"train --data {{data}} --valid {{one}} --valid {{two}} --run {{run}} --device {device} {train}"
-        )
-        parts.call("train", "nanoeuler_lib.command.cli", words, run=base, **given)
-    elif not any(row["part"] == "train" and row["code"] == 0 for row in read(parts.took)):
-        parts.call("train", "nanoeuler_lib.command.cli", "train --resume {run}", run=base)
+    given = dict(data=data, one=one, two=two)
+    words = f"--data {{data}} --valid {{one}} --valid {{two}} --device {device} {train}"
+    base = parts.trained("base", words, **given)
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"
     documents = json.loads((first / "report.json").read_text())["parts"]["train.txt"]["documents"]
     border = int(Shards(data).starts[documents])  # the token where the second corpus begins
@@ -137,8 +146,6 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     parts.done(
         "benchmarks.gpu_pretrain", "known", f"--data {{data}} {sets} --border {border}", run=base, **given
     )
-    (out / "base.log.jsonl").write_text((base / "log.jsonl").read_text())
-    (out / "base.run.json").write_text((base / "run.json").read_text())
     facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
     (out / "config.json").write_text(json.dumps(facts))
 

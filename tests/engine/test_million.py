@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import million, yardsticks
+from benchmarks import large, million, yardsticks
 from nanoeuler_lib import world
+from nanoeuler_lib.config import ModelConfig, preset
+from nanoeuler_lib.engine import program
 from nanoeuler_lib.text import shards
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -76,8 +78,65 @@ def test_a_run_goes_on_where_it_was_stopped(texts, monkeypatch):
     assert base["curve"][-1][0] == 30 and len(base["valid"]) == 4
     assert sum(row["what"] == "wall" for row in made["rows"]) == 2
     assert made["config"]["again"]["commands"][-2].startswith(
-        "python -m train --data train --valid books_val"
+        "python -m train --run base --data train --valid books_val"
     )
+
+
+# ---- large beside base
+
+
+def test_large_runs_for_a_pass_and_base_for_its_time(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(million.Parts, "done", lambda *_, **names: None)
+    million.run(million.Parts(texts), texts, "cpu", TINY, 300)
+    shapes = {"base": (16, 1), "large": (32, 2)}
+    make = lambda name: ModelConfig(dim=shapes[name][0], heads=2, kv_heads=1, layers=shapes[name][1], context=16,
+                                    vocab_size=300, predict=2)  # fmt: skip
+    monkeypatch.setattr(large, "preset", make)
+    monkeypatch.setattr(large, "ROWS", 16)
+    tiny, settings = TINY.partition(" --steps")[0], "--warmup 1 --valid-every 5 --sample-every 0 --quiet"
+    parts = million.Parts(tmp_path / "out")
+    large.runs(parts, texts, 1, "cpu", tiny, settings)
+    tokens = large.Shards(texts / "train").tokens
+    commands = {row["part"]: row["command"] for row in million.read(parts.took)}
+    assert list(commands) == ["train base_pass", "train large_pass", "train base_time"]
+    assert f"--steps {tokens // 256} --rate 0.0006" in commands["train base_pass"]
+    assert f"--steps {tokens // 256} --rate 0.0003" in commands["train large_pass"]
+    logs = [[e["seconds"] for e in million.read(parts.out / f"{name}_pass.log.jsonl") if "loss" in e]
+            for name in ("base", "large")]  # fmt: skip
+    wanted = round(tokens // 256 * np.median(logs[1]) / np.median(logs[0]))
+    assert (
+        f"--steps {wanted} " in commands["train base_time"]
+        and [len(log) for log in logs] == [tokens // 256] * 2
+    )
+    for name in ("cards", "machine"):
+        (parts.out / f"{name}.json").write_text("1")
+    large.collect(parts.out, tmp_path)
+    rows = json.loads((tmp_path / "large.json").read_text())["rows"]
+    assert [row["run"] for row in rows if row["what"] == "run"] == ["base_pass", "base_time", "large_pass"]
+
+
+@pytest.mark.compiler
+def test_a_step_of_each_is_timed_beside_pytorch(monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
+    shape = dict(dim=64, heads=2, kv_heads=1, context=9, vocab_size=40, predict=2, ffn=24)
+    make = lambda name: ModelConfig(layers=1 + (name == "large"), **shape)
+    monkeypatch.setattr(large, "preset", make)
+    monkeypatch.setattr(large, "ROWS", 2)
+    monkeypatch.setattr(large.gpu_step, "STEPS", 1)
+    rows = list(large.measure(1, "cpu", "float32"))
+    assert [row["model"] for row in rows] == ["base", "large"] and rows[0]["first_losses"] != rows[1][
+        "first_losses"
+    ]
+    assert all(min(row["tokens_per_second"].values()) > 0 for row in rows)
+
+
+def test_large_is_base_by_four_thirds():
+    """What the comment beside the preset and chapter 32 say of it."""
+    base, big = preset("base"), preset("large")
+    assert big.dim * 3 == base.dim * 4 and abs(big.layers / base.layers - 4 / 3) < 0.05
+    assert big.head_dim == base.head_dim and (big.context, big.vocab_size) == (base.context, base.vocab_size)
+    assert large.size("large") == 263_599_104 and large.size("base") == 116_417_280
+    program.check_config(big, "bfloat16", SimpleNamespace(capability=90))
 
 
 # ---- Yardsticks
