@@ -59,28 +59,8 @@ def release(
     log, about = (read_log(home), description(home / "run.json")) if home else ([], {"data": {}})
     texts = [*records, *_texts(found.info, bool(records))]
     with new_folder(out) as folder:
-        if "hf" in forms:
-            write(found, "hf", folder / "hf")
-            for file in (folder / "hf").iterdir():
-                os.replace(file, folder / file.name)
-            (folder / "hf").rmdir()
-        if "gguf" in forms:
-            write(found, "gguf", folder / "model.gguf")
-        checkpoints.save(
-            folder / "nanoeuler",
-            found.model,
-            found.tokenizer,
-            found.step,
-            found.train,
-            None,
-            public(found.info),
-        )
-        tokens = np.random.default_rng(0).integers(0, found.tokenizer.vocab_size, PROBE)
-        tokens = tokens[: found.model.config.context]
-        logits = np.ascontiguousarray(found.model.logits(tokens[None])[0, :, : found.model.config.vocab_size])
-        save_file({"tokens": tokens, "logits": logits.astype(np.float32)}, folder / "logits.safetensors")
-        with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
-            shutil.copymode(folder / "nanoeuler" / "checkpoint.json", folder / "logits.safetensors")
+        _weights(found, forms, folder)
+        _logits(found, folder / "logits.safetensors")
         curves = any("loss" in entry for entry in log)
         for name, draw in (("loss.png", draw_loss), ("layers.png", draw_layers)) if curves else ():
             (figure := draw(log)).savefig(folder / name)
@@ -93,6 +73,29 @@ def release(
         sums = "".join(f"{sha256(folder / file)}  {file}\n" for file in files if file not in UNHASHED)
         (folder / "SHA256SUMS").write_text(sums, "utf-8")
     return [f"README.md:{n}: {line}" for n, line in enumerate(card.splitlines(), 1) if BLANK in line]
+
+
+def _weights(found: Checkpoint, forms: list[str], folder: Path) -> None:
+    """The model in each form. That of transformers is the folder itself."""
+    if "hf" in forms:
+        write(found, "hf", folder / "hf")
+        for file in (folder / "hf").iterdir():
+            os.replace(file, folder / file.name)
+        (folder / "hf").rmdir()
+    if "gguf" in forms:
+        write(found, "gguf", folder / "model.gguf")
+    own, info = folder / "nanoeuler", public(found.info)
+    checkpoints.save(own, found.model, found.tokenizer, found.step, found.train, None, info)
+
+
+def _logits(found: Checkpoint, file: Path) -> None:
+    """Some tokens, and what the model computes for them."""
+    tokens = np.random.default_rng(0).integers(0, found.tokenizer.vocab_size, PROBE)
+    tokens = tokens[: found.model.config.context]
+    logits = found.model.logits(tokens[None])[0, :, : found.model.config.vocab_size]
+    save_file({"tokens": tokens, "logits": np.ascontiguousarray(logits, np.float32)}, file)
+    with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
+        shutil.copymode(file.with_name("nanoeuler") / "checkpoint.json", file)
 
 
 def public(info: dict) -> dict:
@@ -182,7 +185,7 @@ def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
         "The licence of the weights is the publisher's to choose, within what those of the texts allow.",
     ]
     yield from ["", "## Curves", "", *_curves(log, curves), "", "## Limits", ""]
-    yield from (f"* {line}" for line in _limits(found, log))
+    yield from (f"* {line}" for line in _limits(found))
     yield from ["", "## What it must not be used for", ""]
     yield "* Advice, and decisions about people: whether what it says is true was not measured."
     yield "* Texts that pass for a person's, or for a source: nobody checked the names and numbers that it writes."
@@ -203,10 +206,8 @@ def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[st
         tokens = sum(entry["seconds"] * entry["tokens_per_second"] for entry in steps)
         text = about["data"].get("train_tokens")
         again = f", {tokens / text:.2g} times the {text:,} of its text" if text else ""
-        yield (
-            "trained on",
-            f"{tokens:,.0f} tokens{again}, in {sum(e['seconds'] for e in steps):,.0f} s of steps",
-        )
+        seconds = sum(entry["seconds"] for entry in steps)
+        yield "trained on", f"{tokens:,.0f} tokens{again}, in {seconds:,.0f} s of steps"
         t = found.train
         yield "by", f"{t.optimizer}, rate {t.rate:g}, batches of {t.batch * t.accumulate} rows, seed {t.seed}"
     if "machine" in about:
@@ -228,7 +229,7 @@ def _text(text: dict | str) -> Iterator[str]:
 
 
 def _curves(log, curves) -> Iterator[str]:
-    """The pictures, every validation, and the warnings of the run."""
+    """The pictures, and the warnings of the run."""
     if not curves:
         yield f"The log of the run is not here. Its curves: {BLANK}"
         return
@@ -238,19 +239,11 @@ def _curves(log, curves) -> Iterator[str]:
         "![Gradients and updates by step](layers.png)",
         "",
     ]
-    unit = MEASURES[next(filter(None, map(measured, log)), "valid_bits_per_byte")]
-    looks = [(entry["step"], entry[name]) for entry in log if (name := measured(entry))]
-    shown = looks[:: max(1, len(looks) // 10)]
-    yield from [
-        f"| step | {unit}, held out |",
-        "|--:|--:|",
-        *(f"| {step} | {value:.4f} |" for step, value in shown),
-    ]
     warnings = [one_line(entry["warning"], 2000) for entry in log if "warning" in entry]
     yield from ["", "The run warned:", "", *(f"* {text}" for text in warnings)] if warnings else []
 
 
-def _limits(found, log) -> Iterator[str]:
+def _limits(found) -> Iterator[str]:
     """What the run says of what the model cannot do, and what it did not measure."""
     name, context = measured(found.info), found.model.config.context
     measure = (
@@ -258,6 +251,5 @@ def _limits(found, log) -> Iterator[str]:
     )
     yield f"{measure}: not whether what the model says is true, fair, harmless, or another's words by heart."
     yield f"Beyond {context} tokens it forgets: what stands before them has no influence."
-    if len({entry["step"] for entry in log if "loss" in entry}):
-        yield "It is one run with one seed: how far another would be from it, is not known."
+    yield "It is one run with one seed: how far another would be from it is not known."
     yield "It has its texts' subjects, their time, and what they thought of people."
