@@ -2,6 +2,7 @@
 
     python -m benchmarks.million --from FOLDER --out million   # the texts of the run, from files that you have
     python -m benchmarks.million --out million                 # on books and web, which are fetched: another run
+    python -m benchmarks.million shards --from FOLDER --out million    # its shards alone, for benchmarks.large
     python -m benchmarks.million collect --from million        # its figures into data/results/ch32.json
 
 FOLDER of --from holds what the corpora `classics` and `featured` name, also as .xz. Tokenizer, order and first weights
@@ -117,13 +118,12 @@ def text_of(parts: Parts, have: Path | None) -> list[Path]:
     return found
 
 
-def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab: int = 4096) -> None:
-    """All parts that are not done yet."""
-    out = parts.out
+def prepared(parts: Parts, have: Path | None, vocab: int = 4096) -> tuple[dict[str, Path], int]:
+    """The shards of the run, what is trained on and the two sets, and the token where the second corpus begins."""
     first, second = text_of(parts, have)
     names = dict(first=first / "train.txt", second=second / "train.txt")
-    sample = out / "sample.txt"
-    if not (out / "tokenizer.json").exists():
+    sample = parts.out / "sample.txt"
+    if not (parts.out / "tokenizer.json").exists():
         with open(sample, "wb") as file:
             for path in names.values():
                 with open(path, "rb") as text:
@@ -135,19 +135,23 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     sets = {"one": first / "valid.txt", "two": second / "valid.txt", "tokenizer": names["tokenizer"]}
     one = parts.made("shards", "books_val", f"{shards} {{one}}", **sets)
     two = parts.made("shards", "web_val", f"{shards} {{two}}", **sets)
-    given = dict(data=data, one=one, two=two)
+    documents = json.loads((first / "report.json").read_text())["parts"]["train.txt"]["documents"]
+    return dict(data=data, one=one, two=two), int(Shards(data).starts[documents])
+
+
+def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab: int = 4096) -> None:
+    """All parts that are not done yet."""
+    given, border = prepared(parts, have, vocab)
     words = f"--data {{data}} --valid {{one}} --valid {{two}} --device {device} {train}"
     base = parts.trained("base", words, **given)
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"
-    documents = json.loads((first / "report.json").read_text())["parts"]["train.txt"]["documents"]
-    border = int(Shards(data).starts[documents])  # the token where the second corpus begins
     parts.done("benchmarks.yardsticks", "cloze", sets, run=base, **given)
     parts.done("benchmarks.gpu_pretrain", "says", f"--run {{run}} --device {device}", run=base)
     parts.done(
         "benchmarks.gpu_pretrain", "known", f"--data {{data}} {sets} --border {border}", run=base, **given
     )
     facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
-    (out / "config.json").write_text(json.dumps(facts))
+    (parts.out / "config.json").write_text(json.dumps(facts))
 
 
 def merged(stored: dict, fresh: list[dict], facts: dict) -> tuple[dict, list[dict]]:
@@ -173,16 +177,20 @@ def collect(folder: Path, results: Path = FOLDER) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("section", nargs="?", choices=["collect"])
+    parser.add_argument("section", nargs="?", choices=["shards", "collect"])
     parser.add_argument("--from", dest="have", type=Path)
     parser.add_argument("--out", type=Path, default=Path("million"))
     parser.add_argument("--device", default="gpu")
     parser.add_argument("--limit", type=float, metavar="SECONDS")
     options = parser.parse_args()
-    if options.section:
-        return collect(options.have)
-    parts = Parts(options.out.absolute(), options.limit)
-    run(parts, options.have and options.have.absolute(), options.device)
+    if options.section == "collect":
+        collect(options.have)
+        return
+    parts, have = Parts(options.out.absolute(), options.limit), options.have and options.have.absolute()
+    if options.section == "shards":
+        prepared(parts, have)
+    else:
+        run(parts, have, options.device)
 
 
 if __name__ == "__main__":

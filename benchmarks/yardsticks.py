@@ -34,7 +34,7 @@ from nanoeuler_lib.training import checkpoint, datasets
 from tools.notebooks.results import save
 
 WINDOW, PIECE = 2**28, 2**24  # bytes that xz looks back; bytes that it is handed at a time
-ORDER, STRENGTHS = 5, (0.5, 1.0, 2.0, 4.0)
+ORDER, STRENGTHS = 5, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 ITEMS, CHOICES, BEFORE, BEHIND, TIME = 500, 4, 150, 60, 255  # TIME: tokens of a row, context and continuation
 WORD, OFTEN = re.compile(r"(?<= )[a-z]{5,}(?= )"), 1.5  # about as often: by no more than this factor
 SEED = 32
@@ -88,14 +88,21 @@ def ngrams(options):
     )
     dataset = datasets.ShardDataset(part, valid, state)
     counts = Ngrams(part.read(0, part.tokens), part.tokenizer.vocab_size, ORDER)
+    at = 0
     for order in range(1, ORDER + 1):
-        tried = {s: dataset.validation(Counted(counts, order, s)) for s in STRENGTHS}
-        best = min(tried, key=lambda s: tried[s]["valid_bits_per_byte"])
-        sets = tried[best].get("valid_sets") or {valid[0].name: tried[best]["valid_bits_per_byte"]}
-        yield dict(what="ngrams", order=order, strength=best, tokens=part.tokens,
-                   **{"valid_bits_per_byte": tried[best]["valid_bits_per_byte"], "valid_sets": sets})  # fmt: skip
+        scored = lambda strength, order=order: dataset.validation(Counted(counts, order, strength))
+        found = scored(STRENGTHS[at])
+        for strength in STRENGTHS[at + 1 :]:  # longer contexts want no less
+            other = scored(strength)
+            if other["valid_bits_per_byte"] >= found["valid_bits_per_byte"]:
+                break
+            at, found = at + 1, other
+        bits = found["valid_bits_per_byte"]
+        sets = found.get("valid_sets") or {valid[0].name: bits}
+        yield dict(what="ngrams", order=order, strength=STRENGTHS[at], tokens=part.tokens,
+                   valid_bits_per_byte=bits, valid_sets=sets)  # fmt: skip
         for one in valid:
-            yield answered(f"{order}-gram", Counted(counts, order, best), one, options.items)
+            yield answered(f"{order}-gram", Counted(counts, order, STRENGTHS[at]), one, options.items)
 
 
 # ---- The cloze
