@@ -1,12 +1,12 @@
 """What is a bit and a quarter a byte worth? Yardsticks for the held-out sets of chapter 32; needs no GPU.
 
-    python -m benchmarks.yardsticks xz     --data A.txt --data B.txt --valid C.txt ...   # xz that has read the text
+    python -m benchmarks.yardsticks xz     --data A.txt --valid B.txt ...               # xz that has read A
     python -m benchmarks.yardsticks ngrams --data SHARDS --valid SHARDS ...              # 1- to 5-grams, and a cloze
     python -m benchmarks.yardsticks cloze  --valid SHARDS ... --run RUN --device gpu     # the same cloze of a model
     python -m benchmarks.yardsticks collect --from FOLDER            # data/results/ch32_yardsticks.json of two
 
-xz takes no dictionary, but its window may be as long as all that it reads: what a set costs behind the training text is
-the length of both in one stream, less that of the training text alone. WINDOW holds all of both.
+xz takes no dictionary, but its window may be as long as all that it reads: what a set costs behind the training text of
+its kind is the length of both in one stream, less that of the training text alone. WINDOW holds all of both.
 
 ngrams: `text.ngram` on the same tokens, scored in the windows in which a model is scored (`datasets.ShardDataset`).
 Shorter contexts get the weight, of STRENGTHS, that is best on these very sets: that favours the n-grams a little.
@@ -20,6 +20,7 @@ Chance is a quarter. Each section adds rows to rows-SECTION.jsonl in `--out`.
 import argparse
 import json
 import lzma
+import multiprocessing
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint, datasets
 from tools.notebooks.results import save
 
-WINDOW, PIECE = 2**28, 2**24  # bytes that xz looks back; bytes that it is handed at a time
+WINDOW, PIECE = 2**27, 2**24  # bytes that xz looks back; bytes that it is handed at a time
 ORDER, STRENGTHS = 5, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 ITEMS, CHOICES, BEFORE, BEHIND, TIME = 500, 4, 150, 60, 255  # TIME: tokens of a row, context and continuation
 WORD, OFTEN = re.compile(r"(?<= )[a-z]{5,}(?= )"), 1.5  # about as often: by no more than this factor
@@ -43,26 +44,26 @@ SEED = 32
 # ---- Compressing and counting
 
 
-def shortened(paths: list[Path], window: int = WINDOW) -> int:
-    """Bytes of these texts in one stream of xz."""
+def shortened(text: Path, behind: Path | None = None, window: int = WINDOW) -> tuple[int, int]:
+    """Bytes of a text in xz, and of it with another one behind it in the same stream."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}]
     packer, size = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), 0
-    for path in paths:
-        with open(path, "rb") as file:
-            while piece := file.read(PIECE):
-                size += len(packer.compress(piece))
-    return size + len(packer.flush())
+    with open(text, "rb") as file:
+        while piece := file.read(PIECE):
+            size += len(packer.compress(piece))
+    both = 0
+    if behind:  # a copy of this process goes on with it: the text is read once
+        ours, theirs = multiprocessing.Pipe()
+        more = lambda: theirs.send(len(packer.compress(behind.read_bytes())) + len(packer.flush()))
+        multiprocessing.get_context("fork").Process(target=more).start()
+        both = size + ours.recv()
+    return size + len(packer.flush()), both
 
 
 def xz(options):
-    train = [Path(one) for one in options.data]
-    alone = shortened(train)
-    for path in map(Path, options.valid):
-        size = path.stat().st_size
-        found = {
-            "by itself": shortened([path]),
-            "behind the training text": shortened([*train, path]) - alone,
-        }
+    for train, path in zip(map(Path, options.data), map(Path, options.valid), strict=True):
+        size, (alone, both) = path.stat().st_size, shortened(train, path)
+        found = {"by itself": shortened(path)[0], "behind the training text": both - alone}
         for how, packed in found.items():
             yield dict(what="xz", how=how, set=path.stem, bits_per_byte=round(8 * packed / size, 4))
 
