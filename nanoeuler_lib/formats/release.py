@@ -246,10 +246,8 @@ def _curves(log, curves) -> Iterator[str]:
 def _limits(found) -> Iterator[str]:
     """What the run says of what the model cannot do, and what it did not measure."""
     name, context = measured(found.info), found.model.config.context
-    measure = (
-        f"The run measured {MEASURES[name]} on text that was held out" if name else "The run measured nothing"
-    )
-    yield f"{measure}: not whether what the model says is true, fair, harmless, or another's words by heart."
+    known = f"{MEASURES[name]} on text that was held out" if name else "nothing that is recorded here"
+    yield f"The run measured {known}, and not whether what the model says is true, fair, harmless, or learnt by heart."
     yield f"Beyond {context} tokens it forgets: what stands before them has no influence."
     yield "It is one run with one seed: how far another would be from it is not known."
     yield "It has its texts' subjects, their time, and what they thought of people."
