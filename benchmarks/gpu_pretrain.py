@@ -195,6 +195,25 @@ def squeezed(options):
         yield dict(what="compressor", who=who, bits_per_byte=bits)
 
 
+def run_row(file: Path) -> dict:
+    """What is kept of a run's log R.log.jsonl, with R.run.json beside it: its loss in 400 means, all else as it is."""
+    log = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [entry for entry in log if "loss" in entry]
+    part = max(1, len(steps) // 400)
+    means = [steps[i : i + part] for i in range(0, len(steps), part)]
+    told = json.loads(file.with_name(file.name.replace(".log.jsonl", ".run.json")).read_text())
+    told["data"] = {k: v for k, v in told["data"].items() if isinstance(v, int) or "fingerprint" in k}
+    return dict(
+        what="run", run=file.name.split(".")[0], about=told,
+        curve=[[few[-1]["step"], round(float(np.mean([e["loss"] for e in few])), 4)] for few in means],
+        later=[round(float(np.mean([e["later"][-1] for e in few])), 4) for few in means],
+        step_seconds=round(sum(e["seconds"] for e in steps), 2),
+        step_median=float(np.median([e["seconds"] for e in steps])),
+        valid=[e for e in log if "valid_bits_per_byte" in e],
+        samples=[e for e in log if "sample" in e], warnings=[e for e in log if "warning" in e],
+    )  # fmt: skip
+
+
 def collect(options):
     """data/results/ch32.json of a folder: config.json, the rows that the sections left, and of each run its files.
 
@@ -206,22 +225,7 @@ def collect(options):
     for row in rows:  # other people's words stay out
         if "shown" in row:
             row["shown"] = [{"reply": one["reply"], "wrong": one["wrong"]} for one in row["shown"]]
-    for file in sorted(folder.glob("**/*.log.jsonl")):
-        log = [json.loads(line) for line in file.read_text().splitlines()]
-        steps = [entry for entry in log if "loss" in entry]
-        part = max(1, len(steps) // 400)
-        means = [steps[i : i + part] for i in range(0, len(steps), part)]
-        told = json.loads(file.with_name(file.name.replace(".log.jsonl", ".run.json")).read_text())
-        told["data"] = {k: v for k, v in told["data"].items() if isinstance(v, int) or "fingerprint" in k}
-        rows.append(dict(
-            what="run", run=file.name.split(".")[0], about=told,
-            curve=[[few[-1]["step"], round(float(np.mean([e["loss"] for e in few])), 4)] for few in means],
-            later=[round(float(np.mean([e["later"][-1] for e in few])), 4) for few in means],
-            step_seconds=round(sum(e["seconds"] for e in steps), 2),
-            step_median=float(np.median([e["seconds"] for e in steps])),
-            valid=[e for e in log if "valid_bits_per_byte" in e],
-            samples=[e for e in log if "sample" in e], warnings=[e for e in log if "warning" in e],
-        ))  # fmt: skip
+    rows += [run_row(file) for file in sorted(folder.glob("**/*.log.jsonl"))]
     config = json.loads((folder / "config.json").read_text())
     save("ch32", config, rows, FOLDER, config.pop("machine"))
 

@@ -79,7 +79,7 @@ def unfinished(folder: Path, path: Path, doing: str = "writing it") -> Iterator[
             hold(handle, path, doing)
         try:
             for left in folder.iterdir():
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
             yield
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

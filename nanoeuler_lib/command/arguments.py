@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   nanoeuler grpo --base runs/routes --run runs/rewarded    let it draw answers, and reward the right ones
   nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
   nanoeuler export runs/world --to hf --out world-hf    for transformers; gguf: for llama.cpp
+  nanoeuler release runs/world --out world-1        what one publishes of it, with a card to fill in
   nanoeuler import TinyLlama-1.1B --run runs/tiny   a Llama of other people's, as a run
   nanoeuler check                                   every gradient against difference quotients
 
@@ -103,6 +104,8 @@ CORPORA = {  # those that are fetched
     "alpaca": "52,002 instructions with answers by a model, for nanoeuler sft (CC BY-NC: not for commerce)",
     "dolly": "15,011 instructions with answers by people, for nanoeuler sft (CC BY-SA)",
     "shakespeare": "tiny Shakespeare, one file of 1.1 MB",
+    "classics": "the books of chapter 32's run, from files that you have (126 MB)",
+    "featured": "the articles of chapter 32's run, from files that you have (105 MB)",
 }
 VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
 WEB_BYTES = 1_000_000_000
@@ -242,6 +245,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("assign", "papers that are marked: for an instructor, from a secret seed", _assign)
     command("info", "shapes, sizes and memory of a preset or a checkpoint", _info)
     command("export", "a run as other programs read it", _export)
+    command("release", "what one publishes of a run: weights, card, hashes and their check", _release)
     command("import", "other people's weights as a run", _import)
     return top
 
@@ -663,6 +667,16 @@ def _export(new):
     new.add_argument("--to", required=True, choices=list(FORMATS), help=text)
     text = "folder (hf) or file (gguf) to make; must not exist"
     new.add_argument("--out", required=True, type=Path, metavar="PATH", help=text)
+
+
+def _release(new):
+    new.add_argument("run", type=Path, help="run or checkpoint folder")
+    text = "folder to make; must not exist"
+    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    text = f"{' and '.join(FORMATS)}, or one of them (default: all that the model has)"
+    new.add_argument("--to", choices=list(FORMATS), action="append", help=text)
+    text = "folder of nanoeuler corpus whose report.json says the licence of a text behind shards; of several, again"
+    new.add_argument("--corpus", type=Path, action="append", metavar="FOLDER", help=text)
 
 
 def _import(new):

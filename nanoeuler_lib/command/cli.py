@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nanoeuler_lib.command import arguments
@@ -311,17 +311,24 @@ def _in_steps(value, config, context):
 
 
 def report(args):
-    asked = os.environ.get("MPLBACKEND")  # a notebook hands on its own, which may not be there
-    os.environ["MPLBACKEND"] = "agg"  # which writes files; Matplotlib asks when it is imported
-    try:
+    with _drawing():
         from nanoeuler_lib.training.report import report
 
         page = report(args.run, args.out)
+    beside = ", with loss.png and layers.png beside it" if (page.parent / "loss.png").exists() else ""
+    _print(args, {"page": str(page)}, f"{page}: written{beside}")
+
+
+@contextmanager
+def _drawing():
+    """Matplotlib writes files here; it asks for that when it is imported."""
+    asked = os.environ.get("MPLBACKEND")  # a notebook hands on its own, which may not be there
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        yield
     finally:
         os.environ.pop("MPLBACKEND")
         os.environ |= {} if asked is None else {"MPLBACKEND": asked}
-    beside = ", with loss.png and layers.png beside it" if (page.parent / "loss.png").exists() else ""
-    _print(args, {"page": str(page)}, f"{page}: written{beside}")
 
 
 def generate(args):
@@ -419,6 +426,16 @@ def export(args):
     left = formats.export(args.run, args.to, args.out)
     lines = [f"{args.out}: written for {FORMATS[args.to]}", *(f"left behind: {what}" for what in left)]
     _print(args, {"out": str(args.out), "to": args.to, "left": left}, "\n".join(lines))
+
+
+def release(args):
+    with _drawing():
+        from nanoeuler_lib.formats.release import release
+
+        blank = release(args.run, args.out, args.to or (), args.corpus or ())
+    lines = [f"{args.out}: what one publishes of {args.run}; check it: python {args.out / 'check.py'}"]
+    lines += [f"to be filled in, {args.out / line}" for line in blank]
+    _print(args, {"out": str(args.out), "blank": blank}, "\n".join(lines))
 
 
 def import_(args):
@@ -998,7 +1015,7 @@ COMMANDS = {
     "corpus konigsberg": corpus_konigsberg, **{f"corpus {name}": corpus_fetched for name in CORPORA}, "shards": shards,
     "train": train, "replay": replay, "sft": sft, "dpo": dpo, "grpo": grpo, "report": report, "generate": generate,
     "score": score, "answers": answers, "chat": chat, "check": check, "diagnose": diagnose, "break": break_,
-    "assign": assign, "info": info, "export": export, "import": import_,
+    "assign": assign, "info": info, "export": export, "release": release, "import": import_,
 }  # fmt: skip
 
 

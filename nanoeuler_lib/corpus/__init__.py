@@ -1,7 +1,7 @@
 """Text to train on from elsewhere: books, web pages, instructions, fetched, cleaned, each document once.
 
     out/
-        train.txt, valid.txt    books and web: documents, divided by the line <|endoftext|>; whole ones are held out
+        train.txt, valid.txt    documents, divided by the line <|endoftext|>; whole ones are held out
         train.txt               shakespeare: `nanoeuler train` holds out its end
         examples.jsonl          alpaca, dolly: what `nanoeuler sft` reads, which holds out some itself
         documents.jsonl         a line for each document: its name and bytes, where it went, why it was dropped
@@ -11,7 +11,8 @@ A corpus goes one way: `registry` says where its files are, `fetch` brings them,
 knows the books), `dedup` finds what was there before, and here they are written. The folder appears when it is whole:
 what stops before that, a cut line, a full disk or a kill, leaves no corpus, and the files fetched so far.
 
-Which documents are held out is decided by each one's name and the seed alone: more documents, or fewer, move none.
+Which documents are held out is decided by each one's name and the seed alone: more documents, or fewer, move none. Of
+a prepared corpus that is decided, and no document is dropped.
 """
 
 import hashlib
@@ -36,6 +37,8 @@ READERS = {
     "alpaca": documents.examples,
     "dolly": documents.examples,
     "shakespeare": documents.whole,
+    "classics": documents.prepared,
+    "featured": documents.prepared,
 }
 
 
@@ -141,7 +144,8 @@ class _Writer:
         self.train = (
             _Part(folder / "examples.jsonl", after="\n") if lines else _Part(folder / "train.txt", SEPARATOR)
         )
-        self.valid = _Part(folder / "valid.txt", SEPARATOR) if valid_fraction else None
+        divided = valid_fraction or READERS[name] is documents.prepared
+        self.valid = _Part(folder / "valid.txt", SEPARATOR) if divided else None
         self.lines = _Part(folder / "documents.jsonl", after="\n")
         self.texts = [part for part in (self.train, self.valid) if part]
         self.dropped = Counter()
@@ -164,9 +168,10 @@ class _Writer:
         if reason:
             self.dropped[reason] += 1
         else:
-            part = (
-                self.valid if self.valid and held_out(document.name, self.seed, self.fraction) else self.train
-            )
+            held = document.held
+            if held is None:
+                held = self.valid and held_out(document.name, self.seed, self.fraction)
+            part = self.valid if held else self.train
             part.write(document.written or document.text)
         facts = {"name": document.name, **document.about, "bytes": len(document.text.encode())}
         facts |= {"part": part.path.name} if part else {"dropped": detail or reason}
@@ -182,7 +187,7 @@ class _Writer:
             return "holds NUL", ""
         if SEPARATOR in f"\n{document.text}\n":
             return "holds the line that divides documents", ""
-        twin = self.seen.twin(document.name, document.text)
+        twin = None if document.held is not None else self.seen.twin(document.name, document.text)
         if twin is None:
             return "", ""
         if twin.similarity is None:

@@ -9,6 +9,7 @@ from nanoeuler_lib.corpus.fetch import Fetched
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import to_json
+from nanoeuler_lib.text import data
 from nanoeuler_lib.text.examples import read_examples
 from nanoeuler_lib.text.sources import expect_texts, need, pages
 
@@ -17,13 +18,17 @@ Get = Callable[..., Fetched]  # Fetcher.get
 
 @dataclass(frozen=True)
 class Document:
-    """A document: name, text, what else is known, what is written if not the text, and why it is of no use."""
+    """A document: name, text, what else is known, what is written if not the text, and why it is of no use.
+
+    held: whether it is held out, where that is decided by who prepared the corpus.
+    """
 
     name: str
     text: str
     about: dict[str, str] = field(default_factory=dict)
     written: str | None = None
     fault: str = ""
+    held: bool | None = None
 
 
 def books(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
@@ -85,3 +90,11 @@ def whole(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Ite
     """Files that are one document each, byte for byte."""
     for file in files:
         yield Document(file.name, get(file).path.read_bytes().decode())
+
+
+def prepared(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
+    """The documents of two files that are ready: those to train on, and those that are held out."""
+    for file, held in zip(files, (False, True), strict=True):
+        text = get(file).path.read_bytes().decode()
+        for number, document in enumerate(data.documents(text), 1):
+            yield Document(f"{file.name}:{number}", document, held=held)

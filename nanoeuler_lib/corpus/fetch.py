@@ -180,6 +180,10 @@ class Fetcher:
                     self._forget(partial)
                 continue
             return self._place(partial, file, url)
+        if not file.urls:
+            raise NanoEulerError(
+                f"{file.name}: no address gives it, expected it or {file.name}.xz in a folder of yours: --from FOLDER"
+            )
         raise NanoEulerError(
             f"{file.name}: cannot be fetched: {'; '.join(failures)}. A file you have is taken with --from FOLDER"
         )

@@ -1,6 +1,7 @@
 """Other people's programs: a run as a Hugging Face folder or a GGUF file, and their weights as a run. Chapter 34.
 
-`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2_folder`, `gguf` and `llama2c` are the files.
+`layout` is what differs, `tokenizers` the vocabulary; `llama`, `gpt2_folder`, `gguf` and `llama2c` are the files;
+`release` is what one publishes, all of it together.
 Another architecture comes in by a line of READERS.
 """
 
@@ -31,12 +32,25 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
     """
     if (out := Path(out)).exists():
         raise NanoEulerError(f"{out}: exists already, expected a new name")
-    checkpoint, left = load(run), []
-    config = checkpoint.model.config
-    kind = getattr(config, "architecture", "llama")
-    if (kind, to) not in WRITERS:
-        raise NanoEulerError(f"{run}: is a GPT-2, and --to is {to}, expected hf")
-    WRITERS[kind, to](checkpoint, out)
+    checkpoint = load(run)
+    return write(checkpoint, *forms_of(checkpoint, [to]), out)
+
+
+def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
+    """The formats that were asked for; of none, all that hold the architecture. Raises NanoEulerError for another."""
+    own = getattr(checkpoint.model.config, "architecture", "llama")
+    there = [to for architecture, to in WRITERS if architecture == own]
+    for to in set(asked).difference(there):
+        raise NanoEulerError(
+            f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}"
+        )
+    return asked or there
+
+
+def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:
+    """Write a checkpoint in one of its formats. Returns and raises what `export` does."""
+    config, left = checkpoint.model.config, []
+    WRITERS[getattr(config, "architecture", "llama"), to](checkpoint, out)
     if config.predict > 1:
         weights = (config.predict - 1) * config.dim * config.vocab_size
         left.append(f"prediction heads 1 to {config.predict - 1}, {weights:,} weights: a Llama has one head")

@@ -28,7 +28,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     out = Path(out) if out is not None else run / "report"
-    log, head = read_log(run), _head(run / "run.json")
+    log, head = read_log(run), description(run / "run.json")
     steps = [entry for entry in log if "loss" in entry]
     if not steps and not head["data"].get("imported"):
         raise NanoEulerError(f"{run}: its log has no step yet, expected at least one")
@@ -46,7 +46,8 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     return out / "report.md"
 
 
-def _head(file):
+def description(file: Path) -> dict:
+    """What run.json says: version, machine, model, train, data. Raises NanoEulerError if it cannot be read."""
     try:
         head = from_json(file.read_bytes().decode())
     except (OSError, ValueError, RecursionError) as error:

@@ -90,7 +90,7 @@ def test_the_first_page_shows_the_examples_line_by_line():
 # What is wrong with a command line, as one line. The words and the message belong together, whole.
 WRONG = {
     "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, replay, sft, dpo, grpo, report, "
-    "generate, score, answers, chat, check, diagnose, break, assign, info, export, import",
+    "generate, score, answers, chat, check, diagnose, break, assign, info, export, release, import",
     "--verison": "'--verison' is no option, did you mean --version?",
     "--lr=3": "'--lr' is no option: nanoeuler --help lists them",  # --rate is, but not here
     "--colour train": "train: '--colour' is no option: nanoeuler train --help lists them",
@@ -106,7 +106,7 @@ WRONG = {
     "report a b c": "report: got 'b', expected no more than stands before it",
     "report a --run=b": "report: '--run' is no option: nanoeuler report --help lists them",
     "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg, "
-    "books, web, alpaca, dolly, shakespeare",
+    "books, web, alpaca, dolly, shakespeare, classics, featured",
     "check --ops gpu": "check: --ops is 'gpu', expected one of cpu, plain",
     "check --ops=cpus": "check: --ops is 'cpus', expected one of cpu, plain, did you mean cpu?",
     "train --steps 1.5": "train: --steps is '1.5', expected a whole number, or tokens as in 300Mtok",

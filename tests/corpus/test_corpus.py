@@ -40,7 +40,8 @@ WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 
 
 def test_the_corpora():
-    assert list(corpora()) == list(arguments.CORPORA) == ["books", "web", "alpaca", "dolly", "shakespeare"]
+    fetched, prepared = ["books", "web", "alpaca", "dolly", "shakespeare"], ["classics", "featured"]
+    assert list(corpora()) == list(arguments.CORPORA) == fetched + prepared
     for name, found in corpora().items():
         names = [file.name for file in found.files]
         assert (
@@ -50,13 +51,13 @@ def test_the_corpora():
             and found.source.startswith("https://")
         )
         for file in found.files:
-            assert file.urls and all(re.fullmatch(r"https://[\w.-]+/[\w./@-]+", url) for url in file.urls), (
-                file
-            )
+            assert bool(file.urls) == (name in fetched) and all(
+                re.fullmatch(r"https://[\w.-]+/[\w./@-]+", url) for url in file.urls
+            ), file
             assert len(set(file.urls)) == len(file.urls) and re.fullmatch(r"[\w.-]+", file.name)
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in file.sha256)
         pinned = {bool(file.sha256) for file in found.files}
-        assert pinned == {name in ("alpaca", "dolly", "shakespeare")}
+        assert pinned == {name in ("alpaca", "dolly", "shakespeare", *prepared)}
     assert "NC" in corpora()["alpaca"].licence and "SA" in corpora()["dolly"].licence
 
 
@@ -82,10 +83,37 @@ def test_hashes_and_sizes_are_those_of_the_files():
         ("alpaca", "sft/alpaca_data.json.xz", "raw_"),
         ("dolly", "sft/databricks-dolly-15k.nocategory.jsonl.xz", "raw_"),
         ("shakespeare", "tinyshakespeare.txt", ""),
+        ("classics", "books/books_core_train.txt.xz", "raw_"),
+        ("classics", "books/books_val.txt.xz", "raw_"),
+        ("featured", "web/web_featured_train.txt.xz", "raw_"),
+        ("featured", "web/web_val.txt.xz", "raw_"),
     ]:
-        (file,) = corpora()[name].files
+        files = corpora()[name].files
+        file = next(file for file in files if len(files) == 1 or f"/{file.name}." in path)
         assert manifest[path][f"{key}sha256"] in file.sha256
         assert file.bytes in (None, manifest[path][f"{key}bytes"])
+
+
+def test_a_prepared_corpus_stays_as_it_is(tmp_path, monkeypatch, nanoeuler):
+    """Held out is what its second file holds, twins stay, another file is refused, and no address is asked."""
+    texts = {"a.txt": ["One of two.", "One of two.", "Three."], "b.txt": ["Held out."]}
+    files = []
+    for name, documents in texts.items():
+        content = "".join(document + SEPARATOR for document in documents)
+        (tmp_path / name).write_text(content)
+        files.append(File(name, (), sha256=(hashlib.sha256(content.encode()).hexdigest(),)))
+    table = dict(corpora()) | {"classics": replace(corpora()["classics"], files=tuple(files))}
+    monkeypatch.setattr(corpus, "corpora", lambda: table)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = nanoeuler("corpus", "classics", "--out", "o")
+    assert code == 2 and "a.txt: no address gives it, expected it or a.txt.xz in a folder of yours" in err
+    code, _, _ = nanoeuler("corpus", "classics", "--out", "o", "--from", ".")
+    assert code == 0 and not Path(".o.partial").exists()
+    for part, name in (("train.txt", "a.txt"), ("valid.txt", "b.txt")):
+        assert Path("o", part).read_text() == SEPARATOR.join(texts[name])
+    (tmp_path / "b.txt").write_text("Held in." + SEPARATOR)
+    code, _, err = nanoeuler("corpus", "classics", "--out", "p", "--from", ".")
+    assert code == 2 and "b.txt: SHA-256 is" in err and not Path("p").exists()
 
 
 # ---- The same document twice

@@ -358,8 +358,8 @@ def test_presets():
         344,
         128,
     )
-    assert error_of(preset, "huge") == "preset is 'huge', expected one of small, big, base"
-    for name in ("small", "big", "base"):
+    assert error_of(preset, "huge") == "preset is 'huge', expected one of small, big, base, large"
+    for name in ("small", "big", "base", "large"):
         assert ModelConfig.from_dict(json.loads(json.dumps(preset(name).to_dict()))) == preset(name)
     assert error_of(ModelConfig.from_dict, c.to_dict() | {"depth": 3}) == (
         f"ModelConfig has ['depth'], unknown to nanoeuler {__version__}: expected the newer version that wrote it"

@@ -1,0 +1,207 @@
+"""What is a bit and a quarter a byte worth? Yardsticks for the held-out sets of chapter 32; needs no GPU.
+
+    python -m benchmarks.yardsticks xz     --data A.txt --valid B.txt ...               # xz that has read A
+    python -m benchmarks.yardsticks ngrams --data SHARDS --valid SHARDS ...              # 1- to 5-grams, and a cloze
+    python -m benchmarks.yardsticks cloze  --valid SHARDS ... --run RUN --device gpu     # the same cloze of a model
+    python -m benchmarks.yardsticks collect --from FOLDER            # data/results/ch32_yardsticks.json of two
+
+xz takes no dictionary, but its window may be as long as all that it reads: what a set costs behind the training text of
+its kind is the length of both in one stream, less that of the training text alone. WINDOW holds all of both.
+
+ngrams: `text.ngram` on the same tokens, scored in the windows in which a model is scored (`datasets.ShardDataset`).
+Shorter contexts get the weight, of STRENGTHS, that is best on these very sets: that favours the n-grams a little.
+
+cloze: ITEMS places of each held-out set. A word of five letters or more is taken out; beside it stand three others of
+the same document that occur there about as often, so that the subject and the frequency say little. Who is asked gets
+BEFORE tokens of text before the place and takes the word that makes the word and the next BEHIND letters most likely.
+Chance is a quarter. Each section adds rows to rows-SECTION.jsonl in `--out`.
+"""
+
+import argparse
+import json
+import lzma
+import multiprocessing
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler_lib.config import TrainConfig, preset
+from nanoeuler_lib.engine.device import choose
+from nanoeuler_lib.text.ngram import Ngrams
+from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.training import checkpoint, datasets
+from tools.notebooks.results import save
+
+WINDOW, PIECE = 2**27, 2**24  # bytes that xz looks back; bytes that it is handed at a time
+ORDER, STRENGTHS = 5, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+ITEMS, CHOICES, BEFORE, BEHIND, TIME = 500, 4, 150, 60, 255  # TIME: tokens of a row, context and continuation
+WORD, OFTEN = re.compile(r"(?<= )[a-z]{5,}(?= )"), 1.5  # about as often: by no more than this factor
+SEED = 32
+
+
+# ---- Compressing and counting
+
+
+def shortened(text: Path, behind: Path | None = None, window: int = WINDOW) -> tuple[int, int]:
+    """Bytes of a text in xz, and of it with another one behind it in the same stream."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}]
+    packer, size = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), 0
+    with open(text, "rb") as file:
+        while piece := file.read(PIECE):
+            size += len(packer.compress(piece))
+    both = 0
+    if behind:  # a copy of this process goes on with it: the text is read once
+        ours, theirs = multiprocessing.Pipe()
+        more = lambda: theirs.send(len(packer.compress(behind.read_bytes())) + len(packer.flush()))
+        multiprocessing.get_context("fork").Process(target=more).start()
+        both = size + ours.recv()
+    return size + len(packer.flush()), both
+
+
+def xz(options):
+    for train, path in zip(map(Path, options.data), map(Path, options.valid), strict=True):
+        size, (alone, both) = path.stat().st_size, shortened(train, path)
+        found = {"by itself": shortened(path)[0], "behind the training text": both - alone}
+        for how, packed in found.items():
+            yield dict(what="xz", how=how, set=path.stem, bits_per_byte=round(8 * packed / size, 4))
+
+
+class Counted:
+    """N-grams that are scored as a model is: `losses` of them."""
+
+    def __init__(self, ngrams: Ngrams, order: int, strength: float):
+        self.ngrams, self.order, self.strength = ngrams, order, strength
+
+    def losses(self, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Nats of each target [B, T]; 0 where it is -1."""
+        self.ngrams.strength = self.strength
+        p = self.ngrams.probability(inputs, np.maximum(targets, 0), self.order)
+        return np.where(targets >= 0, -np.log(p), 0.0)
+
+
+def ngrams(options):
+    part, valid = Shards(options.data[0]), [Shards(one) for one in options.valid]
+    shape = preset(options.preset, vocab_size=part.tokenizer.vocab_size)
+    state = SimpleNamespace(
+        model=SimpleNamespace(config=shape), train=TrainConfig(), tokenizer=part.tokenizer, info={}
+    )
+    dataset = datasets.ShardDataset(part, valid, state)
+    counts = Ngrams(part.read(0, part.tokens), part.tokenizer.vocab_size, ORDER)
+    at = 0
+    for order in range(1, ORDER + 1):
+        scored = lambda strength, order=order: dataset.validation(Counted(counts, order, strength))
+        found = scored(STRENGTHS[at])
+        for strength in STRENGTHS[at + 1 :]:  # longer contexts want no less
+            other = scored(strength)
+            if other["valid_bits_per_byte"] >= found["valid_bits_per_byte"]:
+                break
+            at, found = at + 1, other
+        bits = found["valid_bits_per_byte"]
+        sets = found.get("valid_sets") or {valid[0].name: bits}
+        yield dict(what="ngrams", order=order, strength=STRENGTHS[at], tokens=part.tokens,
+                   valid_bits_per_byte=bits, valid_sets=sets)  # fmt: skip
+        for one in valid:
+            yield answered(f"{order}-gram", Counted(counts, order, STRENGTHS[at]), one, options.items)
+
+
+# ---- The cloze
+
+
+def items_of(text: str, rng: np.random.Generator, count: int) -> list[tuple[str, list[str], str]]:
+    """At most so many places of a document: what stands before, the words to choose from (the first is true), behind.
+
+    Of the words of the text those count that stand between two spaces, so that nothing else tells them apart.
+    """
+    places = list(WORD.finditer(text))
+    often = {}
+    for place in places:
+        often[place[0]] = often.get(place[0], 0) + 1
+    found = []
+    for at in rng.permutation(len(places)):
+        place, word = places[at], places[at][0]
+        least, most = often[word] / OFTEN, often[word] * OFTEN
+        others = sorted(other for other in often if other != word and least <= often[other] <= most)
+        behind = text[place.end() :][:BEHIND].split("\n")[0]
+        if len(others) >= CHOICES - 1 and place.start() > 8 * BEFORE and len(behind) == BEHIND:
+            chosen = [others[i] for i in rng.choice(len(others), CHOICES - 1, replace=False)]
+            found.append((text[: place.start() - 1], [word, *chosen], behind))
+        if len(found) == count:
+            break
+    return found
+
+
+def cloze_of(part: Shards, count: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """Items of a held-out set, as many of each document: tokens before, and those of each continuation."""
+    rng, found = np.random.default_rng(SEED), []
+    ends = [*part.starts[1:], part.tokens - 1]
+    each = -(-5 * count // (4 * part.documents))  # some will not do
+    for start, end in zip(part.starts, ends, strict=True):
+        text = part.tokenizer.decode(part.read(int(start) + 1, int(end)).tolist())
+        for before, words, behind in items_of(text, rng, each):
+            ids = part.tokenizer.encode(before[-8 * BEFORE :])[-BEFORE:].astype(np.int64)
+            ways = [part.tokenizer.encode(f" {word}{behind}").astype(np.int64) for word in words]
+            if len(ids) == BEFORE and max(map(len, ways)) <= TIME - BEFORE:
+                found.append((ids, ways))
+    return [found[i] for i in rng.permutation(len(found))[:count]]
+
+
+def answered(who: str, model, part: Shards, count: int) -> dict:
+    """How many items of a set a model answers; of equally likely words, the first one that is wrong counts."""
+    items, right = cloze_of(part, count), 0
+    for first in range(0, len(items), 16):
+        some = items[first : first + 16]
+        shape = 16 * CHOICES, TIME
+        inputs, targets = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+        for row, (ids, way) in enumerate((ids, way) for ids, ways in some for way in ways):
+            whole = np.concatenate([ids, way])
+            inputs[row, : len(whole) - 1] = whole[:-1]
+            targets[row, len(ids) - 1 : len(whole) - 1] = way
+        nats = model.losses(inputs, targets).sum(axis=1, dtype=np.float64).reshape(-1, CHOICES)
+        right += int((nats[: len(some), 0] < nats[: len(some), 1:].min(axis=1)).sum())
+    return dict(what="cloze", who=who, set=part.name, right=right, items=len(items), chance=1 / CHOICES)
+
+
+def cloze(options):
+    found = checkpoint.load(options.run)
+    made = choose(options.device, options.precision, found.model.config).place(found.model)
+    for one in options.valid:
+        yield answered(Path(options.run).name, made, Shards(one), options.items)
+
+
+# ---- The rows
+
+
+def collect(options):
+    rows = []
+    for name in ("xz", "ngrams"):
+        rows += map(json.loads, (Path(options.source) / f"rows-{name}.jsonl").read_text().splitlines())
+    config = dict(window=WINDOW, order=ORDER, strengths=STRENGTHS, before=BEFORE, behind=BEHIND, seed=SEED)
+    save("ch32_yardsticks", config, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sections = dict(xz=xz, ngrams=ngrams, cloze=cloze)
+    parser.add_argument("section", choices=[*sections, "collect"])
+    parser.add_argument("--data", action="append", default=[])
+    parser.add_argument("--valid", action="append", default=[])
+    parser.add_argument("--run")
+    parser.add_argument("--from", dest="source")
+    parser.add_argument("--preset", default="base")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision")
+    parser.add_argument("--items", type=int, default=ITEMS)
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    if options.section == "collect":
+        return collect(options)
+    for row in sections[options.section](options):
+        with open(options.out / f"rows-{options.section}.jsonl", "a") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""What one publishes: does it open, does its check tell damage, and does the card say what records say?"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles import run_text
+
+from nanoeuler_lib import formats
+from nanoeuler_lib.command import cli
+from nanoeuler_lib.files import sha256
+from nanoeuler_lib.formats import release, release_check
+from nanoeuler_lib.training import checkpoint
+
+TINY = "--steps 2 --batch 2 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 16 --vocab-size 300 --quiet".split()
+LICENCE = "CC BY-SA 3.0: name the source | and share alike"
+
+
+def record(text):
+    part = {"documents": 3, "bytes": text.stat().st_size, "sha256": sha256(text)}
+    return {"corpus": "tales", "about": "three tales", "licence": LICENCE, "source": "https://tales.example",
+            "parts": {text.name: part}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a run on a text that has its record, and its release."""
+    pytest.importorskip("gguf")
+    home = tmp_path_factory.mktemp("home")
+    (home / "tales").mkdir()
+    text = home / "tales" / "train.txt"
+    text.write_text(run_text())
+    (home / "tales" / "report.json").write_text(json.dumps(record(text)))
+    assert cli.main(["train", "--data", str(text), "--run", str(home / "run"), *TINY]) == 0
+    assert cli.main(["release", str(home / "run"), "--out", str(home / "out")]) == 0
+    return home
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return Path(shutil.copytree(made / "out", tmp_path / "out"))
+
+
+def checked(folder, *how):
+    """How the folder's own check ends; with -S Python has nothing that was installed."""
+    return subprocess.run(
+        [sys.executable, *how, folder / "check.py"], capture_output=True, text=True, cwd="/"
+    )
+
+
+def test_every_form_is_the_run(made):
+    run, again = checkpoint.load(made / "run"), checkpoint.load(made / "out" / "nanoeuler")
+    assert (
+        again.model.params.flat.tobytes() == run.model.params.flat.tobytes() and again.step == run.step == 2
+    )
+    there = formats.import_run(made / "out", made / "back").model
+    ids = np.arange(16)[None]
+    assert np.array_equal(there.logits(ids), run.model.logits(ids)[..., :300])
+    for form, name in (("gguf", "model.gguf"), ("hf", "hf")):
+        formats.export(made / "run", form, made / "exported" / name)
+    for name in ("model.gguf", "hf/model.safetensors", "hf/tokenizer.json"):
+        assert sha256(made / "exported" / name) == sha256(made / "out" / name.removeprefix("hf/"))
+    listed = (made / "out" / "SHA256SUMS").read_text().splitlines()
+    files = {str(f.relative_to(made / "out")) for f in (made / "out").rglob("*") if f.is_file()}
+    assert {line.split("  ")[1] for line in listed} == files - {"README.md", "SHA256SUMS"}
+    assert not [f for f in files if "optimizer" in f]
+
+
+def test_the_card_says_what_the_records_say(made, capsys):
+    card = (made / "out" / "README.md").read_text()
+    assert f"licence: {LICENCE}" in card and sha256(made / "tales" / "train.txt") in card
+    assert "three tales" in card and "## What it must not be used for" in card and "(loss.png)" in card
+    info = checkpoint.read_head(made / "run")["info"]
+    assert f"| bits per byte | {info['valid_bits_per_byte']:.4f}, held out |" in card
+    assert "trained on | 64 tokens" in card
+    for file in (made / "out").rglob("*"):
+        assert file.is_dir() or str(made) not in file.read_bytes().decode("latin-1"), (
+            f"{file}: a path of this machine"
+        )
+    (made / "run" / "checkpoints" / "x").mkdir()
+    assert cli.main(["release", str(made / "run"), "--out", str(made / "json"), "--to", "hf", "--json"]) == 0
+    blank = json.loads(capsys.readouterr().out)["blank"]
+    lines = (made / "json" / "README.md").read_text().splitlines()
+    told = {int(re.match(r"README.md:(\d+): ", line)[1]) for line in blank}
+    assert told == {n for n, line in enumerate(lines, 1) if release.BLANK in line} and len(told) == 4
+    assert not (made / "json" / "model.gguf").exists() and "model.gguf" not in "\n".join(lines)
+
+
+def test_the_check_tells_damage(copy):
+    done = checked(copy, "-S")
+    assert done.returncode == 0 and "model.safetensors: as published" in done.stdout, done.stderr
+    assert "logits: not compared, torch is not installed" in done.stdout
+    assert "README.md: 4 lines are still to be filled in" in done.stdout
+    (copy / "README.md").write_text("# filled in\n")
+    for name in ("model.safetensors", "model.gguf", "nanoeuler/checkpoint.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        done = checked(copy, "-S")
+        assert done.returncode == 1 and f"{name}: SHA-256 is" in done.stderr and "logits:" not in done.stdout
+        (copy / name).write_bytes(content)
+    (copy / "tokenizer.json").unlink()
+    assert checked(copy, "-S").stderr == "tokenizer.json: is missing\n"
+
+
+def test_logits_tell_another_reading(copy, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(release_check, "HERE", copy)
+    assert release_check.main() == 0 and "logits: transformers" in capsys.readouterr().out
+    values, old = json.loads((copy / "config.json").read_text()), sha256(copy / "config.json")
+    (copy / "config.json").write_text(json.dumps(values | {"rms_norm_eps": 0.5}))
+    sums = (copy / "SHA256SUMS").read_text()
+    (copy / "SHA256SUMS").write_text(sums.replace(old, sha256(copy / "config.json")))
+    assert release_check.main() == 1
+    out, err = capsys.readouterr()
+    assert "apart" in err and "config.json: as published" in out
+
+
+def test_what_no_record_says_is_to_be_filled_in(made, tmp_path):
+    """A record holds for the text that has its hash; the texts of a run that it began with are its texts as well."""
+    text = made / "tales" / "train.txt"
+    other = tmp_path / "other.txt"
+    other.write_text("The king had a garden, and nobody knew of it.\n" * 40)
+    begun = [
+        "train",
+        "--from",
+        made / "run",
+        "--data",
+        other,
+        "--run",
+        tmp_path / "next",
+        "--steps",
+        "1",
+        "--quiet",
+    ]
+    assert cli.main([*map(str, begun), "--batch", "1", "--warmup", "1"]) == 0
+
+    def texts(run):
+        return list(release._texts(checkpoint.read_head(run)["info"], False))
+
+    assert texts(made / "run") == [record(text)]
+    assert texts(tmp_path / "next") == ["`other.txt`", record(text)]
+    blank = release.release(tmp_path / "next", tmp_path / "a", ["hf"], [made / "tales"])
+    assert not [line for line in blank if "where it is from" in line]
+    kept = text.read_text()
+    text.write_text(kept + "x")
+    assert texts(made / "run") == ["`train.txt`"]
+    text.write_text(kept)
+    away = made / "run" / "checkpoints"
+    away.rename(made / "away")
+    assert texts(tmp_path / "next")[1].startswith("the texts of `run`")
+    (made / "away").rename(away)
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, capsys):
+    run, out = str(made / "run"), tmp_path / "new"
+
+    def refused(*words):
+        assert cli.main(["release", run, "--out", str(out), *words]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("nanoeuler: ") and told.count("\n") == 1 and not list(tmp_path.glob("*new*"))
+        return told
+
+    assert "report.json: not readable, expected the record" in refused("--corpus", str(tmp_path))
+    with patch.dict(sys.modules, {"gguf": None}):
+        assert "pip install 'nanoeuler[gguf]'" in refused()
+    with monkeypatch.context() as full:
+        full.setattr(
+            release, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        assert "new: cannot be written (No space left" in refused()
+    left = tmp_path / ".new.partial" / "nanoeuler"  # of a killed process
+    left.mkdir(parents=True)
+    (left / "x").write_text("half")
+    assert (
+        cli.main(["release", run, "--out", str(out), "--to", "hf"]) == 0
+        and not (out / "nanoeuler/x").exists()
+    )
+    before = sha256(out / "SHA256SUMS")
+    assert cli.main(["release", run, "--out", str(out)]) == 2
+    assert "new: exists already, expected a new folder" in capsys.readouterr().err
+    assert sha256(out / "SHA256SUMS") == before
+    assert cli.main(["release", str(tmp_path / "none"), "--out", str(tmp_path / "b")]) == 2
+    assert "none: no such folder, expected a checkpoint or a run folder" in capsys.readouterr().err
+    package = checkpoint.PRETRAINED / "konigsberg-small"
+    blank = release.release(package, tmp_path / "c", ["hf"])  # no run: no log, no curves
+    assert any("The log of the run is not here" in line for line in blank)
