@@ -31,16 +31,19 @@ class Decoder:
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
                 matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
         matrices["heads"] = p["heads"][:, : (1 + ahead) * c.vocab_size], p["norm_final"]
-        exact = xp.empty(sum(w.size for w, _ in matrices.values()), np.float32)
-        flat = exact if owner.half == np.float32 else xp.empty(exact.size, owner.half)
-        self.weights, at = {}, 0
+        flat, at = xp.empty(sum(w.size for w, _ in matrices.values()), owner.half), 0
+        self.weights = {}
         for key, (w, gain) in matrices.items():
             part, at = slice(at, at + w.size), at + w.size
-            exact[part].reshape(w.shape[::-1])[...] = (w if gain is None else gain[:, None] * w).T
             self.weights[key] = flat[part].reshape(w.shape[::-1])
-        if flat is not exact:
-            self.program.round_to(flat, exact)
-            program.run(self.program.take())
+            exact = xp.ascontiguousarray(
+                (w if gain is None else gain[:, None] * w).T
+            )  # of one matrix at a time
+            if flat.dtype == exact.dtype:
+                flat[part] = exact.reshape(-1)
+            else:
+                self.program.round_to(flat[part], exact.reshape(-1))
+                program.run(self.program.take())
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
         self.caches = [xp.zeros(shape, owner.half) for _ in range(c.layers)]

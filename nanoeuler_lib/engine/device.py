@@ -9,8 +9,9 @@ import os
 from dataclasses import dataclass, field, replace
 
 from nanoeuler_lib import engine, model
-from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.engine import flash, many, program
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.engine import flash, many, memory, program
+from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.model import optim, step
 
@@ -34,6 +35,21 @@ class Device:
     def info(self) -> dict[str, str]:
         """What a checkpoint says of it; of the CPU nothing."""
         return {} if self.name == "cpu" else {"device": self.name, "precision": self.precision}
+
+    def expect_room(self, shape: ModelConfig, train: TrainConfig) -> None:
+        """Raises OutOfMemory where training has no room for one row at a time. Before anything lies there."""
+        if (
+            self.name == "cpu" or self.group is not None
+        ):  # many cards: `many.Step` tells, for it cuts the states
+            return
+        need = memory.bytes_needed(shape, 1, shape.context, self.precision, optimizer=train.optimizer)
+        need["buffers"] += memory.RESERVED if self.name == "gpu" else 0
+        free, parts = memory.free_bytes(_where(self.name)), " and ".join(map(memory.gib, need.values()))
+        if sum(need.values()) > free:
+            raise memory.OutOfMemory(
+                f"out of memory: weights, gradient and moments, and one row of {shape.context} tokens take {parts}, "
+                f"{memory.gib(free)} are free: {LESS}"
+            )
 
     def place(self, source: model.GPT) -> model.GPT:
         """The model there; itself if it is. Raises NanoEulerError for a shape that the GPU's kernels do not take."""

@@ -9,7 +9,19 @@ from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine import flash, program, unfused
 from nanoeuler_lib.engine.decode import Decoder
-from nanoeuler_lib.engine.memory import Block, Parameters, Plan, download, upload
+from nanoeuler_lib.engine.memory import (
+    SMALLER,
+    Block,
+    OutOfMemory,
+    Parameters,
+    Plan,
+    download,
+    free_bytes,
+    gib,
+    layout,
+    room_for,
+    upload,
+)
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, loss_scale, parameter_shapes
 
@@ -40,8 +52,13 @@ class GPT(model.GPT):
         self.kernels, self._unfused = kernels, None
         self.program = program.Program(config, precision, where, checked, on)
         self.half = np.dtype(np.uint16 if precision == "bfloat16" else np.float32)
-        self._take_memory()
+        size = self._bytes_of_weights()
+        with room_for(f"a model of {self.size:,} parameters", size, self.program.where, SMALLER):
+            self._take_memory()
         self.fill(model.init(config, seed) if params is None else params)
+
+    def _bytes_of_weights(self):
+        return layout(self.config)[2] * (4 if self.half == np.float32 else 6)
 
     def _take_memory(self):
         """Parameters, and what products read of them: `weights`, by name."""
@@ -81,12 +98,26 @@ class GPT(model.GPT):
             del self._plans[next(iter(self._plans))]
         return self._plan
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the memory that plans share."""
+        return 0 if self._block is None else self._block.bytes.size
+
     def block(self, size: int) -> Block:
-        """The memory that plans share, of at least so many bytes. If it has to grow, earlier plans are dropped."""
-        if self._block is None or self._block.bytes.size < size:
+        """The memory that plans share, of at least so many bytes. If it has to grow, earlier plans are dropped.
+
+        Raises OutOfMemory where it cannot; then earlier plans stay.
+        """
+        has, where = self.block_bytes, self.program.where
+        if has < size:
+            what = "the work space of a batch"
+            change = "take fewer rows at a time, a shorter --context or a smaller model"
+            if size > (free := free_bytes(where) + has):
+                raise OutOfMemory(f"out of memory: {what} takes {gib(size)}, {gib(free)} are free: {change}")
             self._plans.clear()
             self._plan = self._block = None  # its memory goes first
-            self._block = Block(self.program.where, size)
+            with room_for(what, size, where, change):
+                self._block = Block(where, size)
         return self._block
 
     def _op(self):
@@ -135,9 +166,15 @@ class GPT(model.GPT):
         """Nats at each position, without gradients.
 
         tokens: [B, T]; targets: [B, T] for head 0, or [B, T, K] for the first K heads. Returns an array like targets,
-        0 where the target is -1.
+        0 where the target is -1. Where memory does not suffice for all rows, a half of them follows the other.
         """
-        tokens, plan, trunk = self._forward(tokens)
+        try:
+            tokens, plan, trunk = self._forward(tokens)
+        except OutOfMemory:
+            if len(tokens) == 1:
+                raise
+            parts = (slice(len(tokens) // 2), slice(len(tokens) // 2, None))
+            return np.concatenate([self.losses(tokens[part], targets[part]) for part in parts])
         heads = (*targets.shape, 1)[2]  # 1 for [B, T]
         V, N = self.config.vocab_size, tokens.size
         losses, wanted = (x.reshape(-1)[: N * heads].reshape(N, heads) for x in (plan.losses, plan.targets))
@@ -154,7 +191,12 @@ class GPT(model.GPT):
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""
-        return Decoder(self, ahead)
+        c, where = self.config, self.program.where
+        count = self.size + (ahead + 1 - c.predict) * c.dim * c.vocab_size - self.params["embed"].size
+        size = (count + 2 * c.layers * c.kv_heads * c.context * c.head_dim) * self.half.itemsize
+        change = "take a shorter context or a smaller model"
+        with room_for("a decoder, which has weights of its own,", size, where, change):
+            return Decoder(self, ahead)
 
     def loss_and_gradients(self, tokens: np.ndarray, targets: np.ndarray, weights=None):
         """The loss and its gradient with respect to every parameter, a `model.Parameters`.

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from nanoeuler_lib.model import optim, parameter_shapes
 from nanoeuler_lib.ops import reference
 
 ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
+SMALLER = "take a smaller model (--preset, --dim, --layers), or --device cpu"
+RESERVED = 192 << 20  # bytes of a card for what is not counted: kernels, graphs, cuBLASLt's work space
 LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no other buffer to lie in
 # Buffers that lie in another's memory, which is not in use while they are. The forward pass needs x, and those on the
 # right below it; `heads_loss` the logits; the backward pass the others.
@@ -30,6 +33,39 @@ SHARED = {
     "y_final": "dhidden",
     "logits": "dgate_up",
 }
+
+
+class OutOfMemory(NanoEulerError):
+    """A device has too little free memory: for what, the bytes wanted and free, and what to change."""
+
+
+@contextmanager
+def room_for(what: str, size: int, where: str, change: str) -> Iterator[None]:
+    """Raises OutOfMemory where the block, which takes `size` bytes in all, does not find them on the device."""
+    free = free_bytes(where)
+    try:
+        if size > free:
+            raise MemoryError
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        pieces = "" if size > free else " (in pieces too small, or taken since)"
+        raise OutOfMemory(
+            f"out of memory: {what} takes {gib(size)}, {gib(free)} are free{pieces}: {change}"
+        ) from None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error is CuPy's or NumPy's of too little memory, or one of CUDA's own, as where a graph finds none."""
+    return isinstance(error, MemoryError | OutOfMemory) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower().replace("_", " ")
+    )
+
+
+def gib(size: int) -> str:
+    """Bytes in words."""
+    return f"{size / 2**30:.2f} GiB"
 
 
 def upload(to, values) -> None:
@@ -105,7 +141,8 @@ class AdamW:
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str):
         self.config, self.step = config, 0
-        self.m, self.v = Parameters(shape, where), Parameters(shape, where)
+        with room_for("AdamW's state", 8 * layout(shape)[2], where, SMALLER):
+            self.m, self.v = Parameters(shape, where), Parameters(shape, where)
 
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str) -> "AdamW":

@@ -11,17 +11,23 @@ from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import program
 from nanoeuler_lib.engine.gpt import GPT
 from nanoeuler_lib.engine.memory import (
+    RESERVED,
     AdamW,
+    OutOfMemory,
     Parameters,
     bytes_needed,
     download,
     free_bytes,
+    gib,
+    layout,
     muon_groups,
     muon_work,
+    room_for,
     upload,
 )
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import backward, forward, head_weights, optim
+
+LESS = "take a shorter --context, a smaller model (--preset, --dim, --layers), or --device cpu"
 
 
 class Step:
@@ -44,12 +50,13 @@ class Step:
         micro: int | None = None,
     ):
         self._begin(owner, optimizer, config, rows, micro or fitting(owner, rows, config.optimizer))
+        where, self.work = owner.program.where, None
         owner.plan(self.micro, owner.config.context)  # the largest: others find room in its memory
-        self.grads = Parameters(owner.config, owner.program.where)
-        self.sums = cuda.array_module(owner.program.where).empty(owner.config.predict, np.float32)
-        self.work = None
-        if config.optimizer == "muon":
-            self.work = muon_work(muon_groups(owner.config), owner.precision, owner.program.where)
+        with room_for("the gradient", 4 * layout(owner.config)[2], where, LESS):
+            self.grads = Parameters(owner.config, where)
+            self.sums = cuda.array_module(where).empty(owner.config.predict, np.float32)
+            if config.optimizer == "muon":
+                self.work = muon_work(muon_groups(owner.config), owner.precision, where)
 
     def _begin(self, owner, optimizer, config, rows, micro):
         """What a step has on one card and on many."""
@@ -175,20 +182,20 @@ def valid_targets(targets: np.ndarray) -> np.ndarray:
 
 
 def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
-    """The largest divisor of `rows` whose buffers fit into the memory that is free.
+    """The largest divisor of `rows` whose buffers, and the gradient, fit into the memory that is free.
 
-    Raises NanoEulerError if none does.
+    Raises OutOfMemory if none does. The weights and the optimiser's state are there already.
     """
-    free, config = free_bytes(owner.program.where), owner.config
-    needs = {}
+    config, where, needs = owner.config, owner.program.where, {}
+    free, least = free_bytes(where) + owner.block_bytes, RESERVED if where == "gpu" else 0
     for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
         need = bytes_needed(config, micro, config.context, owner.precision, owner.keep_x, optimizer)
-        needs[micro] = need["buffers"] + need["states"] * 3 // 4  # the weights are there already
+        needs[micro] = least + need["buffers"] + 4 * layout(config)[2]
         if needs[micro] <= free:
             return micro
-    raise NanoEulerError(
-        f"one row of {config.context} tokens takes {needs[1] / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free: "
-        f"expected a smaller model, a shorter context, or precision bfloat16"
+    raise OutOfMemory(
+        f"out of memory: one row of {config.context} tokens and the gradient take {gib(needs[1])}, {gib(free)} are "
+        f"free: {LESS}"
     )
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tqdm import tqdm
 
 from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine.memory import OutOfMemory
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice
 from nanoeuler_lib.training import run_folder
@@ -28,7 +29,8 @@ class Journal:
         self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
-        self.saved, self.validation_seconds = state.step, 0.0
+        self.saved = self.taken = state.step  # the step of the last checkpoint, and the last whole one
+        self.validation_seconds = 0.0
         self.best = run_folder.best(run)  # validation of the best checkpoint kept, None: there is none
         self.began = time.perf_counter()
         # seconds that the steps waited for each
@@ -175,7 +177,11 @@ class Journal:
 
     def sample(self, step):
         began = time.perf_counter()
-        text = self.dataset.sample(self.state.model, self.config.seed + step)
+        try:
+            text = self.dataset.sample(self.state.model, self.config.seed + step)
+        except OutOfMemory as error:  # a run does without
+            self.warn(step, f"no sample: {error}")
+            return
         seconds = time.perf_counter() - began
         self.spent["samples"] += seconds
         self.note(step=step, sample=text, seconds=round(seconds, 6))

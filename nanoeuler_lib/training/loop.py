@@ -24,8 +24,10 @@ import numpy as np
 from nanoeuler_lib import __version__
 from nanoeuler_lib.engine import many
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
+from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
+from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import from_json, to_json, write_text
+from nanoeuler_lib.files import from_json, one_line, to_json, write_text
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import learning_rate
@@ -66,6 +68,7 @@ def start_run(
         ) from None
     with _held(run, group) as still_there, _memory_told():
         place = chosen_before(state.info, None, state.model.config, group)
+        place.expect_room(state.model.config, state.train)
         if _leads(group):
             expect_new(run)
             dataset.prepare(run, state)
@@ -123,6 +126,7 @@ def resume(
         dataset = part(state) if callable(part) else dataset_of(part, valid, state)
         expect_the_same(run, state, dataset)
         place = chosen_before(state.info, device, state.model.config, group)
+        place.expect_room(state.model.config, state.train)
         expect_launches(profile, place)
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
         state.info |= {"files": files} if files else {}
@@ -278,6 +282,7 @@ def _train(journal, warnings=(), changed=(), profile=0):
         if journal.leads
         else nullcontext() as journal.append,
         ThreadPoolExecutor(1) as ahead,
+        _saved_when_full(journal, group),
     ):
         if take_step.told:
             journal.say(take_step.told)
@@ -301,6 +306,7 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 times = take_step.watched()
             batch = draw(step)
             losses, norm = take_step(*batch)
+            journal.taken = done
             seconds = time.perf_counter() - began
             if profile and done == state.step + 1 + profile:
                 journal.say(times.table(profile), always=True)
@@ -333,6 +339,30 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 )
                 raise KeyboardInterrupt
     return model
+
+
+@contextmanager
+def _saved_when_full(journal, group):
+    """Where a GPU's memory ends between checkpoints, one of the last whole step is written before the error goes on.
+
+    Writing takes no memory of the GPU, and a step that fails has moved nothing. On many cards the others would wait.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OutOfMemory) as error:
+        if "device" not in journal.state.info or not out_of_memory(error):
+            raise
+        if group is None and journal.taken > journal.saved and journal.taken % journal.dataset.span == 0:
+            journal.save(journal.taken)
+        journal.settle()
+        told = (
+            error
+            if isinstance(error, OutOfMemory)
+            else f"out of memory ({one_line(str(error), 120)}): {LESS}"
+        )
+        raise OutOfMemory(
+            f"{told}; the checkpoint of step {journal.saved} is whole: --resume {journal.run} goes on"
+        ) from None
 
 
 def _drawn_ahead(dataset, rows, pool):

@@ -56,7 +56,8 @@ class AdamW:
 
     def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
         self.config, self.step = config, 0
-        self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
+        with memory.room_for("AdamW's state", 8 * layout(shape)[2] // group.size, where, memory.SMALLER):
+            self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
 
     @classmethod
     def of(cls, host: optim.AdamW, shape: ModelConfig, where: str, group: Group) -> "AdamW":
@@ -77,6 +78,10 @@ class GPT(gpt.GPT):
     def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
         self.group = group
         super().__init__(config, params, **options)
+
+    def _bytes_of_weights(self):
+        count = layout(self.config)[2]
+        return count * self.half.itemsize + 4 * count // self.group.size
 
     def _take_memory(self):
         config, xp = self.config, cuda.array_module(self.program.where)
