@@ -134,6 +134,17 @@ def wait(launches: Launches) -> None:
         cupy.cuda.get_current_stream().synchronize()
 
 
+def mark(launches: Launches):
+    """An event that ends when what `run` has begun is done; None on the CPU, where it is."""
+    if launches.where == "cpu":
+        return None
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record()
+    return event
+
+
 def _captured(launches):
     import cupy
 
@@ -498,8 +509,38 @@ class Program:
         kernel = f"attend<{self.number}>"
         self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
 
-    def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes):
-        launch = self._file("decode.cu", names)[kernel].bind(
+    def order(self, drawn, logits, size, temperature, top_k, top_p, min_p):
+        """Sort what logits [rows, (1 + ahead) V] leave to be drawn into `drawn`, a `decode.Drawn`."""
+        V, (rows, heads) = self.config.vocab_size, drawn.counts.shape
+        keys = 4 if V <= 4096 else 16
+        threads = max(32, 1 << (-(-V // keys) - 1).bit_length())
+        arrays = logits, drawn.tokens, drawn.sums, drawn.counts, drawn.dense, drawn.turn
+        arguments = *arrays, V, size, float(temperature), top_k, float(top_p), float(min_p)
+        kernel, moved = f"order<{keys}>", logits.nbytes + drawn.dense.nbytes // 2
+        shared = 8 * keys * threads
+        self._decode("order", (kernel,), kernel, (heads, rows), threads, arguments, shared, moved, "draw.cu")
+
+    def judge(self, drawn, inputs, end):
+        """Take or replace the proposals, draw, propose; what is new goes to `drawn.told`."""
+        V, (_, heads), ring = self.config.vocab_size, drawn.counts.shape, len(drawn.uniforms)
+        arrays = (
+            drawn.tokens,
+            drawn.sums,
+            drawn.counts,
+            drawn.dense,
+            drawn.uniforms,
+            inputs,
+            drawn.turn,
+            drawn.told,
+        )
+        arguments = *arrays, V, heads - 1, end, ring, len(drawn.told)
+        keys = 4 if V <= 4096 else 16
+        self._decode(
+            "judge", (f"order<{keys}>",), "judge", 1, 512, arguments, 0, drawn.told.nbytes, "draw.cu"
+        )
+
+    def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes, file="decode.cu"):
+        launch = self._file(file, names)[kernel].bind(
             grid, block, arguments, shared, seconds=60.0, overlap=True
         )
         self._add(composite, launch, bytes)
