@@ -370,3 +370,132 @@ matmul16_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ 
       store_strip(c, row + 8 * (i % 2), at.y + 32 * (i / 2), M, N, &sum[16 * (i / 2) + 2 * (i % 2)]);
   }
 }
+
+// ---- v3 in the engine: what follows a product is done where its sums are ------------------------------------------------
+
+// w^T, [N, K], of w: [K, N], as `a b^T` takes it. With PAIRED, w is the gates' matrix and the ups' side by side, and each
+// 256 rows of w^T are 128 of the one and the same 128 of the other. K and N are multiples of 8, with PAIRED N of 256. Grid
+// (N / 64, K / 64), rounded up, blocks of 256 threads.
+template <class T, bool PAIRED>
+__global__ void __launch_bounds__(256) turned(const T* __restrict__ w, T* __restrict__ out, int K, int N) {
+  __shared__ T tile[64][66];
+  int k0 = 64 * blockIdx.y, n0 = 64 * blockIdx.x, column = threadIdx.x % 32 * 2;
+  for (int i = threadIdx.x / 32; i < 64; i += 8) {
+    if (k0 + i >= K || n0 + column >= N) continue;
+    const T* from = w + (size_t)(k0 + i) * N + n0 + column;
+    tile[i][column] = from[0], tile[i][column + 1] = from[1];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < 64; i += 8) {
+    int n = n0 + i, pair = n < N / 2 ? n : n - N / 2;
+    if (n >= N || k0 + column >= K) continue;
+    T* to = out + (size_t)(PAIRED ? pair / 128 * 256 + (n < N / 2 ? 0 : 128) + pair % 128 : n) * K + k0 + column;
+    to[0] = tile[column][i], to[1] = tile[column + 1][i];
+  }
+}
+
+// c, [M, N], is gate and up, and hidden, [M, N / 2], silu(gate) up. b: as `turned` pairs it.
+template <class T> struct Glu {
+  T *c, *hidden;
+  int M, N;
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+    column /= 2;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float *gate = &sum[16 * (i / 2) + 2 * (i % 2)], *up = gate + 64;
+      int r = row + 8 * (i % 2), at = column + 32 * (i / 2);
+      float out[14];
+#pragma unroll
+      for (int k = 0; k < 8; k++) {
+        float g = gate[4 * (k / 2) + k % 2];
+        out[4 * (k / 2) + k % 2] = __fdividef(g, 1.0f + __expf(-g)) * up[4 * (k / 2) + k % 2];
+      }
+      store_strip(c, r, at, M, N, gate);
+      store_strip(c, r, N / 2 + at, M, N, up);
+      store_strip(hidden, r, at, M, N / 2, out);
+    }
+  }
+};
+
+// c: [M, N], of which the first `turning` columns are heads of C numbers that turn by their row's position, row % time: RoPE.
+// A number and the other of its pair, C / 2 columns on, are sums of one thread. cosine, sine: [time, C / 2].
+template <class T, int C> struct Rope {
+  T* c;
+  const float *cosine, *sine;
+  int M, N, turning, time;
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int r = row + 8 * half;
+#pragma unroll
+      for (int i = 0; i < C / 16; i++) {  // pairs of columns of half a head
+        size_t angle = (size_t)(r % time) * (C / 2) + 8 * i + 2 * (threadIdx.x % 4);
+        float2 cosines = *(const float2*)(cosine + angle), sines = *(const float2*)(sine + angle);
+#pragma unroll
+        for (int head = 0; head < 256 / C; head++) {
+          if (column + head * C >= turning) continue;
+          float *low = &sum[head * C / 2 + 4 * i + 2 * half], *high = low + C / 4, a = low[0], b = low[1];
+          low[0] = a * cosines.x - high[0] * sines.x;
+          low[1] = b * cosines.y - high[1] * sines.y;
+          high[0] = a * sines.x + high[0] * cosines.x;
+          high[1] = b * sines.y + high[1] * cosines.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      store_strip(c, row + 8 * (i % 2), column + 32 * (i / 2), M, N, &sum[16 * (i / 2) + 2 * (i % 2)]);
+  }
+};
+
+// As matmul16_wgmma with BN = 256; `end` has a row's sums, those of columns 8 (i / 4) + 2 (lane % 4) + i % 2 of 256, and of
+// the row 8 further down, and writes what is made of them.
+template <class T, int STAGES, class End>
+__device__ __forceinline__ void multiply_and_end(const TensorMap& map_a, const TensorMap& map_b, const T* a, const T* b,
+                                                 int M, int N, int K, const End& end) {
+  constexpr int BN = 256, WIDTH = ROW / sizeof(T), STAGE = (128 + BN) * ROW;
+  extern __shared__ __align__(1024) unsigned char stages[];
+  __shared__ unsigned long long filled[STAGES], emptied[STAGES];
+  expect_whole_pieces(a, b, K);
+  int group = threadIdx.x / 128, tiles = (M + 127) / 128 * ((N + BN - 1) / BN), step = 0;
+  start<STAGES>(filled, emptied);
+  if (group == 0) {
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      int2 at = tile_at<128, BN>(tile, M, N);
+      for (int k = 0; k < K; k += WIDTH, step++)
+        fill<T, BN, STAGES>(stages + step % STAGES * STAGE, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+    }
+    return;
+  }
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sum[BN / 2] = {};
+    for (int k = 0; k < K; k += WIDTH, step++) {
+      unsigned char* stage = stages + step % STAGES * STAGE;
+      wait_filled<STAGES>(filled, step);
+      multiply<T, BN>(sum, stage + (group - 1) * 64 * ROW, stage + 128 * ROW);
+      wait_products<1>();
+      if (k > 0) tell_emptied<STAGES>(emptied, step - 1);
+    }
+    wait_products<0>();
+    tell_emptied<STAGES>(emptied, step - 1);
+    int2 at = tile_at<128, BN>(tile, M, N);
+    end(sum, at.x + (group - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, at.y);
+  }
+}
+
+// Blocks, threads, maps and shared memory as of matmul16_wgmma<T, T, 256, STAGES>.
+template <class T, int STAGES>
+__global__ void __launch_bounds__(384)
+matmul16_glu(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const T* __restrict__ a,
+             const T* __restrict__ b, T* __restrict__ c, T* __restrict__ hidden, int M, int N, int K) {
+  multiply_and_end<T, STAGES>(map_a, map_b, a, b, M, N, K, Glu<T>{c, hidden, M, N});
+}
+template <class T, int STAGES, int C>
+__global__ void __launch_bounds__(384)
+matmul16_rope(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const T* __restrict__ a,
+              const T* __restrict__ b, T* __restrict__ c, const float* __restrict__ cosine, const float* __restrict__ sine,
+              int M, int N, int K, int turning, int time) {
+  multiply_and_end<T, STAGES>(map_a, map_b, a, b, M, N, K, Rope<T, C>{c, cosine, sine, M, N, turning, time});
+}

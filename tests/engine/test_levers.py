@@ -1,0 +1,98 @@
+"""Kernels that are off until a card has measured them: the same step, by the checker and against float64."""
+
+import numpy as np
+import pytest
+from test_engine import batch, parameters
+
+from nanoeuler_lib import cuda, engine
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.engine import flash, program
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+
+pytestmark = pytest.mark.compiler
+CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=37, vocab_size=176, predict=2, ffn=256)
+WIDE = ModelConfig(dim=128, heads=2, kv_heads=1, layers=1, context=33, vocab_size=176, predict=2, ffn=128)
+
+
+def gradients(config, *levers):
+    """The loss, all gradients as one array, and the kernels that ran."""
+    with program.pulled(*levers):
+        model = engine.GPT(config, parameters(config), precision="bfloat16", where="cpu")
+        tokens, targets = batch(config.context, 3, config=config)
+        loss, grads = model.loss_and_gradients(tokens, targets)
+        names = {str(e).split(": ")[1].split(",")[0] for e in model._plan.lists["forward"]}
+        if config is WIDE:
+            assert np.array_equal(model.loss_and_gradients(tokens, targets)[1].flat, grads.flat), "to the bit"
+    exact = GPT(config, parameters(config)).loss_and_gradients(tokens, targets)
+    norm = np.linalg.norm
+    return loss, norm(grads.flat - exact[1].flat) / norm(exact[1].flat), names, exact[0]
+
+
+@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["width 32", "width 64"])
+def test_own_products_make_the_same_step(config):
+    """FlashAttention's rule, narrower: against float64 an error of at most 1.2 times that of the kernels in use."""
+    plain = gradients(config)
+    own = gradients(config, "swiglu", "rope")
+    ran = " ".join(own[2])
+    assert (
+        "matmul16_glu" in ran
+        and "matmul16_rope" in ran
+        and "swiglu_packed" not in ran
+        and "rope_packed" not in ran
+    )
+    assert "matmul16" not in " ".join(plain[2])
+    assert own[1] <= 1.2 * plain[1] and abs(own[0] - own[3]) <= 1.2 * abs(plain[0] - own[3]) + 1e-4
+
+
+def test_what_was_written_last_is_read_first_and_the_numbers_stay(monkeypatch):
+    monkeypatch.setattr(program, "LOGITS_IN_CACHE", 7)
+    plain, other = gradients(CONFIG), gradients(CONFIG, "latest", "logits")
+    assert abs(plain[0] - other[0]) <= 1e-6 * plain[0] and other[1] == pytest.approx(plain[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("PAIRED ? pair / 128 * 256", "false ? pair / 128 * 256"),
+        ("__fdividef(g, 1.0f + __expf(-g))", "__fdividef(g, 1.0f + __expf(g))"),
+        ("if (column + head * C >= turning) continue;", ""),
+        ("turn_of(blockIdx.x, gridDim.x);\n  size_t", "0;\n  size_t"),
+    ],
+)
+def test_planted_bugs_are_caught(monkeypatch, old, new):
+    real, planted = cuda.module, []
+
+    def module(source, **options):
+        text = source.read_text("utf-8")
+        planted.extend([source] if old in text else [])
+        return real(text.replace(old, new), **options)
+
+    plain = gradients(CONFIG)[1]
+    monkeypatch.setattr(cuda, "module", module)
+    try:
+        error = gradients(CONFIG, "swiglu", "rope", "latest")[1]
+    except NanoEulerError:
+        error = np.inf
+    assert planted and not error <= 2 * plain
+
+
+def test_levers_are_off_and_only_where_they_fit():
+    assert not program.LEVERS
+    with pytest.raises(NanoEulerError, match=r"levers are swiglu, .*, got swigl"), program.pulled("swigl"):
+        pass
+    with program.pulled("swiglu", "rope"):
+        odd = ModelConfig(
+            dim=64, heads=2, kv_heads=1, layers=1, context=37, vocab_size=96, predict=2, ffn=176
+        )
+        for config, options in ((odd, dict(precision="bfloat16")), (CONFIG, dict(precision="float32"))):
+            model = engine.GPT(config, where="cpu", **options)
+            plan = model.plan(2, 37)
+            plan.op.linear(plan.layers[0].gate_up, plan.layers[0].y2, model.weights["layers.0.gate_up"])
+            plan.op.swiglu(plan.layers[0].hidden, None, plan.layers[0].gate_up)
+            assert "swiglu_packed" in str(model.program.take()[-1])
+        on = flash.Card(86, 99 << 10)
+        card = program.Program(CONFIG, "bfloat16", "cpu", on=on)
+        card.where = "gpu"
+        assert not card._owns("swiglu", np.zeros((2, 2)), np.zeros(4))
+    assert not program.LEVERS
