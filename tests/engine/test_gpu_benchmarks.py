@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
 
-from benchmarks import gpu_decode, gpu_muon, gpu_numbers, gpu_products, gpu_speculate, gpu_step
+from benchmarks import gpu_decode, gpu_levers, gpu_muon, gpu_numbers, gpu_products, gpu_speculate, gpu_step
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig
 
@@ -169,3 +169,57 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
     assert gpu_muon.program.MOVE == 0.4
     gpu_muon.set_muon()
+
+
+# ---- Levers
+
+LEVERED = dataclasses.replace(TINY, context=37, vocab_size=176, ffn=256, layers=1)
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    for name, value in dict(STEPS=1, TOKENS=6, LAUNCHES=1).items():
+        monkeypatch.setattr(gpu_levers, name, value)
+
+
+def test_levers_of_products_are_measured_beside_what_they_replace(brief):
+    found = gpu_levers.products(LEVERED, 3, 1, "cpu")
+    assert [row["lever"] for row in found] == ["swiglu", "rope"]
+    for row in found:
+        assert all(0 < error < 5e-3 for errors in row["errors"].values() for error in errors)
+        assert row["times"].keys() == {gpu_levers.US, row["lever"]} and "gains" in gpu_levers.told(row)
+
+
+def test_a_wrong_product_is_told(brief, monkeypatch):
+    monkeypatch.setattr(gpu_levers.program, "_flag", lambda value: "false")  # gates and ups are not paired
+    with pytest.raises(AssertionError, match=r"swiglu: error .*, that of cuBLASLt's way is"):
+        gpu_levers.products(LEVERED, 3, 1, "cpu")
+
+
+def test_levers_of_a_step_are_measured_in_turns(brief):
+    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False)
+    names = {gpu_levers.US, *gpu_levers.program.LEVER, gpu_levers.ALL}
+    assert row["errors"].keys() == row["times"].keys() == names and 0 < max(row["errors"].values()) < 0.05
+    assert "matmul16" not in row["profile"][gpu_levers.US] and len(gpu_levers.told(row).splitlines()) > 20
+
+
+def test_gains_are_of_pairs():
+    found = gpu_levers.paired({"as it is": [1.0, 2.0, 9.0], "b": [0.9, 1.8, 5.0]})
+    assert found["b"] == {"milliseconds": 1800.0, "spread": [900.0, 5000.0], "gain": [200.0, 100.0, 4000.0]}
+    assert found["as it is"]["gain"] == [0.0, 0.0, 0.0]
+
+
+def test_drawn_tokens_and_proposals_are_measured(brief):
+    config = dataclasses.replace(LEVERED, context=40, vocab_size=264)
+    (row,) = gpu_levers.token(config, 5, 1, "cpu", False)
+    assert row["launches"]["project"] == 4 and row["times"].keys() >= {"as it is", "greedy on the card"}
+    assert set(row["alike"].values()) == {6}
+    made = gpu_levers.taught(config, b"To be, or not to be: " * 9, 1, 2, "cpu")
+    rows = gpu_levers.proposing(made, b"To be, or not to be: " * 9, 1, 6)
+    assert [(one["drawn"], one["propose"]) for one in rows] == [
+        ("card", 0),
+        ("host", 0),
+        ("card", 1),
+        ("host", 1),
+    ]
+    assert rows[0]["speedup"] == rows[1]["speedup"] == 1 <= rows[2]["tokens_a_round"] <= 2
