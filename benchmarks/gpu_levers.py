@@ -155,7 +155,8 @@ def products(config: ModelConfig, rows: int, rounds: int, where: str) -> list[di
 def step(config: ModelConfig, rows: int, rounds: int, where: str, peer: bool) -> list[dict]:
     """The row of a step: errors of the gradients and the times of all contestants, which share weights and buffers."""
     batches = [gpu_step.batch(config, rows, number) for number in range(STEPS)]
-    named = {US: ()} | {lever: (lever,) for lever in program.LEVER} | {ALL: tuple(program.LEVER)}
+    levers = tuple(lever for lever in program.LEVER if lever != "fetch")  # which is a token's
+    named = {US: ()} | {lever: (lever,) for lever in levers} | {ALL: levers}
     params = model.init(config, 0)
     few, settings = gpu_step.batch(config, min(rows, 4), 99), gpu_step.SETTINGS
     reference = engine.GPT(config, params, where=where)
@@ -251,8 +252,22 @@ def token(config: ModelConfig, start: int, rounds: int, where: str, peer: bool) 
     greedy, drawn = (lambda z: int(z.argmax())), (lambda z: sample(z, rng, **SETTINGS["sampled"]))
     feed = lambda one: ours.feed(np.array([one]))
     contestants = {US: fed(ours, feed, greedy), "sampled on the host": fed(ours, feed, drawn)}
+    with program.pulled("fetch"):
+        other = made.decoder()
+        other.read(ids)
+        other.feed(ids[:1])
+    contestants["fetch"] = fed(other, lambda one: other.feed(np.array([one])), greedy)
+
+    def on_card(how, *levers):
+        def take():
+            with program.pulled(*levers):
+                return drawing(made, ids.tolist(), 0, TOKENS, how)[0]
+
+        return take
+
     for name, how in SETTINGS.items():
-        contestants[f"{name} on the card"] = lambda how=how: drawing(made, ids.tolist(), 0, TOKENS, how)[0]
+        contestants[f"{name} on the card"] = on_card(how)
+        contestants[f"{name} on the card, fetch"] = on_card(how, "fetch")
     if peer:
         theirs = gpu_decode.contestants(config, "bfloat16", where)[gpu_decode.PEER]
         for one in ids:

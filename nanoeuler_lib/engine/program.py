@@ -46,7 +46,9 @@ LEVER = {
     "rope": "RoPE at the end of an own product",
     "latest": "what a product has written is read from its end, where the L2 cache still has it, all else streams",
     "logits": "so few logits at one time that their losses find them in the L2 cache",
+    "fetch": "weights of a token come into the L2 cache while attention, which reads little, runs",
 }
+FETCHING = 32  # blocks of the last of them
 LOGITS_IN_CACHE = 1024  # positions of that lever: of `base` 32 MiB
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
 
@@ -553,11 +555,15 @@ class Program:
         arguments, shared = (x, w, out, rows, outputs, float(eps)), rows * (4 * inputs + 16)
         self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
 
-    def attend(self, out, qkv, cos, sin, cache, position, config):
-        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
+    def attend(self, out, qkv, cos, sin, cache, position, config, weights, next_cache):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join.
+
+        weights: flat, and next_cache: what the launches up to the next `attend`, and that one, read.
+        """
         rows, C = len(qkv), config.head_dim
-        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
-        grid, shared = (config.heads, rows), 4 * (33 * C + 32)
+        sizes, few = (config.heads, config.kv_heads, C, config.context), FETCHING if "fetch" in LEVERS else 0
+        arguments = qkv, cos, sin, cache, position, out, *sizes, weights, weights.size, next_cache
+        grid, shared = (config.heads + few, rows), 4 * (33 * C + 32)
         kernel = f"attend<{self.number}>"
         self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
 
@@ -643,15 +649,16 @@ def _row(width: int, few: int = 512) -> tuple[int, int]:
 
 @contextmanager
 def pulled(*levers: str) -> Iterator[None]:
-    """Lists that are written inside the `with` block use these of LEVER; kernels are chosen anew."""
+    """Lists that are written inside the `with` block use these of LEVER."""
     if unknown := set(levers) - LEVER.keys():
         raise NanoEulerError(f"levers are {', '.join(LEVER)}, got {min(unknown)}")
     before = set(LEVERS)
 
     def use(these):
+        if ("latest" in these) != ("latest" in LEVERS):
+            _module.cache_clear()
         LEVERS.clear()
         LEVERS.update(these)
-        _module.cache_clear()
 
     use(levers)
     try:

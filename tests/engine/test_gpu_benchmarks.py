@@ -198,7 +198,7 @@ def test_a_wrong_product_is_told(brief, monkeypatch):
 
 def test_levers_of_a_step_are_measured_in_turns(brief):
     (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False)
-    names = {gpu_levers.US, *gpu_levers.program.LEVER, gpu_levers.ALL}
+    names = {gpu_levers.US, *gpu_levers.program.LEVER, gpu_levers.ALL} - {"fetch"}
     assert row["errors"].keys() == row["times"].keys() == names and 0 < max(row["errors"].values()) < 0.05
     assert "matmul16" not in row["profile"][gpu_levers.US] and len(gpu_levers.told(row).splitlines()) > 20
 

@@ -1,5 +1,7 @@
 """Kernels that are off until a card has measured them: the same step, by the checker and against float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_engine import batch, parameters
@@ -75,6 +77,27 @@ def test_planted_bugs_are_caught(monkeypatch, old, new):
     except NanoEulerError:
         error = np.inf
     assert planted and not error <= 2 * plain
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_weights_that_come_early_change_nothing(monkeypatch, precision):
+    """What is asked for ends where the next attention begins; the checker reads its first and last numbers."""
+    config, seen = replace(CONFIG, layers=2), []
+    made = engine.GPT(config, parameters(config), precision=precision, where="cpu")
+    wanted = made.decoder(1).feed_all(np.array([3, 1, 4, 1, 5]))
+    real = program.Program.attend
+    monkeypatch.setattr(program.Program, "attend", lambda self, *x: seen.append(x[-2]) or real(self, *x))
+    with program.pulled("fetch"):
+        decoder = made.decoder(1)
+        found = np.concatenate([decoder.feed_all(np.array(some)) for some in ([3, 1], [4], [1, 5])])
+        assert any("grid 34 x 2" in str(entry) for entry in decoder._list(2))
+    assert np.array_equal(found, wanted)
+    sizes = {key: w.size for key, w in decoder.weights.items()}
+    for layer in range(2):
+        names = [(layer, name) for name in ("out", "gate_up", "down")] + [[(1, "qkv"), "heads"][layer]]
+        assert seen[layer].size == sum(sizes[name] for name in names)
+        assert np.shares_memory(seen[layer][:1], decoder.weights[names[0]])
+        assert np.shares_memory(seen[layer][-1:], decoder.weights[names[-1]])
 
 
 def test_levers_are_off_and_only_where_they_fit():
