@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_levers --quick              # few rounds, no peers
     python -m benchmarks.gpu_levers --out FOLDER         # the JSON goes there, anew after each section
 
-products   SwiGLU and RoPE at the end of own products: their error against float64 beside that of cuBLASLt's product and
-           the kernel behind it, and the milliseconds of both ways, at the shapes of `base` with 64 texts of 512
+products   SwiGLU, its gradient and RoPE at the end of own products: their error against float64 beside that of cuBLASLt's
+           product and the kernel behind it, and the milliseconds of both ways, with 64 texts of 512
 step       a step of `base`, 64 texts, for each lever of `program.LEVER`, for all, and beside torch.compile, in turns;
            before that the gradient against that of precision float32, and two runs that must agree to the bit
 token      one token from position 300 on: chosen on the host, and drawn on the card; beside PyTorch in a graph
@@ -41,7 +41,7 @@ US, ALL = "as it is", "all"
 ALLOWED = 1.2  # times the error of the engine as it is
 ROUNDS, STEPS, LAUNCHES = 9, 4, 10
 START, TOKENS = 300, 64
-TEACH, PROMPTS = 400, 12  # steps that teach bytes, and prompts that are continued
+TEACH, PROMPTS = 400, 8  # steps that teach bytes, and prompts that are continued
 KNOWN = 1.371  # tokens a round with one proposal, sampled, of the model of 116 million trained on 200 million tokens
 SETTINGS = {"greedy": dict(temperature=0.0), "sampled": dict(temperature=0.8, top_p=0.95)}
 
@@ -122,8 +122,22 @@ def products(config: ModelConfig, rows: int, rounds: int, where: str) -> list[di
     def rope():
         plan.op.qkv_rope(a.qkv, y, w["layers.0.qkv"], plan.rope, config)
 
+    dy, dw = plan.dx.half, xp.empty((config.ffn, config.dim), np.float32)
+    dy[...] = xp.asarray(to_bfloat16(np.random.default_rng(1).normal(0, 1, dy.shape).astype(np.float32)))
+    swiglu()
+    program.run(plan.program.take())  # what the backward pass finds
+    g, u, d = double(a.gate_up[:, : config.ffn]), double(a.gate_up[:, config.ffn :]), double(dy)
+    d, s = d @ double(w["layers.0.down"]).T, 1 / (1 + xp.exp(-g))
+    dgate_up = xp.concatenate((d * u * (s + g * s * (1 - s)), d * g * s), -1)
+    del g, u, d, s
+
+    def swiglu_back():
+        plan.op.linear_back(plan.dhidden, dw, plan.dx, a.hidden, w["layers.0.down"], False)
+        plan.op.swiglu_back(plan.dgate_up, plan.dhidden, None, a.gate_up)
+
     found = []
     for lever, write, results in (
+        ("swiglu_back", swiglu_back, ((plan.dgate_up, dgate_up),)),
         ("swiglu", swiglu, ((a.hidden, gate / (1 + xp.exp(-gate)) * up), (a.gate_up, both))),
         ("rope", rope, ((a.qkv, turned),)),
     ):
@@ -322,7 +336,7 @@ def proposing(made: engine.GPT, text: bytes, prompts: int, tokens: int) -> list[
     taken = {}
     for at in starts:
         ids = list(text[at : at + 32])
-        for propose in range(made.config.predict):
+        for propose in range(min(made.config.predict, 3)):
             taken.setdefault(("card", propose), []).append(drawing(made, ids, propose, tokens, how))
             host = speculate(made, ids, np.random.default_rng(0), propose, **how)
             [*islice(host, 6)]

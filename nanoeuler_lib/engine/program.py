@@ -24,7 +24,7 @@ import numpy as np
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
-from nanoeuler_lib.cuda.matmul16 import ROW, WARPGROUPS
+from nanoeuler_lib.cuda.matmul16 import ROW, WARPGROUPS, Version
 from nanoeuler_lib.engine import flash, flash_backward
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
@@ -43,12 +43,14 @@ LEVERS: set[str] = (
 )  # of `LEVER`, in use: none, until a card has measured them (benchmarks/gpu_levers.py)
 LEVER = {
     "swiglu": "SwiGLU at the end of an own product, which writes gate, up and hidden",
+    "swiglu_back": "its gradient at the end of an own product, by two warpgroups in turns",
     "rope": "RoPE at the end of an own product",
     "latest": "what a product has written is read from its end, where the L2 cache still has it, all else streams",
     "logits": "so few logits at one time that their losses find them in the L2 cache",
     "fetch": "weights of a token come into the L2 cache while attention, which reads little, runs",
 }
 FETCHING = 32  # blocks of the last of them
+IN_TURNS = Version("matmul16_glu_back", 128, 128, 6)
 LOGITS_IN_CACHE = 1024  # positions of that lever: of `base` 32 MiB
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
 
@@ -261,16 +263,17 @@ class Program:
         """c = a w by `kernel` of matmul16.cu, which writes `more`; first w^T. a: [M, K]; w: [K, N]."""
         (M, K), N = a.shape, w.shape[1]
         turn, b = f"turned<{self.number}, {_flag(paired)}>", space.reshape(-1)[: w.size].reshape(N, K)
-        file, version = self._file("matmul16.cu", (turn, kernel)), WARPGROUPS
+        file = self._file("matmul16.cu", (turn, kernel))
         self._launch(composite, file, turn, (-(-N // 64), -(-K // 64)), 256, (w, b, K, N), 2 * w.nbytes)
-        tiles = -(-M // version.rows) * -(-N // version.columns)
-        maps, arrays = (
-            (cuda.tensor_map(a, version.rows), cuda.tensor_map(b, version.columns)),
-            (a, b, c, *more),
-        )
-        arguments = *maps, *arrays, M, N, K, *tail
+        self._by_tiles(composite, file[kernel], WARPGROUPS, (a, b, c, *more), (M, N, K), tail)
+
+    def _by_tiles(self, composite, kernel, version, arrays, sizes, tail=()):
+        """A kernel that multiplies the first two arrays, a b^T, by tiles; sizes: M, N, K."""
+        M, N, K = sizes
+        maps = cuda.tensor_map(arrays[0], version.rows), cuda.tensor_map(arrays[1], version.columns)
+        grid = min(-(-M // version.rows) * -(-N // version.columns), self.on.processors)
         shared = version.stages * (version.rows + version.columns) * ROW
-        launch = file[kernel].bind(min(tiles, self.on.processors), 384, arguments, shared, seconds=60.0)
+        launch = kernel.bind(grid, 384, (*maps, *arrays, *sizes, *tail), shared, seconds=60.0)
         self._add(composite, launch, sum(x.nbytes for x in arrays), 2 * M * N * K)
         self.entries[-1] = replace(self.entries[-1], arrays=arrays)
 
@@ -434,6 +437,15 @@ class Program:
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         """dgate_up of `swiglu`."""
         N, F = dhidden.shape
+        made = (
+            self.entries[-2].launch if len(self.entries) > 1 else None
+        )  # the last one is that of the weights
+        its = isinstance(made, Product) and made.c is dhidden and made.transpose_b
+        if its and self._owns("swiglu_back", made.b, made.b):
+            del self.entries[-2]
+            name = f"matmul16_glu_back<{self.number}, {IN_TURNS.stages}>"
+            kernel, arrays = self._file("matmul16.cu", (name,))[name], (made.a, made.b, gate_up, dgate_up)
+            return self._by_tiles("swiglu_back", kernel, IN_TURNS, arrays, made.shape)
         arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
         kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
         self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)

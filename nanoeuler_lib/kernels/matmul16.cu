@@ -499,3 +499,167 @@ matmul16_rope(const __grid_constant__ TensorMap map_a, const __grid_constant__ T
               int M, int N, int K, int turning, int time) {
   multiply_and_end<T, STAGES>(map_a, map_b, a, b, M, N, K, Rope<T, C>{c, cosine, sine, M, N, turning, time});
 }
+
+// ---- the same, by two warpgroups that take tiles of 128 x 128 in turns: while one ends its tile the other multiplies
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <int STAGES> __device__ __forceinline__ void start_turns(unsigned long long* filled, unsigned long long* emptied) {
+  if (threadIdx.x < STAGES) {
+    mbarrier_init(&filled[threadIdx.x], 1);
+    mbarrier_init(&emptied[threadIdx.x], 4);  // a lane of each warp of the group whose turn it is
+  }
+  fence_async();
+  __syncthreads();
+}
+template <class T, int STAGES>
+__device__ __forceinline__ void fill_turn(unsigned char* stage, unsigned long long* filled, unsigned long long* emptied,
+                                          int step, const TensorMap& map_a, const TensorMap& map_b, const T* a, const T* b,
+                                          int2 at, int k, int M, int N, int K) {
+  fill<T, 128, STAGES>(stage, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+}
+template <int STAGES> __device__ __forceinline__ void wait_turn(unsigned long long* filled, int step) {
+  wait_filled<STAGES>(filled, step);
+}
+template <int STAGES> __device__ __forceinline__ void tell_turn(unsigned long long* emptied, int step) {
+  tell_emptied<STAGES>(emptied, step);
+}
+
+#else
+
+template <int STAGES> __device__ __forceinline__ void start_turns(unsigned long long*, unsigned long long*) {}
+template <class T, int STAGES>
+__device__ __forceinline__ void fill_turn(unsigned char* stage, unsigned long long*, unsigned long long*, int step,
+                                          const TensorMap&, const TensorMap&, const T* a, const T* b, int2 at, int k,
+                                          int M, int N, int K) {
+  if (step >= STAGES) named_barrier_sync(1 + STAGES + step % STAGES, 256);
+  int row = threadIdx.x / 8, column = k + threadIdx.x % 8 * 16 / (int)sizeof(T);
+  const T *from_a = a + (size_t)(at.x + row) * K + column, *from_b = b + (size_t)(at.y + row) * K + column;
+  copy_rows<128, 128, 1>(stage, from_a, at.x + row, M, column, K, 0);
+  copy_rows<128, 128, 1>(stage + 128 * ROW, from_b, at.y + row, N, column, K, 0);
+  copy_async_commit();
+  copy_async_wait<0>();
+  named_barrier_arrive(1 + step % STAGES, 256);
+}
+template <int STAGES> __device__ __forceinline__ void wait_turn(unsigned long long*, int step) {
+  named_barrier_sync(1 + step % STAGES, 256);
+}
+template <int STAGES> __device__ __forceinline__ void tell_turn(unsigned long long*, int step) {
+  named_barrier_arrive(1 + STAGES + step % STAGES, 256);
+}
+
+#endif
+
+// 32 columns of a row, the other way than store_strip: word i is columns 8 i + 2 (lane % 4) and the next. N: a multiple of 8.
+template <class T>
+__device__ __forceinline__ void load_strip(uint4& words, const T* c, int row, int column, int M, int N, int pitch) {
+  column += 8 * (threadIdx.x % 4);
+  words = make_uint4(0, 0, 0, 0);
+  if (row < M && column < N) words = *(const uint4*)(c + (size_t)row * pitch + column);
+}
+
+// c = a b^T is the gradient of hidden, [M, N], which nobody reads but this: dgate_up, [M, 2 N], of `swiglu_packed_back`.
+template <class T> struct GluBack {
+  const T* gate_up;
+  T* out;
+  int M, N;
+
+  // Before the product, so that what `operator()` reads has come to the L2 cache.
+  __device__ __forceinline__ void begin(int row, int column) const {
+    row += threadIdx.x % 128;
+    const T* from = gate_up + (size_t)row * 2 * N + column;
+    for (int i = 0; i < 2; i++) {
+      if (row >= M || column + 64 * i >= N) continue;
+      prefetch_to_L2(from + 64 * i);
+      prefetch_to_L2(from + 64 * i + N);
+    }
+  }
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int r = row + 8 * half;
+#pragma unroll
+      for (int pair = 0; pair < 2; pair++) {  // two strips on their way together
+        uint4 gates[2], ups[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          load_strip(gates[i], gate_up, r, column + 64 * pair + 32 * i, M, N, 2 * N);
+          load_strip(ups[i], gate_up + N, r, column + 64 * pair + 32 * i, M, N, 2 * N);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          turn((unsigned*)&gates[i]);
+          turn((unsigned*)&ups[i]);
+          const float* d = &sum[16 * (2 * pair + i) + 2 * half];
+          float dgate[14], dup[14];
+#pragma unroll
+          for (int k = 0; k < 8; k++) {
+            unsigned g2 = ((unsigned*)&gates[i])[k / 2], u2 = ((unsigned*)&ups[i])[k / 2];
+            float g = __uint_as_float(k % 2 ? g2 & 0xffff0000u : g2 << 16);
+            float up = __uint_as_float(k % 2 ? u2 & 0xffff0000u : u2 << 16);
+            float s = __fdividef(1.0f, 1.0f + __expf(-g)), silu = g * s, of = d[4 * (k / 2) + k % 2];
+            dgate[4 * (k / 2) + k % 2] = of * up * (s + silu * (1.0f - s));
+            dup[4 * (k / 2) + k % 2] = of * silu;
+          }
+          int at = column + 64 * pair + 32 * i;
+          int last = at + 8 * (int)(threadIdx.x % 4) < N ? M : 0;  // behind the gates are the ups
+          store_strip(out, r, at, last, 2 * N, dgate);
+          store_strip(out, r, N + at, last, 2 * N, dup);
+        }
+      }
+    }
+  }
+};
+
+#define TURNS 13  // two named barriers, behind those of six stages
+
+// Blocks of 384 threads along x, as of matmul16_wgmma; maps in boxes of 128 rows; STAGES, at most 6, of 256 * ROW bytes.
+template <class T, int STAGES>
+__global__ void __launch_bounds__(384)
+matmul16_glu_back(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+                  const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ gate_up, T* __restrict__ out,
+                  int M, int N, int K) {
+  constexpr int WIDTH = ROW / sizeof(T), STAGE = 256 * ROW;
+  static_assert(2 * STAGES < TURNS, "the twin's barriers of the stages lie below those of the turns");
+  extern __shared__ __align__(1024) unsigned char stages[];
+  __shared__ unsigned long long filled[STAGES], emptied[STAGES];
+  expect_whole_pieces(a, b, K);
+  int group = threadIdx.x / 128, tiles = (M + 127) / 128 * ((N + 127) / 128), step = 0;
+  GluBack<T> end = {gate_up, out, M, N};
+  start_turns<STAGES>(filled, emptied);
+  if (group == 0) {
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      int2 at = tile_at<128, 128>(tile, M, N);
+      for (int k = 0; k < K; k += WIDTH, step++)
+        fill_turn<T, STAGES>(stages + step % STAGES * STAGE, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+    }
+    return;
+  }
+  int number = 0;  // of the block's tiles
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
+    if (number % 2 != group - 1) {
+      step += (K + WIDTH - 1) / WIDTH;
+      continue;
+    }
+    int2 at = tile_at<128, 128>(tile, M, N);
+    float sum[2][64] = {};
+    end.begin(at.x, at.y);
+    // A group that has seen the last stage of its tile filled hands the turn on: no stage can be waited for a round early.
+    if (number > 0) named_barrier_sync(TURNS + number % 2, 256);
+    for (int k = 0; k < K; k += WIDTH, step++) {
+      unsigned char* stage = stages + step % STAGES * STAGE;
+      wait_turn<STAGES>(filled, step);
+      if (k + WIDTH >= K && tile + gridDim.x < tiles) named_barrier_arrive(TURNS + (number + 1) % 2, 256);
+      multiply<T, 128>(sum[0], stage, stage + 128 * ROW);
+      multiply<T, 128>(sum[1], stage + 64 * ROW, stage + 128 * ROW);
+      wait_products<2>();
+      if (k > 0) tell_turn<STAGES>(emptied, step - 1);
+    }
+    wait_products<0>();
+    tell_turn<STAGES>(emptied, step - 1);
+    int row = at.x + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    end(sum[0], row, at.y);
+    end(sum[1], row + 64, at.y);
+  }
+}

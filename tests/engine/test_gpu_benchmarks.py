@@ -184,7 +184,7 @@ def brief(monkeypatch):
 
 def test_levers_of_products_are_measured_beside_what_they_replace(brief):
     found = gpu_levers.products(LEVERED, 3, 1, "cpu")
-    assert [row["lever"] for row in found] == ["swiglu", "rope"]
+    assert [row["lever"] for row in found] == ["swiglu_back", "swiglu", "rope"]
     for row in found:
         assert all(0 < error < 5e-3 for errors in row["errors"].values() for error in errors)
         assert row["times"].keys() == {gpu_levers.US, row["lever"]} and "gains" in gpu_levers.told(row)
@@ -209,12 +209,17 @@ def test_gains_are_of_pairs():
     assert found["as it is"]["gain"] == [0.0, 0.0, 0.0]
 
 
-def test_drawn_tokens_and_proposals_are_measured(brief):
-    config = dataclasses.replace(LEVERED, context=40, vocab_size=264)
-    (row,) = gpu_levers.token(config, 5, 1, "cpu", False)
+BYTES = dataclasses.replace(LEVERED, context=40, vocab_size=264)
+
+
+def test_drawn_tokens_are_measured_beside_those_of_the_host(brief):
+    (row,) = gpu_levers.token(BYTES, 5, 1, "cpu", False)
     assert row["launches"]["project"] == 4 and row["times"].keys() >= {"as it is", "greedy on the card"}
     assert set(row["alike"].values()) == {6}
-    made = gpu_levers.taught(config, b"To be, or not to be: " * 9, 1, 2, "cpu")
+
+
+def test_proposals_are_measured_where_they_are_drawn(brief):
+    made = gpu_levers.taught(BYTES, b"To be, or not to be: " * 9, 1, 2, "cpu")
     rows = gpu_levers.proposing(made, b"To be, or not to be: " * 9, 1, 6)
     assert [(one["drawn"], one["propose"]) for one in rows] == [
         ("card", 0),

@@ -1,5 +1,6 @@
 """Kernels that are off until a card has measured them: the same step, by the checker and against float64."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +21,15 @@ WIDE = ModelConfig(dim=128, heads=2, kv_heads=1, layers=1, context=33, vocab_siz
 def gradients(config, *levers):
     """The loss, all gradients as one array, and the kernels that ran."""
     with program.pulled(*levers):
-        model = engine.GPT(config, parameters(config), precision="bfloat16", where="cpu")
-        tokens, targets = batch(config.context, 3, config=config)
+        on = flash.Card(86, 99 << 10, processors=1)  # which takes several tiles
+        model = engine.GPT(config, parameters(config), precision="bfloat16", where="cpu", on=on)
+        tokens, targets = batch(config.context, 4, config=config)
+        ran, record = [], program.Program.take
+        model.program.take = lambda: (lambda found: ran.extend(map(str, found)) or found)(
+            record(model.program)
+        )
         loss, grads = model.loss_and_gradients(tokens, targets)
-        names = {str(e).split(": ")[1].split(",")[0] for e in model._plan.lists["forward"]}
+        names = {text.split(": ")[1].split(",")[0] for text in ran}
         if config is WIDE:
             assert np.array_equal(model.loss_and_gradients(tokens, targets)[1].flat, grads.flat), "to the bit"
     exact = GPT(config, parameters(config)).loss_and_gradients(tokens, targets)
@@ -31,25 +37,26 @@ def gradients(config, *levers):
     return loss, norm(grads.flat - exact[1].flat) / norm(exact[1].flat), names, exact[0]
 
 
+@functools.cache
+def of_the_kernels_in_use(config=CONFIG):
+    return gradients(config)
+
+
 @pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["width 32", "width 64"])
 def test_own_products_make_the_same_step(config):
     """FlashAttention's rule, narrower: against float64 an error of at most 1.2 times that of the kernels in use."""
-    plain = gradients(config)
-    own = gradients(config, "swiglu", "rope")
+    plain = of_the_kernels_in_use(config)
+    own = gradients(config, "swiglu", "swiglu_back", "rope")
     ran = " ".join(own[2])
-    assert (
-        "matmul16_glu" in ran
-        and "matmul16_rope" in ran
-        and "swiglu_packed" not in ran
-        and "rope_packed" not in ran
-    )
+    assert all(name in ran for name in ("matmul16_glu<", "matmul16_glu_back<", "matmul16_rope<"))
+    assert "swiglu_packed" not in ran and "rope_packed" not in ran
     assert "matmul16" not in " ".join(plain[2])
-    assert own[1] <= 1.2 * plain[1] and abs(own[0] - own[3]) <= 1.2 * abs(plain[0] - own[3]) + 1e-4
+    assert own[1] <= 1.2 * plain[1] and abs(own[0] / own[3] - 1) <= 1e-3
 
 
 def test_what_was_written_last_is_read_first_and_the_numbers_stay(monkeypatch):
     monkeypatch.setattr(program, "LOGITS_IN_CACHE", 7)
-    plain, other = gradients(CONFIG), gradients(CONFIG, "latest", "logits")
+    plain, other = of_the_kernels_in_use(), gradients(CONFIG, "latest", "logits")
     assert abs(plain[0] - other[0]) <= 1e-6 * plain[0] and other[1] == pytest.approx(plain[1], rel=1e-3)
 
 
@@ -59,6 +66,9 @@ def test_what_was_written_last_is_read_first_and_the_numbers_stay(monkeypatch):
         ("PAIRED ? pair / 128 * 256", "false ? pair / 128 * 256"),
         ("__fdividef(g, 1.0f + __expf(-g))", "__fdividef(g, 1.0f + __expf(g))"),
         ("if (column + head * C >= turning) continue;", ""),
+        ("of * up * (s + silu * (1.0f - s))", "of * up * s"),
+        ("end(sum[1], row + 64, at.y);", "end(sum[0], row + 64, at.y);"),
+        ("step += (K + WIDTH - 1) / WIDTH;", ""),
         ("turn_of(blockIdx.x, gridDim.x);\n  size_t", "0;\n  size_t"),
     ],
 )
@@ -70,10 +80,10 @@ def test_planted_bugs_are_caught(monkeypatch, old, new):
         planted.extend([source] if old in text else [])
         return real(text.replace(old, new), **options)
 
-    plain = gradients(CONFIG)[1]
+    plain = of_the_kernels_in_use()[1]
     monkeypatch.setattr(cuda, "module", module)
     try:
-        error = gradients(CONFIG, "swiglu", "rope", "latest")[1]
+        error = gradients(CONFIG, "swiglu", "swiglu_back", "rope", "latest")[1]
     except NanoEulerError:
         error = np.inf
     assert planted and not error <= 2 * plain
