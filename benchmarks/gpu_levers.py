@@ -5,7 +5,7 @@
     python -m benchmarks.gpu_levers --quick              # few rounds, no peers
     python -m benchmarks.gpu_levers --out FOLDER         # the JSON goes there, anew after each section
 
-products   SwiGLU, its gradient and RoPE at the end of own products: their error against float64 beside that of cuBLASLt's
+products   SwiGLU, its gradient and RoPE at the end of own products: errors against float64 beside those of cuBLASLt's
            product and the kernel behind it, and the milliseconds of both ways, with 64 texts of 512
 step       a step of `base`, 64 texts, for each lever of `program.LEVER`, for all, and beside torch.compile, in turns;
            before that the gradient against that of precision float32, and two runs that must agree to the bit
