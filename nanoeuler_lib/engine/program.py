@@ -369,7 +369,7 @@ class Program:
                 f"matmul16_rope<{self.number}, {WARPGROUPS.stages}, {C}>",
                 (heads * C, len(rope.cos)),
             )
-            return self._own_product("qkv_rope", kernel, qkv, y, w, logits, (rope.cos, rope.sin), tail)
+            return self._own_product("qkv_rope", kernel, qkv, y, w, logits, [rope.cos, rope.sin], tail)
         self._product("qkv_rope", qkv, y, w)
         grid = -(-N * heads * C // 8 // THREADS)
         arguments = qkv, rope.cos, rope.sin, N, len(rope.cos), heads, C, pitch
