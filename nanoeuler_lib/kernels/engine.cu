@@ -101,9 +101,8 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
     g[k] = i < D ? apart(read_four(gain + i)) : make_float4(1, 1, 1, 1);
     inverse[k] = make_float4(1 / g[k].x, 1 / g[k].y, 1 / g[k].z, 1 / g[k].w);
   }
-  int turns = (rows + TURN - 1) / TURN;
-  for (int number = blockIdx.x; number < turns; number += gridDim.x) {
-    int first = TURN * turn_of(number, turns);
+  for (int number = TURN * blockIdx.x; number < rows; number += TURN * gridDim.x) {
+    int first = turn_of(number, (rows - 1) / TURN * TURN + 1);
     float4 slope[TURN][KEEP], out[TURN][KEEP], past[TURN][KEEP];
     float r[TURN], along[TURN];
 #pragma unroll
