@@ -366,9 +366,12 @@ def attention(rounds: int) -> list[dict]:
 
     from benchmarks import gpu_attention, gpu_attention_backward
 
-    rows = [
-        gpu_attention.measure(torch, ("bfloat16", B, T, 12, 4, 64), rounds) for B, T in ((64, 512), (8, 4096))
-    ]
+    rows = []
+    for levers in ((), ("powers",)):
+        with program.pulled(*levers):
+            for B, T in ((64, 512), (8, 4096)):
+                row = gpu_attention.measure(torch, ("bfloat16", B, T, 12, 4, 64), rounds)
+                rows.append({"lever": " ".join(levers) or US} | row)
     for sizes in ((64, 12, 4, 512, 64), (32, 12, 4, 1024, 64)):
         rows += gpu_attention_backward.measure(sizes, torch.bfloat16, rounds)
     return [{"section": "attention"} | row for row in rows]

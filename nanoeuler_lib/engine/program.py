@@ -47,6 +47,7 @@ LEVER = {
     "rope": "RoPE at the end of an own product",
     "latest": "what a product has written is read from its end, where the L2 cache still has it, all else streams",
     "logits": "so few logits at one time that their losses find them in the L2 cache",
+    "powers": "attention's powers of 2 by multiply-adds in part, which wait for no special function",
     "fetch": "weights of a token come into the L2 cache while attention, which reads little, runs",
 }
 FETCHING = 32  # blocks of the last of them
@@ -671,6 +672,7 @@ def pulled(*levers: str) -> Iterator[None]:
             _module.cache_clear()
         LEVERS.clear()
         LEVERS.update(these)
+        flash.BY_FMA = "powers" in LEVERS
 
     use(levers)
     try:

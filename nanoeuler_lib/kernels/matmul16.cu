@@ -450,6 +450,13 @@ template <class T, int C> struct Rope {
   }
 };
 
+// No use of N sums moves before this place, behind the wait: the compiler does not know what wgmma writes meanwhile.
+template <int N> __device__ __forceinline__ void settled(float* sum) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_hold<N>(sum);
+#endif
+}
+
 // As matmul16_wgmma with BN = 256; `end` has a row's sums, those of columns 8 (i / 4) + 2 (lane % 4) + i % 2 of 256, and of
 // the row 8 further down, and writes what is made of them.
 template <class T, int STAGES, class End>
@@ -479,6 +486,7 @@ __device__ __forceinline__ void multiply_and_end(const TensorMap& map_a, const T
       if (k > 0) tell_emptied<STAGES>(emptied, step - 1);
     }
     wait_products<0>();
+    settled<BN / 2>(sum);
     tell_emptied<STAGES>(emptied, step - 1);
     int2 at = tile_at<128, BN>(tile, M, N);
     end(sum, at.x + (group - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, at.y);
@@ -657,6 +665,8 @@ matmul16_glu_back(const __grid_constant__ TensorMap map_a, const __grid_constant
       if (k > 0) tell_turn<STAGES>(emptied, step - 1);
     }
     wait_products<0>();
+    settled<64>(sum[0]);
+    settled<64>(sum[1]);
     tell_turn<STAGES>(emptied, step - 1);
     int row = at.x + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     end(sum[0], row, at.y);

@@ -9,6 +9,7 @@ from test_engine import batch, parameters
 
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
 from nanoeuler_lib.engine import flash, program
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
@@ -108,6 +109,29 @@ def test_weights_that_come_early_change_nothing(monkeypatch, precision):
         assert seen[layer].size == sum(sizes[name] for name in names)
         assert np.shares_memory(seen[layer][:1], decoder.weights[names[0]])
         assert np.shares_memory(seen[layer][-1:], decoder.weights[names[-1]])
+
+
+@pytest.mark.parametrize("on", [flash.Card(90, 227 << 10), flash.Card(86, 99 << 10)], ids=["hopper", "mma"])
+def test_powers_by_multiply_adds_are_as_right(on):
+    """Against float64, also where scores are far apart; and the bits show that they are others."""
+    rng, (B, T, H, G, C) = np.random.default_rng(0), (1, 150, 3, 1, 64)
+    qkv = to_bfloat16(rng.normal(0, 1, (B, T, (H + 2 * G) * C)).astype(np.float32) * 3)
+    exact = from_bfloat16(qkv).astype(np.float64)
+    q, k, v = (x.reshape(T, -1, C).swapaxes(0, 1) for x in np.split(exact[0], [H * C, (H + G) * C], axis=1))
+    scores = np.where(np.tri(T, dtype=bool), q @ k.swapaxes(1, 2) / 8, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    p = np.exp(scores - top)
+    wanted, logs = p / p.sum(-1, keepdims=True) @ v, np.log(p.sum(-1)) + top[..., 0]
+    found = []
+    for levers in ((), ("powers",)):
+        with program.pulled(*levers):
+            out, lse = flash.attention(qkv, H, G, where="cpu", on=on)
+        got = from_bfloat16(out)[0].reshape(T, H, C).swapaxes(0, 1)
+        found.append(
+            (np.linalg.norm(got - wanted) / np.linalg.norm(wanted), np.abs(lse[0] - logs).max(), lse)
+        )
+    assert found[1][0] <= 1.05 * found[0][0] and found[1][1] <= 1e-5
+    assert not np.array_equal(found[0][2], found[1][2])
 
 
 def test_levers_are_off_and_only_where_they_fit():
