@@ -141,7 +141,9 @@ __device__ __forceinline__ void softmax_step_by_both(float (&s)[BANDS][KEYS / 8]
       sum[band][half] = sum[band][half] * shrink[band][half] + more;
     }
 }
-#define softmax_step softmax_step_by_both
+#define SOFTMAX_STEP softmax_step_by_both
+#else
+#define SOFTMAX_STEP softmax_step
 #endif
 
 template <int C, int BANDS>
@@ -262,13 +264,13 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
     float s[BANDS][KEYS / 8][4];
     if (least + 1 >= behind) {  // no key lies in the future of a row
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, KEYS);
-      softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
+      SOFTMAX_STEP<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
     } else if (most >= step * KEYS) {  // some do, not all
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
-      softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
+      SOFTMAX_STEP<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
     }
@@ -399,7 +401,7 @@ attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ ou
     copy_async_commit();
     group_scores<Number, C>(s, q, keys + step % 2 * TILE);
     if (least + 1 < next) mask<KEYS, 1>(s, position, now + 2 * (lane % 4));
-    softmax_step<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
+    SOFTMAX_STEP<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
     rescale<C, 1>(o, shrink);
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) as_factor<Number, true>(p[n], s[0] + 2 * n);
