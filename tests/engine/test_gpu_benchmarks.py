@@ -116,13 +116,13 @@ def test_proposals_are_measured_beside_plain_decoding(monkeypatch):
 
 def test_texts_that_differ_are_counted(monkeypatch):
     monkeypatch.setattr(gpu_speculate, "ROUNDS", 1)
-    real = gpu_speculate.speculate
+    real = gpu_speculate.rounds
 
     def drawn(model, ids, rng, propose, **how):
         for new in real(model, ids, rng, propose, **how):
             yield [(token + bool(propose)) % 40 for token in new]
 
-    monkeypatch.setattr(gpu_speculate, "speculate", drawn)
+    monkeypatch.setattr(gpu_speculate, "rounds", drawn)
     model = engine.GPT(TINY, where="cpu", checked=False)
     found = gpu_speculate.measure(model, [[1, 2]], 4)
     assert [row["same"] for row in found[:2]] == [1, 0]
