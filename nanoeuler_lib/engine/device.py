@@ -43,8 +43,8 @@ class Device:
         ):  # many cards: `many.Step` tells, for it cuts the states
             return
         need = memory.bytes_needed(shape, 1, shape.context, self.precision, optimizer=train.optimizer)
+        need["buffers"] += memory.RESERVED if self.name == "gpu" else 0
         free, parts = memory.free_bytes(_where(self.name)), " and ".join(map(memory.gib, need.values()))
-        free -= memory.RESERVED if self.name == "gpu" else 0
         if sum(need.values()) > free:
             raise memory.OutOfMemory(
                 f"out of memory: weights, gradient and moments, and one row of {shape.context} tokens take {parts}, "

@@ -187,10 +187,10 @@ def fitting(owner: GPT, rows: int, optimizer: str = "adamw") -> int:
     Raises OutOfMemory if none does. The weights and the optimiser's state are there already.
     """
     config, where, needs = owner.config, owner.program.where, {}
-    free = free_bytes(where) + owner.block_bytes - (RESERVED if where == "gpu" else 0)
+    free, least = free_bytes(where) + owner.block_bytes, RESERVED if where == "gpu" else 0
     for micro in sorted((m for m in range(1, rows + 1) if rows % m == 0), reverse=True):
         need = bytes_needed(config, micro, config.context, owner.precision, owner.keep_x, optimizer)
-        needs[micro] = need["buffers"] + 4 * layout(config)[2]
+        needs[micro] = least + need["buffers"] + 4 * layout(config)[2]
         if needs[micro] <= free:
             return micro
     raise OutOfMemory(
