@@ -1,6 +1,9 @@
 """The benchmarks that need a graphics card, on a tiny model through the CPU runtime: do they compare the same work?"""
 
 import dataclasses
+import json
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -184,7 +187,7 @@ def brief(monkeypatch):
 
 def test_levers_of_products_are_measured_beside_what_they_replace(brief):
     found = gpu_levers.products(LEVERED, 3, 1, "cpu")
-    assert [row["lever"] for row in found] == ["swiglu_back", "swiglu", "rope"]
+    assert [(row["lever"], row["right"]) for row in found] == [(lever, True) for lever in gpu_levers.PRODUCTS]
     for row in found:
         assert all(0 < error < 5e-3 for errors in row["errors"].values() for error in errors)
         assert row["times"].keys() == {gpu_levers.US, row["lever"]} and "gains" in gpu_levers.told(row)
@@ -192,15 +195,56 @@ def test_levers_of_products_are_measured_beside_what_they_replace(brief):
 
 def test_a_wrong_product_is_told(brief, monkeypatch):
     monkeypatch.setattr(gpu_levers.program, "_flag", lambda value: "false")  # gates and ups are not paired
-    with pytest.raises(AssertionError, match=r"swiglu: error .*, that of cuBLASLt's way is"):
-        gpu_levers.products(LEVERED, 3, 1, "cpu")
+    (row,) = gpu_levers.products(LEVERED, 3, 1, "cpu", ("swiglu",))
+    assert not row["right"] and max(row["errors"]["swiglu"]) > 0.1
+    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False, ("swiglu",))
+    assert row["wrong"] == ["swiglu"] and row["times"].keys() == {gpu_levers.US, gpu_levers.ALL}
 
 
 def test_levers_of_a_step_are_measured_in_turns(brief):
-    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False)
-    names = {gpu_levers.US, *gpu_levers.program.LEVER, gpu_levers.ALL} - {"fetch"}
+    levers = *gpu_levers.PRODUCTS, *gpu_levers.IN_A_STEP
+    assert {*levers, "fetch"} == gpu_levers.program.LEVER.keys()
+    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False, levers)
+    names = {gpu_levers.US, *levers, gpu_levers.ALL}
     assert row["errors"].keys() == row["times"].keys() == names and 0 < max(row["errors"].values()) < 0.05
-    assert "matmul16" not in row["profile"][gpu_levers.US] and len(gpu_levers.told(row).splitlines()) > 20
+    assert not row["wrong"] and len(gpu_levers.told(row).splitlines()) > 20
+
+
+def test_a_section_that_fails_takes_no_other_with_it(monkeypatch, tmp_path):
+    seen, kept = [], []
+
+    def run(command, timeout, **_):
+        section, *levers = command[command.index("--child") + 1 :]
+        seen.append((section, *levers))
+        if levers == ["rope"]:
+            raise subprocess.TimeoutExpired(command, timeout)
+        row = {"section": section, "lever": levers[0], "right": levers != ["swiglu"]}
+        return SimpleNamespace(stdout="" if section == "token" else "said\n" + json.dumps([row]))
+
+    monkeypatch.setattr(gpu_levers.subprocess, "run", run)
+    rows = gpu_levers.all_sections(
+        [*gpu_levers.SECTIONS], 570, ["--quick"], lambda rows: kept.append(len(rows))
+    )
+    failed = {row["section"]: row["failed"] for row in rows if "failed" in row}
+    assert failed == {"products": "no end within 75 s", "token": "see above"} and kept == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+    ]
+    assert ("step", "swiglu_back", "latest", "logits", "powers") in seen
+    monkeypatch.setattr(
+        gpu_levers.sys, "argv", ["gpu_levers", "--only", "step", "--quick", "--out", str(tmp_path)]
+    )
+    gpu_levers.main()
+    stored = json.loads((tmp_path / "gpu_levers.json").read_text("utf-8"))
+    assert (
+        stored["rows"] == [{"section": "step", "lever": "swiglu", "right": False}]
+        and stored["config"]["rounds"] == 3
+    )
 
 
 def test_gains_are_of_pairs():
