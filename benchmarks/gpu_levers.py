@@ -405,7 +405,7 @@ def asked(section: str, levers: tuple[str, ...], seconds: float, words: list[str
     command = [sys.executable, "-m", "benchmarks.gpu_levers", *words, "--child", section, *levers]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds)
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1], parse_constant=str)  # NaN as a word
     except (subprocess.TimeoutExpired, json.JSONDecodeError, IndexError) as error:
         why = (
             f"no end within {seconds:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else "see above"

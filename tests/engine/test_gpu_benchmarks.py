@@ -218,10 +218,11 @@ def test_a_section_that_fails_takes_no_other_with_it(monkeypatch, tmp_path):
         seen.append((section, *levers))
         if levers == ["rope"]:
             raise subprocess.TimeoutExpired(command, timeout)
-        row = {"section": section, "lever": levers[0], "right": levers != ["swiglu"]}
+        row = {"section": section, "lever": levers[0], "right": levers != ["swiglu"], "error": float("nan")}
         return SimpleNamespace(stdout="" if section == "token" else "said\n" + json.dumps([row]))
 
-    monkeypatch.setattr(gpu_levers.subprocess, "run", run)
+    ours = SimpleNamespace(run=run, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu_levers, "subprocess", ours)
     rows = gpu_levers.all_sections(
         [*gpu_levers.SECTIONS], 570, ["--quick"], lambda rows: kept.append(len(rows))
     )
