@@ -1,6 +1,7 @@
 """Kernels that are off until a card has measured them: the same step, by the checker and against float64."""
 
 import functools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -132,6 +133,52 @@ def test_powers_by_multiply_adds_are_as_right(on):
         )
     assert found[1][0] <= 1.05 * found[0][0] and found[1][1] <= 1e-5
     assert not np.array_equal(found[0][2], found[1][2])
+
+
+TEXT = (cuda.KERNELS / "matmul16.cu").read_text("utf-8")
+ENGINE = TEXT.index("// ---- v3 in the engine")
+HOPPER = range(
+    TEXT.index(
+        "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n\ntemplate <int STAGES> __device__ __forceinline__ void start_t"
+    ),
+    TEXT.index("#else\n\ntemplate <int STAGES> __device__ __forceinline__ void start_turns"),
+)
+ORDERING = re.compile(
+    r"(?:__syncthreads|copy_async_commit|copy_async_wait<0>|named_barrier_(?:sync|arrive)"
+    r"|(?:wait_filled|tell_emptied|wait_turn|tell_turn)<STAGES>)\([^;{}]*\);"
+)
+ORDERED = [m for m in ORDERING.finditer(TEXT, ENGINE) if m.start() not in HOPPER]
+
+
+def own_products(monkeypatch, text=TEXT):
+    """Each kernel once, of more steps than stages, by one block that takes several tiles."""
+    real = cuda.module
+    monkeypatch.setattr(cuda, "module", lambda source, **options: real(text, **options))
+    program._module.cache_clear()
+    rng, (M, N, K) = np.random.default_rng(0), (130, 512, 520)
+    bits = lambda *shape: to_bfloat16(rng.normal(0, 1, shape).astype(np.float32))
+    new = lambda *shape: np.zeros(shape, np.uint16)
+    one = program.Program(CONFIG, "bfloat16", "cpu", on=flash.Card(86, 99 << 10, processors=1))
+    a, w, space, hidden, both = bits(M, K), bits(K, N), new(N, K), new(M, N // 2), new(M, N)
+    name = f"matmul16_glu<{one.number}, 4>"
+    one._own_product("x", name, both, a, w, space, (hidden,), paired=True)
+    back = f"matmul16_glu_back<{one.number}, 6>"
+    arrays = a, bits(N // 2, K), bits(M, N), new(M, N)
+    one._by_tiles("x", one._file("matmul16.cu", (back,))[back], program.IN_TURNS, arrays, (M, N // 2, K))
+    program.run(one.take())
+    program._module.cache_clear()
+
+
+def test_own_products_order_what_they_do(monkeypatch):
+    own_products(monkeypatch)
+    assert len(ORDERED) == 15, "and each is deleted below"
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_without_one_of_its_barriers_an_own_product_is_told(monkeypatch, number):
+    place = ORDERED[number]
+    with pytest.raises(cuda.KernelError):
+        own_products(monkeypatch, TEXT[: place.start()] + "(void)0;" + TEXT[place.end() :])
 
 
 def test_levers_are_off_and_only_where_they_fit():
