@@ -18,7 +18,7 @@ import numpy as np
 
 from nanoeuler_lib import engine
 from nanoeuler_lib.engine.device import choose
-from nanoeuler_lib.speaking.generate import speculate
+from nanoeuler_lib.speaking.generate import rounds
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint
 from tools.notebooks.results import FOLDER, save
@@ -37,7 +37,7 @@ def windows(shards: Shards, count: int) -> list[list[int]]:
 def continued(model: engine.GPT, ids: list[int], propose: int, tokens: int, how: dict) -> tuple:
     """The tokens, the seconds of one behind the first ROUNDS rounds, and how many a round gave there."""
     found, counts, times = [], [], []
-    for new in speculate(model, ids, np.random.default_rng(0), propose, **how):
+    for new in rounds(model, ids, np.random.default_rng(0), propose, **how):
         found += new
         counts.append(len(new))
         times.append(time.perf_counter())

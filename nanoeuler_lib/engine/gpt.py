@@ -8,7 +8,7 @@ import numpy as np
 from nanoeuler_lib import cuda, model, ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine import flash, program, unfused
-from nanoeuler_lib.engine.decode import Decoder
+from nanoeuler_lib.engine.decode import Decoder, draws
 from nanoeuler_lib.engine.memory import (
     SMALLER,
     Block,
@@ -188,6 +188,10 @@ class GPT(model.GPT):
         program.run(trunk)
         program.run(last)
         return download(losses).reshape(targets.shape)
+
+    def draws(self, propose: int) -> bool:
+        """Whether a decoder of this model draws tokens itself, with so many proposals: `Decoder.rounds`."""
+        return 0 <= propose < self.config.predict and draws(self.config, propose)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""

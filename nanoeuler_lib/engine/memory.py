@@ -92,6 +92,17 @@ def pinned(where: str, shape: tuple[int, ...], dtype) -> np.ndarray:
     return cupyx.zeros_pinned(shape, dtype)
 
 
+def mapped(where: str, shape: tuple[int, ...], dtype) -> tuple[np.ndarray, Any]:
+    """`pinned` memory, and the same as an array of the device, whose kernels write to it over the bus."""
+    host = pinned(where, shape, dtype)
+    if where == "cpu":
+        return host, host
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, cupy.cuda.Device().id)
+    return host, cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
 def layout(config: ModelConfig) -> tuple[dict[str, int], int, int]:
     """Where each tensor begins in a flat array, where gains begin behind the last matrix, and where the array ends."""
     shapes, starts, end, gains = parameter_shapes(config), {}, 0, 0

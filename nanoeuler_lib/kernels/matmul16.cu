@@ -370,3 +370,306 @@ matmul16_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ 
       store_strip(c, row + 8 * (i % 2), at.y + 32 * (i / 2), M, N, &sum[16 * (i / 2) + 2 * (i % 2)]);
   }
 }
+
+// ---- v3 in the engine: what follows a product is done where its sums are ------------------------------------------------
+
+// w^T, [N, K], of w: [K, N], as `a b^T` takes it. With PAIRED, w is the gates' matrix and the ups' side by side, and each
+// 256 rows of w^T are 128 of the one and the same 128 of the other. K and N are multiples of 8, with PAIRED N of 256. Grid
+// (N / 64, K / 64), rounded up, blocks of 256 threads.
+template <class T, bool PAIRED>
+__global__ void __launch_bounds__(256) turned(const T* __restrict__ w, T* __restrict__ out, int K, int N) {
+  __shared__ T tile[64][66];
+  int k0 = 64 * blockIdx.y, n0 = 64 * blockIdx.x, column = threadIdx.x % 32 * 2;
+  for (int i = threadIdx.x / 32; i < 64; i += 8) {
+    if (k0 + i >= K || n0 + column >= N) continue;
+    const T* from = w + (size_t)(k0 + i) * N + n0 + column;
+    tile[i][column] = from[0], tile[i][column + 1] = from[1];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < 64; i += 8) {
+    int n = n0 + i, pair = n < N / 2 ? n : n - N / 2;
+    if (n >= N || k0 + column >= K) continue;
+    T* to = out + (size_t)(PAIRED ? pair / 128 * 256 + (n < N / 2 ? 0 : 128) + pair % 128 : n) * K + k0 + column;
+    to[0] = tile[column][i], to[1] = tile[column + 1][i];
+  }
+}
+
+// c, [M, N], is gate and up, and hidden, [M, N / 2], silu(gate) up. b: as `turned` pairs it.
+template <class T> struct Glu {
+  T *c, *hidden;
+  int M, N;
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+    column /= 2;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float *gate = &sum[16 * (i / 2) + 2 * (i % 2)], *up = gate + 64;
+      int r = row + 8 * (i % 2), at = column + 32 * (i / 2);
+      float out[14];
+#pragma unroll
+      for (int k = 0; k < 8; k++) {
+        float g = gate[4 * (k / 2) + k % 2];
+        out[4 * (k / 2) + k % 2] = __fdividef(g, 1.0f + __expf(-g)) * up[4 * (k / 2) + k % 2];
+      }
+      store_strip(c, r, at, M, N, gate);
+      store_strip(c, r, N / 2 + at, M, N, up);
+      store_strip(hidden, r, at, M, N / 2, out);
+    }
+  }
+};
+
+// c: [M, N], of which the first `turning` columns are heads of C numbers that turn by their row's position, row % time: RoPE.
+// A number and the other of its pair, C / 2 columns on, are sums of one thread. cosine, sine: [time, C / 2].
+template <class T, int C> struct Rope {
+  T* c;
+  const float *cosine, *sine;
+  int M, N, turning, time;
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int r = row + 8 * half;
+#pragma unroll
+      for (int i = 0; i < C / 16; i++) {  // pairs of columns of half a head
+        size_t angle = (size_t)(r % time) * (C / 2) + 8 * i + 2 * (threadIdx.x % 4);
+        float2 cosines = *(const float2*)(cosine + angle), sines = *(const float2*)(sine + angle);
+#pragma unroll
+        for (int head = 0; head < 256 / C; head++) {
+          if (column + head * C >= turning) continue;
+          float *low = &sum[head * C / 2 + 4 * i + 2 * half], *high = low + C / 4, a = low[0], b = low[1];
+          low[0] = a * cosines.x - high[0] * sines.x;
+          low[1] = b * cosines.y - high[1] * sines.y;
+          high[0] = a * sines.x + high[0] * cosines.x;
+          high[1] = b * sines.y + high[1] * cosines.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      store_strip(c, row + 8 * (i % 2), column + 32 * (i / 2), M, N, &sum[16 * (i / 2) + 2 * (i % 2)]);
+  }
+};
+
+// No use of N sums moves before this place, behind the wait: the compiler does not know what wgmma writes meanwhile.
+template <int N> __device__ __forceinline__ void settled(float* sum) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  wgmma_hold<N>(sum);
+#endif
+}
+
+// As matmul16_wgmma with BN = 256; `end` has a row's sums, those of columns 8 (i / 4) + 2 (lane % 4) + i % 2 of 256, and of
+// the row 8 further down, and writes what is made of them.
+template <class T, int STAGES, class End>
+__device__ __forceinline__ void multiply_and_end(const TensorMap& map_a, const TensorMap& map_b, const T* a, const T* b,
+                                                 int M, int N, int K, const End& end) {
+  constexpr int BN = 256, WIDTH = ROW / sizeof(T), STAGE = (128 + BN) * ROW;
+  extern __shared__ __align__(1024) unsigned char stages[];
+  __shared__ unsigned long long filled[STAGES], emptied[STAGES];
+  expect_whole_pieces(a, b, K);
+  int group = threadIdx.x / 128, tiles = (M + 127) / 128 * ((N + BN - 1) / BN), step = 0;
+  start<STAGES>(filled, emptied);
+  if (group == 0) {
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      int2 at = tile_at<128, BN>(tile, M, N);
+      for (int k = 0; k < K; k += WIDTH, step++)
+        fill<T, BN, STAGES>(stages + step % STAGES * STAGE, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+    }
+    return;
+  }
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sum[BN / 2] = {};
+    for (int k = 0; k < K; k += WIDTH, step++) {
+      unsigned char* stage = stages + step % STAGES * STAGE;
+      wait_filled<STAGES>(filled, step);
+      multiply<T, BN>(sum, stage + (group - 1) * 64 * ROW, stage + 128 * ROW);
+      wait_products<1>();
+      if (k > 0) tell_emptied<STAGES>(emptied, step - 1);
+    }
+    wait_products<0>();
+    settled<BN / 2>(sum);
+    tell_emptied<STAGES>(emptied, step - 1);
+    int2 at = tile_at<128, BN>(tile, M, N);
+    end(sum, at.x + (group - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, at.y);
+  }
+}
+
+// Blocks, threads, maps and shared memory as of matmul16_wgmma<T, T, 256, STAGES>.
+template <class T, int STAGES>
+__global__ void __launch_bounds__(384)
+matmul16_glu(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const T* __restrict__ a,
+             const T* __restrict__ b, T* __restrict__ c, T* __restrict__ hidden, int M, int N, int K) {
+  multiply_and_end<T, STAGES>(map_a, map_b, a, b, M, N, K, Glu<T>{c, hidden, M, N});
+}
+template <class T, int STAGES, int C>
+__global__ void __launch_bounds__(384)
+matmul16_rope(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const T* __restrict__ a,
+              const T* __restrict__ b, T* __restrict__ c, const float* __restrict__ cosine, const float* __restrict__ sine,
+              int M, int N, int K, int turning, int time) {
+  multiply_and_end<T, STAGES>(map_a, map_b, a, b, M, N, K, Rope<T, C>{c, cosine, sine, M, N, turning, time});
+}
+
+// ---- the same, by two warpgroups that take tiles of 128 x 128 in turns: while one ends its tile the other multiplies
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <int STAGES> __device__ __forceinline__ void start_turns(unsigned long long* filled, unsigned long long* emptied) {
+  if (threadIdx.x < STAGES) {
+    mbarrier_init(&filled[threadIdx.x], 1);
+    mbarrier_init(&emptied[threadIdx.x], 4);  // a lane of each warp of the group whose turn it is
+  }
+  fence_async();
+  __syncthreads();
+}
+template <class T, int STAGES>
+__device__ __forceinline__ void fill_turn(unsigned char* stage, unsigned long long* filled, unsigned long long* emptied,
+                                          int step, const TensorMap& map_a, const TensorMap& map_b, const T* a, const T* b,
+                                          int2 at, int k, int M, int N, int K) {
+  fill<T, 128, STAGES>(stage, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+}
+template <int STAGES> __device__ __forceinline__ void wait_turn(unsigned long long* filled, int step) {
+  wait_filled<STAGES>(filled, step);
+}
+template <int STAGES> __device__ __forceinline__ void tell_turn(unsigned long long* emptied, int step) {
+  tell_emptied<STAGES>(emptied, step);
+}
+
+#else
+
+template <int STAGES> __device__ __forceinline__ void start_turns(unsigned long long*, unsigned long long*) {}
+template <class T, int STAGES>
+__device__ __forceinline__ void fill_turn(unsigned char* stage, unsigned long long*, unsigned long long*, int step,
+                                          const TensorMap&, const TensorMap&, const T* a, const T* b, int2 at, int k,
+                                          int M, int N, int K) {
+  if (step >= STAGES) named_barrier_sync(1 + STAGES + step % STAGES, 256);
+  int row = threadIdx.x / 8, column = k + threadIdx.x % 8 * 16 / (int)sizeof(T);
+  const T *from_a = a + (size_t)(at.x + row) * K + column, *from_b = b + (size_t)(at.y + row) * K + column;
+  copy_rows<128, 128, 1>(stage, from_a, at.x + row, M, column, K, 0);
+  copy_rows<128, 128, 1>(stage + 128 * ROW, from_b, at.y + row, N, column, K, 0);
+  copy_async_commit();
+  copy_async_wait<0>();
+  named_barrier_arrive(1 + step % STAGES, 256);
+}
+template <int STAGES> __device__ __forceinline__ void wait_turn(unsigned long long*, int step) {
+  named_barrier_sync(1 + step % STAGES, 256);
+}
+template <int STAGES> __device__ __forceinline__ void tell_turn(unsigned long long*, int step) {
+  named_barrier_arrive(1 + STAGES + step % STAGES, 256);
+}
+
+#endif
+
+// 32 columns of a row, the other way than store_strip: word i is columns 8 i + 2 (lane % 4) and the next. N: a multiple of 8.
+template <class T>
+__device__ __forceinline__ void load_strip(uint4& words, const T* c, int row, int column, int M, int N, int pitch) {
+  column += 8 * (threadIdx.x % 4);
+  words = make_uint4(0, 0, 0, 0);
+  if (row < M && column < N) words = *(const uint4*)(c + (size_t)row * pitch + column);
+}
+
+// c = a b^T is the gradient of hidden, [M, N], which nobody reads but this: dgate_up, [M, 2 N], of `swiglu_packed_back`.
+template <class T> struct GluBack {
+  const T* gate_up;
+  T* out;
+  int M, N;
+
+  // Before the product, so that what `operator()` reads has come to the L2 cache.
+  __device__ __forceinline__ void begin(int row, int column) const {
+    row += threadIdx.x % 128;
+    const T* from = gate_up + (size_t)row * 2 * N + column;
+    for (int i = 0; i < 2; i++) {
+      if (row >= M || column + 64 * i >= N) continue;
+      prefetch_to_L2(from + 64 * i);
+      prefetch_to_L2(from + 64 * i + N);
+    }
+  }
+
+  __device__ __forceinline__ void operator()(float* sum, int row, int column) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int r = row + 8 * half;
+#pragma unroll
+      for (int pair = 0; pair < 2; pair++) {  // two strips on their way together
+        uint4 gates[2], ups[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          load_strip(gates[i], gate_up, r, column + 64 * pair + 32 * i, M, N, 2 * N);
+          load_strip(ups[i], gate_up + N, r, column + 64 * pair + 32 * i, M, N, 2 * N);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          turn((unsigned*)&gates[i]);
+          turn((unsigned*)&ups[i]);
+          const float* d = &sum[16 * (2 * pair + i) + 2 * half];
+          float dgate[14], dup[14];
+#pragma unroll
+          for (int k = 0; k < 8; k++) {
+            unsigned g2 = ((unsigned*)&gates[i])[k / 2], u2 = ((unsigned*)&ups[i])[k / 2];
+            float g = __uint_as_float(k % 2 ? g2 & 0xffff0000u : g2 << 16);
+            float up = __uint_as_float(k % 2 ? u2 & 0xffff0000u : u2 << 16);
+            float s = __fdividef(1.0f, 1.0f + __expf(-g)), silu = g * s, of = d[4 * (k / 2) + k % 2];
+            dgate[4 * (k / 2) + k % 2] = of * up * (s + silu * (1.0f - s));
+            dup[4 * (k / 2) + k % 2] = of * silu;
+          }
+          int at = column + 64 * pair + 32 * i;
+          int last = at + 8 * (int)(threadIdx.x % 4) < N ? M : 0;  // behind the gates are the ups
+          store_strip(out, r, at, last, 2 * N, dgate);
+          store_strip(out, r, N + at, last, 2 * N, dup);
+        }
+      }
+    }
+  }
+};
+
+#define TURNS 13  // two named barriers, behind those of six stages
+
+// Blocks of 384 threads along x, as of matmul16_wgmma; maps in boxes of 128 rows; STAGES, at most 6, of 256 * ROW bytes.
+template <class T, int STAGES>
+__global__ void __launch_bounds__(384)
+matmul16_glu_back(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+                  const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ gate_up, T* __restrict__ out,
+                  int M, int N, int K) {
+  constexpr int WIDTH = ROW / sizeof(T), STAGE = 256 * ROW;
+  static_assert(2 * STAGES < TURNS, "the twin's barriers of the stages lie below those of the turns");
+  extern __shared__ __align__(1024) unsigned char stages[];
+  __shared__ unsigned long long filled[STAGES], emptied[STAGES];
+  expect_whole_pieces(a, b, K);
+  int group = threadIdx.x / 128, tiles = (M + 127) / 128 * ((N + 127) / 128), step = 0;
+  GluBack<T> end = {gate_up, out, M, N};
+  start_turns<STAGES>(filled, emptied);
+  if (group == 0) {
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      int2 at = tile_at<128, 128>(tile, M, N);
+      for (int k = 0; k < K; k += WIDTH, step++)
+        fill_turn<T, STAGES>(stages + step % STAGES * STAGE, filled, emptied, step, map_a, map_b, a, b, at, k, M, N, K);
+    }
+    return;
+  }
+  int number = 0;  // of the block's tiles
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
+    if (number % 2 != group - 1) {
+      step += (K + WIDTH - 1) / WIDTH;
+      continue;
+    }
+    int2 at = tile_at<128, 128>(tile, M, N);
+    float sum[2][64] = {};
+    end.begin(at.x, at.y);
+    // A group that has seen the last stage of its tile filled hands the turn on: no stage can be waited for a round early.
+    if (number > 0) named_barrier_sync(TURNS + number % 2, 256);
+    for (int k = 0; k < K; k += WIDTH, step++) {
+      unsigned char* stage = stages + step % STAGES * STAGE;
+      wait_turn<STAGES>(filled, step);
+      if (k + WIDTH >= K && tile + gridDim.x < tiles) named_barrier_arrive(TURNS + (number + 1) % 2, 256);
+      multiply<T, 128>(sum[0], stage, stage + 128 * ROW);
+      multiply<T, 128>(sum[1], stage + 64 * ROW, stage + 128 * ROW);
+      wait_products<2>();
+      if (k > 0) tell_turn<STAGES>(emptied, step - 1);
+    }
+    wait_products<0>();
+    settled<64>(sum[0]);
+    settled<64>(sum[1]);
+    tell_turn<STAGES>(emptied, step - 1);
+    int row = at.x + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    end(sum[0], row, at.y);
+    end(sum[1], row + 64, at.y);
+  }
+}

@@ -172,6 +172,24 @@ def speculate(
                 break
 
 
+def rounds(
+    model: GPT,
+    ids: list[int],
+    rng: np.random.Generator,
+    propose: int = 0,
+    end: int | None = None,
+    size: int | None = None,
+    **options: float,
+) -> Iterator[list[int]]:
+    """`speculate`, without proposals `generate_tokens`; where a decoder can draw itself, as on a GPU, it does."""
+    if hasattr(model, "draws") and model.draws(propose):
+        filtered_probs(np.zeros(1, np.float32), **options)  # whose ranges they have to keep
+        return model.decoder(propose).rounds(ids, rng, end, size, **options)
+    if propose == 0:
+        return ([token] for token in generate_tokens(model, ids, rng, size, **options))
+    return speculate(model, ids, rng, propose, end, size, **options)
+
+
 def stream(
     model: GPT,
     tokenizer: Tokenizer,
@@ -208,10 +226,7 @@ def stream(
     if repetition_penalty != 1:
         model = _Penalising(model, repetition_penalty, end)
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    if propose == 0:
-        new = generate_tokens(model, ids, rng, tokenizer.vocab_size, **options)
-    else:
-        new = chain.from_iterable(speculate(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
+    new = chain.from_iterable(rounds(model, ids, rng, propose, end, tokenizer.vocab_size, **options))
     new = islice(new, min(tokens, sys.maxsize))
     yield from _until(_characters(tokenizer, takewhile(lambda token: token != end, new)), stop)
 

@@ -19,7 +19,7 @@ ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 # test_engine.py, test_engine_muon.py, test_unfused.py, test_flash.py, test_flash_backward.py, test_matmul16.py,
-# test_many.py
+# test_many.py, test_draw.py
 TEMPLATES = {
     "decode",
     "engine",
@@ -29,6 +29,7 @@ TEMPLATES = {
     "matmul16",
     "muon",
     "many",
+    "draw",
 }
 FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)
 

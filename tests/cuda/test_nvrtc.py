@@ -54,11 +54,14 @@ MATMUL16 = (
     *(f"{kernel}<{number}, {number}, {sizes}>"
       for kernel, sizes in (("matmul16", "128, 64, 3"), ("matmul16_wgmma", "64, 3"))
       for number in ("__nv_bfloat16", "__half", "float")),
+    "turned<__nv_bfloat16, true>", "matmul16_glu<__nv_bfloat16, 4>", "matmul16_glu_back<__nv_bfloat16, 6>",
+    "matmul16_rope<__nv_bfloat16, 4, 64>",
 )  # fmt: skip
 # name: text, templates to compile, the first architecture that has what it takes
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}
 # Templates: every kernel, type and form, in small tiles, whose code has the least to compile; wgmma's twin, but on 9.0a.
 TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
+TEXTS["draw.cu"] = (TEXTS["draw.cu"][0], ("order<4>", "order<16>"), 75)
 TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
 TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
 # FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.

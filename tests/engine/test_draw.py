@@ -1,0 +1,117 @@
+"""Tokens drawn on the device: the same as the host draws from the same uniform numbers, and the same distribution."""
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+from test_engine import parameters
+
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.engine import decode
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.speaking import generate
+
+pytestmark = pytest.mark.compiler
+CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=24, vocab_size=96, predict=3, ffn=24)
+WAYS = [
+    dict(temperature=0.0),
+    dict(temperature=1.5),
+    dict(temperature=0.8, top_p=0.9),
+    dict(temperature=1.0, top_k=5, min_p=0.05),
+]
+
+
+def model_of(checked=True):
+    return engine.GPT(CONFIG, parameters(CONFIG, 0.4), where="cpu", checked=checked)
+
+
+def ordered(logits, size, options, seed=0):
+    """What `order` leaves of logits [rows, heads, V]: tokens and probabilities of each, and the dense ones."""
+    rows, heads, V = logits.shape
+    config = ModelConfig(
+        dim=64, heads=2, kv_heads=1, layers=1, context=8, vocab_size=V, predict=heads, ffn=24
+    )
+    model = engine.GPT(config, where="cpu")
+    decoder = model.decoder(heads - 1)
+    drawn = decode.Drawn(decoder, np.random.default_rng(seed))
+    drawn.tokens[...], drawn.sums[...], drawn.dense[...] = -1, np.nan, np.nan
+    flat = np.ascontiguousarray(logits.reshape(rows, heads * V))
+    model.program.order(drawn, flat, size, *options)
+    engine.program.run(model.program.take())
+    return drawn
+
+
+@pytest.mark.parametrize("V, size", [(40, 40), (96, 91), (264, 264), (4104, 4100)])
+def test_distributions_are_those_of_the_host(V, size):
+    rng = np.random.default_rng(V)
+    for options in (
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 9, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.0, 30, 0.9, 0.02),
+        (0.0, 0, 1.0, 0.0),
+    ):
+        logits = rng.normal(0, 3, (2, 2, V)).astype(np.float32)
+        logits[0, 0, 3:30:4] = logits[0, 0].max()  # equal ones, the lower token first
+        logits[1, 1, :20], logits[0, 1, 5], logits[0, 1, 6] = -np.inf, 0.0, -0.0
+        drawn = ordered(logits, size, options)
+        for row, head in np.ndindex(2, 2):
+            tokens, probs = generate.filtered_probs(logits[row, head, :size], *options)
+            n = drawn.counts[row, head]
+            assert n == len(tokens) and np.array_equal(drawn.tokens[row, head, :n], tokens)
+            np.testing.assert_allclose(drawn.sums[row, head, :n], np.cumsum(probs), rtol=1e-12)
+            np.testing.assert_allclose(
+                drawn.dense[0, row, head], generate.dense(tokens, probs, V), rtol=1e-12
+            )
+        if V > 1000:
+            break
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf])
+def test_a_largest_logit_that_is_no_number_is_told(wrong):
+    logits = np.zeros((2, 2, 40), np.float32)
+    logits[0, 1, 17] = wrong
+    for temperature in (0.0, 1.0):
+        assert ordered(logits, 40, (temperature, 0, 1.0, 0.0)).counts[0].tolist()[1] == 0
+    model = model_of()
+    model.params["norm_final"][...] = wrong
+    with pytest.raises(NanoEulerError, match="a largest logit is no finite number"):
+        next(model.decoder(1).rounds([1, 2], np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("way, propose", [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 2)])
+def test_texts_are_those_of_the_host(way, propose):
+    """To the end of the context, of which the host uses a little more; also where a proposal would end the text."""
+    model, end = model_of(checked=way == 2), 7
+    for seed in range(1 if way == 2 else 3):
+        rng, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        host = generate.speculate(model, [5, 9, 1], rng, propose, end, 90, **WAYS[way])
+        card = model.decoder(propose).rounds([5, 9, 1], other, end, 90, **WAYS[way])
+        room = CONFIG.context - 3 - propose
+        wanted, found = ([*chain.from_iterable(islice(of, room))] for of in (host, card))
+        assert found[:room] == wanted[:room], (seed, wanted, found)
+        assert len(set(found)) > 1 and max(found) < 90
+
+
+def test_the_context_moves_on():
+    model = model_of(checked=False)
+    host = generate.generate_tokens(model, [5, 9], np.random.default_rng(1), 96, temperature=1.0)
+    card = chain.from_iterable(model.decoder().rounds([5, 9], np.random.default_rng(1), temperature=1.0))
+    assert [*islice(card, 60)] == [*islice(host, 60)]
+    rounds = model.decoder(2).rounds([*range(30)], np.random.default_rng(1), temperature=1.0)
+    assert len([*chain.from_iterable(islice(rounds, 40))]) >= 40
+
+
+def test_generate_draws_on_the_device_where_it_can():
+    model, seen = model_of(checked=False), []
+    real = model.decoder
+    model.decoder = lambda ahead=0: seen.append(ahead) or real(ahead)
+    for propose in (0, 2):
+        told = generate.rounds(model, [5, 9], np.random.default_rng(1), propose, temperature=0.0)
+        wanted = model.decoder(propose).rounds([5, 9], np.random.default_rng(1), temperature=0.0)
+        assert [*islice(told, 4)] == [*islice(wanted, 4)] and seen == [propose] * 2
+        seen.clear()
+    with pytest.raises(NanoEulerError, match="top_p is 2"):
+        generate.rounds(model, [5], np.random.default_rng(1), 1, top_p=2)
+    assert not model.draws(3) and not decode.draws(CONFIG, 12) and decode.draws(CONFIG, 7)
