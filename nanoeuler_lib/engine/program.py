@@ -38,9 +38,8 @@ MUON_PARTS = 32  # blocks that share a matrix of Muon's, each with a sum of its 
 SCHULZ = (QUINTIC,) * SCHULZ_STEPS  # the polynomials of Muon's iteration, in their order
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
 TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
-LEVERS: set[str] = (
-    set()
-)  # of `LEVER`, in use: none, until a card has measured them (benchmarks/gpu_levers.py)
+# of `LEVER`, in use: none, until a card has measured them (benchmarks/gpu_levers.py)
+LEVERS: set[str] = set()
 LEVER = {
     "swiglu": "SwiGLU at the end of an own product, which writes gate, up and hidden",
     "swiglu_back": "its gradient at the end of an own product, by two warpgroups in turns",
@@ -49,8 +48,9 @@ LEVER = {
     "logits": "so few logits at one time that their losses find them in the L2 cache",
     "powers": "attention's powers of 2 by multiply-adds in part, which wait for no special function",
     "fetch": "weights of a token come into the L2 cache while attention, which reads little, runs",
+    "draw": "tokens of a text are sorted and drawn on the card, the next round begun meanwhile",
 }
-FETCHING = 32  # blocks of the last of them
+FETCHING = 32  # blocks that fetch
 IN_TURNS = Version("matmul16_glu_back", 128, 128, 6)
 LOGITS_IN_CACHE = 1024  # positions of that lever: of `base` 32 MiB
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each

@@ -203,7 +203,7 @@ def test_a_wrong_product_is_told(brief, monkeypatch):
 
 def test_levers_of_a_step_are_measured_in_turns(brief):
     levers = *gpu_levers.PRODUCTS, *gpu_levers.IN_A_STEP
-    assert {*levers, "fetch"} == gpu_levers.program.LEVER.keys()
+    assert {*levers, "fetch", "draw"} == gpu_levers.program.LEVER.keys()
     (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False, levers)
     names = {gpu_levers.US, *levers, gpu_levers.ALL}
     assert row["errors"].keys() == row["times"].keys() == names and 0 < max(row["errors"].values()) < 0.05
