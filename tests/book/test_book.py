@@ -525,6 +525,7 @@ def test_check_site_accepts_a_good_page(tmp_path):
         ("<body>", '<body style="background: url(https://example.org/x.png)">'),
         ("</title>", '</title><link rel="stylesheet" href="https://example.org/x.css">'),
         ("<title>t</title>", ""),
+        ("</h1>", "</h1><p>Proof. \\begin{align} a</p>"),
         (' lang="en"', ""),
     ],
 )

@@ -1,7 +1,7 @@
 """Check the built book without a network.
 
 Links and anchors resolve, pictures have alt text that is not a file name, ids are unique, each page has a title and a
-language, and nothing is loaded from another server: no script, style sheet, picture, frame or font.
+language, no formula is printed as text, and nothing is loaded from another server: no script, style sheet, picture, frame or font.
 
     python -m tools.book.check_site _build/html
 """
@@ -71,6 +71,8 @@ class Page(HTMLParser):
             self.title += data
         if self.inside == "style" and (outside := CSS_URL.search(data)):
             self.problems.append(f"style loads {outside[1]} from outside")
+        if self.inside in ("p", "li", "td", "dd") and "\\begin{" in data:
+            self.problems.append(f"a formula is printed as text: {' '.join(data.split())[:60]}")
 
     def check_alt(self, values: dict[str, str | None]) -> None:
         alt, source = values.get("alt"), values.get("src") or ""
