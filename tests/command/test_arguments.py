@@ -66,7 +66,7 @@ def test_a_switch_of_the_shape_is_an_option_with_the_default_of_its_config(monke
     parser = arguments.parser({name: name for name in cli.COMMANDS})
     given = [parser.parse_args(["train", *words]).gated for words in ([], ["--gated"], ["--no-gated"])]
     assert given == [None, True, False]
-    assert "gates (small False, big True, base False)" in "\n".join(
+    assert "gates (small False, big True, base False, large False)" in "\n".join(
         line for one in every(parser) for line in page(one)
     )
 

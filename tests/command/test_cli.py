@@ -591,7 +591,7 @@ BAD = {
     "text NUL": ((*TRAIN, "a\0b"), "cannot be read"),
     "option mistyped": (("sft", "--stesp=3"), "sft: '--stesp' is no option, did you mean --steps?"),
     "preset mistyped": (
-        (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, did you mean big?"),
+        (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, large, did you mean big?"),
     "no number": (
         ("train", "--steps", "x" * 999), "train: --steps is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),
     "tool mistyped": (("diagnose", "--tool", "scheduled"), "did you mean schedule?"),

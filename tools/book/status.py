@@ -81,13 +81,13 @@ def notebooks(book: Iterable[Chapter], root: Path = ROOT) -> str:
 
 
 def maker(name: str, root: Path = ROOT) -> str:
-    """The script that saves this result: the one whose text names it in the call, or anywhere if no other does."""
+    """What saves this result: the scripts whose text names it in the call, or the one that names it anywhere."""
     folders = root / "benchmarks", root / "experiments"
     texts = {path: path.read_text("utf-8") for folder in folders for path in sorted(folder.glob("*.py"))}
-    for pattern in (rf'\bsave\(\s*"{name}"', rf'"{name}"'):
+    for pattern, most in ((rf'\bsave\(\s*"{name}"', len(texts)), (rf'"{name}"', 1)):
         found = [path for path, text in texts.items() if re.search(pattern, text) and "save(" in text]
-        if len(found) == 1:
-            return f"`{found[0].relative_to(root)}`"
+        if 0 < len(found) <= most:
+            return ", ".join(f"`{path.relative_to(root)}`" for path in found)
     return "not known"
 
 
