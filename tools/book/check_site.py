@@ -1,7 +1,8 @@
 """Check the built book without a network.
 
 Links and anchors resolve, pictures have alt text that is not a file name, ids are unique, each page has a title and a
-language, no formula is printed as text, and nothing is loaded from another server: no script, style sheet, picture, frame or font.
+language, no formula is printed as text, and nothing is loaded from another server: no script, style sheet, picture,
+frame or font.
 
     python -m tools.book.check_site _build/html
 """
