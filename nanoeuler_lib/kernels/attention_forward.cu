@@ -80,6 +80,25 @@ __device__ __forceinline__ void mask(float (&s)[BANDS][KEYS / 8][4], const int (
         if (key + 8 * n + i % 2 > position[band][i / 2]) s[band][n][i] = LEAST;
 }
 
+#ifdef BY_FMA
+// 2^x of x <= 0 without the unit for special functions, of which a multiprocessor has an eighth as many as multiply-adds:
+// 2^n p(f) with x = n + f, off by 3e-6 of itself at most. Below 2^-126 it is that.
+__device__ __forceinline__ float exp2_by_fma(float x) {
+  x = fmaxf(x, -126.0f);
+  float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);  // 1.5 x 2^23: n stands in the lowest bits
+  float p = fmaf(fmaf(fmaf(fmaf(0.00956051021f, f, 0.0559170392f), f, 0.240249811f), f, 0.693121968f), f, 0.999999191f);
+  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+#endif
+
+// 2^x of the score n, i of a lane. BY_FMA: three of sixteen by multiply-adds, so that both units are busy.
+__device__ __forceinline__ float power(float x, int n, int i) {
+#ifdef BY_FMA
+  if (n % 3 == 0 && i % 2 == 0) return exp2_by_fma(x);
+#endif
+  return fast_exp2(x);
+}
+
 // The online softmax: s becomes 2^(scale (s - top)) with the largest score so far, sum the sum of these in this lane's
 // columns; what was added before, sum and the outputs, shrinks by a factor.
 template <int KEYS, int BANDS>
@@ -100,51 +119,11 @@ __device__ __forceinline__ void softmax_step(float (&s)[BANDS][KEYS / 8][4], flo
 #pragma unroll
       for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; i++) more += s[band][n][i] = fast_exp2(s[band][n][i] * scale - offset);
+        for (int i = 2 * half; i < 2 * half + 2; i++)
+          more += s[band][n][i] = power(s[band][n][i] * scale - offset, n, i);
       sum[band][half] = sum[band][half] * shrink[band][half] + more;
     }
 }
-
-#ifdef BY_FMA
-// 2^x of x <= 0 without the unit for special functions, of which a multiprocessor has an eighth as many as multiply-adds:
-// 2^n p(f) with x = n + f, off by 3e-6 of itself at most. Below 2^-126 it is that.
-__device__ __forceinline__ float exp2_by_fma(float x) {
-  x = fmaxf(x, -126.0f);
-  float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);  // 1.5 x 2^23: n stands in the lowest bits
-  float p = fmaf(fmaf(fmaf(fmaf(0.00956051021f, f, 0.0559170392f), f, 0.240249811f), f, 0.693121968f), f, 0.999999191f);
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-}
-
-// `softmax_step`, three of its sixteen powers by multiply-adds, so that both units are busy.
-template <int KEYS, int BANDS>
-__device__ __forceinline__ void softmax_step_by_both(float (&s)[BANDS][KEYS / 8][4], float (&top)[BANDS][2],
-                                                     float (&sum)[BANDS][2], float (&shrink)[BANDS][2], float scale) {
-#pragma unroll
-  for (int band = 0; band < BANDS; band++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float most = top[band][half];
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[band][n][2 * half], s[band][n][2 * half + 1]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      shrink[band][half] = fast_exp2((top[band][half] - most) * scale);
-      top[band][half] = most;
-      float offset = most * scale, more = 0;
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; i++) {
-          float x = s[band][n][i] * scale - offset;
-          more += s[band][n][i] = n % 3 == 0 && i == 2 * half ? exp2_by_fma(x) : fast_exp2(x);
-        }
-      sum[band][half] = sum[band][half] * shrink[band][half] + more;
-    }
-}
-#define SOFTMAX_STEP softmax_step_by_both
-#else
-#define SOFTMAX_STEP softmax_step
-#endif
 
 template <int C, int BANDS>
 __device__ __forceinline__ void rescale(float (&o)[BANDS][C / 8][4], const float (&shrink)[BANDS][2]) {
@@ -264,13 +243,13 @@ attention_forward(const Number* __restrict__ qkv, Number* __restrict__ out, floa
     float s[BANDS][KEYS / 8][4];
     if (least + 1 >= behind) {  // no key lies in the future of a row
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, KEYS);
-      SOFTMAX_STEP<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
+      softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, KEYS);
     } else if (most >= step * KEYS) {  // some do, not all
       scores<Number, CORES, C, KEYS, BANDS>(s, q, here, most + 1 - step * KEYS);
       mask<KEYS, BANDS>(s, position, step * KEYS + 2 * (lane % 4));
-      SOFTMAX_STEP<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
+      softmax_step<KEYS, BANDS>(s, top, sum, shrink, scale * LOG2_E);
       rescale<C, BANDS>(o, shrink);
       add_values<Number, CORES, C, KEYS, BANDS>(o, s, here + TILE, most + 1 - step * KEYS);
     }
@@ -401,7 +380,7 @@ attention_forward_hopper(const Number* __restrict__ qkv, Number* __restrict__ ou
     copy_async_commit();
     group_scores<Number, C>(s, q, keys + step % 2 * TILE);
     if (least + 1 < next) mask<KEYS, 1>(s, position, now + 2 * (lane % 4));
-    SOFTMAX_STEP<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
+    softmax_step<KEYS, 1>(s, top, sum, shrink, scale * LOG2_E);
     rescale<C, 1>(o, shrink);
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) as_factor<Number, true>(p[n], s[0] + 2 * n);
