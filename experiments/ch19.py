@@ -81,7 +81,7 @@ def tuned(folder: Path, width: int) -> dict:
 def runs_of(section: str, folder: Path) -> list[Run]:
     """The runs of a section, the longest first."""
     if section == "pilot":
-        runs = [Run(128, n, 2e-3, seed=seed) for n in LENGTHS for seed in range(2)]
+        runs = [Run(128, n, 4e-3, seed=seed) for n in LENGTHS for seed in range(2)]
     elif section == "tune":
         runs = [
             Run(w, TUNED, rate, batch)
