@@ -2,14 +2,13 @@
 
     python -m experiments.ch19 [SECTION ...] [--out runs/ch19] [--cards 1] [--processes 4]
 
-Sections, in order: pilot (length and noise), tune (rate and batch), wide, small (twenty seeds of a small grid), rates
+Sections, in order: pilot (length and noise), batches, tune (the rate), wide, small (many seeds of a small grid), rates
 (wrong ones), transfer, texts (books and web in $NANOEULER_DATA, one epoch), simulate (a thousand sweeps from the law
 that `wide` fits), collect (data/results/ch19.json). Without a section all are run. Runs go to rows-SECTION.jsonl and
 are not made again, so a sweep goes on where it was stopped. --cards 0: on the CPU, for a day and more.
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -29,10 +28,10 @@ from tools.notebooks.results import save
 STORIES = 560_000
 MEGA = 1_000_000
 WIDTHS, LENGTHS = (32, 64, 96, 128, 192, 256), tuple(n * MEGA for n in (1.5, 3, 6, 12, 24, 48))
-SMALL_WIDTHS, SMALL_LENGTHS, SWEEPS = WIDTHS[:4], LENGTHS[:4], range(100, 120)
+SMALL_WIDTHS, SMALL_LENGTHS, SWEEPS = WIDTHS[:4], LENGTHS[:4], range(100, 112)
 SEEDS = range(3)
 RATES, BATCHES = tuple(1e-3 * 2**k for k in range(6)), (16, 32, 64)
-TUNED = 6 * MEGA  # tokens of the runs that choose rate and batch
+TUNED, TUNE_WIDTHS = 6 * MEGA, (32, 96, 192, 256)  # tokens and widths of the runs that choose the rate
 TRANSFER_RATES = tuple(1e-3 * 2**k for k in range(-1, 6))
 TEXT_WIDTHS, TEXT_LENGTHS = (32, 64, 128, 256), LENGTHS[:4]
 TEXTS = {
@@ -43,52 +42,42 @@ TEXT_BYTES, VALID_BYTES = 36 * MEGA, 400_000
 SIMULATED, DRAWS = 1000, 200
 
 
-def settings_of(rows: list[dict]) -> tuple[int, np.polynomial.Polynomial]:
-    """What `tune` chose: the batch that is best on the mean over widths, and log rate as a line in log width.
+def rate_line(rows: list[dict]) -> np.polynomial.Polynomial:
+    """What `tune` found: log rate as a line in log width.
 
-    Of each width and batch, the bottom of a parabola through the best rate and its two neighbours.
+    Of each width the bottom of a parabola through the best rate and its two neighbours, of the mean over seeds.
     """
-    best = {}
-    for width, batch in itertools.product(sorted({r["width"] for r in rows}), BATCHES):
-        found = sorted(
-            (r["rate"], r["excess"])
-            for r in rows
-            if (r["width"], r["batch"]) == (width, batch) and "excess" in r
-        )
-        rates, losses = np.array(found).T
+    tried, best = {}, {}
+    for row in rows:
+        tried.setdefault(row["width"], {}).setdefault(row["rate"], []).append(row.get("excess", np.inf))
+    for width, by_rate in tried.items():
+        rates = np.array(sorted(by_rate))
+        losses = np.array([np.mean(by_rate[rate]) for rate in rates])
         i = int(np.clip(losses.argmin(), 1, len(losses) - 2))
-        second, first, constant = np.polyfit(np.log(rates[i - 1 : i + 2]), losses[i - 1 : i + 2], 2)
-        at = (
-            np.clip(-first / (2 * second), *np.log(rates[[0, -1]]))
-            if second > 0
-            else np.log(rates[losses.argmin()])
-        )
-        best[width, batch] = at, min(losses.min(), np.polyval([second, first, constant], at))
-    batch = min(
-        BATCHES, key=lambda b: np.mean([np.log(loss) for (_, other), (_, loss) in best.items() if other == b])
-    )
-    widths = sorted({width for width, _ in best})
-    line = np.polynomial.Polynomial.fit(np.log(widths), [best[w, batch][0] for w in widths], 1)
-    return batch, line.convert()
+        second, first, _ = np.polyfit(np.log(rates[i - 1 : i + 2]), losses[i - 1 : i + 2], 2)
+        bottom = -first / (2 * second) if second > 0 else np.log(rates[losses.argmin()])
+        best[width] = float(np.clip(bottom, *np.log(rates[[0, -1]])))
+    return np.polynomial.Polynomial.fit(np.log(list(best)), list(best.values()), 1).convert()
 
 
 def tuned(folder: Path, width: int) -> dict:
-    """Batch and rate for a width."""
-    batch, line = settings_of(rows_of(folder, "tune"))
-    return dict(batch=batch, rate=float(f"{np.exp(line(np.log(width))):.3g}"))
+    """The rate for a width."""
+    return dict(rate=float(f"{np.exp(rate_line(rows_of(folder, 'tune'))(np.log(width))):.3g}"))
 
 
 def runs_of(section: str, folder: Path) -> list[Run]:
     """The runs of a section, the longest first."""
     if section == "pilot":
-        runs = [Run(128, n, 4e-3, seed=seed) for n in LENGTHS for seed in range(2)]
-    elif section == "tune":
+        runs = [Run(128, n, 4e-3, seed=seed, rate_end=0.1) for n in LENGTHS for seed in range(2)]
+    elif section == "batches":
         runs = [
-            Run(w, TUNED, rate, batch)
-            for w in WIDTHS[::2] + WIDTHS[-1:]
+            Run(w, TUNED, rate, batch, rate_end=0.1)
+            for w in TUNE_WIDTHS
             for rate in RATES
             for batch in BATCHES
         ]
+    elif section == "tune":
+        runs = [Run(w, TUNED, rate, seed=seed) for w in TUNE_WIDTHS for rate in RATES for seed in range(2)]
     elif section == "wide":
         runs = [Run(w, n, seed=seed, **tuned(folder, w)) for w in WIDTHS for n in LENGTHS for seed in SEEDS]
     elif section == "small":
@@ -106,9 +95,8 @@ def runs_of(section: str, folder: Path) -> list[Run]:
             for n in LENGTHS[:5]
         ]
     elif section == "transfer":
-        batch = tuned(folder, WIDTHS[0])["batch"]
         runs = [
-            Run(w, TUNED // 2, rate, batch, seed, rule)
+            Run(w, TUNED // 2, rate, seed=seed, rule=rule)
             for w in (32, 64, 128, 256) for rate in TRANSFER_RATES for seed in range(2) for rule in RULES
         ]  # fmt: skip
     else:
@@ -117,11 +105,12 @@ def runs_of(section: str, folder: Path) -> list[Run]:
             for text in TEXTS for w in TEXT_WIDTHS for n in TEXT_LENGTHS for seed in range(2)
         ]  # fmt: skip
     return sorted(
-        {replace(run, tokens=int(run.tokens)): None for run in runs}, key=lambda run: -run.tokens * run.width
+        {replace(run, tokens=int(run.tokens)): None for run in runs},
+        key=lambda run: (run.seed if section == "small" else 0, -run.tokens * run.width),
     )
 
 
-TRAINED = "pilot", "tune", "wide", "small", "rates", "transfer", "texts"
+TRAINED = "pilot", "batches", "tune", "wide", "small", "rates", "transfer", "texts"
 
 
 def rows_of(folder: Path, section: str) -> list[dict]:
@@ -289,11 +278,10 @@ def collect(folder: Path) -> None:
             if section == "wide":
                 row["parts"] = [parts[name] for name in source.parts]
             rows.append(dict(section=section) | row | parameters(row) | dict(read=tokens(row)))
-    batch, line = settings_of(rows_of(folder, "tune"))
     config = dict(
         layers=ch19_runs.LAYERS, head=ch19_runs.HEAD, context=ch19_runs.CONTEXT, floor=source.floor, parts=source.parts,
-        bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP, batch=batch,
-        rate=dict(zip(("constant", "power"), line.coef.tolist(), strict=True)),
+        bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP,
+        rate=dict(zip(("constant", "power"), rate_line(rows_of(folder, "tune")).coef.tolist(), strict=True)),
     )  # fmt: skip
     machines = {path.stem: json.loads(path.read_text()) for path in folder.glob("machine*.json")}
     save("ch19", config | json.loads((folder / "simulated.json").read_text()), rows, made_on=machines or None)

@@ -42,7 +42,8 @@ RULES = {
 
 @dataclass(frozen=True)
 class Run:
-    """width: D; tokens: how many it reads, about; rate: the peak; batch: rows of a step; rule: one of RULES."""
+    """width: D; tokens: how many it reads, about; rate: the peak; batch: rows of a step; rule: one of RULES; rate_end:
+    what is left of the rate at the end."""
 
     width: int
     tokens: int
@@ -51,6 +52,7 @@ class Run:
     seed: int = 0
     rule: str = "one rate"
     text: str = "konigsberg"
+    rate_end: float = 0.0
 
     @property
     def shape(self) -> ModelConfig:
@@ -68,7 +70,9 @@ class Run:
     def settings(self) -> TrainConfig:
         steps = max(20, round(self.tokens / (self.row_tokens * self.batch)))
         warmup = max(1, round(WARMUP * steps))
-        return TrainConfig(steps=steps, batch=self.batch, rate=self.rate, warmup=warmup, seed=self.seed)
+        return TrainConfig(
+            steps=steps, batch=self.batch, rate=self.rate, rate_end=self.rate_end, warmup=warmup, seed=self.seed
+        )
 
     def factors(self, part: str) -> tuple[float, float]:
         """By what a part's rate and its decay are multiplied."""

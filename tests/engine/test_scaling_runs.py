@@ -84,15 +84,17 @@ def test_a_sweep_goes_on_where_it_was_stopped(folder, monkeypatch):
     assert made == runs[1:] and [Run(**row) for row in ch19.rows_of(folder, "pilot")] == runs
 
 
-def test_rates_and_batch_are_read_off_parabolas():
-    def loss(width, rate, batch):
+def test_the_rate_is_read_off_parabolas():
+    def loss(width, rate, seed):
         best = np.log(0.004) - 0.5 * np.log(width / 64)
-        return 0.1 + 0.05 * (np.log(rate) - best) ** 2 + (0.02 if batch != 32 else 0)
+        return 0.1 + 0.05 * (np.log(rate) - best) ** 2 + (0.02 if seed else -0.02)
 
     rows = [
-        dict(width=w, rate=r, batch=b, excess=loss(w, r, b))
-        for w in (32, 96, 192) for r in ch19.RATES for b in ch19.BATCHES
-    ]  # fmt: skip
-    batch, line = ch19.settings_of(rows)
-    assert batch == 32 and np.exp(line(np.log(64))) == pytest.approx(0.004, rel=1e-6)
+        dict(width=w, rate=r, excess=loss(w, r, seed))
+        for w in (32, 96, 192)
+        for r in ch19.RATES
+        for seed in (0, 1)
+    ]
+    line = ch19.rate_line(rows)
+    assert np.exp(line(np.log(64))) == pytest.approx(0.004, rel=1e-6)
     assert line.coef[1] == pytest.approx(-0.5)
