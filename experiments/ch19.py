@@ -2,7 +2,7 @@
 
     python -m experiments.ch19 [SECTION ...] [--out runs/ch19] [--cards 1] [--processes 4]
 
-Sections, in order: pilot (length and noise), batches, tune (the rate), wide, small (many seeds of a small grid), rates
+Sections, in order: pilot (length and noise), batches, tune (the rate), wide, small (eight seeds of a small grid), rates
 (wrong ones), transfer, texts (books and web in $NANOEULER_DATA, one epoch), simulate (a thousand sweeps from the law
 that `wide` fits), collect (data/results/ch19.json). Without a section all are run. Runs go to rows-SECTION.jsonl and
 are not made again, so a sweep goes on where it was stopped. --cards 0: on the CPU, for a day and more.
@@ -28,7 +28,7 @@ from tools.notebooks.results import save
 STORIES = 560_000
 MEGA = 1_000_000
 WIDTHS, LENGTHS = (32, 64, 96, 128, 192, 256), tuple(n * MEGA for n in (1.5, 3, 6, 12, 24, 48))
-SMALL_WIDTHS, SMALL_LENGTHS, SWEEPS = WIDTHS[:4], LENGTHS[:4], range(100, 112)
+SMALL_WIDTHS, SMALL_LENGTHS, SWEEPS = WIDTHS[:4], LENGTHS[:4], range(100, 108)
 SEEDS = range(3)
 RATES, BATCHES = tuple(1e-3 * 2**k for k in range(6)), (16, 32, 64)
 TUNED, TUNE_WIDTHS = 6 * MEGA, (32, 96, 192, 256)  # tokens and widths of the runs that choose the rate

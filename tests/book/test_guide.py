@@ -384,6 +384,19 @@ def test_exam_18():
     said("18", "2/15, 12/15, 1/15", "1.5", "0.3 bits", "1/2$; 1")
 
 
+def test_exam_19():
+    """The law on a grid of sizes, the parabolas on a grid of floors."""
+    n = np.geomspace(1e4, 1e8, 40_001)
+    loss = 0.2 + 4 * n**-0.5 + 4 * (1e12 / n) ** -0.5
+    assert n[loss.argmin()] == pytest.approx(1e6, rel=1e-3) and loss.min() == pytest.approx(0.208)
+    floors = np.linspace(0.14, 0.17, 30_001)
+    for pairs, ends in (([(0.16, 4e-6, 12)], (0.156, 0.164)), ([(0.15, 1e-6, 15)], (0.149, 0.151))):
+        left = min(s + (floors - e) ** 2 / v for e, v, s in pairs)
+        assert np.allclose(floors[left <= 16 + 1e-9][[0, -1]], ends, atol=2e-6)
+    assert 0.164 - 0.149 + 2 / 0.05 * (0.165 - 0.164) == pytest.approx(0.055)
+    said("19", "0.208", "0.156 to 0.164", "0.149 to 0.151", "0.149 to 0.164", "0.055")
+
+
 def test_exam_31():
     """Shingles of two pages as sets, bands by all outcomes, odds by a softmax."""
     page = [f"w{i}" for i in range(54)]

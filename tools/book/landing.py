@@ -44,7 +44,7 @@ GIVES = {
 PATHS = {
     "A weekend": ("00 04 06 12", "from a first guess to a trained model, with attention by hand"),
     "On a laptop": (
-        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 20 21 22 31 32 34",
+        "00 01 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 31 32 34",
         "the whole model, no graphics card",
     ),
     "Kernels": ("04 06 09 23 24 A1 25 26 27 28 29 30 33", "CUDA by hand, on graphics cards or without one"),
