@@ -283,8 +283,13 @@ def collect(folder: Path) -> None:
         bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP,
         rate=dict(zip(("constant", "power"), rate_line(rows_of(folder, "tune")).coef.tolist(), strict=True)),
     )  # fmt: skip
-    machines = {path.stem: json.loads(path.read_text()) for path in folder.glob("machine*.json")}
-    save("ch19", config | json.loads((folder / "simulated.json").read_text()), rows, made_on=machines or None)
+    machine = folder / "machine.json"  # of the runs, where it is not this one
+    save(
+        "ch19",
+        config | json.loads((folder / "simulated.json").read_text()),
+        rows,
+        made_on=json.loads(machine.read_text()) if machine.exists() else None,
+    )
 
 
 def main() -> None:
