@@ -377,7 +377,8 @@ def english(tmp_path_factory) -> Path:
         (package / name).symlink_to(checkpoint.PRETRAINED / name)
     for p in SMALL.params.values():
         p[...] *= 9 if p.ndim == 2 else 1.25
-    found = checkpoint.Checkpoint(package, SMALL, LETTERS, 0, None, None, {"source": "3 fables", "licence": "text: free"})
+    info = {"source": "3 fables", "licence": "text: free"}
+    found = checkpoint.Checkpoint(package, SMALL, LETTERS, 0, None, None, info)
     checkpoint.export(found, package / live.ENGLISH, eight_bits=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "PRETRAINED", package)
@@ -475,8 +476,8 @@ def test_the_english_model_of_the_package_writes_in_the_page_what_the_command_wr
     found = run_page(
         folder,
         """
-        const loaded = (src) => new Promise((done) => document.head.append(Object.assign(document.createElement("script"),
-          { src, onload: done })));
+        const loaded = (src) => new Promise((onload) =>
+          document.head.append(Object.assign(document.createElement("script"), { src, onload })));
         await loaded("english.js");
         for (let i = 0; i < given.parts; i++) await loaded(`english-${i}.js`);
         const page = NanoEuler.unpackBytes(NanoEuler.english), reading = new NanoEuler.Reading(page);
