@@ -72,7 +72,9 @@ def test_what_the_english_model_is_said_to_write_is_a_stored_sample():
     of = lambda what: [row for row in english["rows"] if row["what"] == what]
     (shipped,) = (row for row in of("measured") if row["size"] == english["config"]["shipped"])
     sample = next(s["prompt"] + s["text"] for s in shipped["samples"] if s["seed"] == 0)
-    books, said = re.search(r"`english-small` has read (\d+) books .*?\n\s+\"(.+?), \.\.\.\"", README).groups()
+    books, said = re.search(
+        r"`english-small` has read (\d+) books .*?\n\s+\"(.+?), \.\.\.\"", README
+    ).groups()
     assert int(books) == of("text")[0]["books"] and " ".join(sample.split()).startswith(said)
 
 
