@@ -18,7 +18,7 @@ then the best one of a size at other rates, and measures on `choose`; `train` ta
 passes, or as many as fit into --minutes at the pilot's speed. With one head (K = 1): the page and the command read head
 0 alone, and later ones measured no better (chapter 16).
 
-In int8 the package's wheel, 4.3 MB, grows by about SIZE, in float16 by twice that. An index takes 100 MB, but a clone
+In int8 the package's wheel, 4.4 MB, grows by about SIZE, in float16 by twice that. An index takes 100 MB, but a clone
 of the repository keeps every version of the file, and a page's reader waits for four thirds of it, in base 64.
 
 Each section adds rows to rows-SECTION.jsonl in OUT; `train` leaves english-SIZE.tar there, the exported checkpoint. The

@@ -935,9 +935,9 @@ def _folder(args, default):
     """The folder that --run names, or that of a model of the package."""
     from nanoeuler_lib.training.checkpoint import pretrained
 
-    if args.run and args.model:
+    if args.run and args.model is not None:
         raise NanoEulerError("--model stands beside --run, expected one of them")
-    return args.run or pretrained(args.model or default)
+    return args.run or pretrained(default if args.model is None else args.model)
 
 
 def _tokenizer(args):

@@ -377,7 +377,8 @@ def english(tmp_path_factory) -> Path:
         (package / name).symlink_to(checkpoint.PRETRAINED / name)
     for p in SMALL.params.values():
         p[...] *= 9 if p.ndim == 2 else 1.25
-    found = checkpoint.Checkpoint(package, SMALL, LETTERS, 0, None, None, {"source": "3 fables"})
+    info = {"source": "3 fables", "licence": "text: free"}
+    found = checkpoint.Checkpoint(package, SMALL, LETTERS, 0, None, None, info)
     checkpoint.export(found, package / live.ENGLISH, eight_bits=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "PRETRAINED", package)
@@ -440,7 +441,7 @@ def test_the_english_model_is_loaded_on_a_click_and_computes_what_the_library_do
     assert drawn == "It was a dark and" + LETTERS.decode([likeliest])
     assert found["typed"][0] == "" and found["written"] == "Paused."
     assert "form without sense" in found["said"] and "has read 3 fables. " in found["said"]
-    assert "Of English nobody knows the source" in found["said"]
+    assert "Of English nobody knows the source" in found["said"] and "Licence, text: free." in found["said"]
 
 
 @browser
@@ -468,16 +469,43 @@ def test_a_piece_that_does_not_come_is_told_in_a_line_and_asked_for_again(englis
 
 
 @browser
-def test_without_an_english_model_there_is_no_button(folder):
+def test_the_english_model_of_the_package_writes_in_the_page_what_the_command_writes(folder):
+    """Token by token, the likeliest one, in windows of the whole context: the text is longer than that in the end."""
+    model, tokenizer = checkpoint.load_pretrained(live.ENGLISH)
+    begun = tokenizer.encode("It was a dark and " + "stormy " * 165).tolist()
     found = run_page(
         folder,
+        """
+        const loaded = (src) => new Promise((onload) =>
+          document.head.append(Object.assign(document.createElement("script"), { src, onload })));
+        await loaded("english.js");
+        for (let i = 0; i < given.parts; i++) await loaded(`english-${i}.js`);
+        const page = NanoEuler.unpackBytes(NanoEuler.english), reading = new NanoEuler.Reading(page);
+        const ids = page.tokenizer.encode(given.text), first = ids.length;
+        for (let i = 0; i < 40; i++) {
+          reading.read(ids);
+          ids.push(NanoEuler.filteredProbs(reading.logits, { temperature: 0 }).tokens[0]);
+        }
+        return [ids.slice(0, first), ids.slice(first)];""",
+        given={"parts": page_data(folder)["english"]["parts"], "text": tokenizer.decode(begun)},
+    )
+    assert found[0] == begun and len(begun) < model.config.context < len(begun) + 40
+    written = generate.stream(model, tokenizer, tokenizer.decode(begun), 40, temperature=0)
+    assert tokenizer.decode(found[1]) == "".join(written)
+
+
+@browser
+def test_without_an_english_model_there_is_no_button(folder, tmp_path):
+    for file in (folder / "model.js", folder / "page.js"):
+        shutil.copy(file, tmp_path)
+    data = json.dumps(page_data(folder) | {"english": None})
+    (tmp_path / "konigsberg.js").write_text(f"NanoEuler.data = {data};\n")
+    found = run_page(
+        tmp_path,
         INSTRUMENT + 'return document.querySelectorAll(".live-offer, progress").length;',
         body=PICTURE.format("live-model"),
     )
-    has = (checkpoint.PRETRAINED / live.ENGLISH).exists()
-    assert (
-        found == 2 * has == 2 * bool(page_data(folder)["english"]) and has == (folder / "english.js").exists()
-    )
+    assert found == 0
 
 
 def test_what_the_page_cannot_read_is_refused_and_old_pieces_go(tmp_path, monkeypatch):

@@ -67,6 +67,17 @@ def test_figures_from_a_card_are_the_stored_ones():
     assert f"{tokens / 1e9:.1f} billion tokens in {seconds:.0f} s" in README
 
 
+def test_what_the_english_model_is_said_to_write_is_a_stored_sample():
+    english = json.loads((ROOT / "data/results/english.json").read_text("utf-8"))
+    of = lambda what: [row for row in english["rows"] if row["what"] == what]
+    (shipped,) = (row for row in of("measured") if row["size"] == english["config"]["shipped"])
+    sample = next(s["prompt"] + s["text"] for s in shipped["samples"] if s["seed"] == 0)
+    books, said = re.search(
+        r"`english-small` has read (\d+) books .*?\n\s+\"(.+?), \.\.\.\"", README
+    ).groups()
+    assert int(books) == of("text")[0]["books"] and " ".join(sample.split()).startswith(said)
+
+
 def test_the_first_page_takes_its_numbers_from_the_chapters():
     """They are computed when it is built; none is typed."""
     config = SimpleNamespace(myst_substitutions={})

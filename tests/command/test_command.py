@@ -267,6 +267,7 @@ def test_a_model_of_the_package_is_taken_by_its_name(run, heard):
     known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
     assert (code, out) == (2, "")
     assert said == f"nanoeuler: no pretrained model 'english-smal', the package has {known}\n"
+    assert run("generate a --model=")[2] == said.replace("english-smal'", "'", 1)
     said = "nanoeuler: --model stands beside --run, expected one of them\n"
     assert run("score a.txt --model konigsberg-small --run r") == (2, "", said)
 

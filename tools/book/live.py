@@ -124,7 +124,9 @@ def english_data(folder: Path) -> tuple[dict, bytes]:
 
 
 def write_english(folder: Path) -> dict | None:
-    """Write the English model's files beside the other's, unless they are there; parts, bytes in all, what it has read.
+    """Write the English model's files beside the other's, unless they are there.
+
+    Returns the number of its parts, bytes in all, what it has read and under which licence.
 
     Where the package has no such model, nothing is left there, and the result is None.
     """
@@ -140,8 +142,9 @@ def write_english(folder: Path) -> dict | None:
         for number, piece in enumerate(pieces):
             (folder / f"english-{number}.js").write_text(f'NanoEuler.english.parts[{number}] = "{piece}";\n')
     files = [folder / "english.js", *(folder / f"english-{number}.js" for number in range(len(pieces)))]
-    source = read_head(PRETRAINED / ENGLISH)["info"].get("source", "text")
-    return {"parts": len(pieces), "bytes": sum(file.stat().st_size for file in files), "source": source}
+    info = read_head(PRETRAINED / ENGLISH)["info"]
+    size = sum(file.stat().st_size for file in files)
+    return {"parts": len(pieces), "bytes": size, "source": info["source"], "licence": info["licence"]}
 
 
 def digest(maker: Path) -> str:

@@ -332,7 +332,7 @@
     parts() {
       return [
         make("p", { class: "live-title" }, "English: form without sense"),
-        make("p", { class: "live-note" }, `This model has read ${this.data.source}. It writes in their form; expect no sense, and no truth, in what it says.`),
+        make("p", { class: "live-note" }, `This model has read ${this.data.source}. It writes in their form; expect no sense, and no truth, in what it says. Licence, ${this.data.licence}.`),
         ...super.parts(),
       ];
     }
@@ -499,7 +499,7 @@
   }
 
   /* A button that loads the English model, piece by piece, and puts it in its own place. english: parts; bytes of all
-     files; source, what it has read. */
+     files; source and licence, of what it has read. */
   function englishOffer(english) {
     const { parts, bytes } = english;
     const size = `${(bytes / 1e6).toFixed(1)} MB`;
