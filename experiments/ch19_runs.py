@@ -71,7 +71,12 @@ class Run:
         steps = max(20, round(self.tokens / (self.row_tokens * self.batch)))
         warmup = max(1, round(WARMUP * steps))
         return TrainConfig(
-            steps=steps, batch=self.batch, rate=self.rate, rate_end=self.rate_end, warmup=warmup, seed=self.seed
+            steps=steps,
+            batch=self.batch,
+            rate=self.rate,
+            rate_end=self.rate_end,
+            warmup=warmup,
+            seed=self.seed,
         )
 
     def factors(self, part: str) -> tuple[float, float]:
