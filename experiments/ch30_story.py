@@ -7,7 +7,9 @@ Each row names the commit after which it was measured with `nanoeuler train --pr
 token's time is that of `gpu_decode.py`, with the host's part, but "card_ms" the card's alone. "expected_to_save":
 bounds in milliseconds, written down from a reading of the lists before the change was made, for an H200, of the last
 change for an H100; those of several changes are added. "aims": how many times as fast as torch.compile, set before the
-engine existed.
+engine existed. "prepared": changes that were written beside one another and measured in turns in one call, whose
+contestants in data/results/gpu_levers.json bear these names; what each commit's message expected them to save is for
+an H100.
 """
 
 from tools.notebooks.results import save
@@ -82,6 +84,23 @@ OTHERS = [
         "commit": "5293211",
     },
 ]
+PREPARED = [  # of a step or a token: the contestant, what it is, the milliseconds that it should save, the commit
+    ("step", "swiglu", "SwiGLU at the end of an own product", [1.3, 1.3], "4e88b8b"),
+    (
+        "step",
+        "swiglu_back",
+        "its gradient at the end of another, two warpgroups in turns",
+        [0.5, 1.9],
+        "f254188",
+    ),
+    ("step", "rope", "RoPE at the end of an own product", [0.5, 0.5], "4e88b8b"),
+    ("step", "latest", "what was written last is read first, from the L2 cache", [0.3, 1.5], "4e88b8b"),
+    ("step", "logits", "few logits at a time, whose losses find them in the L2 cache", [0, 0.7], "4e88b8b"),
+    ("step", "powers", "three of sixteen of attention's powers by multiply-adds", [0.06, 0.1], "187cc62"),
+    ("step", "all", "these six together", [4.7, 4.7], "f254188"),
+    ("token", "fetch", "weights come into the L2 cache while attention runs", [0, 0.025], "5572b93"),
+    ("token", "greedy on the card", "the token chosen on the card", [0.028, 0.028], "c62bd23"),
+]
 
 
 def main() -> None:
@@ -97,6 +116,17 @@ def main() -> None:
         for stage, commit, found in STAGES
         for rows, (ms, expected) in found.items()
     ]
+    prepared = [
+        {
+            "what": "prepared",
+            "of": of,
+            "way": way,
+            "stage": stage,
+            "expected_to_save": expected,
+            "commit": commit,
+        }
+        for of, way, stage, expected, commit in PREPARED
+    ]
     save(
         "ch30_story",
         {
@@ -106,7 +136,7 @@ def main() -> None:
             "expected_on": "NVIDIA H200",
             "aims": AIMS,
         },
-        steps + OTHERS,
+        steps + OTHERS + prepared,
         made_on=MADE_ON,
     )
 

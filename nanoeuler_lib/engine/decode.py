@@ -43,18 +43,18 @@ class Decoder:
             for name, norm in (("qkv", "norm1"), ("out", None), ("gate_up", "norm2"), ("down", None)):
                 matrices[i, name] = p[f"layers.{i}.{name}"], norm and p[f"layers.{i}.{norm}"]
         matrices["heads"] = p["heads"][:, : (1 + ahead) * c.vocab_size], p["norm_final"]
-        self.flat, at = xp.empty(sum(w.size for w, _ in matrices.values()), owner.half), 0
-        self.weights, self.behind = {}, []  # behind each layer's first matrix, and all
+        flat, at = xp.empty(sum(w.size for w, _ in matrices.values()), owner.half), 0
+        self.weights = {}
         for key, (w, gain) in matrices.items():
             part, at = slice(at, at + w.size), at + w.size
-            self.weights[key] = self.flat[part].reshape(w.shape[::-1])
-            self.behind += [at] if key[1] == "qkv" or key == "heads" else []
-            # in float32 one matrix at a time
-            exact = xp.ascontiguousarray((w if gain is None else gain[:, None] * w).T)
-            if self.flat.dtype == exact.dtype:
-                self.flat[part] = exact.reshape(-1)
+            self.weights[key] = flat[part].reshape(w.shape[::-1])
+            exact = xp.ascontiguousarray(
+                (w if gain is None else gain[:, None] * w).T
+            )  # of one matrix at a time
+            if flat.dtype == exact.dtype:
+                flat[part] = exact.reshape(-1)
             else:
-                self.program.round_to(self.flat[part], exact.reshape(-1))
+                self.program.round_to(flat[part], exact.reshape(-1))
                 program.run(self.program.take())
         self.embed = p["embed"]
         shape = 2 * c.kv_heads, c.context, c.head_dim
@@ -130,9 +130,7 @@ class Decoder:
         for i, cache in enumerate(self.caches):
             w = {name: self.weights[i, name] for name in ("qkv", "out", "gate_up", "down")}
             op.project(b.qkv[:rows], b.x[:rows], w["qkv"], c.norm_eps)
-            tables, weights = (self.cos, self.sin), self.flat[self.behind[i] : self.behind[i + 1]]
-            next_cache = self.caches[(i + 1) % c.layers]
-            op.attend(b.attended[:rows], b.qkv[:rows], *tables, cache, position, c, weights, next_cache)
+            op.attend(b.attended[:rows], b.qkv[:rows], self.cos, self.sin, cache, position, c)
             op.project(b.x[:rows], b.attended[:rows], w["out"], None)
             op.project_glu(b.hidden[:rows], b.x[:rows], w["gate_up"], c.norm_eps)
             op.project(b.x[:rows], b.hidden[:rows], w["down"], None)

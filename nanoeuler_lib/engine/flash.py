@@ -81,7 +81,6 @@ def _hopper_tile(number: str, width: int, values: int, blocks: int) -> Tile:
     return Tile(f"attention_forward_hopper<{number}, {width}, {values}, {blocks}>", 64, 64, 4, shared)
 
 
-BY_FMA = False  # some powers without the unit for special functions: `program.LEVER`
 # By width: keys, warps, rows of a warp / 16 and blocks that share a multiprocessor, of the tile for short texts, which
 # takes 48 KB of shared memory at most, and of that for long ones; the longest text that is short. Where one is best for
 # all it stands twice. (Chosen on an H200 among three to nine tiles each; benchmarks/gpu_attention.py times the chosen.)
@@ -119,10 +118,9 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
 
 
 @functools.cache
-def _kernel(chosen: Tile, where: str, checked: bool, by_fma: bool = False) -> cuda.Kernel:
-    path, defines = cuda.KERNELS / "attention_forward.cu", {"BY_FMA": 1} if by_fma else {}
-    options = dict(where=where, checked=checked, instantiate=(chosen.kernel,), defines=defines)
-    return cuda.module(path, **options)[chosen.kernel]
+def _kernel(chosen: Tile, where: str, checked: bool) -> cuda.Kernel:
+    path = cuda.KERNELS / "attention_forward.cu"
+    return cuda.module(path, where=where, checked=checked, instantiate=(chosen.kernel,))[chosen.kernel]
 
 
 def forward(
@@ -151,7 +149,7 @@ def forward(
     pairs = batch * groups
     grid = side_by_side(pairs, -(-time * (heads // groups) // chosen.rows), TOGETHER)
     arguments = qkv, out, lse, pairs, time, heads, groups, float(scale)
-    kernel = _kernel(chosen, where, checked, BY_FMA)
+    kernel = _kernel(chosen, where, checked)
     return [kernel.bind(grid, chosen.threads, arguments, chosen.bytes, seconds=60.0)]
 
 

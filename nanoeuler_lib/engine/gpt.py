@@ -191,8 +191,7 @@ class GPT(model.GPT):
 
     def draws(self, propose: int) -> bool:
         """Whether a decoder of this model draws tokens itself, with so many proposals: `Decoder.rounds`."""
-        drawn = "draw" in program.LEVERS and 0 <= propose < self.config.predict
-        return drawn and draws(self.config, propose)
+        return 0 <= propose < self.config.predict and draws(self.config, propose)
 
     def decoder(self, ahead: int = 0) -> "Decoder":
         """A decoder of this model, which has seen nothing yet and asks so many of the later heads."""

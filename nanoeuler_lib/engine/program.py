@@ -14,8 +14,6 @@ sigmoid, is None. What they take by keyword alone is scratch space (`memory.shap
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +22,6 @@ import numpy as np
 from nanoeuler_lib import cuda
 from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.cuda.blas import Product, product
-from nanoeuler_lib.cuda.matmul16 import ROW, WARPGROUPS, Version
 from nanoeuler_lib.engine import flash, flash_backward
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops.reference import MOVE, QUINTIC, SCHULZ_STEPS, SMALLEST
@@ -38,21 +35,6 @@ MUON_PARTS = 32  # blocks that share a matrix of Muon's, each with a sum of its 
 SCHULZ = (QUINTIC,) * SCHULZ_STEPS  # the polynomials of Muon's iteration, in their order
 SQUARES = 1024  # threads of a block that adds squares, and of the block that adds their sums
 TOGETHER = 1, 2, 4, 8  # tokens that an instance of a decoding kernel takes at most
-# of `LEVER`, in use: none, until a card has measured them (benchmarks/gpu_levers.py)
-LEVERS: set[str] = set()
-LEVER = {
-    "swiglu": "SwiGLU at the end of an own product, which writes gate, up and hidden",
-    "swiglu_back": "its gradient at the end of an own product, by two warpgroups in turns",
-    "rope": "RoPE at the end of an own product",
-    "latest": "what a product has written is read from its end, where the L2 cache still has it, all else streams",
-    "logits": "so few logits at one time that their losses find them in the L2 cache",
-    "powers": "attention's powers of 2 by multiply-adds in part, which wait for no special function",
-    "fetch": "weights of a token come into the L2 cache while attention, which reads little, runs",
-    "draw": "tokens of a text are sorted and drawn on the card, the next round begun meanwhile",
-}
-FETCHING = 32  # blocks that fetch
-IN_TURNS = Version("matmul16_glu_back", 128, 128, 6)
-LOGITS_IN_CACHE = 1024  # positions of that lever: of `base` 32 MiB
 WIDEST = 4 * 16 * 512  # numbers of a row that a block of 512 threads can keep, 16 fours each
 
 
@@ -255,29 +237,6 @@ class Program:
         moved = a.nbytes + b.nbytes + c.nbytes * (1 if launch.plus is None else 2)
         self._add(composite, launch, moved, 2 * launch.times * math.prod(launch.shape))
 
-    def _owns(self, lever, w, space) -> bool:
-        """Whether a product by w ends in an own kernel: space is what w^T may lie in meanwhile."""
-        fits = self.number == "__nv_bfloat16" and space is not None and space.size >= w.size
-        return lever in LEVERS and fits and (self.on.capability == 90 or self.where == "cpu")
-
-    def _own_product(self, composite, kernel, c, a, w, space, more, tail=(), paired=False):
-        """c = a w by `kernel` of matmul16.cu, which writes `more`; first w^T. a: [M, K]; w: [K, N]."""
-        (M, K), N = a.shape, w.shape[1]
-        turn, b = f"turned<{self.number}, {_flag(paired)}>", space.reshape(-1)[: w.size].reshape(N, K)
-        file = self._file("matmul16.cu", (turn, kernel))
-        self._launch(composite, file, turn, (-(-N // 64), -(-K // 64)), 256, (w, b, K, N), 2 * w.nbytes)
-        self._by_tiles(composite, file[kernel], WARPGROUPS, (a, b, c, *more), (M, N, K), tail)
-
-    def _by_tiles(self, composite, kernel, version, arrays, sizes, tail=()):
-        """A kernel that multiplies the first two arrays, a b^T, by tiles; sizes: M, N, K."""
-        M, N, K = sizes
-        maps = cuda.tensor_map(arrays[0], version.rows), cuda.tensor_map(arrays[1], version.columns)
-        grid = min(-(-M // version.rows) * -(-N // version.columns), self.on.processors)
-        shared = version.stages * (version.rows + version.columns) * ROW
-        launch = kernel.bind(grid, 384, (*maps, *arrays, *sizes, *tail), shared, seconds=60.0)
-        self._add(composite, launch, sum(x.nbytes for x in arrays), 2 * M * N * K)
-        self.entries[-1] = replace(self.entries[-1], arrays=arrays)
-
     def _blocks(self, threads):
         """Blocks for so many threads; where the card cannot run all at once, fewer blocks take several turns."""
         return min(-(-threads // THREADS), BLOCKS * self.on.processors)
@@ -361,17 +320,11 @@ class Program:
         arguments = parts, to, rows, columns, int(accumulate)
         self._engine(composite, "sum_parts", -(-columns // 32), (32, 32), arguments, parts.nbytes)
 
-    def qkv_rope(self, qkv, y, w, rope, config, *, logits=None):
-        """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]; logits: room for w."""
+    def qkv_rope(self, qkv, y, w, rope, config):
+        """qkv = y w, then turn q and k by their positions. y: [N, D]; w: [D, (H+2G)C]."""
+        self._product("qkv_rope", qkv, y, w)
         N, pitch = qkv.shape
         heads, C = config.heads + config.kv_heads, config.head_dim
-        if self._owns("rope", w, logits):
-            kernel, tail = (
-                f"matmul16_rope<{self.number}, {WARPGROUPS.stages}, {C}>",
-                (heads * C, len(rope.cos)),
-            )
-            return self._own_product("qkv_rope", kernel, qkv, y, w, logits, [rope.cos, rope.sin], tail)
-        self._product("qkv_rope", qkv, y, w)
         grid = -(-N * heads * C // 8 // THREADS)
         arguments = qkv, rope.cos, rope.sin, N, len(rope.cos), heads, C, pitch
         self._engine(
@@ -414,17 +367,9 @@ class Program:
             flops = products * B * config.heads * T * (T + 1) * config.head_dim
             self._add("attention_back", launch, 2 * qkv.nbytes + 2 * y.nbytes, flops)
 
-    def swiglu(self, hidden, sigmoid, gate_up, *, logits=None):
-        """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]; logits: room for the product's matrix."""
+    def swiglu(self, hidden, sigmoid, gate_up):
+        """hidden = gate sigmoid(gate) up. gate_up: [N, 2F]; hidden: [N, F]."""
         N, F = hidden.shape
-        last = self.entries[-1].launch if self.entries else None
-        its = isinstance(last, Product) and last.c is gate_up and F % 128 == 0
-        if its and self._owns("swiglu", last.b, logits):
-            self.entries.pop()
-            kernel = f"matmul16_glu<{self.number}, {WARPGROUPS.stages}>"
-            return self._own_product(
-                "swiglu", kernel, gate_up, last.a, last.b, logits, (hidden,), paired=True
-            )
         grid, arguments = self._blocks(hidden.nbytes // 16), (gate_up, hidden, N, F)
         self._engine(
             "swiglu",
@@ -438,15 +383,6 @@ class Program:
     def swiglu_back(self, dgate_up, dhidden, sigmoid, gate_up):
         """dgate_up of `swiglu`."""
         N, F = dhidden.shape
-        made = (
-            self.entries[-2].launch if len(self.entries) > 1 else None
-        )  # the last one is that of the weights
-        its = isinstance(made, Product) and made.c is dhidden and made.transpose_b
-        if its and self._owns("swiglu_back", made.b, made.b):
-            del self.entries[-2]
-            name = f"matmul16_glu_back<{self.number}, {IN_TURNS.stages}>"
-            kernel, arrays = self._file("matmul16.cu", (name,))[name], (made.a, made.b, gate_up, dgate_up)
-            return self._by_tiles("swiglu_back", kernel, IN_TURNS, arrays, made.shape)
         arguments, moved = (dhidden, gate_up, dgate_up, N, F), dhidden.nbytes + 2 * gate_up.nbytes
         kernel, grid = f"swiglu_packed_back<{self.number}>", self._blocks(dhidden.nbytes // 16)
         self._engine("swiglu_back", kernel, grid, THREADS, arguments, moved)
@@ -466,15 +402,12 @@ class Program:
         for start in range(0, N, len(logits)):
             rows = slice(start, min(start + len(logits), N))
             count = rows.stop - rows.start
-            z, few = logits[:count], LOGITS_IN_CACHE if "logits" in LEVERS else count
-            for first in range(start, rows.stop, few):
-                part = slice(first, min(first + few, rows.stop))
-                some = z[first - start : part.stop - start]
-                self._product("heads_loss", some, y[part], w)
-                weights = scale if scale.ndim == 1 else scale[part]
-                arguments = some, targets[part], weights, losses[part], V, weights.size
-                moved = some.nbytes * (2 if gradient else 1)
-                self._engine("heads_loss", kernel, len(some) * K, threads, arguments, moved)
+            z = logits[:count]
+            self._product("heads_loss", z, y[rows], w)
+            weights = scale if scale.ndim == 1 else scale[rows]
+            arguments = z, targets[rows], weights, losses[rows], V, weights.size
+            moved = z.nbytes * (2 if gradient else 1)
+            self._engine("heads_loss", kernel, count * K, threads, arguments, moved)
             if gradient:
                 self._product("heads_loss", dy[rows], z, w, transpose_b=True)
                 add = bool(accumulate) or start > 0
@@ -568,15 +501,11 @@ class Program:
         arguments, shared = (x, w, out, rows, outputs, float(eps)), rows * (4 * inputs + 16)
         self._decode(composite, names, kernel, blocks, 256, arguments, shared, w.nbytes)
 
-    def attend(self, out, qkv, cos, sin, cache, position, config, weights, next_cache):
-        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join.
-
-        weights: flat, and next_cache: what the launches up to the next `attend`, and that one, read.
-        """
+    def attend(self, out, qkv, cos, sin, cache, position, config):
+        """Attention of the tokens of qkv [rows, (H+2G)C] over the cache [2G, context, C], which they join."""
         rows, C = len(qkv), config.head_dim
-        sizes, few = (config.heads, config.kv_heads, C, config.context), FETCHING if "fetch" in LEVERS else 0
-        arguments = qkv, cos, sin, cache, position, out, *sizes, weights, weights.size, next_cache
-        grid, shared = (config.heads + few, rows), 4 * (33 * C + 32)
+        arguments = qkv, cos, sin, cache, position, out, config.heads, config.kv_heads, C, config.context
+        grid, shared = (config.heads, rows), 4 * (33 * C + 32)
         kernel = f"attend<{self.number}>"
         self._decode("attend", (kernel,), kernel, grid, 512, arguments, shared, cache.nbytes)
 
@@ -660,30 +589,9 @@ def _row(width: int, few: int = 512) -> tuple[int, int]:
     return threads, -(-width // (4 * threads))
 
 
-@contextmanager
-def pulled(*levers: str) -> Iterator[None]:
-    """Lists that are written inside the `with` block use these of LEVER."""
-    if unknown := set(levers) - LEVER.keys():
-        raise NanoEulerError(f"levers are {', '.join(LEVER)}, got {min(unknown)}")
-    before = set(LEVERS)
-
-    def use(these):
-        if ("latest" in these) != ("latest" in LEVERS):
-            _module.cache_clear()
-        LEVERS.clear()
-        LEVERS.update(these)
-        flash.BY_FMA = "powers" in LEVERS
-
-    use(levers)
-    try:
-        yield
-    finally:
-        use(before)
-
-
 @functools.cache
 def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, add: bool = False):
-    defines = ({"ADD": 1} if add else {}) | ({"LATEST": 1} if "latest" in LEVERS else {})
+    defines = {"ADD": 1} if add else {}
     return cuda.module(
         cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines
     )

@@ -80,25 +80,6 @@ __device__ __forceinline__ void mask(float (&s)[BANDS][KEYS / 8][4], const int (
         if (key + 8 * n + i % 2 > position[band][i / 2]) s[band][n][i] = LEAST;
 }
 
-#ifdef BY_FMA
-// 2^x of x <= 0 without the unit for special functions, of which a multiprocessor has an eighth as many as multiply-adds:
-// 2^n p(f) with x = n + f, off by 3e-6 of itself at most. Below 2^-126 it is that.
-__device__ __forceinline__ float exp2_by_fma(float x) {
-  x = fmaxf(x, -126.0f);
-  float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);  // 1.5 x 2^23: n stands in the lowest bits
-  float p = fmaf(fmaf(fmaf(fmaf(0.00956051021f, f, 0.0559170392f), f, 0.240249811f), f, 0.693121968f), f, 0.999999191f);
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-}
-#endif
-
-// 2^x of the score n, i of a lane. BY_FMA: three of sixteen by multiply-adds, so that both units are busy.
-__device__ __forceinline__ float power(float x, int n, int i) {
-#ifdef BY_FMA
-  if (n % 3 == 0 && i % 2 == 0) return exp2_by_fma(x);
-#endif
-  return fast_exp2(x);
-}
-
 // The online softmax: s becomes 2^(scale (s - top)) with the largest score so far, sum the sum of these in this lane's
 // columns; what was added before, sum and the outputs, shrinks by a factor.
 template <int KEYS, int BANDS>
@@ -119,8 +100,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[BANDS][KEYS / 8][4], flo
 #pragma unroll
       for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; i++)
-          more += s[band][n][i] = power(s[band][n][i] * scale - offset, n, i);
+        for (int i = 2 * half; i < 2 * half + 2; i++) more += s[band][n][i] = fast_exp2(s[band][n][i] * scale - offset);
       sum[band][half] = sum[band][half] * shrink[band][half] + more;
     }
 }

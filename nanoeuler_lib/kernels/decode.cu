@@ -272,18 +272,6 @@ __device__ __forceinline__ Part of_lane_across(const Part& a, int distance) {
   return b;
 }
 
-// Have `count` numbers come into the L2 cache, in pieces of a line, shared out to `blocks` blocks. On the CPU the first and the
-// last are read, so that the checker sees where they lie.
-template <class Number> __device__ __forceinline__ void bring(const Number* from, long long count, int block, int blocks) {
-  const int line = 128 / sizeof(Number);
-#ifdef __CUDA_ARCH__
-  for (long long i = ((long long)block * blockDim.x + threadIdx.x) * line; i < count; i += (long long)blocks * blockDim.x * line)
-    prefetch_to_L2(from + i);
-#else
-  if (block == 0 && threadIdx.x == 0 && count > 0 && as_float(from[0]) + as_float(from[count - 1]) == 1e38f) __trap();
-#endif
-}
-
 // Attention of one more token, row blockIdx.y, of query head blockIdx.x, over the tokens before it and itself.
 // qkv: [rows, (H + 2G) C], not turned; cache: [2 G, context, C], keys, then values, of which the first position[0]
 // places are filled, and here the `rows` next ones are; out: [rows, H C]. Keys and values of the tokens that come in the
@@ -291,27 +279,16 @@ template <class Number> __device__ __forceinline__ void bring(const Number* from
 // with eight of its numbers; a thread asks for KEYS of them at a time, first of all, and keeps a softmax of its own over
 // its keys (chapter 27). Which thread adds what, and in which order, hangs on a token's place alone. Grid (H, rows up to
 // ROWS_AT_MOST), blocks of 512 threads, 4 (33 C + 32) bytes of shared memory.
-//
-// So few blocks leave the memory idle: where there are more than H along x, the others have it bring what the next launches
-// read, `fetched` numbers of `weights` and the keys and values of the next layer's `next_cache`, the latter first.
 template <class Number>
 __global__ void __launch_bounds__(32 * ATTEND_WARPS)
 attend(const float* qkv, const float* cosine, const float* sine, Number* cache,
-       const int* position, float* out, int H, int G, int C, int context, const Number* weights, long long fetched,
-       const Number* next_cache) {
+       const int* position, float* out, int H, int G, int C, int context) {
   const int threads = 32 * ATTEND_WARPS;
   const float lowest = -3.4e38f;
   launch_dependents();
   extern __shared__ float4 fours[];
   float *q = (float*)fours, *keys = q + C, *values = keys + ROWS_AT_MOST * C;  // those of this launch: [rows, C]
   float *means = values + ROWS_AT_MOST * C, *largest = means + ATTEND_WARPS * C, *terms = largest + ATTEND_WARPS;
-  if (blockIdx.x >= H) {
-    int block = blockIdx.x - H, blocks = gridDim.x - H;
-    if (blockIdx.y > 0) return;
-    for (int i = 0; i < 2 * G; i++)
-      bring(next_cache + (size_t)i * context * C, (long long)position[0] * C, (block + i) % blocks, blocks);
-    return bring(weights, fetched, block, blocks);
-  }
   int head = blockIdx.x, row = blockIdx.y, group = head / (H / G), start = position[0], at = start + row;
   if (blockDim.x != threads || row >= ROWS_AT_MOST || at >= context) __trap();
   int pitch = (H + 2 * G) * C;

@@ -10,15 +10,6 @@
 #include <reduce.cuh>
 #include <wide.cuh>
 
-// The place of a piece of work among `all`: with LATEST the last first, which the launch before has written last.
-__device__ __forceinline__ int turn_of(int number, int all) {
-#ifdef LATEST
-  return all - 1 - number;
-#else
-  return number;
-#endif
-}
-
 // ---- arithmetic of fours -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float4 times(float4 a, float4 b) {
@@ -62,14 +53,13 @@ __global__ void __launch_bounds__(512)
 add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* __restrict__ gain, float* x,
             Number* __restrict__ y, float* __restrict__ rstd, int D, float eps) {
   if (D > 4 * KEEP * (int)blockDim.x) __trap();  // a row is wider than the block can keep
-  int number = turn_of(blockIdx.x, gridDim.x);
-  size_t row = (size_t)number * D;
+  size_t row = (size_t)blockIdx.x * D;
   float4 mine[KEEP];
   float squares = 0;
 #pragma unroll
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x);
-    mine[k] = i < D ? stream_four(before + row + i) : zeros();
+    mine[k] = i < D ? read_four(before + row + i) : zeros();
     if (ADD && i < D) add_to(mine[k], read_four(delta + row + i));
     squares += total(times(mine[k], mine[k]));
   }
@@ -78,10 +68,10 @@ add_rmsnorm(const float* before, const Number* __restrict__ delta, const float* 
   for (int k = 0; k < KEEP; k++) {
     int i = 4 * (threadIdx.x + k * blockDim.x);
     if (i >= D) continue;
-    if (ADD) stream_four(x + row + i, mine[k]);
+    if (ADD) write_four(x + row + i, mine[k]);
     write_four(y + row + i, times(times(mine[k], r), apart(read_four(gain + i))));
   }
-  if (threadIdx.x == 0) rstd[number] = r;
+  if (threadIdx.x == 0) rstd[blockIdx.x] = r;
 }
 
 // dx += the gradient through the norm, and, for products, half = dx as Number, where Number is not float. part:
@@ -101,8 +91,7 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
     g[k] = i < D ? apart(read_four(gain + i)) : make_float4(1, 1, 1, 1);
     inverse[k] = make_float4(1 / g[k].x, 1 / g[k].y, 1 / g[k].z, 1 / g[k].w);
   }
-  for (int number = TURN * blockIdx.x; number < rows; number += TURN * gridDim.x) {
-    int first = turn_of(number, (rows - 1) / TURN * TURN + 1);
+  for (int first = TURN * blockIdx.x; first < rows; first += TURN * gridDim.x) {
     float4 slope[TURN][KEEP], out[TURN][KEEP], past[TURN][KEEP];
     float r[TURN], along[TURN];
 #pragma unroll
@@ -114,8 +103,8 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
       for (int k = 0; k < KEEP; k++) {
         int i = 4 * (threadIdx.x + k * blockDim.x);
         slope[n][k] = there && i < D ? read_four(dy + row + i) : zeros();
-        out[n][k] = there && i < D ? stream_four(y + row + i) : zeros();
-        past[n][k] = there && i < D ? stream_four(dx + row + i) : zeros();
+        out[n][k] = there && i < D ? read_four(y + row + i) : zeros();
+        past[n][k] = there && i < D ? read_four(dx + row + i) : zeros();
       }
     }
 #pragma unroll
@@ -139,7 +128,7 @@ add_rmsnorm_back(const Number* __restrict__ dy, const Number* __restrict__ y, co
         if (i >= D) continue;
         float4 normed = times(out[n][k], inverse[k]);
         add_to(past[n][k], times(minus(times(slope[n][k], g[k]), times(normed, along[n] / D)), r[n]));
-        stream_four(dx + row + i, past[n][k]);
+        write_four(dx + row + i, past[n][k]);
         if (sizeof(Number) < sizeof(float)) write_four(half + row + i, past[n][k]);
       }
     }
@@ -176,8 +165,7 @@ extern "C" __global__ void sum_parts(const float* __restrict__ x, float* __restr
 template <class Number>
 __global__ void rope_packed(Number* __restrict__ qkv, const float* __restrict__ cosine,
                             const float* __restrict__ sine, int rows, int T, int heads, int C, int pitch) {
-  int id = turn_of(blockIdx.x, gridDim.x) * blockDim.x + threadIdx.x;
-  int each = C / 8, row = id / (heads * each), head = id / each % heads;
+  int id = blockIdx.x * blockDim.x + threadIdx.x, each = C / 8, row = id / (heads * each), head = id / each % heads;
   if (row >= rows) return;
   int j = 4 * (id % each), half = C / 2;
   Number* at = qkv + (size_t)row * pitch + head * C + j;
@@ -201,8 +189,8 @@ template <class Number>
 __global__ void swiglu_packed(const Number* __restrict__ gate_up, Number* __restrict__ hidden, int rows, int F) {
   constexpr int WIDE = 4 * Sixteen<Number>::FOURS;
   int each = F / WIDE, all = rows * each;
-  for (int number = blockIdx.x * blockDim.x + threadIdx.x; number < all; number += gridDim.x * blockDim.x) {
-    int id = turn_of(number, all), row = id / each, i = WIDE * (id % each);
+  for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
+    int row = id / each, i = WIDE * (id % each);
     const Number* at = gate_up + (size_t)row * 2 * F + i;
     Sixteen<Number> g = read_sixteen(at), up = read_sixteen(at + F);
 #pragma unroll
@@ -217,8 +205,8 @@ __global__ void swiglu_packed_back(const Number* __restrict__ dhidden, const Num
                                    Number* __restrict__ dgate_up, int rows, int F) {
   constexpr int WIDE = 4 * Sixteen<Number>::FOURS;
   int each = F / WIDE, all = rows * each;
-  for (int number = blockIdx.x * blockDim.x + threadIdx.x; number < all; number += gridDim.x * blockDim.x) {
-    int id = turn_of(number, all), row = id / each, i = WIDE * (id % each);
+  for (int id = blockIdx.x * blockDim.x + threadIdx.x; id < all; id += gridDim.x * blockDim.x) {
+    int row = id / each, i = WIDE * (id % each);
     size_t at = (size_t)row * 2 * F + i;
     Sixteen<Number> g = read_sixteen(gate_up + at), up = read_sixteen(gate_up + at + F);
     Sixteen<Number> d = read_sixteen(dhidden + (size_t)row * F + i);

@@ -14,22 +14,6 @@ __device__ __forceinline__ void write_four(__nv_bfloat16* p, float4 v) {
   *(uint2*)p = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
 }
 
-// What is not needed again before it would have left the L2 cache by itself, so that it makes no room for itself there: with
-// LATEST defined, and else as above.
-#ifdef LATEST
-__device__ __forceinline__ float4 stream_four(const float* p) { return __ldcs((const float4*)p); }
-__device__ __forceinline__ float4 stream_four(const __nv_bfloat16* p) {
-  uint2 v = __ldcs((const uint2*)p);
-  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
-                     __uint_as_float(v.y & 0xffff0000u));
-}
-__device__ __forceinline__ void stream_four(float* p, float4 v) { __stcs((float4*)p, v); }
-#else
-__device__ __forceinline__ float4 stream_four(const float* p) { return read_four(p); }
-__device__ __forceinline__ float4 stream_four(const __nv_bfloat16* p) { return read_four(p); }
-__device__ __forceinline__ void stream_four(float* p, float4 v) { write_four(p, v); }
-#endif
-
 // As many numbers as a thread reads or writes at once.
 template <class Number> struct Sixteen {
   static constexpr int FOURS = 4 / (int)sizeof(Number);

@@ -90,12 +90,17 @@ def test_each_stored_result_names_its_script(tmp_path):
     (tmp_path / "data/results").mkdir(parents=True)
     (tmp_path / "benchmarks").mkdir()
     made = {"date": "2026-01-02", "commit": "abc-dirty", "machine": MACHINE | {"gpu": "G"}}
-    for name in ("one", "two", "three"):
-        (tmp_path / f"data/results/{name}.json").write_text(json.dumps(made))
+    for name, script in (("one", {}), ("two", {}), ("three", {}), ("told", {"script": "benchmarks/gone.py"})):
+        (tmp_path / f"data/results/{name}.json").write_text(json.dumps(made | {"config": script}))
     (tmp_path / "benchmarks/first.py").write_text('save("one", {}, [])')
     (tmp_path / "benchmarks/second.py").write_text('for file in ("one", "two"):\n    save(file, {}, [])')
     rows = status.results(tmp_path).split("\n")[2:]
-    scripts = ["`benchmarks/first.py`", "not known", "`benchmarks/second.py`"]
+    scripts = [
+        "`benchmarks/first.py`",
+        "not known",
+        "`benchmarks/gone.py`, at that commit alone",
+        "`benchmarks/second.py`",
+    ]
     assert [row.split("|")[-2].strip() for row in rows] == scripts
     assert "not known" not in status.results()
 

@@ -47,6 +47,25 @@ def test_figures_from_a_card_are_the_stored_ones():
             row["gib"]["NanoEuler"] / row["gib"]["torch.compile"],
         )
         assert f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory" in README
+    levers = json.loads((ROOT / "data/results/gpu_levers.json").read_text())["rows"]
+    ms = {
+        r["section"]: {way: row["milliseconds"] for way, row in r["times"].items()}
+        for r in levers
+        if "times" in r
+    }
+    step, token = ms["step"], ms["token"]
+    for work, faster in (
+        ("that step on an H200 of a busy host", step["torch.compile"] / step["as it is"]),
+        ("that token there, chosen on the card", token["PyTorch"] / token["greedy on the card"]),
+    ):
+        assert f"{work} | {faster:.2f} times as fast" in README
+    (drawn,) = (
+        r for r in levers if (r["section"], r.get("drawn"), r.get("propose")) == ("speculate", "card", 1)
+    )
+    known = json.loads((ROOT / "data/results/gpu_speculate.json").read_text())["rows"]
+    (known,) = (r for r in known if (r["way"], r["propose"]) == ("sampled", 1))
+    told = f"{known['tokens_a_round']} tokens a round | {drawn['speedup_at_known']:.2f} times as fast"
+    assert f"{told} | the same without proposals" in README
     race = json.loads((ROOT / "data/results/race.json").read_text())
     config, seconds = race["config"], {}
     for row in race["rows"]:

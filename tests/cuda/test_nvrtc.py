@@ -54,8 +54,6 @@ MATMUL16 = (
     *(f"{kernel}<{number}, {number}, {sizes}>"
       for kernel, sizes in (("matmul16", "128, 64, 3"), ("matmul16_wgmma", "64, 3"))
       for number in ("__nv_bfloat16", "__half", "float")),
-    "turned<__nv_bfloat16, true>", "matmul16_glu<__nv_bfloat16, 4>", "matmul16_glu_back<__nv_bfloat16, 6>",
-    "matmul16_rope<__nv_bfloat16, 4, 64>",
 )  # fmt: skip
 # name: text, templates to compile, the first architecture that has what it takes
 TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS.glob("*.cu"))}

@@ -104,12 +104,6 @@ def test_the_context_moves_on():
 
 
 def test_generate_draws_on_the_device_where_it_can():
-    assert not model_of().draws(1)
-    with engine.program.pulled("draw"):
-        _generate_draws()
-
-
-def _generate_draws():
     model, seen = model_of(checked=False), []
     real = model.decoder
     model.decoder = lambda ahead=0: seen.append(ahead) or real(ahead)

@@ -1,15 +1,12 @@
 """The benchmarks that need a graphics card, on a tiny model through the CPU runtime: do they compare the same work?"""
 
 import dataclasses
-import json
-import subprocess
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
 
-from benchmarks import gpu_decode, gpu_levers, gpu_muon, gpu_numbers, gpu_products, gpu_speculate, gpu_step
+from benchmarks import gpu_decode, gpu_muon, gpu_numbers, gpu_products, gpu_speculate, gpu_step
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig
 
@@ -172,94 +169,3 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
     assert gpu_muon.program.MOVE == 0.4
     gpu_muon.set_muon()
-
-
-# ---- Levers
-
-LEVERED = dataclasses.replace(TINY, context=37, vocab_size=176, ffn=256, layers=1)
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    for name, value in dict(STEPS=1, TOKENS=6, LAUNCHES=1).items():
-        monkeypatch.setattr(gpu_levers, name, value)
-
-
-def test_levers_of_products_are_measured_beside_what_they_replace(brief):
-    found = gpu_levers.products(LEVERED, 3, 1, "cpu")
-    assert [(row["lever"], row["right"]) for row in found] == [(lever, True) for lever in gpu_levers.PRODUCTS]
-    for row in found:
-        assert all(0 < error < 5e-3 for errors in row["errors"].values() for error in errors)
-        assert row["times"].keys() == {gpu_levers.US, row["lever"]} and "gains" in gpu_levers.told(row)
-
-
-def test_a_wrong_product_is_told(brief, monkeypatch):
-    monkeypatch.setattr(gpu_levers.program, "_flag", lambda value: "false")  # gates and ups are not paired
-    (row,) = gpu_levers.products(LEVERED, 3, 1, "cpu", ("swiglu",))
-    assert not row["right"] and max(row["errors"]["swiglu"]) > 0.1
-    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False, ("swiglu",))
-    assert row["wrong"] == ["swiglu"] and row["times"].keys() == {gpu_levers.US, gpu_levers.ALL}
-
-
-def test_levers_of_a_step_are_measured_in_turns(brief):
-    levers = *gpu_levers.PRODUCTS, *gpu_levers.IN_A_STEP
-    assert {*levers, "fetch", "draw"} == gpu_levers.program.LEVER.keys()
-    (row,) = gpu_levers.step(LEVERED, 3, 1, "cpu", False, levers)
-    names = {gpu_levers.US, *levers, gpu_levers.ALL}
-    assert row["errors"].keys() == row["times"].keys() == names and 0 < max(row["errors"].values()) < 0.05
-    assert not row["wrong"] and len(gpu_levers.told(row).splitlines()) > 20
-
-
-def test_a_section_that_fails_takes_no_other_with_it(monkeypatch, tmp_path):
-    seen, kept = [], []
-
-    def run(command, timeout, **_):
-        section, *levers = command[command.index("--child") + 1 :]
-        seen.append((section, *levers))
-        if levers == ["rope"]:
-            raise subprocess.TimeoutExpired(command, timeout)
-        row = {"section": section, "lever": levers[0], "right": levers != ["swiglu"], "error": float("nan")}
-        return SimpleNamespace(stdout="" if section == "token" else "said\n" + json.dumps([row]))
-
-    ours = SimpleNamespace(run=run, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(gpu_levers, "subprocess", ours)
-    rows = gpu_levers.all_sections(
-        [*gpu_levers.SECTIONS], 570, ["--quick"], lambda rows: kept.append(len(rows))
-    )
-    failed = {row["section"]: row["failed"] for row in rows if "failed" in row}
-    assert failed == {"products": "no end within 75 s", "token": "see above"} and kept == [*range(1, 8)]
-    assert ("step", "swiglu_back", "latest", "logits", "powers") in seen
-    monkeypatch.setattr(
-        gpu_levers.sys, "argv", ["gpu_levers", "--only", "step", "--quick", "--out", str(tmp_path)]
-    )
-    gpu_levers.main()
-    stored = json.loads((tmp_path / "gpu_levers.json").read_text("utf-8"))
-    row = {"section": "step", "lever": "swiglu", "right": True, "error": "NaN"}
-    assert stored["rows"] == [row] and stored["config"] == {"rows": 64, "rounds": 3}
-
-
-def test_gains_are_of_pairs():
-    found = gpu_levers.paired({"as it is": [1.0, 2.0, 9.0], "b": [0.9, 1.8, 5.0]})
-    assert found["b"] == {"milliseconds": 1800.0, "spread": [900.0, 5000.0], "gain": [200.0, 100.0, 4000.0]}
-    assert found["as it is"]["gain"] == [0.0, 0.0, 0.0]
-
-
-BYTES = dataclasses.replace(LEVERED, context=40, vocab_size=264)
-
-
-def test_drawn_tokens_are_measured_beside_those_of_the_host(brief):
-    (row,) = gpu_levers.token(BYTES, 5, 1, "cpu", False)
-    assert row["launches"]["project"] == 4 and row["times"].keys() >= {"as it is", "greedy on the card"}
-    assert set(row["alike"].values()) == {6}
-
-
-def test_proposals_are_measured_where_they_are_drawn(brief):
-    made = gpu_levers.taught(BYTES, b"To be, or not to be: " * 9, 1, 2, "cpu")
-    rows = gpu_levers.proposing(made, b"To be, or not to be: " * 9, 1, 6)
-    assert [(one["drawn"], one["propose"]) for one in rows] == [
-        ("card", 0),
-        ("host", 0),
-        ("card", 1),
-        ("host", 1),
-    ]
-    assert rows[0]["speedup"] == rows[1]["speedup"] == 1 <= rows[2]["tokens_a_round"] <= 2

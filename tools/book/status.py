@@ -80,15 +80,18 @@ def notebooks(book: Iterable[Chapter], root: Path = ROOT) -> str:
     return "\n".join(rows)
 
 
-def maker(name: str, root: Path = ROOT) -> str:
-    """What saves this result: the scripts whose text names it in the call, or the one that names it anywhere."""
+def maker(name: str, root: Path = ROOT, left: str | None = None) -> str:
+    """What saves this result: the scripts whose text names it in the call, or the one that names it anywhere.
+
+    left: the script of the result's own commit, where it stands in the tree no more.
+    """
     folders = root / "benchmarks", root / "experiments"
     texts = {path: path.read_text("utf-8") for folder in folders for path in sorted(folder.glob("*.py"))}
     for pattern, most in ((rf'\bsave\(\s*"{name}"', len(texts)), (rf'"{name}"', 1)):
         found = [path for path, text in texts.items() if re.search(pattern, text) and "save(" in text]
         if 0 < len(found) <= most:
             return ", ".join(f"`{path.relative_to(root)}`" for path in found)
-    return "not known"
+    return f"`{left}`, at that commit alone" if left else "not known"
 
 
 def results(root: Path = ROOT) -> str:
@@ -99,9 +102,9 @@ def results(root: Path = ROOT) -> str:
     ]
     for path in sorted((root / "data/results").glob("*.json")):
         made = json.loads(path.read_text("utf-8"))
-        machine = made["machine"]
+        machine, left = made["machine"], made["config"].get("script")
         rows.append(
             f"| `{path.stem}` | {made['date']} | `{made['commit']}` | {processor(machine)}"
-            f" | {machine['python']}, {machine['numpy']} | {maker(path.stem, root)} |"
+            f" | {machine['python']}, {machine['numpy']} | {maker(path.stem, root, left)} |"
         )
     return "\n".join(rows)
