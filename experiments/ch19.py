@@ -157,14 +157,13 @@ def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float
 # ---- What fits say
 
 
-def runs_at(rows: list[dict], floor: float, spread: float, count: str = "parameters") -> scaling.Runs:
-    """Rows as runs of a fit. count: which parameters: "parameters" or "inside", without embedding and heads; spread:
-    of the excess, relative."""
+def runs_at(rows: list[dict], floor: float, share: float) -> scaling.Runs:
+    """Rows as runs of a fit, which knows that seeds scatter by a share of the excess, and no floor."""
     n, m, x = (
         np.array([of(row) for row in rows])
-        for of in (lambda r: parameters(r)[count], tokens, lambda r: r["excess"])
+        for of in (lambda r: parameters(r)["parameters"], tokens, lambda r: r["excess"])
     )
-    return scaling.Runs(n, m, floor + x, spread * x)
+    return scaling.reweighted(scaling.Runs(n, m, floor + x, floor + x), share)
 
 
 def parameters(row: dict) -> dict[str, int]:
@@ -183,13 +182,18 @@ def tokens(row: dict) -> float:
 
 def relative_noise(rows: list[dict]) -> float:
     """The standard deviation of log excess among seeds of the same run, pooled."""
-    groups = {}
-    for row in rows:
-        groups.setdefault((row["width"], row["tokens"]), []).append(np.log(row["excess"]))
-    several = [g for g in groups.values() if len(g) > 1]
+    several = [g for g in by_run(rows).values() if len(g) > 1]
     return float(
         np.sqrt(sum(np.var(g, ddof=1) * (len(g) - 1) for g in several) / sum(len(g) - 1 for g in several))
     )
+
+
+def by_run(rows: list[dict]) -> dict[tuple[int, int], list[float]]:
+    """The log excess of the seeds of each width and length."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["width"], row["tokens"]), []).append(np.log(row["excess"]))
+    return groups
 
 
 METHODS = "Huber, bootstrap", "variable projection, profile", "variable projection, bootstrap"
@@ -215,14 +219,17 @@ def estimates(
 
 
 def simulated(task: tuple[scaling.PowerLaw, scaling.Runs, float, int]) -> dict | None:
-    """One sweep from a law with lognormal noise, and what each method says of E; None where no law falls as it does."""
-    law, design, noise, seed = task
+    """One sweep from a law with lognormal noise, and what each method says of E; None where no law falls as it does.
+
+    design: runs whose spread is that of the log excess; share: what the fit takes for it, of all.
+    """
+    law, design, share, seed = task
     rng = np.random.default_rng([19, seed])
     x = (law(design.parameters, design.tokens) - law.floor) * np.exp(
-        noise * rng.normal(size=len(design.loss))
+        design.spread * rng.normal(size=len(design.loss))
     )
     try:
-        return estimates(scaling.Runs(design.parameters, design.tokens, law.floor + x, noise * x), rng)
+        return estimates(scaling.reweighted(design._replace(loss=law.floor + x), share), rng)
     except NanoEulerError:
         return None
 
@@ -249,24 +256,31 @@ def table(found: list[dict | None], truth: float) -> list[dict]:
 
 
 def simulate(folder: Path, processes: int) -> None:
-    """A thousand sweeps of the small grid from the law that `wide` fits, with the noise of its seeds."""
+    """A thousand sweeps of either grid from the law that `wide` fits; each run scatters as its own seeds do."""
     rows, floor = rows_of(folder, "wide"), ch19_runs.source_in(folder).floor
-    noise = relative_noise(rows)
-    law = scaling.fit(runs_at(rows, floor, noise)).law()._replace(floor=floor)
+    share = relative_noise(rows)
+    law = scaling.fit(runs_at(rows, floor, share)).law()._replace(floor=floor)
+    scatter = {run: np.std(logs, ddof=1) for run, logs in by_run(rows + rows_of(folder, "small")).items()}
+    found = {}
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        found = {}
         for name, widths, lengths in (("small", SMALL_WIDTHS, SMALL_LENGTHS), ("wide", WIDTHS, LENGTHS)):
-            grid = [
-                asdict(Run(w, int(n), 1.0)) | dict(steps=Run(w, int(n), 1.0).settings.steps, excess=1.0)
-                for w in widths
-                for n in lengths
-            ]
-            design = runs_at(grid, floor, noise)
+            grid = [Run(w, int(n), 1.0) for w in widths for n in lengths]
+            rows = [asdict(run) | dict(steps=run.settings.steps) for run in grid]
+            n, m, spread = (
+                np.array([of(row) for row in rows])
+                for of in (
+                    lambda r: parameters(r)["parameters"],
+                    tokens,
+                    lambda r: scatter[r["width"], r["tokens"]],
+                )
+            )
+            design = scaling.Runs(n, m, np.ones(len(n)), spread)
             sweeps = pool.map(
-                simulated, [(law, design, noise, seed) for seed in range(SIMULATED)], chunksize=5
+                simulated, [(law, design, share, seed) for seed in range(SIMULATED)], chunksize=5
             )
             found[name] = table(sweeps, floor)
-    (folder / "simulated.json").write_text(json.dumps(dict(law=law._asdict(), noise=noise, tables=found)))
+    stored = dict(law=law._asdict(), noise=share, tables=found)
+    (folder / "simulated.json").write_text(json.dumps(stored))
 
 
 def collect(folder: Path) -> None:

@@ -215,7 +215,8 @@ class Surface(NamedTuple):
         limit, best = self.limit(level), float(value[np.unravel_index(self.rss.argmin(), self.rss.shape)])
         low, high = not_ruled_out(value, variance, self.rss, limit)
         own = math.sqrt(limit - float(self.rss.min())) * noise
-        return max(0.0, best - math.hypot(best - low, own)), best + math.hypot(high - best, own)
+        ends = best - math.hypot(best - low, own), best + math.hypot(high - best, own)
+        return max(0.0, ends[0]), max(0.0, ends[1])
 
 
 def not_ruled_out(
@@ -305,6 +306,24 @@ def _around(x, allowed):
     """As many points over what is allowed and one step more to either side, within the exponents that are tried."""
     at, ratio = np.flatnonzero(allowed), x[1] / x[0]
     return np.geomspace(max(LOW, x[at[0]] / ratio), min(HIGH, x[at[-1]] * ratio), len(x))
+
+
+def reweighted(runs: Runs, share: float, rounds: int = 30) -> Runs:
+    """Runs whose spreads are a share of what the law fitted to them is above its own floor.
+
+    share: of the excess, by which seeds scatter. Nobody knows the excess without the floor. So the first fit takes the
+    loss for it, each later one what the fit before says, until the floor moves by less than 1e-5 or `rounds` are over.
+    Raises NanoEulerError as `fit` does.
+    """
+    above, before = np.asarray(runs.loss, float), np.inf
+    for _ in range(rounds):
+        law = fit(runs._replace(spread=share * above), zooms=1).law()
+        lowest = max(0.0, law.floor)
+        above = law(runs.parameters, runs.tokens) - lowest
+        if abs(lowest - before) < 1e-5:
+            break
+        before = lowest
+    return runs._replace(spread=share * above)
 
 
 # ---- Other fits, other intervals
