@@ -175,3 +175,20 @@ def test_what_cannot_be_fitted_is_refused():
         scaling.fit(runs._replace(loss=-runs.loss))
     with pytest.raises(NanoEulerError, match="fall"):
         scaling.fit(Runs(N, M, 1 / runs.loss, runs.spread))
+
+
+def test_weights_find_the_excess_without_being_told_the_floor():
+    """Runs of a law without noise: the spreads are a share of what they are above its floor."""
+    law = PowerLaw(0.2, 300.0, 0.8, 4e4, 0.9)
+    n, m = map(np.ravel, np.meshgrid(np.geomspace(1e4, 1e6, 4), np.geomspace(1e6, 3e7, 4)))
+    runs = scaling.reweighted(Runs(n, m, law(n, m), np.ones(16)), 0.1)
+    assert runs.spread == pytest.approx(0.1 * (law(n, m) - 0.2), rel=0.02)
+    assert scaling.fit(runs).law().floor == pytest.approx(0.2, abs=2e-4)
+
+
+def test_an_interval_below_zero_is_cut_to_zero_at_both_ends():
+    """Losses that fall to less than nothing: the law's floor is negative, and so is all that is not ruled out."""
+    n, m = map(np.ravel, np.meshgrid(np.geomspace(1e4, 1e6, 4), np.geomspace(1e6, 3e7, 4)))
+    loss = PowerLaw(-3.0, 2.0, 0.05, 4.0, 0.02)(n, m)
+    low, high = scaling.fit(Runs(n, m, loss, 1e-3 * np.ones(16))).interval()
+    assert low == high == 0
