@@ -5,11 +5,11 @@
 Each row names the commit after which it was measured with `nanoeuler train --profile`, `benchmarks/gpu_step.py`,
 `gpu_pretrain.py` or `gpu_decode.py`, on an H100, or the card that the row names, without another program beside it; a
 token's time is that of `gpu_decode.py`, with the host's part, but "card_ms" the card's alone. "expected_to_save":
-bounds in milliseconds, written down from a reading of the lists before the change was made, for an H200, of the last
-change for an H100; those of several changes are added. "aims": how many times as fast as torch.compile, set before the
-engine existed. "prepared": changes that were written beside one another and measured in turns in one call, whose
-contestants in data/results/gpu_levers.json bear these names; what each commit's message expected them to save is for
-an H100.
+bounds in milliseconds, written down from a reading of the lists before the change was made, for the card of
+"expected_on"; those of several changes are added. "aims": how many times as fast as torch.compile. "prepared": changes
+that were written beside one another and measured in turns in one call, whose contestants in
+data/results/gpu_levers.json bear these names; each commit's message says what they were expected to save. "predicted":
+what a message expected of a time itself, in milliseconds, from what time, or of a ratio.
 """
 
 from tools.notebooks.results import save
@@ -79,7 +79,7 @@ OTHERS = [
         "card_ms": {
             "one after another": 0.2664,
             "overlapping": 0.2105,
-            "overlapping, nothing fetched besides": 0.2028,
+            "overlapping, no weights fetched into L2": 0.2028,
         },
         "commit": "5293211",
     },
@@ -89,7 +89,7 @@ PREPARED = [  # of a step or a token: the contestant, what it is, the millisecon
     (
         "step",
         "swiglu_back",
-        "its gradient at the end of another, two warpgroups in turns",
+        "SwiGLU's gradient at the end of an own product, two warpgroups in turns",
         [0.5, 1.9],
         "f254188",
     ),
@@ -101,6 +101,13 @@ PREPARED = [  # of a step or a token: the contestant, what it is, the millisecon
     ("token", "fetch", "weights come into the L2 cache while attention runs", [0, 0.025], "5572b93"),
     ("token", "greedy on the card", "the token chosen on the card", [0.028, 0.028], "c62bd23"),
 ]
+PREDICTED = {
+    "what": "predicted",
+    "sampled_on_the_card": {"from_ms": 0.37, "ms": 0.215},
+    "one_proposal": {"ms": 0.24, "tokens_a_round": 1.371, "speedup": 1.2},
+    "expected_on": "NVIDIA H100",
+    "commit": "c62bd23",
+}
 
 
 def main() -> None:
@@ -111,6 +118,7 @@ def main() -> None:
             "stage": stage,
             "ms": ms,
             "expected_to_save": expected,
+            "expected_on": expected and f"NVIDIA {'H100' if stage == STAGES[-1][0] else 'H200'}",
             "commit": commit,
         }
         for stage, commit, found in STAGES
@@ -123,6 +131,7 @@ def main() -> None:
             "way": way,
             "stage": stage,
             "expected_to_save": expected,
+            "expected_on": "NVIDIA H100",
             "commit": commit,
         }
         for of, way, stage, expected, commit in PREPARED
@@ -133,10 +142,9 @@ def main() -> None:
             "model": "base",
             "precision": "bfloat16",
             "context": 512,
-            "expected_on": "NVIDIA H200",
             "aims": AIMS,
         },
-        steps + OTHERS + prepared,
+        steps + OTHERS + prepared + [PREDICTED],
         made_on=MADE_ON,
     )
 
