@@ -159,11 +159,13 @@ def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float
 
 def runs_at(rows: list[dict], floor: float, share: float) -> scaling.Runs:
     """Rows as runs of a fit, which knows that seeds scatter by a share of the excess, and no floor."""
-    n, m, x = (
-        np.array([of(row) for row in rows])
-        for of in (lambda r: parameters(r)["parameters"], tokens, lambda r: r["excess"])
-    )
-    return scaling.reweighted(scaling.Runs(n, m, floor + x, floor + x), share)
+    loss = floor + np.array([row["excess"] for row in rows])
+    return scaling.reweighted(scaling.Runs(*sizes(rows), loss, loss), share)
+
+
+def sizes(rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters of rows, and the tokens that they read."""
+    return np.array([parameters(row)["parameters"] for row in rows]), np.array([tokens(row) for row in rows])
 
 
 def parameters(row: dict) -> dict[str, int]:
@@ -271,15 +273,8 @@ def simulate(folder: Path, processes: int) -> None:
         for name, widths, lengths in (("small", SMALL_WIDTHS, SMALL_LENGTHS), ("wide", WIDTHS, LENGTHS)):
             grid = [Run(w, int(n), 1.0) for w in widths for n in lengths]
             rows = [asdict(run) | dict(steps=run.settings.steps) for run in grid]
-            n, m, spread = (
-                np.array([of(row) for row in rows])
-                for of in (
-                    lambda r: parameters(r)["parameters"],
-                    tokens,
-                    lambda r: scatter[r["width"], r["tokens"]],
-                )
-            )
-            design = scaling.Runs(n, m, np.ones(len(n)), spread)
+            spread = np.array([scatter[run.width, run.tokens] for run in grid])
+            design = scaling.Runs(*sizes(rows), np.ones(len(grid)), spread)
             sweeps = pool.map(
                 simulated, [(law, design, share, seed) for seed in range(SIMULATED)], chunksize=5
             )
