@@ -8,8 +8,6 @@ NanoEulerError) or "other" (another exception), and after each a sound kernel mu
 import json
 import sys
 import warnings
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +23,6 @@ class Case(NamedTuple):
     body: bool = True
     wanted: str = "any"
     seconds: float = 1.0
-    options: Mapping = MappingProxyType({})  # of cuda.module
 
 
 CASES: dict[str, Case] = {}
@@ -185,12 +182,6 @@ for name, text in {
     "signal_self": '#include <signal.h>\n' + GOOD.replace("{", "{ raise(SIGSEGV);"),
 }.items():  # fmt: skip
     add(f"text_{name}", text, body=False)
-for name, options in {
-    "define_newline": dict(defines={"A": "1\n#error x"}), "define_kernel": dict(defines={"k": "main"}),
-    "instantiate_injected": dict(instantiate=("k<1>; int evil() { return 1; } //",)), "instantiate_number": dict(instantiate=(3,)),
-}.items():  # fmt: skip
-    add(f"option_{name}", GOOD, body=False, options=options)
-
 # ---- to run them
 
 HEAD = """#include <nanoeuler.cuh>
@@ -213,7 +204,7 @@ def run(case: Case) -> dict:
     text = f'{HEAD}extern "C" {K} {{\n{case.text}\n}}\n' if case.body else case.text
     args = np.zeros(64, np.float32), np.arange(64, dtype=np.int32), 64
     try:
-        module = cuda.module(text, where="cpu", **case.options)
+        module = cuda.module(text, where="cpu")
         module[next(iter(module))](1, 32, args, seconds=case.seconds)
     except NanoEulerError as error:
         return {"outcome": "error", "text": str(error)}

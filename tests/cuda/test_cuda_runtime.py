@@ -822,8 +822,7 @@ X, Y = zeros(8), zeros(8)
     [
         dict(grid=-1), dict(grid="1"), dict(grid=None), dict(grid=()), dict(grid=(1, 1, 1, 1)), dict(grid=2**31),
         dict(grid=float("nan")), dict(block={"x": 1}), dict(block=((32,),)), dict(block=(1, 1, 65)),
-        dict(shared_mem=-1), dict(shared_mem="1"), dict(shared_mem=None), dict(seconds=0), dict(seconds=float("nan")),
-        dict(seconds="1"), dict(args=(None, Y, 2.0, 8)), dict(args=(7, Y, 2.0, 8)), dict(args=(X, Y, "2", 8)),
+        dict(shared_mem=-1), dict(args=(None, Y, 2.0, 8)), dict(args=(7, Y, 2.0, 8)), dict(args=(X, Y, "2", 8)),
         dict(args=(X.astype(">f4"), Y, 2.0, 8)), dict(args=(X.astype(np.complex64), Y, 2.0, 8)),
         dict(args=(X, Y, 2.0, np.arange(2))), dict(args=(X[:0], Y, 2.0, 8)),
     ],
