@@ -51,18 +51,10 @@ def set_muon(move: float = 0.2, momentum: float = 0.95) -> None:
 
 def base(options, note):
     for optimizer, rate, move in BASE:
-        began = time.perf_counter()
         config = replace(gpu_pretrain.settings(rate, options.steps), optimizer=optimizer)
         set_muon(move)
-        dataset, found = gpu_pretrain.dataset_of(options, config)
-        losses, made = gpu_pretrain.ours(
-            dataset, found, config, gpu_pretrain.where_of(options), options.precision
-        )
-        row = dict(
-            what="base", optimizer=optimizer, rate=rate, move=move, steps=config.steps, rows=config.batch
-        )
-        row |= dict(losses=gpu_pretrain.curve(losses), **dataset.validation(made))
-        note(row | dict(seconds=round(time.perf_counter() - began, 2)))
+        row = dict(what="base", optimizer=optimizer, move=move)
+        note(row | gpu_pretrain.trial(options, config, gpu_pretrain.ours))
 
 
 class Tiny:

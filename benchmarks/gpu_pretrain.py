@@ -90,27 +90,24 @@ def theirs(dataset, found, config, where, precision):
     return losses, engine.GPT(shape, trainer.model.params(), precision=precision, where=where)
 
 
+def trial(options, config: TrainConfig, way) -> dict:
+    """Train on the options' shards, `ours` or `theirs`: the losses, the bits per byte of each set, the seconds."""
+    began = time.perf_counter()
+    dataset, found = dataset_of(options, config)
+    losses, made = way(dataset, found, config, where_of(options), options.precision)
+    row = dict(rate=config.rate, steps=config.steps, rows=config.batch, losses=curve(losses))
+    return row | dict(**dataset.validation(made), seconds=round(time.perf_counter() - began, 2))
+
+
 def rates(options):
     for rate in RATES if options.rate is None else [options.rate]:
-        began, config = time.perf_counter(), settings(rate, options.steps)
-        dataset, found = dataset_of(options, config)
-        losses, made = ours(dataset, found, config, where_of(options), options.precision)
-        row = dict(what="rate", optimiser="AdamW", rate=rate, steps=config.steps, rows=config.batch)
-        yield row | dict(
-            losses=curve(losses), **dataset.validation(made), seconds=time.perf_counter() - began
-        )
+        row = dict(what="rate", optimiser="AdamW")
+        yield row | trial(options, settings(rate, options.steps), ours)
 
 
 def parity(options):
-    config = settings(options.rate, options.steps)
-    dataset, found = dataset_of(options, config)
     for who, way in (("NanoEuler", ours), ("PyTorch", theirs)):
-        began = time.perf_counter()
-        losses, made = way(dataset, found, config, where_of(options), options.precision)
-        row = dict(what="parity", who=who, rate=options.rate, steps=config.steps, rows=config.batch)
-        yield row | dict(
-            losses=curve(losses), **dataset.validation(made), seconds=time.perf_counter() - began
-        )
+        yield dict(what="parity", who=who) | trial(options, settings(options.rate, options.steps), way)
 
 
 def loaded(options):

@@ -198,10 +198,6 @@ class RewardConfig:
     )
     answer_tokens: int = 48  # an answer that has not ended by then is cut, and has reward 0
     updates: int = 1  # steps that each set of answers serves; from the second on the ratio is not 1
-    own: bool = False  # whether an answer's own reward is part of the mean that it is compared with
-    std: bool = False  # whether advantages are divided by the group's standard deviation
-    by_length: bool = False  # whether each answer's part is divided by its number of tokens
-    ratio: str = "token"  # or "sequence": of what old and new probability are compared
     clip_ratio: float = (
         0.2  # a ratio beyond 1 -+ this gets no gradient that would take it further; 0: none is clipped
     )
@@ -213,24 +209,14 @@ class RewardConfig:
             value = getattr(self, name)
             if type(value) is not int or not low <= value < 2**31:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of at least {low}")
-        for name in ("own", "std", "by_length"):
-            if type(value := getattr(self, name)) is not bool:
-                raise NanoEulerError(f"{name} is {short(value)}, expected true or false")
         for name, high in dict(clip_ratio=1, kl=100).items():
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= high:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a number from 0 to {high}")
-        for name, known in dict(ratio=("token", "sequence"), kl_by=KL_ESTIMATORS).items():
-            if (value := getattr(self, name)) not in known:
-                if value == "k1":
-                    raise NanoEulerError(
-                        "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3"
-                    )
-                raise NanoEulerError(f"{name} is {short(value)}, expected one of {', '.join(known)}")
-        if self.ratio == "sequence" and self.by_length:
-            raise NanoEulerError(
-                "by_length stands beside ratio sequence, which has one term an answer: expected one"
-            )
+        if self.kl_by == "k1":
+            raise NanoEulerError("kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3")
+        if self.kl_by not in KL_ESTIMATORS:
+            raise NanoEulerError(f"kl_by is {short(self.kl_by)}, expected one of {', '.join(KL_ESTIMATORS)}")
 
     def to_dict(self) -> dict:
         return asdict(self)

@@ -79,11 +79,7 @@ REWARDS = {  # how answers are rewarded: the fields of RewardConfig
     "group": "answers to each question, which are compared with one another",
     "answer_tokens": "longest answer; one that has not ended by then has reward 0",
     "updates": "steps that each set of answers serves; save-every and steps are multiples of it",
-    "own": "compare an answer with the mean of its whole group (default: of the others)",
-    "std": "divide by the group's standard deviation (default: do not)",
-    "by_length": "divide each answer's part by its tokens (default: do not)",
-    "ratio": "token or sequence: whose probability, new to old, is clipped",
-    "clip_ratio": "a ratio further from 1 than this is held there; 0: none is",
+    "clip_ratio": "a token's ratio, new to old probability, further from 1 than this is held there; 0: none is",
     "kl": "how dear it is to move away from the model of the beginning, beta; 0: nothing",
     "kl_by": f"how that is estimated: {', '.join(KL_ESTIMATORS)}",
 }
@@ -446,9 +442,6 @@ def _grpo(new):
     group = new.add_argument_group("rewards")
     for name, meaning in REWARDS.items():
         kind = type(defaults[name])
-        if kind is bool:
-            group.add_argument(_option(name), action="store_true", default=None, help=meaning)
-            continue
         text = f"{meaning} (default {defaults[name] if kind is str else f'{defaults[name]:g}'})"
         group.add_argument(_option(name), type=kind, metavar=METAVAR[kind], help=text)
     _run_folder(new)

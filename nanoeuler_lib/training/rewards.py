@@ -82,24 +82,16 @@ def surrogate(
     """The clipped objective of each answer, its derivative by each token's log-probability, and what is clipped.
 
     logps, old: [B, T] now, and when the answers were drawn; advantage: [B]; counted: booleans [B, T], the answers'
-    tokens. Returns [B], [B, T] and booleans [B, T]. Schulman et al. 2017, eq. 7: the smaller of ratio times advantage
-    and clipped ratio times advantage, for each token, or once for the whole answer (`config.ratio`).
+    tokens. Returns [B], [B, T] and booleans [B, T]. Schulman et al. 2017, eq. 7: for each token the smaller of ratio
+    times advantage and clipped ratio times advantage.
     """
-    moved = np.where(counted, logps - old, 0.0)
-    if config.ratio == "sequence":
-        moved = np.broadcast_to(moved.sum(axis=1, keepdims=True), moved.shape)
-    ratio = np.exp(moved)
+    ratio = np.exp(np.where(counted, logps - old, 0.0))
     gain = ratio * advantage[:, None]
     edge = config.clip_ratio or np.inf
     held = np.clip(ratio, 1 - edge, 1 + edge) * advantage[:, None]
     clipped = (held < gain) & counted
     slope = np.where(counted & ~clipped, gain, 0.0)
     terms = np.where(counted, np.minimum(gain, held), 0.0)
-    if config.ratio == "sequence":
-        return np.minimum(gain, held)[:, 0], slope, clipped
-    if config.by_length:
-        lengths = np.maximum(counted.sum(axis=1, keepdims=True), 1)
-        terms, slope = terms / lengths, slope / lengths
     return terms.sum(axis=1), slope, clipped
 
 
@@ -146,7 +138,7 @@ class Answers:
                 graded = rewards - config.kl * np.where(self.counted, self.old - self.reference, 0.0).sum(
                     axis=1
                 )
-        self.advantages = advantages(graded.reshape(-1, config.group), config.own, config.std).reshape(-1)
+        self.advantages = advantages(graded.reshape(-1, config.group)).reshape(-1)
 
     def weigh(self, part: slice, nats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The loss of these rows from their nats [b, T], and its derivative by each nat (`model.Weigh`).
@@ -167,11 +159,8 @@ class Answers:
             if c.kl_by == "reward":
                 loss = loss + c.kl * np.where(counted, self.old[part] - reference, 0.0).sum(axis=1)
             else:
-                share = np.where(counted, 1.0, 0.0)
-                if c.by_length:
-                    share /= np.maximum(counted.sum(axis=1, keepdims=True), 1)
-                loss = loss + c.kl * (terms * share).sum(axis=1)
-                slope = slope - c.kl * derivative * share
+                loss = loss + c.kl * np.where(counted, terms, 0.0).sum(axis=1)
+                slope = slope - c.kl * np.where(counted, derivative, 0.0)
         tokens = counted.sum(axis=1)
         told = loss, self.rewards[part], distance, clipped.sum(axis=1) / np.maximum(tokens, 1), tokens
         told = *told, np.where(counted, -logps, 0.0).sum(axis=1) / np.maximum(tokens, 1)

@@ -814,6 +814,24 @@ def test_a_wrong_launch_is_refused_at_the_door(scale, change, message):
         scale(**launch)
 
 
+X, Y = zeros(8), zeros(8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(grid=-1), dict(grid="1"), dict(grid=None), dict(grid=()), dict(grid=(1, 1, 1, 1)), dict(grid=2**31),
+        dict(grid=float("nan")), dict(block={"x": 1}), dict(block=((32,),)), dict(block=(1, 1, 65)),
+        dict(shared_mem=-1), dict(args=(None, Y, 2.0, 8)), dict(args=(7, Y, 2.0, 8)), dict(args=(X, Y, "2", 8)),
+        dict(args=(X.astype(">f4"), Y, 2.0, 8)), dict(args=(X.astype(np.complex64), Y, 2.0, 8)),
+        dict(args=(X, Y, 2.0, np.arange(2))), dict(args=(X[:0], Y, 2.0, 8)),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_at_the_door(scale, change):
+    with pytest.raises(NanoEulerError):
+        scale(**dict(grid=1, block=8, args=(X, Y, 2.0, 8)) | change)
+
+
 @pytest.mark.parametrize(
     "launch", [(), (zeros(8), zeros(8), 2.0, 8), (1, 8, zeros(8), zeros(8), 2.0, 8), ((zeros(8),),)]
 )

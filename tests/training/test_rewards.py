@@ -151,9 +151,7 @@ def check_kl():
 def one_surrogate(config, logps, old, advantage, counted):
     low, high = (1 - config.clip_ratio, 1 + config.clip_ratio) if config.clip_ratio else (0, math.inf)
     ratios = [math.exp(logps[t] - old[t]) for t in range(len(logps)) if counted[t]]
-    ratios = [math.prod(ratios)] if config.ratio == "sequence" else ratios
-    parts = [min(r * advantage, min(max(r, low), high) * advantage) for r in ratios]
-    return sum(parts) / (counted.sum() if config.by_length else 1)
+    return sum(min(r * advantage, min(max(r, low), high) * advantage) for r in ratios)
 
 
 def check_surrogate():
@@ -162,12 +160,7 @@ def check_surrogate():
     counted = rng.random((7, 5)) < 0.7
     counted[0], advantage = True, rng.standard_normal(7)
     logps, old = rng.standard_normal((2, 7, 5)) * 0.4
-    for config in (
-        RewardConfig(),
-        RewardConfig(by_length=True),
-        RewardConfig(ratio="sequence"),
-        RewardConfig(clip_ratio=0.0),
-    ):
+    for config in (RewardConfig(), RewardConfig(clip_ratio=0.0)):
         value, slope, clipped = rewards.surrogate(logps, old, advantage, counted, config)
         for row in range(7):
             ours = logps[row].copy()
@@ -179,10 +172,8 @@ def check_surrogate():
 
 CONFIGS = {
     "plain": RewardConfig(group=3, answer_tokens=6),
-    "original": RewardConfig(
-        group=3, answer_tokens=6, own=True, std=True, by_length=True, kl=0.3, kl_by="k3"
-    ),
-    "sequence": RewardConfig(group=3, answer_tokens=6, ratio="sequence", clip_ratio=0.1, kl=0.2, kl_by="k2"),
+    "k3": RewardConfig(group=3, answer_tokens=6, kl=0.3, kl_by="k3"),
+    "k2": RewardConfig(group=3, answer_tokens=6, clip_ratio=0.1, kl=0.2, kl_by="k2"),
     "in the reward": RewardConfig(group=3, answer_tokens=6, kl=0.5),
 }
 
@@ -197,7 +188,7 @@ def check_gradient(elements=None):
         loss = partial(loss_now, config, answers, model)
         start = at_first(config, answers)
         close(figures[0], loss() - start, 1e-12, f"{name}: loss")
-        if elements or name != "original":
+        if elements or name != "k3":
             for i in np.random.default_rng(0).permutation(model.size)[: elements or 40]:
                 x = model.params.flat[i : i + 1]
                 found = numeric_gradient(loss, x, 3e-4)[0]
@@ -234,19 +225,15 @@ def expected_loss(config, answers, logps):
     paid = paid.reshape(groups, -1)
     for row, s in enumerate(answers.drawn):
         group = paid[row // config.group].tolist()
-        others = [x for i, x in enumerate(group) if config.own or i != row % config.group]
+        others = [x for i, x in enumerate(group) if i != row % config.group]
         advantage = group[row % config.group] - sum(others) / len(others)
-        advantage /= np.std(group) if config.std and np.std(group) > 1e-12 else 1.0
         now = logps[row, np.flatnonzero(answers.counted[row])]
-        apart = now - s.logps
-        ratios = np.exp(apart.sum(keepdims=True) if config.ratio == "sequence" else apart)
-        edge = config.clip_ratio
+        ratios, edge = np.exp(now - s.logps), config.clip_ratio
         parts = np.minimum(ratios * advantage, np.clip(ratios, 1 - edge, 1 + edge) * advantage)
-        share = 1 / len(now) if config.by_length else 1.0
-        total -= parts.sum() * share
+        total -= parts.sum()
         if config.kl and config.kl_by != "reward":
             d = now - answers.reference[row, np.flatnonzero(answers.counted[row])]
-            total += config.kl * share * (d**2 / 2 if config.kl_by == "k2" else np.exp(-d) - 1 + d).sum()
+            total += config.kl * (d**2 / 2 if config.kl_by == "k2" else np.exp(-d) - 1 + d).sum()
     return total / len(answers.drawn)
 
 
@@ -328,10 +315,7 @@ def test_gradient_of_every_parameter():
 def test_gradient_of_the_small_model():
     """Along random directions, for answers to real questions, drawn from a model that a step has left."""
     found = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat")
-    rng, config = (
-        np.random.default_rng(0),
-        RewardConfig(group=2, answer_tokens=6, std=True, kl=0.2, kl_by="k3"),
-    )
+    rng, config = np.random.default_rng(0), RewardConfig(group=2, answer_tokens=6, kl=0.2, kl_by="k3")
     model, old = (GPT(found.model.config, dtype=np.float64) for _ in range(2))
     model.params.flat[...] = found.model.params.flat
     old.params.flat[...] = model.params.flat + 0.003 * rng.standard_normal(model.size)
@@ -367,18 +351,13 @@ def test_gradient_is_that_of_pytorch(name):
     p, goals = twin.twin_of(model.params), torch.tensor(answers.targets[..., 0])
     logp = torch.log_softmax(twin.twin_logits(p, ODD, torch.tensor(answers.inputs))[:, :, 0], dim=-1)
     logp, counted = logp.gather(-1, goals.clamp(min=0)[..., None])[..., 0], torch.tensor(answers.counted)
-    moved = torch.where(counted, logp - torch.tensor(answers.old), 0.0)
-    ratio = torch.exp(moved.sum(dim=1, keepdim=True) if config.ratio == "sequence" else moved)
+    ratio = torch.exp(torch.where(counted, logp - torch.tensor(answers.old), 0.0))
     A = torch.tensor(answers.advantages)[:, None]
     held = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio) * A
-    share = counted.double() / (counted.sum(dim=1, keepdim=True) if config.by_length else 1)
-    terms = torch.minimum(ratio * A, held)
-    loss = -(terms.sum() if config.ratio == "sequence" else (terms * share).sum())
+    loss = -torch.where(counted, torch.minimum(ratio * A, held), 0.0).sum()
     if config.kl and config.kl_by != "reward":
         d = torch.where(counted, logp - torch.tensor(answers.reference), 0.0)
-        loss = (
-            loss + config.kl * (share * (d**2 / 2 if config.kl_by == "k2" else torch.exp(-d) - 1 + d)).sum()
-        )
+        loss = loss + config.kl * (d**2 / 2 if config.kl_by == "k2" else torch.exp(-d) - 1 + d).sum()
     (loss / len(goals)).backward()
     for tensor, parameter in p.items():
         close(grads[tensor], parameter.grad.numpy(), 1e-10, tensor)
@@ -476,11 +455,9 @@ REFUSED = {  # the words behind --run new --base CHAT, if none of the three stan
     "--kl-by k1": "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3",
     "--kl -1": "kl is -1.0, expected a number from 0 to 100",
     "--reward nice": "reward is 'nice', expected one of route, hackable, brief",
-    "--ratio sequence --by-length": "by_length stands beside ratio sequence, which has one term an answer: "
-    "expected one",
     "--answer-tokens 100": "answer_tokens is 100, expected at most",
     "--resume CHAT": "was not begun by nanoeuler grpo, expected one of its runs",
-    "--resume CHAT --std": "--resume takes its settings from the run, got also --std",
+    "--resume CHAT --group 4": "--resume takes its settings from the run, got also --group",
     "--later-heads 1": "'--later-heads' is no option",
 }  # fmt: skip
 

@@ -1,8 +1,5 @@
 """True on every machine: how outputs are compared, and the command that runs them as other processors would."""
 
-import itertools
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,71 +90,11 @@ def test_nbval_compares_so(tmp_path):
 # ---- The settings
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_any_two_choices_meet(count):
-    """For every number of kernel sets that a BLAS may hold, from three on."""
-    kernels = list(portable.KERNELS)[:count]
-    chosen = portable.settings(kernels)
-    assert len(chosen) == 3 * count
-    met = {pair for s in chosen for pair in itertools.combinations((s.kernels, s.vectors, s.threads), 2)}
-    axes = (kernels, portable.VECTORS, portable.THREADS)
-    assert met == {pair for a, b in itertools.combinations(axes, 2) for pair in itertools.product(a, b)}
-    assert len(portable.settings(kernels, every=True)) == 9 * count
-
-
-def test_what_a_processor_lacks_is_left_out(capsys):
-    old = {"features": ["SSE42", "AVX"], "dispatch": ["X86_V3", "X86_V4"], "blas": ["Sandybridge"]}
-    assert not set(portable.kernels_here(old)) - {"Nehalem", "Sandybridge"}
-    assert "SkylakeX: they need AVX512_SKX, which this processor lacks" in capsys.readouterr().out
-    assert "no AVX-512 loops" in portable.why_not(portable.Setting("Nehalem", "AVX-512", 1), old)
-    assert "no AVX2 loops" in portable.why_not(portable.Setting("Nehalem", "AVX2", 1), old)
-
-
-@pytest.fixture
-def many():
-    """More threads than there are cores."""
-    if (cores := os.cpu_count() or 1) > 60:
-        pytest.skip(f"{cores} cores: NumPy's wheels hold BLAS for 64 threads, no more can be asked for")
-    return cores + 3
-
-
-def test_blas_takes_more_threads_than_there_are_cores(many):
-    """In every Python that starts under a setting, the second by the first too; what is no number is left to BLAS."""
-    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
-    for asked in (str(many), "many"):
-        environment = portable.clean_environment() | {"OMP_NUM_THREADS": asked}
-        command = [sys.executable, "-c", again, portable.PROBE]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        threads = json.loads(run.stdout)["threads"]
-        assert not run.stderr and (threads == [many] if asked.isdigit() else max(threads) < many)
-
-
 def test_a_machine_s_own_choice_is_unset(monkeypatch):
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
         monkeypatch.setenv(name, "1")
     assert not {"OPENBLAS_CORETYPE", "OMP_NUM_THREADS"} & set(portable.clean_environment())
     assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "NPY"))]
-
-
-def test_ci_takes_two_settings_unlike_the_machine():
-    own = {"features": ["X86_V3", "X86_V4"], "dispatch": ["X86_V3", "X86_V4"], "blas": ["SkylakeX"]}
-    chosen = portable.settings(["Nehalem", "Haswell", "SkylakeX"])
-    seen = set()
-    for turn in range(12):
-        pair = portable.unlike(own, chosen, turn)
-        assert len({s.kernels for s in pair}) == 2
-        assert all(s.kernels != "SkylakeX" and s.vectors != "AVX-512" for s in pair)
-        seen |= set(pair)
-    assert len(seen) == 4  # all that are unlike, in time
-
-
-def test_every_test_file_is_told_apart():
-    """Each pattern of NOT_NUMERIC names a file, and the tests of the numeric modules run under every setting."""
-    stems = [path.stem for path in (ROOT / "tests").rglob("test_*.py")]
-    assert all(any(stem.startswith(name) for stem in stems) for name in portable.NOT_NUMERIC)
-    assert {"test_ops", "test_gradcheck", "test_generate", "test_chapter_06"} <= {
-        path.stem for path in portable.numeric_tests()
-    }
 
 
 @pytest.mark.skipif(not portable.on_x86(), reason="the settings simulate x86-64 processors")

@@ -262,21 +262,12 @@ def main() -> int:
         "--sample", action="store_true", help="what CI runs: two settings, part of the notebooks"
     )
     parser.add_argument(
-        "--only",
-        action="append",
-        help="settings whose words hold this, as Nehalem or SSE4; repeated: any of these",
-    )
-    parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)"
     )
     options = parser.parse_args()
     for path in options.paths:
         if not path.exists():
             parser.error(f"{path}: no such file, expected a notebook or a test")
-    possible = [str(setting) for setting in settings(list(KERNELS), True)]
-    for words in options.only or ():
-        if not any(words in setting for setting in possible):
-            parser.error(f"--only {words}: expected part of a setting's words, as of {possible[0]!r}")
 
     own = probe({})
     print(f"this machine: {platform.machine()}, BLAS kernels {', '.join(map(str, own['blas']))}")
@@ -285,8 +276,6 @@ def main() -> int:
         return 1
     runnable = []
     for setting in settings(kernels_here(own), options.all):
-        if options.only and not any(words in str(setting) for words in options.only):
-            continue
         if reason := why_not(setting, own):
             print(f"left out: {setting}: {reason}")
         else:
