@@ -27,6 +27,8 @@ from benchmarks.gpu_pretrain import run_row
 from nanoeuler_lib.text.shards import Shards
 from tools.notebooks.results import FOLDER, ROOT, commit, machine, save
 
+CLI = "nanoeuler_lib.command.cli"
+GRACE = 60.0  # seconds that a part has to save what it has, once its time is over
 SAMPLE = 10_000_000  # bytes of each text that the tokenizer is trained on
 TRAIN = (
     "--preset base --batch 64 --steps 300Mtok --warmup 10Mtok --valid-every 10Mtok --sample-every 50Mtok "
@@ -56,14 +58,23 @@ class Parts:
         signal.signal(
             signal.SIGINT, lambda number, frame: None
         )  # the terminal tells the command as well: it saves
-        try:
-            code = process.wait(self.end and max(0.0, self.end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.terminate()
+        left = self.end and max(0.0, self.end - time.monotonic())
+        for stop in (
+            process.terminate,
+            process.terminate,
+            process.kill,
+        ):  # the second ends what does not save
+            try:
+                code = process.wait(left)
+                break
+            except subprocess.TimeoutExpired:
+                stop()
+                left = GRACE
+        else:
             code = process.wait()
-        row = dict(
-            what="part", part=what, command=shown, seconds=round(time.perf_counter() - began, 1), code=code
-        )
+        begins = "nanoeuler" if module == CLI else f"python -m {module}"
+        seconds = round(time.perf_counter() - began, 1)
+        row = dict(what="part", part=what, command=f"{begins} {shown}", seconds=seconds, code=code)
         with open(self.took, "a") as file:
             file.write(json.dumps(row) + "\n")
         if code:
@@ -73,7 +84,7 @@ class Parts:
         """A file or folder that a command of ours makes, unless it is there."""
         path = self.out / name
         if not path.exists():
-            self.call(what, "nanoeuler_lib.command.cli", words, out=path, **names)
+            self.call(what, CLI, words, out=path, **names)
         return path
 
     def trained(self, name: str, words: str, resume: str = "", **names: Path) -> Path:
@@ -82,7 +93,7 @@ class Parts:
         if not self.has(part):
             begun = (run / "checkpoints").is_dir()
             words = f"--resume {{run}} {resume}" if begun else f"--run {{run}} {words}"
-            self.call(part, "nanoeuler_lib.command.cli", f"train {words}".strip(), run=run, **names)
+            self.call(part, CLI, f"train {words}".strip(), run=run, **names)
         (self.out / f"{name}.log.jsonl").write_text((run / "log.jsonl").read_text())
         (self.out / f"{name}.run.json").write_text((run / "run.json").read_text())
         return run
@@ -157,12 +168,22 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
 def merged(stored: dict, fresh: list[dict], facts: dict) -> tuple[dict, list[dict]]:
     """The config and the rows of ch32.json with the rows of another run of `base` for those of the one before.
 
-    Learning rates, parity, fine-tunings and their replies stay: they are of the machine and the date of the file.
+    Learning rates, parity, fine-tunings and their replies stay: they are of the machine and the date of the file. Of
+    the run before, its time, its validations and "he or she" stay in the config, to compare.
     """
-    renewed = lambda row: row["what"] in RENEWED or (row["what"], row.get("run")) == ("run", "base")
+    of_base = lambda row: (row["what"], row.get("run")) == ("run", "base")
+    renewed = lambda row: row["what"] in RENEWED or of_base(row)
     kept = [row for row in stored["rows"] if not renewed(row)]
-    commands = [f"python -m {row['command']}" for row in fresh if row["what"] == "part"]
-    return stored["config"] | {"again": facts | {"commands": commands}}, [*fresh, *kept]
+    commands = [row["command"] for row in fresh if row["what"] == "part"]
+    config, when = stored["config"], stored["config"].get("again", stored)
+    if facts.items() <= when.items():  # collected once more
+        return config, [*fresh, *kept]
+    (run,) = filter(of_base, stored["rows"])
+    before = {name: when.get(name) for name in ("date", "commit", "machine")}
+    before |= {name: run[name] for name in ("step_median", "step_seconds", "valid")}
+    before["walls"] = [row["milliseconds"] / 1e3 for row in stored["rows"] if row["what"] == "wall"]
+    before["he or she"] = {row["who"]: row["bits"] for row in stored["rows"] if row["what"] == "he or she"}
+    return config | {"before": before, "again": facts | {"commands": commands}}, [*fresh, *kept]
 
 
 def collect(folder: Path, results: Path = FOLDER) -> None:

@@ -57,7 +57,7 @@ def test_a_run_goes_on_where_it_was_stopped(texts, monkeypatch):
         "".join(json.dumps(row) + "\n" for row in [*rows[:-1], rows[-1] | {"code": 130}])
     )
     million.run(million.Parts(texts), texts, "cpu", TINY, 300)
-    assert million.read(texts / "rows-parts.jsonl")[-1]["command"] == "train --resume base"
+    assert million.read(texts / "rows-parts.jsonl")[-1]["command"] == "nanoeuler train --resume base"
     starts = million.Shards(texts / "train").starts
     assert ("known", f"--border {starts[5]}") in [
         (section, words[-len(f"--border {starts[5]}") :]) for section, words in asked
@@ -66,9 +66,10 @@ def test_a_run_goes_on_where_it_was_stopped(texts, monkeypatch):
 
     (texts / "rows-cloze.jsonl").write_text('{"what": "cloze", "right": 3}\n')
     (texts / "results").mkdir()
-    old = [dict(what="run", run="base", mark=1), dict(what="run", run="dolly"), dict(what="rate"), dict(what="known"),
+    run = dict(step_median=1.0, step_seconds=2.0, valid=[])
+    old = [dict(what="run", run="base", **run), dict(what="run", run="dolly"), dict(what="rate"), dict(what="known"),
            dict(what="replies", run="base"), dict(what="wall", milliseconds=1.0)]  # fmt: skip
-    stored = {"config": {"gpu": "x"}, "rows": old, "machine": {"gpu": "x"}}
+    stored = {"date": "1", "config": {"gpu": "x"}, "rows": old, "machine": {"gpu": "x"}}
     (texts / "results" / "ch32.json").write_text(json.dumps(stored))
     million.collect(texts, texts / "results")
     made = json.loads((texts / "results" / "ch32.json").read_text())
@@ -77,8 +78,12 @@ def test_a_run_goes_on_where_it_was_stopped(texts, monkeypatch):
     (base,) = [row for row in made["rows"] if (row["what"], row.get("run")) == ("run", "base")]
     assert base["curve"][-1][0] == 30 and len(base["valid"]) == 4
     assert sum(row["what"] == "wall" for row in made["rows"]) == 2
+    before = dict(date="1", commit=None, machine={"gpu": "x"}, walls=[0.001], **run)
+    assert made["config"]["before"] == before | {"he or she": {}}
+    million.collect(texts, texts / "results")
+    assert json.loads((texts / "results" / "ch32.json").read_text()) == made  # twice is once
     assert made["config"]["again"]["commands"][-2].startswith(
-        "python -m train --run base --data train --valid books_val"
+        "nanoeuler train --run base --data train --valid books_val"
     )
 
 
