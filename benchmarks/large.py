@@ -38,7 +38,12 @@ SETTINGS = "--warmup 5Mtok --valid-every 10Mtok --sample-every 0 --save-every 50
 def measure(rounds: int, where: str = "gpu", precision: str = PRECISION) -> Iterator[dict]:
     """Milliseconds, tokens a second and, on a card, memory of a step of each model, ours and torch.compile's."""
     for name in NAMES:
-        row = dict(what="step", model=name, **gpu_step.measure(preset(name), precision, ROWS, rounds, where))
+        row = dict(
+            what="step",
+            model=name,
+            gpu=machine()["gpu"],
+            **gpu_step.measure(preset(name), precision, ROWS, rounds, where),
+        )
         if where == "gpu":
             free()  # so that each memory is that of a process alone
             who = gpu_step.US, gpu_step.PEER
