@@ -1,12 +1,19 @@
-"""FlashAttention's backward pass beside PyTorch's, alternated: `python -m benchmarks.gpu_attention_backward`.
+"""FlashAttention's backward pass beside PyTorch's, alternated, and what a card's counters say of both.
+
+    python -m benchmarks.gpu_attention_backward        # times; stores data/results/gpu_attention_backward.json
+    ncu --profile-from-start off --clock-control none --csv --page raw --metrics METRICS --log-file counters_4096.csv \
+        python -m benchmarks.gpu_attention_backward --once 4096     # what the card counts (METRICS below, with commas)
+    python -m benchmarks.gpu_attention_backward --counters counters_4096.csv     # takes that into the stored file
 
 Takes a CUDA device and PyTorch. Every launch is compared with float64 on two texts first, its outputs filled with NaN
 before. PyTorch gets k and v expanded to all heads beforehand, laid out [B, T, H, C], where it is fastest; its sums over
 a group's heads are not counted. Times are medians over rounds; rates count the causal half, and
-backward as 2.5 times forward. Saves data/results/gpu_attention_backward.json.
+backward as 2.5 times forward.
 """
 
 import argparse
+import csv
+import json
 import math
 import statistics
 from concurrent.futures import ThreadPoolExecutor
@@ -183,11 +190,95 @@ def measure(sizes, dtype, rounds):
     ]  # fmt: skip
 
 
+# ---- What the card counts
+
+# By the names under which they are kept. An instruction of a tensor core is a warp's: 16 x 8 x 16 for mma.sync, a
+# quarter of 64 x n x 16 for wgmma.
+METRICS = {
+    "microseconds": "gpu__time_duration.sum",
+    "tensor_busy": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "tensor_instructions": "sm__inst_executed_pipe_tensor.sum",
+    "issue_slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "registers": "launch__registers_per_thread",
+    "device_bytes": "dram__bytes.sum",
+    "l2_bytes": "lts__t_bytes.sum",
+}
+UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+
+
+def once(T: int) -> None:
+    """Each way one time, between the profiler's marks."""
+    import cupy
+
+    case = Case(8 * 4096 // T, 12, 12, T, 64, torch.bfloat16)
+    ways = (
+        case.ours(False),
+        case.ours(True),
+        *map(case.torchs, (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)),
+    )
+    for run in (*ways, *ways):
+        run()
+    torch.cuda.synchronize()
+    cupy.cuda.profiler.start()
+    for run in ways:
+        run()
+        torch.cuda.synchronize()
+    cupy.cuda.profiler.stop()
+
+
+def counted(file: Path) -> list[dict]:
+    """A row for each kernel of ncu's CSV."""
+    lines = file.read_text().splitlines()
+    names, units, *kernels = csv.reader(lines[next(i for i, x in enumerate(lines) if x.startswith('"ID"')) :])
+    units, rows = dict(zip(names, units, strict=True)), []
+    for line in kernels:
+        found = dict(zip(names, line, strict=True))
+        row = {
+            "what": "counters",
+            "of": way_of(found["Kernel Name"]),
+            "kernel": found["Kernel Name"].split("<")[0],
+        }
+        for name, metric in METRICS.items():
+            row[name] = round(float(found[metric].replace(",", "")) * UNITS.get(units[metric], 1.0), 3)
+        rows.append(row)
+    return rows
+
+
+def way_of(kernel: str) -> str:
+    """The name under which a kernel's times are kept. The last number of ours says whether dq is added up."""
+    for part, way in {
+        "cudnn": "cuDNN",
+        "flash": "flash",
+        "delta": "ours, atomic",
+        "finish": "ours, atomic",
+    }.items():
+        if part in kernel.split("(")[0].split("<")[0]:
+            return way
+    adds = "keys" in kernel and kernel.split(">")[0].endswith("1")
+    return "ours, atomic" if adds else "ours"
+
+
+def take_counters(files: list[Path], folder: Path) -> None:
+    stored = json.loads((folder / "gpu_attention_backward.json").read_text())
+    rows = [row for row in stored["rows"] if row.get("what") != "counters"]
+    rows += [{"T": int(file.stem.split("_")[-1]), **row} for file in files for row in counted(file)]
+    save("gpu_attention_backward", stored["config"], rows, folder, stored["machine"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--once", type=int, metavar="T", help="each way one time at T positions, for a profiler"
+    )
+    parser.add_argument("--counters", type=Path, nargs="+", metavar="CSV", help="ncu's, named NAME_T.csv")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
+    if options.once:
+        return once(options.once)
+    if options.counters:
+        return take_counters(options.counters, options.out)
     gpu, rows = torch.cuda.get_device_name(), []
     print(f"{gpu}, PyTorch {torch.__version__}")
     works = [(sizes, torch.bfloat16) for sizes in CASES] + [(sizes, torch.float32) for sizes in TF32]
