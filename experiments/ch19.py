@@ -284,7 +284,11 @@ def simulate(folder: Path, processes: int) -> None:
 
 
 def collect(folder: Path) -> None:
-    """All rows, with how much was read; of `wide` the parts, as lists in the order of `config["parts"]`."""
+    """All rows, with how much was read; of `wide` the parts, as lists in the order of `config["parts"]`.
+
+    A section that was made on another machine, or from another commit, than the others has a machine-SECTION.json,
+    which goes into `config["elsewhere"]`.
+    """
     source, rows = ch19_runs.source_in(folder), []
     for section in TRAINED:
         for row in rows_of(folder, section):
@@ -296,6 +300,10 @@ def collect(folder: Path) -> None:
         layers=ch19_runs.LAYERS, head=ch19_runs.HEAD, context=ch19_runs.CONTEXT, floor=source.floor, parts=source.parts,
         bytes=source.bytes, test_stories=len(source.tokens), warmup=ch19_runs.WARMUP,
         rate=dict(zip(("constant", "power"), rate_line(rows_of(folder, "tune")).coef.tolist(), strict=True)),
+        elsewhere={
+            section: json.loads(path.read_text())
+            for section in TRAINED if (path := folder / f"machine-{section}.json").exists()
+        },
     )  # fmt: skip
     machine = folder / "machine.json"  # of the runs, where it is not this one
     save(
