@@ -192,8 +192,7 @@ def measure(sizes, dtype, rounds):
 
 # ---- What the card counts
 
-# By the names under which they are kept. An instruction of a tensor core is a warp's: 16 x 8 x 16 for mma.sync, a
-# quarter of 64 x n x 16 for wgmma.
+# By the names under which they are kept, for a card and a moment like those of the times.
 METRICS = {
     "microseconds": "gpu__time_duration.sum",
     "tensor_busy": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -204,7 +203,8 @@ METRICS = {
     "device_bytes": "dram__bytes.sum",
     "l2_bytes": "lts__t_bytes.sum",
 }
-UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+UNITS = {"ns": 1e-3, "us": 1, "ms": 1e3, "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+UNITS |= dict.fromkeys(("%", "inst", "register/thread"), 1)
 
 
 def once(T: int) -> None:
@@ -240,23 +240,28 @@ def counted(file: Path) -> list[dict]:
             "kernel": found["Kernel Name"].split("<")[0],
         }
         for name, metric in METRICS.items():
-            row[name] = round(float(found[metric].replace(",", "")) * UNITS.get(units[metric], 1.0), 3)
+            value = round(float(found[metric].replace(",", "")) * UNITS[units[metric]], 3)
+            row[name] = int(value) if value == int(value) else value
         rows.append(row)
     return rows
 
 
 def way_of(kernel: str) -> str:
     """The name under which a kernel's times are kept. The last number of ours says whether dq is added up."""
+    name = kernel.split("(")[0].split("<")[0]
     for part, way in {
         "cudnn": "cuDNN",
         "flash": "flash",
         "delta": "ours, atomic",
         "finish": "ours, atomic",
     }.items():
-        if part in kernel.split("(")[0].split("<")[0]:
+        if part in name:
             return way
-    adds = "keys" in kernel and kernel.split(">")[0].endswith("1")
-    return "ours, atomic" if adds else "ours"
+    if "attention_backward_queries" in name:
+        return "ours"
+    if "attention_backward_keys" in name:
+        return "ours, atomic" if kernel.split(">")[0].endswith("1") else "ours"
+    raise SystemExit(f"{name}: expected a kernel of attention's backward pass")
 
 
 def take_counters(files: list[Path], folder: Path) -> None:

@@ -6,8 +6,9 @@
     python -m benchmarks.large collect --from FOLDER              # data/results/large.json
 
 The runs: `base` and `large` for one pass of the text, and `base` for the time that `large` took, by the median of the
-steps. All take 64 rows a step, AdamW, and a schedule that ends with the run. The rate is RATE for `base` and, by the
-ratio of the widths, three quarters of that for `large`; neither was searched for at this length.
+steps (the stored file has the first two). All take 64 rows a step, AdamW, and a schedule that ends with the run. The
+rate is RATE for `base` and, by the ratio of the widths, three quarters of that for `large`; neither was searched for at
+this length.
 
 By arithmetic on an H100, where a step of base takes 59 ms: large has 2.27 times the flops, so 134 ms. A pass is 2,020
 steps: 2 minutes, 4.5 minutes, and base again for 4.5 minutes. What --limit stops goes on with the same command.

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.gpu_pretrain import run_row
@@ -40,7 +41,8 @@ RENEWED = "wall", "part", "known", "he or she", "sample", "cloze"  # rows that t
 class Parts:
     """The parts of the run in a folder, each done once; `took` has a line of JSON for each attempt.
 
-    limit: seconds from now on after which a part is stopped, as by SIGTERM.
+    limit: seconds from now on after which a part is stopped, as by SIGTERM; it has GRACE seconds to save, then GRACE to
+    end, then it is killed.
     """
 
     def __init__(self, out: Path, limit: float | None = None):
@@ -59,19 +61,14 @@ class Parts:
             signal.SIGINT, lambda number, frame: None
         )  # the terminal tells the command as well: it saves
         left = self.end and max(0.0, self.end - time.monotonic())
-        for stop in (
-            process.terminate,
-            process.terminate,
-            process.kill,
-        ):  # the second ends what does not save
-            try:
+        code = None
+        for stop in (process.terminate, process.terminate, process.kill):
+            with suppress(subprocess.TimeoutExpired):
                 code = process.wait(left)
                 break
-            except subprocess.TimeoutExpired:
-                stop()
-                left = GRACE
-        else:
-            code = process.wait()
+            stop()
+            left = GRACE
+        code = process.wait() if code is None else code
         begins = "nanoeuler" if module == CLI else f"python -m {module}"
         seconds = round(time.perf_counter() - began, 1)
         row = dict(what="part", part=what, command=f"{begins} {shown}", seconds=seconds, code=code)
@@ -155,14 +152,17 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     given, border = prepared(parts, have, vocab)
     words = f"--data {{data}} --valid {{one}} --valid {{two}} --device {device} {train}"
     base = parts.trained("base", words, **given)
+    if not (
+        when := parts.out / "config.json"
+    ).exists():  # of the training; what is done later changes nothing
+        facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
+        when.write_text(json.dumps(facts))
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"
     parts.done("benchmarks.yardsticks", "cloze", sets, run=base, **given)
     parts.done("benchmarks.gpu_pretrain", "says", f"--run {{run}} --device {device}", run=base)
     parts.done(
         "benchmarks.gpu_pretrain", "known", f"--data {{data}} {sets} --border {border}", run=base, **given
     )
-    facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
-    (parts.out / "config.json").write_text(json.dumps(facts))
 
 
 def merged(stored: dict, fresh: list[dict], facts: dict) -> tuple[dict, list[dict]]:

@@ -79,8 +79,9 @@ def test_figures_from_a_card_are_the_stored_ones():
     (base,) = (row for row in run if row["what"] == "run" and row["run"] == "base")
     train, model = base["about"]["train"], base["about"]["model"]
     tokens = train["steps"] * train["batch"] * model["context"]
-    seconds = sum(row["milliseconds"] for row in run if row["what"] == "wall") / 1e3
-    assert f"{tokens / 1e9:.1f} billion tokens in {seconds:.0f} s" in README
+    again = sum(row["milliseconds"] for row in run if row["what"] == "wall") / 1e3
+    first = sum(json.loads((ROOT / "data/results/ch32.json").read_text())["config"]["before"]["walls"])
+    assert f"{tokens / 1e9:.1f} billion tokens in {first:.0f} s, and again in {again:.0f} s" in README
 
 
 def test_what_the_english_model_is_said_to_write_is_a_stored_sample():

@@ -169,3 +169,30 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
     assert gpu_muon.program.MOVE == 0.4
     gpu_muon.set_muon()
+
+
+def test_counters_go_to_the_way_whose_kernels_they_are(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
+    from benchmarks import gpu_attention_backward as backward
+
+    kernels = {
+        "void attention_backward_keys<__nv_bfloat16, 1, 64, 128, 128, 4, 1, 1, 0, 0>(const T1 *)": "ours",
+        "void attention_backward_keys<__nv_bfloat16, 1, 64, 128, 64, 4, 1, 0, 0, 1>(const T1 *)": "ours, atomic",
+        "cudnn_generated_sdpa_sm90_flash_bprop_wgmma": "cuDNN",
+    }
+    head = ["ID", "Kernel Name", *backward.METRICS.values()]
+    units = ["", "", "ms", "%", "inst", "%", "%", "register/thread", "Mbyte", "byte"]
+    lines = [
+        head,
+        units,
+        *(["0", name, "1.5", "59.79", "75,792,384", "1", "2", "255", "3", "4"] for name in kernels),
+    ]
+    (tmp_path / "c_4096.csv").write_text(
+        "==PROF== Connected\n" + "".join(",".join(f'"{x}"' for x in line) + "\n" for line in lines)
+    )
+    rows = backward.counted(tmp_path / "c_4096.csv")
+    assert [row["of"] for row in rows] == list(kernels.values())
+    assert rows[0]["microseconds"] == 1500 and rows[0]["tensor_instructions"] == 75_792_384
+    assert rows[0]["device_bytes"] == 3_000_000 and rows[0]["tensor_busy"] == 59.79
+    with pytest.raises(SystemExit, match="memset: expected"):
+        backward.way_of("memset(int)")
