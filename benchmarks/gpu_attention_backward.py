@@ -198,13 +198,9 @@ METRICS = {
     "tensor_busy": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "tensor_instructions": "sm__inst_executed_pipe_tensor.sum",
     "issue_slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
-    "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "registers": "launch__registers_per_thread",
-    "device_bytes": "dram__bytes.sum",
-    "l2_bytes": "lts__t_bytes.sum",
 }
-UNITS = {"ns": 1e-3, "us": 1, "ms": 1e3, "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
-UNITS |= dict.fromkeys(("%", "inst", "register/thread"), 1)
+UNITS = {"ns": 1e-3, "us": 1, "ms": 1e3, "%": 1, "inst": 1, "register/thread": 1}
 
 
 def once(T: int) -> None:

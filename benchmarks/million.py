@@ -152,9 +152,8 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     given, border = prepared(parts, have, vocab)
     words = f"--data {{data}} --valid {{one}} --valid {{two}} --device {device} {train}"
     base = parts.trained("base", words, **given)
-    if not (
-        when := parts.out / "config.json"
-    ).exists():  # of the training; what is done later changes nothing
+    when = parts.out / "config.json"
+    if not when.exists():  # of the training; what is done later changes nothing
         facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine()}
         when.write_text(json.dumps(facts))
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"

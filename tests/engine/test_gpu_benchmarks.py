@@ -181,11 +181,11 @@ def test_counters_go_to_the_way_whose_kernels_they_are(tmp_path):
         "cudnn_generated_sdpa_sm90_flash_bprop_wgmma": "cuDNN",
     }
     head = ["ID", "Kernel Name", *backward.METRICS.values()]
-    units = ["", "", "ms", "%", "inst", "%", "%", "register/thread", "Mbyte", "byte"]
+    units = ["", "", "ms", "%", "inst", "%", "register/thread"]
     lines = [
         head,
         units,
-        *(["0", name, "1.5", "59.79", "75,792,384", "1", "2", "255", "3", "4"] for name in kernels),
+        *(["0", name, "1.5", "59.79", "75,792,384", "1", "255"] for name in kernels),
     ]
     (tmp_path / "c_4096.csv").write_text(
         "==PROF== Connected\n" + "".join(",".join(f'"{x}"' for x in line) + "\n" for line in lines)
@@ -193,6 +193,6 @@ def test_counters_go_to_the_way_whose_kernels_they_are(tmp_path):
     rows = backward.counted(tmp_path / "c_4096.csv")
     assert [row["of"] for row in rows] == list(kernels.values())
     assert rows[0]["microseconds"] == 1500 and rows[0]["tensor_instructions"] == 75_792_384
-    assert rows[0]["device_bytes"] == 3_000_000 and rows[0]["tensor_busy"] == 59.79
+    assert rows[0]["registers"] == 255 and rows[0]["tensor_busy"] == 59.79
     with pytest.raises(SystemExit, match="memset: expected"):
         backward.way_of("memset(int)")

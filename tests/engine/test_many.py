@@ -14,6 +14,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import many_worker
 import numpy as np
@@ -388,3 +389,11 @@ def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
             assert [peers(*one) for _ in range(3)] == pytest.approx(losses, rel=1e-4)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_nccl_ends_when_all_part_and_once():
+    group, ended = many.Group(), []
+    group.nccl = SimpleNamespace(destroy=lambda: ended.append(group.watch))
+    group.close()
+    group.close()
+    assert len(ended) == 1 and group.nccl is None

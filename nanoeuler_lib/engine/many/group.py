@@ -113,8 +113,8 @@ class Group:
     def close(self) -> None:
         """Part in peace: from here on nobody is missed.
 
-        All take NCCL down here, at one time, for its end is a meeting of all cards of a host as well. (Left to the ends
-        of four interpreters, it came about in one run and not in the next, which had finished and did not end.)
+        All take NCCL down here, at one time, for its end is a meeting of all cards of a host as well. (Left to the
+        ends of four interpreters, a run that had finished once did not end; that this was why is not proven.)
         """
         self.meet()
         if self.nccl is not None:
