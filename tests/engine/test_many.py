@@ -212,43 +212,43 @@ def on_one(tmp_path_factory):
     """A run on one card, of six steps."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "text.txt").write_text(run_text())
-    words = [
-        "train",
-        "--data",
-        "text.txt",
-        "--run",
-        "one",
-        "--cards",
-        1,
-        "--device",
-        "checked",
-        *TRAIN.split(),
-    ]
-    process = command(folder, *words)
+    process = command(folder, *f"train --data text.txt --run one --cards 1 --device checked {TRAIN}".split())
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, output + errors
     return folder
 
 
 @with_mpirun
-def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
-    """One process is killed: one line names it. Then resumed without --cards, and replayed on two."""
-    words = [
-        "train",
-        "--data",
-        "text.txt",
-        "--run",
-        "two",
-        "--cards",
-        2,
-        "--device",
-        "checked",
-        *TRAIN.split(),
-    ]
-    process, folder = command(on_one, *words), on_one / "two"
-    while not (folder / "log.jsonl").exists() or (folder / "log.jsonl").read_text().count('"loss"') < 3:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, number, monkeypatch):
+    """As the mpirun of Ubuntu 24.04 (Open MPI 4.1.6) does. All ranks stop after one step, and it is saved."""
+    for prefix in ("OMPI", "PRTE"):
+        monkeypatch.setitem(ENVIRONMENT, f"{prefix}_MCA_ess_base_forward_signals", "none")
+    endless = f"{TRAIN} --steps 5000 --save-every 5000"
+    words = f"train --data text.txt --run {number.name} --cards 2 --device checked {endless}"
+    process, folder = command(on_one, *words.split()), on_one / number.name
+    _wait_for_steps(process, folder, 3)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and not errors, output + errors
+    last = run_folder.read_log(folder)[-1]["step"]
+    assert digests(folder)[0] == last < 5000
+    assert f"stopped; the checkpoint of step {last} is saved: --resume {number.name} goes on" in output
+
+
+def _wait_for_steps(process, folder, count):
+    log = folder / "log.jsonl"
+    while not log.exists() or log.read_text().count('"loss"') < count:
         assert process.poll() is None
         time.sleep(0.05)
+
+
+@with_mpirun
+def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
+    """One process is killed: one line names it. Then resumed without --cards, and replayed on two."""
+    words = f"train --data text.txt --run two --cards 2 --device checked {TRAIN}".split()
+    process, folder = command(on_one, *words), on_one / "two"
+    _wait_for_steps(process, folder, 3)
     ranks = [
         int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)
     ]

@@ -8,6 +8,7 @@ seconds, whatever the others wait for.
 
 import mmap
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -136,6 +137,8 @@ class Group:
 class Watch(threading.Thread):
     """Counts for this process, and looks whether all others of the host do, and whether they still meet.
 
+    It also hands on what the launcher was asked (`command.cards`): the first request reaches the main thread as
+    SIGUSR1, which a run answers after its step (`training.loop`); the second ends this process.
     words: see `Group.say_when_lost`.
     """
 
@@ -143,7 +146,8 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.me, self.words, self.done = host.rank, str, False
         self.all = host.allgather((rank, os.getpid()))
-        self.starter, name, size = int(os.environ.get("NANOEULER_STARTER", 0)), None, 8 * (2 * host.size + 1)
+        self.starter, self.requests = int(os.environ.get("NANOEULER_STARTER", 0)), 0
+        name, size = None, 8 * (2 * host.size + 1)
         if host.rank == 0:
             handle, name = tempfile.mkstemp()
             os.truncate(handle, size)
@@ -176,7 +180,20 @@ class Watch(threading.Thread):
                     self.leave(f"rank {rank} (process {process}) {why}{self.words()}")
             if self.starter and not _lives(self.starter):
                 self.leave("")  # nobody listens
+            self._pass_on()
             last = now
+
+    def _pass_on(self):
+        """Hand on a new request of the launcher."""
+        try:
+            requests = os.stat(os.environ.get("NANOEULER_STOP", "")).st_size
+        except OSError:  # started by another launcher, or this one has ended
+            return
+        if requests > 1:
+            self.leave("")
+        if requests > self.requests:
+            self.requests = requests
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     def leave(self, line: str) -> None:
         """End this process, with a line if no other one has said one."""
