@@ -44,9 +44,10 @@ def launch(cards: int, words: Sequence[str]) -> int:
     """Run a command, given by its words, as so many processes; returns the exit code.
 
     Each Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 adds a byte to a file that all processes watch (`group.Watch`): the first
-    stops the run after its step, the second ends it at once. The signals are not left to mpirun, because not every
-    mpirun forwards them. Of what the processes write to standard error a line of ours is shown, and what mpirun adds is
-    not. Raises NanoEulerError where there is no mpirun.
+    stops the run after its step, the second ends it at once. The signals are not left to mpirun, because it does not
+    forward them on every machine: hwloc's OpenCL plugin may load PoCL into it, whose LLVM takes the handler of SIGUSR1.
+    Of what the processes write to standard error a line of ours is shown, and what mpirun adds is not. Raises
+    NanoEulerError where there is no mpirun.
     """
     installed = Path(sys.executable).with_name("mpirun")
     mpirun = str(installed) if installed.exists() else shutil.which("mpirun")

@@ -221,7 +221,7 @@ def on_one(tmp_path_factory):
 @with_mpirun
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, number, monkeypatch):
-    """As the mpirun of Ubuntu 24.04 (Open MPI 4.1.6) does. All ranks stop after one step, and it is saved."""
+    """mpirun forwards none where hwloc's OpenCL plugin loads PoCL into it. All ranks stop after one step."""
     for prefix in ("OMPI", "PRTE"):
         monkeypatch.setitem(ENVIRONMENT, f"{prefix}_MCA_ess_base_forward_signals", "none")
     endless = f"{TRAIN} --steps 5000 --save-every 5000"
