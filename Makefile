@@ -1,9 +1,9 @@
 # Every target does the set-up it needs: make book, make test, make lab ... on a fresh machine with Python >= 3.11.
 #   PYTHON=python3.12   another interpreter for the virtual environment
-#   JOBS=4              processes that `make test` uses
+#   JOBS=4              processes that `make test` uses; by default one per core
 
 PYTHON ?=
-JOBS   ?= 2
+JOBS   ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
