@@ -1,0 +1,87 @@
+"""What the project weighs: lines by package, and processor seconds of its tests by part: data/weight/NAME.json.
+
+    python -m experiments.weight NAME            # an hour on two idle cores
+    python -m experiments.weight NAME --lines    # the lines only
+
+A part's seconds are user and system time of its process and of all processes that it waited for. Each part compiles its
+kernels anew, in a cache of its own, and runs on one core for each test process.
+"""
+
+import argparse
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tools.notebooks.results import ROOT, save
+
+KINDS = {
+    ".py": "Python",
+    ".cu": "C++",
+    ".cuh": "C++",
+    ".h": "C++",
+    ".cpp": "C++",
+    ".toml": "data",
+    ".json": "data",
+}
+TREES = ("nanoeuler_lib", "tests")  # whose folders are counted one by one
+NBVAL = "--nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg"
+
+
+def lines() -> list[dict]:
+    """Lines of the files that Git knows, by package and kind; stored results and notebooks are not counted."""
+    count = Counter()
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for path in map(Path, listed.stdout.splitlines()):
+        if path.suffix in KINDS and path.parts[0] != "data":
+            deep = path.parts[0] in TREES and len(path.parts) > 2
+            package = "/".join(path.parts[: 2 if deep else 1]) if len(path.parts) > 1 else "."
+            count[package, KINDS[path.suffix]] += (ROOT / path).read_text("utf-8").count("\n")
+    return [{"package": p, "kind": kind, "lines": n} for (p, kind), n in sorted(count.items())]
+
+
+def parts() -> dict[str, str]:
+    """The command line of each part."""
+    one = f"{sys.executable} -m pytest -q"
+    many = f"{one} -n {len(os.sched_getaffinity(0))} --dist loadscope"
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    folders = sorted({path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")})
+    found = {"quick": "make quick"}
+    found |= {f"test: {path.stem}": f"{one} {NBVAL} {path}" for path in notebooks}
+    found |= {f"test: {name}": f"{many} tests/{name}" for name in folders if name != "workshop"}
+    found |= {f"test-all: {name}": f"{many} --all tests/{name}" for name in folders}
+    return found | {"CI: portable": "make portable ARGS=--sample", "CI: book": "make book"}
+
+
+def seconds(command: str) -> dict:
+    """Processor seconds of a command, seconds by the clock, and its exit code."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"XDG_CACHE_HOME": cache, "OPENBLAS_NUM_THREADS": "1"}
+        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        code = subprocess.run(
+            shlex.split(command), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+        ).returncode
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"processor": round(used, 1), "clock": round(time.monotonic() - began, 1), "exit code": code}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("--lines", action="store_true")
+    options = parser.parse_args()
+    rows = lines()
+    for part, command in ({} if options.lines else parts()).items():
+        rows.append({"part": part, **seconds(command)})
+        print(rows[-1], flush=True)
+        save(options.name, {}, rows, ROOT / "data" / "weight")  # whatever happens later, this is kept
+
+
+if __name__ == "__main__":
+    main()
