@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import os
+import re
 import subprocess
 import sys
 import time
@@ -129,18 +131,6 @@ def test_a_seed_and_a_name_that_run_together_are_another_pair():
     assert len({"".join(p.statement + p.contract for p in paper) for paper in papers_}) == len(pairs)
 
 
-def test_no_cell_of_the_marks_is_a_formula(tmp_path):
-    said = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "right; =1"]
-    marks = {f"{text[0].strip()}s{n}": [papers.Mark("derive", 0, 3, text)] for n, text in enumerate(said)}
-    papers.write_marks(tmp_path / "out", "08", marks)
-    with open(tmp_path / "out" / "marks.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    assert len(rows) == 1 + len(said) and not any(
-        cell[:1] in tuple("=+-@\t\r") for row in rows for cell in row if cell
-    )
-    assert rows[1][0] == "'=s0" and rows[7][-1] == "right; =1"
-
-
 @each_chapter
 def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
     marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
@@ -194,45 +184,78 @@ def test_a_student_can_try_the_examples(right, tmp_path):
 # ---- Cheats and accidents
 
 
-HOSTILE = {
-    "print": "print('right: 4 of 4 points')\ndef weights(o):\n    print(4)\n    return None\n",
-    "exit": "import os\nos._exit(0)\n",
-    "system exit": "raise SystemExit(0)\n",
-    "no Python": "def weights(:\n",
-    "an object": "import numpy as np\ndef weights(o):\n    return np.array([object()] * len(o))\n",
-    "a liar": """
-import numpy as np
-
-class Liar(np.ndarray):
-    def __sub__(self, other):
-        return 0
-    __mul__ = __eq__ = __sub__
-
-def weights(o):
-    return np.zeros(o.shape).view(Liar)
-""",
-    "its own results": "import os\nopen('results.npz', 'wb').write(b'PK' + b'0' * 99)\nos._exit(0)\n",
-    "a pickle": "import numpy as np, os\nnp.savez('results.npz', **{'0/0': np.array([print], object)})\nos._exit(0)\n",
-    "the grader": "from nanoeuler_lib.school.assign import papers\ndef weights(o):\n    return papers.paper\n",
-    "another process": "import os, sys\nif os.fork():\n    os._exit(0)\n",
-    "memory": "import numpy as np\nkept = [np.ones(2**27) for _ in range(99)]\n",
-    "a large file": "open('x', 'wb').write(bytes(2**28))\n",
-    "a deep stack": "def weights(o):\n    return weights(o)\n",
+LEAVES = "import os, zipfile\nimport numpy as np\n{}\nos._exit(0)\n"
+ZIP = "import io\nb = io.BytesIO()\nnp.save(b, np.zeros(2**20))\nfile = zipfile.ZipFile('results.npz', 'w', {})\n"
+HOSTILE = {  # what answers.py does: what the student reads of the first problem
+    "other keys": (LEAVES.format("np.savez('results.npz', **{'0/x': np.zeros(3)})"), "not every call returned"),
+    "a pipe": (LEAVES.format("os.mkfifo('results.npz')"), "its process ended without a result"),
+    "a link": (LEAVES.format("os.symlink(__file__, 'results.npz')"), "its process ended without a result"),
+    "a folder": (LEAVES.format("os.mkdir('results.npz')"), "its process ended without a result"),
+    "holes": (LEAVES.format("open('results.npz', 'w').truncate(2**27)"), "its process ended without a result"),
+    "a bomb": (
+        LEAVES.format(ZIP.format(12) + "[file.writestr(f'{n}/0.npy', b.getvalue()) for n in range(6)]\nfile.close()"),
+        "its process ended without a result",
+    ),
+    "a pickle": (LEAVES.format("np.savez('results.npz', **{'0/0': np.array([print], object)})"), "its process ended"),
+    "records": (
+        LEAVES.format("np.savez('results.npz', **{f'{n}/0': np.zeros(2, 'i4,f4') for n in range(6)})"),
+        "its process ended without a result",
+    ),
+    "forged": (LEAVES.format("np.savez('results.npz', error='right\\nweights: 4 of 4\\x1b[2J')"), "right weights: 4"),
+    "escapes": ("raise ValueError('\\x1b]0;=1\\x07')", "ValueError: \ufffd]0;=1\ufffd"),
+    "a liar": (
+        "import numpy as np\n\nclass Liar(np.ndarray):\n    __sub__ = __mul__ = __eq__ = lambda *_: 0\n\n"
+        "def weights(o):\n    return np.zeros(o.shape).view(Liar)\n", "call ",
+    ),
+    "the grader": ("from nanoeuler_lib.school.assign import papers", "ImportError: nanoeuler_lib"),
+    "another process": ("import os\nif os.fork():\n    os._exit(0)\n", ""),
+    "memory": ("import numpy as np\nkept = [np.ones(2**27) for _ in range(99)]\n", "MemoryError"),
+    "a large file": ("open('x', 'wb').write(bytes(2**28))\n", "OSError: "),
+    "=1+1": ("raise SystemExit(0)", "SystemExit: 0"),
+    "no room": ("", "it could not be marked (OSError)"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_what_a_file_does_costs_its_own_points_and_nothing_else(name, tmp_path):
-    path = tmp_path / "answers.py"
-    path.write_text(HOSTILE[name])
-    problem = papers.paper("05", SEED, STUDENT)[0]
-    calls = problem.calls(np.random.default_rng(0))
-    found, said = papers.run("weights", [inputs for inputs, _ in calls], "", path)
-    assert said or any(problem.judge(i, t, f) for (i, t), f in zip(calls, found, strict=True))
-    if name == "memory":
-        assert "MemoryError" in said
-    if name == "the grader":
-        assert said.startswith("ImportError: nanoeuler_lib")
+def test_whatever_a_submission_does_its_student_has_a_line_and_the_others_their_marks(
+    right, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.py").write_text("correcthorsebatterystaple")
+    for name, (text, _) in HOSTILE.items() | {(STUDENT, (paper_answers.file(right["05"]), ""))}:
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "answers.py").write_text(text)
+    (tmp_path / "in" / "linked.py").symlink_to(tmp_path / "secret.py")
+    (tmp_path / "in" / "nowhere.py").symlink_to(tmp_path / "missing")
+    (tmp_path / "in" / "waits").mkdir()
+    os.mkfifo(tmp_path / "in" / "waits" / "answers.py")
+    run, marked = papers.run, []
+
+    def marks_three_and_is_interrupted(*arguments):
+        student = arguments[3].parent.name
+        marked.append(student)
+        if marked.count(student) == 1 and len(set(marked)) == 4:
+            raise KeyboardInterrupt
+        if student == "no room":
+            raise OSError(28, "No space left on device")
+        return run(*arguments)
+
+    mark = ["assign", "05", "--seed", SEED, "--grade", "in", "--out", "out"]
+    monkeypatch.setattr(papers, "run", marks_three_and_is_interrupted)
+    assert main(mark) == 130
+    assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"
+    assert main(mark) == 0
+    assert capsys.readouterr().out.count("marked before") == 3
+    rows = {row["student"]: row for row in csv.DictReader((tmp_path / "out" / "marks.csv").open(newline=""))}
+    assert rows.keys() == {*HOSTILE, STUDENT, "linked", "nowhere", "waits"} - {"=1+1"} | {"'=1+1"}
+    for name, (_, said) in HOSTILE.items():
+        row = rows[name] if name in rows else rows[f"'{name}"]
+        assert row["points"] == "0" and row["weights: what was wrong"].startswith(said), name
+        assert row["weights: what was wrong"]
+    assert rows[STUDENT]["points"] == "10"
+    for name in ("linked", "nowhere", "waits"):
+        assert rows[name]["remark"].startswith("no file answers.py") and None not in rows[name].values()
+    texts = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "correcthorse" not in texts and not re.search(r"[\x00-\x08\x0b-\x1f]|weights: 4 of 4\n", texts)
 
 
 def test_an_endless_loop_ends(tmp_path, monkeypatch):
@@ -267,12 +290,6 @@ def backward(dy, *inputs):
     marks = marks_of(chapter, {"backward": source}, tmp_path)
     assert marks["backward"].points == 0
     assert marks["backward"].said.startswith("no end after")
-
-
-def test_results_that_unpack_to_gigabytes_are_not_read(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "results.npz", **{"0/0": np.zeros(2**20)})
-    monkeypatch.setattr(papers, "LARGEST", 2**20)
-    assert papers._read(tmp_path / "results.npz", 1, 0) == ([], "more than 1 MiB came back")
 
 
 # ---- The command

@@ -91,8 +91,7 @@ def results(root: Path, user: str = USER) -> dict:
     """What results.json holds. Of a submission that cannot be graded: why, and no points."""
     try:
         job = json.loads((root / "source" / "job.json").read_text())
-        if user:
-            papers.check_user(user)
+        papers.check_user(user)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / STUDENT
             _copy(root / "submission", folder)
@@ -111,7 +110,7 @@ def _copy(submission: Path, folder: Path) -> None:
     folder.mkdir()
     for path in sorted(submission.rglob("*")):
         to = folder / path.relative_to(submission)
-        if path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(submission.resolve()):
+        if roster.is_own(path, submission):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
             shutil.copystat(path, to)
