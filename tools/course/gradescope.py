@@ -190,12 +190,14 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
         raise NanoEulerError(row["remark"])
     ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
     cells = nbformat.read(ran, as_version=4).cells if ran.is_file() and not ran.is_symlink() else []
-    said = {mark(cell): feedback.sentence(cell) for cell in cells if cell.cell_type == "code"}
+    checks = {mark(cell): (cell, answer) for _, answer, cell in feedback.exercises(cells)}
     tests = []
     for exercise, cell in asked:
         name, of = mark(cell), cell.metadata.nbgrader.points
         score = min(max(float(row.get(name.removesuffix("-check")) or 0), 0), of)
-        tests.append(_test(exercise, score, of, said.get(name) or row["remark"] or "It did not run."))
+        checked, answer = checks.get(name, (None, None))
+        said = feedback.sentence(checked, answer if score < of else None) if checked else ""
+        tests.append(_test(exercise, score, of, said or row["remark"] or "It did not run."))
     return {"output": row["remark"], "tests": tests}
 
 
