@@ -213,7 +213,6 @@ SAID |= {
 
 
 def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     for name, text in (HOSTILE | {STUDENT: paper_answers.file(right["05"])}).items():
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "answers.py").write_text(text)
@@ -229,7 +228,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
             raise OSError(28, "No space left on device")
         return run(*arguments)
 
-    mark = ["assign", "05", "--seed", SEED, "--grade", "in", "--out", "out"]
+    mark = ["assign", "05", "--seed", SEED, "--grade", f"{tmp_path}/in", "--out", f"{tmp_path}/out"]
     monkeypatch.setattr(papers, "run", interrupted)
     assert main(mark) == 130
     assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"

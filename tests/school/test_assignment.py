@@ -270,7 +270,7 @@ CLASS = {  # who, as the roster has it: answers, what is done to the notebook, p
     "Loops Itself": ("waits", None, 2, 4, ""),
     "Ends Kernel": ("dies", None, 0, 0, "cannot be run"),
     "Empty Folder": (None, None, 0, 0, "no file 99_template.ipynb"),
-    "Half Letter": ("right", None, 0, 0, "no notebook: 'utf-8' codec can't encode"),
+    "Torn File": (None, None, 0, 0, "no notebook"),
     "Own Points": ("untouched", cheat, 0, 0, ""),
     "Check Copied": ("right", lambda n: copied(n, CHECK), 5, 4, f"copies of {CHECK} count once"),
     "Copy Behind": ("right", lambda n: copied(n, CHECK, len(n.cells)), 5, 4, f"copies of {CHECK} count once"),
@@ -309,8 +309,8 @@ def hand_in(student, folder, release, sources):
     notebook = nbformat.read(path, as_version=4)
     (done or (lambda notebook: None))(notebook)
     nbformat.write(notebook, path)
-    if student == "Half Letter":
-        path.write_text(path.read_text().replace("An answer in words.", "\\ud800"))
+    if student == "Torn File":
+        path.write_text(path.read_text().replace("your code here", "\\ud800"))
     if student == "Empty Folder":
         path.rename(path.with_suffix(".txt"))
     return path
@@ -370,14 +370,16 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
         row, (_, _, points, waiting, remark) = rows[student], CLASS[student]
         assert (row["points"], row["waiting for a person"]) == (points, waiting), row
         assert row["remark"].startswith(remark) and bool(remark) == bool(row["remark"]), row
+    page = (course / "feedback" / "Half Wrong" / "99" / "99_template.html").read_text()
+    assert '<h2 class="right">A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>' in page
+    assert '<h2 class="wrong">Your turn: 0 of 3 points</h2>' in page and "http" not in page
     for student, said in {
-        "Half Wrong": '<h2 class="right">A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>',
         "Not Python": r"<p>SyntaxError in line \d+: invalid syntax</p>",
         "Never Ends": "<p>\ufffd]\ufffd\nmy_rmsnorm, wrong: no end after [2468] seconds</p>",
         "Loops Itself": "<p>stopped: no end after 10 seconds. my_rmsnorm: not written yet</p>",
     }.items():
         page = (course / "feedback" / student / "99" / "99_template.html").read_text()
-        assert re.search(said, page) and "http" not in page and "\x1b" not in page, page
+        assert re.search(said, page) and "\x1b" not in page, page
     same = ["All Right", "Marks Stripped", "Sébastien O'Müller-Käthe"]
     assert [rows[who]["same answers as"] for who in ("All Right", "Not Begun")] == [", ".join(same[1:]), ""]
     told = capsys.readouterr().out
@@ -415,7 +417,7 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     marks = {row["ID"]: row["Chapter 99"] for row in table}
     assert [marks[n] for n in ("100", "101", "122", "123", "")] == ["8", "0", "5", "", "9"]
     wait = [
-        f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Half Letter")
+        f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Torn File")
     ]
     assert [marks[n] for n in wait] == ["", "", ""], "no 0 before a person has looked"
     assert autograde.ran({"points": 7, "remark": "cannot be run: the last cell"})
