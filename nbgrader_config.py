@@ -19,9 +19,11 @@ c.GenerateAssignment.preprocessors = [
     steps.CheckCellMetadata,
 ]
 c.OverwriteCells.add_missing_cells = True  # a check that was deleted is put back
-c.Execute.timeout = (
-    300  # seconds a cell; nbgrader's 30 are few on a busy machine, and a check stops after 60 itself
-)
+# nbgrader's 30 seconds a cell are few on a busy machine; a check stops by itself after 240 at most.
+SECONDS = 300
+c.Execute.timeout = SECONDS
+no_end = f"no end after {SECONDS} seconds"
+c.Execute.error_on_timeout = {"ename": "CellTimeoutError", "evalue": no_end, "traceback": [no_end]}
 c.Execute.startup_timeout = 180
 c.LimitOutput.max_lines = 200
 c.ClearMetadataPreprocessor.enabled = False

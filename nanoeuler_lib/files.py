@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,6 +117,27 @@ def is_still(file: BinaryIO | TextIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except OSError:
         return False
+
+
+def read_regular(path: str | Path, most: int) -> bytes:
+    """Read a regular file that somebody else may have made: no link is followed, and no pipe is waited for.
+
+    Raises NanoEulerError for a link, a pipe, a device or a folder, for more than `most` bytes, and for what cannot be
+    read.
+    """
+    flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+    try:
+        handle = os.open(path, flags)
+        try:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+                raise NanoEulerError(f"{path}: must be a regular file of at most {most} bytes")
+            with open(handle, "rb", closefd=False) as file:
+                return file.read(about.st_size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise NanoEulerError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def sha256(path: str | Path) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 
 __all__ = ["judge", "show_rejected", "verdict"]
 
-# a busy machine that grades a class gives more
+# an emulated machine needs more
 SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
 SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # a difference that the printed digits hide
 PATIENCE = 4  # times as many seconds where others have the processor
@@ -180,14 +180,15 @@ def time_limit(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    late, ended, main = threading.Event(), threading.Event(), threading.get_ident()
+    late, ended, main, waited = threading.Event(), threading.Event(), threading.get_ident(), []
     began = time.process_time()
 
     def watch():
-        for turn in range(PATIENCE):
+        for _ in range(PATIENCE):
             if ended.wait(seconds):
                 return
-            if time.process_time() - began >= seconds / 2 or turn == PATIENCE - 1:
+            waited.append(seconds)
+            if time.process_time() - began >= seconds / 2:
                 break
         late.set()
         if hasattr(signal, "pthread_kill"):
@@ -202,7 +203,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     except KeyboardInterrupt:
         if not late.is_set():
             raise
-        raise AssertionError(f"no end after {seconds:g} seconds") from None
+        raise AssertionError(f"no end after {sum(waited):g} seconds") from None
     finally:
         ended.set()
         signal.signal(signal.SIGINT, handler)

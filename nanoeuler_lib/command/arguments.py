@@ -634,7 +634,8 @@ def _assign(new):
     new.add_argument("--students", type=Path, metavar="FILE", help=text)
     text = (
         "mark NAME/answers.py or NAME.py of each student in this folder: a file from someone else is "
-        "their code"
+        "their code; the table is written after each student, and another call marks who is missing in it or "
+        "has handed in other answers"
     )
     what.add_argument("--grade", type=Path, metavar="FOLDER", help=text)
     text = "with --grade: when answers were due, as 2026-12-01T12:00; the table counts the days late"
@@ -645,7 +646,8 @@ def _assign(new):
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="folder to make; must not exist (default: paper-CHAPTER-NAME, papers-CHAPTER or marks-CHAPTER)",
+        help="folder to make; must not exist, but --grade goes on with that of an earlier call "
+        "(default: paper-CHAPTER-NAME, papers-CHAPTER or marks-CHAPTER)",
     )
 
 

@@ -814,39 +814,47 @@ def _mark(args, seed):
     from nanoeuler_lib.school.assign import papers
 
     out = args.out or Path(f"marks-{args.chapter}")
-    papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
+    problems = papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
+    papers.check_user(args.user)
     known, due = roster.read(args.students) if args.students else None, roster.due_date(args.due or "")
     students = roster.handed_in(args.grade, "answers.py", known)
-    _refuse_existing(out)
-    if args.user:
-        papers.check_user(args.user)
+    path = out / "marks.csv"
+    if not path.exists():
+        _refuse_existing(out)
+        out.mkdir(parents=True)
+    table = papers.read_marks(path, problems)
+    papers.write_marks(path, problems, list(table.values()))  # from now on another call goes on with it
     if known is None:
         text = (
             "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
         )
         Voice(sys.stderr).line(f"nanoeuler: warning: {text}")
-    marks = {}
     for student, found in students.items():
-        path = found.path
-        marks[student] = papers.grade(args.chapter, seed, student, path, args.user) if path else []
+        name, before = papers.cell(student), ""
+        row = table.get(name, {})
+        if found.path or not row:
+            seen = papers.fingerprint(args.chapter, seed, student, found.path) if found.path else ""
+            if seen and seen == row.get("fingerprint"):
+                before = "marked before  "
+            else:
+                marks = papers.grade(args.chapter, seed, student, found.path, args.user) if found.path else []
+                row = papers.row(problems, marks) | {"student": student, "fingerprint": seen}
+                if marks:
+                    write_text(out / f"{student}.txt", papers.page(args.chapter, student, marks))
+            row = table[name] = row | {"late days": found.late_days(due), "remark": found.remark}
+            papers.write_marks(path, problems, list(table.values()))
         if not args.json:
-            row = marks[student]
-            points = f"{sum(m.points for m in row)} of {papers.POINTS}"
-            each = "  ".join(f"{m.problem} {m.points}" for m in row)
-            print(
-                f"{printable(student):20} {points:10} {printable(f'{each}  {found.remark}'.strip())}",
-                flush=True,
-            )
-    notes = {name: (found.late_days(due), found.remark) for name, found in students.items()}
-    papers.write_marks(out, args.chapter, marks, notes)
+            each = "  ".join(f"{p.name} {row[p.name]}" for p in problems if row["fingerprint"])
+            said = printable(f"{each}  {before}{row['remark']}".strip())
+            print(f"{printable(student):20} {row['points']} of {papers.POINTS:<5} {said}", flush=True)
     if known and known.platform:
-        points = {name: sum(mark.points for mark in row) if row else None for name, row in marks.items()}
-        table = out / f"marks-{known.platform}.csv"
-        roster.write_grades(table, known, f"Chapter {args.chapter}: paper", points, papers.POINTS)
-    by_student = {name: [vars(mark) for mark in row] for name, row in marks.items()}
-    absent = sum(not row for row in marks.values())
-    line = f"{out / 'marks.csv'}: {len(marks)} students, and a page for each"
-    line += f" but {absent} who handed in nothing" if absent else ""
+        points = {name: row["points"] if row["fingerprint"] else None for name, row in table.items()}
+        grades = out / f"marks-{known.platform}.csv"
+        roster.write_grades(grades, known, f"Chapter {args.chapter}: paper", points, papers.POINTS)
+    absent = sum(not row["fingerprint"] for row in table.values())
+    line = f"{path}: {len(table)} students, and a page for each"
+    line += f" but {absent} who handed in nothing that can be read" if absent else ""
+    by_student = {name: papers.told(problems, row) for name, row in table.items()}
     _print(args, {"out": str(out), "students": by_student}, line)
 
 

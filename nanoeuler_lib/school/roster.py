@@ -8,6 +8,7 @@ that these platforms and browsers give to folders and files, and `write_grades` 
 import csv
 import io
 import math
+import os
 import re
 import unicodedata
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.files import one_line, write_text
 from nanoeuler_lib.text.data import read_text
 
 ABSENT = "nothing handed in"
@@ -202,7 +203,16 @@ def handed_in(folder: Path, wanted: str, roster: Roster | None = None) -> dict[s
         label = canonical(entry.name if entry.is_dir() else entry.stem)
         students = [label] if roster is None else [s.name for s in whose(label, roster)]
         if len(students) == 1:
-            found.setdefault(students[0], []).extend(_files(entry, wanted, label))
+            try:
+                files = _files(entry, wanted, label)
+            except (
+                OSError,
+                ValueError,
+                OverflowError,
+                RecursionError,
+            ) as error:  # no permission, no such date
+                files = [HandedIn(None, remark=f"no file {wanted} that can be read ({type(error).__name__})")]
+            found.setdefault(students[0], []).extend(files)
         else:
             refused.append(f"{entry.name} ({'of ' + ' or '.join(students) if students else 'on no roster'})")
     if refused:
@@ -239,14 +249,17 @@ def _files(entry: Path, wanted: str, label: str) -> list[HandedIn]:
     """The files of an entry that may be the one wanted, each with its time."""
     parts = next((m.groupdict() for p in LABELS if (m := p.fullmatch(label))), {})
     stamp = parts.get("stamp")
-    paths = [entry]
-    if entry.is_dir():
-        inside = [p for p in sorted(entry.rglob(f"*{Path(wanted).suffix}")) if p.is_file()]
-        hidden = [
-            p for p in inside if any(n[0] == "." or n == "__MACOSX" for n in p.relative_to(entry).parts)
+    inside = [entry]
+    if entry.is_dir() and not entry.is_symlink():
+        inside = [
+            path
+            for path in sorted(entry.rglob(f"*{Path(wanted).suffix}"))
+            if not any(n[0] == "." or n == "__MACOSX" for n in path.relative_to(entry).parts)
+            and path.name not in ("given.py", "try_answers.py")
         ]
-        inside = [p for p in inside if p not in hidden and p.name not in ("given.py", "try_answers.py")]
-        paths = [p for p in inside if _is(p, wanted)] or inside or [None]
+    own = [path for path in inside if is_own(path, entry.parent)]
+    paths = [path for path in own if entry in own or _is(path, wanted)] or own or [None]
+    missing = f"no file {wanted}" + (": a link or a pipe is not taken" if inside else "")
     return [
         HandedIn(
             path,
@@ -254,10 +267,16 @@ def _files(entry: Path, wanted: str, label: str) -> list[HandedIn]:
             if stamp
             else path and datetime.fromtimestamp(path.stat().st_mtime),
             bool(parts.get("late")),
-            "" if path else f"no file {wanted}",
+            "" if path else missing,
         )
         for path in paths
     ]
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """Whether a path in a folder is a regular file to which no link leads: a link may point to somebody else's."""
+    whole = os.path.join(os.path.realpath(folder), path.relative_to(folder))
+    return os.path.isfile(path) and os.path.realpath(path) == whole
 
 
 def _is(path: Path, wanted: str) -> bool:
@@ -272,7 +291,9 @@ def _last(files: list[HandedIn], wanted: str) -> HandedIn:
     last = max(there, key=lambda f: (f.when or datetime.min, str(f.path)))
     if len(there) == 1:
         return last
-    return HandedIn(last.path, last.when, last.late, f"{len(there)} files, the last counts: {last.path.name}")
+    return HandedIn(
+        last.path, last.when, last.late, f"{len(there)} files, the last counts: {one_line(last.path.name)}"
+    )
 
 
 # ---- The platform's table

@@ -18,7 +18,6 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 from docutils import nodes  # noqa: E402
 
 from tools.book import check_site, extension  # noqa: E402
-from tools.course import assignment  # noqa: E402
 from tools.notebooks import cells, maps, mirror, numbering, results, terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -643,20 +642,6 @@ def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch)
         (c.id, c.source, c.metadata) for c in old.cells
     ]
     assert new.metadata.nanoeuler == old.metadata.nanoeuler
-
-
-def test_assignment_has_no_solutions_and_strict_checks(template, tmp_path):
-    pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -e .[instructor]")
-    released = assignment.make("99", template.parent, tmp_path)
-    cells = nbformat.read(released, as_version=4).cells
-    text = "\n".join(cell.source for cell in cells)
-    assert not [cell for cell in cells if "solution" in tags(cell)]
-    assert "def layernorm" not in text
-    assert "def my_layernorm" in text
-    graded = [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("points")]
-    assert [cell.metadata.nbgrader.points for cell in graded] == [3, 2, 4]
-    assert graded[1].source.endswith("\n2 * (own_layernorm is not None)")
-    assert not [cell for cell in cells if cell.get("outputs")]
 
 
 def test_results_say_where_they_come_from(tmp_path):

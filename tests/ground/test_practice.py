@@ -197,7 +197,7 @@ def test_an_overwritten_argument_is_a_mistake_unless_the_contract_says_so():
 def test_a_check_is_stopped_after_its_time(wait):
     started = time.perf_counter()
     said = verdict(lambda f: f(), wait, seconds=0.2)
-    assert said == "no end after 0.2 seconds"
+    assert said == "no end after 0.8 seconds", "four times 0.2, since it left the processor to others"
     assert time.perf_counter() - started < 10
 
 
@@ -233,7 +233,7 @@ def test_time_is_kept_where_an_interrupt_would_be_ignored():
         "print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.stdout.splitlines() == ["no end after 0.2 seconds", "True"], run.stderr
+    assert run.stdout.splitlines() == ["no end after 0.8 seconds", "True"], run.stderr
 
 
 def test_a_readers_interrupt_stops_the_notebook():
@@ -306,7 +306,7 @@ def test_options_of_a_check_are_handed_on(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "doubles: right",
         "doubles, wrong: it writes into its argument x: work on a copy",
-        "doubles, wrong: no end after 0.2 seconds",
+        "doubles, wrong: no end after 0.8 seconds",
         "rejected, all: no",
         "rejected, sly: it writes into its argument x: work on a copy",
     ]

@@ -19,6 +19,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install -
 from nbgrader.api import Gradebook  # noqa: E402
 from submissions import Answers, fill, kinds  # noqa: E402
 
+from nanoeuler_lib import practice  # noqa: E402
 from tools.course import assignment, autograde  # noqa: E402
 from tools.course.assignment import ROOT, instructor_version, notebook_of, tags  # noqa: E402
 from tools.course.mend import mark, mend  # noqa: E402
@@ -219,10 +220,6 @@ def cheat(notebook):
             cell.source, cell.metadata.nbgrader["points"] = "print('right')\n50", 50
 
 
-def replace_judge(notebook):
-    marked(notebook, "template-rmsnorm").source += "\n\njudge = lambda check, mine: check"
-
-
 def split(notebook):
     first = copied(notebook, "template-rmsnorm-check")
     last = notebook.cells[notebook.cells.index(first) + 1]
@@ -232,12 +229,6 @@ def split(notebook):
 def strip(notebook):
     for cell in notebook.cells:
         anew(cell)
-
-
-def retype(notebook):
-    cell = marked(notebook, "template-rmsnorm")
-    cell.source += "  # typed again"
-    anew(cell)
 
 
 def merge(notebook):
@@ -275,20 +266,18 @@ CLASS = {  # who, as the roster has it: answers, what is done to the notebook, p
     "Not Begun": ("untouched", None, 0, 0, ""),
     "Half Wrong": ("wrong0", None, 2, 4, ""),
     "Not Python": ("unreadable", None, 2, 4, ""),
+    "Never Ends": ("loops", None, 2, 4, ""),
+    "Loops Itself": ("waits", None, 2, 4, ""),
     "Ends Kernel": ("dies", None, 0, 0, "cannot be run"),
     "Empty Folder": (None, None, 0, 0, "no file 99_template.ipynb"),
     "Torn File": (None, None, 0, 0, "no notebook"),
     "Own Points": ("untouched", cheat, 0, 0, ""),
-    "Own Judge": ("untouched", replace_judge, 0, 0, ""),
     "Check Copied": ("right", lambda n: copied(n, CHECK), 5, 4, f"copies of {CHECK} count once"),
     "Copy Behind": ("right", lambda n: copied(n, CHECK, len(n.cells)), 5, 4, f"copies of {CHECK} count once"),
-    "Gap Copied": ("right", lambda n: copied(n, GAP), 5, 4, f"copies of {GAP} count once"),
     "Check Split": ("right", split, 5, 4, f"copies of {CHECK} count once"),
-    "Check Deleted": ("right", lambda n: without(n, CHECK), 5, 4, f"put back: {CHECK}"),
     "Both Deleted": ("right", lambda n: without(n, GAP, CHECK), 2, 4, f"put back: {GAP}, {CHECK}"),
     "All Deleted": ("right", lambda n: n.cells.clear(), 0, 0, "put back: "),
     "Marks Stripped": ("right", strip, 5, 4, "found without its mark: "),
-    "Typed Again": ("right", retype, 5, 4, f"found without its mark: {GAP}"),
     "Gaps Merged": ("right", merge, 5, 4, ""),
     "Merged Behind": (
         "right",
@@ -321,7 +310,7 @@ def hand_in(student, folder, release, sources):
     (done or (lambda notebook: None))(notebook)
     nbformat.write(notebook, path)
     if student == "Torn File":
-        path.write_text('{"cells": [')
+        path.write_text(path.read_text().replace("your code here", "\\ud800"))
     if student == "Empty Folder":
         path.rename(path.with_suffix(".txt"))
     return path
@@ -349,34 +338,53 @@ def test_a_mark_stands_once(student):
             assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, (
                 "points and locks are the release's"
             )
-    if "Deleted" not in student or student == "Check Deleted":
+    if "Deleted" not in student:
         *_, last = (cell for cell in notebook.cells if "def my_rmsnorm" in cell.source)
         assert RIGHT in last.source
         assert marks["template-open"].source == "An answer in words."
 
 
-def test_a_class_is_graded(mini):
+def test_a_class_is_graded(mini, capsys, monkeypatch):
     folder, notebooks, release = mini
+    config = folder / "course" / "nbgrader_config.py"
+    assert practice.SECONDS * practice.PATIENCE < 300, "a check stops before its cell is stopped"
+    config.write_text(config.read_text().replace("SECONDS = 300", "SECONDS = 10"))
+    monkeypatch.setenv("NANOEULER_CHECK_SECONDS", "2")
     gaps = Answers("99", notebooks).gaps
     gaps[GAP] = (RIGHT, gaps[GAP][1])
     sources, course = kinds(gaps), folder / "course"
     sources["unreadable"] = sources["right"] | {GAP: "def my_rmsnorm(:"}
-    sources["dies"] = sources["right"] | {GAP: "import os\nos._exit(1)"}
+    sources["loops"] = sources["right"] | {GAP: "def my_rmsnorm(*a):\n print('\\x1b]\\x07')\n while 1: pass"}
+    sources["waits"] = sources["right"] | {GAP: "while True: pass"}
+    sources["dies"] = sources["right"] | {GAP: "import os\nos.kill(os.getppid(), 9)"}
     names = [student.split() for student in CLASS]
     lines = [f'"{last}, {first}",{100 + n},,login{n},S1' for n, (first, last) in enumerate(names)]
     (folder / "roster.csv").write_text("\n".join(["Student,ID,SIS User ID,SIS Login ID,Section", *lines]))
-    for student in list(CLASS)[:-2]:
+    handed = [w for w, (_, done, *_) in CLASS.items() if done in (None, cheat, strip, merge_behind_a_check)]
+    for student in handed[:-2]:
         hand_in(student, folder / "work", release, sources)
     given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
     rows = {row["student"]: row for row in autograde.grade("99", folder / "work", **given)}
     assert list(rows) == list(CLASS), "in the order of the roster"
-    for student, (_, _, points, waiting, remark) in CLASS.items():
-        row = rows[student]
+    for student in handed:
+        row, (_, _, points, waiting, remark) = rows[student], CLASS[student]
         assert (row["points"], row["waiting for a person"]) == (points, waiting), row
         assert row["remark"].startswith(remark) and bool(remark) == bool(row["remark"]), row
     page = (course / "feedback" / "Half Wrong" / "99" / "99_template.html").read_text()
     assert '<h2 class="right">A norm that centres: 2 of 2 points</h2>\n<p>layernorm: right</p>' in page
     assert '<h2 class="wrong">Your turn: 0 of 3 points</h2>' in page and "http" not in page
+    for student, said in {
+        "Not Python": r"<p>SyntaxError in line \d+: invalid syntax</p>",
+        "Never Ends": "<p>\ufffd]\ufffd\nmy_rmsnorm, wrong: no end after [2468] seconds</p>",
+        "Loops Itself": "<p>stopped: no end after 10 seconds. my_rmsnorm: not written yet</p>",
+    }.items():
+        page = (course / "feedback" / student / "99" / "99_template.html").read_text()
+        assert re.search(said, page) and "\x1b" not in page, page
+    same = ["All Right", "Marks Stripped", "Sébastien O'Müller-Käthe"]
+    assert [rows[who]["same answers as"] for who in ("All Right", "Not Begun")] == [", ".join(same[1:]), ""]
+    told = capsys.readouterr().out
+    assert told.count(" of 9") == len(CLASS) and told.endswith(f"\nthe same answers: {', '.join(same)}\n")
+    assert not [row for row in csv.reader((course / "grades-99.csv").open()) if "" in row[7:]]
 
     ran = autograde.place(course, "autograded", "All Right", "99") / release.name
     before = ran.stat().st_mtime_ns
@@ -394,9 +402,8 @@ def test_a_class_is_graded(mini):
         "it replaces none that could be read"
     )
     for student in CLASS.keys() - {"Comes Late", "Half Wrong"}:
-        assert list(map(str, after[student].values())) == list(map(str, rows[student].values())), (
-            "earlier rows stay"
-        )
+        was, now = ({k: str(row[student][k]) for k in row[student]} for row in (rows, after))
+        assert was == now | {"same answers as": was["same answers as"]}, "earlier rows stay"
     assert ran.stat().st_mtime_ns == before, "and their notebooks do not run again"
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # as Formgrader does
         words = gradebook.find_grade("template-open", "99_template", "99", ran.parents[1].name)
@@ -408,11 +415,12 @@ def test_a_class_is_graded(mini):
     assert "An open question: 3 of 4 points" in page
     table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
     marks = {row["ID"]: row["Chapter 99"] for row in table}
-    assert (marks["100"], marks["124"], marks["125"], marks[""]) == ("8", "5", "", "9")
+    assert [marks[n] for n in ("100", "101", "122", "123", "")] == ["8", "0", "5", "", "9"]
     wait = [
         f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Torn File")
     ]
     assert [marks[n] for n in wait] == ["", "", ""], "no 0 before a person has looked"
+    assert autograde.ran({"points": 7, "remark": "cannot be run: the last cell"})
 
 
 def test_submissions_that_are_nowhere_are_told_in_one_line(mini, tmp_path):

@@ -313,17 +313,6 @@ def test_reveal(folder):
     assert "whole numbers gives whole numbers" in " ".join(text.split()) and text.endswith(bug.test)
 
 
-def test_the_tool_is_that_of_the_copy():
-    bug = BUGS[0]
-    assert (
-        breaks.tool_output(bug, "schedule", "data")
-        .splitlines()[0]
-        .startswith("ok      schedule: The rate is a line")
-    )
-    assert breaks.tool_output(bug, "schedule", "data").splitlines()[1].startswith("FOUND   data: ")
-    assert breaks.tool_output(None, "schedule", "data").count("ok  ") == 2
-
-
 # The command.
 
 

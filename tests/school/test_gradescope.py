@@ -96,9 +96,14 @@ def test_a_paper_without_its_list_or_with_a_short_seed_is_not_packed(tmp_path):
 
 
 @pytest.mark.parametrize("user", ["no-such-user", "root"])
-def test_a_user_whose_processes_could_not_be_ended_is_refused(user):
+def test_a_user_whose_processes_could_not_be_ended_is_refused(user, monkeypatch):
     with pytest.raises(NanoEulerError, match=r"that this machine knows|by root alone|processes of its own"):
         papers.check_user(user)
+    monkeypatch.setattr(papers, "Path", lambda path, known=papers.Path: known(f"/nowhere{path}"))
+    for system, said in ((papers.os, "without /proc"), (type("", (), {"name": "nt"}), "Linux or macOS, got")):
+        monkeypatch.setattr(papers, "os", system)
+        with pytest.raises(NanoEulerError, match=said):
+            papers.check_user(user)
 
 
 @pytest.mark.slow

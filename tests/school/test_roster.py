@@ -149,22 +149,3 @@ def test_the_table_goes_back_with_the_columns_that_identify(platform, column, re
         platform == "canvas"
     )
     assert roster.read(tmp_path / "out.csv").students[0].name == "Ada Lovelace"
-
-
-@pytest.mark.parametrize(
-    "points, remark, graded",
-    [
-        (0, roster.ABSENT, False),
-        (0, "cannot be run: DeadKernelError", False),
-        (0, "no notebook 08_norms.ipynb", False),
-        (0, "no file answers.py", False),
-        (0, "", True),
-        (7, "cannot be run: the last cell", True),
-    ],
-)
-def test_what_could_not_be_run_is_no_zero(points, remark, graded):
-    """A platform would enter it as a grade."""
-    pytest.importorskip("nbgrader", reason="nbgrader is not installed")
-    from tools.course import autograde
-
-    assert autograde.ran({"points": points, "remark": remark}) is graded

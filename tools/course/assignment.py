@@ -187,11 +187,11 @@ def nbgrader(course: Path, *words: str) -> tuple[str, bool]:
 
 
 def environment() -> dict[str, str]:
-    """nbgrader calls alembic by its name; its kernels import the library, and have time on a busy machine."""
+    """nbgrader calls alembic by its name; its kernels import the library."""
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     python_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(python_path)}
-    return {"NANOEULER_CHECK_SECONDS": "200"} | os.environ | found
+    return os.environ | found
 
 
 if __name__ == "__main__":

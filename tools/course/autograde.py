@@ -4,29 +4,37 @@
     make autograde CH=08    # the table and the pages again, after a person has given points
 
 In _build/assignments then stand autograded/, feedback/NAME/08/*.html and grades-08.csv: student, points of the checks,
-points that wait for a person, the most there is, days late, a remark, a column for each check; and, if the roster is a
-platform's, grades-08-canvas.csv or the like. Rows stand in the roster's order. A submission is mended first (mend.py).
-Students graded earlier keep their rows. The checks only say that a student has worked through the chapter; what is
+points that wait for a person, the most there is, days late, a remark, who has the same answers, a column for each
+check; and, if the roster is a platform's, grades-08-canvas.csv or the like. Rows stand in the roster's order. A
+submission is mended first (mend.py). The table is written after each student; students graded earlier keep their rows,
+and what has run does not run again. The checks only say that a student has worked through the chapter; what is
 marked is `nanoeuler assign`.
 """
 
 import csv
 import hashlib
+import io
+import json
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import nbformat
+from tqdm import tqdm
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import one_line, printable, read_regular, write_text
 from nanoeuler_lib.school import roster
+from nanoeuler_lib.school.assign.papers import cell
 from nanoeuler_lib.school.roster import HandedIn
 from tools.course import feedback
 from tools.course.assignment import COURSE, ROOT, nbgrader, notebook_of
 from tools.course.mend import mend
 
-HEAD = ("student", "points", "waiting for a person", "of", "late days", "remark")
+HEAD = ("student", "points", "waiting for a person", "of", "late days", "remark", "same answers as")
+LARGEST = 2**27  # bytes of a notebook
 
 
 def grade(
@@ -59,14 +67,50 @@ def grade(
             replaced = not why.startswith("no notebook") or student not in rows
             late = handed.late_days(until) if replaced else rows[student]["late days"]
             rows[student] = {"late days": late, "remark": why}
-    for student, why in run(course, chapter, [s for s in found if found[s].path], source).items():
-        rows[student]["remark"] = "; ".join(filter(None, [why, rows[student]["remark"]]))
     order = [student.name for student in known.students] if known else sorted(rows)
-    listed = [student for student in order if student in rows]
-    table = [{"student": s} | rows[s] for s in [*listed, *sorted(rows.keys() - set(listed))]]
-    fill(course, chapter, table, source, found or rows)
-    write(course, chapter, table, known)
-    return table
+    order = [*(s for s in order if s in rows), *sorted(rows.keys() - set(order))]
+    waiting = [s for s in order if s in found and found[s].path and waits(course, chapter, s, source)]
+    copies, lines = same_answers(course, chapter, order, release), {}
+    with tqdm(total=len(waiting), unit=" notebook", disable=None, leave=False) as bar:
+        for student in sorted(order, key=waiting.__contains__):
+            row = rows[student] | {"same answers as": ", ".join(copies.get(student, []))}
+            if student in waiting:
+                bar.set_description_str(printable(student))
+                row["remark"] = "; ".join(filter(None, [run(course, chapter, student), row["remark"]]))
+                bar.update()
+            lines[student] = graded(course, chapter, student, row, source, student in (found or rows))
+            write(course, chapter, [lines[s] for s in order if s in lines], known)
+            with bar.external_write_mode():
+                print(shown(lines[student]), flush=True)
+    for group in sorted({", ".join(sorted([s, *others])) for s, others in copies.items() if others}):
+        print(f"the same answers: {printable(group)}")
+    return [lines[student] for student in order]
+
+
+def shown(line: dict) -> str:
+    """A student's row as the terminal shows it."""
+    waiting = f", {line['waiting for a person']:g} wait for a person" if line["waiting for a person"] else ""
+    late = f"  days late: {line['late days']}" if line["late days"] not in ("", "0", 0) else ""
+    points = f"{line['points']:5g} of {line['of']:g}{waiting}{late}"
+    return printable(f"{line['student']:20} {points}  {line['remark']}")
+
+
+def same_answers(course: Path, chapter: str, students: list[str], release: Path) -> dict[str, list[str]]:
+    """For each student the others whose answers are the same but for white space; none for who changed nothing."""
+    groups = {}
+    for student in students:
+        path = place(course, "submitted", student, chapter) / release.name
+        if path.exists():
+            groups.setdefault(answers(path), []).append(student)
+    groups.pop(answers(release), None)
+    return {s: [other for other in group if other != s] for group in groups.values() for s in group}
+
+
+def answers(path: Path) -> str:
+    """What a notebook has in its gaps and answers in words, without white space."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    given = ("".join(c["source"]) for c in cells if c["metadata"].get("nbgrader", {}).get("solution"))
+    return "".join("".join(given).split())
 
 
 def earlier(path: Path) -> dict[str, dict]:
@@ -90,74 +134,73 @@ def collect(course: Path, chapter: str, student: str, handed: HandedIn, release:
     if handed.path is None:
         return handed.remark
     try:
-        notebook = nbformat.read(handed.path, as_version=4)
+        notebook = nbformat.reads(read_regular(handed.path, LARGEST).decode(), as_version=4)
         nbformat.validate(notebook)
         mended = mend(notebook, nbformat.read(release, as_version=4))
         nbformat.validate(notebook)
+        text = nbformat.writes(notebook).encode()
     except Exception as error:  # whatever a file that is no notebook makes nbformat raise
-        return f"no notebook: {(str(error).splitlines() or [type(error).__name__])[0][:80]}"
-    for kind in ("submitted", "autograded", "feedback"):  # an earlier submission of this student's
-        shutil.rmtree(place(course, kind, student, chapter), ignore_errors=True)
-    place(course, "submitted", student, chapter).mkdir(parents=True)
-    nbformat.write(notebook, place(course, "submitted", student, chapter) / release.name)
+        return f"no notebook: {one_line((str(error).splitlines() or [type(error).__name__])[0][:80])}"
+    path = place(course, "submitted", student, chapter) / release.name
+    if not path.exists() or path.read_bytes() != text:
+        for kind in ("submitted", "autograded", "feedback"):  # an earlier submission of this student's
+            shutil.rmtree(place(course, kind, student, chapter), ignore_errors=True)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(text)
     return "; ".join(filter(None, [handed.remark, mended]))
 
 
-def run(course: Path, chapter: str, students: list[str], source: str) -> dict[str, str]:
-    """Let nbgrader run the submissions of these students; why it gave up, of those of whom it did."""
-    new = [s for s in students if place(course, "submitted", s, chapter).exists()]
-    new = [s for s in new if not (place(course, "autograded", s, chapter) / source).exists()]
-    ids = {place(course, "submitted", s, chapter).parent.name: s for s in new}
-    others = [path.parent.name for path in (course / "submitted").glob(f"*/{chapter}")]
-    exclude = ",".join(other for other in others if other not in ids)
-    if ids:
-        nbgrader(course, "autograde", chapter, "--force", f"--CourseDirectory.student_id_exclude={exclude}")
-    failed = {}
-    for known, student in ids.items():
-        if not (course / "autograded" / known / chapter / source).exists():  # by itself: what was wrong?
-            said, stopped = nbgrader(course, "autograde", chapter, "--student", known, "--force")
-            failed |= {student: reason(said)} if stopped else {}
-    return failed
+def waits(course: Path, chapter: str, student: str, source: str) -> bool:
+    """Whether a student's submission has still to be run."""
+    submitted, run = (place(course, kind, student, chapter) / source for kind in ("submitted", "autograded"))
+    return submitted.exists() and not run.exists()
+
+
+def run(course: Path, chapter: str, student: str) -> str:
+    """Let nbgrader run a student's submission; why it gave up, "" if it did not."""
+    known = place(course, "submitted", student, chapter).parent.name
+    said, stopped = nbgrader(course, "autograde", chapter, "--student", known, "--force")
+    if stopped:  # a notebook that ended nbgrader leaves a half-finished one
+        shutil.rmtree(place(course, "autograded", student, chapter), ignore_errors=True)
+    return reason(said) if stopped else ""
 
 
 def reason(said: str) -> str:
     """The line of nbgrader's log that says why it gave up."""
     told = [line for line in said.splitlines() if re.search(r"(Error|Exception|unresponsive)\b.*", line)]
     found = [line.split("]", 2)[-1].strip() for line in told if "NbGraderException" not in line]
-    return "cannot be run: " + (found[-1][:120] if found else "nbgrader gave up")
+    return "cannot be run: " + (one_line(found[-1][:120]) if found else "nbgrader gave up")
 
 
-def fill(course: Path, chapter: str, table: list[dict], source: str, pages) -> None:
-    """Put the points of nbgrader's gradebook into the rows, and write the pages of the students in `pages`."""
+def graded(course: Path, chapter: str, student: str, row: dict, source: str, paged: bool) -> dict:
+    """A student's line of the table, with the points of nbgrader's gradebook; paged: the student's page is written."""
     from nbgrader.api import Gradebook
 
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
-        most = gradebook.find_assignment(chapter).max_score
-        for line in table:
-            student, remark = line["student"], line.get("remark", "")
-            ran = place(course, "autograded", student, chapter)
-            kept = {"late days": line.get("late days", ""), "remark": remark}
-            line.clear()
-            line |= {"student": student, "points": 0, "waiting for a person": 0, "of": most} | kept
-            if not (ran / source).exists():
-                continue
-            submission = gradebook.find_submission(chapter, ran.parent.name).notebooks[0]
-            comments = {comment.name: comment.comment or "" for comment in submission.comments}
-            graded = {}
-            for found in submission.grades:
-                if found.needs_manual_grade:
-                    line["waiting for a person"] += found.max_score
-                line[found.name.removesuffix("-check")] = found.score or 0
-                graded[found.name] = {
-                    "score": found.score or 0,
-                    "of": found.max_score,
-                    "waiting": found.needs_manual_grade,
-                }
-                graded[found.name]["comment"] = comments.get(found.name, "")
-            line["points"] = sum(one["score"] for one in graded.values())
-            if student in pages:
-                page = place(course, "feedback", student, chapter) / Path(source).with_suffix(".html")
-                feedback.write(page, ran / source, f"Chapter {chapter}, {student}", line, graded)
+        line = {"student": student, "points": 0, "waiting for a person": 0}
+        line |= {"of": gradebook.find_assignment(chapter).max_score}
+        line |= {key: row.get(key, "") for key in ("late days", "remark", "same answers as")}
+        ran = place(course, "autograded", student, chapter)
+        if not (ran / source).exists():
+            return line
+        submission = gradebook.find_submission(chapter, ran.parent.name).notebooks[0]
+        comments = {comment.name: comment.comment or "" for comment in submission.comments}
+        cells = {}
+        for found in submission.grades:
+            if found.needs_manual_grade:
+                line["waiting for a person"] += found.max_score
+            line[found.name.removesuffix("-check")] = found.score or 0
+            cells[found.name] = {
+                "score": found.score or 0,
+                "of": found.max_score,
+                "waiting": found.needs_manual_grade,
+                "comment": comments.get(found.name, ""),
+            }
+        line["points"] = sum(one["score"] for one in cells.values())
+        if paged:
+            page = place(course, "feedback", student, chapter) / Path(source).with_suffix(".html")
+            feedback.write(page, ran / source, f"Chapter {chapter}, {student}", line, cells)
+    return line
 
 
 def ran(line: dict) -> bool:
@@ -169,12 +212,12 @@ def ran(line: dict) -> bool:
 
 def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | None) -> None:
     """Write grades-08.csv, and the table that the roster's platform imports."""
-    with (course / f"grades-{chapter}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(
-            file, list(dict.fromkeys([*HEAD, *(key for line in table for key in line)])), restval=0
-        )
-        writer.writeheader()
-        writer.writerows(table)
+    text = io.StringIO()
+    columns = list(dict.fromkeys([*HEAD, *(key for line in table for key in line)]))
+    writer = csv.DictWriter(text, columns, restval=0)
+    writer.writeheader()
+    writer.writerows({key: cell(value) for key, value in line.items()} for line in table)
+    write_text(course / f"grades-{chapter}.csv", text.getvalue())
     if known and known.platform:
         points = {line["student"]: line["points"] if ran(line) else None for line in table}
         path = course / f"grades-{chapter}-{known.platform}.csv"
@@ -187,14 +230,9 @@ if __name__ == "__main__":
         sys.exit(
             "which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE"
         )
+    warnings.simplefilter("ignore", FutureWarning)  # nbformat's, of cells without ids or with equal ones
     paths = [Path(text) if text else None for text in (folder, students)]
     table = grade(chapter, paths[0], students=paths[1], due=due)
-    for line in table:
-        waiting = (
-            f", {line['waiting for a person']:g} wait for a person" if line["waiting for a person"] else ""
-        )
-        late = f"  days late: {line['late days']}," if line["late days"] not in ("", 0, "0") else ""
-        print(f"{line['student']:20} {line['points']:5g} of {line['of']:g}{waiting}{late}  {line['remark']}")
     print(COURSE / f"grades-{chapter}.csv")
     if any(line["waiting for a person"] for line in table):
         print(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import nbformat
 
+from nanoeuler_lib.files import printable
+
 TITLE = re.compile(r"^`{3,}\{exercise\} *(.*)$|^#{2,4} +(.*)$", re.M)
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 PAGE = """<!DOCTYPE html>
@@ -54,26 +56,40 @@ def _parts(cells: list, graded: dict[str, dict]):
         given = "a person reads it" if found["waiting"] else f"{found['score']:g} of {found['of']:g} points"
         colour = {found["of"]: "right", 0: "wrong"}.get(found["score"], "") if not found["waiting"] else ""
         yield f'<h2 class="{colour}">{html.escape(exercise)}: {given}</h2>'
-        said = "" if words else sentence(cell)
+        said = "" if words else sentence(cell, answer if found["score"] < found["of"] else None)
         yield from (f"<p>{html.escape(text)}</p>" for text in (said, found["comment"]) if text)
-        yield f"<pre>{html.escape(cell.source if words else answer)}</pre>"
+        yield f"<pre>{html.escape(cell.source if words or not answer else answer.source)}</pre>"
 
 
 def exercises(cells: list):
-    """Each graded cell, behind the name of its exercise and the answer that stands before it."""
-    exercise, answer = "", ""
+    """Each graded cell, behind the name of its exercise and the cell of the answer that stands before it."""
+    exercise, answer = "", None
     for cell in cells:
         marks = cell.metadata.get("nbgrader", {})
         if marks.get("grade"):
             yield exercise, answer, cell
         elif marks.get("grade_id"):
-            answer = cell.source
+            answer = cell
         elif cell.cell_type == "markdown" and (titles := TITLE.findall(cell.source)):
             exercise = "".join(titles[-1])
 
 
-def sentence(cell) -> str:
-    """What a check said: what it printed, or the error that stopped it."""
+def sentence(cell, answer=None) -> str:
+    """What a check said: what it printed, or what stopped it; before it, what stopped the answer."""
+    before = stop(answer, where=True) if answer is not None else ""
     texts = [out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout"]
-    errors = [f"{out.ename}: {out.evalue}" for out in cell.outputs if out.output_type == "error"]
-    return COLOURS.sub("", " ".join(["".join(texts).strip(), *errors])).strip()
+    said = [before, "".join(texts).strip(), "" if before else stop(cell)]
+    return printable(COLOURS.sub("", ". ".join(filter(None, said)))).strip()
+
+
+def stop(cell, where: bool = False) -> str:
+    """The error that stopped a cell, "" if none did; where: with its line in the cell."""
+    errors = [out for out in cell.get("outputs", []) if out.output_type == "error"]
+    if not errors:
+        return ""
+    if errors[-1].ename == "CellTimeoutError":
+        return f"stopped: {errors[-1].evalue}"
+    trace = COLOURS.sub("", "\n".join(errors[-1].traceback))
+    line = re.search(r"Cell In\[\d+\], line (\d+)", trace)
+    said = re.sub(r" \([^()]*line \d+\)$", "", errors[-1].evalue)
+    return f"{errors[-1].ename}{f' in line {line[1]}' if line and where else ''}: {said}"

@@ -91,8 +91,7 @@ def results(root: Path, user: str = USER) -> dict:
     """What results.json holds. Of a submission that cannot be graded: why, and no points."""
     try:
         job = json.loads((root / "source" / "job.json").read_text())
-        if user:
-            papers.check_user(user)
+        papers.check_user(user)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / STUDENT
             _copy(root / "submission", folder)
@@ -111,7 +110,7 @@ def _copy(submission: Path, folder: Path) -> None:
     folder.mkdir()
     for path in sorted(submission.rglob("*")):
         to = folder / path.relative_to(submission)
-        if path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(submission.resolve()):
+        if roster.is_own(path, submission):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
             shutil.copystat(path, to)
@@ -191,12 +190,14 @@ def notebook(chapter: str, folder: Path, root: Path, user: str) -> dict:
         raise NanoEulerError(row["remark"])
     ran = autograde.place(course, "autograded", STUDENT, chapter) / release.name
     cells = nbformat.read(ran, as_version=4).cells if ran.is_file() and not ran.is_symlink() else []
-    said = {mark(cell): feedback.sentence(cell) for cell in cells if cell.cell_type == "code"}
+    checks = {mark(cell): (cell, answer) for _, answer, cell in feedback.exercises(cells)}
     tests = []
     for exercise, cell in asked:
         name, of = mark(cell), cell.metadata.nbgrader.points
         score = min(max(float(row.get(name.removesuffix("-check")) or 0), 0), of)
-        tests.append(_test(exercise, score, of, said.get(name) or row["remark"] or "It did not run."))
+        checked, answer = checks.get(name, (None, None))
+        said = feedback.sentence(checked, answer if score < of else None) if checked else ""
+        tests.append(_test(exercise, score, of, said or row["remark"] or "It did not run."))
     return {"output": row["remark"], "tests": tests}
 
 

@@ -5,6 +5,8 @@ import ctypes
 import hashlib
 import importlib
 import io
+import itertools
+import json
 import os
 import re
 import shutil
@@ -12,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import write_text
+from nanoeuler_lib.files import one_line, printable, read_regular, write_text
 from nanoeuler_lib.school.assign import worker
 from nanoeuler_lib.school.assign.problems import Problem
 from nanoeuler_lib.school.roster import canonical, check_name
@@ -28,7 +29,7 @@ from nanoeuler_lib.school.roster import canonical, check_name
 CHAPTERS = ("03", "04", "05", "06", "07", "08", "10", "11", "14", "20", "25")
 POINTS = 10  # of a paper
 WALL_SECONDS = 180
-LARGEST = 2**28  # bytes of arrays that come back from a problem
+LARGEST = 2**26  # bytes of what a student hands in, or a process of the student leaves
 
 README = """# Chapter {chapter}: paper of {student}
 
@@ -150,7 +151,15 @@ def grade(chapter: str, seed: str, student: str, answers: Path, user: str = "") 
 
 
 def check_user(name: str) -> None:
-    """NanoEulerError unless answers can run as this user, of whom `run` ends every process."""
+    """NanoEulerError unless answers can run here, and as this user, if one is named: `run` ends all its processes."""
+    if os.name == "nt":
+        raise NanoEulerError("papers must be marked on Linux or macOS, got Windows: use WSL")
+    if not name:
+        return
+    if not Path("/proc/self").exists():
+        raise NanoEulerError(
+            f"--user must be left out on a system without /proc, got {name}: its other processes would be ended unseen"
+        )
     import pwd
 
     try:
@@ -201,13 +210,16 @@ def _hide() -> None:
 
 def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator, user: str) -> Mark:
     calls = problem.calls(rng)
-    results, sentence = run(problem.name, [inputs for inputs, _ in calls], given, answers, user)
-    for number, (inputs, truth) in enumerate(calls if not sentence else []):
-        with np.errstate(all="ignore"):
-            sentence = problem.judge(inputs, truth, results[number])
-        if sentence:
-            sentence = f"call {number + 1} of {len(calls)}: {sentence}"
-            break
+    try:
+        results, sentence = run(problem.name, [inputs for inputs, _ in calls], given, answers, user)
+        for number, (inputs, truth) in enumerate(calls if not sentence else []):
+            with np.errstate(all="ignore"):
+                sentence = problem.judge(inputs, truth, results[number])
+            if sentence:
+                sentence = f"call {number + 1} of {len(calls)}: {sentence}"
+                break
+    except Exception as error:  # a full disk, a folder too deep to remove: others are marked nevertheless
+        sentence = f"it could not be marked ({type(error).__name__})"
     return Mark(problem.name, 0 if sentence else problem.points, problem.points, sentence)
 
 
@@ -218,9 +230,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="nanoeuler-") as name:
         box = Path(name)
         try:
-            shutil.copyfile(answers, box / "answers.py")
-        except OSError:
-            return [], "there is no answers.py"
+            (box / "answers.py").write_bytes(read_regular(answers, LARGEST))
+        except NanoEulerError:
+            return [], "there is no answers.py that can be read"
         (box / "given.py").write_text(given)
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
@@ -256,56 +268,93 @@ def run(
 def _read(results: Path, count: int, code: int) -> tuple[list[list[np.ndarray]], str]:
     """The arrays that a student's process left: a file from somebody else, which may hold anything."""
     try:
-        with zipfile.ZipFile(results) as file:
-            if sum(item.file_size for item in file.infolist()) > LARGEST:
-                return [], f"more than {LARGEST // 2**20} MiB came back"
-        with np.load(results, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+        with np.load(io.BytesIO(read_regular(results, LARGEST)), allow_pickle=False) as file:
+            items = file.zip.infolist()
+            if any(item.compress_type for item in items) or sum(item.file_size for item in items) > LARGEST:
+                raise ValueError("it unpacks to more than was written")
+            if "error" in file:
+                return [], one_line(str(file["error"]), 240)
+            names, returned = set(file.files), []
+            for n in range(count):
+                keys = itertools.takewhile(names.__contains__, (f"{n}/{i}" for i in itertools.count()))
+                returned.append(worker.arrays_of(tuple(file[key] for key in keys)))
     except Exception:  # whatever a spoilt file makes them raise
         return [], f"its process ended without a result (exit code {code})"
-    if "error" in arrays:
-        return [], str(arrays["error"])[:240]
-    returned = [
-        [arrays[f"{n}/{i}"] for i in range(sum(key.startswith(f"{n}/") for key in arrays))]
-        for n in range(count)
-    ]
     return returned, "" if all(returned) else "not every call returned something"
 
 
-def write_marks(
-    folder: Path, chapter: str, marks: dict[str, list[Mark]], notes: dict[str, tuple] | None = None
-):
-    """Make a folder with marks.csv, a row for each student, and a page for each to hand back.
+# ---- The table of a class
 
-    Who handed in nothing has no marks, and no page. notes: for each student the days late and a remark.
-    """
-    folder.mkdir(parents=True)
-    problems = [mark.problem for mark in next((row for row in marks.values() if row), [])]
-    rows = [
-        [
-            "student",
-            "points",
-            "of",
-            "late days",
-            "remark",
-            *problems,
-            *(f"{p}: what was wrong" for p in problems),
-        ]
+
+def columns(problems: list[Problem]) -> list[str]:
+    """The columns of marks.csv."""
+    names = [problem.name for problem in problems]
+    wrong = [f"{name}: what was wrong" for name in names]
+    return ["student", "points", "of", "late days", "remark", *names, *wrong, "fingerprint"]
+
+
+def row(problems: list[Problem], marks: list[Mark]) -> dict:
+    """What a student's row of marks.csv says of the marks; without any it is the row of who handed in nothing."""
+    made = dict.fromkeys(columns(problems), "") | {problem.name: 0 for problem in problems}
+    made |= {mark.problem: mark.points for mark in marks}
+    made |= {f"{mark.problem}: what was wrong": mark.said for mark in marks}
+    return made | {"points": sum(m.points for m in marks), "of": sum(p.points for p in problems)}
+
+
+def told(problems: list[Problem], row: dict) -> list[dict]:
+    """The marks in a row, none of who handed in nothing."""
+    return [
+        vars(Mark(p.name, row[p.name], p.points, row[f"{p.name}: what was wrong"]))
+        for p in problems
+        if row["fingerprint"]
     ]
-    for student, row in marks.items():
-        points, of = sum(m.points for m in row), sum(m.of for m in row) or POINTS
-        late, remark = (notes or {}).get(student, ("", ""))
-        head = [_cell(student), points, of, late, _cell(remark)]
-        rows.append([*head, *(m.points for m in row), *(_cell(m.said) for m in row)])
-        if row:
-            lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in row]
-            page = f"Chapter {chapter}, {student}: {points} of {of} points\n\n" + "\n".join(lines) + "\n"
-            write_text(folder / f"{student}.txt", page)
+
+
+def fingerprint(chapter: str, seed: str, student: str, answers: Path) -> str:
+    """What tells whether a student's answers have been marked; "" if they cannot be read."""
+    text = "\0".join([chapter, seed, canonical(student), ""])
+    with suppress(NanoEulerError):
+        return hashlib.sha256(text.encode() + read_regular(answers, LARGEST)).hexdigest()[:16]
+    return ""
+
+
+def read_marks(path: Path, problems: list[Problem]) -> dict[str, dict]:
+    """The rows of marks.csv by student, none if there is no such file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+            for found in rows:
+                if list(found) != columns(problems):
+                    raise ValueError("its columns are others")
+                for name in ("points", *(problem.name for problem in problems)):
+                    found[name] = json.loads(found[name])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise NanoEulerError(
+            f"{path}: must be the table of an earlier marking, got another ({error})"
+        ) from None
+    return {found["student"]: found for found in rows}
+
+
+def write_marks(path: Path, problems: list[Problem], rows: list[dict]) -> None:
+    """Write marks.csv anew, as a whole or not at all."""
     table = io.StringIO()
-    csv.writer(table).writerows(rows)
-    write_text(folder / "marks.csv", table.getvalue())
+    writer = csv.DictWriter(table, columns(problems))
+    writer.writeheader()
+    writer.writerows({name: cell(value) for name, value in found.items()} for found in rows)
+    write_text(path, table.getvalue())
 
 
-def _cell(text: str) -> str:
-    """Text that a spreadsheet takes for text: a student's error may begin like a formula."""
-    return "'" + text if re.match(r"[=+\-@\t\r]", text) else text
+def page(chapter: str, student: str, marks: list[Mark]) -> str:
+    """A page to hand back."""
+    lines = [f"{m.problem}: {m.points} of {m.of}. {m.said or 'Right.'}" for m in marks]
+    points = f"{sum(m.points for m in marks)} of {sum(m.of for m in marks)} points"
+    return printable(f"Chapter {chapter}, {student}: {points}\n\n" + "\n".join(lines) + "\n")
+
+
+def cell(value: object) -> object:
+    """A value that a spreadsheet takes for what it is: a student's error may begin like a formula."""
+    if not isinstance(value, str):
+        return value
+    return "'" + printable(value) if re.match(r"[=+\-@\t\r]", value) else printable(value)
