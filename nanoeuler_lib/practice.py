@@ -5,11 +5,13 @@ line that the reader needs.
 """
 
 import ast
+import builtins
 import contextlib
 import dis
 import functools
 import inspect
 import linecache
+import math
 import os
 import re
 import signal
@@ -30,6 +32,12 @@ SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
 SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # a difference that the printed digits hide
 PATIENCE = 4  # times as many seconds where others have the processor
 
+SHELL = getattr(builtins, "get_ipython", lambda: None)()  # IPython's, in a notebook
+# What binds a gap, my_..., in the text of a cell that Python cannot parse: CUDA C++, or Python with a mistake.
+BINDS = re.compile(r"^(?:def|class)\s+(my_\w+)|^(my_\w+)\s*=(?!=)|__global__[^;{]*?\b(my_\w+)\s*\(", re.M)
+STOPPED: dict[str, str] = {}  # by gap: how the last cell that binds it stopped, where that was before it did
+BOUND: dict[str, dict[str, float]] = {}  # by cell, its id or else its text: the gaps that it has bound
+
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
     """Print in one line what the check says of the answer; return the answer if it is right, else None.
@@ -37,12 +45,60 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
     mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
     among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
     lets the function write into its arguments; otherwise that counts as a mistake. seconds: when a check is stopped.
+
+    In a notebook, an answer is not checked if its cell stopped before it bound the name, which still has its old value.
     """
+    for name in sys._getframe(1).f_code.co_names:  # the names in the statement that calls judge
+        if name in STOPPED:
+            print(f"{name}: the cell above {STOPPED[name]}: run it again when it is mended", flush=True)
+            return None
     line = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
     with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and line != "not written yet")
     print(told(name, line) + with_whose, flush=True)
     return mine if line == "right" else None
+
+
+def note_cell(result: Any) -> None:
+    """Note which gaps a notebook's cell has bound, and which not because it stopped (IPython's post_run_cell)."""
+    text, error = result.info.raw_cell, result.error_before_exec or result.error_in_exec
+    cell, gaps, line = result.info.cell_id or text, gaps_of(text), line_of(error, text) if error else 0
+    if error:
+        gaps = dict.fromkeys(BOUND.get(cell, ()), math.inf) | gaps
+    else:
+        BOUND[cell] = gaps
+    for name, last in gaps.items():
+        if not error or last < line:
+            STOPPED.pop(name, None)
+        else:
+            STOPPED[name] = f"stopped with {type(error).__name__}" + f" in line {line}" * (line > 0)
+            SHELL.user_ns.setdefault(name, lambda *args, **kwargs: None)  # as if not written yet
+
+
+def gaps_of(text: str) -> dict[str, float]:
+    """The gaps, my_..., that a cell binds, each with the last line of its statement, infinity where that is unknown."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return {name: math.inf for found in BINDS.findall(text) for name in found if name}
+    parts = [(part, statement.end_lineno) for statement in body for part in ast.walk(statement)]
+    names = [
+        (getattr(part, "name", getattr(part, "id", "")), last)
+        for part, last in parts
+        if isinstance(part, ast.FunctionDef | ast.ClassDef)
+        or isinstance(getattr(part, "ctx", None), ast.Store)
+    ]
+    return {name: last for name, last in names if name.startswith("my_")}
+
+
+def line_of(error: BaseException, text: str) -> int:
+    """The line of the cell at which it stopped; 0 if that is unknown."""
+    if text.lstrip().startswith("%%"):  # one line for Python; a kernel's error names the cell's line
+        found = re.match(r"kernel\.cu, line (\d+)", str(error))
+        return int(found[1]) if found else 0
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [number for frame, number in frames if frame.f_globals.get("__name__") == "__main__"]
+    return lines[0] if lines else getattr(error, "lineno", None) or 0
 
 
 def told(name: str, line: str) -> str:
@@ -217,3 +273,7 @@ def show_rejected(
         if line in ("right", "not written yet"):
             raise RuntimeError(f"{check.__name__} says {line} to a wrong answer: {what}")
         print(f"rejected, {what}: {line}")
+
+
+if SHELL:
+    SHELL.events.register("post_run_cell", note_cell)
