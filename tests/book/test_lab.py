@@ -83,6 +83,13 @@ def test_a_changed_copy_is_never_overwritten(book, work, newer, change):
     assert lab.renew(newer, work) == said
 
 
+def test_each_line_of_what_a_start_says_ends(monkeypatch, capsys):
+    for lines in ([], ["a: renewed", "b: kept"]):
+        monkeypatch.setattr(lab, "renew", lambda lines=lines: lines)
+        lab.main()
+        assert capsys.readouterr().out == "".join(f"{line}\n" for line in lines)
+
+
 def test_a_spoilt_copy_is_the_readers_to_decide(newer, work):
     (work / NAME).write_text("{half")
     assert "yours is kept" in lab.renew(newer, work)[0]
