@@ -1,4 +1,6 @@
-"""What a chapter says of a reader's answer: `judge` runs a check, prints one line and never stops the notebook.
+"""What a chapter needs besides its subject: the verdict on a reader's answer, and the book's stored results.
+
+`judge` runs a check, prints one line and never stops the notebook.
 
 A check is a function of the answer. It returns "right" or "not written yet", or raises AssertionError with the one
 line that the reader needs.
@@ -10,6 +12,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import json
 import linecache
 import math
 import os
@@ -21,11 +24,16 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["judge", "show_rejected", "verdict"]
+from nanoeuler_lib.errors import NanoEulerError
+
+__all__ = ["judge", "results", "show_rejected", "verdict"]
+
+PACKAGE = Path(__file__).resolve().parent
 
 # a busy machine that grades a class gives more
 SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
@@ -273,6 +281,22 @@ def show_rejected(
         if line in ("right", "not written yet"):
             raise RuntimeError(f"{check.__name__} says {line} to a wrong answer: {what}")
         print(f"rejected, {what}: {line}")
+
+
+def results(name: str) -> dict[str, Any]:
+    """Read a stored result of the book, such as "ch18": its "rows", and "config", "commit", "date" and "machine".
+
+    The folders, in this order: data/results of the working directory and of each folder above it, of a checkout that
+    the library is imported from, and the copy in an installed library. Raises NanoEulerError if none has the file.
+    """
+    roots = (Path.cwd(), *Path.cwd().parents, PACKAGE.parent)
+    for folder in (*(root / "data" / "results" for root in roots), PACKAGE / "results"):
+        if (path := folder / f"{name}.json").is_file():
+            return json.loads(path.read_text("utf-8"))
+    raise NanoEulerError(
+        f"the stored result must be a file of data/results in the book's repository, got {name!r}: run this notebook "
+        "in a clone of the repository, or install the library anew with python -m pip install CLONE"
+    )
 
 
 if SHELL:
