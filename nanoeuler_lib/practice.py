@@ -18,6 +18,7 @@ import math
 import os
 import re
 import signal
+import symtable
 import sys
 import threading
 import time
@@ -86,17 +87,14 @@ def note_cell(result: Any) -> None:
 def gaps_of(text: str) -> dict[str, float]:
     """The gaps, my_..., that a cell binds, each with the last line of its statement, infinity where that is unknown."""
     try:
-        body = ast.parse(text).body
+        return {
+            symbol.get_name(): statement.end_lineno
+            for statement in ast.parse(text).body
+            for symbol in symtable.symtable(ast.unparse(statement), "cell", "exec").get_symbols()
+            if symbol.get_name().startswith("my_") and (symbol.is_assigned() or symbol.is_imported())
+        }
     except (SyntaxError, ValueError):
         return {name: math.inf for found in BINDS.findall(text) for name in found if name}
-    parts = [(part, statement.end_lineno) for statement in body for part in ast.walk(statement)]
-    names = [
-        (getattr(part, "name", getattr(part, "id", "")), last)
-        for part, last in parts
-        if isinstance(part, ast.FunctionDef | ast.ClassDef)
-        or isinstance(getattr(part, "ctx", None), ast.Store)
-    ]
-    return {name: last for name, last in names if name.startswith("my_")}
 
 
 def line_of(error: BaseException, text: str) -> int:
@@ -105,8 +103,8 @@ def line_of(error: BaseException, text: str) -> int:
         found = re.match(r"kernel\.cu, line (\d+)", str(error))
         return int(found[1]) if found else 0
     frames = traceback.walk_tb(error.__traceback__)
-    lines = [number for frame, number in frames if frame.f_globals.get("__name__") == "__main__"]
-    return lines[0] if lines else getattr(error, "lineno", None) or 0
+    in_cell = (number for frame, number in frames if frame.f_globals.get("__name__") == "__main__")
+    return next(in_cell, getattr(error, "lineno", None) or 0)
 
 
 def told(name: str, line: str) -> str:
