@@ -335,9 +335,6 @@ def test_an_answer_that_wraps_what_is_no_function_is_told():
     assert verdict(lambda f: str(f(1)), mine).startswith("it stops with AttributeError at `return x.missing`")
 
 
-# ---- Cells that stop
-
-
 RIGHT = "def my_double(x):\n    return 2 * x"
 NO_COLON = RIGHT.replace(":", "", 1)
 BY_ID = 'get_ipython().run_cell("""{} my_double(x):\n    return 2 * x""", cell_id="gap");'
