@@ -119,9 +119,29 @@ def shares_by_wording(asked: list[dict], right: dict[str, np.ndarray]) -> list[d
     for i, one in enumerate(asked):
         cells.setdefault((one["group"], one["kind"], one["wording"]), []).append(i)
     return [
-        {"group": group, "kind": kind, "wording": wording, "questions": len(chosen)}
+        {"group": group, "kind": kind, "wording": wording, "wordings": 1, "questions": len(chosen)}
         | {name: round(float(values[chosen].mean()), 4) for name, values in right.items()}
         for (group, kind, wording), chosen in cells.items()
+    ]
+
+
+def taught_by_author(rows: list[dict]) -> list[dict]:
+    """The rows of `shares_by_wording` with one row per kind and author for the taught wordings, their mean.
+
+    It bears the first of its wordings.
+    """
+    lists, same = (wordings.WORDINGS, wordings.MORE, wordings.STILL_MORE), {}
+    for row in rows:
+        taught, wording = row["group"] == "taught", row["wording"]
+        author = (
+            next(i for i, texts in enumerate(lists) if wording in texts[row["kind"]]) if taught else wording
+        )
+        same.setdefault((row["group"], row["kind"], author), []).append(row)
+    return [
+        alike[0]
+        | {name: sum(row[name] for row in alike) for name in ("wordings", "questions")}
+        | {name: round(float(np.mean([row[name] for row in alike])), 6) for name in ("one_wording", "chat")}
+        for alike in same.values()
     ]
 
 
@@ -233,7 +253,7 @@ def main() -> None:
     rows = [
         {"shares": shares(asked, right), "too_long": left_out, "stories": forgetting,
          "floor": round(measured.floor, 4)},
-        {"wordings": shares_by_wording(reworded, in_words),
+        {"wordings": taught_by_author(shares_by_wording(reworded, in_words)),
          "wrong": wrong_answers(shipped, reworded, in_words["chat"])},
     ]  # fmt: skip
     for row in rows[0]["shares"]:

@@ -1,34 +1,51 @@
-"""What a chapter says of a reader's answer: `judge` runs a check, prints one line and never stops the notebook.
+"""What a chapter needs besides its subject: the verdict on a reader's answer, and the book's stored results.
+
+`judge` runs a check, prints one line and never stops the notebook.
 
 A check is a function of the answer. It returns "right" or "not written yet", or raises AssertionError with the one
 line that the reader needs.
 """
 
 import ast
+import builtins
 import contextlib
 import dis
 import functools
 import inspect
+import json
 import linecache
+import math
 import os
 import re
 import signal
+import symtable
 import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["judge", "show_rejected", "verdict"]
+from nanoeuler_lib.errors import NanoEulerError
+
+__all__ = ["judge", "results", "show_rejected", "verdict"]
+
+PACKAGE = Path(__file__).resolve().parent
 
 # an emulated machine needs more
 SECONDS = float(os.environ.get("NANOEULER_CHECK_SECONDS", 60))
 SAME = re.compile(r"(?<!\S)(\S*\d\S*), expected \1(?![\w.]*\w)")  # a difference that the printed digits hide
 PATIENCE = 4  # times as many seconds where others have the processor
+
+SHELL = getattr(builtins, "get_ipython", lambda: None)()  # IPython's, in a notebook
+# What binds a gap, my_..., in the text of a cell that Python cannot parse: CUDA C++, or Python with a mistake.
+BINDS = re.compile(r"^(?:def|class)\s+(my_\w+)|^(my_\w+)\s*=(?!=)|__global__[^;{]*?\b(my_\w+)\s*\(", re.M)
+STOPPED: dict[str, str] = {}  # by gap: how the last cell that binds it stopped, where that was before it did
+BOUND: dict[str, dict[str, float]] = {}  # by cell, its id or else its text: the gaps that it has bound
 
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
@@ -37,12 +54,57 @@ def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, secon
     mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
     among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
     lets the function write into its arguments; otherwise that counts as a mistake. seconds: when a check is stopped.
+
+    In a notebook, an answer is not checked if its cell stopped before it bound the name, which still has its old value.
     """
+    for name in sys._getframe(1).f_code.co_names:  # the names in the statement that calls judge
+        if name in STOPPED:
+            print(f"{name}: the cell above {STOPPED[name]}: run it again when it is mended", flush=True)
+            return None
     line = verdict(check, mine, *given, in_place=in_place, seconds=seconds)
     name = getattr(mine, "__name__", getattr(mine, "name", "my_" + check.__name__.removeprefix("check_")))
     with_whose = "".join(f" (with {whose(g)})" for g in given if callable(g) and line != "not written yet")
     print(told(name, line) + with_whose, flush=True)
     return mine if line == "right" else None
+
+
+def note_cell(result: Any) -> None:
+    """Note which gaps a notebook's cell has bound, and which not because it stopped (IPython's post_run_cell)."""
+    text, error = result.info.raw_cell, result.error_before_exec or result.error_in_exec
+    cell, gaps, line = result.info.cell_id or text, gaps_of(text), line_of(error, text) if error else 0
+    if error:
+        gaps = dict.fromkeys(BOUND.get(cell, ()), math.inf) | gaps
+    else:
+        BOUND[cell] = gaps
+    for name, last in gaps.items():
+        if not error or last < line:
+            STOPPED.pop(name, None)
+        else:
+            STOPPED[name] = f"stopped with {type(error).__name__}" + f" in line {line}" * (line > 0)
+            SHELL.user_ns.setdefault(name, lambda *args, **kwargs: None)  # as if not written yet
+
+
+def gaps_of(text: str) -> dict[str, float]:
+    """The gaps, my_..., that a cell binds, each with the last line of its statement, infinity where that is unknown."""
+    try:
+        return {
+            symbol.get_name(): statement.end_lineno
+            for statement in ast.parse(text).body
+            for symbol in symtable.symtable(ast.unparse(statement), "cell", "exec").get_symbols()
+            if symbol.get_name().startswith("my_") and (symbol.is_assigned() or symbol.is_imported())
+        }
+    except (SyntaxError, ValueError):
+        return {name: math.inf for found in BINDS.findall(text) for name in found if name}
+
+
+def line_of(error: BaseException, text: str) -> int:
+    """The line of the cell at which it stopped; 0 if that is unknown."""
+    if text.lstrip().startswith("%%"):  # one line for Python; a kernel's error names the cell's line
+        found = re.match(r"kernel\.cu, line (\d+)", str(error))
+        return int(found[1]) if found else 0
+    frames = traceback.walk_tb(error.__traceback__)
+    in_cell = (number for frame, number in frames if frame.f_globals.get("__name__") == "__main__")
+    return next(in_cell, getattr(error, "lineno", None) or 0)
 
 
 def told(name: str, line: str) -> str:
@@ -218,3 +280,23 @@ def show_rejected(
         if line in ("right", "not written yet"):
             raise RuntimeError(f"{check.__name__} says {line} to a wrong answer: {what}")
         print(f"rejected, {what}: {line}")
+
+
+def results(name: str) -> dict[str, Any]:
+    """Read a stored result of the book, such as "ch18": its "rows", and "config", "commit", "date" and "machine".
+
+    The folders, in this order: data/results of the working directory and of each folder above it, of a checkout that
+    the library is imported from, and the copy in an installed library. Raises NanoEulerError if none has the file.
+    """
+    roots = (Path.cwd(), *Path.cwd().parents, PACKAGE.parent)
+    for folder in (*(root / "data" / "results" for root in roots), PACKAGE / "results"):
+        if (path := folder / f"{name}.json").is_file():
+            return json.loads(path.read_text("utf-8"))
+    raise NanoEulerError(
+        f"the stored result must be a file of data/results in the book's repository, got {name!r}: run this notebook "
+        "in a clone of the repository, or install the library anew with python -m pip install CLONE"
+    )
+
+
+if SHELL:
+    SHELL.events.register("post_run_cell", note_cell)

@@ -83,6 +83,12 @@ def test_a_changed_copy_is_never_overwritten(book, work, newer, change):
     assert lab.renew(newer, work) == said
 
 
+def test_each_line_that_a_start_prints_ends(monkeypatch, capsys):
+    monkeypatch.setattr(lab, "renew", lambda: ["a: renewed", "b: kept"])
+    lab.main()
+    assert capsys.readouterr().out == "a: renewed\nb: kept\n"
+
+
 def test_a_spoilt_copy_is_the_readers_to_decide(newer, work):
     (work / NAME).write_text("{half")
     assert "yours is kept" in lab.renew(newer, work)[0]

@@ -305,6 +305,13 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
 
 
 @in_a_browser
+def test_a_caption_that_fills_its_line_makes_a_page_no_wider_than_the_phone(visit):
+    tab = visit(CHAPTER, 390)
+    tab.add_style_tag(content=".caption-text { display: inline-block; width: 100%; }")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+
+
+@in_a_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_what_is_cut_at_the_margin_fades_there_until_it_is_scrolled_to_its_end(visit, theme):
     tab = visit(CHAPTER, 390, theme)

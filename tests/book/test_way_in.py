@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 from types import SimpleNamespace
 
 import numpy as np
@@ -285,9 +287,33 @@ importlib.util.find_spec = lambda name: None if name == "nanoeuler_lib" else rea
 def test_a_chapter_runs_where_the_library_is(tmp_path):
     """From any folder it finds what the chapters read."""
     cell = project.library_cell(project.Project()).source
-    look = "\nprint((Path('../data/results/ladder.json')).exists())"
-    done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{cell}{look}", tmp_path)
-    assert done.stdout == "True\n", done.stderr
+    look = "from nanoeuler_lib.practice import results\nprint(results('ladder')['name'])"
+    done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{cell}\n{look}", tmp_path)
+    assert done.stdout == "ladder\n", done.stderr
+
+
+def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
+    """In a virtual environment that has the wheel alone; all other packages are the tests' own."""
+    for name in ("nanoeuler_lib", "data/results", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / "source" / name)
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, tmp_path / "source"]
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *wheel], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python, empty = tmp_path / "venv/bin/python", tmp_path / "empty"
+    install = ["--python", python, "install", "--no-deps", *tmp_path.glob("*.whl")]
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *install], check=True)
+    cells = json.loads((ROOT / "notebooks/18_what_the_model_knows.ipynb").read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    reads = next(text for text in code if "results(" in text)
+    text = "\n".join([*code[:2], reads, "print(plots.__file__)", "results('ch99')"])
+    empty.mkdir()
+    env = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    done = subprocess.run([python, "-c", text], cwd=empty, env=env, capture_output=True, text=True)
+    *_, models, file = done.stdout.splitlines() or ["", done.stderr]
+    assert models.startswith("5 models") and file.startswith(str(tmp_path)), done.stdout + done.stderr
+    assert "NanoEulerError: the stored result must be a file of data/results" in done.stderr
+    assert "pip install" in done.stderr and "FileNotFoundError" not in done.stderr
 
 
 def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):
@@ -302,19 +328,15 @@ def test_a_chapter_fetches_the_library_where_the_repository_is_known(tmp_path):
         "def play(command, check):\n"
         "    print(*command[-2:] if command[0] == 'git' else command[-3:])\n"
         "    if command[0] == 'git':\n"
-        "        for name in ('nanoeuler_lib', 'notebooks', 'data/results'):\n"
-        "            pathlib.Path('nanoeuler', name).mkdir(parents=True)\n"
-        "        pathlib.Path('nanoeuler/nanoeuler_lib/__init__.py').touch()\n"
-        "    else:\n"
-        "        importlib.util.find_spec = real\n"
+        "        pathlib.Path('nanoeuler').mkdir()\n"
         "subprocess.run = play\n"
     )
-    done = run(f"{played}{project.library_cell(SOMEWHERE).source}\nprint(os.getcwd())", tmp_path)
+    done = run(f"{played}{project.library_cell(SOMEWHERE).source}\nprint(sys.path[0])", tmp_path)
     assert done.stdout.split("\n")[:2] == [
         "https://github.com/anna/euler nanoeuler",
         "--quiet --editable nanoeuler",
     ]
-    assert done.stdout.endswith("nanoeuler/notebooks\n"), done.stdout + done.stderr
+    assert done.stdout.endswith("/nanoeuler\n"), done.stdout + done.stderr
 
 
 def test_every_chapter_has_that_cell_after_its_head():

@@ -68,14 +68,6 @@ def collected(dx, saved):
     return grad
 
 
-def by_loop(dx, saved):
-    tokens, shape = saved
-    grad = np.zeros(shape, dx.dtype)
-    for b, t in np.ndindex(tokens.shape):
-        grad[tokens[b, t]] += dx[b, t]
-    return grad
-
-
 def by_product(dx, saved):
     tokens, (V, D) = saved
     hot = (tokens.reshape(-1, 1) == np.arange(V)).astype(dx.dtype)
@@ -87,12 +79,6 @@ def lost_repeats(dx, saved):
     grad = np.zeros(shape, dx.dtype)
     grad[tokens] += dx
     return grad
-
-
-def averaged_repeats(dx, saved):
-    tokens, shape = saved
-    count = np.maximum(np.bincount(tokens.ravel(), minlength=shape[0]), 1)
-    return collected(dx, saved) / count[:, None]
 
 
 def row_by_row(dx, saved):
@@ -154,10 +140,9 @@ GAPS = {
         },
     ),
     "check_embed_backward": (
-        [collected, by_loop, by_product],
+        [collected, by_product],
         {
             "repeats lost": lost_repeats,
-            "repeats averaged": averaged_repeats,
             "repeats lost within a text": row_by_row,
             "divided by the number of positions": lambda dx, saved: collected(dx, saved) / saved[0].size,
             "the first text only": lambda dx, saved: collected(dx[:1], (saved[0][:1], saved[1])),
@@ -195,16 +180,6 @@ def mean_by_shares(dx, saved):
     return shares.T @ dx
 
 
-def peeks_one_byte(predict):
-    """Change one byte at a time."""
-    text = bytes(range(40, 63))
-    for i in range(len(text)):
-        changed = text[:i] + b"\0" + text[i + 1 :]
-        if (predict(text)[: i + 1] != predict(changed)[: i + 1]).any():
-            return True
-    return False
-
-
 def peeks_random_ends(predict):
     """The same beginning with other random ends."""
     rng = np.random.default_rng(0)
@@ -212,15 +187,6 @@ def peeks_random_ends(predict):
     rows = lambda i: predict(a[:i].tobytes() + b[i:].tobytes())[: i + 1]
     whole = predict(a.tobytes())
     return any(not np.array_equal(rows(i), whole[: i + 1]) for i in range(30))
-
-
-def bigrams_by_dictionary(train, valid):
-    pairs = Counter(pairwise(train))
-    first = Counter(train[:-1])
-    bits = 8.0
-    for a, b in pairwise(valid):
-        bits -= math.log2((pairs[a, b] + 1) / (first[a] + 256))
-    return bits / len(valid)
 
 
 def bigrams_in_one_index(train, valid):
@@ -234,8 +200,8 @@ def bigrams_in_one_index(train, valid):
 BRIDGE_NAMES = {"Blacksmith's", "Merchant's", "Green", "Giblet", "Honey", "Wooden", "High"}
 OTHERS = {
     "check_mean_embed_backward": [mean_by_loop, mean_by_shares],
-    "check_peeks": [peeks_one_byte, peeks_random_ends],
-    "check_bigram_bits": [bigrams_by_dictionary, bigrams_in_one_index],
+    "check_peeks": [peeks_random_ends],
+    "check_bigram_bits": [bigrams_in_one_index],
     "check_closures": [lambda: BRIDGE_NAMES, lambda: frozenset(BRIDGE_NAMES)],
     "check_forecast_bits": [
         lambda: [1.75, 2, 2.5],
@@ -261,8 +227,6 @@ def bigrams(train, valid, counts=np.int64, ones=1, all=256):
 
 WRONG = {
     "check_peeks": {
-        "compares all rows when the last byte changes": lambda f: differ(f, b"Murr", b"Mure").any(),
-        "compares row 0 when all bytes change": lambda f: differ(f, b"Murr", b"purs")[0],
         "leaves row 0 out": lambda f: any(
             differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[1 : i + 1].any()
             for i in range(12)
@@ -277,14 +241,10 @@ WRONG = {
         "tries three places": lambda f: any(
             differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[: i + 1].any() for i in (0, 6, 11)
         ),
-        "a text of two bytes": lambda f: any(
-            differ(f, b"Mu", b"Mu"[:i] + bytes(2 - i))[: i + 1].any() for i in range(2)
-        ),
         "a text of three bytes": lambda f: any(
             differ(f, b"Mur", b"Mur"[:i] + bytes(3 - i))[: i + 1].any() for i in range(3)
         ),
         "everybody peeks": lambda f: True,
-        "nobody peeks": lambda f: False,
     },
     "check_mean_embed_backward": {
         "divided by B for T": lambda dx, saved: (

@@ -105,7 +105,6 @@ GAPS = {
             "overlaps counted once": without_overlaps,
             "across words": lambda words: count_pairs([[id for word in words for id in word]]),
             "words, not places": lambda words: Counter(p for word in words for p in set(pairwise(word))),
-            "every second place": lambda words: Counter(p for w in words for p in zip(w[::2], w[1::2])),
             "distinct words": lambda words: Counter(
                 p for word in {tuple(word) for word in words} for p in pairwise(word)
             ),
@@ -168,12 +167,6 @@ GAPS = {
         {
             "the longest token first": CHAPTER["suspect_a"],
             "the leftmost pair first": CHAPTER["suspect_b"],
-            "the latest merge first": lambda word, merges: encode(
-                word, merges, lambda found, number: max(found, key=number.get)
-            ),
-            "the most frequent pair first": lambda word, merges: encode(
-                word, merges, lambda found, number: Counter(found).most_common(1)[0][0]
-            ),
             "bytes only": lambda word, merges: list(word),
             "each merge once": lambda word, merges: encode_once(word, merges),
         },

@@ -164,12 +164,6 @@ def merged_in_turn(ids, pair, new):
     return found
 
 
-def by_order_of_the_dictionary(ids, made):
-    for pair, new in made.items():
-        ids = merged_in_turn(ids, pair, new)
-    return ids
-
-
 def ids_from_256_on(ids, made):
     for new, pair in enumerate(made, 256):
         ids = merged_in_turn(ids, pair, new)
@@ -186,7 +180,6 @@ WRONG_RANKS = {
         longest_first,
         latest_first,
         rightmost_first,
-        by_order_of_the_dictionary,
         ids_from_256_on,
     )
 }

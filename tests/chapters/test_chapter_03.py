@@ -111,28 +111,9 @@ test_right_answers, test_wrong_answers = gap_tests(
 test_wrong_solutions = rejects(EXERCISES)
 
 
-def cost_by_loop(q, p):
-    """Outcome by outcome; infinite as soon as one happens that had no chance."""
-    bits = 0.0
-    for happens, chance in zip(q, p, strict=True):
-        if happens > 0:
-            bits += happens * (math.inf if chance == 0 else -math.log2(chance))
-    return bits
-
-
 def cost_by_where(q, p):
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(q > 0, -q * np.log(p) / math.log(2), 0).sum()
-
-
-def recursive_lists(counts, context, strength, V):
-    """As the chapter says it: the shorter context first, as a list."""
-    shorter = recursive_lists(counts, context[1:], strength, V) if context else [1 / V] * V
-    followers = counts.get(context, Counter())
-    rest = strength * len(followers)
-    if not followers:
-        return shorter
-    return [(followers[w] + rest * p) / (followers.total() + rest) for w, p in enumerate(shorter)]
 
 
 def interpolated(counts, context, strength, V):
@@ -146,16 +127,6 @@ def interpolated(counts, context, strength, V):
             trust = c / (c + strength * d)
             p = trust * share + (1 - trust) * p
     return p
-
-
-def by_posterior(bits_a, bits_b):
-    """The shares of the two in what was foreseen so far, carried along."""
-    shares, costs = np.array([0.5, 0.5]), []
-    for bits in zip(bits_a, bits_b, strict=True):
-        shares = shares * 2.0 ** -np.array(bits)
-        costs.append(-np.log2(shares.sum()))
-        shares /= shares.sum()
-    return np.array(costs)
 
 
 def by_shifts(bits_a, bits_b):
@@ -190,13 +161,13 @@ def by_leaving_out(a, b, m):
 
 
 OTHERS = {
-    "check_cross_entropy": [cost_by_loop, cost_by_where],
+    "check_cross_entropy": [cost_by_where],
     "check_bits_per_byte": [
         lambda nats, lengths: sum(nats) / (math.log(2) * sum(lengths)),
         lambda nats, lengths: np.log2(np.exp(nats)).sum() / lengths.sum(),
     ],
-    "check_next_probs": [recursive_lists, interpolated],
-    "check_mixture_bits": [by_posterior, by_shifts],
+    "check_next_probs": [interpolated],
+    "check_mixture_bits": [by_shifts],
     "check_spends_one": [spends_by_arrays, spends_by_walk],
     "check_difference": [with_one_less, by_leaving_out],
 }

@@ -56,9 +56,6 @@ WRONG_EXPOSURES = {
     "a tolerance": lambda scores, secret: (
         math.log2(scores.size) - math.log2(np.sum(scores >= scores[secret] - 1e-12))
     ),
-    "rank from the wrong end": lambda scores, secret: (
-        math.log2(scores.size) - math.log2(np.sum(scores <= scores[secret]))
-    ),
     "nats": lambda scores, secret: math.log(scores.size / (1 + np.sum(scores > scores[secret]))),
     "surprise in place of rank": lambda scores, secret: math.log2(scores.size) + scores[secret] / math.log(2),
     "the rank alone": lambda scores, secret: math.log2(1 + np.sum(scores > scores[secret])),

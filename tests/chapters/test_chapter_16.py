@@ -68,9 +68,7 @@ WRONG_RULES = {
     ),
     "redrawn from the other side": dict(redraw=lambda p, q, t: np.maximum(q - p, 0)),
     "redrawn from the distance": dict(redraw=lambda p, q, t: np.abs(p - q)),
-    "accepted with p alone": dict(chance=lambda p, q, t: p[t]),
     "accepted with q / p": dict(chance=lambda p, q, t: min(1.0, q[t] / p[t]) if p[t] else 0.0),
-    "always accepted": dict(chance=lambda p, q, t: 1.0),
     "never accepted, drawn from p": dict(chance=lambda p, q, t: 0.0, redraw=lambda p, q, t: p),
     "right but timid": dict(
         chance=lambda p, q, t: min(1.0, p[t] / q[t]) / 2, redraw=lambda p, q, t: p - np.minimum(p, q) / 2

@@ -60,7 +60,6 @@ WRONG_COSTS = {
     "read twice where added": costs(added=2),
     "dw before dx": costs(order=(0, 2, 1)),
     "dx without reading w": lambda N, I, O, number, add: costs(backs=-number * I * O)(N, I, O, number, add),
-    "the same three times": costs(order=(0, 0, 0)),
     "floats": lambda *given: tuple((float(f), b) for f, b in costs()(*given)),
     "numbers in place of bytes": lambda N, I, O, number, add: costs()(N, I, O, 1, add),
     "two products": costs(order=(0, 1)),
@@ -158,7 +157,6 @@ def capture_by(keep):
 
 
 WRONG_CAPTURES = {
-    "arrays in a list are the caller's": capture_by(live),
     "only lists and dictionaries are copied": capture_by(
         lambda a: copy.deepcopy(a) if isinstance(a, (list, dict)) else a
     ),
@@ -222,19 +220,15 @@ def by_table(rank):
 
 WRONG_RATIOS = {
     "every third round further in": by_table(lambda n: (n - 3) // 3),
-    "a rule of thumb": by_table(lambda n: int((n + 1) / 2 - 0.98 * math.sqrt(n))),
     "a table that ends": by_table(lambda n: 1 if n < 9 else 2 if n < 12 else 3),
     "six hundredths": ratios(level=0.06),
-    "four hundredths": ratios(level=0.04),
     "ours over theirs": ratios(quotient=lambda a, b: a / b),
     "the mean": ratios(middle=np.mean),
     "the lower of two in the middle": ratios(middle=lambda x: x[(len(x) - 1) // 2]),
     "the upper of two in the middle": ratios(middle=lambda x: x[len(x) // 2]),
     "one-sided": ratios(sides=1),
-    "a tenth": ratios(level=0.1),
     "a hundredth": ratios(level=0.01),
     "one further in": ratios(shift=1),
-    "one further out": ratios(shift=-1),
     "few rounds have ends": ratios(least=False),
     "a ratio of medians": ratios(other=lambda a, b, f, k: (
         np.median(b) / np.median(a), *((f[k - 1], f[len(f) - k]) if k else (0.0, math.inf)))),

@@ -169,19 +169,11 @@ def columns_emptied(sketches, bands, rows):
     return candidates_one_by_one(sketches, bands, rows)
 
 
-def columns_sorted(sketches, bands, rows):
-    """Right, but it sorts what it was given."""
-    found = candidates_one_by_one(sketches, bands, rows)
-    sketches.sort(axis=0)
-    return found
-
-
 WRONG_CANDIDATES = {
     "floats": by_key(tuple, lambda sketches: sketches.astype(float)),
     "half of the bits": by_key(tuple, lambda sketches: sketches.astype(np.uint32)),
     "digits glued together": by_key(lambda row: "".join(map(str, row))),
     "columns emptied": columns_emptied,
-    "columns sorted": columns_sorted,
     "one dictionary": mixed_bands,
     "pairs with the first alone": first_only,
     "a remainder is a band": cut_wrongly(lambda s, b, r: np.split(s, range(r, s.shape[1], r), axis=1)),
@@ -233,9 +225,6 @@ def once_more(times, n, pairs):
 
 WRONG_GROUPS = {
     "one pass": once,
-    "the smallest neighbour": lambda n, pairs: [
-        min([k, *(i + j - k for i, j in pairs if k in (i, j))]) for k in range(n)
-    ],
     "the largest": lambda n, pairs: [
         max(k for k, c in enumerate(groups_by_colour(n, pairs)) if c == mine) for mine in groups_by_colour(n, pairs)
     ],

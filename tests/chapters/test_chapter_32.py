@@ -66,7 +66,6 @@ WRONG_FLOPS = {
     "gains as well": lambda c, b, t: flops_of()(c, b, t) + 6 * b * t * (2 * c.layers + 1) * c.dim,
     "a product is one": lambda c, b, t: flops_of()(c, b, t) // 2,
     "a float": lambda c, b, t: float(flops_of()(c, b, t)),
-    "attention forgotten": lambda c, b, t: flops_of()(c, b, t) - 6 * b * t * c.layers * c.dim * (t + 1),
 }  # fmt: skip
 
 
@@ -121,14 +120,12 @@ WRONG_BOUNDS = {
     "two-sided": bound(of=lambda alpha: alpha / 2),
     "alpha exchanged": bound(of=lambda alpha: 1 - alpha),
     "always 0.05": bound(of=lambda alpha: 0.05),
-    "the share itself": lambda k, n, alpha=0.05: k / n,
     "the rule of three": lambda k, n, alpha=0.05: min(1.0, (k + 3) / n),
     "as without a hit": lambda k, n, alpha=0.05: 1 - alpha ** (1 / n) if k < n else 1.0,
     "the normal interval": lambda k, n, alpha=0.05: min(1.0, k / n + 1.645 * math.sqrt(k / n * (1 - k / n) / n)),
     "all of them": lambda k, n, alpha=0.05: bound()(k, n, alpha) if k < n else 1 - alpha ** (1 / n),
     "ten halvings": bound(steps=10),
     "a running product": bound(running),
-    "the lower bound": lambda k, n, alpha=0.05: 1 - bound()(n - k, n, alpha),
     "alpha is 0.025": lambda k, n, alpha=0.025: bound()(k, n, alpha),
     "a fraction": lambda k, n, alpha=0.05: Fraction(bound()(k, n, alpha)),
     "a thousand at most": lambda k, n, alpha=0.05: bound()(k, min(n, 1000), alpha),
@@ -197,8 +194,6 @@ WRONG_LOOPS = {
     "no line ends": looping(split=r"(?<=[.!?])[^\S\n]+"),
     "spaces count": looping(joined=False),
     "copies side by side": looping(near=True),
-    "cycles alone": lambda text: runs(text.lower().split()),
-    "sentences alone": looping(cycles=False),
     "at the end alone": lambda text: looping(cycles=False)(text) or any(
         (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
     "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
@@ -211,7 +206,6 @@ WRONG_LOOPS = {
     "sentences end behind quotation marks": looping(split=r"""(?<=[.!?])"?\s+|\n"""),
     **{name: lambda text, cut=cut: runs(cut(text.lower())) or looping(cycles=False)(text) for name, cut in {
         "words of letters": lambda text: re.findall(r"\w+", text),
-        "words without marks": lambda text: [word.strip(".,!?") for word in text.split()],
         "spaces alone between words": lambda text: text.split(" "),
         "empty words": lambda text: re.split("[ \n]", text),
     }.items()},

@@ -26,16 +26,6 @@ def halves(parts):
     return halves(parts[:middle]) + halves(parts[middle:]) if middle else parts[0]
 
 
-def by_strides(parts):
-    """The tree without new lists: the sum of a pair lies where its first part lay."""
-    sums, stride = dict(enumerate(parts)), 1
-    while stride < len(parts):
-        for at in range(0, len(parts), 2 * stride):
-            sums[at] = sums[at] + sums[at + stride]
-        stride *= 2
-    return sums[0]
-
-
 def butterfly(parts):
     while len(parts) > 1:
         middle = len(parts) // 2
@@ -116,7 +106,7 @@ WRONG_RINGS = slips(
 
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
-        "check_tree": ([halves, by_strides], WRONG_TREES),
+        "check_tree": ([halves], WRONG_TREES),
         "check_owned": (
             [
                 units_of,

@@ -5,7 +5,9 @@ answers written in another way (other_answers.py); --slow runs all, since they t
 """
 
 import functools
+import importlib
 import json
+import re
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -
 
 import gap_runs
 import other_answers
+from chapters import code_cells, definitions, verdict
 from gap_runs import MODES, ROOT, changed, junk_for, kernel_text
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -76,6 +79,17 @@ def test_right_answers_in_another_way_run_to_the_last_cell(name):
         assert said and not any(line.startswith("it stops with") for line in said), (own, lines)
         if own.replace("own_", "my_") in written.keys() | other_answers.KERNELS.keys():
             assert any(line.startswith("right") for line in said), (own, lines)
+
+
+@pytest.mark.parametrize("name", sorted(set(CHAPTERS) - KERNELS))
+def test_checks_say_right_to_answers_in_another_way(name):
+    """Those of other_answers.py, where a check takes the answer alone."""
+    answers = vars(getattr(other_answers, f"Chapter{name[:2]}", object))
+    names = vars(definitions(*importlib.import_module(f"test_chapter_{name[:2]}").NOTEBOOK))
+    text = "\n".join(cell.source for cell in code_cells(name))
+    for check, mine, in_place in re.findall(r"judge\((check_\w+), (my_\w+)(, in_place=True)?\)", text):
+        if mine in answers:
+            assert verdict(names[check], answers[mine], in_place=bool(in_place)) == "right", mine
 
 
 @each_chapter

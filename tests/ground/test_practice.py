@@ -1,6 +1,7 @@
 """`judge` says one sentence of any answer, whatever that does, and gives back what is right."""
 
 import functools
+import re
 import signal
 import subprocess
 import sys
@@ -332,3 +333,39 @@ def test_an_answer_that_wraps_what_is_no_function_is_told():
         return x.missing
 
     assert verdict(lambda f: str(f(1)), mine).startswith("it stops with AttributeError at `return x.missing`")
+
+
+RIGHT = "def my_double(x):\n    return 2 * x"
+NO_COLON = RIGHT.replace(":", "", 1)
+BY_ID = 'get_ipython().run_cell("""{} my_double(x):\n    return 2 * x""", cell_id="gap");'
+KERNEL = '%%cuda\nextern "C" __global__ void my_double(float *x) {\n    x[0] = 2 * x[0];\n}'
+STOPPED = "my_double: the cell above stopped with {}: run it again when it is mended\n"
+SYNTAX, RUNS = STOPPED.format("SyntaxError in line 1"), "my_double: right\n"
+START = """%load_ext nanoeuler_lib.cuda.magic
+from nanoeuler_lib.practice import judge
+def check(f):
+    return "right" if not hasattr(f, "__code__") or f(2) == 4 else "it is not twice x\""""
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([RIGHT, NO_COLON, RIGHT, NO_COLON], [RUNS, SYNTAX, RUNS, SYNTAX]),  # mended; an older one run again
+        ([NO_COLON, RIGHT], [SYNTAX, RUNS]),  # the first cell after a restart of the kernel
+        ([RIGHT, "1 / 0\n" + RIGHT], [RUNS, STOPPED.format("ZeroDivisionError in line 1")]),
+        ([RIGHT + "\nmy_double()", RIGHT + "\nreturn 1"], [RUNS] * 2),  # stopped after it was bound
+        ([RIGHT, "my_double(3", "my_double(3) / 0\nmy_other = 1"], [RUNS] * 3),  # other cells
+        ([BY_ID.format("def"), BY_ID.format("fed"), BY_ID.format("def")], [RUNS, SYNTAX, RUNS]),  # by its id
+        pytest.param(
+            [KERNEL, KERNEL.replace("];", "]"), KERNEL], [RUNS, STOPPED.format("KernelError in line 3"), RUNS],
+            marks=pytest.mark.compiler, id="a kernel",
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_whose_cell_stopped_is_not_checked(cells, said):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    texts = [START, *(text for cell in cells for text in (cell, "own = judge(check, my_double)"))]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+    nbclient.NotebookClient(notebook, allow_errors=True, kernel_name="python3").execute()
+    found = ["".join(out.get("text", "an error") for out in cell.outputs) for cell in notebook.cells[2::2]]
+    assert [re.sub(r"\x1b\[[\d;]*m", "", text) for text in found] == said

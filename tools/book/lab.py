@@ -13,7 +13,6 @@ and citations are links into work/glossary.md and work/references.md, and each k
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 from pybtex.database import parse_file
@@ -179,6 +178,10 @@ def renew(root: Path = ROOT, work: Path = WORK) -> list[str]:
     return said
 
 
+def main() -> None:
+    for line in renew():
+        print(line)
+
+
 if __name__ == "__main__":
-    print(*renew(), sep="\n", end="")
-    sys.exit(0)
+    main()

@@ -5,9 +5,8 @@
 
 As an extension of Sphinx: with a repository, chapters get buttons for their source, a new issue and a launch; with the
 book's address, its pages know their own. NANOEULER_REPOSITORY and NANOEULER_BOOK in the environment fill in what the
-file leaves empty. Each chapter's first cell of code finds the library and the stored results from any folder; where the
-library is missing, it says what to do, and with a repository it does it: so a chapter runs where it is downloaded to,
-and in Colab.
+file leaves empty. Each chapter's first cell of code says what to do where the library is missing, and with a repository
+it does it; the stored results come with the library. So a chapter runs where it is downloaded to, and in Colab.
 """
 
 import argparse
@@ -32,16 +31,11 @@ PART = re.compile(r"(<!-- from project.toml -->\n).*?(<!-- end -->)", re.S)
 
 LIBRARY = "fetch-the-library"  # the id of the cell
 FETCH = """\
-# Finds the book's library and stored results from any folder; says or does what is needed where they are missing.
+# Finds the book's library and, with it, the stored results; says or does what is needed where it is missing.
 import importlib.util
-import os
-{imports}from pathlib import Path
-
+{imports}
 if importlib.util.find_spec("nanoeuler_lib") is None:
-    {fetch}
-_book = Path(importlib.util.find_spec("nanoeuler_lib").origin).parents[1]
-if not Path("../data/results").is_dir() and (_book / "notebooks").is_dir():
-    os.chdir(_book / "notebooks")  # the chapters read ../data/results"""
+    {fetch}"""
 CLONE = """\
 _clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", "{branch}"]
     subprocess.run([*_clone, "{repository}", "nanoeuler"], check=True)
@@ -133,7 +127,7 @@ def library_cell(project: Project) -> nbformat.NotebookNode:
     """The cell that finds the library: seen in a notebook, folded, and not in the page."""
     imports, fetch = "", REFUSE
     if project.repository:
-        imports = "import subprocess\nimport sys\n"
+        imports = "import os\nimport subprocess\nimport sys\n"
         fetch = CLONE.format(branch=project.branch, repository=project.repository)
     metadata = {"jupyter": {"source_hidden": True}, "tags": ["library", "remove-cell"]}
     source = FETCH.format(imports=imports, fetch=fetch)

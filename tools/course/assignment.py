@@ -28,7 +28,6 @@ JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
 IN_ITS_PLACE = re.compile(
     r"\bown_\w+ or (?!own_)(\w+)|\bown_\w+ or \((\w+), (\w+)\)|\b(\w+) if own_\w+ is None"
 )
-STORED = re.compile(r"""(["'])\.\./data/results/""")
 LINK = re.compile(r"\[([^\]]*)\]\((?:\.\./)*(?:notebooks/)?[\w-]+\.ipynb(?:#[\w-]*)?\)")
 
 README = """# Chapter {chapter}: {title}
@@ -92,9 +91,6 @@ def instructor_version(notebook, book: str) -> tuple:
             rest = "" if cell.source.startswith("%%") else without_definitions(cell.source)
             cell.source = f"from {book} import {', '.join(names)}  # the book's\n\n\n{rest}".strip()
             cell.metadata.tags = sorted(tags(cell) - {"mirror"})
-        if cell.cell_type == "code":  # the stored results lie beside the notebook
-            cell.source = cell.source.replace("cuda.KERNELS.parents[1] /", "Path() /")
-            cell.source = STORED.sub(r"\1data/results/", cell.source)
         made.append(cell)
     notebook.cells = made
     return notebook, module(book, sorted(needed))
@@ -170,7 +166,7 @@ def readme(chapter: str, notebook, name: str, book: str) -> str:
 def results_of(notebook) -> list[Path]:
     """The stored results that a notebook names."""
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    words = set(re.findall(r"""["'/]([\w-]+)(?:\.json)?["']""", code)) if "results" in code else ()
+    words = set(re.findall(r'"([\w-]+)"', code)) if "results(" in code else ()
     return [path for path in sorted((ROOT / "data" / "results").glob("*.json")) if path.stem in words]
 
 
