@@ -5,11 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from oracles import run_text
 
 from nanoeuler_lib import formats
@@ -32,7 +35,7 @@ def record(text):
 def made(tmp_path_factory):
     """A folder with a run on a text that has its record, and its release."""
     pytest.importorskip("gguf")
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp("PRIVATE")
     (home / "tales").mkdir()
     text = home / "tales" / "train.txt"
     text.write_text(run_text())
@@ -78,11 +81,8 @@ def test_the_card_says_what_the_records_say(made, capsys):
     assert "three tales" in card and "## What it must not be used for" in card and "(loss.png)" in card
     info = checkpoint.read_head(made / "run")["info"]
     assert f"| bits per byte | {info['valid_bits_per_byte']:.4f}, held out |" in card
-    assert "trained on | 64 tokens" in card
-    for file in (made / "out").rglob("*"):
-        assert file.is_dir() or str(made) not in file.read_bytes().decode("latin-1"), (
-            f"{file}: a path of this machine"
-        )
+    size = json.loads((made / "run/run.json").read_text())["data"]["train_tokens"]
+    assert f"trained on | 64 tokens, {64 / size:.2g} times the {size:,} of its text" in card
     (made / "run" / "checkpoints" / "x").mkdir()
     assert cli.main(["release", str(made / "run"), "--out", str(made / "json"), "--to", "hf", "--json"]) == 0
     blank = json.loads(capsys.readouterr().out)["blank"]
@@ -90,6 +90,71 @@ def test_the_card_says_what_the_records_say(made, capsys):
     told = {int(re.match(r"README.md:(\d+): ", line)[1]) for line in blank}
     assert told == {n for n, line in enumerate(lines, 1) if release.BLANK in line} and len(told) == 4
     assert not (made / "json" / "model.gguf").exists() and "model.gguf" not in "\n".join(lines)
+
+
+def test_no_path_of_this_machine_is_published(made, monkeypatch):
+    """Of runs of every kind: relative and absolute paths have a folder's name that no file of a release may hold."""
+    (made / "work").mkdir()
+    monkeypatch.chdir(made / "work")
+    there = f"../../{made.name}"
+    shutil.copytree(checkpoint.PRETRAINED / "konigsberg-chat", made / "chat")
+    for name, keys in (("examples", ["completion"]), ("pairs", ["chosen", "rejected"])):
+        asked = [{"prompt": f"{a}?"} | {key: key + a for key in keys} for a in "abcdefgh"]
+        (made / f"{name}.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    shards = f"shards {there}/tales/train.txt --tokenizer {there}/chat/tokenizer.json --out {there}/shards"
+    assert cli.main(shards.split()) == 0
+    runs = {
+        "text": f"train --data {there}/tales/train.txt --valid {made}/tales/train.txt --from {there}/run",
+        "shards": f"train --data {there}/shards --from {there}/chat --valid-fraction 0",
+        "sft": f"sft --base {there}/chat --data {there}/examples.jsonl",
+        "dpo": f"dpo --base {there}/chat --data {there}/pairs.jsonl",
+        "grpo": f"grpo --base {made}/chat --questions 4 --group 2 --answer-tokens 8",
+        "imported": f"import {there}/out",
+    }
+    for name, words in runs.items():
+        once = [] if name == "imported" else "--steps 1 --batch 2 --warmup 0 --quiet".split()
+        assert cli.main([*words.split(), "--run", name, *once]) == 0
+        assert cli.main(["release", name, "--out", f"public {name}", "--to", "hf"]) == 0
+        for file in Path(f"public {name}").rglob("*"):
+            assert file.is_dir() or b"PRIVATE" not in file.read_bytes(), file
+    info = {"new": {"deep": ["/PRIVATE/a"]}, "base": "/PRIVATE/b/checkpoints/step-000001"}
+    assert checkpoint.public(info) == {"new": {"deep": ["a"]}, "base": "b"}
+
+
+def test_the_card_of_an_earlier_checkpoint_tells_its_own_steps(made, tmp_path):
+    """Tokens, seconds, curves and warnings are of the steps up to it, for the last one of all."""
+    shutil.copytree(made / "run", tmp_path / "run")
+    entries = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    taken = next(entry for entry in entries if "loss" in entry) | {"tokens_per_second": 2.0}
+    steps = [taken | {"step": step, "seconds": 10.0**step} for step in (1, 2, 3)]
+    warned = [{"step": step, "warning": f"warned in {step}"} for step in (2, 3)]
+    (tmp_path / "run/log.jsonl").write_text("\n".join(map(json.dumps, [*steps, *warned])))
+    for step, told in ((0, None), (2, "220 tokens")):
+        release.release(tmp_path / f"run/checkpoints/step-{step:06}", tmp_path / f"out {step}", ["hf"])
+        card = (tmp_path / f"out {step}/README.md").read_text()
+        assert ("trained on |" in card) == ("(loss.png)" in card) == ("warned in 2" in card) == bool(told)
+        assert "warned in 3" not in card and (
+            not told or (f"{told}, " in card and "in 110 s of steps" in card)
+        )
+
+
+@pytest.mark.parametrize(
+    "off, right", [(0.0, True), (0.9, True), (1.1, False), (np.nan, False), (np.inf, False)]
+)
+def test_the_check_compares_logits(copy, off, right, monkeypatch, capsys):
+    """With stand-ins for the packages that it compares with; off: in units of what is allowed."""
+    logits = safetensors.numpy.load_file(copy / "logits.safetensors")["logits"]
+    found = logits[None].copy()
+    found[0, 3, 5] += off * release_check.APART * np.abs(logits).max()
+    made_of = SimpleNamespace(from_pretrained=lambda *_, **__: lambda tokens: SimpleNamespace(logits=found))
+    for name, stand_in in {
+        "torch": SimpleNamespace(no_grad=nullcontext, float32=None), "safetensors.torch": safetensors.numpy,
+        "transformers": SimpleNamespace(AutoModelForCausalLM=made_of, __version__="0"),
+    }.items():  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    monkeypatch.setattr(release_check, "HERE", copy)
+    assert release_check.main() == (not right)
+    assert ("apart" in capsys.readouterr().err) == (not right)
 
 
 def test_the_check_tells_damage(copy):
