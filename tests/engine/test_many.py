@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -356,7 +356,19 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
     assert cli.main(["train", "--quiet", *words]) == 0
     assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
     assert "was begun without --cards and adds its gradients in another order" in capsys.readouterr().err
+    log = Path("run/log.jsonl").read_text()
     assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
+    for name, by in product(("loss", "norm", "later"), (-1e-6, 1e-6)):
+        entries = [json.loads(line) for line in log.splitlines()]
+        changed = next(entry for entry in entries if name in entry and entry["step"] == 1)
+        value = changed[name]
+        changed[name] = [value[0] + by, *value[1:]] if name == "later" else value + by
+        Path("run/log.jsonl").write_text("\n".join(map(json.dumps, entries)))
+        capsys.readouterr()
+        assert cli.main(["replay", "run", "--steps", "0:2", "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert not told["same"]
+        assert [[d.partition(" ")[0] for d in row["differs"]] for row in told["steps"]] == [[name], []]
 
 
 def test_the_benchmark_pairs_its_rounds(monkeypatch):
