@@ -53,11 +53,6 @@ def favouring(probabilities: dict) -> GPT:
 # The cache.
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_cache_equals_no_cache(seed):
-    oracles.check_decoder(seed=seed)
-
-
 @settings(max_examples=25)
 @given(
     st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 12), st.integers(0, 99)
@@ -233,9 +228,8 @@ def test_what_was_said_is_penalised(model, penalty):
     expected = tokenizer.decode([i for i in ids[5:] if i != 257])
     assert generate(model, tokenizer, "Kant", 11, temperature=0, repetition_penalty=penalty) == expected
     assert (penalty < 1) == (len(set(ids[5:])) < len(ids[5:]))  # and it does what it is for
-    likely = dict(zip(range(97, 100), (0.24, 0.23, 0.21), strict=True)) | {257: 0.32}
-    ended = generate(favouring(likely), tokenizer, "c", 9, temperature=0, repetition_penalty=max(1, penalty))
-    assert ended == ""  # the end marker stands before the prompt, and is not made less likely by that
+    likely = favouring({97: 0.35, 98: 0.25, 257: 0.4})  # the end marker stands before the prompt as well
+    assert generate(likely, tokenizer, "c", 9, temperature=0, repetition_penalty=max(1, penalty)) == ""
 
 
 @settings(max_examples=60)
