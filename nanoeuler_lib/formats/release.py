@@ -57,6 +57,7 @@ def release(
     forms = forms_of(found, list(to))
     home = found.path.parents[1] if found.path.parent.name == "checkpoints" else None
     log, about = (read_log(home), description(home / "run.json")) if home else ([], {"data": {}})
+    log = [entry for entry in log if entry["step"] <= found.step]
     texts = [*records, *_texts(found.info, bool(records))]
     with new_folder(out) as folder:
         _weights(found, forms, folder)
@@ -84,7 +85,7 @@ def _weights(found: Checkpoint, forms: list[str], folder: Path) -> None:
         (folder / "hf").rmdir()
     if "gguf" in forms:
         write(found, "gguf", folder / "model.gguf")
-    own, info = folder / "nanoeuler", public(found.info)
+    own, info = folder / "nanoeuler", checkpoints.public(found.info)
     checkpoints.save(own, found.model, found.tokenizer, found.step, found.train, None, info)
 
 
@@ -96,24 +97,6 @@ def _logits(found: Checkpoint, file: Path) -> None:
     save_file({"tokens": tokens, "logits": np.ascontiguousarray(logits, np.float32)}, file)
     with suppress(OSError):  # safetensors lets no one else read it, whatever the umask
         shutil.copymode(file.with_name("nanoeuler") / "checkpoint.json", file)
-
-
-def public(info: dict) -> dict:
-    """What a checkpoint says of its data, with names of files for their paths."""
-    files = [Path(path).name for name, path in (info.get("files") or {}).items() if name.startswith("text")]
-    kept = {name: value for name, value in info.items() if name != "files"}
-    kept |= {"source": " ".join(files)} if files else {}
-    kept |= {"base": _name_of_run(info["base"])} if "base" in info else {}
-    for name in ("examples", "pairs", "questions"):
-        if name in info:
-            kept[name] = [Path(info[name][0]).name, *info[name][1:]]
-            kept["source"] = kept[name][0]
-    return kept
-
-
-def _name_of_run(path):
-    path = Path(path)
-    return path.parents[1].name if path.parent.name == "checkpoints" else path.name
 
 
 # ---- What it was trained on
@@ -138,7 +121,7 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
     paths = [path for name, path in (info.get("files") or {}).items() if name.startswith("text") and path]
     paths += [info[name][0] for name in ("examples", "pairs", "questions") if name in info]
     if not paths and not told:
-        yield f"`{one_line(str(info.get('source', 'its text')), 100)}`"
+        yield f"`{one_line(checkpoints.public(info).get('source', 'its text'), 100)}`"
     for path in map(Path, paths if not told else ()):
         try:
             record = _record(path.parent)
@@ -152,7 +135,7 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
         try:
             yield from _texts(checkpoints.read_head(info["base"])["info"], False)
         except NanoEulerError:
-            yield f"the texts of `{_name_of_run(info['base'])}`, the run whose model this one began with"
+            yield f"the texts of `{checkpoints.public(info)['base']}`, the run whose model this one began with"
 
 
 # ---- The card
@@ -201,7 +184,7 @@ def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[st
     yield "shape", f"{c.layers} layers of width {c.dim}, {heads}, {c.ffn} wide inside"
     yield "reads", f"{c.context} tokens at a time, of {c.vocab_size}"
     yield "checkpoint", f"of step {found.step:,}"
-    steps = [entry for entry in log if "loss" in entry and entry["step"] <= found.step]
+    steps = [entry for entry in log if "loss" in entry]
     if steps and found.train:
         tokens = sum(entry["seconds"] * entry["tokens_per_second"] for entry in steps)
         text = about["data"].get("train_tokens")

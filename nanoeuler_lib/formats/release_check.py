@@ -51,7 +51,7 @@ def other_logits() -> list[str]:
     model = transformers.AutoModelForCausalLM.from_pretrained(HERE, dtype=torch.float32)
     with torch.no_grad():
         logits = model(stored["tokens"][None]).logits[0]
-    apart, largest = float((logits - stored["logits"]).abs().max()), float(stored["logits"].abs().max())
+    apart, largest = float(abs(logits - stored["logits"]).max()), float(abs(stored["logits"]).max())
     said = f"logits: transformers {transformers.__version__} is at most {apart:.1e} apart, the largest is {largest:.1f}"
     if apart <= APART * largest:  # false for NaN
         print(said)

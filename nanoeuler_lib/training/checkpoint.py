@@ -260,16 +260,32 @@ def sweep(folder: Path) -> None:
 
 
 def export(checkpoint: Checkpoint, path: Path, eight_bits: bool = False) -> None:
-    """Write only what generating needs, parameters in float16, or in int8: a small file to share.
-
-    Where files were is left out.
-    """
-    model, info = checkpoint.model, {k: v for k, v in checkpoint.info.items() if k != "files"}
+    """Write only what generating needs, parameters in float16, or in int8: a small file to share."""
+    model = checkpoint.model
     if not eight_bits:
         params = Parameters(model.config, np.float16)
         params.flat[...] = model.params.flat
         model = GPT(model.config, params)
+    info = public(checkpoint.info)
     save(path, model, checkpoint.tokenizer, checkpoint.step, info=info, eight_bits=eight_bits)
+
+
+def public(info: dict) -> dict:
+    """Return what a checkpoint says of its data, with only the names of files and runs: no path is published."""
+
+    def named(value):
+        if isinstance(value, dict):
+            return {name: named(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [named(part) for part in value]
+        if not isinstance(value, str):
+            return value
+        path = Path(value)
+        return path.parents[1].name if path.parent.name == "checkpoints" else path.name
+
+    texts = [path for name, path in (info.get("files") or {}).items() if name.startswith("text")]
+    kept = named({name: value for name, value in info.items() if name != "files"})
+    return kept | ({"source": " ".join(named(texts))} if texts else {})
 
 
 def read_head(path: str | Path) -> dict:

@@ -5,11 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from oracles import run_text
 
 from nanoeuler_lib import formats
@@ -32,7 +35,7 @@ def record(text):
 def made(tmp_path_factory):
     """A folder with a run on a text that has its record, and its release."""
     pytest.importorskip("gguf")
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp("PRIVATE")
     (home / "tales").mkdir()
     text = home / "tales" / "train.txt"
     text.write_text(run_text())
@@ -79,10 +82,6 @@ def test_the_card_says_what_the_records_say(made, capsys):
     info = checkpoint.read_head(made / "run")["info"]
     assert f"| bits per byte | {info['valid_bits_per_byte']:.4f}, held out |" in card
     assert "trained on | 64 tokens" in card
-    for file in (made / "out").rglob("*"):
-        assert file.is_dir() or str(made) not in file.read_bytes().decode("latin-1"), (
-            f"{file}: a path of this machine"
-        )
     (made / "run" / "checkpoints" / "x").mkdir()
     assert cli.main(["release", str(made / "run"), "--out", str(made / "json"), "--to", "hf", "--json"]) == 0
     blank = json.loads(capsys.readouterr().out)["blank"]
@@ -90,6 +89,56 @@ def test_the_card_says_what_the_records_say(made, capsys):
     told = {int(re.match(r"README.md:(\d+): ", line)[1]) for line in blank}
     assert told == {n for n, line in enumerate(lines, 1) if release.BLANK in line} and len(told) == 4
     assert not (made / "json" / "model.gguf").exists() and "model.gguf" not in "\n".join(lines)
+
+
+def test_no_path_of_this_machine_is_published(made, monkeypatch):
+    """Of every kind of run; its paths, relative and absolute, have a name that no file of a release may hold."""
+    monkeypatch.chdir(made / "tales")
+    there, once = f"../../{made.name}", " --steps 1 --batch 2 --warmup 0 --quiet"
+    shutil.copytree(checkpoint.PRETRAINED / "konigsberg-chat", made / "chat")
+    asked = [{"prompt": a, "chosen": a, "rejected": "no"} for a in "abcdefgh"]
+    (made / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    for words in (
+        f"train --run 1 --data {there}/tales/train.txt --valid {made}/tales/train.txt --from {there}/run{once}",
+        f"dpo --run 2 --base {there}/chat --data {there}/asked.jsonl{once}",
+        f"grpo --run 3 --base {made}/chat --questions 4 --group 2 --answer-tokens 8{once}",
+        f"import {there}/out --run 4",
+    ):
+        run = words[words.index("--run ") + 6]
+        assert cli.main(words.split()) == cli.main(["release", run, "--out", f"of {run}", "--to", "hf"]) == 0
+        files = [file for file in Path(f"of {run}").rglob("*") if file.is_file()]
+        assert files and not [file for file in files if b"PRIVATE" in file.read_bytes()]
+    info = {"new": {"deep": ["/PRIVATE/a"]}, "base": "/PRIVATE/b/checkpoints/step-000001"}
+    assert checkpoint.public(info) == {"new": {"deep": ["a"]}, "base": "b"}
+
+
+def test_the_card_of_an_earlier_checkpoint_tells_its_own_steps(made, tmp_path):
+    shutil.copytree(made / "run", tmp_path / "run")
+    log = tmp_path / "run/log.jsonl"
+    taken = next(entry for entry in map(json.loads, log.open()) if "loss" in entry) | {"tokens_per_second": 2}
+    steps = [{"step": n, "seconds": 10**n, "warning": f"warned {n}"} for n in (1, 2, 3)]
+    log.write_text("\n".join(json.dumps(taken | step) for step in steps))
+    for step in (0, 2):
+        release.release(tmp_path / f"run/checkpoints/step-{step:06}", tmp_path / f"{step}", ["hf"])
+        card = (tmp_path / f"{step}/README.md").read_text()
+        words = "220 tokens", "in 110 s of steps", "(loss.png)", "warned 2", "warned 3"
+        assert [word in card for word in words] == [step == 2] * 4 + [False]
+
+
+def test_the_check_compares_logits(copy, monkeypatch, capsys):
+    """With stand-ins for the packages that compute them; off by so many times what is allowed, NaN or infinity."""
+    logits = safetensors.numpy.load_file(copy / "logits.safetensors")["logits"]
+    found = SimpleNamespace(logits=logits[None].copy())
+    theirs = SimpleNamespace(from_pretrained=lambda *_, **__: lambda tokens: found)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(no_grad=nullcontext, float32=None))
+    monkeypatch.setitem(sys.modules, "safetensors.torch", safetensors.numpy)
+    named = {"AutoModelForCausalLM": theirs, "__version__": "0"}
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**named))
+    monkeypatch.setattr(release_check, "HERE", copy)
+    for off, right in ((0, True), (0.9, True), (1.1, False), (np.nan, False), (np.inf, False)):
+        found.logits[0, 3, 5] = logits[3, 5] + off * release_check.APART * np.abs(logits).max()
+        assert release_check.main() == (not right)
+        assert ("apart, the largest" in capsys.readouterr().err) == (not right)
 
 
 def test_the_check_tells_damage(copy):

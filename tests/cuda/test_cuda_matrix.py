@@ -209,27 +209,12 @@ BUGS = r"""
 #include <nanoeuler.cuh>
 #define Number __nv_bfloat16
 
-extern "C" __global__ void row_misaligned(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[16][20];  // 40 bytes a row: every other one begins at a multiple of 8 only
-  for (int i = threadIdx.x; i < 320; i += 32) s[i / 20][i % 20] = x[i];
-  __syncthreads();
-  unsigned r[4];
-  ldmatrix<4>(r, &s[threadIdx.x % 16][threadIdx.x / 16 * 8]);  // BUG
-  y[threadIdx.x] = r[0];
-}
 extern "C" __global__ void row_beyond_the_end(const Number* x, unsigned* y) {
   __shared__ __align__(16) Number s[16][16];
   for (int i = threadIdx.x; i < 256; i += 32) s[i / 16][i % 16] = x[i];
   __syncthreads();
   unsigned r[4];
   ldmatrix<4>(r, &s[0][0] + threadIdx.x * 16);  // BUG
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void read_before_the_barrier(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[16][16];
-  for (int i = threadIdx.x; i < 256; i += 64) s[i / 16][i % 16] = x[i];  // BUG
-  unsigned r[4];
-  ldmatrix<4>(r, &s[threadIdx.x % 16][threadIdx.x % 32 / 16 * 8]);
   y[threadIdx.x] = r[0];
 }
 extern "C" __global__ void own_row_then_no_barrier(const Number* x, unsigned* y) {  // each lane names its own row
@@ -264,13 +249,6 @@ extern "C" __global__ void half_a_warp(const Number* x, float* y) {
   if (threadIdx.x < 16)
     mma<Number>(d, a, b);  // BUG
   __syncthreads();
-  y[threadIdx.x] = d[0];
-}
-extern "C" __global__ void left_early(const Number* x, float* y, int n) {
-  float d[4] = {};
-  unsigned a[4] = {}, b[2] = {};
-  if (threadIdx.x >= n) return;
-  mma<Number>(d, a, b);  // BUG
   y[threadIdx.x] = d[0];
 }
 extern "C" __global__ void two_products(const Number* x, float* y) {
@@ -327,14 +305,11 @@ extern "C" __global__ void stored_beyond_the_end(const Number* x, float* y) {
 X, Y, D = np.ones(512, np.uint16), np.zeros(64, np.uint32), np.zeros(256, np.float32)
 # kernel: the finding's kind, threads, arguments
 PLANTED = {
-    "row_misaligned": ("misaligned", 32, (X, Y)),
     "row_beyond_the_end": ("out of bounds", 32, (X, Y)),
-    "read_before_the_barrier": ("race", 64, (X, Y)),
     "own_row_then_no_barrier": ("race", 32, (X, Y)),
     "overwritten_too_early": ("race", 32, (X, Y)),
     "tile_half_filled": ("uninitialised", 32, (X, Y)),
     "half_a_warp": ("deadlock", 32, (X, D)),
-    "left_early": ("failure", 32, (X, D, 31)),
     "two_products": ("failure", 32, (X, D)),
     "load_meets_product": ("warp function", 32, (X, D)),
     "wait_missing": ("missing wait", 32, (X, Y)),

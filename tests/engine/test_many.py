@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -356,7 +356,14 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
     assert cli.main(["train", "--quiet", *words]) == 0
     assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
     assert "was begun without --cards and adds its gradients in another order" in capsys.readouterr().err
+    log = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
     assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
+    for name, by in product(("loss", "norm", "later"), (-1e-6, 1e-6)):  # a little less and a little more
+        moved = lambda x, by=by: [x[0] + by, *x[1:]] if isinstance(x, list) else x + by
+        now = [entry | {name: moved(entry[name])} if entry.get("loss") else entry for entry in log]
+        Path("run/log.jsonl").write_text("\n".join(map(json.dumps, now)))
+        assert cli.main(["replay", "run", "--steps", "1:2"]) == 1
+        assert re.search(rf"\nstep 2: {name} was \S+, is \S+\n", capsys.readouterr().out)
 
 
 def test_the_benchmark_pairs_its_rounds(monkeypatch):

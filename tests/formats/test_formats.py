@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib import formats, world
 from nanoeuler_lib.command import cli
-from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.formats import layout, llama
-from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import GPT, GPT2
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -101,6 +101,28 @@ def test_a_round_trip_changes_no_bit(run, tmp_path):
         head["tie_word_embeddings"] == tied
         and ("lm_head.weight" in load_file(run.parent / "hf/model.safetensors")) != tied
     )
+
+
+@pytest.mark.parametrize("bos, eos", [(5, 7), (9, [7, 8]), ([5], 5), (None, [7])])
+def test_the_ids_around_a_document_come_in_and_go_out(hf, bos, eos, tmp_path):
+    """As numbers, and as lists, of which the first counts: Llama 3 has a list."""
+    values = json.loads((hf / "config.json").read_text()) | {"bos_token_id": bos, "eos_token_id": eos}
+    (hf / "config.json").write_text(json.dumps(values))
+    tokenizer = formats.import_run(hf, tmp_path / "run").tokenizer
+    formats.export(tmp_path / "run", "hf", tmp_path / "out")
+    told = json.loads((tmp_path / "out/config.json").read_text())
+    first = [ids[0] if isinstance(ids, list) else ids for ids in (bos, eos)]
+    assert [tokenizer.begin, tokenizer.end] == [told["bos_token_id"], told["eos_token_id"]] == first
+
+
+def test_a_head_of_gpt_2_that_is_not_the_embedding_is_refused(tmp_path, capsys):
+    shape = GPT2Config(dim=6, heads=2, layers=1, context=5, vocab_size=TOKENIZER.vocab_size)
+    checkpoint.save(tmp_path / "gpt2/checkpoints/step-000000", GPT2(shape, seed=1), TOKENIZER, 0)
+    formats.export(tmp_path / "gpt2", "hf", tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    head = {"lm_head.weight": tensors["transformer.wte.weight"][::-1].copy()}
+    save_file(tensors | head, tmp_path / "hf/model.safetensors")
+    refused(tmp_path / "hf", tmp_path, "lm_head.weight is not wte.weight", capsys)
 
 
 def test_greedy_text_and_chat_are_those_of_transformers(run):

@@ -122,7 +122,7 @@ def test_sound_copy(found):
 
 @pytest.mark.parametrize("tool", diagnose.TOOLS)
 def test_sound_package(tool):
-    assert list(diagnose.diagnose([tool])) == [(tool, [])]
+    assert list(diagnose.diagnose([tool])) == [(tool, [])] and list(diagnose.differ("x", 1, float("nan")))
 
 
 def test_list_of_bugs():

@@ -126,6 +126,8 @@ def test_the_last_file_counts_and_what_belongs_to_nobody_is_refused(read, tmp_pa
         assert ada.late_days(roster.due_date(due)) == days
     assert kathe.path.name == "answers (1).py"
     assert (tim.path, tim.remark) == (None, "nothing handed in")
+    (folder / "obrientim_LATE_3_9_answers.py").touch()
+    assert roster.handed_in(folder, "answers.py", found)["Tim O'Brien"].late_days(None) == 1
     (folder / "dan.py").touch()
     with pytest.raises(NanoEulerError, match=r"holds dan\.py \(on no roster\)"):
         roster.handed_in(folder, "answers.py", found)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations
 from unittest.mock import patch
 
 import numpy as np
@@ -12,7 +13,7 @@ from test_sft import CONFIG, TOKENIZER
 
 from nanoeuler_lib import ops
 from nanoeuler_lib.command import cli
-from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
@@ -21,7 +22,7 @@ from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import numeric_gradient
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import examples
-from nanoeuler_lib.training import checkpoint, preferences, report
+from nanoeuler_lib.training import checkpoint, datasets, preferences, report, rewards
 from nanoeuler_lib.training.preferences import dpo_loss, pairs_of, prefer, weigher
 
 ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=7, vocab_size=5, predict=2, ffn=7)
@@ -294,6 +295,7 @@ def test_built_in_pairs_differ_in_their_reason_alone():
         and len(pairs) == 20
         and len(held_out) == preferences.HELD_OUT
     )
+    assert not set(map(str, pairs)) & set(map(str, held_out))
     for chosen, rejected in pairs:
         assert chosen[0][0] == rejected[0][0] and "\n" not in chosen[0][0]
         assert chosen[0][1] != rejected[0][1] and chosen[0][1].split()[0] == rejected[0][1].split()[0]
@@ -321,3 +323,33 @@ def test_the_command(tmp_path, capsys):
         assert cli.main(words) == 2
         error = capsys.readouterr().err
         assert told in error and error.count("\n") == 1
+
+
+ASKED = [[[(f"{a}{part}?", f"{a}{a}.")] for a in "abcdefgh"] for part in range(4)]
+KINDS = {  # what a dataset is made of, and four parts of it
+    "text": (datasets.TextDataset, [f"{part} and " * 99 for part in range(4)]),
+    "examples": (datasets.SFTDataset, ASKED),
+    "pairs": (preferences.PairsDataset, [[(e, [(e[0][0], "no")]) for e in part] for part in ASKED]),
+    "questions": (rewards.RewardDataset, [rewards.problems_of(8, part)[0] for part in range(4)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_run_learns_from_one_part_by_its_seed_and_is_measured_on_the_other(kind, tmp_path, monkeypatch):
+    monkeypatch.setitem(rewards.REWARDS, "route", lambda p, said: sum(map(ord, p.prompt + said)) % 997 / 997)
+    config = ModelConfig(**MODEL.to_dict() | {"context": 256})
+    other, batches, measured = GPT(config, oracles.random_parameters(config, 1, 0.5, np.float32)), {}, {}
+    info = {"template": "plain", "source": "x", "beta": 1.0, "label_noise": 0.0}
+    info |= {"rewards": RewardConfig(group=2, answer_tokens=5).to_dict()}
+    for key in ((0, 2, 0), (1, 2, 0), (0, 3, 0), (0, 2, 1)):  # training part, held-out part, seed
+        train, (made, parts) = TrainConfig(batch=4, accumulate=2, seed=key[2]), KINDS[kind]
+        state = checkpoint.Checkpoint(tmp_path, GPT(config, seed=5), TOKENIZER, 0, train, None, info | {})
+        dataset = made(parts[key[0]], parts[key[1]], state)
+        dataset.prepare(tmp_path, state)
+        batches[key] = b"".join(dataset.batch(step, 8)[0].tobytes() for step in range(3))
+        measured[key] = [dataset.validation(other), dataset.sample(other, 0), getattr(dataset, "prompt", "")]
+        assert kind not in ("examples", "pairs") or dataset.seen(1) == 1  # a step of all eight
+    for a, b in combinations(batches, 2):
+        assert (batches[a] == batches[b]) == (a[::2] == b[::2])
+        if a[2] == b[2]:
+            assert measured[a] == measured[b] if a[1] == b[1] else measured[a][0] != measured[b][0]

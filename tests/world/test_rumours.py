@@ -70,6 +70,9 @@ def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
         laws, ids = law(rumour.text), np.append(rumour.ids, 0)
         assert np.allclose(laws.sum(axis=1), 1) and (laws[np.arange(len(ids)), ids] > 0).all()
         assert np.array_equal(rumours.corpus(3, seed)[0, 1 : len(rumour.ids) + 1], rumour.ids)
-        assert len(rumour.ids) <= rumours.LONGEST
+        assert laws[-1, 0] == 1 and posterior(rumour.text)[-1, PLACES.index(rumour.place)] == 1
+    assert (
+        0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5
+    )  # 0.9^9 is 0.39
     with pytest.raises(NanoEulerError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
         posterior("Käthe misses the hen . found in oven .")

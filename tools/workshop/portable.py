@@ -163,8 +163,10 @@ def with_tests(notebooks: list[Path]) -> list[Path]:
 
 
 def sample() -> tuple[list[Path], int]:
-    """Some of the notebooks whose code changed in the hours before the last commit and of a third of the others, and the
-    number of commits, by which the choice turns. A shallow clone does not know that number and is refused."""
+    """Some of the notebooks whose code changed in the hours before the last commit and of a third of the others.
+
+    Also the number of commits, by which the choice turns; a shallow clone does not know it and is refused.
+    """
     if _git("rev-parse", "--is-shallow-repository") == "true":
         sys.exit("--sample needs the whole history, got a shallow clone: git fetch --unshallow")
     count = int(_git("rev-list", "--count", "HEAD"))

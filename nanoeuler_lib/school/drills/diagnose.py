@@ -72,7 +72,7 @@ def differ(what: str, found, expected, rtol: float = 1e-9) -> Iterator[str]:
     """A line if numbers or arrays are apart by more than rtol times the largest expected number, or NaN."""
     found, expected = np.broadcast_arrays(np.asarray(found, np.float64), np.asarray(expected, np.float64))
     apart = np.nan_to_num(np.abs(found - expected), nan=np.inf).reshape(-1)
-    if (apart > rtol * np.abs(expected).max() + 1e-12).any():
+    if not (apart <= rtol * np.abs(expected).max() + 1e-12).all():  # false for NaN
         at = int(apart.argmax())
         yield f"{what}: {found.flat[at]:.6g}, expected {expected.flat[at]:.6g}"
 
