@@ -351,7 +351,9 @@ class SFTDataset(Dataset):
         )
         prompts = (turn for e in held_out for turn in (e[:1] if self.turns == "first" else e))
         most = self.model.context + 1
-        self.prompt = next(turn[0] for turn in prompts if encode([turn], self.tokenizer, most).counted.any())
+        fits = lambda turn: encode([turn], self.tokenizer, most - (not turn[1])).counted.any()
+        # a chat takes a prompt that leaves room for a reply
+        self.prompt = next((turn[0] for turn in prompts if fits(turn)), held_out[0][0][0])
         said = [reply for example in examples for _, reply in example]
         if empty := sum(not reply.strip() for reply in said):
             self.warnings.append(

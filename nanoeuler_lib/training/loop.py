@@ -137,7 +137,7 @@ def resume(
         if leads := _leads(group):
             # a kill may have come between writing the last checkpoint and that
             run_folder.prune(run, state.train.keep_every)
-            trouble = trim_log(run / "log.jsonl", state.step or -1)
+            trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
         changed = _change(run, state, {"steps": steps, "rate": rate}, leads)
         _move(state, place)
         warnings = [trouble] if trouble else []
@@ -320,14 +320,15 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 after, gradient = model.params.host(), take_step.whole_gradient()
                 if journal.leads:
                     journal.vitals(done, vitals(before, after, gradient, norm))
-            if validates:
-                journal.validate(done, whole)
-            if config.sample_every and done % config.sample_every == 0:
-                journal.sample(done)
+            samples = bool(config.sample_every) and done % config.sample_every == 0
+            kept = bool(config.keep_every) and done % config.keep_every == 0
+            saves = done % config.save_every == 0 or done == config.steps or kept
+            if saves:  # whatever comes of the look, these steps are not lost
+                journal.save(done, validates, whole and validates, samples)
+            journal.look(done, validates, whole, samples)
             ends = bool(stop) if group is None else any(group.everyones(bool(stop)))
             ends = ends and done % dataset.span == 0
-            kept = config.keep_every and done % config.keep_every == 0
-            if done % config.save_every == 0 or done == config.steps or kept or ends:
+            if ends and not saves:
                 journal.save(done)
             if ends or done == config.steps:
                 journal.settle()

@@ -7,13 +7,14 @@ import platform
 import re
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, changed, error_of, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text
 
 from nanoeuler_lib import __version__, world
 from nanoeuler_lib.model import GPT
@@ -41,9 +42,70 @@ def test_a_validation_that_gives_no_number_is_an_error(tmp_path):
     with patch.object(datasets, "bits_per_byte", side_effect=[2.0, math.inf]):
         message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     step = RUN_CONFIG.valid_every
-    assert re.fullmatch(
-        rf"step {step}: validation gives inf bits per byte; the checkpoint of step \d is intact", message
+    left = checkpoint.load(tmp_path / "run").step
+    assert (
+        message == f"step {step}: validation gives inf bits per byte; the checkpoint of step {left} is intact"
     )
+    assert left < step
+
+
+@pytest.mark.parametrize("what", ["validation", "sample"])
+def test_a_look_that_fails_costs_no_step(tmp_path, what):
+    """The steps are saved before anybody looks; what a look raises is a warning, and the run goes on."""
+    config = changed(RUN_CONFIG, valid_every=3, sample_every=3, save_every=6)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, config, quiet=True)
+    real, kept = getattr(datasets.TextDataset, what), []
+
+    def fails(self, model, *rest):
+        if what == "validation" and not (tmp_path / "run" / "log.jsonl").stat().st_size:
+            return real(self, model, *rest)  # before the first step
+        kept.append(sorted(folder.name for folder in checkpoint.folders(tmp_path / "run")))
+        raise ValueError("odd\nshape")
+
+    with patch.object(datasets.TextDataset, what, fails), patch.object(journal, "ThreadPoolExecutor", AtOnce):
+        train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
+    assert kept == [["step-000000"], ["step-000000", "step-000006"]], "first save, then look"
+    whole, found = (checkpoint.load(tmp_path / name) for name in ("whole", "run"))
+    assert np.array_equal(whole.model.params.flat, found.model.params.flat)
+    log = run_folder.read_log(tmp_path / "run")
+    text = f"no {what}: ValueError('odd\\nshape')"
+    assert [e for e in log if "warning" in e] == [{"step": step, "warning": text} for step in (3, 6)]
+    assert ("valid_bits_per_byte" in found.info) is (what == "sample"), "none of an earlier step"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [(journal.Journal, "validate"), (journal.Journal, "sample"), (checkpoint, "renew")],
+    ids=lambda w: w[1],
+)
+def test_a_kill_between_a_save_and_its_looks_loses_no_line(tmp_path, where):
+    config = changed(RUN_CONFIG, valid_every=2, sample_every=2, save_every=4)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, config, quiet=True)
+    real, run = getattr(*where), tmp_path / "run"
+
+    def ends(*given):
+        if (run / "checkpoints" / "step-000004").exists():
+            raise Crash
+        return real(*given)
+
+    with (
+        patch.object(*where, ends),
+        patch.object(journal, "ThreadPoolExecutor", AtOnce),
+        pytest.raises(Crash),
+    ):
+        train.train(run, run_text(), RUN_MODEL, config, quiet=True)
+    loop.resume(run, run_text(), quiet=True)
+    assert_same_run(tmp_path / "whole", run)
+    best = [checkpoint.load(folder / "checkpoints" / "best").info for folder in (run, tmp_path / "whole")]
+    assert best[0] == best[1]
+
+
+class AtOnce(ThreadPoolExecutor):
+    """A thread that is waited for."""
+
+    def submit(self, *work):
+        wait([future := super().submit(*work)])
+        return future
 
 
 def test_no_handler_is_set_in_a_thread_that_is_not_the_main_one():
