@@ -109,7 +109,8 @@ WEB_BYTES = 1_000_000_000
 FORMATS = {"hf": "transformers and what reads its folders", "gguf": "llama.cpp and what reads its files"}
 
 METAVAR = {int: "N", float: "X", str: "NAME"}
-CHANGEABLE = "steps", "rate"  # of a run that goes on
+# of a run that goes on
+CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
 
 
@@ -475,7 +476,10 @@ def _replay(new):
 def _run_folder(new):
     new.add_argument("--run", type=Path, metavar="FOLDER", help="new folder for log and checkpoints")
     new.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with this run from its latest checkpoint; steps, rate and how often something is done may change",
     )
 
 

@@ -171,17 +171,13 @@ def _resume_training(args, group):
             "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
             "expected one of them"
         )
-    fixed = (name for name in TRAINING if name not in CHANGEABLE)
-    _only_resume(args, [*fixed, *SHAPE, "preset", "tokenizer", "precision"])
+    _only_resume(args, [*SHAPE, "preset", "tokenizer", "precision"])
     files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-    steps, data = args.steps, _read_data(files)
-    if isinstance(steps, arguments.Tokens):
-        steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
+    data, rows = _read_data(files), (TrainConfig.from_dict(head["train"]), head["model"].get("context"))
+    changes = {name: _in_steps(value, *rows) for name, value in _given(args, CHANGEABLE).items()}
     _not_negative(args, "profile")
-    options = dict(
-        files=files, steps=steps, device=args.device, profile=args.profile, rate=args.rate, group=group
-    )
-    loop.resume(args.resume, *data, args.quiet, **options)
+    options = dict(files=files, device=args.device, profile=args.profile, group=group)
+    loop.resume(args.resume, *data, args.quiet, **options, **changes)
 
 
 def _begin_training(args, group):
@@ -558,13 +554,12 @@ def _taught_from(args, what, data_seed, base):
 
 def _resume_teaching(args, command, fixed, data_of, resume):
     """Go on with a run of `sft`, `dpo` or `grpo`. fixed: its options that a run keeps; data_of: parts of a source."""
-    what, settings = TAUGHT[command], (name for name in TRAINING if name not in CHANGEABLE)
-    _only_resume(args, [*settings, what, "data_seed", "base", "precision", *fixed])
+    what = TAUGHT[command]
+    _only_resume(args, [what, "data_seed", "base", "precision", *fixed])
     files, head = _files_of(args.resume, args, {what: "data"}, command)
     _, *numbers = head["info"][what]
     data = data_of(files[what], *numbers, TrainConfig.from_dict(head["train"]).valid_fraction)
-    options = dict(files=files, steps=args.steps, device=args.device, rate=args.rate)
-    resume(args.resume, *data, quiet=args.quiet, **options)
+    resume(args.resume, *data, quiet=args.quiet, files=files, device=args.device, **_given(args, CHANGEABLE))
 
 
 def _files_of(run, args, options, command):
@@ -905,9 +900,14 @@ def _given(args, names):
 
 
 def _only_resume(args, names):
-    if given := list(_given(args, [*names, "run", "workers"])):
+    """Refuse settings that a run keeps. names: its command's, beside those of every training."""
+    fixed = [*(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
+    if given := list(_given(args, fixed)):
+        base, names = ("--from", CHANGEABLE) if args.function is train else ("--base", CHANGEABLE[:-1])
+        *some, last = (f"--{name.replace('_', '-')}" for name in names)
         raise NanoEulerError(
-            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
+            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}: only "
+            f"{', '.join(some)} and {last} may change; {base} {args.resume} begins a new run with its model"
         )
 
 

@@ -105,6 +105,10 @@ def resume(
     profile: int = 0,
     rate: float | None = None,
     group: many.Group | None = None,
+    valid_every: int | None = None,
+    sample_every: int | None = None,
+    save_every: int | None = None,
+    keep_every: int | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
@@ -113,9 +117,10 @@ def resume(
     they were read from this time. steps: how many steps the run shall have in all, more or fewer than it was begun
     with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
     again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
-    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on; the
-    log says so. group: the processes that train together, as many as may be. Raises NanoEulerError when the data are
-    not those of the run, and when another process is training into the folder.
+    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on. group:
+    the processes that train together, as many as may be. valid_every, sample_every, save_every, keep_every: those of
+    `TrainConfig` from here on. The log says which settings have changed. Raises NanoEulerError when the data are not
+    those of the run, and when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
@@ -123,6 +128,12 @@ def resume(
     with _held(run, group) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
         group = group_of(run, state, group)
+        before = state.train
+        changes = dict(
+            steps=steps, rate=rate, valid_every=valid_every, sample_every=sample_every, save_every=save_every,
+            keep_every=keep_every,
+        )  # fmt: skip
+        _change(run, state, changes)
         dataset = part(state) if callable(part) else dataset_of(part, valid, state)
         expect_the_same(run, state, dataset)
         place = chosen_before(state.info, device, state.model.config, group)
@@ -136,9 +147,11 @@ def resume(
         trouble = None
         if leads := _leads(group):
             # a kill may have come between writing the last checkpoint and that
-            run_folder.prune(run, state.train.keep_every)
+            run_folder.prune(run, before.keep_every)
             trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
-        changed = _change(run, state, {"steps": steps, "rate": rate}, leads)
+            if state.train != before:
+                run_folder.save(run, state, state.step)
+        changed = _changed(run, before, state.train, changes)
         _move(state, place)
         warnings = [trouble] if trouble else []
         journal = Journal if leads else Follower
@@ -196,23 +209,21 @@ def _move(state, device):
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
 
 
-def _change(run, state, settings, leads):
-    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed.
+def _change(run, state, settings):
+    """Give a run other settings; None: as it is."""
+    steps, new = settings["steps"], {name: value for name, value in settings.items() if value is not None}
+    if steps not in (None, state.train.steps) and steps <= state.step:
+        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {state.step} that are done")
+    state.train = state.optimizer.config = replace(state.train, **new)
 
-    What was changed is told from run.json, which is written anew once the log has it: a kill in between loses no line.
+
+def _changed(run, before, now, settings):
+    """Which of these settings are new, in words.
+
+    That is told from run.json, which is written anew once the log has it: a kill in between loses no line.
     """
-    before = state.train.to_dict()
-    new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
-    if new.get("steps", math.inf) <= state.step:
-        raise NanoEulerError(
-            f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
-        )
-    if new:
-        state.train = state.optimizer.config = replace(state.train, **new)
-        if leads:
-            run_folder.save(run, state, state.step)
     told = _described(run / "run.json").get("train")
-    told, now = before | (told if isinstance(told, dict) else {}), state.train.to_dict()
+    told, now = before.to_dict() | (told if isinstance(told, dict) else {}), now.to_dict()
     return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
 
 

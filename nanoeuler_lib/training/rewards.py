@@ -8,6 +8,7 @@ answers are drawn with numbers seeded by (seed, step), so a run that goes on nee
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -341,15 +342,7 @@ def resume(
     run: str | Path, problems: Sequence[RouteProblem], held_out: Sequence[RouteProblem], *rest, **options
 ) -> GPT:
     """Go on with a run of `reinforce`; the rest as for `loop.resume`."""
-    steps = options.get("steps")
-
-    def made(state):
-        dataset = RewardDataset(problems, held_out, state)
-        if steps and steps % dataset.span:
-            raise NanoEulerError(f"steps is {steps}, expected a multiple of {dataset.span}: {OF_UPDATES}")
-        return dataset
-
-    return loop.resume(run, made, None, *rest, **options)
+    return loop.resume(run, partial(RewardDataset, problems, held_out), None, *rest, **options)
 
 
 # ---- Where questions come from

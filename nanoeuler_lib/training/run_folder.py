@@ -86,8 +86,8 @@ def best(run: Path) -> float | None:
 
 
 def prune(run: Path, keep_every: int = 0) -> None:
-    """Remove all checkpoints but the last ones and, if asked, those of every so many steps."""
-    for old in checkpoint.folders(run)[:-KEEP]:
+    """Remove the checkpoint before the last ones, unless it is of every so many steps; earlier ones were kept so."""
+    for old in checkpoint.folders(run)[:-KEEP][-1:]:
         if not keep_every or checkpoint.step_of(old) % keep_every:
             checkpoint.remove(old)
 

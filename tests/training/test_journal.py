@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text, stopped_at
 
 from nanoeuler_lib import __version__, world
 from nanoeuler_lib.model import GPT
@@ -98,6 +98,24 @@ def test_a_kill_between_a_save_and_its_looks_loses_no_line(tmp_path, where):
     assert_same_run(tmp_path / "whole", run)
     best = [checkpoint.load(folder / "checkpoints" / "best").info for folder in (run, tmp_path / "whole")]
     assert best[0] == best[1]
+
+
+def test_how_often_something_is_done_may_change_and_changes_no_weight(tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train.train(whole, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    with stopped_at(4), pytest.raises(Crash):
+        train.train(run, run_text(), RUN_MODEL, changed(RUN_CONFIG, save_every=1, keep_every=1), quiet=True)
+    often = dict(valid_every=9, sample_every=5, save_every=3, keep_every=2)
+    loop.resume(run, run_text(), quiet=True, **often)
+    assert np.array_equal(*(checkpoint.load(folder).model.params.flat for folder in (whole, run)))
+    log, now = run_folder.read_log(run), changed(RUN_CONFIG, **often).to_dict()
+    old = RUN_CONFIG.to_dict() | {"save_every": 1, "keep_every": 1}
+    said = [f"{name} {old[name]} -> {now[name]}" for name in often]
+    assert [e["changed"] for e in log if "changed" in e] == said
+    assert json.loads((run / "run.json").read_text("utf-8"))["train"] == now
+    assert [e["step"] for e in log if "sample" in e and e["step"] > 4] == [5]
+    kept = [checkpoint.step_of(folder) for folder in checkpoint.folders(run)]
+    assert kept == [0, 1, 2, 4, 6], "what was kept before stays"
 
 
 class AtOnce(ThreadPoolExecutor):
