@@ -68,7 +68,8 @@ TRAINING = {
     "clip": "largest norm of a step's gradient, longer ones are shortened to it; 0: any",
     "later_heads": "weight of the loss of each prediction head but the first, which has 1",
     "seed": "seed of weights and batches; the same seed gives the same run",
-    "valid_fraction": "share of the data, its end, that is held out to validate on, 0 to 0.9; train: 0 is none",
+    "valid_fraction": "share of the data, the end of each file, that is held out to validate on, 0 to 0.9; train: 0 is "
+    "none",
     "valid_every": "steps between validations",
     "sample_every": "steps between samples of text in the log; 0: none",
     "save_every": "steps between checkpoints, the most that a power cut can cost",
@@ -247,7 +248,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     return top
 
 
-TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"'
+TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"; or a folder of these'
 SEVERAL = {"type": Path, "action": "extend", "nargs": "+", "metavar": "FILE"}
 
 
@@ -335,7 +336,7 @@ def _shards(new):
 
 
 def _train(new):
-    text = f"{TEXTS}; several follow one another; or a folder of shards (--resume: where they stand now, if they moved)"
+    text = f"{TEXTS}; several follow one another; or shards (--resume: where they stand now, if they moved)"
     new.add_argument("--data", **SEVERAL, help=text)
     new.add_argument(
         "--valid",

@@ -123,12 +123,13 @@ def corpus_fetched(args):
 
 
 def shards(args):
-    from nanoeuler_lib.text import shards
+    from nanoeuler_lib.text import data, shards
     from nanoeuler_lib.text.tokenizer import Tokenizer
 
     _check_workers(args)
     began = time.perf_counter()
-    folder = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
+    texts = [file for path in args.texts for file in data.files_of(path)]
+    folder = shards.write(args.out, texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
     seconds = time.perf_counter() - began
     facts = {name: getattr(folder, name) for name in ("tokens", "documents", "bytes")}
     line = f"{args.out}: {folder.tokens:,} tokens of {folder.documents:,} documents in {len(folder.shards)} shards"
@@ -276,13 +277,13 @@ def _model_to_train(args, of_shards):
 
 
 def _read_data(files):
-    """What `train` learns from and what it is measured on: two texts, or shards and a list of shards; None: a share."""
-    from nanoeuler_lib.text.data import read_text
+    """What `train` learns from and is measured on: texts and a text, or shards and a list of them; None: a share."""
+    from nanoeuler_lib.text.data import files_of, read_text
     from nanoeuler_lib.text.shards import Shards
 
     valid = [path for name, path in files.items() if name.startswith("valid") and path]
     texts = [path for name, path in files.items() if name.startswith("text")]
-    if folders := [path for path in texts if Path(path).is_dir()]:
+    if folders := [path for path in texts if os.path.exists(os.path.join(path, "shards.json"))]:
         if len(texts) > 1:
             raise NanoEulerError(
                 f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards"
@@ -290,7 +291,8 @@ def _read_data(files):
         return Shards(folders[0]), [Shards(path) for path in valid] or None
     if len(valid) > 1:
         raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
-    return read_text(*texts), read_text(valid[0]) if valid else None
+    parts = tuple(read_text(file) for path in texts for file in files_of(path))
+    return parts, read_text(valid[0]) if valid else None
 
 
 def _numbered(name, paths):

@@ -350,6 +350,7 @@ INFO = {
     "source": ("text", _is_text),
     "template": ("text", _is_text),
     "base": ("text", _is_text),
+    "split": ("2", lambda value: value == 2),
     "turns": ("first, windows or last", lambda value: value in ("first", "windows", "last")),
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),

@@ -38,8 +38,8 @@ def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | 
     state: of the run, which has the model, the settings and the tokenizer. Raises what the datasets raise, and
     NanoEulerError for examples in a run that was not begun with examples.
     """
-    if isinstance(part, str):
-        return TextDataset(*split_text(part, valid, state.train), state)
+    if isinstance(part, str) or (isinstance(part, Sequence) and part and isinstance(part[0], str)):
+        return TextDataset(*split_text(part, valid, state.train, state.info.get("split")), state)
     if isinstance(part, Shards):
         return ShardDataset(part, valid, state)
     if state.info.get("template") not in TEMPLATES:
@@ -47,11 +47,24 @@ def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | 
     return SFTDataset(part, valid, state)
 
 
-def split_text(text: str, valid_text: str | None, config: TrainConfig) -> tuple[str, str]:
-    """The parts to train on and to validate on; without a validation text the last share of the text."""
-    if valid_text is None:
-        return data.split_text(text, config.valid_fraction)
-    return data.without_outer_separators(text), data.without_outer_separators(valid_text)
+# The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
+# all texts together, from a document's beginning on, however much that is.
+SPLIT = 2
+
+
+def split_text(
+    text: str | Sequence[str], valid_text: str | None, config: TrainConfig, rule: int | None = SPLIT
+) -> tuple[str, str]:
+    """The parts to train on and to validate on; without a validation text the last share of each text."""
+    texts = [text] if isinstance(text, str) else text
+    if valid_text is not None:
+        text = data.SEPARATOR.join(texts)
+        return data.without_outer_separators(text), data.without_outer_separators(valid_text)
+    if rule != SPLIT:
+        return data.split_text(data.SEPARATOR.join(texts), config.valid_fraction)
+    parts = zip(*(data.hold_out(text, config.valid_fraction) for text in texts), strict=True)
+    part, valid = (data.SEPARATOR.join(filter(None, part)) for part in parts)
+    return part, valid
 
 
 def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
@@ -182,8 +195,8 @@ class ShardDataset(Dataset):
     has to know its step and nothing else. The order takes 4 bytes a window.
 
     valid: shards to validate on, each reported by the name of its folder; None: the last `valid_fraction` of the
-    documents, whole ones, which are then not trained on. Every token of them is scored in consecutive windows, or a
-    sample of windows at equal distances (`validation`).
+    tokens, from a document's beginning on if one is near, which are then not trained on. Every token of them is scored
+    in consecutive windows, or a sample of windows at equal distances (`validation`).
     Raises NanoEulerError when a part is too short for a row, when two validation sets have one name, and when one was
     tokenized with another vocabulary.
     """
@@ -199,7 +212,7 @@ class ShardDataset(Dataset):
         if valid is None and self.train.valid_fraction == 0:
             self.part, self.valid = Part(shards, 0, shards.tokens), {}
         elif valid is None:
-            self.part, held_out = _split_shards(shards, self.train.valid_fraction)
+            self.part, held_out = _split_shards(shards, self.train.valid_fraction, state.info.get("split"))
             self.valid = {"valid": held_out}
         else:
             self.part = Part(shards, 0, shards.tokens)
@@ -294,11 +307,17 @@ class ShardDataset(Dataset):
         return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
-def _split_shards(shards, fraction):
-    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens."""
-    cut = int(np.searchsorted(shards.starts, round(shards.tokens * (1 - fraction))))
-    at = int(shards.starts[min(cut, shards.documents - 1)])
-    return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
+def _split_shards(shards, fraction, rule):
+    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens.
+
+    By the rule SPLIT a document is cut where none begins within half the share.
+    """
+    cut = round(shards.tokens * (1 - fraction))
+    number = min(int(np.searchsorted(shards.starts, cut)), shards.documents - 1)
+    for at in map(int, shards.starts[[number, number - 1]]):
+        if rule != SPLIT or abs(at - cut) <= (shards.tokens - cut) / 2:
+            return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
+    return Part(shards, 0, cut), Part(shards, cut, shards.tokens)
 
 
 def _fingerprint_of_shards(part):

@@ -84,11 +84,14 @@ class Journal:
         sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
         self.say(f"model: {self.state.model.size:,} parameters; data: {sizes}")
         whence = f"from step {first:,} on, " if first else ""
-        passes = planned / self.dataset.tokens
+        passes, held_out = planned / self.dataset.tokens, ""
+        if "split" in self.state.info:
+            train, valid = self.dataset.sizes["train_tokens"], self.dataset.sizes["valid_tokens"]
+            held_out = f"; held out {valid / (train + valid):.1%}"
         self.say(
             f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
             f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data; rows reach "
-            f"{percent(self.dataset.reach)} of its {self.dataset.unit}"
+            f"{percent(self.dataset.reach)} of its {self.dataset.unit}{held_out}"
         )
         ahead = self.watch.begin()
         said = set()  # what a process that was killed behind it had said of this step

@@ -95,7 +95,7 @@ def _held(run, group):
 
 def resume(
     run: str | Path,
-    part: str | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
+    part: str | Sequence[str] | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
     valid: str | Sequence[Shards] | Iterable[Example] | None = None,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,

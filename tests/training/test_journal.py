@@ -220,7 +220,7 @@ def test_what_run_json_says(tmp_path):
     ids = [found.tokenizer.encode(text) for text in (part, valid)]
     assert list(head["data"].items()) == [
         ("train_tokens", len(ids[0])), ("valid_tokens", len(ids[1])), ("reach", 1.0), ("unit", "tokens"),
-        ("source", "söurce"), ("workers", 2), ("floor_bits_per_byte", None), ("files", files),
+        ("source", "söurce"), ("workers", 2), ("floor_bits_per_byte", None), ("files", files), ("split", 2),
         ("fingerprint", datasets.fingerprint(ids[0])),
         ("valid_fingerprint", datasets.fingerprint(ids[1])),
     ]  # fmt: skip
