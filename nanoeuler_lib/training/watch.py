@@ -17,6 +17,9 @@ MEASURES = {
     "valid_loss": "nats a pair",
     "valid_missed": "of the reward",
 }
+# of a validation text so many windows of so many characters are looked for in the training text; of ordinary text none
+# is found, of stories made by a grammar some of 100 characters are
+WINDOWS, LENGTH, LEAKED = 25, 200, 0.1  # and from this share on that is told
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 
@@ -160,7 +163,7 @@ def percent(share: float) -> str:
 
 
 def text_warnings(text: str, valid: str, separator: str) -> list[str]:
-    """What is wrong with a text before a step is taken: documents that occur twice, or that stand in both parts.
+    """What is wrong with a text before a step is taken: documents that occur twice, or text that stands in both parts.
 
     Also a separator that stands within a line, where it separates nothing.
     """
@@ -169,6 +172,15 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     held_out = [document for document in valid.split(separator) if document]
     leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
     warnings = document_warnings(len(documents), len(distinct), len(held_out), leaked)
+    starts = (
+        {*np.linspace(0, len(valid) - LENGTH, WINDOWS, dtype=int).tolist()} if len(valid) >= LENGTH else ()
+    )
+    found = sum(valid[start : start + LENGTH] in text for start in starts)
+    if not leaked and found > LEAKED * len(starts):
+        warnings.append(
+            f"validation leaks: {found} of {len(starts)} windows of {LENGTH} characters of the validation text stand "
+            "in the training text too. Its figure will look better than the model is; hold out another text"
+        )
     mark = separator.strip()
     if inside := sum(document.count(mark) for document in documents):
         warnings.append(

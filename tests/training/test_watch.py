@@ -273,6 +273,13 @@ def test_texts_that_repeat_or_leak():
         "of its own"
     ]
     assert said(["a", "", "b"], [""]) == [], "empty documents are none"
+    one = world.corpus(30_000, 1).replace(world.SEPARATOR, " ")  # a single document
+    part = "validation leaks: {} of 25 windows of 200 characters of the validation text stand in the training text too"
+    for share, found in ((1.0, 25), (0.5, 12), (0.0, None)):
+        valid = one[5000 : 5000 + int(10_000 * share)] + one[20_000 : 30_000 - int(10_000 * share)]
+        assert [text.split(".")[0] for text in said([one[:20_000]], [valid])] == [part.format(found)] * (
+            found is not None
+        )
 
 
 def test_a_run_says_and_logs_it(tmp_path, capfd):
