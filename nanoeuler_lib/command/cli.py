@@ -623,14 +623,20 @@ def _came_out(run, began, what):
     from nanoeuler_lib.training.run_folder import read_log
     from nanoeuler_lib.training.watch import MEASURES, measured, percent
 
-    head, out, log = checkpoint.read_head(run), Voice(sys.stdout), read_log(run)
+    head, out = checkpoint.read_head(run), Voice(sys.stdout)
+    try:
+        log = read_log(run)
+    except NanoEulerError as error:  # the run is whole without it
+        log = []
+        out.line(f"warning: {error}")
     warnings = sum("warning" in entry for entry in log)
     warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     measure, spent = measured(head["info"]), duration(time.perf_counter() - began)
     validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
-        part = "replies" if "examples" in head["info"] else "pairs" if "pairs" in head["info"] else "text"
+        parts = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
+        part = next((name for kind, name in parts.items() if kind in head["info"]), "text")
         validation += f"; rows have held {percent(seen[-1])} of the training {part}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST

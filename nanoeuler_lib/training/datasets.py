@@ -89,6 +89,7 @@ class Dataset:
     figures: Sequence[
         str
     ] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
+    frequencies = None  # nats a token that the tokens' frequencies alone give, of text; see `watch.Watch`
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
@@ -125,6 +126,7 @@ class TextDataset(Dataset):
         self.reach = self.tokens / size
         self.sizes = {"train_tokens": size, "valid_tokens": len(self.valid.ids)}
         self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
+        self.frequencies = _entropy(self.part.ids)
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
         if self.reach < REACHED:
             self.warnings.append(
@@ -171,6 +173,13 @@ def _expect_a_row(source, name, tokens, model=None):
         raise NanoEulerError(f"{source}: {name} part has {tokens} tokens, expected at least {least}{why}")
 
 
+def _entropy(ids):
+    """Nats a token, if nothing but the frequencies of these tokens is known."""
+    counts = np.bincount(ids)
+    shares = counts[counts > 0] / len(ids)
+    return float(-(shares * np.log(shares)).sum())
+
+
 def _rows_of(train):
     """Rows of a step."""
     return train.batch * train.accumulate
@@ -181,6 +190,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
+COUNTED = 1 << 22  # tokens of shards, the first ones, whose frequencies are counted
 SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
 ROWS = 16  # of validation that go through the model at a time
 
@@ -231,6 +241,7 @@ class ShardDataset(Dataset):
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
+        self.frequencies = _entropy(self.part.read(0, min(self.tokens, COUNTED)))
         self.fingerprint = _fingerprint_of_shards(self.part)
         self.valid_fingerprint = "+".join(map(_fingerprint_of_shards, self.valid.values()))
         marks = self.part.marks()

@@ -39,7 +39,8 @@ class Journal:
         self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
-        self.watch = Watch(self.config, self.step_tokens, dataset.tokens)
+        guess = None if dataset.frequencies is None else math.log(state.model.config.vocab_size)
+        self.watch = Watch(self.config, self.step_tokens, dataset.tokens, dataset.frequencies, guess)
         self.out = Voice(sys.stdout)
         self.bar = tqdm(
             total=self.config.steps * self.step_tokens, initial=state.step * self.step_tokens, unit="tok",

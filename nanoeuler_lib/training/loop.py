@@ -28,7 +28,7 @@ from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, to_json, write_text
-from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.machine import memory, one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import learning_rate
 from nanoeuler_lib.text.examples import Example
@@ -69,6 +69,7 @@ def start_run(
     with _held(run, group) as still_there, _memory_told():
         place = chosen_before(state.info, None, state.model.config, group)
         place.expect_room(state.model.config, state.train)
+        _expect_room_for_tokens(state)
         if _leads(group):
             expect_new(run)
             dataset.prepare(run, state)
@@ -227,6 +228,17 @@ def _changed(run, before, now, settings):
     return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
 
 
+def _expect_room_for_tokens(state):
+    """Raises NanoEulerError where the token ids of a step, inputs and targets, are more than the memory holds."""
+    shape, rows, there = state.model.config, state.train.batch * state.train.accumulate, memory()
+    row = 8 * (shape.context + shape.predict) * (shape.predict + 2)
+    if there is not None and rows * row > there:
+        raise NanoEulerError(
+            f"batch times accumulate must be at most {there // row:,}, got {rows:,}: the token ids of a step take "
+            f"{rows * row / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.1f} GiB"
+        )
+
+
 @contextmanager
 def _memory_told():
     """Raises NanoEulerError, with what would take less, where memory does not suffice."""
@@ -234,7 +246,7 @@ def _memory_told():
         yield
     except MemoryError as error:
         raise NanoEulerError(
-            f"not enough memory ({short(str(error))}): take a smaller --batch, --context, --dim or --vocab-size"
+            f"not enough memory ({one_line(str(error), 200)}): take a smaller --batch, --context, --dim or --vocab-size"
         ) from None
 
 
