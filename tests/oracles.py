@@ -744,6 +744,8 @@ def assert_same_run(a, b) -> None:
     assert np.array_equal(a_end.model.params.flat, b_end.model.params.flat), "parameters"
     assert np.array_equal(a_end.optimizer.m.flat, b_end.optimizer.m.flat), "first moments"
     assert np.array_equal(a_end.optimizer.v.flat, b_end.optimizer.v.flat), "second moments"
+    infos = [{name: x for name, x in end.info.items() if name != "files"} for end in (a_end, b_end)]
+    assert infos[0] == infos[1], "what a checkpoint says of its run"
     logs = []
     for run in (a, b):
         logs.append(run_folder.read_log(run))

@@ -68,7 +68,8 @@ TRAINING = {
     "clip": "largest norm of a step's gradient, longer ones are shortened to it; 0: any",
     "later_heads": "weight of the loss of each prediction head but the first, which has 1",
     "seed": "seed of weights and batches; the same seed gives the same run",
-    "valid_fraction": "share of the data, its end, that is held out to validate on, 0 to 0.9; train: 0 is none",
+    "valid_fraction": "share of the data, the end of each file, that is held out to validate on, 0 to 0.9; train: 0 is "
+    "none",
     "valid_every": "steps between validations",
     "sample_every": "steps between samples of text in the log; 0: none",
     "save_every": "steps between checkpoints, the most that a power cut can cost",
@@ -109,7 +110,8 @@ WEB_BYTES = 1_000_000_000
 FORMATS = {"hf": "transformers and what reads its folders", "gguf": "llama.cpp and what reads its files"}
 
 METAVAR = {int: "N", float: "X", str: "NAME"}
-CHANGEABLE = "steps", "rate"  # of a run that goes on
+# of a run that goes on
+CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
 
 
@@ -246,7 +248,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     return top
 
 
-TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"'
+TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"; or a folder of these'
 SEVERAL = {"type": Path, "action": "extend", "nargs": "+", "metavar": "FILE"}
 
 
@@ -334,7 +336,7 @@ def _shards(new):
 
 
 def _train(new):
-    text = f"{TEXTS}; several follow one another; or a folder of shards (--resume: where they stand now, if they moved)"
+    text = f"{TEXTS}; several follow one another; or shards (--resume: where they stand now, if they moved)"
     new.add_argument("--data", **SEVERAL, help=text)
     new.add_argument(
         "--valid",
@@ -475,7 +477,10 @@ def _replay(new):
 def _run_folder(new):
     new.add_argument("--run", type=Path, metavar="FOLDER", help="new folder for log and checkpoints")
     new.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with this run from its latest checkpoint"
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with this run from its latest checkpoint; steps, rate and how often something is done may change",
     )
 
 

@@ -123,12 +123,13 @@ def corpus_fetched(args):
 
 
 def shards(args):
-    from nanoeuler_lib.text import shards
+    from nanoeuler_lib.text import data, shards
     from nanoeuler_lib.text.tokenizer import Tokenizer
 
     _check_workers(args)
     began = time.perf_counter()
-    folder = shards.write(args.out, args.texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
+    texts = [file for path in args.texts for file in data.files_of(path)]
+    folder = shards.write(args.out, texts, Tokenizer.load(args.tokenizer), args.workers, quiet=args.json)
     seconds = time.perf_counter() - began
     facts = {name: getattr(folder, name) for name in ("tokens", "documents", "bytes")}
     line = f"{args.out}: {folder.tokens:,} tokens of {folder.documents:,} documents in {len(folder.shards)} shards"
@@ -171,17 +172,13 @@ def _resume_training(args, group):
             "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
             "expected one of them"
         )
-    fixed = (name for name in TRAINING if name not in CHANGEABLE)
-    _only_resume(args, [*fixed, *SHAPE, "preset", "tokenizer", "precision"])
+    _only_resume(args, [*SHAPE, "preset", "tokenizer", "precision"])
     files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-    steps, data = args.steps, _read_data(files)
-    if isinstance(steps, arguments.Tokens):
-        steps = _in_steps(steps, TrainConfig.from_dict(head["train"]), head["model"]["context"])
+    data, rows = _read_data(files), (TrainConfig.from_dict(head["train"]), head["model"].get("context"))
+    changes = {name: _in_steps(value, *rows) for name, value in _given(args, CHANGEABLE).items()}
     _not_negative(args, "profile")
-    options = dict(
-        files=files, steps=steps, device=args.device, profile=args.profile, rate=args.rate, group=group
-    )
-    loop.resume(args.resume, *data, args.quiet, **options)
+    options = dict(files=files, device=args.device, profile=args.profile, group=group)
+    loop.resume(args.resume, *data, args.quiet, **options, **changes)
 
 
 def _begin_training(args, group):
@@ -280,13 +277,13 @@ def _model_to_train(args, of_shards):
 
 
 def _read_data(files):
-    """What `train` learns from and what it is measured on: two texts, or shards and a list of shards; None: a share."""
-    from nanoeuler_lib.text.data import read_text
+    """What `train` learns from and is measured on: texts and a text, or shards and a list of them; None: a share."""
+    from nanoeuler_lib.text.data import files_of, read_text
     from nanoeuler_lib.text.shards import Shards
 
     valid = [path for name, path in files.items() if name.startswith("valid") and path]
     texts = [path for name, path in files.items() if name.startswith("text")]
-    if folders := [path for path in texts if Path(path).is_dir()]:
+    if folders := [path for path in texts if os.path.exists(os.path.join(path, "shards.json"))]:
         if len(texts) > 1:
             raise NanoEulerError(
                 f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards"
@@ -294,7 +291,8 @@ def _read_data(files):
         return Shards(folders[0]), [Shards(path) for path in valid] or None
     if len(valid) > 1:
         raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
-    return read_text(*texts), read_text(valid[0]) if valid else None
+    parts = tuple(read_text(file) for path in texts for file in files_of(path))
+    return parts, read_text(valid[0]) if valid else None
 
 
 def _numbered(name, paths):
@@ -558,13 +556,12 @@ def _taught_from(args, what, data_seed, base):
 
 def _resume_teaching(args, command, fixed, data_of, resume):
     """Go on with a run of `sft`, `dpo` or `grpo`. fixed: its options that a run keeps; data_of: parts of a source."""
-    what, settings = TAUGHT[command], (name for name in TRAINING if name not in CHANGEABLE)
-    _only_resume(args, [*settings, what, "data_seed", "base", "precision", *fixed])
+    what = TAUGHT[command]
+    _only_resume(args, [what, "data_seed", "base", "precision", *fixed])
     files, head = _files_of(args.resume, args, {what: "data"}, command)
     _, *numbers = head["info"][what]
     data = data_of(files[what], *numbers, TrainConfig.from_dict(head["train"]).valid_fraction)
-    options = dict(files=files, steps=args.steps, device=args.device, rate=args.rate)
-    resume(args.resume, *data, quiet=args.quiet, **options)
+    resume(args.resume, *data, quiet=args.quiet, files=files, device=args.device, **_given(args, CHANGEABLE))
 
 
 def _files_of(run, args, options, command):
@@ -626,14 +623,20 @@ def _came_out(run, began, what):
     from nanoeuler_lib.training.run_folder import read_log
     from nanoeuler_lib.training.watch import MEASURES, measured, percent
 
-    head, out, log = checkpoint.read_head(run), Voice(sys.stdout), read_log(run)
+    head, out = checkpoint.read_head(run), Voice(sys.stdout)
+    try:
+        log = read_log(run)
+    except NanoEulerError as error:  # the run is whole without it
+        log = []
+        out.line(f"warning: {error}")
     warnings = sum("warning" in entry for entry in log)
     warned = f", {warnings} {'warning' if warnings == 1 else 'warnings'}" if warnings else ""
     measure, spent = measured(head["info"]), duration(time.perf_counter() - began)
     validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
-        part = "replies" if "examples" in head["info"] else "pairs" if "pairs" in head["info"] else "text"
+        parts = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
+        part = next((name for kind, name in parts.items() if kind in head["info"]), "text")
         validation += f"; rows have held {percent(seen[-1])} of the training {part}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
@@ -913,9 +916,14 @@ def _given(args, names):
 
 
 def _only_resume(args, names):
-    if given := list(_given(args, [*names, "run", "workers"])):
+    """Refuse settings that a run keeps. names: its command's, beside those of every training."""
+    fixed = [*(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
+    if given := list(_given(args, fixed)):
+        base, names = ("--from", CHANGEABLE) if args.function is train else ("--base", CHANGEABLE[:-1])
+        *some, last = (f"--{name.replace('_', '-')}" for name in names)
         raise NanoEulerError(
-            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}"
+            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}: only "
+            f"{', '.join(some)} and {last} may change; {base} {args.resume} begins a new run with its model"
         )
 
 

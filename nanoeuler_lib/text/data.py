@@ -7,6 +7,7 @@ document begins and ends.
 """
 
 import codecs
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +16,36 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.files import one_line
 from nanoeuler_lib.text.sources import UNPACKING, form, json_texts, opened, pages, without_mark
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 SEPARATOR = f"\n{END_OF_TEXT}\n"
 
 
+READABLE = ".txt", ".md", ".jsonl", ".parquet"  # the files of a folder that are read, also as .xz or .gz
+
+
 def read_text(*paths: str | Path) -> str:
-    """The text of files, one after another; each begins a document. Raises what `read_blocks` does."""
-    return SEPARATOR.join(unix_separators("".join(read_blocks(path))) for path in paths)
+    """The text of files (`files_of`), one after another; each begins a document. Raises what `read_blocks` does."""
+    files = (file for path in paths for file in files_of(path))
+    return SEPARATOR.join(unix_separators("".join(read_blocks(file))) for file in files)
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """The file itself; of a folder the texts directly in it (READABLE), by their names.
+
+    Raises NanoEulerError for a folder without any.
+    """
+    if not os.path.isdir(path):
+        return [Path(path)]
+    there = sorted(file for file in Path(path).iterdir() if not file.name.startswith("."))
+    if not (found := [file for file in there if form(file) in READABLE and not file.is_dir()]):
+        names = one_line(", ".join(file.name for file in there), 100) or "nothing"
+        raise NanoEulerError(
+            f"{path}: a folder must hold texts ({', '.join(READABLE)}, also .xz or .gz) or shards.json, got {names}"
+        )
+    return found
 
 
 def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:
@@ -135,6 +157,19 @@ def split_text(text: str, valid_fraction: float) -> tuple[str, str]:
     before, separator, after = text.rpartition(SEPARATOR)
     if separator and valid_fraction > 0:  # the last document began before the cut: hold it out whole
         return before, after
+    return text[:cut], text[cut:]
+
+
+def hold_out(text: str, share: float) -> tuple[str, str]:
+    """Training text and validation text: the end of a text, so much of it.
+
+    The end is moved to a document boundary where one lies within half the share, so that documents stay whole.
+    """
+    text = without_outer_separators(text)
+    cut = round(len(text) * (1 - share))
+    for at in (text.find(SEPARATOR, cut), text.rfind(SEPARATOR, 0, cut + len(SEPARATOR) - 1)):
+        if at >= 0 and abs(at - cut) <= (len(text) - cut) / 2:
+            return text[:at], text[at + len(SEPARATOR) :]
     return text[:cut], text[cut:]
 
 

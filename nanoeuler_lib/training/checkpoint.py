@@ -141,6 +141,13 @@ def _swap(partial, path, replaced):
     sync(path.parent)
 
 
+def renew(path: Path, info: dict) -> None:
+    """Replace the info of a checkpoint that is written, and nothing else of it."""
+    files.write_text(
+        path / "checkpoint.json", to_json(seal(_read_head(path) | {"info": info}), indent=1) + "\n"
+    )
+
+
 def load(path: str | Path, training: bool = False) -> Checkpoint:
     """Read a checkpoint: the folder itself, or a run folder, whose latest one is taken.
 
@@ -251,6 +258,8 @@ def remove(path: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Finish what a killed process left half-done in a folder of checkpoints; nobody may be writing there."""
+    for left in folder.glob("step-*/.*.partial"):
+        left.unlink()
     for left in (*folder.glob(".step-*"), *folder.glob(f".{BEST}.*")):
         name, _, what = left.name[1:].rpartition(".")
         if what == "replaced" and not (folder / name).exists():
@@ -344,11 +353,12 @@ def _are_files(value):
 
 def _are_examples(value):
     """Whether a value is source, number and seed of fine-tuning examples (`sft.examples_of`)."""
-    return (
-        isinstance(value, list)
-        and [type(part) for part in value] == [str, int, int]
-        and all(0 <= part < 2**53 for part in value[1:])
-    )
+    return _types(value) == [str, int, int] and all(0 <= part < 2**53 for part in value[1:])
+
+
+def _types(value):
+    """The types of a list's items; None for what is no list."""
+    return [type(part) for part in value] if isinstance(value, list) else None
 
 
 # What the library itself writes into `info`, and reads again: of another kind it is damaged, or not ours.
@@ -356,6 +366,7 @@ INFO = {
     "source": ("text", _is_text),
     "template": ("text", _is_text),
     "base": ("text", _is_text),
+    "split": ("2", lambda value: value == 2),
     "turns": ("first, windows or last", lambda value: value in ("first", "windows", "last")),
     "fingerprint": ("text", _is_text),
     "valid_fingerprint": ("text", _is_text),
@@ -372,6 +383,7 @@ INFO = {
     "label_noise": ("a number", _is_number),
     "robust": ("true or false", lambda value: isinstance(value, bool)),
     "shards": ("a whole number", lambda value: type(value) is int),
+    "due": ("a number and three switches", lambda value: _types(value) == [int, bool, bool, bool]),
     "bits": ("facts by name", lambda value: isinstance(value, dict)),
 }
 

@@ -38,8 +38,8 @@ def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | 
     state: of the run, which has the model, the settings and the tokenizer. Raises what the datasets raise, and
     NanoEulerError for examples in a run that was not begun with examples.
     """
-    if isinstance(part, str):
-        return TextDataset(*split_text(part, valid, state.train), state)
+    if isinstance(part, str) or (isinstance(part, Sequence) and part and isinstance(part[0], str)):
+        return TextDataset(*split_text(part, valid, state.train, state.info.get("split")), state)
     if isinstance(part, Shards):
         return ShardDataset(part, valid, state)
     if state.info.get("template") not in TEMPLATES:
@@ -47,11 +47,24 @@ def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | 
     return SFTDataset(part, valid, state)
 
 
-def split_text(text: str, valid_text: str | None, config: TrainConfig) -> tuple[str, str]:
-    """The parts to train on and to validate on; without a validation text the last share of the text."""
-    if valid_text is None:
-        return data.split_text(text, config.valid_fraction)
-    return data.without_outer_separators(text), data.without_outer_separators(valid_text)
+# The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
+# all texts together, from a document's beginning on, however much that is.
+SPLIT = 2
+
+
+def split_text(
+    text: str | Sequence[str], valid_text: str | None, config: TrainConfig, rule: int | None = SPLIT
+) -> tuple[str, str]:
+    """The parts to train on and to validate on; without a validation text the last share of each text."""
+    texts = [text] if isinstance(text, str) else text
+    if valid_text is not None:
+        text = data.SEPARATOR.join(texts)
+        return data.without_outer_separators(text), data.without_outer_separators(valid_text)
+    if rule != SPLIT:
+        return data.split_text(data.SEPARATOR.join(texts), config.valid_fraction)
+    parts = zip(*(data.hold_out(text, config.valid_fraction) for text in texts), strict=True)
+    part, valid = (data.SEPARATOR.join(filter(None, part)) for part in parts)
+    return part, valid
 
 
 def bits_per_byte(model: GPT, tokens: data.Tokens, rows: int = 8) -> float:
@@ -76,6 +89,7 @@ class Dataset:
     figures: Sequence[
         str
     ] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
+    frequencies = None  # nats a token that the tokens' frequencies alone give, of text; see `watch.Watch`
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
@@ -112,6 +126,7 @@ class TextDataset(Dataset):
         self.reach = self.tokens / size
         self.sizes = {"train_tokens": size, "valid_tokens": len(self.valid.ids)}
         self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
+        self.frequencies = _entropy(self.part.ids)
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
         if self.reach < REACHED:
             self.warnings.append(
@@ -158,6 +173,13 @@ def _expect_a_row(source, name, tokens, model=None):
         raise NanoEulerError(f"{source}: {name} part has {tokens} tokens, expected at least {least}{why}")
 
 
+def _entropy(ids):
+    """Nats a token, if nothing but the frequencies of these tokens is known."""
+    counts = np.bincount(ids)
+    shares = counts[counts > 0] / len(ids)
+    return float(-(shares * np.log(shares)).sum())
+
+
 def _rows_of(train):
     """Rows of a step."""
     return train.batch * train.accumulate
@@ -168,6 +190,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
+COUNTED = 1 << 22  # tokens of shards, the first ones, whose frequencies are counted
 SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
 ROWS = 16  # of validation that go through the model at a time
 
@@ -182,8 +205,8 @@ class ShardDataset(Dataset):
     has to know its step and nothing else. The order takes 4 bytes a window.
 
     valid: shards to validate on, each reported by the name of its folder; None: the last `valid_fraction` of the
-    documents, whole ones, which are then not trained on. Every token of them is scored in consecutive windows, or a
-    sample of windows at equal distances (`validation`).
+    tokens, from a document's beginning on if one is near, which are then not trained on. Every token of them is scored
+    in consecutive windows, or a sample of windows at equal distances (`validation`).
     Raises NanoEulerError when a part is too short for a row, when two validation sets have one name, and when one was
     tokenized with another vocabulary.
     """
@@ -199,7 +222,7 @@ class ShardDataset(Dataset):
         if valid is None and self.train.valid_fraction == 0:
             self.part, self.valid = Part(shards, 0, shards.tokens), {}
         elif valid is None:
-            self.part, held_out = _split_shards(shards, self.train.valid_fraction)
+            self.part, held_out = _split_shards(shards, self.train.valid_fraction, state.info.get("split"))
             self.valid = {"valid": held_out}
         else:
             self.part = Part(shards, 0, shards.tokens)
@@ -218,6 +241,7 @@ class ShardDataset(Dataset):
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
+        self.frequencies = _entropy(self.part.read(0, min(self.tokens, COUNTED)))
         self.fingerprint = _fingerprint_of_shards(self.part)
         self.valid_fingerprint = "+".join(map(_fingerprint_of_shards, self.valid.values()))
         marks = self.part.marks()
@@ -294,11 +318,17 @@ class ShardDataset(Dataset):
         return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
-def _split_shards(shards, fraction):
-    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens."""
-    cut = int(np.searchsorted(shards.starts, round(shards.tokens * (1 - fraction))))
-    at = int(shards.starts[min(cut, shards.documents - 1)])
-    return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
+def _split_shards(shards, fraction, rule):
+    """A part to train on and one to validate on: the last documents, which hold about this share of the tokens.
+
+    By the rule SPLIT a document is cut where none begins within half the share.
+    """
+    cut = round(shards.tokens * (1 - fraction))
+    number = min(int(np.searchsorted(shards.starts, cut)), shards.documents - 1)
+    for at in map(int, shards.starts[[number, number - 1]]):
+        if rule != SPLIT or abs(at - cut) <= (shards.tokens - cut) / 2:
+            return Part(shards, 0, at + 1), Part(shards, at, shards.tokens)
+    return Part(shards, 0, cut), Part(shards, cut, shards.tokens)
 
 
 def _fingerprint_of_shards(part):
@@ -351,7 +381,9 @@ class SFTDataset(Dataset):
         )
         prompts = (turn for e in held_out for turn in (e[:1] if self.turns == "first" else e))
         most = self.model.context + 1
-        self.prompt = next(turn[0] for turn in prompts if encode([turn], self.tokenizer, most).counted.any())
+        fits = lambda turn: encode([turn], self.tokenizer, most - (not turn[1])).counted.any()
+        # a chat takes a prompt that leaves room for a reply
+        self.prompt = next((turn[0] for turn in prompts if fits(turn)), held_out[0][0][0])
         said = [reply for example in examples for _, reply in example]
         if empty := sum(not reply.strip() for reply in said):
             self.warnings.append(

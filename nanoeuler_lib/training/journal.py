@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from tqdm import tqdm
 
 from nanoeuler_lib.engine import many
-from nanoeuler_lib.engine.memory import OutOfMemory
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import Voice
-from nanoeuler_lib.training import run_folder
+from nanoeuler_lib.files import Voice, one_line
+from nanoeuler_lib.training import checkpoint, run_folder
 from nanoeuler_lib.training.run_folder import entries
 from nanoeuler_lib.training.watch import MEASURES, Watch, percent
 
@@ -30,6 +29,9 @@ class Journal:
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
         self.saved = self.taken = state.step  # the step of the last checkpoint, and the last whole one
+        # of the last checkpoint: its step's entries in the log, and what of `look` comes after it
+        self.due = state.info.pop("due", None)
+        self.at, self.entries = state.step, 0  # the step of the last entry, and how many it has
         self.validation_seconds = 0.0
         self.best = run_folder.best(run)  # validation of the best checkpoint kept, None: there is none
         self.began = time.perf_counter()
@@ -37,7 +39,8 @@ class Journal:
         self.spent = dict(validation=0.0, samples=0.0, checkpoints=0.0)
         self.rows = self.config.batch * self.config.accumulate
         self.step_tokens = round(self.rows * dataset.row_tokens)
-        self.watch = Watch(self.config, self.step_tokens, dataset.tokens)
+        guess = None if dataset.frequencies is None else math.log(state.model.config.vocab_size)
+        self.watch = Watch(self.config, self.step_tokens, dataset.tokens, dataset.frequencies, guess)
         self.out = Voice(sys.stdout)
         self.bar = tqdm(
             total=self.config.steps * self.step_tokens, initial=state.step * self.step_tokens, unit="tok",
@@ -55,6 +58,8 @@ class Journal:
     def note(self, **entry):
         """An entry of the log, and what the watch has to say about it."""
         self.append(entry)
+        self.entries = self.entries + 1 if entry["step"] == self.at else 1
+        self.at = entry["step"]
         if self.on_entry is not None:
             self.on_entry(entry)
         for warning in self.watch.see(entry):
@@ -63,6 +68,12 @@ class Journal:
     def warn(self, step, warning):
         self.note(step=step, warning=warning)
         self.say(f"warning: {warning}")
+
+    def _without(self, step, what, error):
+        """Warn that a step has no validation or no sample; its weights are what they are."""
+        self.warn(
+            step, f"no {what}: {one_line(str(error) if isinstance(error, NanoEulerError) else repr(error))}"
+        )
 
     def begin(self, warnings, changed):
         """What will be done, what is odd about it, and the validation before the first step.
@@ -74,11 +85,14 @@ class Journal:
         sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
         self.say(f"model: {self.state.model.size:,} parameters; data: {sizes}")
         whence = f"from step {first:,} on, " if first else ""
-        passes = planned / self.dataset.tokens
+        passes, held_out = planned / self.dataset.tokens, ""
+        if "split" in self.state.info:
+            train, valid = self.dataset.sizes["train_tokens"], self.dataset.sizes["valid_tokens"]
+            held_out = f"; held out {valid / (train + valid):.1%}"
         self.say(
             f"plan: {whence}{self.config.steps:,} steps of {self.step_tokens:,} tokens, {planned:,} in all, "
             f"{passes:{'.1f' if passes >= 1 else '.2g'}} passes over the data; rows reach "
-            f"{percent(self.dataset.reach)} of its {self.dataset.unit}"
+            f"{percent(self.dataset.reach)} of its {self.dataset.unit}{held_out}"
         )
         ahead = self.watch.begin()
         said = set()  # what a process that was killed behind it had said of this step
@@ -89,6 +103,9 @@ class Journal:
             for entry in entries(self.run / "log.jsonl"):
                 self.watch.see(entry)  # it was said before
                 said |= {entry["changed"]} if entry["step"] == first and "changed" in entry else set()
+        if self.due:
+            self.look(first, *self.due[1:])
+            self.settle()
         for change in changed:
             if change not in said:
                 self.note(step=first, changed=change)
@@ -143,10 +160,29 @@ class Journal:
             step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()}
         )
 
+    def look(self, step, validates, whole, samples):
+        """Validate and sample, where a step has that; its checkpoint, if there is one, then gets the validation."""
+        if validates:
+            self.validate(step, whole)
+        if samples:
+            self.sample(step)
+        if self.due and self.leads:
+            path, info = run_folder.folder_of(self.run, step), dict(self.state.info)
+            self.pending += [(step, self.writer.submit(checkpoint.renew, path, info))]
+        self.due = None
+
     def validate(self, step, whole=True):
         began = time.perf_counter()
         work, model = (lambda model: self.dataset.validation(model, whole)), self.state.model
-        entry = many.shared_out(model, work) if isinstance(model, many.GPT) else work(model)
+        try:
+            entry = many.shared_out(model, work) if isinstance(model, many.GPT) else work(model)
+        except Exception as error:
+            if step == 0 or isinstance(model, many.GPT):  # nothing is lost yet; the other cards would wait
+                raise
+            for name in (self.dataset.measure, "valid_sets"):  # of an earlier step
+                self.state.info.pop(name, None)
+            self._without(step, "validation", error)
+            return
         seen = round(self.dataset.seen(step), 6)
         if not entry:
             self.note(step=step, seen=seen)
@@ -160,6 +196,9 @@ class Journal:
         self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
             self.settle()
+            if self.due and self.leads:  # nobody could go on from it
+                run_folder.drop(self.run, step)
+                self.saved = checkpoint.step_of(checkpoint.folders(self.run)[-1])
             raise NanoEulerError(
                 f"step {step}: validation gives {bits} {unit}; the checkpoint of step {self.saved} is intact"
             )
@@ -179,24 +218,30 @@ class Journal:
         began = time.perf_counter()
         try:
             text = self.dataset.sample(self.state.model, self.config.seed + step)
-        except OutOfMemory as error:  # a run does without
-            self.warn(step, f"no sample: {error}")
+        except Exception as error:
+            self._without(step, "sample", error)
             return
         seconds = time.perf_counter() - began
         self.spent["samples"] += seconds
         self.note(step=step, sample=text, seconds=round(seconds, 6))
         self.say(f"step {step}: {text!r}")
 
-    def save(self, step):
-        """Have the checkpoint of a step written while the run goes on. One at a time: see `settle`."""
+    def save(self, step, *looks):
+        """Have the checkpoint of a step written while the run goes on. One at a time: see `settle`.
+
+        looks: those of `look` that come now. Until they are done the checkpoint says that they are due.
+        """
         self.settle()
+        self.due = [self.entries, *looks] if any(looks) else None
         self._write(run_folder.save, step)
 
     def _write(self, function, step, training=True):
         """Have a thread write a copy of the state; training: as a checkpoint that a run goes on from."""
         self.still_there()
         began = time.perf_counter()
-        written = self.writer.submit(function, self.run, self.state.copy(training), step)
+        state = self.state.copy(training)
+        state.info |= {"due": self.due} if training and self.due else {}
+        written = self.writer.submit(function, self.run, state, step)
         self.pending += [(step if training else None, written)]
         self.spent["checkpoints"] += time.perf_counter() - began
 

@@ -28,7 +28,7 @@ from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, to_json, write_text
-from nanoeuler_lib.machine import one_blas_thread
+from nanoeuler_lib.machine import memory, one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import learning_rate
 from nanoeuler_lib.text.examples import Example
@@ -69,6 +69,7 @@ def start_run(
     with _held(run, group) as still_there, _memory_told():
         place = chosen_before(state.info, None, state.model.config, group)
         place.expect_room(state.model.config, state.train)
+        _expect_room_for_tokens(state)
         if _leads(group):
             expect_new(run)
             dataset.prepare(run, state)
@@ -95,7 +96,7 @@ def _held(run, group):
 
 def resume(
     run: str | Path,
-    part: str | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
+    part: str | Sequence[str] | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
     valid: str | Sequence[Shards] | Iterable[Example] | None = None,
     quiet: bool = False,
     on_entry: Callable[[dict], None] | None = None,
@@ -105,6 +106,10 @@ def resume(
     profile: int = 0,
     rate: float | None = None,
     group: many.Group | None = None,
+    valid_every: int | None = None,
+    sample_every: int | None = None,
+    save_every: int | None = None,
+    keep_every: int | None = None,
 ) -> GPT:
     """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
 
@@ -113,9 +118,10 @@ def resume(
     they were read from this time. steps: how many steps the run shall have in all, more or fewer than it was begun
     with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
     again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
-    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on; the
-    log says so. group: the processes that train together, as many as may be. Raises NanoEulerError when the data are
-    not those of the run, and when another process is training into the folder.
+    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on. group:
+    the processes that train together, as many as may be. valid_every, sample_every, save_every, keep_every: those of
+    `TrainConfig` from here on. The log says which settings have changed. Raises NanoEulerError when the data are not
+    those of the run, and when another process is training into the folder.
     """
     run = Path(run)
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
@@ -123,6 +129,12 @@ def resume(
     with _held(run, group) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
         group = group_of(run, state, group)
+        before = state.train
+        changes = dict(
+            steps=steps, rate=rate, valid_every=valid_every, sample_every=sample_every, save_every=save_every,
+            keep_every=keep_every,
+        )  # fmt: skip
+        _change(run, state, changes)
         dataset = part(state) if callable(part) else dataset_of(part, valid, state)
         expect_the_same(run, state, dataset)
         place = chosen_before(state.info, device, state.model.config, group)
@@ -136,9 +148,11 @@ def resume(
         trouble = None
         if leads := _leads(group):
             # a kill may have come between writing the last checkpoint and that
-            run_folder.prune(run, state.train.keep_every)
-            trouble = trim_log(run / "log.jsonl", state.step or -1)
-        changed = _change(run, state, {"steps": steps, "rate": rate}, leads)
+            run_folder.prune(run, before.keep_every)
+            trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
+            if state.train != before:
+                run_folder.save(run, state, state.step)
+        changed = _changed(run, before, state.train, changes)
         _move(state, place)
         warnings = [trouble] if trouble else []
         journal = Journal if leads else Follower
@@ -196,24 +210,33 @@ def _move(state, device):
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
 
 
-def _change(run, state, settings, leads):
-    """Give a run other settings (None: as it is), write that down before a step is taken, and say what was changed.
+def _change(run, state, settings):
+    """Give a run other settings; None: as it is."""
+    steps, new = settings["steps"], {name: value for name, value in settings.items() if value is not None}
+    if steps not in (None, state.train.steps) and steps <= state.step:
+        raise NanoEulerError(f"{run}: steps is {steps}, expected more than the {state.step} that are done")
+    state.train = state.optimizer.config = replace(state.train, **new)
 
-    What was changed is told from run.json, which is written anew once the log has it: a kill in between loses no line.
+
+def _changed(run, before, now, settings):
+    """Which of these settings are new, in words.
+
+    That is told from run.json, which is written anew once the log has it: a kill in between loses no line.
     """
-    before = state.train.to_dict()
-    new = {name: value for name, value in settings.items() if value is not None and value != before[name]}
-    if new.get("steps", math.inf) <= state.step:
-        raise NanoEulerError(
-            f"{run}: steps is {new['steps']}, expected more than the {state.step} that are done"
-        )
-    if new:
-        state.train = state.optimizer.config = replace(state.train, **new)
-        if leads:
-            run_folder.save(run, state, state.step)
     told = _described(run / "run.json").get("train")
-    told, now = before | (told if isinstance(told, dict) else {}), state.train.to_dict()
+    told, now = before.to_dict() | (told if isinstance(told, dict) else {}), now.to_dict()
     return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
+
+
+def _expect_room_for_tokens(state):
+    """Raises NanoEulerError where the token ids of a step, inputs and targets, are more than the memory holds."""
+    shape, rows, there = state.model.config, state.train.batch * state.train.accumulate, memory()
+    row = 8 * (shape.context + shape.predict) * (shape.predict + 2)
+    if there is not None and rows * row > there:
+        raise NanoEulerError(
+            f"batch times accumulate must be at most {there // row:,}, got {rows:,}: the token ids of a step take "
+            f"{rows * row / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.1f} GiB"
+        )
 
 
 @contextmanager
@@ -223,7 +246,7 @@ def _memory_told():
         yield
     except MemoryError as error:
         raise NanoEulerError(
-            f"not enough memory ({short(str(error))}): take a smaller --batch, --context, --dim or --vocab-size"
+            f"not enough memory ({one_line(str(error), 200)}): take a smaller --batch, --context, --dim or --vocab-size"
         ) from None
 
 
@@ -320,14 +343,15 @@ def _train(journal, warnings=(), changed=(), profile=0):
                 after, gradient = model.params.host(), take_step.whole_gradient()
                 if journal.leads:
                     journal.vitals(done, vitals(before, after, gradient, norm))
-            if validates:
-                journal.validate(done, whole)
-            if config.sample_every and done % config.sample_every == 0:
-                journal.sample(done)
+            samples = bool(config.sample_every) and done % config.sample_every == 0
+            kept = bool(config.keep_every) and done % config.keep_every == 0
+            saves = done % config.save_every == 0 or done == config.steps or kept
+            if saves:  # whatever comes of the look, these steps are not lost
+                journal.save(done, validates, whole and validates, samples)
+            journal.look(done, validates, whole, samples)
             ends = bool(stop) if group is None else any(group.everyones(bool(stop)))
             ends = ends and done % dataset.span == 0
-            kept = config.keep_every and done % config.keep_every == 0
-            if done % config.save_every == 0 or done == config.steps or kept or ends:
+            if ends and not saves:
                 journal.save(done)
             if ends or done == config.steps:
                 journal.settle()

@@ -135,7 +135,7 @@ class PairsDataset(Dataset):
             state.info["template"],
             [state.info.get(name) for name in ("beta", "label_noise", "robust")],
         )
-        self.source, self.warnings = one_line(state.info["source"], 200), []
+        self.source, self.warnings, self.prompt = one_line(state.info["source"], 200), [], ""
         pairs, held_out = list(pairs), list(held_out)
         self.part, self.valid = self._fitting(pairs, "training"), self._fitting(held_out, "validation")
         lengths = [max(len(reply.ids) for reply in pair) for pair in self.part]
@@ -148,7 +148,6 @@ class PairsDataset(Dataset):
             fingerprint(np.concatenate([np.where(e.counted, ~e.ids, e.ids) for pair in part for e in pair]))
             for part in (self.part, self.valid)
         )
-        self.prompt = held_out[0][0][-1][0]
         if len(self.valid) < MEASURABLE:
             self.warnings.append(
                 f"validation rests on {len(self.valid)} pairs, which say little: hold out more (--valid-fraction)"
@@ -165,6 +164,9 @@ class PairsDataset(Dataset):
             elif max(len(reply.ids) for reply in both) <= most:
                 for example, reply in zip(pair, both, strict=True):
                     count_last(reply, self.tokenizer, example)
+                self.prompt = (
+                    self.prompt if found else pair[0][-1][0]
+                )  # at last that of the first held-out pair
                 found.append(both)
         if not found:
             raise NanoEulerError(

@@ -8,6 +8,7 @@ answers are drawn with numbers seeded by (seed, step), so a run that goes on nee
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import Dataset, fingerprint
 from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
+from nanoeuler_lib.training.watch import EQUAL_REWARDS
 from nanoeuler_lib.world import tasks
 from nanoeuler_lib.world.tasks import RouteProblem
 
@@ -99,7 +101,8 @@ def surrogate(
 
 
 OF_UPDATES = "the updates that a set of answers serves"
-FIGURES = "reward", "kl", "clipped", "answer_tokens", "nats"  # of `Answers.weigh`, behind the loss
+# of `Answers.weigh`, after the loss; the last is the share of groups whose rewards are all equal
+FIGURES = "reward", "kl", "clipped", "answer_tokens", "nats", EQUAL_REWARDS
 
 
 class Answers:
@@ -119,6 +122,7 @@ class Answers:
         reference: GPT | None = None,
     ):
         self.config, self.drawn, self.rewards = config, drawn, rewards
+        self.equal = np.repeat(np.ptp(rewards.reshape(-1, config.group), axis=1) == 0, config.group)
         asked = [questions[row // config.group] for row in range(len(drawn))]
         encoded = [
             Encoded(np.array([*q, *s.ids]), np.arange(len(q) + len(s.ids)) >= len(q))
@@ -163,7 +167,7 @@ class Answers:
                 slope = slope - c.kl * np.where(counted, derivative, 0.0)
         tokens = counted.sum(axis=1)
         told = loss, self.rewards[part], distance, clipped.sum(axis=1) / np.maximum(tokens, 1), tokens
-        told = *told, np.where(counted, -logps, 0.0).sum(axis=1) / np.maximum(tokens, 1)
+        told = *told, np.where(counted, -logps, 0.0).sum(axis=1) / np.maximum(tokens, 1), self.equal[part]
         return np.array([x.sum() for x in told]) / N, slope / N
 
 
@@ -341,15 +345,7 @@ def resume(
     run: str | Path, problems: Sequence[RouteProblem], held_out: Sequence[RouteProblem], *rest, **options
 ) -> GPT:
     """Go on with a run of `reinforce`; the rest as for `loop.resume`."""
-    steps = options.get("steps")
-
-    def made(state):
-        dataset = RewardDataset(problems, held_out, state)
-        if steps and steps % dataset.span:
-            raise NanoEulerError(f"steps is {steps}, expected a multiple of {dataset.span}: {OF_UPDATES}")
-        return dataset
-
-    return loop.resume(run, made, None, *rest, **options)
+    return loop.resume(run, partial(RewardDataset, problems, held_out), None, *rest, **options)
 
 
 # ---- Where questions come from

@@ -36,9 +36,20 @@ KEEP = 2  # checkpoints kept; older ones are removed
 
 def save(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
     """Write the state of a run as its checkpoint of a step, and remove those that are too old."""
-    path = run / "checkpoints" / f"step-{step:06d}"
+    path = folder_of(run, step)
     checkpoint.save(path, state.model, state.tokenizer, step, state.train, state.optimizer, state.info)
     prune(run, state.train.keep_every if state.train else 0)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """The folder of the checkpoint of a step."""
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+def drop(run: Path, step: int) -> None:
+    """Remove the checkpoint of a step, unless it is the only one."""
+    if len(checkpoint.folders(run)) > 1:
+        checkpoint.remove(folder_of(run, step))
 
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -75,8 +86,8 @@ def best(run: Path) -> float | None:
 
 
 def prune(run: Path, keep_every: int = 0) -> None:
-    """Remove all checkpoints but the last ones and, if asked, those of every so many steps."""
-    for old in checkpoint.folders(run)[:-KEEP]:
+    """Remove the checkpoint before the last ones, unless it is of every so many steps; earlier ones were kept so."""
+    for old in checkpoint.folders(run)[:-KEEP][-1:]:
         if not keep_every or checkpoint.step_of(old) % keep_every:
             checkpoint.remove(old)
 
@@ -177,11 +188,11 @@ def entries(file: Path) -> Iterator[dict]:
                 raise NanoEulerError(f"{file}: line {number} is no entry of a log: damaged or edited")
 
 
-def trim_log(file: Path, step: int) -> str | None:
+def trim_log(file: Path, step: int, last: int | None = None) -> str | None:
     """Drop what was logged after the checkpoint that a run goes on from.
 
-    A log that cannot be read is no reason not to go on: it is set aside, the lines of it that can be read are kept,
-    and what to say about it is returned.
+    last: how many entries of the step itself stay (None: all). A log that cannot be read is no reason not to go on: it
+    is set aside, the lines of it that can be read are kept, and what to say about it is returned.
     """
     readable, trouble = [], None
     try:
@@ -189,7 +200,9 @@ def trim_log(file: Path, step: int) -> str | None:
             readable.append(entry)
     except NanoEulerError as error:
         trouble, readable = str(error), _readable(file)
-    text = "".join(to_json(entry) + "\n" for entry in readable if entry["step"] <= step)
+    kept = [entry for entry in readable if entry["step"] <= step]
+    kept = kept if last is None else kept[: sum(entry["step"] < step for entry in kept) + last]
+    text = "".join(to_json(entry) + "\n" for entry in kept)
     if trouble:
         try:
             os.rename(file, aside := _free_name(file))

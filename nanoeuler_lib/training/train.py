@@ -15,14 +15,14 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.training.datasets import ShardDataset, TextDataset, split_text
+from nanoeuler_lib.training.datasets import SPLIT, ShardDataset, TextDataset, split_text
 from nanoeuler_lib.training.loop import expect_launches, start_run
 from nanoeuler_lib.training.run_folder import expect_new
 
 
 def train(
     run: str | Path,
-    text: str,
+    text: str | Sequence[str],
     model_config: ModelConfig,
     config: TrainConfig,
     tokenizer: Tokenizer | None = None,
@@ -36,11 +36,11 @@ def train(
     profile: int = 0,
     base: checkpoint.Checkpoint | None = None,
 ) -> GPT:
-    """Train a model on a text and leave a run folder.
+    """Train a model on a text, or several, and leave a run folder.
 
     run: a folder that does not hold a run yet; tokenizer: by default one of `model_config.vocab_size` tokens is
     trained on the training part; source: what to call the text in run.json; valid_text: by default the last
-    `config.valid_fraction` of the text; workers: threads, by default one for each core (another number gives other
+    `config.valid_fraction` of each text; workers: threads, by default one for each core (another number gives other
     rounding); on_entry: called with each entry of the log (`report.Live` draws them); files: where the texts were read
     from, kept for whoever resumes the run; device: where it runs (`device.choose`); profile: on a GPU, time every
     launch of so many steps, from the second on, and say where the time goes; base: a model to begin with, of this shape
@@ -51,12 +51,13 @@ def train(
     run = Path(run)
     _expect_new(run, device)
     expect_memory(model_config)
-    part, valid = split_text(text, valid_text, config)
+    kept = _kept(files, valid_text, config)
+    part, valid = split_text(text, valid_text, config, kept.get("split"))
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
         tokenizer = Tokenizer.train(part, model_config.vocab_size, special_tokens=special)
     info = {"source": source, "workers": workers or cores(), "floor_bits_per_byte": _floor(valid)}
-    info |= {"files": files} if files else {}
+    info |= kept
     state = fresh(run, model_config, config, tokenizer, info, device, profile, base)
     return start_run(run, state, TextDataset(part, valid, state), quiet, on_entry, profile, device.group)
 
@@ -81,10 +82,16 @@ def pretrain(
     """
     _expect_new(Path(run), device)
     expect_memory(model_config)
-    info = {"source": str(shards.path), "workers": workers or cores()} | ({"files": files} if files else {})
+    info = {"source": str(shards.path), "workers": workers or cores()} | _kept(files, valid, config)
     state = fresh(run, model_config, config, shards.tokenizer, info, device, profile, base)
     dataset = ShardDataset(shards, valid, state)
     return start_run(Path(run), state, dataset, quiet, on_entry, profile, device.group)
+
+
+def _kept(files, valid, config):
+    """What a run keeps of its data: the names of files, and by which rule a part of them is held out."""
+    split = {"split": SPLIT} if valid is None and config.valid_fraction else {}
+    return ({"files": files} if files else {}) | split
 
 
 def _expect_new(run, device):

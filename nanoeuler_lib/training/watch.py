@@ -1,6 +1,7 @@
 """Watching a run: the vital signs of each group of layers, and warnings that say what they mean and what to try."""
 
 import math
+from collections import deque
 from statistics import fmean, pvariance
 
 import numpy as np
@@ -17,6 +18,12 @@ MEASURES = {
     "valid_loss": "nats a pair",
     "valid_missed": "of the reward",
 }
+# of a validation text so many windows of so many characters are looked for in the training text; of ordinary text none
+# is found, of stories made by a grammar some of 100 characters are
+WINDOWS, LENGTH, LEAKED = 25, 200, 0.1  # and from this share on that is told
+EQUAL_REWARDS = "frac_reward_zero_std"  # a figure of learning from rewards, by the name that TRL gives it
+COLLAPSED = 3  # steps in a row without two different rewards in any group: then that is told
+LEARNT = 0.95  # of the nats that the tokens' frequencies give: a run that ends above this has learnt nearly nothing
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 
@@ -53,17 +60,27 @@ def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: floa
 class Watch:
     """Reads a run's log entries as they come, and says each thing once.
 
-    tokens_per_step: positions in a step; train_tokens: tokens of the training text. Feed it the entries of a run
-    that goes on, and it knows what it knew.
+    tokens_per_step: positions in a step; train_tokens: tokens of the training text; frequencies: nats a token that
+    knowing how frequent each token is gives, and guess: those that knowing nothing gives (None: unknown, as of
+    rewards). Feed it the entries of a run that goes on, and it knows what it knew.
     """
 
-    def __init__(self, config: TrainConfig, tokens_per_step: int, train_tokens: int):
+    def __init__(
+        self,
+        config: TrainConfig,
+        tokens_per_step: int,
+        train_tokens: int,
+        frequencies: float | None = None,
+        guess: float | None = None,
+    ):
+        self.frequencies, self.recent = frequencies, deque(maxlen=WINDOW)
         self.config, self.tokens_per_step, self.train_tokens = config, tokens_per_step, train_tokens
         self.losses: list[float] = []
         # mean, variance and end of the best window of losses
-        self.best: tuple[float, float, int] | None = None
+        self.best: tuple[float, float, int] | None = None if guess is None else (guess, 0.0, 0)
         self.valid: list[tuple[int, float]] = []
         self.warned: set[str] = set()
+        self.equal: list[bool] = []  # of the last steps: whether every group's rewards were equal
 
     def begin(self) -> list[str]:
         """Warnings before the first step: too many passes over the data, a warm-up that does not end."""
@@ -85,6 +102,8 @@ class Watch:
         if "loss" in entry:
             warnings["rises"] = self._loss_rises(entry)
             warnings["repeats"] = self._data_repeats(entry["step"])
+            warnings["nothing"] = self._nothing_is_learnt(entry)
+            warnings["collapse"] = self._rewards_collapse(entry)
         if measure := measured(entry):
             warnings["valid"] = self._validation_rises(entry["step"], entry[measure], MEASURES[measure])
         if "groups" in entry:
@@ -112,6 +131,17 @@ class Watch:
             "longer warm-up, or a lower clip"
         )
 
+    def _nothing_is_learnt(self, entry):
+        self.recent.append(entry["loss"])
+        ends = entry["step"] == self.config.steps >= 2 * WINDOW
+        if self.frequencies is None or not ends or (mean := fmean(self.recent)) < LEARNT * self.frequencies:
+            return None
+        return (
+            f"step {entry['step']}: the model has learnt nearly nothing: {mean:.3f} nats over the last "
+            f"{len(self.recent)} steps, where knowing how frequent each token is gives {self.frequencies:.3f}. Most "
+            f"often the rate is too high or too low (its peak is {self.config.rate:g}), or the steps are few"
+        )
+
     def _data_repeats(self, step):
         if step * self.tokens_per_step < PASSES * self.train_tokens:
             return None
@@ -137,7 +167,24 @@ class Watch:
             "text by heart: take more text, stop earlier, or use more decay; where both rise, the rate is too high"
         )
 
+    def _rewards_collapse(self, entry):
+        figures = entry.get("figures", {})
+        if EQUAL_REWARDS not in figures:
+            return None
+        self.equal = [*self.equal[1 - COLLAPSED :], figures[EQUAL_REWARDS] == 1]
+        if not any(self.equal):
+            self.warned.discard("collapse")  # the next one is told again
+        if len(self.equal) < COLLAPSED or not all(self.equal):
+            return None
+        return (
+            f"step {entry['step']}: no group has two different rewards, so nothing is learnt: {COLLAPSED} steps in a "
+            f"row have {EQUAL_REWARDS} 1 and reward {figures['reward']:g}. Where no answer is right, teach the task "
+            "first (nanoeuler sft) or draw more answers per question (--group); where all are, nothing is left to learn"
+        )
+
     def _gradient_vanishes(self, entry):
+        if self.equal[-1:] == [True]:  # no group has an advantage: not the layers' fault
+            return None
         norm = math.hypot(*(g for g, _ in entry["groups"].values()))
         gone = [group for group, (g, _) in entry["groups"].items() if not g > VANISHED * norm]
         if not gone:
@@ -160,7 +207,7 @@ def percent(share: float) -> str:
 
 
 def text_warnings(text: str, valid: str, separator: str) -> list[str]:
-    """What is wrong with a text before a step is taken: documents that occur twice, or that stand in both parts.
+    """What is wrong with a text before a step is taken: documents that occur twice, or text that stands in both parts.
 
     Also a separator that stands within a line, where it separates nothing.
     """
@@ -169,6 +216,15 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     held_out = [document for document in valid.split(separator) if document]
     leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
     warnings = document_warnings(len(documents), len(distinct), len(held_out), leaked)
+    starts = (
+        {*np.linspace(0, len(valid) - LENGTH, WINDOWS, dtype=int).tolist()} if len(valid) >= LENGTH else ()
+    )
+    found = sum(valid[start : start + LENGTH] in text for start in starts)
+    if not leaked and found > LEAKED * len(starts):
+        warnings.append(
+            f"validation leaks: {found} of {len(starts)} windows of {LENGTH} characters of the validation text stand "
+            "in the training text too. Its figure will look better than the model is; hold out another text"
+        )
     mark = separator.strip()
     if inside := sum(document.count(mark) for document in documents):
         warnings.append(

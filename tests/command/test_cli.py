@@ -547,7 +547,8 @@ def _texts():
 TRAIN = ("train", "--run", "new", *SMALL, *SHORT, "--data")
 BAD = {
     "text missing": ((*TRAIN, "nothing.txt"), "nothing.txt: no such file"),
-    "text a folder": ((*TRAIN, "folder"), "folder/shards.json: no such file"),
+    "text a folder of none": (
+        (*TRAIN, "run/checkpoints"), "run/checkpoints: a folder must hold texts (.txt, .md, .jsonl, .parquet, also"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
     "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
     "validation text too short": (
@@ -884,7 +885,8 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     passes = 60 * 48 / tokens
     shown = f"{passes:{'.1f' if passes >= 1 else '.2g'}}"
     assert lines[1] == (
-        f"plan: 60 steps of 48 tokens, 2,880 in all, {shown} passes over the data; rows reach 100% of its tokens"
+        f"plan: 60 steps of 48 tokens, 2,880 in all, {shown} passes over the data; rows reach 100% of its tokens; "
+        f"held out {head['valid_tokens'] / (tokens + head['valid_tokens']):.1%}"
     )
     assert lines[2].startswith("step 0: validation ")
     assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s a step, measured now", lines[3])

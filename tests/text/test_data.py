@@ -187,7 +187,6 @@ def test_a_bad_byte_is_told_where_it_stands_in_the_file(tmp_path, size):
 NO_TEXT = {
     "none": (None, "no such file, expected a UTF-8 text file"),
     "a\0b": (None, "cannot be read (embedded null byte), expected a UTF-8 text file"),
-    ".": (None, "cannot be read (Is a directory), expected a UTF-8 text file"),
     "x" * 300: (None, "cannot be read (File name too long), expected a UTF-8 text file"),
     "empty": (b"", "holds 0 bytes and no text, expected UTF-8 text"),
     "blank": (b" \n\t", "holds 3 bytes and no text, expected UTF-8 text"),

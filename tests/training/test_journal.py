@@ -7,13 +7,14 @@ import platform
 import re
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import RUN_CONFIG, RUN_MODEL, changed, error_of, run_text
+from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text, stopped_at
 
 from nanoeuler_lib import __version__, world
 from nanoeuler_lib.model import GPT
@@ -41,9 +42,48 @@ def test_a_validation_that_gives_no_number_is_an_error(tmp_path):
     with patch.object(datasets, "bits_per_byte", side_effect=[2.0, math.inf]):
         message = error_of(train.train, tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
     step = RUN_CONFIG.valid_every
-    assert re.fullmatch(
-        rf"step {step}: validation gives inf bits per byte; the checkpoint of step \d is intact", message
-    )
+    assert message == f"step {step}: validation gives inf bits per byte; the checkpoint of step 2 is intact"
+    assert checkpoint.load(tmp_path / "run").step == 2
+
+
+@pytest.mark.parametrize("what", ["validation", "sample"])
+def test_a_look_that_fails_costs_no_step(tmp_path, what):
+    """Its step is saved before. What it raises is a warning; a run that ends in it goes on without a line missing."""
+    config, real = changed(RUN_CONFIG, sample_every=3), getattr(datasets.TextDataset, what)
+    train.train(tmp_path / "whole", run_text(), RUN_MODEL, config, quiet=True)
+    for error in (ValueError("odd\nshape"), SystemExit()):
+        run = tmp_path / type(error).__name__
+
+        def look(*given, run=run, error=error):
+            if '"step": 6' in (run / "log.jsonl").read_text("utf-8"):
+                raise error
+            return real(*given)
+
+        with patch.object(datasets.TextDataset, what, look), suppress(SystemExit):
+            train.train(run, run_text(), RUN_MODEL, config, quiet=True)
+        assert (end := checkpoint.load(run)).step == 6
+        if isinstance(error, ValueError):
+            said = [entry for entry in run_folder.read_log(run) if "warning" in entry]
+            assert said == [{"step": 6, "warning": f"no {what}: ValueError('odd\\nshape')"}]
+            assert ("valid_bits_per_byte" in end.info) is (what == "sample"), "none of an earlier step"
+    loop.resume(run, run_text(), quiet=True)
+    assert_same_run(tmp_path / "whole", run)
+
+
+def test_how_often_something_is_done_may_change_and_changes_no_weight(tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train.train(whole, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
+    with stopped_at(4), pytest.raises(Crash):
+        train.train(run, run_text(), RUN_MODEL, changed(RUN_CONFIG, save_every=1, keep_every=1), quiet=True)
+    often = dict(valid_every=9, sample_every=5, save_every=3, keep_every=2)
+    loop.resume(run, run_text(), quiet=True, **often)
+    assert np.array_equal(*(checkpoint.load(folder).model.params.flat for folder in (whole, run)))
+    said = [entry["changed"] for entry in run_folder.read_log(run) if "changed" in entry]
+    assert said == ["valid_every 3 -> 9", "sample_every 0 -> 5", "save_every 1 -> 3", "keep_every 1 -> 2"]
+    now = json.loads((run / "run.json").read_text("utf-8"))["train"]
+    assert now == changed(RUN_CONFIG, **often).to_dict()
+    kept = [checkpoint.step_of(folder) for folder in checkpoint.folders(run)]
+    assert kept == [0, 1, 2, 4, 6], "what was kept before stays"
 
 
 def test_no_handler_is_set_in_a_thread_that_is_not_the_main_one():
@@ -140,7 +180,7 @@ def test_what_run_json_says(tmp_path):
     ids = [found.tokenizer.encode(text) for text in (part, valid)]
     assert list(head["data"].items()) == [
         ("train_tokens", len(ids[0])), ("valid_tokens", len(ids[1])), ("reach", 1.0), ("unit", "tokens"),
-        ("source", "söurce"), ("workers", 2), ("floor_bits_per_byte", None), ("files", files),
+        ("source", "söurce"), ("workers", 2), ("floor_bits_per_byte", None), ("files", files), ("split", 2),
         ("fingerprint", datasets.fingerprint(ids[0])),
         ("valid_fingerprint", datasets.fingerprint(ids[1])),
     ]  # fmt: skip

@@ -130,13 +130,13 @@ def test_what_the_losses_mean():
     np.testing.assert_array_equal(far[1], [[0, 0], [-1, 1]])
 
 
-def encoded(pairs):
+def encoded(pairs, held_out=HELD_OUT):
     info, model = (
         {"template": "plain", "source": "pairs", "beta": 1.0, "label_noise": 0.0},
         GPT(MODEL, dtype=np.float64),
     )
     state = checkpoint.Checkpoint("", model, TOKENIZER, 0, SETTINGS, None, info)
-    return preferences.PairsDataset(pairs, HELD_OUT, state), state
+    return preferences.PairsDataset(pairs, held_out, state), state
 
 
 def test_a_log_probability_is_that_of_the_last_reply_and_its_end():
@@ -249,6 +249,9 @@ def test_pairs_that_do_not_fit_or_do_not_differ_are_left_out_whole():
         "1 of 26 training pairs have two",
         "1 of 26 training pairs do not f",
     ]
+    out_of_reach = ([("q" * 60, "a")], [("q" * 60, "b")])
+    held_out = encoded(PAIRS, [out_of_reach, *PAIRS])[0]
+    assert held_out.prompt == PAIRS[0][0][-1][0], "a sample answers a prompt that fits"
     with pytest.raises(NanoEulerError, match="none of 1 training pairs has two different replies"):
         encoded([long])
 

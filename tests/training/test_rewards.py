@@ -250,6 +250,8 @@ def check_splits():
                     total = sum(part.flat for part in step.grads)
             close(figures, whole, 1e-12, "figures")
             close(total, grads.flat, 1e-12, f"{micro} tokens, {workers} workers")
+        equal = np.ptp(answers.rewards.reshape(-1, config.group), axis=1) == 0
+        assert figures[-1] == pytest.approx(equal.mean()) and rewards.FIGURES[-1] == "frac_reward_zero_std"
 
 
 def check_first_ratio():

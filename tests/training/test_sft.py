@@ -311,7 +311,8 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260, "context": 300})
     tuned = GPT(config, oracles.random_parameters(config, 1, 0.5))
     found = checkpoint.Checkpoint(None, tuned, TOKENIZER, 0, SETTINGS, None, {"template": "alpaca"})
-    made = datasets.SFTDataset(EXAMPLES, held_out, found)
+    full = [[("~" * 297, "")]]  # fits into a row, and leaves a chat no room
+    made = datasets.SFTDataset(EXAMPLES, full + held_out, found)
     expected = "".join(Chat(tuned, TOKENIZER, "alpaca").reply("g", 60, temperature=0.0))
     assert made.sample(tuned, 1) == made.sample(tuned, 2) == expected
 

@@ -856,6 +856,35 @@ def test_split():
     assert data.split_text("", 0.1) == ("", "")
 
 
+@pytest.mark.parametrize("sizes", [[400], [400, 400], [300, 300, 4000], [4000, 300]])
+def test_the_share_that_was_asked_for_is_held_out_of_each_text(sizes):
+    texts = [letter * size for letter, size in zip("abc", sizes)]
+    part, valid = datasets.split_text(texts, None, changed(RUN_CONFIG, valid_fraction=0.1))
+    tenths = [letter * (size // 10) for letter, size in zip("abc", sizes)]
+    assert valid == data.SEPARATOR.join(tenths) and part == data.SEPARATOR.join(9 * tenth for tenth in tenths)
+    whole = [data.SEPARATOR.join([text[:31]] * 29) for text in texts]  # documents near the share stay whole
+    part, valid = (side.split(data.SEPARATOR) for side in datasets.split_text(whole, None, RUN_CONFIG))
+    assert {len(document) for document in part + valid} == {31} and len(valid) == 5 * len(texts)
+
+
+def test_a_run_that_names_no_rule_goes_on_with_the_rows_it_began_with(tmp_path):
+    texts = [run_text()[:900], run_text()[900:], run_text()[::-1]]
+    with patch.object(train, "_kept", return_value={}), stopped_at(4), pytest.raises(Crash):
+        train.train(tmp_path / "run", texts, RUN_MODEL, RUN_CONFIG, quiet=True)
+    loop.resume(tmp_path / "run", texts, quiet=True)
+    found = checkpoint.load(tmp_path / "run")
+    _, valid = data.split_text(data.SEPARATOR.join(texts), RUN_CONFIG.valid_fraction)
+    ids = data.tokenize(valid, found.tokenizer).ids
+    assert found.info["valid_fingerprint"] == datasets.fingerprint(ids) and "split" not in found.info
+
+
+def test_a_folder_is_the_texts_directly_in_it(tmp_path):
+    for name in ("b.txt", "a.md", "c.html", ".d.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "e.txt").mkdir()
+    assert data.read_text(tmp_path) == f"a.md{data.SEPARATOR}b.txt"
+
+
 MARK = END_OF_TEXT
 LINE_ENDS = ["\n", "\r\n"]
 

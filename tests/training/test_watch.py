@@ -238,6 +238,28 @@ def test_two_groups_that_get_nothing_are_both_named():
     )
 
 
+def test_a_run_that_learns_nothing_is_told():
+    """It ends where the tokens' frequencies alone are, or is worse than a guess on the way."""
+
+    def said(values):
+        made = Watch(TrainConfig(steps=100), 1, 10**9, frequencies=4.0, guess=5.7)
+        return [text.split(":")[1] for _, text in losses(made, values)]
+
+    assert said([5.0] * 50 + [3.79] * 50) == []
+    assert said([5.0] * 50 + [3.81] * 50) == [" the model has learnt nearly nothing"]
+    assert said([200.0] * 50 + [3.0] * 50) == [" the loss rises"]
+
+
+def test_rewards_that_collapse_are_told_each_time_and_blamed_on_no_layer():
+    made, said = watching(), []
+    for step, share in enumerate([0.5, 1, 1, 1, 1, 0.5, 1, 0.9, 0.5, 0.2, 1, 1, 1], 1):
+        figures = {"reward": 0.25, "frac_reward_zero_std": share}
+        said += made.see({"step": step, "loss": -0.25, "rate": 0.1, "figures": figures})
+        said += made.see({"step": step, "groups": {"embed": [1 - share, 0.0], "heads": [1 - share, 0.0]}})
+    assert [text.split(":")[0] for text in said] == ["step 4", "step 13"]
+    assert all("no group has two different rewards, so nothing is learnt" in text for text in said)
+
+
 def test_one_entry_may_earn_several_warnings():
     made = watching(9, 10, 1)
     entry = {"step": 9, "loss": 1.0, "rate": 0.1, "groups": {"embed": [0.0, 0.0]}}
@@ -273,6 +295,13 @@ def test_texts_that_repeat_or_leak():
         "of its own"
     ]
     assert said(["a", "", "b"], [""]) == [], "empty documents are none"
+    one = world.corpus(30_000, 1).replace(world.SEPARATOR, " ")  # a single document
+    part, other = one[5000:10_000], one[20_000:25_000]
+    for valid, found in ((part, 25), (part + other, 12)):
+        assert said([one[:20_000]], [valid])[0].startswith(
+            f"validation leaks: {found} of 25 windows of 200 char"
+        )
+    assert said([one[:20_000]], [other]) == []
 
 
 def test_a_run_says_and_logs_it(tmp_path, capfd):
