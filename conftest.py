@@ -1,6 +1,7 @@
 """What a run skips, and why: tests marked `gpu`, `compiler` or `slow`, cells tagged `gpu`.
 
-`make test` leaves to `make test-all` what LEFT_OUT lists, and names it at its end. What is marked `slow` takes minutes:
+`make test` leaves the tests marked `full` to `make test-all`, and counts them at its end. Of a test marked
+`full(but=["06"])` it runs the cases with such a word in their name. What is marked `slow` takes minutes:
 `make test-all ARGS=--slow`, before a release.
 """
 
@@ -9,7 +10,6 @@ import importlib.util
 import os
 import secrets
 import signal
-from collections import Counter
 
 import pytest
 
@@ -31,84 +31,6 @@ if importlib.util.find_spec("hypothesis"):
     settings.register_profile("explore", **patient)
     settings.register_profile("any machine", **patient, derandomize=True)
     settings.load_profile("any machine")
-
-# What `make test` leaves to `make test-all`: what it is, and words of the names of tests that run nevertheless.
-LEFT_OUT = {
-    "tests/book/test_numbering.py": ("numbers of figures in a built book", ("jupyterlab",)),
-    "tests/chapters/test_gap_runs.py": (
-        "chapters run with right, wrong and raising answers",
-        ("checks_say",),
-    ),
-    "tests/command/test_hostile.py": ("spoilt files", ("bombs", "memory", "pickle", "devices")),
-    "tests/corpus/test_corpus_gutenberg.py": ("books of Gutenberg", ("stars",)),
-    "tests/cuda/test_cuda_bandwidth.py": ("the benchmark of kernels, tiny", ()),
-    "tests/cuda/test_cuda_functions.py": ("every function of CUDA that kernels may call", ()),
-    "tests/cuda/test_cuda_half.py": ("numbers of 16 bits, all functions", ()),
-    "tests/cuda/test_cuda_names.py": ("names that NVRTC knows", ()),
-    "tests/cuda/test_cuda_runtime.py": (
-        "the runtime of kernels, but for its findings",
-        ("language", "planted"),
-    ),
-    "tests/cuda/test_cuda_text.py": (
-        "the reader of kernels' texts",
-        ("test_what_is_right", "half_a_character"),
-    ),
-    "tests/cuda/test_learner.py": ("mistakes that learners make in kernels", ("race", "guard")),
-    "tests/cuda/test_matmul16.py": (
-        "products on tensor cores",
-        ("refuses", "is_no", "matmul16_plain-64-64-1-__nv_bfloat16-float-True-(3, 65, 8)"),
-    ),
-    "tests/cuda/test_nvrtc.py": ("kernels compiled for every card", ("engine.cu, float-sm_90]",)),
-    "tests/engine/test_engine.py": (
-        "the engine, but for one shape",
-        (
-            "gradients_are_the_references[float32-37]",
-            "gradients_are_the_references[bfloat16-37]",
-            "test_steps_are_those_of_the_cpu[2]",
-            "test_decoding_gives_the_models_logits[float32]",
-            "test_the_lists_of_launches_are_those_written_down",
-            "test_lists_that_run_again_give_the_same_bits",
-            "test_an_interrupted_run_ends_with_the_same_bits",
-            "test_generate_and_check_on_a_device",
-            "test_nothing_moves_where_the_norm_is_not_finite",
-            "refused",
-        ),
-    ),
-    "tests/engine/test_many.py": ("processes that train together", ("tree", "owner", "cannot_do")),
-    "tests/engine/test_engine_muon.py": ("Muon on the engine", ("composite_is_the_reference",)),
-    "tests/engine/test_flash.py": (
-        "attention on the engine",
-        ("refused", "takes_float32_alone", "1-37-3-1-64-bfloat16-sm86"),
-    ),
-    "tests/engine/test_flash_backward.py": (
-        "its backward pass",
-        ("refused", "fit", "[bfloat16-64-1-1-1-1-]"),
-    ),
-    "tests/engine/test_gpu_benchmarks.py": ("a card's benchmarks, tiny", ("search", "a_recipe")),
-    "tests/engine/test_gpu_flash_step.py": ("a card's benchmarks, tiny", ()),
-    "tests/engine/test_unfused.py": ("readers' kernels in the engine", ("gain[0]", "names_and_types")),
-    "tests/ground/test_older_files.py": (
-        "notebooks of version 0.1",
-        ("shipped", "form", "field", "by_its_old_name"),
-    ),
-    "tests/school/test_assign.py": ("papers of every chapter", ("06", "08")),
-    "tests/school/test_assignment.py": ("assignments released, filled in and graded", ()),
-    "tests/school/test_breaks.py": (
-        "the drills' bugs, each planted and found",
-        (
-            "fragment",
-            "list_of_bugs",
-            "seed",
-            "batch-for-ever",
-            "targets-unshifted",
-            "refusals",
-            "sound_package",
-        ),
-    ),
-    "tests/training/test_kill.py": ("kills", ("full_disk", "rights", "lock_file", "one_folder")),
-    "tests/workshop": ("mutants, other processors", ("nbval_compares", "unit_of")),
-}
-
 
 if importlib.util.find_spec("nbval"):
     from nbval import kernel
@@ -173,33 +95,22 @@ def compiler_missing() -> str:
     return ""
 
 
-def left_out(item: pytest.Item) -> str:
-    """The file or folder of LEFT_OUT that a test belongs to; empty for a test of `make test`."""
-    for path, (_, kept) in LEFT_OUT.items():
-        if item.nodeid.startswith(path):
-            return "" if any(name in item.nodeid for name in kept) else path
-    return ""
+def left_out(item: pytest.Item) -> bool:
+    """Whether `make test` leaves a test to `make test-all`."""
+    mark = item.get_closest_marker("full")
+    return mark is not None and not any(word in item.name for word in mark.kwargs.get("but", ()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (config.getoption("--all") or config.getoption("--slow")):
-        named = [
+        files = {
             str(arg).partition("::")[0] for arg in config.invocation_params.args
-        ]  # what is asked for runs
-        left = Counter()
-        for item in list(items):
-            if (path := left_out(item)) and not any(path in name for name in named):
-                items.remove(item)
-                left[path] += 1
-        config.stash[LEFT] = dict(left)
+        }  # run, if asked for by name
+        left = [item for item in items if left_out(item) and item.nodeid.partition("::")[0] not in files]
+        items[:] = [item for item in items if item not in set(left)]
+        config.stash[LEFT] = len(left)
         if hasattr(config, "workeroutput"):
-            config.workeroutput["left"] = dict(left)
-    elif "tests" in config.invocation_params.args:
-        for path, (_, kept) in LEFT_OUT.items():
-            names = [item.nodeid for item in items if item.nodeid.startswith(path)]
-            dead = [word for word in kept if not any(word in name for name in names)]
-            if names and dead:  # none: its tests need a package that is not there
-                raise pytest.UsageError(f"LEFT_OUT in conftest.py: no test of {path} has {dead} in its name")
+            config.workeroutput["left"] = len(left)
     for item in items:
         cell = getattr(item, "cell", None)  # nbval's items
         if cell is not None and "gpu" in cell.metadata.get("tags", ()):
@@ -214,18 +125,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: make test-all ARGS=--slow"))
 
 
-LEFT = pytest.StashKey[dict]()
+LEFT = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """With pytest-xdist the processes collect: each says what it has left out, all the same."""
+    """With pytest-xdist the processes collect: each says how many it has left out, all the same."""
     if left := getattr(node, "workeroutput", {}).get("left"):  # one that crashed says nothing
         node.config.stash[LEFT] = left
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if left := config.stash.get(LEFT, {}):
-        terminalreporter.section("only make test-all runs")
-        for path, count in left.items():
-            terminalreporter.line(f"{count:5} tests of {path}: {LEFT_OUT[path][0]}")
+    if left := config.stash.get(LEFT, 0):
+        terminalreporter.line(f"{left} tests marked full were left out: make test-all runs them")

@@ -65,6 +65,7 @@ def test_the_book_and_jupyterlab_count_alike(chapter, page):
     assert {re.sub("-.*", "", name) for name in found} == {"fig", "eq", "thm", "ex"}
 
 
+@pytest.mark.full
 def test_references_say_the_same_numbers(chapter, page):
     found = numbering.in_jupyterlab(chapter)
     assert f"Figure {found['fig-attention-causal']}</span></a>" in page
@@ -76,6 +77,7 @@ def test_what_is_for_jupyterlab_alone_is_not_in_the_book(page):
     assert page.count("<figcaption") == page.count('caption-number">Figure') > 0
 
 
+@pytest.mark.full
 def test_numbering_twice_changes_nothing(chapter):
     before = copy.deepcopy(chapter)
     assert numbering.numbered(chapter, "6") == before == chapter
@@ -90,6 +92,7 @@ def cells(*sources: str) -> dict:
     }
 
 
+@pytest.mark.full
 def test_only_labelled_equations_and_no_proofs_are_numbered():
     first = "# 07 T\n\n$$\na\n$$\n\n```{math}\n:label: eq-a\na\n```\n\n```{math}\nb\n```"
     theorem, lemma = (f":::{{prf:{kind}}} T\n:label: {kind}-a\nx\n:::" for kind in ("theorem", "lemma"))
@@ -102,6 +105,7 @@ def test_only_labelled_equations_and_no_proofs_are_numbered():
     assert [cell["source"] for cell in back["cells"]] == sources
 
 
+@pytest.mark.full
 def test_a_caption_goes_below_its_figure_and_back():
     figure = {"caption": "Two\n\nparagraphs.", "name": "fig-a"}
     code = {
@@ -120,5 +124,6 @@ def test_a_caption_goes_below_its_figure_and_back():
     assert len(back) == 2 and back[1]["metadata"]["mystnb"]["figure"] == figure
 
 
+@pytest.mark.full
 def test_every_notebook_is_numbered_by_chapter():
     assert not numbering.outdated(), "make numbers"

@@ -48,12 +48,14 @@ def run(name: str, mode: str) -> dict:
     return json.loads(process.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 @each_chapter
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "other"])
 def test_the_last_cell_is_reached(name, mode):
     assert run(name, mode)["errors"] == {}
 
 
+@pytest.mark.full
 @each_chapter
 @pytest.mark.parametrize("mode", ["wrong", "raising", "half"])
 def test_no_wrong_answer_is_right(name, mode):
@@ -61,6 +63,7 @@ def test_no_wrong_answer_is_right(name, mode):
         assert said and not any(line.split(": ", 1)[-1].startswith("right") for line in said), (own, said)
 
 
+@pytest.mark.full
 @each_chapter
 def test_the_books_answers_under_the_readers_names_are_right(name):
     said = run(name, "right")["verdicts"]
@@ -69,6 +72,7 @@ def test_the_books_answers_under_the_readers_names_are_right(name):
         assert any(line.split(": ", 1)[-1].startswith("right") for line in lines), (own, lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SOON else marks(n)) for n in CHAPTERS])
 def test_right_answers_in_another_way_run_to_the_last_cell(name):
     """Those of other_answers.py are right; lists in place of arrays are taken, or refused in a sentence."""
@@ -92,6 +96,7 @@ def test_checks_say_right_to_answers_in_another_way(name):
             assert verdict(names[check], answers[mine], in_place=bool(in_place)) == "right", mine
 
 
+@pytest.mark.full
 @each_chapter
 def test_no_check_takes_junk_for_right(name):
     accepted = run(name, "right")["accepted"]
@@ -103,6 +108,7 @@ def test_no_check_takes_junk_for_right(name):
 # ---- The junk itself
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "answer",
     [{1, 2, 3}, (1.0, 2.0), {"a": 1, "b": 2}, [b"a", b"b"], lambda: (np.ones(4), 2)],
@@ -115,12 +121,14 @@ def test_junk_differs_from_the_answer(answer):
     assert all(repr(junk) != repr(value) for what, junk in made.items())
 
 
+@pytest.mark.full
 def test_a_pair_of_functions_is_changed_function_by_function():
     first, second = changed((lambda x: [x, x], lambda x: {x, 2}), gap_runs.half)
     assert first(7) == [7]
     assert len(second(7)) == 1
 
 
+@pytest.mark.full
 def test_a_gap_of_cuda_is_filled():
     stub = '%%cuda\nextern "C" __global__\nvoid my_add(const float* a, float* c, int n) {\n  // your code here\n}'
     for mode, said in (("half", ""), ("wrong", "c[0] = 7;"), ("raising", "c[100000000] = 7;")):

@@ -91,6 +91,7 @@ def spoil_tensors(content: bytes, rng: random.Random) -> bytes:
     return struct.pack("<Q", length) + header + content[8 + size :]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", range(8))
 def test_fuzzed_checkpoints(finished, tmp_path, part):
     """Whatever becomes of a checkpoint's files, it loads as a whole checkpoint or is refused in a line that names it.
@@ -128,6 +129,7 @@ def test_fuzzed_checkpoints(finished, tmp_path, part):
     assert refused > 30, "the damage hardly ever mattered"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", range(4))
 def test_fuzzed_runs(finished, tmp_path, part):
     """The log and the description of a run: `resume` and `report` do their work or refuse in one line."""
@@ -149,6 +151,7 @@ def test_fuzzed_runs(finished, tmp_path, part):
     assert refused > 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", range(4))
 def test_fuzzed_tokenizers(finished, tmp_path, part):
     rng, file, refused = random.Random(part), tmp_path / "t.json", 0
@@ -169,6 +172,7 @@ def test_fuzzed_tokenizers(finished, tmp_path, part):
     assert refused > 50
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("files", [42, pytest.param(1000, marks=pytest.mark.slow)])
 def test_hostile_files_and_closed_streams(files):

@@ -34,6 +34,7 @@ NINE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not RAW.is_dir(), reason="NANOEULER_DATA/gutenberg_raw is not there")
 @pytest.mark.parametrize("name", NINE)
 def test_the_nine_files(name):
@@ -210,6 +211,7 @@ FORMS |= {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_words_that_begin_a_licence_may_stand_in_a_book():
     story = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
     assert strip(framed(story=story)).text == story
@@ -218,6 +220,7 @@ def test_words_that_begin_a_licence_may_stand_in_a_book():
     assert strip(f"{START}\n{two}").text.count("THE END") == 21  # and no second end line
 
 
+@pytest.mark.full(but=["stars"])
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(form, encoding):
@@ -228,6 +231,7 @@ def test_every_form(form, encoding):
     assert book.closed == (form not in ("1990s, no end", "closed by ^Z"))
 
 
+@pytest.mark.full
 def test_bytes_that_cp1252_does_not_have_are_kept():
     assert decode(b"MAX\r\n\x1a\x1a") == "MAX\n" and decode(b"MAX\x1a") == "MAX"
     assert decode(b"a\x81b\x93c\x94\x85") == "a\x81b“c”…"
@@ -235,6 +239,7 @@ def test_bytes_that_cp1252_does_not_have_are_kept():
         decode(b"a\xe2\x80\x99\xffb")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text, said", {
     "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
     "no book": (framed(story=""), "nothing between its header and its licence"),
@@ -259,6 +264,7 @@ story = st.lists(line, min_size=1, max_size=12).map("\n".join).filter(
 LIKE_A_HEADER = gutenberg.HEADER
 
 
+@pytest.mark.full
 @settings(max_examples=300)
 @given(story, st.sampled_from(["as today", "1990s", "no end", "a comma", "title over two lines", "no start"]))
 def test_whatever_stands_between_survives(text, form):
@@ -270,6 +276,7 @@ def test_whatever_stands_between_survives(text, form):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("story", ["Käthe crossed the bridge.", "Käthe crossed the bridge.\n\n* * *"])
 @pytest.mark.parametrize(
     "sentence", ["End of Project Gutenberg's The Bridges", END, "THE FULL PROJECT GUTENBERG LICENSE"]
@@ -289,6 +296,7 @@ def test_stars_that_close_a_book_are_of_the_book(form, stars):
 RUNS = (" ", "\n", "*", " \n", "* ", "*\n", "START ", "*END*", "* START\n", "THE END OF ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "before", ["", "*** START OF THE PROJECT GUTENBERG EBOOK ***\n", "START", "*END*THE SMALL PRINT!"]
@@ -302,6 +310,7 @@ def test_a_long_run_takes_no_longer_than_its_length(before, run):
         assert "expected" in str(error)
 
 
+@pytest.mark.full
 def test_titles():
     book = lambda header, text="x": Book(text, header, True)
     modern = book(

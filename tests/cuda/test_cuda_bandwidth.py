@@ -10,6 +10,7 @@ from benchmarks import cuda_bandwidth as bench
 from nanoeuler_lib import cuda
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.compiler,
     pytest.mark.skipif(cuda.device() == "gpu", reason="there the benchmark itself compares what it times"),
 ]

@@ -11,7 +11,7 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker.complaints import first_error
 from nanoeuler_lib.cuda.source import prepare
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.full]
 
 BEFORE = """#include <cuda_pipeline.h>
 #include <nanoeuler.cuh>

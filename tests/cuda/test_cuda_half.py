@@ -14,7 +14,7 @@ from test_nvrtc import cubin, in_wheels, nvrtc
 
 from nanoeuler_lib import cuda
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.full]
 
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 TYPES = {

@@ -15,6 +15,7 @@ from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker.compiler import INCLUDE, find_compiler
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.compiler,
     pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle"),
 ]

@@ -263,6 +263,7 @@ extern "C" __global__ void shared_declarations(float* x) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checked", [True, False])
 def test_however_shared_memory_is_declared(checked):
     x = floats(32)
@@ -293,6 +294,7 @@ def test_language(features, name, capsys):
     assert capsys.readouterr().out == ("thread 3 of block 0\n" if name == "prints" else "")
 
 
+@pytest.mark.full
 def test_a_struct_of_floats_needs_no_more_alignment_than_a_float():
     if not Path(compiler.find_compiler()[0]).name.startswith("g++"):
         pytest.skip("Clang does not tell the alignment of what it copies")
@@ -307,6 +309,7 @@ extern "C" __global__ void k(const float* x, float* y) {
     assert (y[3:] == x[1:]).all()
 
 
+@pytest.mark.full
 def test_every_kernel_of_the_text_has_a_case(features):
     assert set(features) == set(CASES)
 
@@ -477,6 +480,7 @@ def lines_of(kernel):
     return first, last, next((i for i in range(first, last + 1) if "// BUG" in lines[i - 1]), None)
 
 
+@pytest.mark.full
 def test_a_copy_never_waited_for_is_the_first_threads_by_number():
     """Whichever thread returns first: here those with higher numbers do."""
     kernel = cuda.module(
@@ -497,6 +501,7 @@ extern "C" __global__ void late(const float* x, float* y) {
     assert caught.value.finding.kind == "missing wait" and caught.value.finding.thread == (5, 0, 0)
 
 
+@pytest.mark.full
 def test_the_thread_that_a_finding_names_does_not_hang_on_how_many_basic_blocks_the_threads_run():
     """Each compiler makes another number of them of one text: the length of a loop stands for that.
 
@@ -523,6 +528,7 @@ extern "C" __global__ void beyond(float* x, int n) {
     assert set(named) == {(63, 0, 0)}, named
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setter", [0, 40, 63])
 def test_a_thread_that_polls_lets_the_others_run(setter):
     kernel = cuda.module(
@@ -572,6 +578,7 @@ PIPELINE = "#include <nanoeuler.cuh>\n" + FEATURES[FEATURES.index('extern "C" __
 ORDERING = re.compile(r"(?:__syncthreads|copy_async_commit|copy_async_wait<1>)\(\);")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(len(ORDERING.findall(PIPELINE))))
 def test_a_pipeline_without_one_of_its_barriers_waits_or_commits(number):
     at = list(ORDERING.finditer(PIPELINE))[number]
@@ -585,6 +592,7 @@ def test_every_planted_bug_is_launched(bugs):
     assert set(bugs) == set(PLANTED)
 
 
+@pytest.mark.full
 def test_a_launch_after_a_finding_is_sound(bugs):
     """Whatever the findings above left behind: the same library runs the next launch from a clean slate."""
     y = zeros(7, 5)
@@ -611,6 +619,7 @@ def scale():
     return cuda.module(SCALE, where="cpu")["scale"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -650,6 +659,7 @@ def test_a_wrong_launch_is_refused_at_the_door(scale, change, message):
 X, Y = zeros(8), zeros(8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "change",
     [
@@ -665,6 +675,7 @@ def test_nonsense_is_refused_at_the_door(scale, change):
         scale(**dict(grid=1, block=8, args=(X, Y, 2.0, 8)) | change)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "launch", [(), (zeros(8), zeros(8), 2.0, 8), (1, 8, zeros(8), zeros(8), 2.0, 8), ((zeros(8),),)]
 )
@@ -674,6 +685,7 @@ def test_a_launch_without_its_grid_or_its_tuple_says_what_a_launch_is(scale, lau
         scale(*launch)
 
 
+@pytest.mark.full
 def test_a_python_float_and_int_become_the_type_of_the_parameter(scale):
     x, y = floats(100), zeros(100)
     scale(1, 128, (x, y, 3, 100))
@@ -682,6 +694,7 @@ def test_a_python_float_and_int_become_the_type_of_the_parameter(scale):
     assert (y == np.float32(0.1) * x).all()
 
 
+@pytest.mark.full
 def test_a_bound_launch_sees_what_the_arrays_hold_now(scale):
     x, y = floats(100), zeros(100)
     launch = scale.bind(1, 128, (x, y, 2.0, 100))
@@ -691,6 +704,7 @@ def test_a_bound_launch_sees_what_the_arrays_hold_now(scale):
         assert (y == 2 * x).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checked", [True, False])
 def test_in_place_and_overlapping_arrays(checked):
     kernel = cuda.module(SCALE, where="cpu", checked=checked)["scale"]
@@ -703,6 +717,7 @@ def test_in_place_and_overlapping_arrays(checked):
     assert (whole == np.concatenate([before[:50], 2 * before[:50]])).all()
 
 
+@pytest.mark.full
 def test_two_threads_launch_at_once(scale):
     x, results = floats(1000), [zeros(1000) for _ in range(4)]
     threads = [
@@ -716,6 +731,7 @@ def test_two_threads_launch_at_once(scale):
         assert (y == k * x).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text, line, message",
     [
@@ -734,6 +750,7 @@ def test_what_does_not_compile_says_where(text, line, message):
     assert message in str(caught.value) and text.split("\n")[line - 1].strip() in str(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -764,6 +781,7 @@ template <typename U, int W> __global__ void t(volatile U* u, bool b) {}
 """
 
 
+@pytest.mark.full
 def test_signatures():
     k, t = signatures(ALIASES, ["t<long long, 3>"])
     assert [(p.name, p.dtype, p.pointer, p.const, p.width) for p in k.parameters] == [
@@ -779,6 +797,7 @@ def test_signatures():
     assert (k.max_threads, t.max_threads, k.mangled, t.mangled) == (64, 1024, False, True)
 
 
+@pytest.mark.full
 def test_a_finding_in_a_header_names_the_header():
     text = """#include <reduce.cuh>
 extern "C" __global__ void k(float* x) {
@@ -804,6 +823,7 @@ class FakeKernel:
         self.launch = (*launch, shared_mem)
 
 
+@pytest.mark.full
 def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     """Without a GPU: what CuPy would be given. The arguments meet the same door as on the CPU."""
     made, kernel = {}, FakeKernel()
@@ -855,6 +875,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
         cuda.module(SCALE, where="gpu")
 
 
+@pytest.mark.full
 def test_the_checked_twin_of_a_kernel():
     text = "template <int N> __global__ void power(float* x) { x[threadIdx.x] = N * BY; }"
     fast = cuda.module(text, where="cpu", checked=False, defines={"BY": 3}, instantiate=("power<4>",))[
@@ -876,6 +897,7 @@ def test_the_checked_twin_of_a_kernel():
     assert caught.value.finding.file == "vector_add.cu"
 
 
+@pytest.mark.full
 def test_a_variable_without_a_value_holds_one_that_is_seen():
     text = """extern "C" __global__ void k(float* y, int* i, int n) {
   float sum;
@@ -896,6 +918,7 @@ def test_a_variable_without_a_value_holds_one_that_is_seen():
     assert not abs(y[0]) < 1e30 and i[0] < -(1 << 20)
 
 
+@pytest.mark.full
 def test_a_launch_on_nothing():
     x = zeros(0)
     cuda.module(SCALE, where="cpu")["scale"](1, 32, (x, x, 1.0, 0))
@@ -924,6 +947,7 @@ def process(cache, **environment):
     )
 
 
+@pytest.mark.full
 def test_processes_share_the_cache(tmp_path):
     running = [process(tmp_path) for _ in range(3)]
     for each in running:
@@ -937,12 +961,14 @@ def test_processes_share_the_cache(tmp_path):
     assert stamps == [file.stat().st_mtime_ns for file in sorted((tmp_path / "nanoeuler").iterdir())]
 
 
+@pytest.mark.full
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "nanoeuler").write_text("a file where the folder should be")
     running = process(tmp_path)
     assert running.wait() == 0
 
 
+@pytest.mark.full
 def test_the_cache_forgets_what_nobody_uses(tmp_path, monkeypatch):
     day, now = 86_400, time.time()
     for name, days, size in [
@@ -965,6 +991,7 @@ def test_the_cache_forgets_what_nobody_uses(tmp_path, monkeypatch):
     assert {file.name for file in tmp_path.iterdir()} == {"kernel-new.so", "notes.txt"}
 
 
+@pytest.mark.full
 def test_a_kernel_whose_library_was_pruned_is_made_again_and_use_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
     library = cuda.module(SCALE, where="cpu").library
@@ -979,6 +1006,7 @@ def test_a_kernel_whose_library_was_pruned_is_made_again_and_use_keeps_it(tmp_pa
     assert library.path.exists()
 
 
+@pytest.mark.full
 def test_no_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("NANOEULER_CXX", raising=False)
@@ -989,6 +1017,7 @@ def test_no_compiler(monkeypatch):
     compiler.find_compiler.cache_clear()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command, message",
     [
@@ -1005,6 +1034,7 @@ def test_a_compiler_that_is_none(monkeypatch, command, message):
     compiler.find_compiler.cache_clear()
 
 
+@pytest.mark.full
 def test_device_is_chosen_by_the_environment(monkeypatch):
     monkeypatch.setenv("NANOEULER_DEVICE", "tpu")
     cuda.device.cache_clear()
@@ -1023,6 +1053,7 @@ def profiled(file, kernel, grid, block, args):
     return cuda.module(cuda.KERNELS / f"{file}.cu", where="cpu")[kernel].profile(grid, block, args)
 
 
+@pytest.mark.full
 def test_profile_of_both_transposes():
     x, y = floats(64, 64), zeros(64, 64)
     plain = profiled("transpose", "transpose_plain", (2, 8), (32, 8), (x, y, 64, 64))
@@ -1054,6 +1085,7 @@ extern "C" __global__ void banks(float* y, float4* z, int stride) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "stride, turns", [(1, 1), (2, 2), (3, 1), (4, 4), (5, 1), (8, 8), (16, 16), (32, 32)]
 )
@@ -1066,6 +1098,7 @@ def test_bank_conflicts(stride, turns):
     assert rows["z", "write", "Idx.x];"[-6:]].cost == 16 == rows["z", "write", "Idx.x];"[-6:]].ideal
 
 
+@pytest.mark.full
 def test_profile_plots(tmp_path):
     import matplotlib
 
@@ -1086,6 +1119,7 @@ def test_profile_plots(tmp_path):
 # the cell magic
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("beyond", [0, 15, 100, 700, 1000, 1100, 1300, 2000, 5000, 16000])
 def test_the_end_of_an_array_is_not_the_start_of_another(beyond):
     """However far an index flies, up to 64 KB, it lands between the arrays, whatever lies beside them."""
@@ -1098,6 +1132,7 @@ def test_the_end_of_an_array_is_not_the_start_of_another(beyond):
         cuda.module(text, where="cpu")["k"](1, 1, (*arrays, 1024 + beyond))
 
 
+@pytest.mark.full
 def test_cell_magic(capsys):
     pytest.importorskip("IPython")
     from IPython.core.interactiveshell import InteractiveShell

@@ -114,6 +114,7 @@ def test_what_is_right(name):
         assert list(cuda.module(text, where="cpu", checked=checked)) == names
 
 
+@pytest.mark.full
 @needs_nvrtc
 @pytest.mark.parametrize("name", RIGHT)
 def test_nvrtc_takes_what_is_right(name):
@@ -121,6 +122,7 @@ def test_nvrtc_takes_what_is_right(name):
     cubin(text, "sm_90", [n for n in names if 'extern "C"' not in text])
 
 
+@pytest.mark.full
 def test_bounds_are_sums_and_products_of_constants():
     for bound, wanted in {"64": 64, "2 * W": 128, "(W + W) / 4, 2": 32, "T": 96, "f(3)": 1024}.items():
         text = f"#define W 64\nconstexpr int T = 96;\n__global__ void __launch_bounds__({bound}) k(float* x) {{}}"
@@ -203,6 +205,7 @@ def told(text, where="cpu", checked=True):
     return str(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name, checked):
@@ -214,6 +217,7 @@ def test_what_is_refused(name, checked):
     assert not re.search(r"nanoeuler_|runtime::|error:|note:|NE_", message), message
 
 
+@pytest.mark.full
 @needs_nvrtc
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_other_side_agrees(name):
@@ -246,6 +250,7 @@ DOOR = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options, launch, words", DOOR)
 def test_what_is_no_option(options, launch, words):
     with pytest.raises(NanoEulerError, match=re.escape(words)):
@@ -253,6 +258,7 @@ def test_what_is_no_option(options, launch, words):
         k(1, 1, (np.zeros(1, np.float32), 3), **launch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, value, wanted", [("A", True, 1), ("T", 7, 7), ("line", "(2 + 3)", 5), ("N", np.int64(4), 4)]
 )
@@ -294,6 +300,7 @@ VALUES = {
 WANTED = [-3, 0.1, 7, 4, 6, 1, 1, 4.5, 65535, -(2**40), 9, 10, 12, 0.5, 0.25, 6]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
 def test_a_struct_by_value(checked):
     k = cuda.module(STRUCT, where="cpu", checked=checked)["k"]
@@ -303,6 +310,7 @@ def test_a_struct_by_value(checked):
     assert y[16] == k.signature.parameters[0].bytes
 
 
+@pytest.mark.full
 def test_a_structured_scalar():
     text = (
         "struct P { int n; float f[2]; };\n"
@@ -314,6 +322,7 @@ def test_a_structured_scalar():
     assert x[0] == 3.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "values, words",
     [(VALUES | {"n": 2**31}, "whose `n` is an int, which holds"), (VALUES | {"n": 1.0}, "pass int(1.0)"),
@@ -326,6 +335,7 @@ def test_a_struct_that_does_not_fit(values, words):
         k(1, 1, (values, (0.5, 0.25), np.zeros(1, np.float32), np.zeros(17)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", [(1, 2, 3), [1, 2, 3, "a"], 4.0, np.zeros((2, 2), np.float32)], ids=str)
 def test_a_float4_that_is_none(value):
     k = cuda.module('extern "C" __global__ void k(float4 v, float* x) { x[0] = v.w; }', where="cpu")["k"]
@@ -354,6 +364,7 @@ def runs(text=None):
     return x[0] == 5
 
 
+@pytest.mark.full
 def test_a_broken_file_in_the_cache_is_made_again(cache):
     assert runs()
     ways = {"head": b"\x7fELF", "garbage": b"garbage" * 1000, "empty": b"", "zeros": None}
@@ -369,6 +380,7 @@ def test_a_broken_file_in_the_cache_is_made_again(cache):
         assert file.read_bytes() != damaged
 
 
+@pytest.mark.full
 def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -379,6 +391,7 @@ def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
     assert not (tmp_path / "somewhere").exists()
 
 
+@pytest.mark.full
 def test_a_full_disk_is_called_so(cache, monkeypatch):
     compiler.cache_folder()
     script = cache / "c++"
@@ -396,6 +409,7 @@ def test_a_full_disk_is_called_so(cache, monkeypatch):
     assert not list(cache.glob("tmp*")) and not list(cache.glob("kernel-*"))
 
 
+@pytest.mark.full
 def test_printf_says_where_it_was_cut(capsys):
     k = cuda.module('extern "C" __global__ void k(int n) { while (n--) printf("%7d", n); }', where="cpu")["k"]
     k(1, 1, (9362,))  # 65,534 bytes

@@ -206,12 +206,14 @@ def check(error, text, line, words):
     assert text.split("\n")[line - 1].strip() in told, told
 
 
+@pytest.mark.full(but=["race"])
 @pytest.mark.parametrize("mistake", [*SYNTAX, *SUSPECT])
 def test_a_text_that_is_wrong(mistake):
     text, line, words = (SYNTAX | SUSPECT)[mistake]
     check(complaint(text), text, line, words)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize("mistake", SYNTAX)
 def test_the_compiler_of_the_gpu_is_put_into_the_same_words(mistake):
@@ -225,6 +227,7 @@ def test_the_compiler_of_the_gpu_is_put_into_the_same_words(mistake):
     check(caught.value, text, line, words)
 
 
+@pytest.mark.full(but=["race"])
 @pytest.mark.parametrize("mistake", SUSPECT)
 def test_a_fast_module_takes_what_compiles(mistake):
     if mistake == "a function without return":
@@ -232,16 +235,19 @@ def test_a_fast_module_takes_what_compiles(mistake):
     cuda.module(SUSPECT[mistake][0], where="cpu", checked=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", HARMLESS.values(), ids=HARMLESS)
 def test_a_checked_module_takes_what_is_no_bug(text):
     cuda.module(text, where="cpu")
 
 
+@pytest.mark.full
 def test_the_caret_stands_below_the_place():
     told = str(complaint(change("+ threadIdx", "+ treadIdx"))).split("\n")
     assert told[1][told[2].index("^") :].startswith("treadIdx")
 
 
+@pytest.mark.full
 def test_an_error_in_a_header_names_the_header(tmp_path):
     (tmp_path / "mine.cuh").write_text("#pragma once\n\n__device__ float f(float x) { return x + why; }\n")
     text = prepare("kernel.cu", '#include "mine.cuh"\n' + SCALE, tmp_path)
@@ -251,12 +257,14 @@ def test_an_error_in_a_header_names_the_header(tmp_path):
     assert str(first_error(text, log)).startswith("mine.cuh, line 3: 'why' is not declared")
 
 
+@pytest.mark.full
 def test_a_log_without_an_error_is_none():
     text = prepare("kernel.cu", SCALE, cuda.KERNELS)
     assert first_error(text, "kernel.cu:2:3: warning: something [-Wsomething]\n") is None
     assert first_error(text, "") is None
 
 
+@pytest.mark.full
 def test_a_compiler_that_speaks_german_is_understood(monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LANGUAGE", "de")
@@ -399,6 +407,7 @@ FINDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.full(but=["guard"])
 @pytest.mark.parametrize("mistake", FINDINGS)
 def test_a_kernel_that_goes_wrong(mistake):
     text, grid, block, args, words = FINDINGS[mistake]
@@ -412,6 +421,7 @@ def test_a_kernel_that_goes_wrong(mistake):
     assert len(told.split("\n")) <= 7 and max(map(len, told.split("\n"))) <= 95, told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, words",
     [("k", "got k: name its"), ("k<float>", "<typename T, int N>, got k<float>"), ("k<4, 4, 4>", "as in k<...>"),
@@ -422,11 +432,13 @@ def test_a_template_named_wrongly(name, words):
     assert words in str(complaint(text, instantiate=(name,)))
 
 
+@pytest.mark.full
 def test_the_magic_names_an_open_quote():
     with pytest.raises(NanoEulerError, match="no closing quotation; it takes --fast"):
         magic._options("-i 'k<4>")
 
 
+@pytest.mark.full
 def test_the_same_finding_has_the_same_words_each_time():
     """A notebook's stored output is compared with the next run's: no address may stand in it."""
     text = 'extern "C" __global__ void k(float* x) { x[threadIdx.x + 100000000] = 1; }'

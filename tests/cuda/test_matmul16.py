@@ -72,6 +72,7 @@ def plain(a64, b64, number, out):
     return c.astype(np.float64) if out == FLOAT else value_of(bits_of(c, out), out)
 
 
+@pytest.mark.full(but=["matmul16_plain-64-64-1-__nv_bfloat16-float-True-(3, 65, 8)"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("checked", ["gpu"] if ON_GPU else [True, False])
 @pytest.mark.parametrize("version, number, out", KERNELS, ids=name_of)
@@ -89,6 +90,7 @@ def test_the_error_is_at_most_twice_that_of_a_plain_product(version, number, out
     assert error <= 2 * allowed + rounding, (error, allowed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [PLAIN, *SMALL], ids=name_of)
 def test_large_numbers_keep_their_sums_in_float(version):
     """Sums beyond what a 16-bit float holds, and whole numbers, which come out exactly."""
@@ -101,6 +103,7 @@ def test_large_numbers_keep_their_sums_in_float(version):
     assert np.abs(host(c)).max() > np.finfo(np.float16).max
 
 
+@pytest.mark.full
 @on_gpu
 @pytest.mark.parametrize("out", [BFLOAT16, FLOAT])
 @pytest.mark.parametrize("shape", [(515, 1030, 1032), (4096, 128, 64)], ids=str)
@@ -145,6 +148,7 @@ ORDERED = [
 V2, V3 = TEXT.index("// ---- v2"), TEXT.index("// ---- v3")
 
 
+@pytest.mark.full
 @on_cpu
 @pytest.mark.parametrize("number", range(len(ORDERED)), ids=lambda i: ORDERED[i][0].split("(")[0])
 def test_without_one_of_its_barriers_waits_or_commits(number):
@@ -159,6 +163,7 @@ def test_without_one_of_its_barriers_waits_or_commits(number):
     assert caught.value.finding.kind in kinds, caught.value.finding.text
 
 
+@pytest.mark.full
 @on_cpu
 def test_all_that_orders_is_tried():
     assert [
@@ -181,6 +186,7 @@ def memory(version, old="", new=""):
     return kernel.profile(*matmul16.shape(a, b, c, version)).rows
 
 
+@pytest.mark.full
 @on_cpu
 @pytest.mark.parametrize("version", SMALL, ids=name_of)
 def test_swizzled_tiles_are_written_and_read_without_a_conflict(version):
@@ -191,6 +197,7 @@ def test_swizzled_tiles_are_written_and_read_without_a_conflict(version):
     assert sum(row.requests for row in stored) == 128 * 64 * 2 // (32 * 16)
 
 
+@pytest.mark.full
 @on_cpu
 @pytest.mark.parametrize("version", SMALL, ids=name_of)
 def test_without_the_swizzle_eight_rows_meet_in_the_same_banks(version):
@@ -202,6 +209,7 @@ def test_without_the_swizzle_eight_rows_meet_in_the_same_banks(version):
     assert reads and all(row.cost == 8 * row.ideal for row in reads)
 
 
+@pytest.mark.full
 @on_cpu
 def test_padded_rows_are_read_without_a_conflict():
     reads = [row for row in memory(PLAIN) if row.space == "shared" and row.operation == "read"]
@@ -268,12 +276,14 @@ def test_what_is_no_tensor_map(matrix, rows, words):
         cuda.tensor_map(matrix, rows)
 
 
+@pytest.mark.full
 def test_a_tensor_map_is_words_for_a_kernel():
     words = cuda.tensor_map(ones(5, 8), 64)["words"]
     assert words.shape == (16,) and words.dtype == np.uint64 and words.ctypes.data % 64 == 0
     assert words.any() == ON_GPU
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", ["75", "sm_90", "hopper"])
 def test_an_unknown_architecture_is_named(value, monkeypatch):
     monkeypatch.setenv("NANOEULER_ARCH", value)

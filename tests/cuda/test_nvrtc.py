@@ -172,6 +172,7 @@ def static_shared(code, kernel):
     return sections(code).get(f".nv.shared.{kernel}", (0, 0))[1]
 
 
+@pytest.mark.full(but=["engine.cu, float-sm_90"])
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize("name, architecture", CASES)
 def test_compiles_and_fits(name, architecture):
@@ -188,6 +189,7 @@ def test_compiles_and_fits(name, architecture):
     assert all(size <= STATIC_SHARED for name, (_, size) in code.items() if name.startswith(".nv.shared."))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle"
 )
@@ -201,6 +203,7 @@ def test_what_came_with_hopper_compiles_for_it():
     cubin(cluster, "sm_90a")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
     code = cubin(TEXTS["transpose.cu"][0], "sm_75")
@@ -208,6 +211,7 @@ def test_the_shared_memory_read_from_the_code_is_that_of_the_text():
     assert static_shared(code, "transpose_plain") == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 @pytest.mark.parametrize(
     "version, kernel", [("3 tiled", "matmul_tiled"), ("4 strip", "matmul_strip"), ("5 patch", "matmul_patch")]

@@ -96,16 +96,19 @@ def compare(precision, time, **options):
     assert again == loss and all(np.array_equal(twice[name], grads[name]) for name in grads), "the same bits"
 
 
+@pytest.mark.full(but=["float32-37", "bfloat16-37"])
 @pytest.mark.parametrize("time", [1, 37, 65])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_loss_and_gradients_are_the_references(precision, time):
     compare(precision, time)
 
 
+@pytest.mark.full
 def test_tf32():
     compare("tf32", 37)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_gain_of_0_has_its_gradient(precision):
     """The backward pass of a norm divides y by the gain to know x: of gains that are 0, or hardly more, too."""
@@ -129,6 +132,7 @@ ADD = """extern "C" __global__ void vector_add(const float* a, const float* b, f
 }"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", ["", ADD])
 def test_each_loss_may_have_a_weight_of_either_sign(own):
     """Of the gradient of (losses * scale).sum(), scale [N, K], as preferences and rewards need it; and unfused."""
@@ -150,6 +154,7 @@ def test_each_loss_may_have_a_weight_of_either_sign(own):
     assert apart(grads.host(), expected) <= ALLOWED["float32"]
 
 
+@pytest.mark.full
 def test_a_gain_that_is_no_number_shows():
     params = parameters()
     params["layers.1.norm2"][5] = np.nan
@@ -157,6 +162,7 @@ def test_a_gain_that_is_no_number_shows():
     assert np.isnan(loss) and np.isnan(grads["embed"]).any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("groups, width", [(1, 32), (4, 32), (1, 64), (2, 128)])
 def test_other_heads(groups, width):
     config = replace(
@@ -168,6 +174,7 @@ def test_other_heads(groups, width):
     assert abs(loss - expected_loss) <= 1e-5 * expected_loss and apart(grads, expected) <= 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("time, group", [(16, 8), (32, 3), (64, 2), (128, 3)])
 def test_lengths_at_the_borders_of_tiles(time, group, precision):
@@ -183,6 +190,7 @@ def test_lengths_at_the_borders_of_tiles(time, group, precision):
     assert apart(grads, expected) <= ALLOWED[precision]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("predict, micro", [(2, 1), (33, 2)])
 def test_targets_may_be_missing_in_any_number(predict, micro):
     """By row, by head and by micro-batch: each head's loss is the mean over its own targets; more than 32 heads too."""
@@ -218,6 +226,7 @@ def steps_of(model, optimizer, config, lengths, **options):
     return np.array(found), model.params.host()
 
 
+@pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_steps_are_those_of_the_cpu(micro):
     """Micro-batches add up, long gradients are clipped, the rate follows its schedule, gains do not decay."""
@@ -233,6 +242,7 @@ def test_steps_are_those_of_the_cpu(micro):
     assert all(not np.array_equal(params[name], moved[name]) for name in params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("both", ["optimisers", "steps"])
 def test_two_optimisers_or_two_steps_of_one_model_do_not_disturb_each_other(both):
     """Each with moments of its own, in turn on one model: as on the CPU."""
@@ -258,6 +268,7 @@ def test_two_optimisers_or_two_steps_of_one_model_do_not_disturb_each_other(both
     )
 
 
+@pytest.mark.full
 def test_bfloat16_copies_follow_the_master_weights():
     config = TrainConfig(steps=9, warmup=0, rate=1e-2)
     model = engine_of(precision="bfloat16")
@@ -284,6 +295,7 @@ def test_nothing_moves_where_the_norm_is_not_finite():
         assert np.isnan(take_step(*batch(5))[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sum_", [1e30, np.inf, -np.inf, np.nan])
 def test_a_loss_that_is_not_finite_moves_nothing(sum_):
     """Even where the gradient's norm is."""
@@ -326,6 +338,7 @@ def test_lists_that_run_again_give_the_same_bits():
     assert losses[4][0] != losses[0][0]
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_memory_is_what_was_said():
     """Buffers and states take the bytes that `bytes_needed` says, and `fitting` goes by them."""
@@ -357,6 +370,7 @@ def test_memory_is_what_was_said():
             engine_step.fitting(model, 4)
 
 
+@pytest.mark.full
 def test_plans_of_several_shapes_lie_in_one_block_of_memory():
     """Fine-tuning has batches of many lengths: none is planned twice, and none disturbs another's numbers."""
     config = TrainConfig(steps=9, warmup=0)
@@ -383,6 +397,7 @@ def test_plans_of_several_shapes_lie_in_one_block_of_memory():
     assert len(model._plans) == 1 and model._block.bytes.size > block.bytes.size
 
 
+@pytest.mark.full
 def test_tensors_begin_at_multiples_of_256_bytes():
     params = engine.Parameters(replace(TINY, dim=72, heads=1, ffn=24, vocab_size=40), "cpu")
     starts = sorted((x.ctypes.data - params.flat.ctypes.data, x) for x in params.values())
@@ -392,6 +407,7 @@ def test_tensors_begin_at_multiples_of_256_bytes():
     assert max(at for at, x in starts if x.ndim == 2) < first_gain == 4 * params.decayed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "change, precision, words",
     [
@@ -407,6 +423,7 @@ def test_what_the_kernels_do_not_take_is_one_sentence(change, precision, words):
         engine_of(SimpleNamespace(), precision, replace(TINY, **change))
 
 
+@pytest.mark.full
 def test_old_cards_have_float32_alone():
     old = flash.Card(75, 64 << 10)
     with pytest.raises(NanoEulerError, match=r"bfloat16 needs compute capability 8\.0, this card has 7\.5"):
@@ -426,6 +443,7 @@ def fed(decoder, tokens):
     return [*found, decoder.feed(tokens[17:18])]
 
 
+@pytest.mark.full(but=["float32"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_decoding_gives_the_models_logits(precision):
     params, tokens = parameters(), np.random.default_rng(1).integers(0, 96, 65)
@@ -441,6 +459,7 @@ def test_decoding_gives_the_models_logits(precision):
         decoder.feed(np.array([96]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
     """What speculation stands on: the same bits, one token at a time or eight."""
@@ -452,6 +471,7 @@ def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
     assert np.array_equal(np.concatenate([some.feed_all(tokens[:3]), some.feed_all(tokens[3:])]), ones)
 
 
+@pytest.mark.full
 def test_other_heads_decode():
     config = replace(
         TINY, dim=512, heads=4, kv_heads=2, layers=1, ffn=48, predict=1, vocab_size=40, context=150
@@ -463,6 +483,7 @@ def test_other_heads_decode():
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_later_heads_decode(precision):
     """Behind every token, in launches of any number of tokens; as many heads as were asked for."""
@@ -483,6 +504,7 @@ def test_later_heads_decode(precision):
                 assert np.abs(found - wanted).max() <= ALLOWED[precision] * np.abs(wanted).max()
 
 
+@pytest.mark.full
 def test_speculation_gives_the_text_of_plain_decoding():
     model, texts = engine_of(precision="bfloat16"), []
     ids = list(np.random.default_rng(0).integers(0, 96, 5))
@@ -492,6 +514,7 @@ def test_speculation_gives_the_text_of_plain_decoding():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_speculation_draws_from_head_0():
     """Pairs of tokens: chi-square at one in a million. The later heads propose something else than head 0 says."""
     config = replace(TINY, layers=1, vocab_size=8, context=6, predict=3, ffn=24)
@@ -515,6 +538,7 @@ def test_speculation_draws_from_head_0():
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_bfloat16_rounds_to_the_nearest_even():
     x = np.array(
         [1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0, 3.4e38, np.inf, np.nan, 1e-40], np.float32
@@ -529,6 +553,7 @@ def test_bfloat16_rounds_to_the_nearest_even():
     assert np.array_equal(from_bfloat16(to_bfloat16(every)), theirs, equal_nan=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["float32", "uint16"])
 @pytest.mark.parametrize("a_turned", [False, True])
 @pytest.mark.parametrize("b_turned", [False, True])
@@ -614,6 +639,7 @@ def text(tmp_path, monkeypatch):
     return "text.txt"
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_train_resume_and_go_on_with_the_other_device(text, capsys):
     """A run that was interrupted ends with the bits of one that was not; either device opens the other's checkpoint."""
@@ -660,6 +686,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(text):
     assert np.array_equal(whole.params.flat, again.params.flat)
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
     """The markers of who speaks make 259 tokens of 256."""
@@ -685,6 +712,7 @@ def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
     )
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_a_run_says_where_its_time_goes(text, capsys):
     words = ["train", "--data", text, "--run", "r", *RUN, "bf16", "--valid-every", 9, "--sample-every", 0]
@@ -721,6 +749,7 @@ def test_generate_and_check_on_a_device(capsys):
     assert out.endswith("FAILED\n") and "WRONG (allowed 1.0e-03)" in out
 
 
+@pytest.mark.full
 def test_what_the_kernels_do_not_take_begins_no_run(text, capsys):
     assert (
         run_cli("train", "--data", text, "--run", "r", "--device", "checked", "--dim", 60, "--heads", 2) == 2
@@ -957,11 +986,13 @@ def examine():
                 assert np.array_equal(before, model.params.flat, equal_nan=True)
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_the_examination_passes_what_is_right():
     examine()
 
 
+@pytest.mark.full
 @on_the_cpu
 @pytest.mark.parametrize(
     "where, old, new",
@@ -982,6 +1013,7 @@ def test_planted_bugs_are_caught(where, old, new):
             assert HARMLESS in new, f"not caught: {old} -> {new}"
 
 
+@pytest.mark.full
 @on_the_cpu
 @pytest.mark.parametrize("barrier", [0, 1])
 def test_a_deleted_barrier_of_the_norms_sums_is_reported(barrier):
@@ -1014,11 +1046,13 @@ def examine_decoding():
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_the_examination_of_decoding_passes_what_is_right():
     examine_decoding()
 
 
+@pytest.mark.full
 @on_the_cpu
 @pytest.mark.parametrize("old, new", DECODE_BUGS, ids=map(str, range(len(DECODE_BUGS))))
 def test_planted_bugs_in_decoding_are_caught(old, new):
@@ -1055,10 +1089,12 @@ def examine_products():
             np.testing.assert_allclose(memory.download(found), expected, atol=3e-5 * np.abs(expected).max())
 
 
+@pytest.mark.full
 def test_products_with_bfloat16_weights_keep_what_x_is():
     examine_products()
 
 
+@pytest.mark.full
 @on_the_cpu
 @pytest.mark.parametrize("old, new", BY_TENSOR_CORES_BUGS, ids=map(str, range(len(BY_TENSOR_CORES_BUGS))))
 def test_planted_bugs_in_products_by_tensor_cores_are_caught(old, new):

@@ -86,6 +86,7 @@ def test_the_composite_is_the_reference(shape, precision):
         assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("widths", [[8, 80, 16], [104]], ids=str)
 def test_matrices_side_by_side(widths, precision):
@@ -99,17 +100,20 @@ def test_matrices_side_by_side(widths, precision):
         assert np.array_equal(copy, from_bfloat16(to_bfloat16(p)))
 
 
+@pytest.mark.full
 def test_columns_that_are_no_fours_are_refused():
     with pytest.raises(NanoEulerError, match=r"multiples of 4, got 6 of 18 in layers.0.qkv$"):
         memory.muon_groups(replace(TINY, dim=6, heads=1, kv_heads=1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("factor", [np.nan, np.inf])
 def test_nothing_moves_where_the_norm_is_not_finite(factor):
     (p, m), _, (before, momentum), _ = step_of(WIDE, factor=(1.0, factor))
     assert np.array_equal(p, before) and np.array_equal(m, momentum)
 
 
+@pytest.mark.full
 def test_without_a_gradient_or_a_rate():
     """No direction: only decay; no rate: only the momentum."""
     shape, xp = TALL, cuda.array_module()
@@ -139,6 +143,7 @@ def steps(precision, lengths=(9, 33, 9), config=TINY, **options):
     return ours, results
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("micro", [1, 4])
 def test_steps_are_those_of_the_cpu(micro):
     """Matrices inside blocks by Muon, the others by AdamW, gains without decay; moments in their places."""
@@ -152,6 +157,7 @@ def test_steps_are_those_of_the_cpu(micro):
         assert moved_by_muon(name) == (not v[name].any())
 
 
+@pytest.mark.full
 def test_steps_in_bfloat16():
     """Moves agree as far as 8 bits do, and copies follow the master weights."""
     model, ((found, params, _, _), (expected, wanted, _, _)) = steps("bfloat16")
@@ -165,6 +171,7 @@ def test_steps_in_bfloat16():
         assert np.array_equal(copy, from_bfloat16(to_bfloat16(p))), name
 
 
+@pytest.mark.full
 def test_the_state_goes_to_the_device_and_back():
     """A run of the CPU goes on there: its momentum with it."""
     host = Muon(TINY, SETTINGS)
@@ -175,6 +182,7 @@ def test_the_state_goes_to_the_device_and_back():
     assert np.array_equal(placed.m.host().flat, host.m.flat) and not placed.v.host().flat.any()
 
 
+@pytest.mark.full
 def test_a_step_that_is_refused_leaves_the_momentum():
     params = parameters()
     params["layers.0.out"][3, 5] = np.inf
@@ -186,6 +194,7 @@ def test_a_step_that_is_refused_leaves_the_momentum():
     assert not optimizer.m.flat.any() and optimizer.step == 0
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_memory_is_what_was_said():
     for precision, half in (("float32", 4), ("bfloat16", 2)):
@@ -205,6 +214,7 @@ def test_memory_is_what_was_said():
         assert said["states"] == plain["states"]
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_the_launches():
     """Of each shape: momentum, direction, fifteen products, the move; AdamW around them."""
@@ -225,6 +235,7 @@ def test_the_launches():
     assert sides == {64, keys}, "the smaller Gram matrix"
 
 
+@pytest.mark.full
 def test_products_with_something_added():
     """c = alpha a b + beta plus, in both types; plus stays, and is not c."""
     xp, rng = cuda.array_module(), np.random.default_rng(0)
@@ -242,6 +253,7 @@ def test_products_with_something_added():
             product(c, xp.asarray(a), xp.asarray(b), **wrong)
 
 
+@pytest.mark.full
 def test_products_of_stacks():
     """Each matrix of a stack with its own partner, turned or not; stacks of other lengths are refused."""
     xp, rng = cuda.array_module(), np.random.default_rng(0)
@@ -309,6 +321,7 @@ def examine():
     assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
 
 
+@pytest.mark.full
 @on_the_cpu
 def test_the_examination_passes_what_is_right():
     """Also where another text says the same: what is caught below is not the planting."""
@@ -322,6 +335,7 @@ def test_the_examination_passes_what_is_right():
             examine()
 
 
+@pytest.mark.full
 @on_the_cpu
 @pytest.mark.parametrize(
     "where, old, new",

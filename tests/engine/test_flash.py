@@ -140,6 +140,7 @@ def name_of(case):
     return "-".join(f"sm{part.capability}" if isinstance(part, flash.Card) else str(part) for part in case)
 
 
+@pytest.mark.full(but=["1-37-3-1-64-bfloat16-sm86"])
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_equals_the_reference(case):
     check(*case)
@@ -151,6 +152,7 @@ def tiles(kind):
     return {flash.tile(*number_of(kind), C, T, on, kind == "tf32"): (C, on) for C, T, on in choices}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["bfloat16", "tf32", "float32"])  # float16 has the tiles of bfloat16
 def test_every_tile_equals_the_reference(kind, monkeypatch):
     """The tile for long texts, too, at a size that fills none; unchecked, for its time."""
@@ -167,6 +169,7 @@ def cards(kind):
     return [flash.Card(80, 48 * 1024), AMPERE, HOPPER] if kind != "float32" else [TURING]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [0.0, 300.0])
 def test_scores_of_any_size(kind, size):
@@ -175,10 +178,12 @@ def test_scores_of_any_size(kind, size):
         check(1, 66, 2, 1, 64, kind, on, size=size)
 
 
+@pytest.mark.full
 def test_the_scale_is_the_callers():
     check(1, 40, 2, 2, 32, "bfloat16", AMPERE, scale=1.0, size=0.2)
 
 
+@pytest.mark.full
 def test_a_group_reads_its_own_keys_and_no_later_ones():
     """Values say who they are, text and group and position; queries of zero average positions 0 to t."""
     B, T, heads, groups, C = 2, 67, 6, 2, 32
@@ -201,6 +206,7 @@ def test_a_group_reads_its_own_keys_and_no_later_ones():
     )
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not ON_GPU or flash.card().capability < 90, reason="wgmma is Hopper's")
 def test_wgmma_equals_its_twin():
     """Both round the same numbers: they differ by the order of sums alone."""
@@ -215,6 +221,7 @@ def test_wgmma_equals_its_twin():
 # which tile
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_fit_the_card(kind):
     for C, T, on in itertools.product(flash.WIDTHS, (128, 512, 4096), (*cards(kind), TURING)):
@@ -255,6 +262,7 @@ def test_what_does_not_fit_is_refused(change, words):
         flash.forward(**given | change)
 
 
+@pytest.mark.full
 def test_in_one_call():
     qkv = inputs(1, 20, 2, 1, 32, "float32")
     out, lse = flash.attention(stored(qkv, "float32"), 2, 1)
@@ -271,6 +279,7 @@ ORDERING = re.compile(r"(?:__sync(?:threads|warp)|copy_async_commit|copy_async_w
 PLACES = list(ORDERING.finditer(TEXT))
 
 
+@pytest.mark.full
 @on_cpu
 @pytest.mark.parametrize("number", range(len(PLACES)))
 def test_without_one_of_its_barriers_waits_or_commits(number, monkeypatch):
@@ -288,5 +297,6 @@ def test_without_one_of_its_barriers_waits_or_commits(number, monkeypatch):
         check(1, 100, 2, 1, 64, "bfloat16", HOPPER if hopper else AMPERE)
 
 
+@pytest.mark.full
 def test_there_are_places_to_delete():
     assert len(PLACES) >= 10

@@ -188,6 +188,7 @@ def name_of(value):
     )
 
 
+@pytest.mark.full(but=["bfloat16-64-1-1-1-1-"])
 @pytest.mark.parametrize("sizes, options", CASES, ids=name_of)
 def test_gradients_equal_the_reference(sizes, options):
     options = dict(options)
@@ -202,6 +203,7 @@ def test_gradients_equal_the_reference(sizes, options):
     np.testing.assert_allclose(host(delta), problem.delta, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
 @pytest.mark.parametrize("magnitude", [1.0, 8.0, 300.0])
 def test_the_error_is_at_most_twice_that_of_the_formulas_in_the_same_precision(kind, magnitude):
@@ -214,6 +216,7 @@ def test_the_error_is_at_most_twice_that_of_the_formulas_in_the_same_precision(k
         assert ours <= 2 * theirs, f"d{name}: {ours:.1e}, the formulas {theirs:.1e}"
 
 
+@pytest.mark.full
 def test_gradients_are_difference_quotients():
     """Of the sum of out * dout in float64, along a random direction."""
     problem = Problem("float", 32, 1, 37, 2, 1)
@@ -233,6 +236,7 @@ def test_gradients_are_difference_quotients():
     assert np.abs(parts).sum() < 1e4 * abs(quotient)
 
 
+@pytest.mark.full
 def test_two_runs_agree_to_the_bit():
     problem = Problem("bfloat16", 64, 2, 65, 6, 2)
     runs = [problem.run()[1] for _ in range(2)]
@@ -240,6 +244,7 @@ def test_two_runs_agree_to_the_bit():
         assert host(first).tobytes() == host(second).tobytes()
 
 
+@pytest.mark.full
 def test_inputs_stay_as_they_are():
     problem = Problem("tf32", 32, 1, 37, 3, 1)
     _, after = problem.run()
@@ -335,6 +340,7 @@ ORDER = re.compile(r"__sync(?:threads|warp)\(\);|copy_async_(?:commit|wait<\d>)\
 PLACES = list(ORDER.finditer(TEXT))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(ON_GPU, reason="the checker runs on the CPU")
 @pytest.mark.parametrize("number", range(len(PLACES)), ids=lambda i: f"{i}-{PLACES[i][0][:-3]}")
 def test_what_orders_the_threads_is_missed(number, monkeypatch):

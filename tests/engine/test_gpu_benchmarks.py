@@ -19,6 +19,7 @@ def short(monkeypatch):
     monkeypatch.setattr(gpu_step, "STEPS", 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_both_take_the_same_steps(short, precision):
     row = gpu_step.measure(TINY, precision, rows=2, rounds=1, where="cpu")
@@ -28,6 +29,7 @@ def test_both_take_the_same_steps(short, precision):
     assert len(row["first_losses"]) == gpu_step.AGREE and len(set(row["first_losses"])) == gpu_step.AGREE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [{"rate": 3e-4}, {"clip": 1e-9}, {"beta2": 0.5}, {"later_heads": 1.0}])
 def test_other_work_is_told(monkeypatch, wrong):
     contestants = {gpu_step.US: gpu_step.ours(TINY, "float32", 2, "cpu")}
@@ -41,6 +43,7 @@ def test_other_work_is_told(monkeypatch, wrong):
 # ---- Decoding
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_both_decode_the_same(monkeypatch, precision):
     monkeypatch.setattr(gpu_decode, "TOKENS", 2)
@@ -51,6 +54,7 @@ def test_both_decode_the_same(monkeypatch, precision):
     assert ratios[0] - 1e-3 <= row["speedup"] <= ratios[1] + 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", ["a place too far", "a token of the past left out"])
 def test_another_decoder_is_told(wrong):
     both = gpu_decode.contestants(TINY, "float32", "cpu")
@@ -68,6 +72,7 @@ def test_another_decoder_is_told(wrong):
 # ---- How right the numbers are; which algorithm is the fastest
 
 
+@pytest.mark.full
 def test_gradients_are_measured_against_float64():
     made, _ = gpu_numbers.trained(TINY, "float32", 0, "cpu", 1)
     found = gpu_numbers.gradients(TINY, made)
@@ -81,12 +86,14 @@ def test_gradients_are_measured_against_float64():
     assert max(ours for ours, _ in gpu_numbers.gradients(TINY, made).values()) > 1e-4
 
 
+@pytest.mark.full
 def test_curves_are_ours_and_pytorchs(monkeypatch):
     monkeypatch.setattr(gpu_numbers, "LAST", 2)
     found = gpu_numbers.curves(TINY, 0, "cpu", 3)
     assert found.keys() == {gpu_step.US, gpu_numbers.PEER} and all(0 < gap < 0.05 for gap in found.values())
 
 
+@pytest.mark.full
 def test_the_fastest_algorithm_is_taken_where_it_gains(monkeypatch):
     def taking(milliseconds):
         return fastest([lambda ms=ms: ms for ms in milliseconds])
@@ -100,6 +107,7 @@ def test_the_fastest_algorithm_is_taken_where_it_gains(monkeypatch):
 # ---- Proposals; Muon
 
 
+@pytest.mark.full
 def test_proposals_are_measured_beside_plain_decoding(monkeypatch):
     monkeypatch.setattr(gpu_speculate, "ROUNDS", 2)
     config = dataclasses.replace(TINY, context=40, predict=3)
@@ -114,6 +122,7 @@ def test_proposals_are_measured_beside_plain_decoding(monkeypatch):
         assert row["same"] == (2 if row["way"] == "greedy" else None)
 
 
+@pytest.mark.full
 def test_texts_that_differ_are_counted(monkeypatch):
     monkeypatch.setattr(gpu_speculate, "ROUNDS", 1)
     real = gpu_speculate.rounds
@@ -157,6 +166,7 @@ def test_the_search_keeps_what_helps(monkeypatch):
     assert {seed for seed, _ in trial.tried} == {gpu_muon.SEARCH}
 
 
+@pytest.mark.full
 def test_tiny_trains_by_its_recipe(monkeypatch):
     told = []
     shape = dataclasses.replace(TINY, context=16, vocab_size=264)
@@ -171,6 +181,7 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     gpu_muon.set_muon()
 
 
+@pytest.mark.full
 def test_counters_go_to_the_way_whose_kernels_they_are(tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
     from benchmarks import gpu_attention_backward as backward

@@ -17,7 +17,7 @@ from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model import GPT
 
 WHERE = cuda.device()
-pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
+pytestmark = [pytest.mark.full, *([] if WHERE == "gpu" else [pytest.mark.compiler])]
 SHAPE = replace(TINY, dim=128, heads=4, kv_heads=2, ffn=24, context=40, vocab_size=40, predict=1)
 SMALL = replace(SHAPE, dim=64, heads=2, kv_heads=1, layers=1, context=9)
 

@@ -127,6 +127,7 @@ def test_nodes_of_the_tree_and_the_hash_of_parts():
     assert hash_of(a, 10) == hash_of(a, 512) != hash_of(changed, 10)
 
 
+@pytest.mark.full
 @with_mpirun
 @pytest.mark.parametrize("count, case", [(2, "bugs"), (4, "right")])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16, checked"])
@@ -134,6 +135,7 @@ def test_weights_moments_losses_hash_and_validation_have_the_same_bits_on_any_nu
     assert found(count, case)[precision] == found(1, "alone")[precision]
 
 
+@pytest.mark.full
 @with_mpirun
 @pytest.mark.parametrize("count", [4, 8])
 def test_eight_shards_have_the_same_bits_on_up_to_eight_processes(count):
@@ -147,6 +149,7 @@ def test_one_card_with_the_tree_takes_the_steps_of_one_card():
     np.testing.assert_allclose(ours["norms"], reference["norms"], rtol=1e-5)
 
 
+@pytest.mark.full(but=["owner"])
 @with_mpirun
 @pytest.mark.parametrize("bug", many_worker.BUGS)
 def test_a_planted_bug_shows(bug):
@@ -163,6 +166,7 @@ def test_a_planted_bug_shows(bug):
         assert wrong["hash"].startswith("rank 1: weights are not those of rank 0")
 
 
+@pytest.mark.full
 @with_mpirun
 def test_a_number_that_is_not_finite_moves_nothing_and_is_named():
     assert found(2, "bugs")["NaN"] == {
@@ -170,6 +174,7 @@ def test_a_number_that_is_not_finite_moves_nothing_and_is_named():
     }  # fmt: skip
 
 
+@pytest.mark.full
 @with_mpirun
 @pytest.mark.parametrize(
     "count, case, why",
@@ -218,6 +223,7 @@ def on_one(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @with_mpirun
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, number, monkeypatch):
@@ -243,6 +249,7 @@ def _wait_for_steps(process, folder, count):
         time.sleep(0.05)
 
 
+@pytest.mark.full
 @with_mpirun
 def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
     """One process is killed: one line names it. Then resumed without --cards, and replayed on two."""
@@ -281,6 +288,7 @@ def _is_rank_1(process, folder):
         return False
 
 
+@pytest.mark.full
 def test_run_json_says_what_the_bits_depend_on_and_a_change_is_told(on_one):
     """On another NumPy the products round otherwise."""
     shutil.copytree(on_one / "one", on_one / "moved")
@@ -297,6 +305,7 @@ def test_run_json_says_what_the_bits_depend_on_and_a_change_is_told(on_one):
     assert "numbers round otherwise from here on: multiprocessors was 3, is 2" in warnings
 
 
+@pytest.mark.full
 def test_a_replay_tells_what_differs(on_one, capsys, monkeypatch):
     monkeypatch.chdir(on_one)
     log = (on_one / "one" / "log.jsonl").read_text()
@@ -339,6 +348,7 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     assert not Path("run").exists()
 
 
+@pytest.mark.full
 def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
     group, (model, config) = many.Group(), (many_worker.MODEL, many_worker.CONFIG)
     placed = many.GPT(model, init(model, 0), group, where="cpu", checked=False)
@@ -349,6 +359,7 @@ def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
     )
 
 
+@pytest.mark.full
 def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(run_text())
@@ -366,6 +377,7 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
         assert re.search(rf"\nstep 2: {name} was \S+, is \S+\n", capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_the_benchmark_pairs_its_rounds(monkeypatch):
     """On the CPU, one process: efficiencies of rounds, their median, its interval; one card with and without a tree."""
     monkeypatch.setattr(many_cards, "STEPS", 1)
@@ -383,6 +395,7 @@ def test_the_benchmark_pairs_its_rounds(monkeypatch):
     assert row["slower"] == round(row["tree_ms"][0] / row["accumulated_ms"][0] - 1, 4)
 
 
+@pytest.mark.full
 def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
     """PyTorch, not compiled, alone and under DDP in a group of one."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
@@ -398,6 +411,7 @@ def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.full
 def test_nccl_ends_when_all_part_and_once():
     group, ended = many.Group(), []
     group.nccl = SimpleNamespace(destroy=lambda: ended.append(group.watch))

@@ -64,6 +64,7 @@ def test_fields_of_the_first_version_stay_required():
                 type(one).from_dict(without)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["copy", "assignment"])
 def test_what_readers_have_of_version_0_1_runs(name):
     """A reader's copy of chapter 14 and an assignment of chapter 06, code cells alone, import by the old names."""

@@ -35,6 +35,7 @@ def marks_of(chapter, answers, tmp_path, seed=SEED, student=STUDENT):
 # ---- Points
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_right_answers_earn_everything(chapter, right, tmp_path):
     marks = marks_of(chapter, right[chapter], tmp_path)
@@ -42,6 +43,7 @@ def test_right_answers_earn_everything(chapter, right, tmp_path):
     assert [m.points for m in marks.values()] == [m.of for m in marks.values()] == [4, 3, 3]
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_each_wrong_answer_is_wrong(chapter, right):
     """In this process: its judgement alone. That the others keep their points is tested below."""
@@ -69,6 +71,7 @@ def judged(problem, source, calls):
     return ""
 
 
+@pytest.mark.full(but=["06", "08"])
 @pytest.mark.slow
 @each_chapter
 @pytest.mark.parametrize("seed", range(6))
@@ -85,6 +88,7 @@ def test_whatever_the_seed_right_is_right_and_what_was_handed_out_is_not(
 # ---- Papers
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_every_student_has_another_paper(chapter):
     texts = [[p.statement + p.contract for p in papers.paper(chapter, SEED, f"s{i}")] for i in range(12)]
@@ -95,6 +99,7 @@ def test_every_student_has_another_paper(chapter):
     assert again.statement + again.contract == texts[1][0] != other.statement + other.contract
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_no_judge_takes_what_is_no_number_or_of_another_shape(chapter):
     for problem in papers.paper(chapter, SEED, STUDENT):
@@ -108,12 +113,14 @@ def test_no_judge_takes_what_is_no_number_or_of_another_shape(chapter):
     )
 
 
+@pytest.mark.full
 def test_a_seed_and_a_name_that_run_together_are_another_pair():
     pairs = [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"), ("a b", "c"), ("a", "b c")]
     papers_ = [papers.paper("08", *pair) for pair in pairs]
     assert len({"".join(p.statement + p.contract for p in paper) for paper in papers_}) == len(pairs)
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
     marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
@@ -121,6 +128,7 @@ def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
     assert earned <= {"measured"}, "only the way of measuring may be the same for two students"
 
 
+@pytest.mark.full(but=["06", "08"])
 @each_chapter
 def test_the_given_function_breaks_its_rule_on_the_graders_data(chapter):
     for student in range(40):
@@ -129,6 +137,7 @@ def test_the_given_function_breaks_its_rule_on_the_graders_data(chapter):
         assert judged(repaired, repaired.contract, calls), f"student {student}: what is broken does not show"
 
 
+@pytest.mark.full
 def test_the_books_version_earns_nothing(tmp_path):
     import inspect
 
@@ -144,11 +153,13 @@ def test_the_books_version_earns_nothing(tmp_path):
     assert [m.points for m in marks.values()] == [0, 0, 0]
 
 
+@pytest.mark.full
 def test_the_seed_is_not_in_the_students_folder(tmp_path):
     papers.hand_out("08", "xyzzy-secret", STUDENT, tmp_path / "paper")
     assert not [f for f in (tmp_path / "paper").iterdir() if b"xyzzy" in f.read_bytes()]
 
 
+@pytest.mark.full
 def test_a_student_can_try_the_examples(right, tmp_path):
     folder = tmp_path / "paper"
     papers.hand_out("08", SEED, STUDENT, folder)
@@ -212,6 +223,7 @@ SAID |= {
 }
 
 
+@pytest.mark.full
 def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys, monkeypatch):
     for name, text in (HOSTILE | {STUDENT: paper_answers.file(right["05"])}).items():
         (tmp_path / "in" / name).mkdir(parents=True)
@@ -246,6 +258,7 @@ def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys
     assert "weights: 4 of 4. Right.\n" in texts and not {"\x1b", "\x07"} & {*texts}
 
 
+@pytest.mark.full
 def test_an_endless_loop_ends(tmp_path, monkeypatch):
     path = tmp_path / "answers.py"
     path.write_text("import time\ndef weights(o):\n    while True: time.sleep(1)\n")
@@ -255,6 +268,7 @@ def test_an_endless_loop_ends(tmp_path, monkeypatch):
     assert time.perf_counter() - began < 30
 
 
+@pytest.mark.full(but=["06", "08"])
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c not in ("03", "05", "25")])
 def test_difference_quotients_instead_of_a_derivation_run_out_of_time(chapter, tmp_path):
@@ -283,6 +297,7 @@ def backward(dy, *inputs):
 # ---- The command
 
 
+@pytest.mark.full
 def test_command_hands_out(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "names.txt").write_text("emmy\nada\n\n")
@@ -293,6 +308,7 @@ def test_command_hands_out(tmp_path, capsys, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.full(but=["06", "08"])
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -329,6 +345,7 @@ def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch)
     assert said in error
 
 
+@pytest.mark.full
 def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
     tmp_path, capsys, right, monkeypatch
 ):
@@ -374,6 +391,7 @@ def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
     assert "warning: names are taken from the folders as they are" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_no_answer_is_in_the_library():
     """A derivation and a measurement are judged without one: nothing in the package computes a backward pass."""
     for chapter in papers.CHAPTERS:

@@ -25,6 +25,8 @@ from tools.course.assignment import ROOT, instructor_version, notebook_of, tags 
 from tools.course.mend import mark, mend  # noqa: E402
 from tools.notebooks.cells import python  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 CHAPTERS = sorted(path.name.partition("_")[0] for path in (ROOT / "notebooks").glob("*.ipynb"))
 QUICK = ["04", "05", "06", "08", "11", "14"]  # those that have papers, too
 KERNELS = {"23", "24", "25", "26", "27", "28", "29", "A1"}

@@ -102,6 +102,7 @@ def test_fragment(bug):
     compile(text.replace(bug.old, bug.new), bug.file, "exec")
 
 
+@pytest.mark.full(but=["batch-for-ever", "targets-unshifted"])
 @pytest.mark.parametrize("bug", BUGS, ids=NAMES)
 def test_bug_is_found(bug, found):
     """The broken copy trains; the named tool finds the bug; the smallest test fails, by its assertion."""
@@ -113,6 +114,7 @@ def test_bug_is_found(bug, found):
     assert result["tests"] == ["AssertionError"]
 
 
+@pytest.mark.full
 def test_sound_copy(found):
     """The same run, a tool, and all the smallest tests, with nothing broken."""
     result = found[""]
@@ -158,6 +160,7 @@ def test_missing_fragment():
 # The folder.
 
 
+@pytest.mark.full
 def test_folder(folders):
     """One file of the copy differs, by the fragment; nothing in the folder names the bug."""
     for bug in BUGS:
@@ -181,6 +184,7 @@ def test_folder(folders):
         assert sum((folder / p).stat().st_size for p in copied if p.parts[0] != "run") < 1_500_000
 
 
+@pytest.mark.full
 def test_readme(folders):
     text = (folders[""] / "README.md").read_text("utf-8")
     assert "seed 0" in text and f"--hand-in {folders['']}" in text
@@ -188,6 +192,7 @@ def test_readme(folders):
     assert "{" not in text
 
 
+@pytest.mark.full
 def test_healthy_figures(folders):
     """What README.md says of a healthy run holds: each figure of run.py lies within twice the spread of the mean."""
     code = "import json, run; print(json.dumps(run.run(192, 0, 400_000)))"
@@ -210,6 +215,7 @@ def sounds(figures: dict, printed: str) -> float:
     return max(abs(figures.get(name, 0) - mean) / (spread or 0.01 * mean) for name, (mean, spread) in healthy)
 
 
+@pytest.mark.full(but=["batch-for-ever", "targets-unshifted"])
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=NAMES)
 def test_visibility(bug, folders):
@@ -274,6 +280,7 @@ HANDED_IN = {  # the test; what it does with the broken copy, and with the sound
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", HANDED_IN)
 def test_hand_in(case, folder):
     text, broken, sound, verdict = HANDED_IN[case]
@@ -286,12 +293,14 @@ def test_hand_in(case, folder):
     assert verdict in lines[2] and len(lines) == 3
 
 
+@pytest.mark.full
 def test_stub_fails_everywhere(tmp_path):
     breaks.plant(2, tmp_path / "b")
     right, said = breaks.hand_in(tmp_path / "b")
     assert not right and said.count("fails: NotImplementedError: write the test here") == 2
 
 
+@pytest.mark.full
 def test_pytest_in_the_folder_imports_the_copy(folder):
     """In a repository with a pytest.ini of its own, too."""
     (folder / "test_found.py").write_text(RIGHT, "utf-8")
@@ -303,6 +312,7 @@ def test_pytest_in_the_folder_imports_the_copy(folder):
 # Revealing.
 
 
+@pytest.mark.full
 def test_reveal(folder):
     seed, bug = breaks.found_in(folder)
     text = breaks.reveal(bug)
@@ -330,6 +340,7 @@ def nanoeuler(capsys, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.full
 def test_command_break(nanoeuler):
     assert nanoeuler("break", "--seed", 5)[0] == 0
     name = breaks.bug_of(5).name
@@ -345,12 +356,14 @@ def test_command_break(nanoeuler):
     assert code == 0 and "other/README.md" in out and Path("other/run.py").exists()
 
 
+@pytest.mark.full
 def test_command_inside_the_copy(folder):
     command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "break", "--seed", "1"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("nanoeuler: this is a broken copy, expected")
 
 
+@pytest.mark.full
 def test_command_diagnose(nanoeuler):
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "sampling")
     assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == [
@@ -361,6 +374,7 @@ def test_command_diagnose(nanoeuler):
     assert code == 0 and json.loads(out) == {"sound": True, "findings": {"schedule": []}}
 
 
+@pytest.mark.full
 def test_command_diagnose_finds(nanoeuler, monkeypatch):
     monkeypatch.setattr("nanoeuler_lib.model.optim.learning_rate", lambda step, config: config.rate)
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule")
@@ -403,6 +417,7 @@ def test_seed_is_a_number(nanoeuler):
     assert code == 2 and "--seed is 'seven', expected a whole number" in err
 
 
+@pytest.mark.full
 def test_missing_test_file(folder):
     (folder / "test_found.py").unlink(missing_ok=True)
     with pytest.raises(NanoEulerError, match="no such file, expected the test to hand in"):

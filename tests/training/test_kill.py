@@ -23,6 +23,7 @@ LONG = TrainConfig(
 )
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize(
     "options, least", [(("--every", 16, "--random", 1), 8), pytest.param((), 150, marks=pytest.mark.slow)]
@@ -38,6 +39,7 @@ def test_killed_and_started_again(options, least):
     assert killed >= least and wrong == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_command_saves_before_it_ends(tmp_path, number):
     """The command, stopped from outside: exit code 130, a checkpoint of the last whole step, one line that says so."""
@@ -96,6 +98,7 @@ def test_two_runs_into_one_folder(tmp_path):
     loop.resume(run, run_text(), quiet=True)  # the lock is free again
 
 
+@pytest.mark.full
 def test_a_second_process_is_refused_at_the_very_start(tmp_path):
     """Before the first checkpoint is written, the lock alone tells that the folder is in use."""
     code = (

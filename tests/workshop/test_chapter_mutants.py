@@ -16,6 +16,8 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -
 
 from tools.workshop import chapter_mutants as cm
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [
     re.search(r"\w\d(?=\.py)", path.name)[0]

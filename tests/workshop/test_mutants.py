@@ -8,6 +8,8 @@ pytest.importorskip("mutmut", reason="mutmut is not installed: make setup")
 
 from tools.workshop import mutants
 
+pytestmark = pytest.mark.full
+
 SOURCE = '''
 def larger(a, b):
     """Prose is left alone."""

@@ -54,6 +54,7 @@ def test_one_unit_of_the_last_digit_passes(stored, computed):
     assert differences(stored, computed) and Output(stored) == computed and not Output(stored) != computed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stored", "computed"), DIFFERENT)
 def test_anything_else_fails(stored, computed):
     assert differences(stored, computed) is None and Output(stored) != computed
@@ -90,6 +91,7 @@ def test_nbval_compares_so(tmp_path):
 # ---- The settings
 
 
+@pytest.mark.full
 def test_a_machine_s_own_choice_is_unset(monkeypatch):
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
         monkeypatch.setenv(name, "1")
@@ -97,6 +99,7 @@ def test_a_machine_s_own_choice_is_unset(monkeypatch):
     assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "NPY"))]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not portable.on_x86(), reason="the settings simulate x86-64 processors")
 def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsys):
     """A cell that prints what one setting alone prints passes there and is named under the other."""
