@@ -126,7 +126,7 @@ class TextDataset(Dataset):
         self.reach = self.tokens / size
         self.sizes = {"train_tokens": size, "valid_tokens": len(self.valid.ids)}
         self.fingerprint, self.valid_fingerprint = fingerprint(self.part.ids), fingerprint(self.valid.ids)
-        self.frequencies = _entropy(self.part.ids)
+        self.frequencies = _entropy(self.part.ids[:COUNTED])
         self.warnings = text_warnings(part, valid, data.SEPARATOR)
         if self.reach < REACHED:
             self.warnings.append(
@@ -190,7 +190,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
-COUNTED = 1 << 22  # tokens of shards, the first ones, whose frequencies are counted
+COUNTED = 1 << 16  # tokens, the first ones, whose frequencies are counted
 SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
 ROWS = 16  # of validation that go through the model at a time
 

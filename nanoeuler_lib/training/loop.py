@@ -56,6 +56,7 @@ def start_run(
 
     group: the processes that train together; rank 0 writes.
     """
+    _expect_room_for_tokens(state)
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
     if group is not None:
         many.expect_shards(state.train, group.size)
@@ -69,7 +70,6 @@ def start_run(
     with _held(run, group) as still_there, _memory_told():
         place = chosen_before(state.info, None, state.model.config, group)
         place.expect_room(state.model.config, state.train)
-        _expect_room_for_tokens(state)
         if _leads(group):
             expect_new(run)
             dataset.prepare(run, state)

@@ -549,6 +549,7 @@ BAD = {
     "text missing": ((*TRAIN, "nothing.txt"), "nothing.txt: no such file"),
     "text a folder of none": (
         (*TRAIN, "run/checkpoints"), "run/checkpoints: a folder must hold texts (.txt, .md, .jsonl, .parquet, also"),
+    "batch too large": ((*TRAIN, "text.txt", "--batch", 2**50), "batch times accumulate must be at most"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
     "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
     "validation text too short": (

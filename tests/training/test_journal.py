@@ -48,7 +48,6 @@ def test_a_validation_that_gives_no_number_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("what", ["validation", "sample"])
 def test_a_look_that_fails_costs_no_step(tmp_path, what):
-    """Its step is saved before. What it raises is a warning; a run that ends in it goes on without a line missing."""
     config, real = changed(RUN_CONFIG, sample_every=3), getattr(datasets.TextDataset, what)
     train.train(tmp_path / "whole", run_text(), RUN_MODEL, config, quiet=True)
     for error in (ValueError("odd\nshape"), SystemExit()):
@@ -80,8 +79,9 @@ def test_how_often_something_is_done_may_change_and_changes_no_weight(tmp_path):
     assert np.array_equal(*(checkpoint.load(folder).model.params.flat for folder in (whole, run)))
     said = [entry["changed"] for entry in run_folder.read_log(run) if "changed" in entry]
     assert said == ["valid_every 3 -> 9", "sample_every 0 -> 5", "save_every 1 -> 3", "keep_every 1 -> 2"]
-    now = json.loads((run / "run.json").read_text("utf-8"))["train"]
-    assert now == changed(RUN_CONFIG, **often).to_dict()
+    assert (
+        json.loads((run / "run.json").read_text("utf-8"))["train"] == changed(RUN_CONFIG, **often).to_dict()
+    )
     kept = [checkpoint.step_of(folder) for folder in checkpoint.folders(run)]
     assert kept == [0, 1, 2, 4, 6], "what was kept before stays"
 

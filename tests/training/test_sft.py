@@ -23,7 +23,7 @@ from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.text import examples as text_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt, markers
-from nanoeuler_lib.training import checkpoint, datasets, loop, report, run_folder, sft, train
+from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, sft, train
 from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=258, predict=2)
@@ -174,26 +174,6 @@ def test_right_is_what_a_greedy_chat_says(tmp_path):
         sft.exact_match(tuned, TOKENIZER, [[("x" * 60, "y")]])
 
 
-@pytest.mark.parametrize("step", [1, 3, 6])
-def test_resume_is_exact(tmp_path, step, monkeypatch):
-    arguments = (base(), EXAMPLES, HELD_OUT, SETTINGS)
-    sft.fine_tune(tmp_path / "whole", *arguments, quiet=True)
-    original, drawn = datasets.SFTDataset.batch, []
-
-    def batch(self, rng, rows):
-        drawn.append(1)
-        if len(drawn) == step + 1:
-            raise oracles.Crash
-        return original(self, rng, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(datasets.SFTDataset, "batch", batch)
-        with pytest.raises(oracles.Crash):
-            sft.fine_tune(tmp_path / "parts", *arguments, quiet=True)
-    loop.resume(tmp_path / "parts", EXAMPLES, HELD_OUT, quiet=True)
-    oracles.assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
 def test_runs_of_another_kind_and_other_examples_are_refused(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
     before = contents(tmp_path)
@@ -208,12 +188,6 @@ def test_runs_of_another_kind_and_other_examples_are_refused(tmp_path):
         sft.fine_tune, tmp_path / "new", base(), EXAMPLES, HELD_OUT, SETTINGS, template="x"
     )
     assert not (tmp_path / "new").exists()
-
-
-def test_report_of_a_fine_tuning(tmp_path):
-    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    page = report.report(tmp_path / "run").read_text("utf-8")
-    assert "| data | examples, 36 examples to train on |" in page and "8 of 8" in page
 
 
 def test_the_chat_model_of_the_package_answers():

@@ -635,39 +635,6 @@ def test_two_at_once_are_kept_apart(tmp_path):
     assert found.documents == 30
 
 
-KILLED_SAVING = """
-import os, signal, sys, time
-import test_shards as t
-original = t.checkpoint.save_file
-def save_file(tensors, path):
-    original(tensors, path)
-    if "step-000004" in str(path) and path.name == "optimizer.safetensors":
-        os.truncate(path, 100)
-        begun.set()
-        time.sleep(60)
-begun = t.threading.Event()
-def on_entry(entry):
-    if entry["step"] == 5 and "loss" in entry and begun.wait(60):
-        os.kill(os.getpid(), signal.SIGKILL)
-t.checkpoint.save_file = save_file
-folder = t.Path(sys.argv[1])
-t.train.pretrain(folder / "run", t.Shards(folder / "shards"), None, t.MODEL, t.CONFIG, quiet=True, on_entry=on_entry)
-"""
-
-
-def test_killed_while_the_thread_writes_a_checkpoint(tmp_path):
-    """Step 5 was taken, the checkpoint of step 4 is half there: the run goes on from that of step 2."""
-    found = made(tmp_path)
-    done = run_python(KILLED_SAVING, tmp_path)
-    assert done.returncode == -9, done.stderr
-    left = sorted(file.name for file in (tmp_path / "run" / "checkpoints").iterdir())
-    assert left == [".step-000004.partial", "best", "step-000000", "step-000002"]
-    assert max(entry["step"] for entry in run_folder.read_log(tmp_path / "run")) == 5
-    loop.resume(tmp_path / "run", found, None, quiet=True)
-    train.pretrain(tmp_path / "whole", found, None, MODEL, CONFIG, quiet=True)
-    oracles.assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
 # The command.
 
 

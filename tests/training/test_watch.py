@@ -3,11 +3,9 @@
 A warning is compared whole once; each begins at the first entry that earns it and not one entry before.
 """
 
-import json
 import math
 import shutil
 from itertools import pairwise
-from unicodedata import category
 from unittest.mock import patch
 
 import matplotlib.pyplot as plt
@@ -17,13 +15,11 @@ import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, run_text
 
 from nanoeuler_lib import world
-from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import Parameters
 from nanoeuler_lib.model import gpt as gpt_module
-from nanoeuler_lib.text import data
 from nanoeuler_lib.training import loop, run_folder, train
-from nanoeuler_lib.training.report import Live, draw_loss, report
+from nanoeuler_lib.training.report import Live, draw_loss
 from nanoeuler_lib.training.watch import WINDOW, Watch, group_of, text_warnings, vitals
 
 GROUPS = ["embed", "layers.0", "heads"]
@@ -239,8 +235,6 @@ def test_two_groups_that_get_nothing_are_both_named():
 
 
 def test_a_run_that_learns_nothing_is_told():
-    """It ends where the tokens' frequencies alone are, or is worse than a guess on the way."""
-
     def said(values):
         made = Watch(TrainConfig(steps=100), 1, 10**9, frequencies=4.0, guess=5.7)
         return [text.split(":")[1] for _, text in losses(made, values)]
@@ -336,44 +330,6 @@ def test_warm_up_of_a_broken_layer_is_seen(tmp_path):
 
 
 # The report.
-
-
-def test_report(finished, tmp_path, capsys):
-    run = shutil.copytree(finished, tmp_path / "run")
-    assert cli.main(["report", str(run)]) == 0
-    assert capsys.readouterr().out.startswith(f"{run}/report/report.md: written")
-    page = (run / "report" / "report.md").read_text()
-    log = run_folder.read_log(run)
-    for entry in log:
-        if "sample" in entry:
-            shown = "".join(
-                "\ufffd" if category(c)[0] == "C" and c not in "\n\t" else c for c in entry["sample"]
-            )
-            assert f"Step {entry['step']}:\n\n```text\n{shown.strip(chr(10))}\n```" in page
-        if "valid_bits_per_byte" in entry:
-            assert f"| {entry['step']} | {entry['valid_bits_per_byte']:.4f} |" in page
-    assert "| data | cats \\| and dogs, " in page
-    assert "12 of 12" in page and "unfinished" not in page and "tokens a second" in page
-    assert "floor" not in page, "nobody knows the source of this text"
-    for name in ("loss.png", "layers.png"):
-        assert f"]({name})" in page
-        assert (run / "report" / name).read_bytes().startswith(b"\x89PNG") and (
-            run / "report" / name
-        ).stat().st_size > 5000
-
-
-def test_report_knows_the_floor(tmp_path):
-    """Stories of Königsberg: the page says what the source itself needs, and how far above it the model is."""
-    text = world.corpus(30_000, 1)
-    config = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=32, vocab_size=300, predict=1)
-    settings = TrainConfig(steps=2, batch=2, warmup=1, valid_every=1, sample_every=0, save_every=2)
-    train.train(tmp_path / "run", text, config, settings, quiet=True)
-    _, valid = data.split_text(text, settings.valid_fraction)
-    head = json.loads((tmp_path / "run" / "run.json").read_text())
-    floor = head["data"]["floor_bits_per_byte"]
-    assert floor == pytest.approx(world.floor(valid), abs=1e-6) and floor > 0
-    page = report(tmp_path / "run").read_text()
-    assert f"{floor:.4f} bits per byte for the source itself" in page and "above the floor" in page
 
 
 @pytest.mark.parametrize(
