@@ -36,8 +36,8 @@ POINTS_POSSIBLE = "    Points Possible"  # Canvas's second row, with the most of
 COPY = re.compile(r"(.*\S) ?\(\d{1,2}\)")  # what a browser makes of a second download
 LABELS = (  # Canvas, Moodle, Blackboard: what they call a file, or the folder it lies in
     re.compile(r"(?P<who>[^_]+)_(?P<late>LATE_)?(?P<id>\d+)_\d+_(?P<file>.+)"),
-    re.compile(r"(?P<who>.+)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<file>.*)"),
-    re.compile(r".*_(?P<who>[^_]+)_attempt_(?P<stamp>\d{4}(?:-\d\d){5})_?(?P<file>.*)"),
+    re.compile(r"(?P<who>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<file>.*)"),
+    re.compile(r".*?_(?P<who>[^_]+)_attempt_(?P<stamp>\d{4}(?:-\d\d){5})_?(?P<file>.*)"),
 )
 
 

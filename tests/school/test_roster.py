@@ -87,6 +87,7 @@ LABELS = {  # what a platform or a browser calls it, and whose it is of all four
     "MÜLLER, KÄTHE": 1,
     "Kathe Muller": 1,
     "Chapter 08_alovelace_attempt_2026-11-26-12-00-00_answers": 0,
+    "Chapter 08_alovelace_attempt_2026-11-26-12-00-00_x_km_attempt_2026-11-26-12-00-00_answers": 0,
     "Part_2_tim_o_attempt_2026-11-26-12-00-00_answers": 2,
     "dan": None,
     "Ada": None,
