@@ -233,7 +233,7 @@ def test_what_was_said_is_penalised(model, penalty):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 99))
+@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 99))
 def test_the_first_stop_to_come_ends_the_text(stops, seed):
     """Whatever the order in which they are listed, and however the text comes in pieces."""
     letters, tokenizer = favouring({97: 0.3, 98: 0.3, 256: 0.2, 99: 0.2}), last_is_end()
