@@ -82,7 +82,10 @@ def prune(run: Path, keep_every: int = 0) -> None:
 
 
 def expect_new(run: Path) -> None:
-    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint."""
+    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint.
+
+    An empty log is such a leftover: `import` writes one before its checkpoint.
+    """
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
@@ -93,7 +96,9 @@ def expect_new(run: Path) -> None:
         ) from None
     else:
         kept = checkpoint.folders(run) or (run / "checkpoints" / checkpoint.BEST).exists()
-        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not kept
+        log = run / "log.jsonl"
+        begun = BEGUN | {log.name} if log.is_file() and not log.stat().st_size else BEGUN
+        new = all(name in begun or PARTIAL.fullmatch(name) for name in names) and not kept
     if not new:
         hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
         raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")

@@ -363,6 +363,8 @@ def test_the_commands(run, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"out": "hf", "to": "hf", "left": [heads]}
     assert cli.main(["export", str(run), "--to", "hf", "--out", "hf"]) == 2
     assert capsys.readouterr().err == "nanoeuler: hf: exists already, expected a new name\n"
+    with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # stopped, and begun again
+        assert cli.main(["import", "hf", "--run", "back"]) == 130 and Path("back/log.jsonl").exists()
     assert (
         cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
     )

@@ -14,12 +14,14 @@ def test_who_may_begin_in_a_folder(tmp_path):
     run_folder.expect_new(run)
     run.mkdir()
     run_folder.expect_new(run)
-    for name in ("lock", "run.json", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial"):
+    for name in (
+        "lock", "run.json", "log.jsonl", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial",
+    ):  # fmt: skip
         (run / name).touch()
     (run / "checkpoints").mkdir()
     run_folder.expect_new(run)
     for name in ("log.jsonl", "x", ".run.json.x.partial", "a.run.json.partial", ".run.json.partial2"):
-        (run / name).touch()
+        (run / name).write_text("x\n")
         assert error_of(run_folder.expect_new, run) == (
             f"{run}: exists and is not an empty folder, expected a new one"
         )
