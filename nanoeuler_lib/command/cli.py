@@ -24,14 +24,14 @@ from nanoeuler_lib.config import (
     preset,
 )
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
+from nanoeuler_lib.files import Voice, expect_new, one_line, printable, to_json, write_text
 
 
 def tokenizer_train(args):
     from nanoeuler_lib.text.data import SEPARATOR, read_text
     from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
-    _refuse_existing(args.out)
+    expect_new(args.out)
     text = read_text(*args.data)
     special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
     tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
@@ -76,7 +76,7 @@ def corpus_konigsberg(args):
     if args.out is None:
         sys.stdout.write(world.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
         return
-    _refuse_existing(args.out)
+    expect_new(args.out)
     text = world.corpus(args.bytes, args.seed)
     write_text(args.out, text)
     if not args.json:
@@ -188,6 +188,7 @@ def _begin_training(args, group):
     """Begin a run, with a new model or with that of another run."""
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.text.shards import Shards
+    from nanoeuler_lib.training import run_folder
     from nanoeuler_lib.training import train as training
 
     for option in ("data", "run"):
@@ -196,6 +197,7 @@ def _begin_training(args, group):
             raise NanoEulerError(
                 f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER"
             )
+    run_folder.expect_new(args.run)
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: _absolute(path) for name, path in given.items()}
     data, valid = _read_data(given)
@@ -376,7 +378,7 @@ def score(args):
     from nanoeuler_lib.text.data import read_text
 
     if args.out:
-        _refuse_existing(args.out)
+        expect_new(args.out)
     text, checkpoint = read_text(args.text), _checkpoint(args)
     shown = lambda batches: _progress(batches, f"scoring {args.text}", "batches")
     scored = score.score(checkpoint.model, checkpoint.tokenizer, text, follow=shown)
@@ -403,7 +405,7 @@ def answers(args):
     from nanoeuler_lib.understanding import answers
     from nanoeuler_lib.understanding.posteriors import FACTS, believed
 
-    _refuse_existing(args.out)
+    expect_new(args.out, parents=True)
     _not_negative(args, "seed")
     found = load(_folder(args, "konigsberg-small"))
     holder = lambda text: believed(text, found.tokenizer, FACTS["holder"]).beliefs
@@ -535,8 +537,11 @@ TAUGHT = {
 
 def _to_teach(args, defaults, what):
     """The settings of a new run of `sft`, `dpo` or `grpo`. what: the option that says how many of its data to take."""
+    from nanoeuler_lib.training import run_folder
+
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+    run_folder.expect_new(args.run)
     config = TrainConfig(**defaults | _given(args, TRAINING))
     _check_workers(args)
     for name in (what, "data_seed"):
@@ -817,7 +822,7 @@ def _mark(args, seed):
     papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
     known, due = roster.read(args.students) if args.students else None, roster.due_date(args.due or "")
     students = roster.handed_in(args.grade, "answers.py", known)
-    _refuse_existing(out)
+    expect_new(out, parents=True)
     if args.user:
         papers.check_user(args.user)
     if known is None:
@@ -999,11 +1004,6 @@ def _progress(items, what, unit):
     from tqdm import tqdm
 
     return tqdm(items, what, unit=f" {unit}", disable=None, leave=False, file=Voice(sys.stderr))
-
-
-def _refuse_existing(path):
-    if Path(path).exists():
-        raise NanoEulerError(f"{path}: exists already, expected a new file name")
 
 
 def _print(args, facts, text=""):

@@ -24,9 +24,8 @@ from safetensors.numpy import save_file
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, one_line, sha256
+from nanoeuler_lib.files import expect_new, from_json, new_folder, one_line, sha256
 from nanoeuler_lib.formats import forms_of, release_check, write
-from nanoeuler_lib.formats.llama import new_folder
 from nanoeuler_lib.text.turns import ASSISTANT, USER
 from nanoeuler_lib.training import checkpoint as checkpoints
 from nanoeuler_lib.training.checkpoint import Checkpoint
@@ -50,8 +49,7 @@ def release(
     nothing is then left of `out`.
     """
     run, out = Path(run), Path(out)
-    if os.path.lexists(out):
-        raise NanoEulerError(f"{out}: exists already, expected a new folder")
+    expect_new(out, parents=True)
     records = [_record(Path(folder)) for folder in corpora]
     found = checkpoints.load(run)
     forms = forms_of(found, list(to))

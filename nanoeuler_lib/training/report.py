@@ -12,7 +12,7 @@ from matplotlib import ticker
 
 from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, one_line, printable, write_text
+from nanoeuler_lib.files import expect_writable, from_json, one_line, printable, write_text
 from nanoeuler_lib.training.run_folder import read_log
 from nanoeuler_lib.training.watch import MEASURES, WINDOW, measured, percent
 
@@ -28,6 +28,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     out = Path(out) if out is not None else run / "report"
+    expect_writable(out / "report.md", parents=True)
     log, head = read_log(run), description(run / "run.json")
     steps = [entry for entry in log if "loss" in entry]
     if not steps and not head["data"].get("imported"):

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, hold, is_still, one_line, to_json, write_text
+from nanoeuler_lib.files import expect_writable, from_json, hold, is_still, one_line, to_json, write_text
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
 
@@ -82,7 +82,7 @@ def prune(run: Path, keep_every: int = 0) -> None:
 
 
 def expect_new(run: Path) -> None:
-    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint.
+    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint, or takes no file.
 
     An empty log is such a leftover: `import` writes one before its checkpoint.
     """
@@ -102,6 +102,7 @@ def expect_new(run: Path) -> None:
     if not new:
         hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
         raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")
+    expect_writable(run / "lock", parents=True)
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
     )
     before = sha256(out / "SHA256SUMS")
     assert cli.main(["release", run, "--out", str(out)]) == 2
-    assert "new: exists already, expected a new folder" in capsys.readouterr().err
+    assert "new: exists already, expected a new name" in capsys.readouterr().err
     assert sha256(out / "SHA256SUMS") == before
     assert cli.main(["release", str(tmp_path / "none"), "--out", str(tmp_path / "b")]) == 2
     assert "none: no such folder, expected a checkpoint or a run folder" in capsys.readouterr().err
