@@ -215,7 +215,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
         add(new)
 
     tokenizer = group("tokenizer", "train and use a byte-level BPE tokenizer")
-    command("tokenizer train", "learn merges from UTF-8 text", _tokenizer_train, tokenizer)
+    command("tokenizer train", "learn merges from UTF-8 text, in up to 1.3 times its size of memory", _tokenizer_train, tokenizer)
     command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
     command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
     corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")

@@ -28,13 +28,18 @@ from nanoeuler_lib.files import Voice, expect_new, one_line, printable, to_json,
 
 
 def tokenizer_train(args):
-    from nanoeuler_lib.text.data import SEPARATOR, read_text
-    from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+    from nanoeuler_lib.text.data import count_file_words
+    from nanoeuler_lib.text.tokenizer import Tokenizer, find_merges, merges_for
 
     expect_new(args.out)
-    text = read_text(*args.data)
-    special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
-    tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
+    merges_for(args.vocab, ())  # a size that cannot be is told before the text is read
+    if not args.json:
+        size = sum(os.path.getsize(file) for file in args.data if file.is_file()) / 1e6
+        packed = any(file.suffix in (".xz", ".gz", ".parquet") for file in args.data)
+        memory = "1.3 times the unpacked text" if packed else f"{70 + 1.3 * size:,.0f} MB"
+        print(f"{size:,.1f} MB to read; expected memory: up to {memory}", flush=True)
+    words, special = count_file_words(*args.data, end_of_text=args.end_of_text)
+    tokenizer = Tokenizer(find_merges(words, merges_for(args.vocab, special)), special)
     tokenizer.save(args.out)
     facts = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
     fewer = ": the text has no more pairs to merge" if tokenizer.vocab_size < args.vocab else ""
