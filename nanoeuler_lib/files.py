@@ -271,6 +271,11 @@ def one_line(text: str, most: int = 600) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
+def markdown(text: object) -> str:
+    """The text as one line of Markdown that shows it: nothing in it is markup, a cell's end or HTML."""
+    return re.sub(r"[\\`*_\[\]<&|~#$]", r"\\\g<0>", one_line(str(text)))
+
+
 class Voice:
     """A text stream that falls silent, and raises nothing, once nobody is at its other end.
 
