@@ -643,8 +643,9 @@ def _came_out(run, began, what):
     validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
-        part = "replies" if "examples" in head["info"] else "pairs" if "pairs" in head["info"] else "text"
-        validation += f"; rows have held {percent(seen[-1])} of the training {part}"
+        units = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
+        unit = next((unit for what, unit in units.items() if what in head["info"]), "text")
+        validation += f"; rows have held {percent(seen[-1])} of the training {unit}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
     if best.is_dir() and (step := checkpoint.read_head(best)["step"]) != head["step"]:
@@ -866,10 +867,12 @@ def info(args):
     from nanoeuler_lib.model import parameter_shapes
     from nanoeuler_lib.model.plan import shapes
 
-    if args.run:
+    if args.run and args.also:
+        raise NanoEulerError(f"info takes one run, got {args.run} and --run {args.also}")
+    if run := args.run or args.also:
         from nanoeuler_lib.training.checkpoint import load
 
-        checkpoint = load(args.run)
+        checkpoint = load(run)
         config = checkpoint.model.config
         facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step, **checkpoint.info}
         facts |= {"train": checkpoint.train.to_dict()} if checkpoint.train else {}

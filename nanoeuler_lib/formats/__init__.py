@@ -43,7 +43,9 @@ def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
         raise NanoEulerError(
             f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}"
         )
-    return asked or there
+    if "gguf" in (forms := asked or there):
+        gguf.package()  # told before anything is written
+    return forms
 
 
 def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:
