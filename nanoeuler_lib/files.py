@@ -8,10 +8,13 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
+
+from safetensors import SafetensorError
 
 from nanoeuler_lib.errors import NanoEulerError, short
 
@@ -66,6 +69,41 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def expect_new(path: str | Path, parents: bool = False) -> None:
+    """Refuse a path that exists, or where nothing can be written, before the work whose result it is for.
+
+    parents: whether the folders above it will be made.
+    """
+    if os.path.lexists(path):
+        raise NanoEulerError(f"{path}: exists already, expected a new name")
+    expect_writable(path, parents)
+
+
+def expect_writable(path: str | Path, parents: bool = False) -> None:
+    """Refuse a path whose folder takes no new file; `parents` as for `expect_new`. A file without a name is tried."""
+    folder = Path(path).absolute().parent
+    while parents and not os.path.lexists(folder):
+        folder = folder.parent
+    with writing(path), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails."""
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with unfinished(partial, out):
+            yield partial
+            for file in partial.iterdir():
+                sync(file)
+            os.replace(partial, out)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        reason = getattr(error, "strerror", None) or error
+        raise NanoEulerError(f"{out}: cannot be written ({reason})") from None
 
 
 @contextmanager
@@ -253,6 +291,11 @@ def one_line(text: str, most: int = 600) -> str:
         text = text.encode(errors="surrogateescape").decode(errors="replace")
     text = printable(" ".join(text.splitlines()).replace("\t", " "))
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
+def markdown(text: object) -> str:
+    """The text as one line of Markdown that shows it: nothing in it is markup, a cell's end or HTML."""
+    return re.sub(r"[\\`*_\[\]<&|~#$]", r"\\\g<0>", one_line(str(text)))
 
 
 class Voice:

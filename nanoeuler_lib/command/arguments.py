@@ -155,7 +155,9 @@ class Parser(argparse.ArgumentParser):
         word = unknown[0]
         name = word.partition("=")[0]
         if not name.startswith("-"):
-            raise NanoEulerError(f"{self._where()}got {short(word)}, expected no more than stands before it")
+            names = [a.dest for a in self._actions if not a.option_strings]
+            takes = f"one {' and one '.join(names)}" if names else "only options"
+            raise NanoEulerError(f"{self._where()}takes {takes}, got also {short(word)}")
         known, other = self._options(), OTHERS_SAY.get(name)
         if name in known:
             raise NanoEulerError(
@@ -217,7 +219,12 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
         add(new)
 
     tokenizer = group("tokenizer", "train and use a byte-level BPE tokenizer")
-    command("tokenizer train", "learn merges from UTF-8 text", _tokenizer_train, tokenizer)
+    command(
+        "tokenizer train",
+        "learn merges from UTF-8 text, in up to 1.3 times its size of memory",
+        _tokenizer_train,
+        tokenizer,
+    )
     command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
     command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
     corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")
@@ -658,7 +665,9 @@ def _assign(new):
 
 def _info(new):
     new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
-    new.add_argument("--run", type=Path, help="run or checkpoint folder")
+    text = "run, whose latest checkpoint is shown, or checkpoint folder"
+    new.add_argument("run", nargs="?", type=Path, help=text)
+    new.add_argument("--run", dest="also", type=Path, metavar="RUN", help="the same")
 
 
 def _export(new):

@@ -24,17 +24,22 @@ from nanoeuler_lib.config import (
     preset,
 )
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import Voice, one_line, printable, to_json, write_text
+from nanoeuler_lib.files import Voice, expect_new, one_line, printable, to_json, write_text
 
 
 def tokenizer_train(args):
-    from nanoeuler_lib.text.data import SEPARATOR, read_text
-    from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+    from nanoeuler_lib.text.data import count_file_words
+    from nanoeuler_lib.text.tokenizer import Tokenizer, find_merges, merges_for
 
-    _refuse_existing(args.out)
-    text = read_text(*args.data)
-    special = (END_OF_TEXT,) if SEPARATOR in text or args.end_of_text else ()
-    tokenizer = Tokenizer.train(text, args.vocab, special_tokens=special)
+    expect_new(args.out)
+    merges_for(args.vocab, ())  # a size that cannot be is told before the text is read
+    if not args.json:
+        size = sum(os.path.getsize(file) for file in args.data if file.is_file()) / 1e6
+        packed = any(file.suffix in (".xz", ".gz", ".parquet") for file in args.data)
+        memory = "1.3 times the unpacked text" if packed else f"{70 + 1.3 * size:,.0f} MB"
+        print(f"{size:,.1f} MB to read; expected memory: up to {memory}", flush=True)
+    words, special = count_file_words(*args.data, end_of_text=args.end_of_text)
+    tokenizer = Tokenizer(find_merges(words, merges_for(args.vocab, special)), special)
     tokenizer.save(args.out)
     facts = {"vocab_size": tokenizer.vocab_size, "merges": len(tokenizer.merges), "out": str(args.out)}
     fewer = ": the text has no more pairs to merge" if tokenizer.vocab_size < args.vocab else ""
@@ -76,7 +81,7 @@ def corpus_konigsberg(args):
     if args.out is None:
         sys.stdout.write(world.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
         return
-    _refuse_existing(args.out)
+    expect_new(args.out)
     text = world.corpus(args.bytes, args.seed)
     write_text(args.out, text)
     if not args.json:
@@ -185,6 +190,7 @@ def _begin_training(args, group):
     """Begin a run, with a new model or with that of another run."""
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.text.shards import Shards
+    from nanoeuler_lib.training import run_folder
     from nanoeuler_lib.training import train as training
 
     for option in ("data", "run"):
@@ -193,6 +199,7 @@ def _begin_training(args, group):
             raise NanoEulerError(
                 f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER"
             )
+    run_folder.expect_new(args.run)
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: _absolute(path) for name, path in given.items()}
     data, valid = _read_data(given)
@@ -374,7 +381,7 @@ def score(args):
     from nanoeuler_lib.text.data import read_text
 
     if args.out:
-        _refuse_existing(args.out)
+        expect_new(args.out)
     text, checkpoint = read_text(args.text), _checkpoint(args)
     shown = lambda batches: _progress(batches, f"scoring {args.text}", "batches")
     scored = score.score(checkpoint.model, checkpoint.tokenizer, text, follow=shown)
@@ -401,7 +408,7 @@ def answers(args):
     from nanoeuler_lib.understanding import answers
     from nanoeuler_lib.understanding.posteriors import FACTS, believed
 
-    _refuse_existing(args.out)
+    expect_new(args.out, parents=True)
     _not_negative(args, "seed")
     found = load(_folder(args, "konigsberg-small"))
     holder = lambda text: believed(text, found.tokenizer, FACTS["holder"]).beliefs
@@ -533,8 +540,11 @@ TAUGHT = {
 
 def _to_teach(args, defaults, what):
     """The settings of a new run of `sft`, `dpo` or `grpo`. what: the option that says how many of its data to take."""
+    from nanoeuler_lib.training import run_folder
+
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
+    run_folder.expect_new(args.run)
     config = TrainConfig(**defaults | _given(args, TRAINING))
     _check_workers(args)
     for name in (what, "data_seed"):
@@ -635,9 +645,9 @@ def _came_out(run, began, what):
     validation = f"; validation {head['info'][measure]:.4f} {MEASURES[measure]}" if measure else ""
     validation += "".join(f", {name} {part:.4f}" for name, part in head["info"].get("valid_sets", {}).items())
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
-        parts = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
-        part = next((name for kind, name in parts.items() if kind in head["info"]), "text")
-        validation += f"; rows have held {percent(seen[-1])} of the training {part}"
+        units = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
+        unit = next((unit for what, unit in units.items() if what in head["info"]), "text")
+        validation += f"; rows have held {percent(seen[-1])} of the training {unit}"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
     if best.is_dir() and (step := checkpoint.read_head(best)["step"]) != head["step"]:
@@ -823,7 +833,7 @@ def _mark(args, seed):
     students = roster.handed_in(args.grade, "answers.py", known)
     path = out / "marks.csv"
     if not path.exists():
-        _refuse_existing(out)
+        expect_new(out, parents=True)
         out.mkdir(parents=True)
     table = papers.read_marks(path, problems)
     papers.write_marks(path, problems, list(table.values()))  # from now on another call goes on with it
@@ -867,10 +877,12 @@ def info(args):
     from nanoeuler_lib.model import parameter_shapes
     from nanoeuler_lib.model.plan import shapes
 
-    if args.run:
+    if args.run and args.also:
+        raise NanoEulerError(f"info takes one run, got {args.run} and --run {args.also}")
+    if run := args.run or args.also:
         from nanoeuler_lib.training.checkpoint import load
 
-        checkpoint = load(args.run)
+        checkpoint = load(run)
         config = checkpoint.model.config
         facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step, **checkpoint.info}
         facts |= {"train": checkpoint.train.to_dict()} if checkpoint.train else {}
@@ -1015,11 +1027,6 @@ def _progress(items, what, unit):
     from tqdm import tqdm
 
     return tqdm(items, what, unit=f" {unit}", disable=None, leave=False, file=Voice(sys.stderr))
-
-
-def _refuse_existing(path):
-    if Path(path).exists():
-        raise NanoEulerError(f"{path}: exists already, expected a new file name")
 
 
 def _print(args, facts, text=""):

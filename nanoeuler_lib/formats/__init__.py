@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import to_json, write_text, writing
+from nanoeuler_lib.files import expect_new, to_json, write_text, writing
 from nanoeuler_lib.formats import gguf, gpt2_folder, llama, llama2c, tokenizers
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer, read_json
@@ -30,10 +30,9 @@ def export(run: str | Path, to: str, out: str | Path) -> list[str]:
 
     to: hf or gguf. Raises NanoEulerError where `out` exists, and where the format cannot hold the run.
     """
-    if (out := Path(out)).exists():
-        raise NanoEulerError(f"{out}: exists already, expected a new name")
+    expect_new(out, parents=True)
     checkpoint = load(run)
-    return write(checkpoint, *forms_of(checkpoint, [to]), out)
+    return write(checkpoint, *forms_of(checkpoint, [to]), Path(out))
 
 
 def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
@@ -44,7 +43,9 @@ def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
         raise NanoEulerError(
             f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}"
         )
-    return asked or there
+    if "gguf" in (forms := asked or there):
+        gguf.package()  # told before anything is written
+    return forms
 
 
 def write(checkpoint: Checkpoint, to: str, out: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -32,12 +33,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     Raises NanoEulerError where the package is missing, for a vocabulary that is not byte-level, and where the file
     cannot be written.
     """
-    try:
-        gguf = import_module("gguf")
-    except ImportError:
-        raise NanoEulerError(
-            "the package gguf is missing, expected it: pip install 'nanoeuler[gguf]'"
-        ) from None
+    gguf = package()
     if (cut := getattr(checkpoint.tokenizer, "cut", "gpt2")) not in PRE:
         raise NanoEulerError(
             "the vocabulary is SentencePiece's, expected a byte-level one: --to hf writes it"
@@ -62,6 +58,14 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
             os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def package() -> ModuleType:
+    """The package gguf. Raises NanoEulerError where it is not installed."""
+    try:
+        return import_module("gguf")
+    except ImportError:
+        raise NanoEulerError("gguf is not installed: pip install gguf, or choose --to hf") from None
 
 
 def tensors(model: GPT) -> dict[str, np.ndarray]:

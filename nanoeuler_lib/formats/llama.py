@@ -1,10 +1,8 @@
 """A Llama as a Hugging Face folder, out and in: config.json, safetensors, the tokenizer, the chat template."""
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +65,7 @@ def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarra
         "tokenizer.json": tokenizers.to_json(tokenizer),
         "tokenizer_config.json": settings | ({"chat_template": template} if template else {}),
     }
-    with new_folder(out) as folder:
+    with files.new_folder(out) as folder:
         for name, value in documents.items():
             (folder / name).write_text(files.to_json(value, indent=1), "utf-8")
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
@@ -112,23 +110,6 @@ def jinja(template: str) -> str:
         + "{{ raise_exception('roles are user and assistant in turn, perhaps behind one of system') }}"
         + f"{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
     )
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails."""
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with files.unfinished(partial, out):
-            yield partial
-            for file in partial.iterdir():
-                files.sync(file)
-            os.replace(partial, out)
-    except (OSError, SafetensorError) as error:
-        raise NanoEulerError(
-            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})"
-        ) from None
 
 
 # ---- In

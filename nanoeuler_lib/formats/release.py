@@ -24,9 +24,8 @@ from safetensors.numpy import save_file
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, one_line, sha256
+from nanoeuler_lib.files import expect_new, from_json, markdown, new_folder, one_line, sha256
 from nanoeuler_lib.formats import forms_of, release_check, write
-from nanoeuler_lib.formats.llama import new_folder
 from nanoeuler_lib.text.turns import ASSISTANT, USER
 from nanoeuler_lib.training import checkpoint as checkpoints
 from nanoeuler_lib.training.checkpoint import Checkpoint
@@ -50,8 +49,7 @@ def release(
     nothing is then left of `out`.
     """
     run, out = Path(run), Path(out)
-    if os.path.lexists(out):
-        raise NanoEulerError(f"{out}: exists already, expected a new folder")
+    expect_new(out, parents=True)
     records = [_record(Path(folder)) for folder in corpora]
     found = checkpoints.load(run)
     forms = forms_of(found, list(to))
@@ -121,7 +119,7 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
     paths = [path for name, path in (info.get("files") or {}).items() if name.startswith("text") and path]
     paths += [info[name][0] for name in ("examples", "pairs", "questions") if name in info]
     if not paths and not told:
-        yield f"`{one_line(checkpoints.public(info).get('source', 'its text'), 100)}`"
+        yield markdown(checkpoints.public(info).get("source", "its text"))
     for path in map(Path, paths if not told else ()):
         try:
             record = _record(path.parent)
@@ -130,12 +128,12 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
                 continue
         except (NanoEulerError, OSError, KeyError, TypeError):
             pass
-        yield f"`{one_line(path.name, 100)}`"
+        yield markdown(path.name)
     if "base" in info:
         try:
             yield from _texts(checkpoints.read_head(info["base"])["info"], False)
         except NanoEulerError:
-            yield f"the texts of `{checkpoints.public(info)['base']}`, the run whose model this one began with"
+            yield f"the texts of {markdown(checkpoints.public(info)['base'])}, the run whose model this one began with"
 
 
 # ---- The card
@@ -144,7 +142,7 @@ def _texts(info: dict, told: bool) -> Iterator[dict | str]:
 def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
     """The lines of README.md."""
     yield from ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    yield from [f"language: {BLANK}", f"license: {BLANK}", "---", "", f"# {one_line(name)}", ""]
+    yield from [f"language: {BLANK}", f"license: {BLANK}", "---", "", f"# {markdown(name)}", ""]
     taught = {USER, ASSISTANT} <= found.tokenizer.special_tokens.keys()
     what = (
         "It was taught to answer questions" if taught else "It continues texts; it was not taught to answer"
@@ -152,7 +150,7 @@ def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
     yield f"A language model of {found.model.size:,} parameters, trained with NanoEuler {__version__}. {what}."
     yield from ["", f"Published by: {BLANK}", "", "| | |", "|:--|:--|"]
     facts = _facts(found, log, about)
-    yield from (f"| {what} | {one_line(str(value)).replace('|', chr(92) + '|')} |" for what, value in facts)
+    yield from (f"| {what} | {markdown(value)} |" for what, value in facts)
     yield from ["", "## Files", ""]
     if "hf" in forms:
         yield "* `config.json`, `model.safetensors`, `tokenizer.json` and their like: for transformers, in float32"
@@ -196,7 +194,7 @@ def _facts(found: Checkpoint, log: list[dict], about: dict) -> Iterator[tuple[st
     if "machine" in about:
         yield "begun", f"{about.get('started')}, on {about['machine']}, with NanoEuler {about.get('version')}"
     yield from ((MEASURES[name], f"{info[name]:.4f}, held out") for name in filter(None, [measured(info)]))
-    yield from ((f"of `{name}`", f"{bits:.4f}") for name, bits in info.get("valid_sets", {}).items())
+    yield from ((f"of {markdown(name)}", f"{bits:.4f}") for name, bits in info.get("valid_sets", {}).items())
 
 
 def _text(text: dict | str) -> Iterator[str]:
@@ -204,11 +202,12 @@ def _text(text: dict | str) -> Iterator[str]:
     if isinstance(text, str):
         yield f"* {text}: where it is from, its licence, and whom it asks to name: {BLANK}"
         return
-    yield f"* `{text['corpus']}`: {one_line(text['about'])}"
+    yield f"* {markdown(text['corpus'])}: {one_line(text['about'])}"
     yield f"    * licence: {one_line(text['licence'])}"
     yield f"    * source: {one_line(text['source'])}"
     for name, part in text["parts"].items():
-        yield f"    * `{name}`: {part['documents']:,} documents, {part['bytes']:,} bytes, SHA-256 {part['sha256']}"
+        sizes = f"{part['documents']:,} documents, {part['bytes']:,} bytes"
+        yield f"    * {markdown(name)}: {sizes}, SHA-256 {part['sha256']}"
 
 
 def _curves(log, curves) -> Iterator[str]:
@@ -231,6 +230,11 @@ def _limits(found) -> Iterator[str]:
     name, context = measured(found.info), found.model.config.context
     known = f"{MEASURES[name]} on text that was held out" if name else "nothing that is recorded here"
     yield f"The run measured {known}, and not whether what the model says is true, fair, harmless, or learnt by heart."
+    if markers := [f"`{marker}`" for marker in found.tokenizer.special_tokens]:
+        yield (
+            f"In transformers and llama.cpp, {' and '.join(markers)} in a text that a user types is read as a marker; "
+            "NanoEuler reads plain letters."
+        )
     yield f"Beyond {context} tokens it forgets: what stands before them has no influence."
     yield "It is one run with one seed: how far another would be from it is not known."
     yield "It has its texts' subjects, their time, and what they thought of people."

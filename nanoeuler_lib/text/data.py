@@ -9,6 +9,7 @@ document begins and ends.
 import codecs
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.text.sources import UNPACKING, form, json_texts, opened, pages, without_mark
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
 
 SEPARATOR = f"\n{END_OF_TEXT}\n"
+CUT = re.compile(r"(?<=[^>\s])[ \n](?=\w)")  # before it no word goes on, nor a separator or its line end
 
 
 READABLE = ".txt", ".md", ".jsonl", ".parquet"  # the files of a folder that are read, also as .xz or .gz
@@ -46,6 +48,36 @@ def files_of(path: str | Path) -> list[Path]:
             f"{path}: a folder must hold texts ({', '.join(READABLE)}, also .xz or .gz) or shards.json, got {names}"
         )
     return found
+
+
+def read_parts(*paths: str | Path, size: int = 1 << 21) -> Iterator[str]:
+    """The text that `read_text` gives, in parts of about `size` characters, between which no word goes across.
+
+    None of the parts but those that end a file ends in a separator, and none begins in one.
+    """
+    for number, path in enumerate(paths, 1):
+        rest = "" if number == 1 else "\n"
+        for block in read_blocks(path, size):
+            rest += block
+            if len(rest) >= size // 2 and (cut := CUT.search(rest, len(rest) - size // 8 - 1)):
+                part, rest = rest[: cut.start()], rest[cut.start() :]
+                yield unix_separators(part)
+        yield unix_separators(rest) + ("" if number == len(paths) else SEPARATOR[:-1])
+
+
+def count_file_words(*paths: str | Path, end_of_text: bool = False) -> tuple[Counter[str], tuple[str, ...]]:
+    """Count the words of files as `count_words` counts those of `read_text`, a part of them in memory at a time.
+
+    Returns also the special tokens that divide them: the end of texts, if `end_of_text` or a separator stands there.
+    """
+    for special in ((END_OF_TEXT,), ()):
+        words, divided, named = Counter(), end_of_text or len(paths) > 1, False
+        for part in read_parts(*paths):
+            words.update(count_words(part, special))
+            divided, named = divided or SEPARATOR in part, named or END_OF_TEXT in part
+        if divided or not named:
+            return words, special if divided else ()
+    return words, ()  # the name stands within lines alone, and is text
 
 
 def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:

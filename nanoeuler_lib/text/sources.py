@@ -142,5 +142,5 @@ def need(module: str) -> None:
         __import__(module)
     except ImportError:
         raise NanoEulerError(
-            f"{module} is not installed, expected the packages of corpora: pip install 'nanoeuler[corpus]'"
+            f"{module} is not installed, which corpora and parquet files need: pip install {module}"
         ) from None

@@ -209,6 +209,15 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
     return merges
 
 
+def merges_for(vocab_size: int, special_tokens: Collection[str]) -> int:
+    """How many merges fill a vocabulary of this size. Raises NanoEulerError for a size that cannot be."""
+    smallest = 256 + len(special_tokens)
+    if not smallest <= vocab_size <= MAX_VOCAB_SIZE:
+        expected = f"{smallest} (256 bytes and {len(special_tokens)} special tokens) to {MAX_VOCAB_SIZE}"
+        raise NanoEulerError(f"vocab_size is {vocab_size}: expected {expected}")
+    return vocab_size - smallest
+
+
 # Encoding and decoding
 
 
@@ -322,10 +331,7 @@ class Tokenizer:
         one). Raises NanoEulerError for a file that cannot be read and a vocab_size that cannot be.
         """
         names = _checked_special_tokens(special_tokens)
-        smallest = 256 + len(names)
-        if not smallest <= vocab_size <= MAX_VOCAB_SIZE:
-            expected = f"{smallest} (256 bytes and {len(names)} special tokens) to {MAX_VOCAB_SIZE}"
-            raise NanoEulerError(f"vocab_size is {vocab_size}: expected {expected}")
+        number = merges_for(vocab_size, names)
         sources = [source] if isinstance(source, str | os.PathLike) else list(source)
         tasks: list[_Task] = [text for text in sources if isinstance(text, str)]
         tasks += _file_tasks([path for path in sources if not isinstance(path, str)], names, processes)
@@ -333,7 +339,7 @@ class Tokenizer:
         words: Counter[str] = Counter()
         for more in tqdm(counted, "counting words", len(tasks), disable=not progress):
             words.update(more)
-        return cls(find_merges(words, vocab_size - smallest, progress), names)
+        return cls(find_merges(words, number, progress), names)
 
     def encode(self, text: str, allowed_special: Collection[str] = frozenset()) -> np.ndarray:
         """Turn text into ids, a new array [tokens] of `dtype`.

@@ -220,7 +220,12 @@ def find(path: str | Path) -> Path:
         pass
     if (path / "checkpoint.json").is_file():
         return path
-    steps = [folder for folder in folders(path) if (folder / "checkpoint.json").is_file()]
+    if (steps := folders(path)) and not (steps[-1] / "checkpoint.json").is_file():
+        earlier = f"to use {steps[-2].name}" if steps[1:] else "to begin the run again"
+        raise NanoEulerError(
+            f"{steps[-1]}: the latest checkpoint must have a file checkpoint.json, got none: put the file back, or "
+            f"remove this folder {earlier}"
+        )
     # its successor never came: see `sweep`
     steps = steps or sorted(path.glob("checkpoints/.step-*.replaced"))
     steps = steps or list(path.glob(f"checkpoints/{BEST}"))
@@ -237,10 +242,8 @@ def find(path: str | Path) -> Path:
 
 
 def folders(run: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, by step; numbers of more than six digits come after the shorter ones."""
-    return sorted(
-        (Path(run) / "checkpoints").glob("step-*"), key=lambda folder: (len(folder.name), folder.name)
-    )
+    """The checkpoint folders of a run, by step; what else is named step-... is none of them."""
+    return sorted((f for f in (Path(run) / "checkpoints").glob("step-*") if step_of(f) >= 0), key=step_of)
 
 
 def step_of(folder: Path) -> int:

@@ -12,7 +12,7 @@ from matplotlib import ticker
 
 from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, one_line, printable, write_text
+from nanoeuler_lib.files import expect_writable, from_json, markdown, one_line, printable, write_text
 from nanoeuler_lib.training.run_folder import read_log
 from nanoeuler_lib.training.watch import MEASURES, WINDOW, measured, percent
 
@@ -28,6 +28,7 @@ def report(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     out = Path(out) if out is not None else run / "report"
+    expect_writable(out / "report.md", parents=True)
     log, head = read_log(run), description(run / "run.json")
     steps = [entry for entry in log if "loss" in entry]
     if not steps and not head["data"].get("imported"):
@@ -65,12 +66,12 @@ def _page(run, head, log, steps, floor):
     """The text of the page. steps: the log's entries of steps; floor: bits per byte of the source, or None."""
     if not steps:
         facts = {"imported from": head["data"].get("source"), "machine": head.get("machine")}
-        rows = (f"| {name} | {_cell(value)} |" for name, value in facts.items())
+        rows = (f"| {name} | {markdown(value)} |" for name, value in facts.items())
         return "\n".join(
-            [f"# {one_line(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)]
+            [f"# {markdown(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)]
         )
     parts = [
-        [f"# {one_line(run.resolve().name)}", ""],
+        [f"# {markdown(run.resolve().name)}", ""],
         _facts_table(head, log, steps, floor),
         ["![Loss and validation by step](loss.png)", ""],
         ["![Gradient norms and update sizes](layers.png)", ""],
@@ -84,7 +85,7 @@ def _page(run, head, log, steps, floor):
 
 def _facts_table(head, log, steps, floor):
     facts = [*_run_facts(head, log, steps), *_validation_facts(log, floor)]
-    return ["| | |", "|:--|:--|", *(f"| {name} | {_cell(value)} |" for name, value in facts), ""]
+    return ["| | |", "|:--|:--|", *(f"| {name} | {markdown(value)} |" for name, value in facts), ""]
 
 
 def _run_facts(head, log, steps):
@@ -146,9 +147,9 @@ def _validation_table(log, floor):
     sets, shares = dict(sets), dict(_series(log, "valid_share"))
     beside = list(figures.get(valid[-1][0], {}))
     columns = ["step", unit] + ["above the floor"] * (floor is not None)
-    columns += [_cell(name) for name in names]
+    columns += [markdown(name) for name in names]
     columns += ["of the text"] if shares else []
-    columns += map(_cell, beside)
+    columns += map(markdown, beside)
     lines = ["## Validation", "", f"| {' | '.join(columns)} |", "|" + "--:|" * len(columns)]
     for step, bits in valid:
         row = [f"{bits:.4f}"] + ([f"{bits - floor:.4f}"] if floor is not None else [])
@@ -183,10 +184,6 @@ def _validations(log):
 def _series(log, name):
     """The steps of the entries that have a value of this name, each with the value."""
     return [(entry["step"], entry[name]) for entry in log if name in entry]
-
-
-def _cell(value):
-    return one_line(str(value)).replace("|", "\\|")
 
 
 def draw_loss(log: list[dict], floor: float | None = None):

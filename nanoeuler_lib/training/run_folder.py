@@ -23,7 +23,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.files import from_json, hold, is_still, one_line, to_json, write_text
+from nanoeuler_lib.files import (
+    expect_writable,
+    from_json,
+    hold,
+    is_still,
+    one_line,
+    to_json,
+    write_text,
+    writing,
+)
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
 
@@ -93,7 +102,10 @@ def prune(run: Path, keep_every: int = 0) -> None:
 
 
 def expect_new(run: Path) -> None:
-    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint."""
+    """Refuse a folder that holds more than a run leaves if it is killed before its first checkpoint, or takes no file.
+
+    An empty log is such a leftover: `import` writes one before its checkpoint.
+    """
     try:
         names = os.listdir(run)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
@@ -104,10 +116,13 @@ def expect_new(run: Path) -> None:
         ) from None
     else:
         kept = checkpoint.folders(run) or (run / "checkpoints" / checkpoint.BEST).exists()
-        new = all(name in BEGUN or PARTIAL.fullmatch(name) for name in names) and not kept
+        log = run / "log.jsonl"
+        begun = BEGUN | {log.name} if log.is_file() and not log.stat().st_size else BEGUN
+        new = all(name in begun or PARTIAL.fullmatch(name) for name in names) and not kept
     if not new:
         hint = f" (or --resume {run})" if checkpoint.folders(run) else ""
         raise NanoEulerError(f"{run}: exists and is not an empty folder, expected a new one{hint}")
+    expect_writable(run / "lock", parents=True)
 
 
 @contextmanager
@@ -146,31 +161,34 @@ def _sweep(run):
 
 
 @contextmanager
-def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
+def appending(file: str | Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
     """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process.
 
-    saved: says which step's checkpoint is the last, for the message when the disk is full.
+    A log that is removed meanwhile is begun again, and says so. saved: says which step's checkpoint is the last, for
+    the message when the disk is full.
     """
-    try:
-        log = open(file, "ab", buffering=0)
-    except OSError as error:
-        raise NanoEulerError(f"{file}: cannot be written ({error.strerror})") from None
+    with writing(file):
+        Path(file).touch()
 
     def append(entry):
-        line = (to_json(entry) + "\n").encode()
+        lines = to_json(entry) + "\n"
+        if not os.path.lexists(file):
+            gone = "log.jsonl was removed during the run: the entries before this one are lost"
+            lines = to_json({"step": entry["step"], "warning": gone}) + "\n" + lines
+        content = lines.encode()
         try:
-            written = log.write(line)
+            with open(file, "ab", buffering=0) as log:
+                written = log.write(content)
         except OSError as error:
             written, reason = 0, error.strerror
         else:
             reason = "No space left on device"
-        if written < len(line):
+        if written < len(content):
             raise NanoEulerError(
                 f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
             )
 
-    with log:
-        yield append
+    yield append
 
 
 def read_log(run: str | Path) -> list[dict]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import from_json, sha256, to_json, write_text, writing
+from nanoeuler_lib.files import from_json, new_folder, sha256, to_json, write_text
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.understanding.edits import (
@@ -252,9 +252,9 @@ def rows(key: Key) -> list[dict]:
 
 
 def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None) -> None:
-    """Write answers.json (names, texts, what is said about the key) and answers.npz (the rest) into a folder.
+    """Write answers.json (names, texts, what is said about the key) and answers.npz (the rest) into a new folder.
 
-    Raises NanoEulerError where that cannot be done.
+    Raises NanoEulerError where that cannot be done; nothing is then left of the folder.
     """
     arrays = {}
     for name in ("learn", "held", "subspace", "effects"):
@@ -266,12 +266,11 @@ def save(key: Key, folder: Path, tokenizer: Tokenizer, about: dict | None = None
         ]
         for name, b in (("learn", key.learn.batch), ("held", key.held.batch))
     }
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / "answers.npz", **arrays)
-    head = {"format": FORMAT, "model": _digest(key.model), "arrays": sha256(folder / "answers.npz")}
-    head |= {"names": key.names, **(about or {}), "texts": texts}
-    write_text(folder / "answers.json", to_json(head, indent=1) + "\n")
+    with new_folder(folder) as partial:
+        np.savez_compressed(partial / "answers.npz", **arrays)
+        head = {"format": FORMAT, "model": _digest(key.model), "arrays": sha256(partial / "answers.npz")}
+        head |= {"names": key.names, **(about or {}), "texts": texts}
+        write_text(partial / "answers.json", to_json(head, indent=1) + "\n")
 
 
 def load(folder: Path, model: GPT) -> Key:

@@ -103,7 +103,9 @@ WRONG = {
     "tokenizer train --dat b": "tokenizer train: --out is missing",  # cut short is good enough
     "tokenizer train --dat=b": "tokenizer train: --out is missing",
     "report": "report: run is missing",
-    "report a b c": "report: got 'b', expected no more than stands before it",
+    "report a b c": "report: takes one run, got also 'b'",
+    "train a": "train: takes only options, got also 'a'",
+    "tokenizer encode a b": "tokenizer encode: takes one text, got also 'b'",
     "report a --run=b": "report: '--run' is no option: nanoeuler report --help lists them",
     "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg, "
     "books, web, alpaca, dolly, shakespeare, classics, featured",

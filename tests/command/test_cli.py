@@ -243,8 +243,10 @@ def test_a_run_without_validation(here, nanoeuler):
 def test_without_its_optimizer_a_checkpoint_opens_for_use_alone(here, nanoeuler):
     for file in Path("run").rglob("optimizer.safetensors"):
         file.unlink()
-    for command in (("generate", "a", "--tokens", 2, "--run"), ("info", "--run"), ("report",)):
-        assert nanoeuler(*command, "run")[0] == 0
+    for command in (("generate", "a", "--tokens", 2, "--run"), ("info", "--run"), ("info",), ("report",)):
+        code, out, _ = nanoeuler(*command, "run")
+        assert code == 0 and ("info" not in command or "checkpoint: run/checkpoints/step-000004" in out)
+    assert nanoeuler("info", "run", "--run", "b")[2] == "nanoeuler: info takes one run, got run and --run b\n"
     begun = ("train", "--from", "run", "--data", "text.txt", "--run", "new", *SHORT, "--quiet")
     assert nanoeuler(*begun)[0] == 0
     before = contents()
@@ -577,7 +579,7 @@ BAD = {
     "run is a file": (
         ("train", "--data", "text.txt", "--run", "text.txt"), "text.txt: exists and is not an empty folder"),
     "run below a file": (
-        ("train", *SMALL, *SHORT, "--data", "text.txt", "--run", "text.txt/new"), "text.txt/new: cannot be made"),
+        ("train", *SMALL, *SHORT, "--data", "text.txt", "--run", "text.txt/new"), "new/lock: cannot be written"),
     "tokenizer missing": ((*TRAIN, "text.txt", "--tokenizer", "none.json"), "none.json"),
     "tokenizer too large": (
         (*TRAIN, "text.txt", "--tokenizer", "bpe.json"), "tokenizer has 260 tokens, expected at most"),

@@ -193,16 +193,16 @@ def test_what_no_record_says_is_to_be_filled_in(made, tmp_path):
         return list(release._texts(checkpoint.read_head(run)["info"], False))
 
     assert texts(made / "run") == [record(text)]
-    assert texts(tmp_path / "next") == ["`other.txt`", record(text)]
+    assert texts(tmp_path / "next") == ["other.txt", record(text)]
     blank = release.release(tmp_path / "next", tmp_path / "a", ["hf"], [made / "tales"])
     assert not [line for line in blank if "where it is from" in line]
     kept = text.read_text()
     text.write_text(kept + "x")
-    assert texts(made / "run") == ["`train.txt`"]
+    assert texts(made / "run") == ["train.txt"]
     text.write_text(kept)
     away = made / "run" / "checkpoints"
     away.rename(made / "away")
-    assert texts(tmp_path / "next")[1].startswith("the texts of `run`")
+    assert texts(tmp_path / "next")[1].startswith("the texts of run,")
     (made / "away").rename(away)
 
 
@@ -217,7 +217,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
 
     assert "report.json: not readable, expected the record" in refused("--corpus", str(tmp_path))
     with patch.dict(sys.modules, {"gguf": None}):
-        assert "pip install 'nanoeuler[gguf]'" in refused()
+        assert "pip install gguf, or choose --to hf" in refused()
     with monkeypatch.context() as full:
         full.setattr(
             release, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
@@ -232,10 +232,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
     )
     before = sha256(out / "SHA256SUMS")
     assert cli.main(["release", run, "--out", str(out)]) == 2
-    assert "new: exists already, expected a new folder" in capsys.readouterr().err
+    assert "new: exists already, expected a new name" in capsys.readouterr().err
     assert sha256(out / "SHA256SUMS") == before
     assert cli.main(["release", str(tmp_path / "none"), "--out", str(tmp_path / "b")]) == 2
     assert "none: no such folder, expected a checkpoint or a run folder" in capsys.readouterr().err
-    package = checkpoint.PRETRAINED / "konigsberg-small"
+    package = shutil.copytree(checkpoint.PRETRAINED / "konigsberg-small", tmp_path / "we|ird <b>")
     blank = release.release(package, tmp_path / "c", ["hf"])  # no run: no log, no curves
+    card = (tmp_path / "c" / "README.md").read_text()
+    assert (
+        "# we\\|ird \\<b>\n" in card
+        and "`<|endoftext|>` in a text that a user types is read as a marker" in card
+    )
     assert any("The log of the run is not here" in line for line in blank)

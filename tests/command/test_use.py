@@ -193,7 +193,26 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
     page = Path("p.html").read_text()
     shown = re.sub("<[^>]*>", "", page.split("<div>")[1].split("</div>")[0])
     assert html.unescape(shown) == "".join(documents) and 'class="b3"' in page
-    assert "p.html: exists already, expected a new file" in nanoeuler("score", "v.txt", "--out", "p.html")[2]
+    assert "p.html: exists already, expected a new name" in nanoeuler("score", "v.txt", "--out", "p.html")[2]
+
+
+@pytest.mark.parametrize("command", [
+    "tokenizer train --data a.txt --out", "corpus konigsberg --out", "shards a.txt --tokenizer t.json --out",
+    "train --data a.txt --run", "sft --run", "dpo --run", "grpo --base r --run", "report r --out", "score a.txt --out",
+    "answers --out", "export r --to hf --out", "release r --out", "import hf --run",
+])  # fmt: skip
+def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):
+    """It lies in a file, not in a folder. None of the work that is forbidden here is begun."""
+    forbidden = """text.data.read_blocks world.corpus formats.load formats._read training.checkpoint.load
+        training.report.read_log training.sft.examples_of training.preferences.pairs_of training.rewards.problems_of
+        understanding.answers.make"""
+    Tokenizer([]).save("t.json")
+    for name in forbidden.split():
+        monkeypatch.setattr(f"nanoeuler_lib.{name}", None)
+    code, out, err = nanoeuler(*command.split(), "a.txt/x")
+    assert (code, out, err.count("\n")) == (2, "", 1) and re.search(
+        r"a\.txt/x.*Not a directory|is not an", err
+    ), err
 
 
 def test_a_long_text_is_scored_behind_at_least_half_a_context():

@@ -514,9 +514,7 @@ def test_a_book_without_an_end_is_noted(shelf):
 @pytest.fixture
 def pages(monkeypatch, tmp_path):
     """Two parquet files of 60 pages in row groups of 7, and a registry of them."""
-    pyarrow = pytest.importorskip(
-        "pyarrow", reason="pyarrow is not installed (pip install 'nanoeuler[corpus]')"
-    )
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pyarrow)")
     from pyarrow import parquet
 
     monkeypatch.chdir(tmp_path)

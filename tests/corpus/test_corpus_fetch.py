@@ -23,7 +23,7 @@ from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError
 
-pytest.importorskip("requests", reason="requests is not installed (pip install 'nanoeuler[corpus]')")
+pytest.importorskip("requests", reason="requests is not installed (pip install requests)")
 
 BODY = bytes(range(256)) * 1200 + b"end"  # 307,203 bytes: five pieces
 HASH = hashlib.sha256(BODY).hexdigest()

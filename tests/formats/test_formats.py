@@ -385,6 +385,8 @@ def test_the_commands(run, tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"out": "hf", "to": "hf", "left": [heads]}
     assert cli.main(["export", str(run), "--to", "hf", "--out", "hf"]) == 2
     assert capsys.readouterr().err == "nanoeuler: hf: exists already, expected a new name\n"
+    with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # stopped, and begun again
+        assert cli.main(["import", "hf", "--run", "back"]) == 130 and Path("back/log.jsonl").exists()
     assert (
         cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
     )
@@ -401,7 +403,7 @@ def test_the_commands(run, tmp_path, monkeypatch, capsys):
     assert "| imported from | hf |" in Path("back/report/report.md").read_text()
     with patch.dict(sys.modules, {"gguf": None}):
         assert cli.main(["export", str(run), "--to", "gguf", "--out", "a.gguf"]) == 2
-    assert "pip install 'nanoeuler[gguf]'" in capsys.readouterr().err and not Path("a.gguf").exists()
+    assert "pip install gguf, or choose --to hf" in capsys.readouterr().err and not Path("a.gguf").exists()
     with patch.object(layout, "memory", return_value=10**5):
         assert "expected at most the 0.0 GB of this machine" in error_of(formats.import_run, "hf", "new")
     monkeypatch.setattr(

@@ -25,6 +25,17 @@ def test_a_name_that_is_not_utf_8_is_escaped():
     assert files.to_json(value, 1) == json.dumps(value, indent=1)
 
 
+def test_a_name_in_markdown_is_shown_as_it_is():
+    """What a reader of Markdown makes of it, as a heading, in a cell and in a list."""
+    md = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
+    name = r"a|b <img src=x> `c` *d* _e_ [f](g) &amp; ~~h~~ \ $i$ #"
+    shown, table = files.markdown(name), f"| | |\n|:--|:--|\n| x | {files.markdown(name)} |"
+    for page in (f"# {shown}", table, f"* {shown}"):
+        words = [t for block in md.parse(page) if block.children for t in block.children]
+        assert "".join(t.content for t in words).endswith(name)
+        assert {t.type for t in words} <= {"text", "text_special"}
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("more", ["", "\udcff"])
 def test_json_knows_finite_numbers_only(bad, more):

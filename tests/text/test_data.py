@@ -4,6 +4,8 @@ import gzip
 import json
 import lzma
 from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from nanoeuler_lib.config import preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.data import SEPARATOR, Tokens
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
 LENGTHS = np.ones(100, np.int32)
@@ -240,6 +242,32 @@ def test_texts_in_any_form_are_the_same_documents(tmp_path, size):
         assert data.documents("".join(data.read_blocks(tmp_path / name, size))) == [first, second], name
     both = [tmp_path / "plain.txt", tmp_path / "lines.jsonl.gz"]
     assert data.documents(data.read_text(*both)) == [first, second] * 2
+
+
+@pytest.mark.parametrize("size", [24, 33, 40, 64, 90, 300])
+def test_words_are_those_of_the_whole_text_wherever_it_is_cut(tmp_path, size):
+    """With and without lines that separate documents, from Windows and not; and with the name within a line alone."""
+    line, end = "Don't  go, Käthe: 12 € \n\n\tor “stay”…  \n天 地\n", "<|endoftext|>"
+    texts = [
+        line * 9,
+        f"{line}{end}\n{line} {end} x\n{end}",
+        f"{line} {end} {line}",
+        "\n\n a ",
+        "<|endof text|> " * 9,
+    ]
+    texts += [text.replace("\n", "\r\n") for text in texts]
+    files = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, "utf-8", newline="")
+    cuts = 0
+    for some in (*((file,) for file in files), files, files[:2]):
+        text, cuts = data.read_text(*some), cuts + len([*data.read_parts(*some, size=size)]) - len(some)
+        for reserved in (False, True):
+            special = (end,) if reserved or data.SEPARATOR in text else ()
+            expected = count_words(text, special), special
+            with patch.object(data, "read_parts", partial(data.read_parts, size=size)):
+                assert data.count_file_words(*some, end_of_text=reserved) == expected
+    assert cuts > 0
 
 
 def test_a_device_is_no_text():

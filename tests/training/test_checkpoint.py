@@ -197,8 +197,13 @@ def test_which_folder_is_meant(tmp_path, folder):
         shutil.copytree(folder, places / name)
     assert checkpoint.find(run) == places / ".step-000004.replaced"
     shutil.copytree(folder, places / "step-000001")
-    (places / "step-000009").mkdir()  # no checkpoint
+    (places / "step-notes").mkdir()  # nobody's checkpoint
     assert checkpoint.find(run) == checkpoint.find(places / "step-000001") == places / "step-000001"
+    (places / "step-000009" / "checkpoint.json").mkdir(parents=True)
+    told = f"{places}/step-000009: the latest checkpoint must have a file checkpoint.json, got none: put the file back"
+    assert error_of(checkpoint.find, run) == f"{told}, or remove this folder to use step-000001"
+    shutil.rmtree(places / "step-000001")
+    assert error_of(checkpoint.find, run) == f"{told}, or remove this folder to begin the run again"
 
 
 def test_what_a_kill_left_is_finished_or_swept(tmp_path):

@@ -218,7 +218,7 @@ def test_folder_without_rights(tmp_path):
         (tmp_path / "closed").chmod(0o700)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "new: cannot be made (Permission denied), expected a folder to write to",
+        "new/lock: cannot be written (Permission denied)",
         "run: cannot be written to (Permission denied), expected a folder to write to",
         "closed/run: cannot be looked at (Permission denied), expected a new folder",
         "closed: cannot be looked at (Permission denied), expected a checkpoint or a run folder",

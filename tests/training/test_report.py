@@ -207,7 +207,7 @@ def test_where_no_page_can_be_written(tmp_path):
     run = run_of(tmp_path, HEAD, LOG)
     with pytest.raises(NanoEulerError) as caught:
         report.report(run, run / "log.jsonl")
-    assert str(caught.value) == f"{run}/log.jsonl: cannot be written to (File exists)"
+    assert str(caught.value) == f"{run}/log.jsonl/report.md: cannot be written (Not a directory)"
     (run / "run.json").unlink()
     with pytest.raises(NanoEulerError, match=r"run.json: not readable as JSON .*No such file"):
         report.report(run)

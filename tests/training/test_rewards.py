@@ -513,4 +513,5 @@ def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, cap
     assert cli.main(["report", "parts"]) == 0
     page = (tmp_path / "parts" / "report" / "report.md").read_text()
     assert "of the reward" in page and "questions" in page
-    assert "talk with it: nanoeuler chat --run parts" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "talk with it: nanoeuler chat --run parts" in out and "% of the training questions" in out

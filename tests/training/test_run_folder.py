@@ -14,12 +14,14 @@ def test_who_may_begin_in_a_folder(tmp_path):
     run_folder.expect_new(run)
     run.mkdir()
     run_folder.expect_new(run)
-    for name in ("lock", "run.json", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial"):
+    for name in (
+        "lock", "run.json", "log.jsonl", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial",
+    ):  # fmt: skip
         (run / name).touch()
     (run / "checkpoints").mkdir()
     run_folder.expect_new(run)
     for name in ("log.jsonl", "x", ".run.json.x.partial", "a.run.json.partial", ".run.json.partial2"):
-        (run / name).touch()
+        (run / name).write_text("x\n")
         assert error_of(run_folder.expect_new, run) == (
             f"{run}: exists and is not an empty folder, expected a new one"
         )
@@ -80,7 +82,12 @@ def test_an_entry_is_a_line_that_stands_there_at_once(tmp_path):
         append({"step": 2})
     with run_folder.appending(file, lambda: 7) as append:
         append({"step": 3})
-    assert [entry["step"] for entry in run_folder.read_log(str(tmp_path))] == [1, 2, 3]
+        assert [entry["step"] for entry in run_folder.read_log(str(tmp_path))] == [1, 2, 3]
+        file.unlink()
+        append({"step": 4})
+        append({"step": 5})
+    gone, *rest = run_folder.read_log(tmp_path)
+    assert gone["step"] == 4 and "was removed" in gone["warning"] and rest == [{"step": 4}, {"step": 5}]
     message = f"{tmp_path}/none/log.jsonl: cannot be written (No such file or directory)"
     assert error_of(run_folder.appending(tmp_path / "none" / "log.jsonl", int).__enter__) == message
 

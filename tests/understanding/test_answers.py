@@ -1,9 +1,11 @@
 """The answer key: what is known to be right scores what it must, and nothing else gets a number."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from oracles import error_of
 
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig
@@ -102,6 +104,9 @@ def test_a_probe_of_a_strong_penalty_reads_along_the_names_means(key):
 
 
 def test_a_key_is_read_back_as_it_was_and_only_for_its_model(key, tmp_path):
+    with patch.object(answers, "write_text", side_effect=OSError(28, "No space left on device")):
+        assert "key: cannot be written (No space" in error_of(answers.save, key, tmp_path / "key", TOKENIZER)
+    assert not [*tmp_path.iterdir()]
     answers.save(key, tmp_path / "key", TOKENIZER, {"seed": 3})
     again = answers.load(tmp_path / "key", MODEL)
     for depth in (0, 1):
@@ -166,7 +171,7 @@ def test_the_command_writes_a_key_and_refuses_in_one_line(tmp_path, capsys, monk
         13,
     )
     for words, expected in (
-        ("--out key", "key: exists already, expected a new file name"),
+        ("--out key", "key: exists already, expected a new name"),
         ("--out new --pairs 1", "there are to be 1 pairs, expected 2 to 500"),
         ("--out new --told 3", "told is 3, expected 1 or 2 steps of an errand"),
         ("--out new --seed -1", "--seed is -1, expected 0 or more"),
