@@ -105,7 +105,6 @@ WRONG = {
     "report": "report: run is missing",
     "report a b c": "report: takes one run, got also 'b'",
     "train a": "train: takes only options, got also 'a'",
-    "tokenizer encode a b": "tokenizer encode: takes one text, got also 'b'",
     "report a --run=b": "report: '--run' is no option: nanoeuler report --help lists them",
     "corpus berlin": "corpus: CORPUS is 'berlin', expected one of konigsberg, "
     "books, web, alpaca, dolly, shakespeare, classics, featured",

@@ -114,7 +114,9 @@ def test_tokenizer_with_end_of_text(here, nanoeuler):
         "new.json",
         "--end-of-text",
     )
-    assert nanoeuler(*command)[0] == 0
+    memory = nanoeuler(*command)[1].splitlines()[0]
+    assert memory == "0.0 MB to read; expected memory: up to 70 MB"
+    assert "no more pairs to merge" in nanoeuler(*command[:5], 9999, "--out", "all.json")[1]
     assert Tokenizer.load("new.json").special_tokens == {END_OF_TEXT: 261}
     as_text = nanoeuler("tokenizer", "encode", END_OF_TEXT, "--tokenizer", "new.json")[1].split()
     assert "261" not in as_text and len(as_text) > 1
@@ -426,17 +428,6 @@ def test_check(quick_check, nanoeuler):
     assert {row["name"] for row in found["weights_std"]["0.3"]} >= {"embed", "layers.0.norm1", "heads"}
 
 
-def test_check_fails_on_a_wrong_gradient(quick_check, nanoeuler):
-    from test_mutations import planted
-
-    with planted("ops.cpu.swiglu_back", ("slope += 1.0", "pass")):
-        code, out, _ = nanoeuler("check")
-        assert code == 1 and "FAILED" in out and "WRONG" in out
-        code, out, _ = nanoeuler("check", "--json")
-        assert code == 1 and json.loads(out)["passed"] is False
-        assert nanoeuler("check", "--ops", "plain")[0] == 0
-
-
 def test_info(here, nanoeuler):
     code, out, err = nanoeuler("info")
     assert (
@@ -553,7 +544,6 @@ BAD = {
         (*TRAIN, "run/checkpoints"), "run/checkpoints: a folder must hold texts (.txt, .md, .jsonl, .parquet, also"),
     "batch too large": ((*TRAIN, "text.txt", "--batch", 2**50), "batch times accumulate must be at most"),
     "text too short": ((*TRAIN, "short.txt"), "tokens, expected at least 14"),
-    "validation text missing": ((*TRAIN, "text.txt", "--valid", "nothing.txt"), "nothing.txt: no such file"),
     "validation text too short": (
         (*TRAIN, "text.txt", "--valid", "one.txt"), "here/one.txt: validation part has 1 tokens, expected at least 2"),
     "context too long": (
@@ -576,10 +566,6 @@ BAD = {
     "more memory than there is": (
         (*TRAIN, "text.txt", "--dim", 2**20, "--heads", 2**12, "--kv-heads", 2**12), "GiB at least, and this machine"),
     "run exists": (("train", "--data", "text.txt", "--run", "run"), "run: exists and is not an empty folder"),
-    "run is a file": (
-        ("train", "--data", "text.txt", "--run", "text.txt"), "text.txt: exists and is not an empty folder"),
-    "run below a file": (
-        ("train", *SMALL, *SHORT, "--data", "text.txt", "--run", "text.txt/new"), "new/lock: cannot be written"),
     "tokenizer missing": ((*TRAIN, "text.txt", "--tokenizer", "none.json"), "none.json"),
     "tokenizer too large": (
         (*TRAIN, "text.txt", "--tokenizer", "bpe.json"), "tokenizer has 260 tokens, expected at most"),
@@ -593,7 +579,6 @@ BAD = {
         "moved, say where it is now: --data FILE"),
     "text a device": ((*TRAIN, "/dev/zero"), "/dev/zero: is a device"),
     "text NUL": ((*TRAIN, "a\0b"), "cannot be read"),
-    "option mistyped": (("sft", "--stesp=3"), "sft: '--stesp' is no option, did you mean --steps?"),
     "preset mistyped": (
         (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, large, did you mean big?"),
     "no number": (
@@ -603,8 +588,6 @@ BAD = {
     "sft surrogate": (("sft", "--data", "half.jsonl", "--run", "new"), "half.jsonl: line 2 holds '\\ud800', half a"),
     "sft long key": (("sft", "--data", "key.jsonl", "--run", "new"), "key.jsonl: line 1 has keys ['xxxxxxxxxxxx..."),
     "resume with a zero": (("train", "--resume", "run", "--data", "text.txt", "--warmup", 0), "got also --warmup"),
-    "generate from nothing": (("generate", "a", "--run", "none"), "none: no such folder"),
-    "generate from a folder": (("generate", "a", "--run", "folder"), "folder: holds no checkpoint"),
     "temperature negative": (
         ("generate", "a", "--run", "run", "--temperature", -1), "temperature is -1.0, expected 0 to 100"),
     "too many proposals": (("generate", "a", "--run", "run", "--propose", 2), "propose is 2, expected 0 to 1"),
@@ -628,14 +611,9 @@ BAD = {
         ("tokenizer", "decode", "hi", "--tokenizer", "bpe.json"), "token id is 'hi', expected a whole number"),
     "decode unknown id": (
         ("tokenizer", "decode", 260, "--tokenizer", "bpe.json"), "token id is 260, expected 0 to 259"),
-    "tokenizer file exists": (
-        ("tokenizer", "train", "--data", "text.txt", "--out", "bpe.json"), "bpe.json: exists already"),
     "tokenizer too small": (
         ("tokenizer", "train", "--data", "text.txt", "--vocab", 9, "--out", "new.json"), "vocab_size is 9"),
-    "tokenizer into no folder": (
-        ("tokenizer", "train", "--data", "text.txt", "--vocab", 260, "--out", "none/new.json"), "none/new.json"),
     "info unknown preset": (("info", "--preset", "huge"), "preset is 'huge', expected one of small, big, base"),
-    "corpus over a file": (("corpus", "konigsberg", "--out", "text.txt", "--bytes", 99), "text.txt: exists already"),
     "corpus seed negative": (("corpus", "konigsberg", "--seed", -1), "--seed is -1, expected 0 or more"),
 }  # fmt: skip
 
@@ -684,9 +662,6 @@ def test_process(here):
     assert done.returncode == 0 and done.stderr == b"" and b"new: done" in done.stdout
     done = process("generate", "the cät", "--run", "new", "--tokens", 8)
     assert done.returncode == 0 and done.stdout.decode().startswith("the cät") and done.stderr == b""
-    done = process("train", "--data", "none.txt", "--run", "other")
-    assert done.returncode == 2 and done.stdout == b""
-    assert done.stderr == b"nanoeuler: none.txt: no such file, expected a UTF-8 text file\n"
     high = ["--rate", 10, "--warmup", 0, "--clip", 0, "--decay", 10, "--steps", 200]
     done = process("train", "--data", "text.txt", "--run", "wild", *SMALL, *SHORT, *high)
     assert (

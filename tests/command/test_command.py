@@ -27,7 +27,7 @@ from nanoeuler_lib.model import gradcheck
 from nanoeuler_lib.school.assign import papers
 from nanoeuler_lib.speaking import chat, generate, score
 from nanoeuler_lib.text import data, shards
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, report, sft, train
 
 
@@ -84,16 +84,6 @@ def every_prompt_fits(monkeypatch):
 
 
 # Tokenizers and the corpus.
-
-
-def test_a_tokenizer_has_an_end_of_text_where_its_text_has_documents(run):
-    for text, special in (("abab abab\n", {}), (f"abab\n{END_OF_TEXT}\nabab\n", {END_OF_TEXT: 257})):
-        Path("text.txt").write_text(text)
-        assert run("tokenizer train --data text.txt --vocab 258 --out a.json")[0] == 0
-        assert Tokenizer.load("a.json").special_tokens == special
-        Path("a.json").unlink()
-    out = run("tokenizer train --data text.txt --vocab 999 --out b.json")[1]
-    assert out.endswith(" of them merges: the text has no more pairs to merge\n")
 
 
 def test_what_ids_stand_for_reaches_a_terminal_without_control_characters(run):
@@ -462,13 +452,6 @@ def test_how_the_command_ends(run, error, code, said):
 
     with patch.object(report, "report", fail):
         assert run("report r") == (code, "so far\n", said)
-
-
-def test_a_command_that_finds_a_fault_ends_with_1_and_the_others_with_0(run):
-    with patch.dict(cli.COMMANDS, {"info": lambda args: 1}):
-        assert run("info")[0] == 1
-    with patch.dict(cli.COMMANDS, {"info": lambda args: None}):
-        assert run("info")[0] == 0
 
 
 class Full(Stream):

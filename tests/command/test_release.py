@@ -238,9 +238,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
     assert "none: no such folder, expected a checkpoint or a run folder" in capsys.readouterr().err
     package = shutil.copytree(checkpoint.PRETRAINED / "konigsberg-small", tmp_path / "we|ird <b>")
     blank = release.release(package, tmp_path / "c", ["hf"])  # no run: no log, no curves
-    card = (tmp_path / "c" / "README.md").read_text()
     assert (
-        "# we\\|ird \\<b>\n" in card
-        and "`<|endoftext|>` in a text that a user types is read as a marker" in card
+        "# we\\|ird \\<b>\n" in (card := (tmp_path / "c" / "README.md").read_text()) and "user types" in card
     )
     assert any("The log of the run is not here" in line for line in blank)

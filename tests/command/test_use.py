@@ -210,9 +210,7 @@ def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler
     for name in forbidden.split():
         monkeypatch.setattr(f"nanoeuler_lib.{name}", None)
     code, out, err = nanoeuler(*command.split(), "a.txt/x")
-    assert (code, out, err.count("\n")) == (2, "", 1) and re.search(
-        r"a\.txt/x.*Not a directory|is not an", err
-    ), err
+    assert (code, out, err.count("\n")) == (2, "", 1) and "Not a directory" in err, err
 
 
 def test_a_long_text_is_scored_behind_at_least_half_a_context():

@@ -337,13 +337,6 @@ def test_what_cannot_be_made_leaves_nothing(own, options, texts, said):
     assert [name for name in os.listdir() if name != "downloads"] == []
 
 
-def test_a_folder_that_is_there_is_left_alone(own):
-    Path("out").mkdir()
-    with pytest.raises(NanoEulerError, match="out: exists already, expected a new folder"):
-        own(["one"])
-    assert os.listdir() == ["out"]
-
-
 def test_a_full_disk_leaves_no_corpus(own):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -613,9 +606,7 @@ def test_the_texts_of_a_column_may_be_bytes_or_a_dictionary(pages):
 def test_a_missing_pyarrow_is_named(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        NanoEulerError, match=r"pyarrow is not installed, .*pip install 'nanoeuler\[corpus\]'"
-    ):
+    with pytest.raises(NanoEulerError, match=r"pyarrow is not .*pip install pyarrow$"):
         make("web", "out")
     assert not Path("out").exists()
 
@@ -690,19 +681,12 @@ def test_bad_examples_are_one_line(nanoeuler, monkeypatch, tmp_path):
 
 
 BAD = {
-    "no such corpus": (["book", "--out", "o"], "CORPUS is 'book', expected one of konigsberg, books,"),
-    "no --out": (["books"], "corpus books: --out is missing"),
     "no such folder": (["books", "--out", "o", "--from", "no"], "no: no such folder, expected one of files to take"),
-    "budget of nothing": (["web", "--out", "o", "--bytes", "0"], "--bytes is 0, expected at least 1"),
-    "budget in words": (["web", "--out", "o", "--bytes", "1GB"], "--bytes is '1GB', expected a whole number"),
     "seed below 0": (["books", "--out", "o", "--seed", "-1"], "--seed is -1, expected 0 or more"),
-    "all held out": (["books", "--out", "o", "--valid-fraction", "1"], "--valid-fraction is 1.0, expected 0"),
-    "no such book": (["books", "--out", "o", "--skip", "999999"], "--skip names '999999', expected a file of books"),
     "there already": (["books", "--out", "file"], "file: exists already, expected a new folder"),
     "no place for it": (["books", "--out", "no/o"], "no/o: cannot be written (No such file or directory)"),
     "no place for files": (["books", "--out", "o", "--downloads", "file"], "file/books: cannot be written (Not a"),
     "no option": (["alpaca", "--out", "o", "--bytes", "9"], "corpus alpaca: '--bytes' is no option"),
-    "mistyped": (["web", "--out", "o", "--byts", "9"], "'--byts' is no option, did you mean --bytes?"),
 }  # fmt: skip
 
 
@@ -714,18 +698,6 @@ def test_wrong_words_are_one_line(case, nanoeuler, monkeypatch, tmp_path):
     code, out, err = nanoeuler("corpus", *words)
     assert (code, out) == (2, "") and err.startswith("nanoeuler: ") and err.count("\n") == 1 and said in err
     assert Path("file").read_text() == "mine" and not Path("o").exists()
-
-
-def test_refused_permission_is_one_line(nanoeuler, monkeypatch, tmp_path):
-    """The same, for those who may write everywhere: the system's answer is played."""
-    monkeypatch.chdir(tmp_path)
-
-    def refuse(self, *words, **options):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    code, _, err = nanoeuler("corpus", "books", "--out", "o")
-    assert code == 2 and err == "nanoeuler: o: cannot be written (Permission denied)\n"
 
 
 def test_the_lines_of_a_corpus_with_everything(shelf, nanoeuler):
@@ -755,29 +727,6 @@ def test_the_defaults_of_the_help_are_those_of_the_command():
         assert args.bytes == (1_000_000_000 if name == "web" else None) and args.downloads == Path(
             "downloads"
         )
-
-
-def test_training_reads_what_was_made(shelf, nanoeuler):
-    """From files to a run: the validation text is the other file, and the stories' ends are known."""
-    make("books", "out", have="have", valid_fraction=0.3, quiet=True)
-    size = "--vocab-size 260 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 32 --predict 1".split()
-    words = [
-        "--data",
-        "out/train.txt",
-        "--valid",
-        "out/valid.txt",
-        "--run",
-        "r",
-        "--quiet",
-        "--warmup",
-        "1",
-        "--steps",
-        "2",
-        "--batch",
-        "2",
-    ]
-    code, out, err = nanoeuler("train", *words, *size)
-    assert code == 0 and "r: done, 2 steps" in out, err
 
 
 def test_the_registry_is_in_the_package():

@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -242,11 +241,6 @@ def test_what_may_be_another_file_is_fetched_from_the_beginning(server, tmp_path
     assert found.path.read_bytes() == new and len(server.seen) == 2
 
 
-def test_a_server_without_ranges_begins_again(server, tmp_path, waits):
-    assert get(tmp_path, server.file(cut(150_000), body(BODY, ETag='"v1"'))).sha256 == HASH
-    assert "Range" in server.seen[1][1]
-
-
 def test_a_range_that_was_not_asked_for_is_not_taken(server, tmp_path, waits):
     wrong = lambda h: send(
         h, 206, BODY[9:], Content_Range=f"bytes 9-{len(BODY) - 1}/{len(BODY)}", ETag='"v1"'
@@ -414,12 +408,6 @@ def test_a_full_disk_is_one_line_and_what_came_is_gone_on_with(server, tmp_path,
     assert server.seen[1][1]["Range"] == "bytes=200000-"
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NanoEulerError, match=r"file/in: cannot be written \(Not a directory\)"):
-        Fetcher(tmp_path / "file/in")
-
-
 def test_one_process_fetches_into_a_folder(tmp_path):
     with Fetcher(tmp_path), pytest.raises(NanoEulerError, match="another process is fetching into it"):
         Fetcher(tmp_path)
@@ -501,8 +489,6 @@ def test_what_one_does_not_have_is_fetched(server, tmp_path):
     have = tmp_path / "have"
     have.mkdir()
     assert get(tmp_path / "d", server.file(good), have=have).url == server.url + "/f"
-    with pytest.raises(NanoEulerError, match="nowhere: no such folder, expected one of files"):
-        Fetcher(tmp_path, have=Path("nowhere"))
 
 
 def test_a_file_put_there_by_hand_counts_as_the_first(server, tmp_path):
@@ -538,7 +524,5 @@ def test_a_check_is_told_whether_the_file_was_fetched(server, tmp_path):
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "requests", None)
-    with pytest.raises(
-        NanoEulerError, match=r"requests is not installed, .*pip install 'nanoeuler\[corpus\]'"
-    ):
+    with pytest.raises(NanoEulerError, match=r"requests is not .*pip install requests$"):
         get(tmp_path, File("f", ("http://127.0.0.1:9/f",)))

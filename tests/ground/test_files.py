@@ -29,11 +29,11 @@ def test_a_name_in_markdown_is_shown_as_it_is():
     """What a reader of Markdown makes of it, as a heading, in a cell and in a list."""
     md = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
     name = r"a|b <img src=x> `c` *d* _e_ [f](g) &amp; ~~h~~ \ $i$ #"
-    shown, table = files.markdown(name), f"| | |\n|:--|:--|\n| x | {files.markdown(name)} |"
-    for page in (f"# {shown}", table, f"* {shown}"):
-        words = [t for block in md.parse(page) if block.children for t in block.children]
-        assert "".join(t.content for t in words).endswith(name)
-        assert {t.type for t in words} <= {"text", "text_special"}
+    for page in ("# {}", "| | |\n|:--|:--|\n| x | {} |", "* {}"):
+        blocks = md.parse(page.format(files.markdown(name)))
+        words = [word for block in blocks for word in block.children or ()]
+        assert "".join(word.content for word in words).endswith(name)
+        assert {word.type for word in words} <= {"text", "text_special"}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

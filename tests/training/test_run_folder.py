@@ -14,10 +14,9 @@ def test_who_may_begin_in_a_folder(tmp_path):
     run_folder.expect_new(run)
     run.mkdir()
     run_folder.expect_new(run)
-    for name in (
-        "lock", "run.json", "log.jsonl", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial",
-    ):  # fmt: skip
+    for name in ("lock", "run.json", ".run.json.partial", ".log.jsonl.partial", ".log.jsonl.12.partial"):
         (run / name).touch()
+    (run / "log.jsonl").touch()
     (run / "checkpoints").mkdir()
     run_folder.expect_new(run)
     for name in ("log.jsonl", "x", ".run.json.x.partial", "a.run.json.partial", ".run.json.partial2"):
