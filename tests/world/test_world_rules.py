@@ -10,6 +10,7 @@ import pytest
 from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.world import town
+from nanoeuler_lib.world.conversations import konigsberg_examples
 
 ENDS = {  # Euler's map: north bank, Kneiphof, south bank, east
     "Blacksmith's": "NK", "Merchant's": "NK", "Green": "KS", "Giblet": "KS", "Honey": "KE", "Wooden": "NE",
@@ -110,6 +111,7 @@ def test_a_seed_always_gives_the_same():
         "of any kind": digest([vars(world.preference(seed)) for seed in range(24)]),
         "routes": digest([vars(world.route_problem(seed)) for seed in range(80)]),
         "corpus": digest(world.corpus(2000, 3)),
+        "reworded": digest(konigsberg_examples(1000, 7, reworded=True)),
     }
     assert found == EXPECTED
 
@@ -121,6 +123,7 @@ EXPECTED = {
     "of any kind": "a151b4b667ab7226",
     "routes": "97dff8fffe0ec7af",
     "corpus": "36ef54b63913e998",
+    "reworded": "1c8187820ea60fd4",
 }
 
 
