@@ -194,25 +194,3 @@ def test_a_corpus_is_as_few_stories_as_reach_its_size():
     exact = len(world.SEPARATOR.join(story.text for story in world.stories(3, 9)).encode())
     assert len(world.corpus(exact, 9).split(world.SEPARATOR)) == 3
     assert len(world.corpus(exact + 1, 9).split(world.SEPARATOR)) == 4
-
-
-def test_the_graph_of_the_town():
-    """Shores, ends and ways over the bridges, against the map."""
-    back = {letter: name for name, letter in SHORE.items()}
-    assert [str(s) for s in town.SHORES] == ["Kneiphof", "Altstadt", "Vorstadt", "Lomse"]
-    for bridge in town.BRIDGES:
-        ends = ENDS[bridge.forms["name"]]
-        assert {str(s) for s in town.shores_of(bridge)} == {back[e] for e in ends}
-        one, other = town.shores_of(bridge)
-        assert town.across(bridge, one) is other and town.across(bridge, other) is one
-    for shore in town.SHORES:
-        ways = town.crossings(shore)
-        over = {
-            name: ends.replace(SHORE[str(shore)], "")
-            for name, ends in ENDS.items()
-            if SHORE[str(shore)] in ends
-        }
-        assert {str(w): w.forms["to"] for w in ways} == {f"the {n} Bridge": back[e] for n, e in over.items()}
-        for way in ways:
-            assert not way.once and way.weight == 1 / list(over.values()).count(SHORE[way.forms["to"]])
-    assert town.joined(town.BRIDGES) and not town.joined([town.BRIDGES[0], town.BRIDGES[6]])
