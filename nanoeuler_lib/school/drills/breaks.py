@@ -97,8 +97,8 @@ def plant(seed: int, out: str | Path | None = None, bug: Bug | None = None) -> P
 
 
 def _copy(out, bug):
-    """Copy the package without its weights and its list of bugs; `bug` None: sound."""
-    left_out = shutil.ignore_patterns("breaks.*", "__pycache__", "pretrained")
+    """Copy the package without weights, stored results and the list of bugs; `bug` None: sound."""
+    left_out = shutil.ignore_patterns("breaks.*", "__pycache__", "pretrained", "results")
     shutil.copytree(PACKAGE, out / "nanoeuler_lib", ignore=left_out)
     if bug is not None:
         write_text(out / "nanoeuler_lib" / bug.file, bug.planted())
