@@ -542,6 +542,13 @@ def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
         live.page_data()
 
 
+def test_the_page_is_written_anew_when_any_file_of_the_town_changes(monkeypatch):
+    read, read_bytes = set(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.add(path) or read_bytes(path))
+    live.digest(Path(live.__file__))
+    assert {path for path in Path(world.__file__).parent.iterdir() if path.is_file()} <= read
+
+
 def test_the_pages_that_hold_an_instrument_have_its_picture():
     """On the first page, in the chapters on sampling and on the whole model; who has no JavaScript sees the picture."""
     for page, names in (

@@ -33,12 +33,6 @@ def test_a_text_gives_its_derivation_back():
         assert world.parse(story.text) == story
 
 
-def test_every_text_has_its_own_derivation():
-    derivation = {}
-    for story in SAMPLE:
-        assert derivation.setdefault(story.text, story.choices) == story.choices
-
-
 class Counting(grammar.Writer):
     """A writer that sums up the entropy of each step on its way, by walking the step's whole tree."""
 
@@ -91,20 +85,6 @@ def test_the_code_length_meets_the_entropy():
 
 def words_of(text):
     return re.findall(r" ?\w+| ?[^\w\s]+|\n", text)
-
-
-def test_token_truth_adds_up_for_any_cut():
-    random = Random(0)
-    for story in SAMPLE[:50]:
-        n = len(story.text.encode())
-        cuts = sorted({0, n, *(int(random.random() * n) for _ in range(60))})
-        truth = world.token_truth(story.text, np.diff(cuts))
-        assert truth.bits.sum() == pytest.approx(world.code_length(story.text))
-        assert ((truth.tag == world.FREE) == (truth.bits >= 0.2)).all()
-        assert ((truth.words >= 0) == (truth.tag == world.FACT)).all()
-        assert ((truth.bytes >= 0) == (truth.tag == world.FACT)).all()
-    with pytest.raises(NanoEulerError, match="bytes in all"):
-        world.token_truth(SAMPLE[0].text, [1, 2])
 
 
 @pytest.mark.parametrize("kind", world.KINDS)
@@ -406,16 +386,7 @@ def culprit(steps):
     return {"culprit": left, "witness": helpers[0], "friend": helpers[1], "alibi": alibi}
 
 
-CHECKERS = dict(
-    errand=errand,
-    belief=belief,
-    debt=debt,
-    market=market,
-    letter=letter,
-    walk=walk,
-    bridges=bridges,
-    culprit=culprit,
-)
+CHECKERS = {check.__name__: check for check in (errand, belief, debt, market, letter, walk, bridges, culprit)}
 
 
 @pytest.mark.parametrize("kind", world.KINDS)
@@ -449,13 +420,6 @@ def test_euler_decides_every_set_of_bridges_as_a_search_does():
             else:
                 one, other = re.findall("|".join(SHORE), verdict)
                 assert found == {(SHORE[one], SHORE[other]), (SHORE[other], SHORE[one])}
-
-
-def test_there_are_enough_words_and_kinds():
-    assert len(world.KINDS) >= 6
-    words = {word for story in SAMPLE for word in re.findall(r"\w+", story.text.lower())}
-    assert len(words) >= 600
-    assert any("ü" in word for word in words)
 
 
 def test_questions_are_not_guessed_by_the_commonest_answer():
@@ -501,15 +465,3 @@ def test_reasons_are_true_and_false():
         steps = world.parse(pair.prompt.split("\n")[0] + "\nEnde.").steps
         where = re.search(r"in the \w+", steps[1])[0]
         assert pair.chosen.endswith(f"{where}.") and not pair.rejected.endswith(f"{where}.")
-
-
-def test_the_hackable_reward_is_hacked():
-    """One bridge at the goal, whatever the start, is always paid by one verifier and seldom by the other."""
-    fooled = right = 0
-    for seed in range(300):
-        problem = world.route_problem(seed)
-        closed = {bridge.removeprefix("the ").removesuffix(" Bridge") for bridge in problem.closed}
-        last = next(bridge for bridge in ENDS if SHORE[problem.goal] in ENDS[bridge] and bridge not in closed)
-        fooled += world.route_reward_hackable(problem, f"Over the {last} Bridge.")
-        right += world.route_reward(problem, f"Over the {last} Bridge.")
-    assert fooled == 300 and right < 150

@@ -152,7 +152,7 @@ def digest(maker: Path) -> str:
     made_from = [
         *sorted((PRETRAINED / MODEL).iterdir()),
         *sorted((PRETRAINED / ENGLISH).glob("*")),
-        *sorted(Path(world.__file__).parent.glob("*.py")),
+        *sorted(Path(world.__file__).parent.glob("*.*")),
         *{Path(__file__), maker},
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(made_from))).hexdigest()

@@ -97,13 +97,8 @@ def plant(seed: int, out: str | Path | None = None, bug: Bug | None = None) -> P
 
 
 def _copy(out, bug):
-    """Copy the package's Python files and plot style, not the weights or the list of bugs; `bug` None: sound."""
-
-    def left_out(folder, names):
-        ends = ".py", ".mplstyle"
-        copied = {name for name in names if name.endswith(ends) or Path(folder, name).is_dir()}
-        return set(names) - (copied - {"breaks.py", "__pycache__", "pretrained"})
-
+    """Copy the package without weights, stored results and the list of bugs; `bug` None: sound."""
+    left_out = shutil.ignore_patterns("breaks.*", "__pycache__", "pretrained", "results")
     shutil.copytree(PACKAGE, out / "nanoeuler_lib", ignore=left_out)
     if bug is not None:
         write_text(out / "nanoeuler_lib" / bug.file, bug.planted())
