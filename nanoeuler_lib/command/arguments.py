@@ -313,7 +313,7 @@ def _corpus(name, new):
     )
     text = "where the files fetched are kept, to go on with and to use again (default downloads)"
     new.add_argument("--downloads", type=Path, default=Path("downloads"), metavar="FOLDER", help=text)
-    text = "files you have, also as .xz: taken from here, and fetched only where they are not (default: none)"
+    text = "files you have, texts also as .xz: taken from here, and fetched only where they are not (default: none)"
     new.add_argument("--from", dest="have", type=Path, metavar="FOLDER", help=text)
     if name == "web":
         text = f"about how many bytes of text (default {WEB_BYTES})"

@@ -9,7 +9,7 @@
 
 A corpus goes one way: `registry` says where its files are, `fetch` brings them, `documents` reads them (`gutenberg`
 knows the books), `dedup` finds what was there before, and here they are written. The folder appears when it is whole:
-what stops before that, a cut line, a full disk or a kill, leaves no corpus, and the files fetched so far.
+what stops before that, a cut connection, a full disk or a kill, leaves no corpus, and the files fetched so far.
 
 Which documents are held out is decided by each one's name and the seed alone: more documents, or fewer, move none. Of
 a prepared corpus that is decided, and no document is dropped.
@@ -19,7 +19,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from nanoeuler_lib import __version__
@@ -28,7 +28,7 @@ from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import Corpus, corpora
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
-from nanoeuler_lib.files import synced, to_json, unfinished, write_text, writing
+from nanoeuler_lib.files import sha256, synced, to_json, unfinished, write_text, writing
 from nanoeuler_lib.text.data import SEPARATOR
 
 READERS = {
@@ -141,9 +141,8 @@ class _Writer:
         lines = READERS[name] is documents.examples
         self.seed, self.fraction = seed, valid_fraction
         self.seen = dedup.Seen(seed, near=not lines)  # two questions on one long passage are two
-        self.train = (
-            _Part(folder / "examples.jsonl", after="\n") if lines else _Part(folder / "train.txt", SEPARATOR)
-        )
+        file, *ends = ("examples.jsonl", "", "\n") if lines else ("train.txt", SEPARATOR)
+        self.train = _Part(folder / file, *ends)
         divided = valid_fraction or READERS[name] is documents.prepared
         self.valid = _Part(folder / "valid.txt", SEPARATOR) if divided else None
         self.lines = _Part(folder / "documents.jsonl", after="\n")
@@ -164,14 +163,12 @@ class _Writer:
 
     def add(self, document):
         reason, detail = self._reason(document)
-        part = None
         if reason:
             self.dropped[reason] += 1
+            part = None
         else:
-            held = document.held
-            if held is None:
-                held = self.valid and held_out(document.name, self.seed, self.fraction)
-            part = self.valid if held else self.train
+            draw = self.valid and held_out(document.name, self.seed, self.fraction)
+            part = self.valid if (draw if document.held is None else document.held) else self.train
             part.write(document.written or document.text)
         facts = {"name": document.name, **document.about, "bytes": len(document.text.encode())}
         facts |= {"part": part.path.name} if part else {"dropped": detail or reason}
@@ -209,31 +206,26 @@ class _Writer:
     def parts(self):
         """What was written, by the names of the files."""
         return {
-            part.path.name: {"documents": part.documents, "bytes": part.size, "sha256": part.hash.hexdigest()}
-            for part in self.texts
+            path.name: {"documents": part.documents, "bytes": path.stat().st_size, "sha256": sha256(path)}
+            for part, path in ((part, part.path) for part in self.texts)
         }
 
 
 class _Part:
-    """A file of documents: what divides them, what ends each; counts of documents, bytes of text and file; its hash."""
+    """A file of documents: what divides them, what ends each; counts of documents and of bytes of text."""
 
     def __init__(self, path, between="", after=""):
         self.path, self.between, self.after = path, between.encode(), after.encode()
-        self.documents, self.text, self.size, self.hash = 0, 0, 0, hashlib.sha256()
+        self.documents, self.text = 0, 0
         with writing(path):
             self.file = open(path, "wb")
 
     def write(self, text):
         content = text.encode()
-        data = (self.between if self.documents else b"") + content + self.after
         with writing(self.path):
-            self.file.write(data)
-        self.documents, self.text, self.size = (
-            self.documents + 1,
-            self.text + len(content),
-            self.size + len(data),
-        )
-        self.hash.update(data)
+            self.file.write((self.between if self.documents else b"") + content + self.after)
+        self.documents += 1
+        self.text += len(content)
 
     def finish(self):
         with writing(self.path):
@@ -241,10 +233,8 @@ class _Part:
             synced(self.file.fileno())
 
     def close(self):
-        try:
+        with suppress(OSError):  # a full disk, told before
             self.file.close()
-        except OSError:  # a full disk, told before
-            pass
 
 
 def held_out(name: str, seed: int, fraction: float) -> bool:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nanoeuler_lib.corpus import gutenberg
-from nanoeuler_lib.corpus.fetch import Fetched
+from nanoeuler_lib.corpus.fetch import PACKAGES, Fetched
 from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import to_json
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.examples import read_examples
-from nanoeuler_lib.text.sources import expect_texts, need, pages
+from nanoeuler_lib.text.sources import expect_texts, need, opened, pages
 
 Get = Callable[..., Fetched]  # Fetcher.get
 
@@ -43,7 +43,7 @@ def books(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Ite
 
 def _book(path, fetched, file):
     """The book of a file; a fetched one must be closed by a marker or a licence, since it may have been cut."""
-    book = gutenberg.strip(gutenberg.decode(path.read_bytes()))
+    book = gutenberg.strip(gutenberg.decode(_content(path)))
     gutenberg.expect_title(book, file.title, file.author)
     size = len(book.text.encode())
     if fetched and not book.closed:
@@ -55,7 +55,7 @@ def _book(path, fetched, file):
 
 def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """The pages of parquet files, a row group in memory at a time; the next file is fetched when one is used up."""
-    need("pyarrow")
+    need("`nanoeuler corpus`", "pyarrow", PACKAGES)
     for file in files:
         local = get(file, lambda path, fetched: expect_texts(path))
         for number, page in enumerate(pages(local.path)):
@@ -68,20 +68,12 @@ def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> 
     """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
     for file in files:
         local = get(file, lambda path, fetched: read_examples(path))
-        content = local.path.read_text("utf-8-sig")
-        whole = content.lstrip().startswith("[")
-        values = (
-            json.loads(content)
-            if whole
-            else [json.loads(line) for line in content.split("\n") if line.strip()]
-        )
+        content = _content(local.path).decode("utf-8-sig")
+        lines = [line for line in content.split("\n") if line.strip()]
+        values = json.loads(content) if content.lstrip().startswith("[") else map(json.loads, lines)
         for number, value in enumerate(values, 1):
-            keys = (
-                ("instruction", "input", "output")
-                if "output" in value
-                else ("instruction", "context", "response")
-            )
-            texts = [value.get(key, "") for key in keys]
+            keys = ("input", "output") if "output" in value else ("context", "response")
+            texts = [value.get(key, "") for key in ("instruction", *keys)]
             fault = "" if texts[2].strip() else "no answer"
             yield Document(f"{file.name}:{number}", "\n".join(texts), written=to_json(value), fault=fault)
 
@@ -89,12 +81,17 @@ def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> 
 def whole(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """Files that are one document each, byte for byte."""
     for file in files:
-        yield Document(file.name, get(file).path.read_bytes().decode())
+        yield Document(file.name, _content(get(file).path).decode())
 
 
 def prepared(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Iterator[Document]:
     """The documents of two files that are ready: those to train on, and those that are held out."""
     for file, held in zip(files, (False, True), strict=True):
-        text = get(file).path.read_bytes().decode()
+        text = _content(get(file).path).decode()
         for number, document in enumerate(data.documents(text), 1):
             yield Document(f"{file.name}:{number}", document, held=held)
+
+
+def _content(path):
+    with opened(path) as file:
+        return file.read()

@@ -51,14 +51,12 @@ def _corpus(name, facts):
 
 
 def _file(entry, urls, names):
-    """A file from its table, or a book from its row."""
+    """A file from its table, from its name, or a book from its row."""
+    if isinstance(entry, str):
+        entry = {"name": entry}
     if isinstance(entry, list):
         number, title, author, size = entry
         entry = {"number": number, "title": title, "author": author, "bytes": size, "name": f"pg{number}.txt"}
     fill = lambda text: text.format(name=entry["name"], number=entry.get("number"))
-    texts = {"urls": map(fill, urls), "names": map(fill, entry.get("names", names))}
-    return File(
-        **entry
-        | {key: tuple(value) for key, value in texts.items()}
-        | {"sha256": tuple(entry.get("sha256", ()))}
-    )
+    entry |= {"urls": tuple(map(fill, urls)), "names": tuple(map(fill, entry.get("names", names)))}
+    return File(**entry | {"sha256": tuple(entry.get("sha256", ()))})

@@ -111,7 +111,7 @@ def pages(path: str | Path) -> Iterator[dict]:
 
 def expect_texts(path: str | Path) -> None:
     """Raise NanoEulerError unless a parquet file has a column text, of texts or of bytes."""
-    need("pyarrow")
+    need("a parquet file", "pyarrow")
     import pyarrow
     from pyarrow import parquet
 
@@ -136,11 +136,9 @@ def _first_line(error):
     return str(error).partition("\n")[0][:200]
 
 
-def need(module: str) -> None:
-    """Raise NanoEulerError if a package of the extra `corpus` is missing: requests or pyarrow."""
+def need(what: str, module: str, packages: str = "") -> None:
+    """Raise NanoEulerError if a module is missing. what: needs it; packages: hold it and its companions, for pip."""
     try:
         __import__(module)
     except ImportError:
-        raise NanoEulerError(
-            f"{module} is not installed, which corpora and parquet files need: pip install {module}"
-        ) from None
+        raise NanoEulerError(f"{what} needs {module}: pip install {packages or module}") from None
