@@ -1,13 +1,15 @@
 """What the project weighs: lines by package, and processor seconds of its tests by part: data/weight/NAME.json.
 
-    python -m experiments.weight NAME            # an hour on two idle cores
-    python -m experiments.weight NAME --lines    # the lines only
+    python -m experiments.weight NAME                 # an hour on two idle cores
+    python -m experiments.weight NAME --only test:    # the lines, and the parts whose names begin so
 
-A part's seconds are user and system time of its process and of all processes that it waited for. Each part compiles its
+A part that the file has already is not timed again, so that a measurement can be stopped and gone on with. A part's
+seconds are user and system time of its process and of all processes that it waited for. Each part compiles its
 kernels anew, in a cache of its own, and runs on one core for each test process.
 """
 
 import argparse
+import json
 import os
 import resource
 import shlex
@@ -74,13 +76,17 @@ def seconds(command: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name")
-    parser.add_argument("--lines", action="store_true")
+    parser.add_argument("--only", default="", metavar="PREFIX")
     options = parser.parse_args()
-    rows = lines()
-    for part, command in ({} if options.lines else parts()).items():
-        rows.append({"part": part, **seconds(command)})
-        print(rows[-1], flush=True)
-        save(options.name, {}, rows, ROOT / "data" / "weight")  # whatever happens later, this is kept
+    folder, rows = ROOT / "data" / "weight", lines()
+    if (path := folder / f"{options.name}.json").exists():
+        rows += [row for row in json.loads(path.read_text("utf-8"))["rows"] if "part" in row]
+    done = {row["part"] for row in rows if "part" in row}
+    for part, command in parts().items():
+        if part.startswith(options.only) and part not in done:
+            rows.append({"part": part, **seconds(command)})
+            print(rows[-1], flush=True)
+            save(options.name, {}, rows, folder)  # whatever happens later, this is kept
 
 
 if __name__ == "__main__":
