@@ -77,7 +77,7 @@ def count_file_words(*paths: str | Path, end_of_text: bool = False) -> tuple[Cou
             divided, named = divided or SEPARATOR in part, named or END_OF_TEXT in part
         if divided or not named:
             return words, special if divided else ()
-    return words, ()  # the name stands within lines alone, and is text
+    return words, ()  # the marker occurs only inside lines, where it is ordinary text
 
 
 def read_blocks(path: str | Path, size: int = 1 << 24) -> Iterator[str]:

@@ -89,7 +89,7 @@ class Dataset:
     figures: Sequence[
         str
     ] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
-    frequencies = None  # nats a token that the tokens' frequencies alone give, of text; see `watch.Watch`
+    frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
@@ -174,7 +174,7 @@ def _expect_a_row(source, name, tokens, model=None):
 
 
 def _entropy(ids):
-    """Nats a token, if nothing but the frequencies of these tokens is known."""
+    """Return the entropy of the frequencies of these tokens, in nats per token."""
     counts = np.bincount(ids)
     shares = counts[counts > 0] / len(ids)
     return float(-(shares * np.log(shares)).sum())
@@ -190,7 +190,7 @@ def fingerprint(ids: np.ndarray) -> str:
     return f"{len(ids)}-{zlib.crc32(np.ascontiguousarray(ids, '<i8')):08x}"
 
 
-COUNTED = 1 << 16  # tokens, the first ones, whose frequencies are counted
+COUNTED = 1 << 16  # the frequencies are counted over so many tokens at the beginning
 SAMPLE = 500_000  # tokens of all validation sets together that a validation between whole ones scores
 ROWS = 16  # of validation that go through the model at a time
 

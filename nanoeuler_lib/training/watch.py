@@ -18,12 +18,13 @@ MEASURES = {
     "valid_loss": "nats a pair",
     "valid_missed": "of the reward",
 }
-# of a validation text so many windows of so many characters are looked for in the training text; of ordinary text none
-# is found, of stories made by a grammar some of 100 characters are
-WINDOWS, LENGTH, LEAKED = 25, 200, 0.1  # and from this share on that is told
+# So many windows of the validation text, each of so many characters, are searched in the training text; a warning is
+# given if more than this share is found. In ordinary text none is; in stories made by a grammar some of 100 characters
+# are.
+WINDOWS, LENGTH, LEAKED = 25, 200, 0.1
 EQUAL_REWARDS = "frac_reward_zero_std"  # a figure of learning from rewards, by the name that TRL gives it
-COLLAPSED = 3  # steps in a row without two different rewards in any group: then that is told
-LEARNT = 0.95  # of the nats that the tokens' frequencies give: a run that ends above this has learnt nearly nothing
+COLLAPSED = 3  # a warning is given after so many steps in a row without two different rewards in any group
+LEARNT = 0.95  # a run that ends above this share of the token frequencies' entropy has learnt nearly nothing
 VANISHED = 1e-5  # a group with less than this share of the gradient's norm gets nothing that matters
 
 
@@ -60,9 +61,9 @@ def vitals(before: np.ndarray, params: Parameters, grads: Parameters, norm: floa
 class Watch:
     """Reads a run's log entries as they come, and says each thing once.
 
-    tokens_per_step: positions in a step; train_tokens: tokens of the training text; frequencies: nats a token that
-    knowing how frequent each token is gives, and guess: those that knowing nothing gives (None: unknown, as of
-    rewards). Feed it the entries of a run that goes on, and it knows what it knew.
+    tokens_per_step: positions in a step; train_tokens: tokens of the training text; frequencies: entropy of its token
+    frequencies, and guess: entropy of the uniform distribution, both in nats per token (None: unknown, as for rewards).
+    Give it the entries of a resumed run, and it knows what it has warned of.
     """
 
     def __init__(
