@@ -31,7 +31,6 @@ from nanoeuler_lib.files import (
     one_line,
     to_json,
     write_text,
-    writing,
 )
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
@@ -161,34 +160,31 @@ def _sweep(run):
 
 
 @contextmanager
-def appending(file: str | Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
+def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict], None]]:
     """A function that appends an entry to a log as one line. Unbuffered: what was written survives the process.
 
-    A log that is removed meanwhile is begun again, and says so. saved: says which step's checkpoint is the last, for
-    the message when the disk is full.
+    saved: says which step's checkpoint is the last, for the message when the disk is full.
     """
-    with writing(file):
-        Path(file).touch()
+    try:
+        log = open(file, "ab", buffering=0)
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be written ({error.strerror})") from None
 
     def append(entry):
-        lines = to_json(entry) + "\n"
-        if not os.path.lexists(file):
-            gone = "log.jsonl was removed during the run: the entries before this one are lost"
-            lines = to_json({"step": entry["step"], "warning": gone}) + "\n" + lines
-        content = lines.encode()
+        line = (to_json(entry) + "\n").encode()
         try:
-            with open(file, "ab", buffering=0) as log:
-                written = log.write(content)
+            written = log.write(line)
         except OSError as error:
             written, reason = 0, error.strerror
         else:
             reason = "No space left on device"
-        if written < len(content):
+        if written < len(line):
             raise NanoEulerError(
                 f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
             )
 
-    yield append
+    with log:
+        yield append
 
 
 def read_log(run: str | Path) -> list[dict]:

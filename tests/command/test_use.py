@@ -236,11 +236,13 @@ def test_several_files_are_one_text_of_documents(nanoeuler):
     Path("1.txt").write_text(texts[0])
     Path("2.jsonl").write_text(json.dumps({"text": texts[1]}))
     Path("both.txt").write_text(f"\n{END_OF_TEXT}\n".join(texts))
+    all_found = []
     for words in (["1.txt", "2.jsonl"], ["1.txt", "--data", "2.jsonl"], ["both.txt"]):
         assert nanoeuler("tokenizer", "train", "--data", *words, "--vocab", 300, "--out", "t.json")[0] == 0
         ids = Path("t.json").read_bytes()
         assert nanoeuler("train", "--data", *words, "--run", "r", "--quiet", *TINY)[0] == 0
-        found = ids, checkpoint.load("r").info["fingerprint"], checkpoint.load("r").info["valid_fingerprint"]
+        info = checkpoint.load("r").info
+        all_found.append((ids, info["fingerprint"], info["valid_fingerprint"]))
         Path("t.json").unlink()
         if "2.jsonl" in words:
             Path("2.jsonl").rename("moved.jsonl")
@@ -251,8 +253,9 @@ def test_several_files_are_one_text_of_documents(nanoeuler):
             assert "--data names 1, expected 2" in nanoeuler("train", "--resume", "r", "--data", "1.txt")[2]
             assert nanoeuler("train", "--resume", "r", "--data", "1.txt", "moved.jsonl", "--steps", 4)[0] == 0
             Path("moved.jsonl").rename("2.jsonl")
-            first = found
         shutil.rmtree("r")
-    assert found == first
+    assert all_found[0] == all_found[1], "however they are named"
+    assert all_found[0][0] == all_found[2][0], "the same tokenizer; of two files, the end of each is held out"
     Path("s").mkdir()
+    Path("s/shards.json").touch()
     assert "--data names 2, s among them" in nanoeuler("train", "--data", "1.txt", "s", "--run", "r")[2]

@@ -19,7 +19,7 @@ def test_the_stream_runs_from_the_embedding_to_what_the_heads_read():
     last, _ = reference.rmsnorm_forward(stream[-1], model.params["norm_final"], model.config.norm_eps)
     assert np.allclose(last, model.hidden(ids[None])[0], atol=1e-5)
     assert np.abs(np.diff(stream, axis=0)).max(axis=(1, 2)).min() > 1e-3
-    assert np.array_equal(residuals(model, np.stack([ids, ids[::-1]]))[:, 0], stream)
+    assert np.allclose(residuals(model, np.stack([ids, ids[::-1]]))[:, 0], stream, atol=1e-6)
 
 
 def test_rows_of_all_lengths_read_as_alone():

@@ -78,7 +78,8 @@ def sentence(cell, answer=None) -> str:
     """What a check said: what it printed, or what stopped it; before it, what stopped the answer."""
     before = stop(answer, where=True) if answer is not None else ""
     texts = [out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout"]
-    said = [before, "".join(texts).strip(), "" if before else stop(cell)]
+    printed = "".join(text for text in texts if not before or "the cell above stopped" not in text)
+    said = [before, printed.strip(), "" if before else stop(cell)]
     return printable(COLOURS.sub("", ". ".join(filter(None, said)))).strip()
 
 
