@@ -76,14 +76,14 @@ def seconds(command: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name")
-    parser.add_argument("--only", default="", metavar="PREFIX")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX")
     options = parser.parse_args()
     folder, rows = ROOT / "data" / "weight", lines()
     if (path := folder / f"{options.name}.json").exists():
         rows += [row for row in json.loads(path.read_text("utf-8"))["rows"] if "part" in row]
     done = {row["part"] for row in rows if "part" in row}
     for part, command in parts().items():
-        if part.startswith(options.only) and part not in done:
+        if part.startswith(tuple(options.only)) and part not in done:
             rows.append({"part": part, **seconds(command)})
             print(rows[-1], flush=True)
             save(options.name, {}, rows, folder)  # whatever happens later, this is kept
