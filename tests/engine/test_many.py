@@ -242,6 +242,18 @@ def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, 
     assert f"stopped; the checkpoint of step {last} is saved: --resume {number.name} goes on" in output
 
 
+def test_the_first_request_is_passed_on_once_and_the_second_ends_a_rank(tmp_path, monkeypatch):
+    watch, sent, left = object.__new__(many.group.Watch), [], []
+    watch.requests, watch.leave = 0, left.append
+    monkeypatch.setenv("NANOEULER_STOP", str(tmp_path / "stop"))
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
+    for text, ends in (("", []), ("x", []), ("x", []), ("xx", [""])):
+        (tmp_path / "stop").write_text(text)
+        watch._pass_on()
+        assert left == ends and sent[:1] == [signal.SIGUSR1] * (text != "")
+        assert len(sent) <= 1 or ends
+
+
 def _wait_for_steps(process, folder, count):
     log = folder / "log.jsonl"
     while not log.exists() or log.read_text().count('"loss"') < count:

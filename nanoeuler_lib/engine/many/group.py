@@ -137,8 +137,8 @@ class Group:
 class Watch(threading.Thread):
     """Counts for this process, and looks whether all others of the host do, and whether they still meet.
 
-    It also hands on what the launcher was asked (`command.cards`): the first request reaches the main thread as
-    SIGUSR1, which a run answers after its step (`training.loop`); the second ends this process.
+    It also passes on the requests to stop that the launcher received (`command.cards`): for the first it sends SIGUSR1
+    to the main thread, and the run stops after its step (`training.loop`); the second ends this process.
     words: see `Group.say_when_lost`.
     """
 
