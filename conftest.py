@@ -53,9 +53,7 @@ if importlib.util.find_spec("nbval"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--all", action="store_true", help="run what `make test` leaves to `make test-all` as well"
-    )
+    parser.addoption("--all", action="store_true", help="run what `make test` leaves to `make test-all` as well")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
@@ -77,9 +75,7 @@ def gpu_missing() -> str:
         import cupy
     except ImportError:
         return "CuPy is not installed"
-    return (
-        "" if cupy.cuda.is_available() else "CuPy finds no CUDA device"
-    )  # CuPy imports without a driver, too
+    return "" if cupy.cuda.is_available() else "CuPy finds no CUDA device"  # CuPy imports without a driver, too
 
 
 @functools.cache
@@ -103,9 +99,7 @@ def left_out(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (config.getoption("--all") or config.getoption("--slow")):
-        files = {
-            str(arg).partition("::")[0] for arg in config.invocation_params.args
-        }  # run, if asked for by name
+        files = {str(arg).partition("::")[0] for arg in config.invocation_params.args}  # run, if asked for by name
         left = [item for item in items if left_out(item) and item.nodeid.partition("::")[0] not in files]
         items[:] = [item for item in items if item not in set(left)]
         config.stash[LEFT] = len(left)

@@ -133,9 +133,7 @@ def taught_by_author(rows: list[dict]) -> list[dict]:
     lists, same = (wordings.WORDINGS, wordings.MORE, wordings.STILL_MORE), {}
     for row in rows:
         taught, wording = row["group"] == "taught", row["wording"]
-        author = (
-            next(i for i, texts in enumerate(lists) if wording in texts[row["kind"]]) if taught else wording
-        )
+        author = next(i for i, texts in enumerate(lists) if wording in texts[row["kind"]]) if taught else wording
         same.setdefault((row["group"], row["kind"], author), []).append(row)
     return [
         alike[0]
@@ -202,9 +200,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--run", type=Path, default=Path("runs/chat"))
     arguments.add_argument("--export", type=Path, default=PRETRAINED / NAME)
-    arguments.add_argument(
-        "--steps", type=int, help="of round two; prints how it does on `tried`, stores nothing"
-    )
+    arguments.add_argument("--steps", type=int, help="of round two; prints how it does on `tried`, stores nothing")
     args = arguments.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
     one = fine_tuned(args.run / "one", BASE, BASE.name, sft.KONIGSBERG, SFT_DATA_SEED, FIRST)
@@ -239,8 +235,7 @@ def main() -> None:
         "base_in_a_chat": sft.exact_match(*sft.extend(base.model, base.tokenizer), chats),
     } | {name: sft.exact_match(found.model, found.tokenizer, chats) for name, found in rounds.items()}
     in_words = {
-        name: sft.exact_match(found.model, found.tokenizer, as_chat(reworded))
-        for name, found in rounds.items()
+        name: sft.exact_match(found.model, found.tokenizer, as_chat(reworded)) for name, found in rounds.items()
     }
     stories = list(world.stories(TEST_STORIES, 3))
     forgetting = {}

@@ -213,9 +213,7 @@ def rows_of(cards: int, blocks: int | None, found: list[dict]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cards", type=int, nargs="+", help="by default 2 and 4, as there are")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     import cupy
     from cupy.cuda import nccl

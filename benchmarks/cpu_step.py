@@ -92,9 +92,7 @@ def serve_steps(who: str, rows: int) -> None:
                 began = time.perf_counter()
                 losses.append(step(number))
                 seconds.append(time.perf_counter() - began)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-                1024 if sys.platform != "darwin" else 2**20
-            )
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
             return {"losses": losses, "seconds": statistics.mean(seconds[1:]), "peak_mb": round(peak)}
 
         serve(turn)
@@ -104,9 +102,7 @@ def hidden_avx512(folder: str) -> dict[str, str]:
     """What makes MKL use AVX-512 on AMD, for the environment; empty, and said why, where that cannot be."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if "AuthenticAMD" not in info or "avx512f" not in info:
-        print(
-            "MKL's AVX-512 path: not hidden on this processor (it is on AMD's with AVX-512), nothing to force"
-        )
+        print("MKL's AVX-512 path: not hidden on this processor (it is on AMD's with AVX-512), nothing to force")
         return {}
     source, library = Path(folder) / "intel.c", Path(folder) / "intel.so"
     source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
@@ -172,9 +168,7 @@ def llmc(command: str) -> dict:
     printed = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
     times = [float(ms) for ms in re.findall(r"step \d+: train loss [\d.]+ \(took ([\d.]+) ms\)", printed)]
     if len(times) < 2:
-        sys.exit(
-            f"{command}: printed {len(times)} steps, expected some lines 'step 3: train loss 5.1 (took 304.1 ms)'"
-        )
+        sys.exit(f"{command}: printed {len(times)} steps, expected some lines 'step 3: train loss 5.1 (took 304.1 ms)'")
     median = statistics.median(times[1:])
     print(f"\nllm.c: {median:.1f} ms a step, median of {len(times) - 1} (its own model)")
     return {"contender": "llm.c", "ms": median, "steps": len(times)}
@@ -216,9 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--llmc", metavar="COMMAND", help="runs llm.c's train_gpt2 on the CPU")
-    parser.add_argument(
-        "--profile", action="store_true", help="print where our step's time goes, and nothing else"
-    )
+    parser.add_argument("--profile", action="store_true", help="print where our step's time goes, and nothing else")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

@@ -322,9 +322,7 @@ def transposes(cupy, rows: int) -> Iterator[Work]:
         "transpose_plain": [offer("transpose_plain", b, b) for b in ((32, 8), (16, 16), (8, 32))],
         "transpose_tiled": [offer("transpose_tiled", (32, h), (32, 32)) for h in (4, 8, 16)],
         "transpose_wide": [
-            offer("transpose_wide", (32, h), (side, side), SIDE=side, HEIGHT=h)
-            for side in (32, 64)
-            for h in (4, 8, 16)
+            offer("transpose_wide", (32, h), (side, side), SIDE=side, HEIGHT=h) for side in (32, 64) for h in (4, 8, 16)
         ],
     }
     for name, offered in offers.items():

@@ -167,9 +167,7 @@ def ngrams(options):
 # ---- On a card
 
 
-def trained(
-    options, size: int, vocabulary: int, rate: float, passes: float, run: Path, minutes=None, speed=None
-):
+def trained(options, size: int, vocabulary: int, rate: float, passes: float, run: Path, minutes=None, speed=None):
     """Train one model for some passes into a run folder, or as long as some minutes at a speed; its row."""
     parts, shape, took = shards_of(options, vocabulary), shape_of(size, vocabulary), time.perf_counter()
     steps = max(1, round(passes * parts["train"].tokens / (ROWS * CONTEXT)))
@@ -217,9 +215,7 @@ def pilot(options):
 def rows_of(*folders: Path) -> list[dict]:
     """The rows that sections have left in these folders, each once."""
     files = [file for folder in folders for file in sorted(folder.glob("rows-*.jsonl"))]
-    return [
-        json.loads(line) for line in dict.fromkeys(x for file in files for x in file.read_text().splitlines())
-    ]
+    return [json.loads(line) for line in dict.fromkeys(x for file in files for x in file.read_text().splitlines())]
 
 
 def training(options):
@@ -231,9 +227,7 @@ def training(options):
         shards_of(options, best_of[size]["vocabulary"])  # before the card is in use
     for size, best in best_of.items():
         run, speed = options.runs / f"english-{size}", best.get("tokens_per_second")
-        row = trained(
-            options, size, best["vocabulary"], best["rate"], PASSES[size], run, options.minutes, speed
-        )
+        row = trained(options, size, best["vocabulary"], best["rate"], PASSES[size], run, options.minutes, speed)
         # what a reader is told of it, and no more
         books = shards_of(options, best["vocabulary"])["train"].documents
         info = dict(source=f"{books} books in English", licence=LICENCE, valid_bits_per_byte=row["bits"])
@@ -305,9 +299,7 @@ def collect(options):
     for row in [row for row in rows if "xz" in row["what"] or "gram" in row["what"]]:
         print(row["what"], row.get("bits_per_byte") or row["orders"][str(ORDER)])
     for row in measured:
-        print(
-            f"{row['size']} MB", *(f"{name} {row[name]['bits_per_byte']:.4f}" for name in ("float32", "int8"))
-        )
+        print(f"{row['size']} MB", *(f"{name} {row[name]['bits_per_byte']:.4f}" for name in ("float32", "int8")))
     print("saved by twice the size:", *config["saved"])
 
 
@@ -315,9 +307,7 @@ def saved(row: dict, larger: dict) -> dict:
     """The share of a size's bits that a larger one saves, the mean over the books, and half its 95% interval."""
     share = 1 - np.divide(*(one["int8"]["books"] for one in (larger, row)))
     sizes = f"{row['size']} to {larger['size']} MB"
-    return dict(
-        sizes=sizes, share=round(float(share.mean()), 4), half_width=round(float(half_width(share)), 4)
-    )
+    return dict(sizes=sizes, share=round(float(share.mean()), 4), half_width=round(float(half_width(share)), 4))
 
 
 def worth(measured: list[dict]) -> int:
@@ -340,9 +330,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", default=[])
     parser.add_argument("--sizes", type=int, nargs="+", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--device", default="gpu")
-    parser.add_argument(
-        "--minutes", type=float, default=2.5, help="of a run's steps, at most, by the pilot's speed"
-    )
+    parser.add_argument("--minutes", type=float, default=2.5, help="of a run's steps, at most, by the pilot's speed")
     parser.add_argument("--steps", type=int, help="of a run or a pilot, at most")
     parser.add_argument("--tokens", type=int, default=200, help="of a sample")
     parser.add_argument("--ship", type=int, choices=[*SHAPES])

@@ -34,9 +34,7 @@ LAUNCHES, ROUNDS = 10, 9
 Run = Callable[[], object]
 
 
-def contestants(
-    torch, kind: str, B: int, T: int, heads: int, groups: int, C: int
-) -> tuple[dict[str, Run], dict]:
+def contestants(torch, kind: str, B: int, T: int, heads: int, groups: int, C: int) -> tuple[dict[str, Run], dict]:
     """What is timed, by name, and the first text's error of each."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -136,9 +134,7 @@ def tile_of(kind: str, T: int, C: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     import torch
 
@@ -147,9 +143,7 @@ def main() -> None:
     for case in CASES:
         row = measure(torch, case, rounds)
         kind, B, T, heads, groups, C = case
-        cells = [
-            f"{name} {time:.4f} ({row['teraflops'][name]})" for name, time in row["milliseconds"].items()
-        ]
+        cells = [f"{name} {time:.4f} ({row['teraflops'][name]})" for name, time in row["milliseconds"].items()]
         ratios = [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]
         shape = f"{B} x {T}, {heads}/{groups}, {C}"
         print(f"{kind:9} {shape:>22}  " + "  ".join(cells + ratios), flush=True)

@@ -57,9 +57,7 @@ class Case:
         self.dqkv = torch.empty_like(self.qkv)
         self.lse = torch.empty(B, H, T, device="cuda")
         self.delta, self.work = torch.empty_like(self.lse), torch.empty(B, H, T, C, device="cuda")
-        q, k, v = (
-            x.float().reshape(B, T, -1, C).transpose(1, 2) for x in self.qkv.split([H * C, G * C, G * C], -1)
-        )
+        q, k, v = (x.float().reshape(B, T, -1, C).transpose(1, 2) for x in self.qkv.split([H * C, G * C, G * C], -1))
         self.future = torch.ones(T, T, dtype=torch.bool, device="cuda").triu(1)
         self.out = torch.empty_like(self.dout)
         for b in range(B):  # a text at a time: scores are T x T
@@ -86,9 +84,7 @@ class Case:
     def torchs(self, backend, deterministic=False):
         B, H, G, T, C = self.sizes
         parts = [x.reshape(B, T, -1, C) for x in self.qkv.split([H * C, G * C, G * C], -1)]
-        parts = [
-            x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2).detach().requires_grad_() for x in parts
-        ]
+        parts = [x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2).detach().requires_grad_() for x in parts]
         slope = self.dout.reshape(B, T, H, C).transpose(1, 2)
         with sdpa_kernel(backend):
             y = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
@@ -109,8 +105,7 @@ class Case:
         errors = []
         for b in range(min(B, 2)):
             q, k, v = (
-                x.double().reshape(T, -1, C).transpose(0, 1)
-                for x in self.qkv[b].split([H * C, G * C, G * C], -1)
+                x.double().reshape(T, -1, C).transpose(0, 1) for x in self.qkv[b].split([H * C, G * C, G * C], -1)
             )
             k, v = k.repeat_interleave(H // G, 0), v.repeat_interleave(H // G, 0)
             p = (q @ k.transpose(-1, -2) * self.scale).masked_fill_(self.future, -math.inf).softmax(-1)
@@ -270,9 +265,7 @@ def take_counters(files: list[Path], folder: Path) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--once", type=int, metavar="T", help="each way one time at T positions, for a profiler"
-    )
+    parser.add_argument("--once", type=int, metavar="T", help="each way one time at T positions, for a profiler")
     parser.add_argument("--counters", type=Path, nargs="+", metavar="CSV", help="ncu's, named NAME_T.csv")
     parser.add_argument("--out", type=Path, default=FOLDER)
     options = parser.parse_args()
@@ -288,9 +281,7 @@ def main():
         for row in measure(sizes, dtype, options.rounds):
             rows.append(row)
             error = f"error {row['error']:.1e}" if row["error"] else ""
-            rate = (
-                f"{row['milliseconds']:8.4f} ms {row['teraflops']:6.0f} TFLOP/s {row['against_peer']:6.2f}x"
-            )
+            rate = f"{row['milliseconds']:8.4f} ms {row['teraflops']:6.0f} TFLOP/s {row['against_peer']:6.2f}x"
             print(f"{row['numbers']:9} {sizes!s:24} {row['way']:21} {rate}  {error}", flush=True)
         torch.cuda.empty_cache()
     config = {"gpu": gpu, "torch": torch.__version__, "rounds": options.rounds}

@@ -50,9 +50,7 @@ def contestants(config: ModelConfig, precision: str, where: str) -> dict[str, Co
     }
 
 
-def agreeing(
-    both: dict[str, Contestant], exact: Feed, tokens: np.ndarray, precision: str
-) -> dict[str, float]:
+def agreeing(both: dict[str, Contestant], exact: Feed, tokens: np.ndarray, precision: str) -> dict[str, float]:
     """Feed the tokens to both; how far their logits get from `exact`'s. AssertionError if that is too far.
 
     PyTorch's residual stream is bfloat16, too, where ours is float32: so each is compared with float32 alone.
@@ -116,16 +114,12 @@ def floor(config: ModelConfig, precision: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     import torch
 
     gpu, rounds, rows = torch.cuda.get_device_name(), 3 if options.quick else ROUNDS, []
-    print(
-        f"{gpu}, PyTorch {torch.__version__}; base, one text: milliseconds a token from position {START} on"
-    )
+    print(f"{gpu}, PyTorch {torch.__version__}; base, one text: milliseconds a token from position {START} on")
     for precision in PRECISIONS:
         row = measure(preset("base"), precision, START, rounds)
         row["floor"] = round(floor(preset("base"), precision), 4)

@@ -229,9 +229,7 @@ class Plain(program.Program):
         groups = 0 if k is None else self.config.kv_heads
         pieces = packed.nbytes // 16
         arguments = packed, q, *((q, q) if k is None else (k, v)), pieces, T, self.config.heads, groups, C
-        self._kernel(
-            composite, f"heads<{self.number}, {join}>", -(-pieces // THREADS), arguments, 2 * packed.nbytes
-        )
+        self._kernel(composite, f"heads<{self.number}, {join}>", -(-pieces // THREADS), arguments, 2 * packed.nbytes)
 
     def _rows(self, composite, kernel, *matrices):
         """softmax or its backward pass, on rows of the first of some matrices [B G, (H / G) T, T]."""
@@ -364,9 +362,7 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
     batches = [batch(config, rows, number) for number in range(AGREE + STEPS)]
     losses = agreeing(contestants, batches[:AGREE], precision, FLASH)
     taken = in_turns(contestants, batches[AGREE:], rounds)
-    ratios = {
-        name: [a / b for a, b in zip(taken[name], taken[FLASH], strict=True)] for name in (PLAIN, GRAPH)
-    }
+    ratios = {name: [a / b for a, b in zip(taken[name], taken[FLASH], strict=True)] for name in (PLAIN, GRAPH)}
     size = 2 if precision == "bfloat16" else 4
     kept = config.layers * rows * config.heads * config.context**2 * size
     return {
@@ -398,8 +394,7 @@ def main() -> None:
         row = measure(base, PRECISION, texts, rounds)
         cupy.get_default_memory_pool().free_all_blocks()
         row["gib"] = {
-            name: round(peak_gib("benchmarks.gpu_flash_step", name, str(texts)), 2)
-            for name in (FLASH, PLAIN, GRAPH)
+            name: round(peak_gib("benchmarks.gpu_flash_step", name, str(texts)), 2) for name in (FLASH, PLAIN, GRAPH)
         }
         cells = [f"{name} {time:.2f}" for name, time in row["milliseconds"].items()]
         cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]

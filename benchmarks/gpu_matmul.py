@@ -107,9 +107,7 @@ class Matrices:
         c.fill_(float("nan"))
         self.ours[0]()
         share = ((c.double() - wanted).abs() / allowed).max().item()
-        assert share <= 1, (
-            f"{self.version.name}, {tuple(c.shape)}, K {K}: the error is {share:.3g} of what it may be"
-        )
+        assert share <= 1, f"{self.version.name}, {tuple(c.shape)}, K {K}: the error is {share:.3g} of what it may be"
         return share
 
     def seconds(self, launches: list[Launch], times: int) -> float:
@@ -127,8 +125,7 @@ def measure(torch, cupy, version: Version, size: tuple[int, int, int], rounds: i
     matrices = Matrices(torch, cupy, version, size)
     error = matrices.error()
     pairs = [
-        (matrices.seconds(matrices.theirs, LAUNCHES), matrices.seconds(matrices.ours, LAUNCHES))
-        for _ in range(rounds)
+        (matrices.seconds(matrices.theirs, LAUNCHES), matrices.seconds(matrices.ours, LAUNCHES)) for _ in range(rounds)
     ]
     theirs, ours = (statistics.median(times) for times in zip(*pairs))
     shares, flops = [a / b for a, b in pairs], 2 * int(np.prod(size))
@@ -149,9 +146,7 @@ def measure(torch, cupy, version: Version, size: tuple[int, int, int], rounds: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing stored")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     import cupy
     import torch

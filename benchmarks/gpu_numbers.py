@@ -70,17 +70,12 @@ def curves(config: ModelConfig, seed: int, where: str, steps: int) -> dict[str, 
         trainer = Trainer(config, params, SETTINGS, False, on, precision)
         rate = (optim.learning_rate(n, SETTINGS) for n in range(steps))
         theirs.append([trainer.step(*text(config, ROWS, n), one) for n, one in enumerate(rate)])
-    return {
-        name: float(np.abs(np.subtract(*losses))[-LAST:].mean())
-        for name, losses in ((US, ours), (PEER, theirs))
-    }
+    return {name: float(np.abs(np.subtract(*losses))[-LAST:].mean()) for name, losses in ((US, ours), (PEER, theirs))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     parser.add_argument("--curves", action="store_true", help="the curves, in a file of their own")
     options, rows = parser.parse_args(), []
     import torch

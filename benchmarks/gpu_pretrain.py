@@ -82,9 +82,7 @@ def theirs(dataset, found, config, where, precision):
     from benchmarks.torch_peer import Trainer
 
     shape, losses = found.model.config, []
-    trainer = Trainer(
-        shape, found.model.params, config, False, "cuda" if where == "gpu" else "cpu", precision
-    )
+    trainer = Trainer(shape, found.model.params, config, False, "cuda" if where == "gpu" else "cpu", precision)
     for step in range(config.steps):
         losses.append(trainer.step(*dataset.batch(step, config.batch), optim.learning_rate(step, config)))
     return losses, engine.GPT(shape, trainer.model.params(), precision=precision, where=where)
@@ -140,9 +138,7 @@ def known(options):
     for who in PEOPLE:
         ids = np.array([[end, *tokenizer.encode(f"The {who} was late again, because").tolist()]])
         logits = made.logits(ids)[0, -1].astype(np.float64)
-        yield dict(
-            what="he or she", who=who, bits=round(float(logits[words[0]] - logits[words[1]]) / np.log(2), 3)
-        )
+        yield dict(what="he or she", who=who, bits=round(float(logits[words[0]] - logits[words[1]]) / np.log(2), 3))
 
 
 def says(options):

@@ -51,9 +51,7 @@ def measure(model: engine.GPT, prompts: list[list[int]], tokens: int) -> list[di
     """The rows. Prompts are continued in turn by every number of proposals."""
     rows = []
     for name, how in WAYS.items():
-        taken = [
-            [continued(model, ids, n, tokens, how) for n in range(model.config.predict)] for ids in prompts
-        ]
+        taken = [[continued(model, ids, n, tokens, how) for n in range(model.config.predict)] for ids in prompts]
         for n in range(model.config.predict):
             same = sum(of[n][0] == of[0][0] for of in taken) if name == "greedy" else None
             rows.append({
@@ -73,9 +71,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     found = checkpoint.load(options.run)
     model = choose(options.device, options.precision, found.model.config).place(found.model)

@@ -65,9 +65,7 @@ def stepping(
     run: Callable[[program.Launches], None] = program.run,
 ) -> Take:
     """Such a function for a model of the engine; micro: as for `engine.Step`; run: what runs its launches."""
-    take = engine.Step(
-        made, engine.AdamW(made.config, SETTINGS, made.program.where), SETTINGS, rows, micro=micro
-    )
+    take = engine.Step(made, engine.AdamW(made.config, SETTINGS, made.program.where), SETTINGS, rows, micro=micro)
     take.run = run
 
     def step(number, batch):  # the optimiser counts the steps itself
@@ -124,9 +122,7 @@ def measure(config: ModelConfig, precision: str, rows: int, rounds: int, where: 
         "milliseconds": {name: round(1e3 * seconds, 3) for name, seconds in median.items()},
         "spread": {name: [round(1e3 * f(times), 3) for f in (min, max)] for name, times in taken.items()},
         "rounds": {name: [round(1e3 * time, 4) for time in times] for name, times in taken.items()},
-        "tokens_per_second": {
-            name: round(rows * config.context / seconds) for name, seconds in median.items()
-        },
+        "tokens_per_second": {name: round(rows * config.context / seconds) for name, seconds in median.items()},
         "speedup": {
             name: round(statistics.median(a / b for a, b in zip(times, taken[US], strict=True)), 3)
             for name, times in taken.items()
@@ -158,9 +154,7 @@ def parser_of(doc: str, cases: int, memory: int) -> argparse.ArgumentParser:
     """The options of a benchmark of steps: of so many cases, and with so many words after `--memory`."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing is stored")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     parser.add_argument("--case", type=int, choices=range(cases), help="one of CASES, in a file of its own")
     parser.add_argument("--memory", nargs=memory, help=argparse.SUPPRESS)
     return parser
@@ -176,17 +170,13 @@ def main() -> None:
     import torch
 
     card, rounds = torch.cuda.get_device_name(), 2 if options.quick else ROUNDS
-    print(
-        f"{card}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours"
-    )
+    print(f"{card}, PyTorch {torch.__version__}; a step of base: milliseconds, GiB, and the others' time over ours")
     for case in range(len(CASES)) if options.case is None else [options.case]:
         precision, texts = CASES[case]
         row = measure(preset("base"), precision, texts, rounds)
         torch.cuda.empty_cache()
         cupy.get_default_memory_pool().free_all_blocks()
-        row["gib"] = {
-            who: round(peak_gib("benchmarks.gpu_step", who, precision, str(texts)), 2) for who in (US, PEER)
-        }
+        row["gib"] = {who: round(peak_gib("benchmarks.gpu_step", who, precision, str(texts)), 2) for who in (US, PEER)}
         cells = [f"{name} {time:.2f}" for name, time in row["milliseconds"].items()]
         cells += [f"{name} {gib:.1f} GiB" for name, gib in row["gib"].items()]
         cells += [f"{name} x{ratio:.2f}" for name, ratio in row["speedup"].items()]

@@ -63,9 +63,7 @@ def free() -> None:
 # ---- Runs
 
 
-def runs(
-    parts: Parts, source: Path, cards: int, device: str, shape: str = "", settings: str = SETTINGS
-) -> None:
+def runs(parts: Parts, source: Path, cards: int, device: str, shape: str = "", settings: str = SETTINGS) -> None:
     """The three runs, each to its end. shape: of the models, in place of the presets'."""
     names = dict(data=source / "train", one=source / "books_val", two=source / "web_val")
     data, context = Shards(names["data"]), preset("base").context
@@ -91,9 +89,7 @@ def size(name: str) -> int:
 def collect(folder: Path, results: Path = FOLDER) -> None:
     rows = read(folder / "rows-measure.jsonl") + read(folder / "rows-parts.jsonl")
     rows += [run_row(file) for file in sorted(folder.glob("*.log.jsonl"))]
-    config = dict(
-        rows=ROWS, rate=RATE, precision=PRECISION, cards=json.loads((folder / "cards.json").read_text())
-    )
+    config = dict(rows=ROWS, rate=RATE, precision=PRECISION, cards=json.loads((folder / "cards.json").read_text()))
     save("large", config | {"parameters": {name: size(name) for name in NAMES}}, rows, results,
          json.loads((folder / "machine.json").read_text()))  # fmt: skip
 

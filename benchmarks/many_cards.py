@@ -39,14 +39,11 @@ from tools.notebooks.results import FOLDER, ROOT, commit, save
 PARTS = "speed", "memory", "ddp", "tree", "bits"
 SETTINGS = TrainConfig(steps=1000, rate=6e-4, warmup=0)
 STEPS, WARM = 5, 3  # steps of a turn; steps before the first one
-ENVIRONMENT = (
-    os.environ
-    | {  # Open MPI refuses root, and more processes than cores, unless it is told otherwise
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-)
+ENVIRONMENT = os.environ | {  # Open MPI refuses root, and more processes than cores, unless it is told otherwise
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 Take = Callable[[np.ndarray, np.ndarray], float]
 weights_of = functools.cache(functools.partial(model.init, seed=0))
 
@@ -140,8 +137,7 @@ def ddp(group: many.Group, config: ModelConfig, rows: int, rounds: int, device="
     """PyTorch's N cards together beside PyTorch on each."""
     precision = "bfloat16" if device == "cuda" else "float32"
     contestants = {
-        name: (torch_step(config, group, device, precision, name == "joint"), 1)
-        for name in ("alone", "joint")
+        name: (torch_step(config, group, device, precision, name == "joint"), 1) for name in ("alone", "joint")
     }
     return compared(group, "ddp", rows, precision, rounds_of(group, contestants, config, rows, rounds))
 
@@ -185,16 +181,12 @@ def memory(group: many.Group, config: ModelConfig) -> dict:
     }
 
 
-def bits(
-    cards: list[int], folder: Path, steps: int, shape: list[str], rows: int, shards: int, device: str
-) -> dict:
+def bits(cards: list[int], folder: Path, steps: int, shape: list[str], rows: int, shards: int, device: str) -> dict:
     """The command on each number of cards, and begun on the most, killed, and resumed on the next: their SHA-256."""
     text, tokenizer = folder / "text.txt", checkpoint.PRETRAINED / "konigsberg-small" / "tokenizer.json"
     text.write_text(corpus(1_000_000, 1), "utf-8")
     command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "train", "--quiet"]
-    settings = (
-        f"--batch {rows} --accumulate {shards} --steps {steps} --save-every {steps // 2} --sample-every 0"
-    )
+    settings = f"--batch {rows} --accumulate {shards} --steps {steps} --save-every {steps // 2} --sample-every 0"
     settings += f" --valid-fraction 0.02 --valid-every {steps} --device {device}"
     how = ["--data", text, "--tokenizer", tokenizer, *shape, *settings.split()]
     found, seconds = {}, {}
@@ -289,9 +281,7 @@ def main() -> None:
             command = [shutil.which("mpirun"), "-n", str(count), "--bind-to", "none", sys.executable, "-m"]
             command += ["benchmarks.many_cards", "--worker", "--only", *parts]
             command += ["--rounds", str(options.rounds), "--rows", *map(str, options.rows)]
-            with subprocess.Popen(
-                command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-            ) as process:
+            with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
                 for line in process.stdout:
                     if line.startswith("ROW "):
                         found(json.loads(line[4:]))

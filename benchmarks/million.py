@@ -57,9 +57,7 @@ class Parts:
         began = time.perf_counter()
         given = [word.format(**names) for word in shlex.split(words)]
         process = subprocess.Popen([sys.executable, "-m", module, *given], cwd=ROOT)
-        signal.signal(
-            signal.SIGINT, lambda number, frame: None
-        )  # the terminal tells the command as well: it saves
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # the terminal tells the command as well: it saves
         left = self.end and max(0.0, self.end - time.monotonic())
         code = None
         for stop in (process.terminate, process.terminate, process.kill):
@@ -159,9 +157,7 @@ def run(parts: Parts, have: Path | None, device: str, train: str = TRAIN, vocab:
     sets = f"--valid {{one}} --valid {{two}} --run {{run}} --device {device}"
     parts.done("benchmarks.yardsticks", "cloze", sets, run=base, **given)
     parts.done("benchmarks.gpu_pretrain", "says", f"--run {{run}} --device {device}", run=base)
-    parts.done(
-        "benchmarks.gpu_pretrain", "known", f"--data {{data}} {sets} --border {border}", run=base, **given
-    )
+    parts.done("benchmarks.gpu_pretrain", "known", f"--data {{data}} {sets} --border {border}", run=base, **given)
 
 
 def merged(stored: dict, fresh: list[dict], facts: dict) -> tuple[dict, list[dict]]:

@@ -43,9 +43,7 @@ GOAL, BOUND = 1.70, 4.3  # bits per byte; t of 9 degrees of freedom, p < 0.001
 TOKENS, SEARCH, SEEDS, PILOTS, GAIN = 8192, 99, range(5), range(100, 110), 0.001
 ROWS = 16, 64  # of the timed steps
 FULL = ((1.0, 512),)  # lengths: up to which share of the steps windows have so many tokens
-ADAMW = dict(
-    optimizer="adamw", steps=1050, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL
-)
+ADAMW = dict(optimizer="adamw", steps=1050, rate=6e-4, warmup=100, decline="cosine", decay=0.1, heads=4, lengths=FULL)
 GROWING = ((0.3, 64), (0.6, 128), (0.85, 256), (1.0, 512))
 RECIPE = dict(
     optimizer="muon", steps=410, rate=2.4e-3, move=0.3, momentum=0.85, rounds="four", warmup=15, decline="linear",
@@ -333,9 +331,7 @@ def step(options, note):
         takes, launches = {}, {}
         for name, rounds in (("AdamW", None), ("Muon, five rounds", "five"), ("Muon, four rounds", "four")):
             program.SCHULZ = ROUNDS[rounds or "five"]
-            config = TrainConfig(
-                steps=1000, rate=6e-4, warmup=0, batch=rows, optimizer="muon" if rounds else "adamw"
-            )
+            config = TrainConfig(steps=1000, rate=6e-4, warmup=0, batch=rows, optimizer="muon" if rounds else "adamw")
             made = engine.GPT(shape, precision=options.precision, where=options.where, checked=False)
             take = engine.Step(made, engine.AdamW(shape, config, options.where), config, rows, micro=rows)
             for one in batches[:3]:

@@ -88,9 +88,7 @@ def strings(count: int = STRINGS, seed: int = 34) -> list[str]:
 def request(model: GPT, tokenizer: Tokenizer) -> dict:
     """A row of ids as long as the context, prompts, and how far they are continued."""
     end, stories = tokenizer.special_tokens[END_OF_TEXT], list(world.stories(40, seed=36))
-    row = [i for story in stories for i in (end, *tokenizer.encode(story.text).tolist())][
-        : model.config.context
-    ]
+    row = [i for story in stories for i in (end, *tokenizer.encode(story.text).tolist())][: model.config.context]
     prompts = [[end, *tokenizer.encode(story.text).tolist()[:12]] for story in stories[:PROMPTS]]
     return {"row": row, "prompts": prompts, "tokens": TOKENS}
 
@@ -124,9 +122,7 @@ def with_angles_in_float32(model: GPT, row: list[int]) -> np.ndarray:
     config, found = model.config, []
     twin = GPT(config, type(model.params)(config, np.float64))
     twin.params.flat[...] = model.params.flat
-    step = np.float32(config.rope_theta) ** (
-        -np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-    )
+    step = np.float32(config.rope_theta) ** (-np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim)
     angle = np.outer(np.arange(len(row), dtype=np.float32), step.astype(np.float32)).astype(np.float64)
     exact = reference.rope_tables
     for tables in (lambda time, width, theta: (np.cos(angle), np.sin(angle)), exact):
@@ -195,9 +191,7 @@ def interpreter(runtime: Runtime) -> list[str]:
     if not (home / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         for package in runtime.packages[::-1]:  # PyTorch alone first: see `make oracle`
-            subprocess.run(
-                [home / "bin/python", "-m", "pip", "install", "--quiet", package, "numpy"], check=True
-            )
+            subprocess.run([home / "bin/python", "-m", "pip", "install", "--quiet", package, "numpy"], check=True)
         (home / "ready").touch()
     return [str(home / "bin/python")]
 
@@ -260,9 +254,7 @@ def main(run: str | None = None) -> None:
     own = own_answer(checkpoint.model, checkpoint.tokenizer, asked, texts)
     turned = with_angles_in_float32(checkpoint.model, asked["row"])
     rows = []
-    print(
-        "| runtime | equal ids | largest difference of a logit | greedy texts that part |\n|:--|--:|--:|:--|"
-    )
+    print("| runtime | equal ids | largest difference of a logit | greedy texts that part |\n|:--|--:|--:|:--|")
     for runtime in RUNTIMES:
         try:
             row = {"name": runtime.name} | compared(answer(runtime, path), own, texts, turned)

@@ -65,9 +65,7 @@ def main() -> int:
         sys.exit("NANOEULER_DATA is not set, expected the folder that holds tinyshakespeare.txt")
     text = read_text(Path(os.environ["NANOEULER_DATA"]) / "tinyshakespeare.txt")
     for blas in threadpool_info():
-        print(
-            f"BLAS: {blas.get('internal_api')} {blas.get('version')}, kernels for {blas.get('architecture')}"
-        )
+        print(f"BLAS: {blas.get('internal_api')} {blas.get('version')}, kernels for {blas.get('architecture')}")
     print(f"OPENBLAS_CORETYPE: {os.environ.get('OPENBLAS_CORETYPE', 'not set')}", flush=True)
     rows = []
     for seed in seeds:
@@ -78,15 +76,11 @@ def main() -> int:
             f"{row['tokens_per_second']} tokens/s, {row['seconds']:.0f} s",
             flush=True,
         )
-        save(
-            "tinyshakespeare", {"model": MODEL.to_dict(), "train": SETTINGS, "goal": GOAL, "twin": TWIN}, rows
-        )
+        save("tinyshakespeare", {"model": MODEL.to_dict(), "train": SETTINGS, "goal": GOAL, "twin": TWIN}, rows)
     bits = [row["bits_per_byte"] for row in rows]
     spread = f" +- {stdev(bits):.4f}" if len(bits) > 1 else ""
     verdict = "met" if mean(bits) <= GOAL else "MISSED"
-    print(
-        f"mean of {len(bits)} seeds: {mean(bits):.4f}{spread} bits per byte; goal {GOAL}: {verdict}; twin {TWIN}"
-    )
+    print(f"mean of {len(bits)} seeds: {mean(bits):.4f}{spread} bits per byte; goal {GOAL}: {verdict}; twin {TWIN}")
     return 0 if mean(bits) <= GOAL else 1
 
 

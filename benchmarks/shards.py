@@ -120,9 +120,7 @@ def main() -> None:
     options.add_argument("sections", nargs="*", help="tokenize, load, checkpoint (default: all)")
     options.add_argument("--megabytes", type=float, default=40, help="of each corpus (default 40)")
     options.add_argument("--corpora", nargs="+", choices=CORPORA, default=[*CORPORA])
-    options.add_argument(
-        "--tokenizer", type=Path, help="tokenizer file (default: learnt from the text's beginning)"
-    )
+    options.add_argument("--tokenizer", type=Path, help="tokenizer file (default: learnt from the text's beginning)")
     options = options.parse_args()
     sections = options.sections or ["tokenize", "load", "checkpoint"]
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")

@@ -101,15 +101,8 @@ def reference(data: Path) -> list[dict]:
     """The 243 reference merges and the reference ids of GPT-2."""
     tokenizer = Tokenizer.train(data / "tokenizer_fixtures/corpus.en", 500)
     tokens = as_gpt2_writes(tokenizer)
-    lines = (
-        (data / "tokenizer_fixtures/train-bpe-reference-merges.txt")
-        .read_text("utf-8")
-        .strip("\n")
-        .split("\n")
-    )
-    merges = sum(
-        f"{tokens[a]} {tokens[b]}" == line for (a, b), line in zip(tokenizer.merges, lines, strict=True)
-    )
+    lines = (data / "tokenizer_fixtures/train-bpe-reference-merges.txt").read_text("utf-8").strip("\n").split("\n")
+    merges = sum(f"{tokens[a]} {tokens[b]}" == line for (a, b), line in zip(tokenizer.merges, lines, strict=True))
     print(f"merges equal to the reference: {merges} of {len(lines)}")
     gpt2 = Tokenizer.from_gpt2(data / "gpt2/encoder.json", data / "gpt2/vocab.bpe")
     cases = json.loads((data / "gpt2/test_vectors.json").read_text("utf-8"))["cases"]
@@ -197,14 +190,10 @@ def train(data: Path, rounds: int) -> list[dict]:
                 contenders["rustbpe"] = lambda path=path: rustbpe_train(path)
             costs = take_turns(contenders, rounds if size > MB else 3 * rounds + 2)
             ours = next(iter(costs.values()))
-            print(
-                f"train, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; seconds of the clock, of processors:"
-            )
+            print(f"train, {size // MB} MB of books, vocabulary {VOCAB_SIZE}; seconds of the clock, of processors:")
             for name, cost in costs.items():
                 print(f"  {name:24s} {cost.clock:7.3f} {cost.processors:7.3f}")
-                rows.append(
-                    {"who": name, "bytes": size, "seconds": cost.clock, "processors": cost.processors}
-                )
+                rows.append({"who": name, "bytes": size, "seconds": cost.clock, "processors": cost.processors})
             if tokenizers:
                 peer = costs["Hugging Face (Rust)"]
                 print(f"  processor time / Hugging Face's {ours.processors / peer.processors:.2f}")
@@ -242,9 +231,7 @@ def encode(data: Path, rounds: int) -> list[dict]:
             theirs = tiktoken.Encoding("ours", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
             assert np.array_equal(theirs.encode_ordinary(text), ids), "tiktoken gives other ids"
             contenders["tiktoken"] = lambda: theirs.encode_ordinary(text)
-        contenders["NanoEuler, cold, file, 2 processes"] = lambda: Tokenizer(warm.merges).encode_file(
-            path, processes=2
-        )
+        contenders["NanoEuler, cold, file, 2 processes"] = lambda: Tokenizer(warm.merges).encode_file(path, processes=2)
         costs = take_turns(contenders, rounds)
         sizes = dict.fromkeys(costs, size)
         if tokenizers:
@@ -309,9 +296,7 @@ SECTIONS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default"
-    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the slow contests (default 3)")
     args = parser.parse_args()
     if unknown := set(args.sections) - SECTIONS.keys():
@@ -320,11 +305,7 @@ def main() -> None:
         parser.error("NANOEULER_DATA is not set: expected the folder of the test data")
     data = Path(os.environ["NANOEULER_DATA"])
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    print(
-        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {load}".rstrip(
-            ", "
-        )
-    )
+    print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, {load}".rstrip(", "))
     for peer in (tokenizers, tiktoken, rustbpe):
         if peer:
             print(f"  {peer.__name__} {getattr(peer, '__version__', '')}")

@@ -172,15 +172,11 @@ class Recipe(Trainer):
         rows = {"qkv": [c.heads * c.head_dim, *[c.kv_heads * c.head_dim] * 2], "gate_up": [c.ffn, c.ffn]}
         for name, p in self.model.named_parameters() if muon else ():
             start = 0
-            for height in (
-                () if self.by_adamw(name) or p.ndim == 1 else rows.get(name.split(".")[-2], [len(p)])
-            ):
+            for height in () if self.by_adamw(name) or p.ndim == 1 else rows.get(name.split(".")[-2], [len(p)]):
                 part = p, slice(start, start + height)
                 self.alike.setdefault((height, p.shape[1]), []).append(part)
                 start += height
-        self.momenta = {
-            shape: torch.zeros(len(parts), *shape, device=device) for shape, parts in self.alike.items()
-        }
+        self.momenta = {shape: torch.zeros(len(parts), *shape, device=device) for shape, parts in self.alike.items()}
         self.squares = {
             shape: torch.zeros(len(parts), shape[0], 1, device=device) for shape, parts in self.alike.items()
         }
@@ -226,9 +222,7 @@ class Recipe(Trainer):
         if self.normed_rows:
             squares.lerp_(o.square().mean(dim=2, keepdim=True), 0.05)
             other = o / (squares.sqrt() + 1e-8)
-            o = other * (
-                torch.linalg.matrix_norm(o, keepdim=True) / torch.linalg.matrix_norm(other, keepdim=True)
-            )
+            o = other * (torch.linalg.matrix_norm(o, keepdim=True) / torch.linalg.matrix_norm(other, keepdim=True))
         return o
 
     @property
@@ -241,9 +235,7 @@ class Recipe(Trainer):
         tokens, targets = (torch.from_numpy(x).to(self.device) for x in (tokens, targets))
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             logits = F.linear(self.model(tokens), self.model.heads.weight[: self.config.vocab_size])
-        nats = F.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none"
-        )
+        nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
         return nats.view(targets.shape).cpu().numpy()
 
 
@@ -273,9 +265,7 @@ class StaticDecoder:
     def __init__(self, c: ModelConfig, params: Parameters, device: str = "cpu", precision: str = "float32"):
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.model = Peer(c, params).to(device, dtype).eval()
-        self.caches = torch.zeros(
-            c.layers, 2, 1, c.kv_heads, c.context, c.head_dim, dtype=dtype, device=device
-        )
+        self.caches = torch.zeros(c.layers, 2, 1, c.kv_heads, c.context, c.head_dim, dtype=dtype, device=device)
         self.token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.length, self.graph = 0, None

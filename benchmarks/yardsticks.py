@@ -84,9 +84,7 @@ class Counted:
 def ngrams(options):
     part, valid = Shards(options.data[0]), [Shards(one) for one in options.valid]
     shape = preset(options.preset, vocab_size=part.tokenizer.vocab_size)
-    state = SimpleNamespace(
-        model=SimpleNamespace(config=shape), train=TrainConfig(), tokenizer=part.tokenizer, info={}
-    )
+    state = SimpleNamespace(model=SimpleNamespace(config=shape), train=TrainConfig(), tokenizer=part.tokenizer, info={})
     dataset = datasets.ShardDataset(part, valid, state)
     counts = Ngrams(part.read(0, part.tokens), part.tokenizer.vocab_size, ORDER)
     at = 0

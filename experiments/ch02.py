@@ -137,9 +137,7 @@ def main() -> None:
         "ladder_vocabulary": LADDER_VOCABULARY,
         "rounds": ROUNDS,
         "load": loads,
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("tokenizers", "tiktoken", "rustbpe")
-        },
+        "versions": {name: importlib.metadata.version(name) for name in ("tokenizers", "tiktoken", "rustbpe")},
     }
     save("ch02", config, rows)
 

@@ -90,9 +90,7 @@ def stacks(names: dict) -> tuple[list[dict], dict]:
         except FloatingPointError:
             row["end"] = None
         rows.append(row)
-        print(
-            *(f"{row[key]!s:9}" for key in ("stack", "update", "factor", "rate", "seed", "end")), flush=True
-        )
+        print(*(f"{row[key]!s:9}" for key in ("stack", "update", "factor", "rate", "seed", "end")), flush=True)
         return math.inf if row["end"] is None else row["end"]
 
     for update, rates in RATES.items():

@@ -21,9 +21,7 @@ def main() -> None:
         with ops.use(**names["pair_of"](form, function)):
             _, model = names["train"](STEPS, seed, names["WIDTHS"][form], rate)
             bits = bits_per_byte(model, valid)
-        rows.append(
-            {"form": form, "function": function, "rate": rate, "seed": seed, "bits_per_byte": round(bits, 5)}
-        )
+        rows.append({"form": form, "function": function, "rate": rate, "seed": seed, "bits_per_byte": round(bits, 5)})
         print(f"{form:6} {function:6} rate {rate:<6} seed {seed:2}  {bits:.4f}", flush=True)
         return bits
 

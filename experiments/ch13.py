@@ -81,9 +81,7 @@ def two_cores(n: dict) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--threads", action="store_true", help="measure threads only, keep the rest of the record"
-    )
+    parser.add_argument("--threads", action="store_true", help="measure threads only, keep the rest of the record")
     threads_only = parser.parse_args().threads
     cores, load = keep_to_cores(CORES), {"start": round(os.getloadavg()[0], 1)}
     n = run_tagged("13_fast_on_a_cpu", "experiment")

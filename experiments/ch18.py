@@ -117,10 +117,7 @@ def lengths(seed: int, count: int = 100, draws: int = 4) -> list[dict]:
     seen, methods, rng = key.held.seen(used), answers.methods(key, used), np.random.default_rng(seed)
     size = np.linalg.norm(seen.twin - seen.stream, axis=1, keepdims=True)
     moves = {name: methods[f"probe, {name} penalty"](seen) - seen.stream for name in ("weak", "strong")}
-    own = {
-        name: float((np.linalg.norm(move, axis=1, keepdims=True) / size).mean())
-        for name, move in moves.items()
-    }
+    own = {name: float((np.linalg.norm(move, axis=1, keepdims=True) / size).mean()) for name, move in moves.items()}
 
     def share(move, length):
         unit = move / np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-30)
@@ -153,9 +150,7 @@ def as_strong_as_the_patch(key: answers.Key, depth: int, rng: np.random.Generato
 def angles(key: answers.Key, depth: int, rng: np.random.Generator) -> list[dict]:
     """How much of probes' directions lies in the causal subspace, and what a move along them does."""
     part, basis, dim = key.held, key.subspace[depth], key.model.config.dim
-    chance = [
-        share_inside(rng.normal(size=dim), random_subspace(dim, answers.RANK, rng)) for _ in range(1000)
-    ]
+    chance = [share_inside(rng.normal(size=dim), random_subspace(dim, answers.RANK, rng)) for _ in range(1000)]
     varied = key.learn.stream[depth] - key.learn.stream[depth].mean(axis=0)
     drawn = rng.normal(size=(1000, len(varied))) @ varied  # with the covariance of the stream
     control = {"by_chance": np.mean(chance), "chance_97.5": np.quantile(chance, 0.975)}
@@ -164,9 +159,7 @@ def angles(key: answers.Key, depth: int, rng: np.random.Generator) -> list[dict]
     for penalty in (1e-6, 1e-4, 1e-2, 1.0, 1e2):
         W = answers.probe_of(key, depth, penalty)
         direction = W.T[part.becomes] - W.T[part.was]
-        read = (
-            part.twin[depth] - np.append(key.learn.stream, key.learn.twin, axis=1)[depth].mean(axis=0)
-        ) @ W
+        read = (part.twin[depth] - np.append(key.learn.stream, key.learn.twin, axis=1)[depth].mean(axis=0)) @ W
         score = answers.score(key, depth, lambda x, d=direction: along(x.stream, x.twin, d))
         found.append(
             {
@@ -225,9 +218,7 @@ def possible(pair: Twins, told: str, tokenizer: Tokenizer) -> list[dict[int, flo
 def circuit(seed: int, count: int = 64) -> list[dict]:
     """The head that carries the name: found on some pairs; looked at, ablated and put back on others."""
     model, tokenizer = model_of(seed)
-    learn, held = (
-        batch_of(pairs(count, at + 10 * seed, 1, tokenizer), PERSON, tokenizer, seed) for at in (2800, 2805)
-    )
+    learn, held = (batch_of(pairs(count, at + 10 * seed, 1, tokenizer), PERSON, tokenizer, seed) for at in (2800, 2805))
     first = carriers(model, learn)[0]
     layer, head = map(int, np.unravel_index(first.argmax(), first.shape))
     carries, without = carriers(model, held)

@@ -24,9 +24,7 @@ def text() -> str:
     if not file.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")  # several processes may want it at once
-        partial.write_text(
-            world.SEPARATOR.join(world.corpus(TEXT_BYTES, seed) for seed in TEXT_SEEDS), "utf-8"
-        )
+        partial.write_text(world.SEPARATOR.join(world.corpus(TEXT_BYTES, seed) for seed in TEXT_SEEDS), "utf-8")
         os.replace(partial, file)
     return file.read_text("utf-8")
 
@@ -54,8 +52,7 @@ def make_model(seed: int, steps: int = STEPS, workers: int = 1) -> list[dict]:
         training.train(run, text(), preset("small"), config, tokenizer, source, valid, True, workers)
     head = checkpoint.read_head(run)
     return [
-        {"step": head["step"]}
-        | {name: value for name, value in head["info"].items() if name.endswith("bits_per_byte")}
+        {"step": head["step"]} | {name: value for name, value in head["info"].items() if name.endswith("bits_per_byte")}
     ]
 
 

@@ -102,9 +102,7 @@ def far_from(found, text: str, tokenizer, random: Random) -> dict[int, str]:
 def half_spelled(found) -> dict[int, str]:
     """The places inside the step at which some of a name is spelt, and not all."""
     least, most = 0.01, found.entropy[0] - 0.01
-    return {
-        int(i): "half spelled" for i in np.flatnonzero((found.entropy > least) & (found.entropy < most))[:1]
-    }
+    return {int(i): "half spelled" for i in np.flatnonzero((found.entropy > least) & (found.entropy < most))[:1]}
 
 
 def readings_of(seed: int, part: str, name: str, fact, tokenizer, stories: int) -> list[Reading]:
@@ -191,9 +189,7 @@ def against_the_law(model: GPT, seed: int, stories: int = 300) -> dict:
         words = ["", *rumour.text.split()]
         for word in gaps:
             gaps[word] += [kl[i] for i, there in enumerate(words) if there == word]
-    return {
-        f"kl of the model behind {word!r}": round(float(np.mean(values)), 5) for word, values in gaps.items()
-    }
+    return {f"kl of the model behind {word!r}": round(float(np.mean(values)), 5) for word, values in gaps.items()}
 
 
 def one(seed: int, part: str, stories: int = STORIES) -> list[dict]:
@@ -239,9 +235,7 @@ def collect(folder=FOLDER) -> dict:
     for row in (row for part in parts for row in part["rows"]):
         at = row["fact"], row["position"], row["features"], row["probe"]
         by.setdefault(at, {}).setdefault(row["seed"], {})[row["layer"]] = row
-        laws |= {
-            (row["seed"], name): value for name, value in row.items() if name.startswith("kl of the model")
-        }
+        laws |= {(row["seed"], name): value for name, value in row.items() if name.startswith("kl of the model")}
 
     def table(fact, position, features, probe, name="won") -> np.ndarray:
         """[seeds, depths]"""
@@ -293,8 +287,7 @@ def collect(folder=FOLDER) -> dict:
             if not (folder / f"reading-{part.replace(' ', '-')}-{seed}.json").is_file()
         ],
         "rumours": {
-            name: _rounded([value for (_, other), value in sorted(laws.items()) if other == name])
-            for name in names
+            name: _rounded([value for (_, other), value in sorted(laws.items()) if other == name]) for name in names
         },
         "rows": rows,
     }

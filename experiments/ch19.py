@@ -70,22 +70,14 @@ def runs_of(section: str, folder: Path) -> list[Run]:
     if section == "pilot":
         runs = [Run(128, n, 4e-3, seed=seed, rate_end=0.1) for n in LENGTHS for seed in range(2)]
     elif section == "batches":
-        runs = [
-            Run(w, TUNED, rate, batch, rate_end=0.1)
-            for w in TUNE_WIDTHS
-            for rate in RATES
-            for batch in BATCHES
-        ]
+        runs = [Run(w, TUNED, rate, batch, rate_end=0.1) for w in TUNE_WIDTHS for rate in RATES for batch in BATCHES]
     elif section == "tune":
         runs = [Run(w, TUNED, rate, seed=seed) for w in TUNE_WIDTHS for rate in RATES for seed in range(2)]
     elif section == "wide":
         runs = [Run(w, n, seed=seed, **tuned(folder, w)) for w in WIDTHS for n in LENGTHS for seed in SEEDS]
     elif section == "small":
         runs = [
-            Run(w, n, seed=seed, **tuned(folder, w))
-            for w in SMALL_WIDTHS
-            for n in SMALL_LENGTHS
-            for seed in SWEEPS
+            Run(w, n, seed=seed, **tuned(folder, w)) for w in SMALL_WIDTHS for n in SMALL_LENGTHS for seed in SWEEPS
         ]
     elif section == "rates":  # those of the narrowest and of the widest, for all
         runs = [
@@ -120,21 +112,15 @@ def rows_of(folder: Path, section: str) -> list[dict]:
 
 def sweep(section: str, folder: Path, cards: int, processes: int, seconds: float) -> bool:
     """Make the runs of a section that are missing, for so many seconds at most; returns whether all are there."""
-    there = {
-        Run(**{name: row[name] for name in Run.__dataclass_fields__}) for row in rows_of(folder, section)
-    }
+    there = {Run(**{name: row[name] for name in Run.__dataclass_fields__}) for row in rows_of(folder, section)}
     missing = [run for run in runs_of(section, folder) if run not in there]
     if section == "texts" and missing:
         held = Path(os.environ.get("NANOEULER_DATA", ""))
         for name, (train, valid) in TEXTS.items():
             if not (folder / f"{name}.npy").exists() and not (held / name / train).exists():
-                print(
-                    f"{held / name / train} is missing: texts are left out; NANOEULER_DATA names their folder"
-                )
+                print(f"{held / name / train} is missing: texts are left out; NANOEULER_DATA names their folder")
                 return True
-            ch19_runs.read_text(
-                folder, name, held / name / train, held / name / valid, TEXT_BYTES, VALID_BYTES
-            )
+            ch19_runs.read_text(folder, name, held / name / train, held / name / valid, TEXT_BYTES, VALID_BYTES)
     else:
         ch19_runs.draw_stories(folder, STORIES, processes)
     began, context = time.perf_counter(), multiprocessing.get_context("spawn")
@@ -185,9 +171,7 @@ def tokens(row: dict) -> float:
 def relative_noise(rows: list[dict]) -> float:
     """The standard deviation of log excess among seeds of the same run, pooled."""
     several = [g for g in by_run(rows).values() if len(g) > 1]
-    return float(
-        np.sqrt(sum(np.var(g, ddof=1) * (len(g) - 1) for g in several) / sum(len(g) - 1 for g in several))
-    )
+    return float(np.sqrt(sum(np.var(g, ddof=1) * (len(g) - 1) for g in several) / sum(len(g) - 1 for g in several)))
 
 
 def by_run(rows: list[dict]) -> dict[tuple[int, int], list[float]]:
@@ -229,9 +213,7 @@ def simulated(task: tuple[scaling.PowerLaw, scaling.Runs, float, int]) -> dict |
     """
     law, design, share, seed = task
     rng = np.random.default_rng([19, seed])
-    x = (law(design.parameters, design.tokens) - law.floor) * np.exp(
-        design.spread * rng.normal(size=len(design.loss))
-    )
+    x = (law(design.parameters, design.tokens) - law.floor) * np.exp(design.spread * rng.normal(size=len(design.loss)))
     try:
         return estimates(scaling.reweighted(design._replace(loss=law.floor + x), share), rng, seed < SLOW)
     except NanoEulerError:
@@ -256,9 +238,7 @@ def table(found: list[dict | None], truth: float) -> list[dict]:
             spread=value.std(ddof=1),
         )
         row |= dict(width=np.median(high - low), coverage=inside.mean(), score=np.mean(scores))
-        rows.append(
-            {key: x if key in ("method", "sweeps", "refused") else float(x) for key, x in row.items()}
-        )
+        rows.append({key: x if key in ("method", "sweeps", "refused") else float(x) for key, x in row.items()})
     return rows
 
 
@@ -275,9 +255,7 @@ def simulate(folder: Path, processes: int) -> None:
             rows = [asdict(run) | dict(steps=run.settings.steps) for run in grid]
             spread = np.array([scatter[run.width, run.tokens] for run in grid])
             design = scaling.Runs(*sizes(rows), np.ones(len(grid)), spread)
-            sweeps = pool.map(
-                simulated, [(law, design, share, seed) for seed in range(SIMULATED)], chunksize=5
-            )
+            sweeps = pool.map(simulated, [(law, design, share, seed) for seed in range(SIMULATED)], chunksize=5)
             found[name] = table(sweeps, floor)
     stored = dict(law=law._asdict(), noise=share, tables=found)
     (folder / "simulated.json").write_text(json.dumps(stored))
@@ -329,9 +307,7 @@ def main() -> None:
             simulate(args.out, args.processes)
         elif section == "collect":
             collect(args.out)
-        elif not sweep(
-            section, args.out, args.cards, args.processes, args.seconds - (time.perf_counter() - began)
-        ):
+        elif not sweep(section, args.out, args.cards, args.processes, args.seconds - (time.perf_counter() - began)):
             break
 
 

@@ -167,9 +167,7 @@ class Stories:
         need = config.steps * run.batch
         if need > len(self.rows):
             raise ValueError(f"the run reads {need} stories, and {len(self.rows)} were drawn")
-        order = (
-            np.random.default_rng([run.seed, 19]).permutation(len(self.rows))[:need].reshape(-1, run.batch)
-        )
+        order = np.random.default_rng([run.seed, 19]).permutation(len(self.rows))[:need].reshape(-1, run.batch)
         for chosen in order:
             rows, places = self.rows[chosen].astype(np.int64), np.arange(CONTEXT)
             targets = np.where(places <= self.lengths[chosen, None], rows[:, 1:], -1)
@@ -308,9 +306,7 @@ def measured(run: Run, folder: Path, on: device.Device, along: Sequence[int] = (
     if run.text == "konigsberg":
         source = source_in(folder)
         parts = scaling.by_part(scaling.excess(model, source), source)
-        return row | dict(
-            excess=round(sum(parts.values()), 6), parts={k: round(v, 6) for k, v in parts.items()}
-        )
+        return row | dict(excess=round(sum(parts.values()), 6), parts={k: round(v, 6) for k, v in parts.items()})
     bits = datasets.bits_per_byte(model, text_of(folder, run.text).valid, rows=64)
     return row | dict(bits=round(bits, 6))
 

@@ -31,22 +31,16 @@ from nanoeuler_lib.world.conversations import konigsberg_examples
 from tools.notebooks.results import FOLDER, save
 
 SEEDS = [0, 1, 2, 3, 4]
-SHORT = TrainConfig(
-    steps=100, batch=8, rate=1e-3, warmup=10, valid_every=1000, sample_every=0, save_every=1000
-)
+SHORT = TrainConfig(steps=100, batch=8, rate=1e-3, warmup=10, valid_every=1000, sample_every=0, save_every=1000)
 SIZES = [10, 30, 100, 300, 1000]
 RATES = [1e-4, 3e-4, 3e-3]
 TESTS, TEST_SEED = 100, 203  # stories, all of their questions
 LOOKS = [10, 30, 60]  # steps after which forgetting is measured
 
 # Facts that no text of the base model holds. Each seed deals the places anew.
-ROLES = (
-    "mayor baker miller tailor smith cook monk widow painter hunter judge piper mason potter sailor shepherd"
-)
+ROLES = "mayor baker miller tailor smith cook monk widow painter hunter judge piper mason potter sailor shepherd"
 ROLES = (ROLES + " teacher weaver pilot gardener").split()
-PLACES = (
-    "mill tower barn cellar inn castle cave ship stable forest garden church harbour library prison school"
-)
+PLACES = "mill tower barn cellar inn castle cave ship stable forest garden church harbour library prison school"
 PLACES = (PLACES + " market palace lighthouse tent").split()
 FORMS = {
     "as taught": ("Where does the {role} live?", "In the {place}."),
@@ -137,9 +131,7 @@ def one_run(base, asked, seed, **changes):
     patches = {
         "replies": mock.patch.object(text_examples, "encode", text_examples.encode),
         "all tokens": mock.patch.object(text_examples, "encode", all_counted(text_examples.encode)),
-        "with stories": mock.patch.object(
-            text_examples, "rows", with_stories(text_examples.rows, tokenizer, seed)
-        ),
+        "with stories": mock.patch.object(text_examples, "rows", with_stories(text_examples.rows, tokenizer, seed)),
     }
     with patches[way]:
         model, _ = tune(base, examples, replace(SHORT, rate=rate), seed, look if count == 1000 else None)
@@ -236,9 +228,7 @@ def real_text(base):
     fitting = [e for e in held_out if text_examples.encode(e, tokenizer, 129).counted.any()]
     said = []
     for example in fitting[:3]:
-        reply = "".join(
-            Chat(model, tokenizer).reply(example[0][0], 60, temperature=0.0)
-        )  # its template is on already
+        reply = "".join(Chat(model, tokenizer).reply(example[0][0], 60, temperature=0.0))  # its template is on already
         asked = example[0][0].split("### Instruction:\n")[1].split("\n\n###")[0]
         said.append({"instruction": asked, "expected": example[0][1], "reply": reply})
     assert ASSISTANT in tokenizer.special_tokens

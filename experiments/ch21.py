@@ -187,9 +187,7 @@ def run(job):
     name, seed, config, source, trained, held_out, before, workers = job
     some = trained, held_out
     inside = [part_of(one) if name == "part" else np.ones((len(one), 16), bool) for one in some]
-    return [
-        {"run": name} | row for row in learn(seed, config, source, trained, held_out, before, inside, workers)
-    ]
+    return [{"run": name} | row for row in learn(seed, config, source, trained, held_out, before, inside, workers)]
 
 
 def main(processes, seeds, sft_steps, dpo_steps):

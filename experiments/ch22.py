@@ -127,9 +127,7 @@ def look(dataset, model, verify, times=2):
     length = np.array([bridges(p) for p in problems])
     said = np.array([text.count("Bridge") for text in texts])
     by_length = {str(n): float(true[length == n].mean()) for n in (1, 2, 3)}
-    return dict(
-        paid=float(paid.mean()), true=float(true.mean()), by_length=by_length, named=float(said.mean())
-    )
+    return dict(paid=float(paid.mean()), true=float(true.mean()), by_length=by_length, named=float(said.mean()))
 
 
 def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate):
@@ -146,9 +144,7 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
     dataset = rewards.RewardDataset(problems, held_out, state)
     dataset.reference = start.copied() if config.kl else None
     state.optimizer.config = state.train
-    honest = rewards.REWARDS[
-        config.reward.partition(",")[0]
-    ]  # an audited reward is paid as the one beneath it
+    honest = rewards.REWARDS[config.reward.partition(",")[0]]  # an audited reward is paid as the one beneath it
     curve, seconds = [dict(step=0, seconds=0.0, **look(dataset, model, honest))], 0.0
     recent = []
     with (
@@ -161,9 +157,7 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
             seconds += time.perf_counter() - began
             recent.append([*figures, norm])
             if (step + 1) % EVERY == 0 or step + 1 == steps:
-                means = dict(
-                    zip(("loss", *rewards.FIGURES, "norm"), np.mean(recent, axis=0).tolist(), strict=True)
-                )
+                means = dict(zip(("loss", *rewards.FIGURES, "norm"), np.mean(recent, axis=0).tolist(), strict=True))
                 last = step + 1 == steps
                 curve.append(
                     dict(
@@ -180,9 +174,7 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
 def with_variance(inputs, targets, weigh):
     """The same step without the groups whose answers are all paid alike: what they add to the gradient is 0."""
     answers = weigh.__self__
-    used = np.repeat(
-        np.ptp(answers.advantages.reshape(-1, answers.config.group), axis=1) > 0, answers.config.group
-    )
+    used = np.repeat(np.ptp(answers.advantages.reshape(-1, answers.config.group), axis=1) > 0, answers.config.group)
     if not used.any() or used.all():
         return inputs, targets, weigh
     left, N = copy(answers), len(used)
@@ -234,9 +226,7 @@ def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, second
             take_step(*lessons.batch(step, config.batch))
             spent, step = spent + time.perf_counter() - began, step + 1
             if (step - first) % (3 * EVERY) == 0:
-                curve.append(
-                    dict(step=step - first, seconds=spent, **look(dataset, model, world.route_reward))
-                )
+                curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, world.route_reward)))
     curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, world.route_reward, 8)))
     return curve
 
@@ -269,10 +259,7 @@ def optima(model, tokenizer, held_out, answers, workers):
     with ThreadPoolExecutor(workers) as pool:
         logps = list(pool.map(lambda p: enumerated(model, tokenizer, p, answers), held_out))
     for p, logp in zip(held_out, logps, strict=True):
-        pays = {
-            name: np.array([rewards.REWARDS[name](p, t) for t in texts])
-            for name in ("route", "hackable", "brief")
-        }
+        pays = {name: np.array([rewards.REWARDS[name](p, t) for t in texts]) for name in ("route", "hackable", "brief")}
         for name, r in pays.items():
             for beta in (*BETAS, None, 0.0):  # None: the model as it is; 0: the limit
                 if beta == 0.0:
@@ -282,10 +269,7 @@ def optima(model, tokenizer, held_out, answers, workers):
                 best = np.exp(tilted - tilted.max())
                 best /= best.sum()
                 kl = float(
-                    best
-                    @ np.where(
-                        best > 0, np.log(np.maximum(best, 1e-300)) - logp + np.log(np.exp(logp).sum()), 0
-                    )
+                    best @ np.where(best > 0, np.log(np.maximum(best, 1e-300)) - logp + np.log(np.exp(logp).sum()), 0)
                 )
                 row = (float(best @ r), float(best @ pays["route"]), kl, float(np.exp(logp).sum()))
                 found.setdefault((name, beta), []).append(row)
@@ -322,9 +306,7 @@ def estimators(model, tokenizer, problems, answers, workers, group=8):
                 mean = mean + (up - down) * sums["right"][place]
         mean = mean / len(shares)
         size = float(mean @ exact / (exact @ exact))
-        out.append(
-            dict(name=name, scale=size, cosine=float(mean @ exact / np.sqrt((mean @ mean) * (exact @ exact))))
-        )
+        out.append(dict(name=name, scale=size, cosine=float(mean @ exact / np.sqrt((mean @ mean) * (exact @ exact)))))
     return dict(shares=shares, rows=out)
 
 
@@ -334,18 +316,14 @@ def sums_of_scores(model, tokenizer, p, answers):
     prompt = [end, *encode_turn(tokenizer, p.prompt)]
     pi, lengths = np.exp(enumerated(model, tokenizer, p, answers)), np.array([len(a) for a in answers])
     right = np.array([world.route_reward(p, t) for t in texts])
-    encoded = [
-        Encoded(np.array([*prompt, *a]), np.arange(len(prompt) + len(a)) >= len(prompt)) for a in answers
-    ]
+    encoded = [Encoded(np.array([*prompt, *a]), np.arange(len(prompt) + len(a)) >= len(prompt)) for a in answers]
     weights = {"right": pi * right, "right, by length": pi * right / lengths}
     weights["wrong, by length"], sums = pi * (1 - right) / lengths, {}
     for name, w in weights.items():
         sums[name] = np.zeros(model.size)
         for i in range(0, len(answers), 37):
             part = slice(i, i + 37)
-            inputs, targets = rows(
-                encoded[part], row_length(encoded, model.config.context), model.config.predict
-            )
+            inputs, targets = rows(encoded[part], row_length(encoded, model.config.context), model.config.predict)
             sums[name] += model.weighted_gradients(inputs, targets, partial(_weighted, -w[part]))[1].flat
     return float(pi @ right), sums
 
@@ -364,9 +342,7 @@ def weight(r, others, group, own, std):
 def one_seed(seed, workers, arms=None, steps=0, rate=0.0, exact=True, out=None, teach=0.0):
     began = time.perf_counter()
     model, optimizer, tokenizer, problems, held_out, looks = taught(seed, workers)
-    found = dict(
-        seed=seed, taught=looks, taught_seconds=time.perf_counter() - began, questions=len(held_out), arms={}
-    )
+    found = dict(seed=seed, taught=looks, taught_seconds=time.perf_counter() - began, questions=len(held_out), arms={})
 
     def keep(what):
         found["seconds"] = time.perf_counter() - began
@@ -406,9 +382,7 @@ def main():
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, "teaching"])
     parser.add_argument("--steps", type=int, default=0, help="of each arm, in place of its own")
     parser.add_argument("--rate", type=float, default=0.0)
-    parser.add_argument(
-        "--teach", type=float, default=0.0, help="seconds of teaching where no route is learned"
-    )
+    parser.add_argument("--teach", type=float, default=0.0, help="seconds of teaching where no route is learned")
     parser.add_argument("--pilot", action="store_true", help="arms alone")
     args = parser.parse_args()
     made_on = None

@@ -18,9 +18,7 @@ CHAPTER, SIDE, ROUNDS = "23_first_kernels", 8192, 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--side", type=int, default=SIDE, help="of the matrix, a multiple of 32 (default: %(default)s)"
-    )
+    parser.add_argument("--side", type=int, default=SIDE, help="of the matrix, a multiple of 32 (default: %(default)s)")
     side = parser.parse_args().side
     rows = run_tagged(CHAPTER, "experiment")["measure"](side, ROUNDS)
     for row in rows:

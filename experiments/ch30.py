@@ -256,9 +256,7 @@ def tokens(model: engine.GPT, places: tuple[int, ...], rounds: int, clock: Clock
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--small", action="store_true", help="a small model and few rounds")
-    parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results"
-    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where the JSON goes, by default data/results")
     options = parser.parse_args()
     small, where = options.small, cuda.device()
     size, config = SIZES[small], SMALL if small else preset("base")

@@ -65,9 +65,7 @@ def seconds(command: str) -> dict:
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"XDG_CACHE_HOME": cache, "OPENBLAS_NUM_THREADS": "1"}
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = subprocess.run(
-            shlex.split(command), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-        ).returncode
+        code = subprocess.run(shlex.split(command), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL).returncode
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"processor": round(used, 1), "clock": round(time.monotonic() - began, 1), "exit code": code}

@@ -100,9 +100,7 @@ class _Finder:
         )
         homes = [importlib.import_module(f"{__name__}.{name}") for name in names]
         for home in reversed(homes):
-            vars(module).update(
-                {name: value for name, value in vars(home).items() if not name.startswith("__")}
-            )
+            vars(module).update({name: value for name, value in vars(home).items() if not name.startswith("__")})
         vars(module)["homes"] = homes
 
 

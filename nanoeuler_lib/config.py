@@ -69,9 +69,7 @@ class ModelConfig(_Shape):
         ranges = dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1))
         self._expect_numbers(MOST | dict(kv_heads=2**12, predict=2**8), ranges)
         if self.head_dim % 2:
-            raise NanoEulerError(
-                f"head width dim/heads is {self.head_dim}, expected an even number (RoPE turns pairs)"
-            )
+            raise NanoEulerError(f"head width dim/heads is {self.head_dim}, expected an even number (RoPE turns pairs)")
         if self.heads % self.kv_heads:
             raise NanoEulerError(f"heads is {self.heads}, expected a multiple of kv_heads ({self.kv_heads})")
 
@@ -139,9 +137,7 @@ class TrainConfig:
     valid_every: int = 100  # steps between validations
     sample_every: int = 500  # steps between samples; 0 means none
     save_every: int = 500  # steps between checkpoints
-    optimizer: str = field(
-        default="adamw", metadata={"before": "adamw"}
-    )  # or "muon", for matrices inside blocks
+    optimizer: str = field(default="adamw", metadata={"before": "adamw"})  # or "muon", for matrices inside blocks
     # steps between checkpoints that stay; 0: only the last ones do
     keep_every: int = field(default=0, metadata={"before": 0})
     # whether documents longer than a row go on in further rows; before, what lies behind a row's length was not read
@@ -159,9 +155,7 @@ class TrainConfig:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of {most}")
         if not isinstance(self.cut_documents, bool):
             raise NanoEulerError(f"cut_documents is {short(self.cut_documents)}, expected true or false")
-        ranges = dict(
-            rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10)
-        )
+        ranges = dict(rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10))
         ranges |= dict(clip=(0, 1e9), later_heads=(0, 100), valid_fraction=(0, 0.9))
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
@@ -169,9 +163,7 @@ class TrainConfig:
                 raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low} to {high}")
         if self.optimizer not in OPTIMIZERS:
             hint = did_you_mean(self.optimizer, OPTIMIZERS) if isinstance(self.optimizer, str) else ""
-            raise NanoEulerError(
-                f"optimizer is {short(self.optimizer)}, expected one of {', '.join(OPTIMIZERS)}{hint}"
-            )
+            raise NanoEulerError(f"optimizer is {short(self.optimizer)}, expected one of {', '.join(OPTIMIZERS)}{hint}")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
@@ -193,14 +185,10 @@ class RewardConfig:
     """How a model learns from rewards (`training.rewards`). Raises NanoEulerError on values that make no sense."""
 
     reward: str = "route"  # name of a verifier, of `rewards.REWARDS`
-    group: int = (
-        8  # answers to each prompt, which are compared with one another; divides the answers of a step
-    )
+    group: int = 8  # answers to each prompt, which are compared with one another; divides the answers of a step
     answer_tokens: int = 48  # an answer that has not ended by then is cut, and has reward 0
     updates: int = 1  # steps that each set of answers serves; from the second on the ratio is not 1
-    clip_ratio: float = (
-        0.2  # a ratio beyond 1 -+ this gets no gradient that would take it further; 0: none is clipped
-    )
+    clip_ratio: float = 0.2  # a ratio beyond 1 -+ this gets no gradient that would take it further; 0: none is clipped
     kl: float = 0.0  # beta, weight of the distance to the model that the run began with
     kl_by: str = "reward"  # its estimator
 

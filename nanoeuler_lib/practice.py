@@ -170,15 +170,10 @@ def said(error: AssertionError) -> str:
     names, numbers, difference = frame.f_globals | frame.f_locals, [], "by less than these digits show"
     with contextlib.suppress(Exception):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-        inside = [
-            n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= number <= n.end_lineno
-        ]
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= number <= n.end_lineno]
         for part in ast.walk(inside[-1]):  # the numbers stand in a text of the function that failed
             with contextlib.suppress(Exception):
-                if (
-                    isinstance(part, ast.FormattedValue)
-                    and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]
-                ):
+                if isinstance(part, ast.FormattedValue) and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]:
                     numbers.append(float(eval(ast.unparse(part.value), names)))
         difference = f"by {max(numbers) - min(numbers):.0e}" if len(set(numbers)) > 1 else difference
     return f"{line[: same.end()]} (off {difference}){line[same.end() :]}"
@@ -271,9 +266,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def show_rejected(
-    check: Callable, wrong_answers: dict[str, Any], *given: Any, in_place: bool = False
-) -> None:
+def show_rejected(check: Callable, wrong_answers: dict[str, Any], *given: Any, in_place: bool = False) -> None:
     """Print why a check rejects each wrong answer, {what is wrong: answer}; RuntimeError if it accepts one."""
     for what, wrong in wrong_answers.items():
         line = verdict(check, wrong, *given, in_place=in_place)

@@ -365,9 +365,7 @@ def check_equality(
             close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
         q, k, v = _heads(b.qkv, config, batch, time)
         probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
-        found = np.zeros(
-            (*a.row_sums.shape[:-1], time), dtype
-        )  # the fast one leaves out blocks of the future
+        found = np.zeros((*a.row_sums.shape[:-1], time), dtype)  # the fast one leaves out blocks of the future
         for rows, end, scores in cpu.score_blocks(a.probs, a.row_sums.shape):
             found[:, :, :, rows, :end] = scores
         close((found * a.row_sums).reshape(probs.shape), probs, rtol, "probs * row_sums")
@@ -800,9 +798,7 @@ def seal(folder, **changes):
     head.pop("digest")
     head |= changes
     if "sha256" not in changes:
-        head["sha256"] = {
-            name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]
-        }
+        head["sha256"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in head["sha256"]}
     head["digest"] = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
     file.write_text(json.dumps(head))
 

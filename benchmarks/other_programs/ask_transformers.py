@@ -13,9 +13,7 @@ folder, request, out = map(Path, sys.argv[1:])
 asked, texts = json.loads(request.read_text()), json.loads((request.parent / "strings.json").read_text())
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-strings = [
-    tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in texts
-]
+strings = [tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in texts]
 greedy = []
 with torch.inference_mode():
     logits = model(torch.tensor([asked["row"]])).logits[0].numpy()

@@ -160,13 +160,9 @@ class Parser(argparse.ArgumentParser):
             raise NanoEulerError(f"{self._where()}takes {takes}, got also {short(word)}")
         known, other = self._options(), OTHERS_SAY.get(name)
         if name in known:
-            raise NanoEulerError(
-                f"{self._where()}{name} stands behind --, where no options stand: expected it before"
-            )
+            raise NanoEulerError(f"{self._where()}{name} stands behind --, where no options stand: expected it before")
         hint = f", did you mean {other}?" if other in known else did_you_mean(name, known)
-        raise NanoEulerError(
-            f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}"
-        )
+        raise NanoEulerError(f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}")
 
     def _print_message(self, message, file=None):
         """Print help or the version; unlike argparse's own method this raises when they cannot be printed."""
@@ -180,9 +176,7 @@ class Parser(argparse.ArgumentParser):
 
     def _reworded(self, message):
         """argparse's message in this project's words; a message of unknown form stays as it is."""
-        if match := re.match(
-            r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL
-        ):
+        if match := re.match(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
             name, word, known = match[1], match[2], [w.strip().strip("'") for w in match[3].split(",")]
             return f"{name} is {short(word)}, expected one of {', '.join(known)}{did_you_mean(word, known)}"
         if match := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
@@ -207,9 +201,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def group(name, text, title="commands", metavar="COMMAND"):
-        return commands.add_parser(name, help=text).add_subparsers(
-            title=title, required=True, metavar=metavar
-        )
+        return commands.add_parser(name, help=text).add_subparsers(title=title, required=True, metavar=metavar)
 
     def command(name, text, add, parent=commands, as_json=True):
         new = parent.add_parser(name.split()[-1], help=text, description=text)
@@ -228,9 +220,7 @@ def parser(functions: Mapping[str, Callable]) -> Parser:
     command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
     command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
     corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")
-    command(
-        "corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus
-    )
+    command("corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus)
     for name, text in CORPORA.items():
         command(f"corpus {name}", text, partial(_corpus, name), corpus)
     command("shards", "tokenize texts larger than memory, to train on", _shards)
@@ -268,9 +258,7 @@ def _tokenizer_train(new):
         metavar="N",
         help="vocabulary size, special tokens included (default 512)",
     )
-    new.add_argument(
-        "--out", required=True, type=Path, metavar="FILE", help="JSON file to write; must not exist"
-    )
+    new.add_argument("--out", required=True, type=Path, metavar="FILE", help="JSON file to write; must not exist")
     new.add_argument(
         "--end-of-text", action="store_true", help="reserve <|endoftext|> even if the text has no such line"
     )
@@ -279,9 +267,7 @@ def _tokenizer_train(new):
 def _tokenizer_encode(new):
     new.add_argument("text", nargs="?", help="text (default: standard input, byte for byte)")
     _tokenizer_file(new)
-    new.add_argument(
-        "--special", action="store_true", help="read <|endoftext|> in the text as the special token"
-    )
+    new.add_argument("--special", action="store_true", help="read <|endoftext|> in the text as the special token")
 
 
 def _tokenizer_decode(new):
@@ -295,12 +281,8 @@ def _tokenizer_file(new):
 
 
 def _konigsberg(new):
-    new.add_argument(
-        "--bytes", type=int, default=4_000_000, metavar="N", help="about how many bytes (default 4000000)"
-    )
-    new.add_argument(
-        "--seed", type=int, default=0, help="seed (default 0); validation text wants another one"
-    )
+    new.add_argument("--bytes", type=int, default=4_000_000, metavar="N", help="about how many bytes (default 4000000)")
+    new.add_argument("--seed", type=int, default=0, help="seed (default 0); validation text wants another one")
     new.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write; must not exist (default: standard output)"
     )
@@ -308,9 +290,7 @@ def _konigsberg(new):
 
 def _corpus(name, new):
     new.set_defaults(corpus=name, bytes=None, seed=0, valid_fraction=0.0, skip=[])
-    new.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist"
-    )
+    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist")
     text = "where the files fetched are kept, to go on with and to use again (default downloads)"
     new.add_argument("--downloads", type=Path, default=Path("downloads"), metavar="FOLDER", help=text)
     text = "files you have, texts also as .xz: taken from here, and fetched only where they are not (default: none)"
@@ -336,9 +316,7 @@ def _shards(new):
         metavar="FILE",
         help="tokenizer file, of at most 65536 tokens",
     )
-    new.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist"
-    )
+    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist")
     new.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
 
 
@@ -459,9 +437,7 @@ def _grpo(new):
         "batch": "answers in a batch",
         "valid_every": "steps between looks at questions held out",
     }
-    _training(
-        new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction", "keep_every"]
-    )
+    _training(new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction", "keep_every"])
 
 
 def _cards(new, text):
@@ -474,9 +450,7 @@ def _replay(new):
     new.add_argument("--steps", required=True, metavar="A:B", help=text)
     text = "where the files stand now that the run learns from, if they moved"
     new.add_argument("--data", **SEVERAL, help=text)
-    new.add_argument(
-        "--valid", type=Path, action="append", metavar="FILE", help="the same of validation files"
-    )
+    new.add_argument("--valid", type=Path, action="append", metavar="FILE", help="the same of validation files")
     _device(new, "where the run was")
     _cards(new, "as many as may be")
 
@@ -494,9 +468,7 @@ def _run_folder(new):
 def _how_to_run(new):
     _device(new, "cpu; --resume: where the run was")
     new.add_argument("--workers", type=int, metavar="N", help="threads (default: one for each core)")
-    new.add_argument(
-        "--quiet", action="store_true", help="nothing but what came out: no plan, progress or samples"
-    )
+    new.add_argument("--quiet", action="store_true", help="nothing but what came out: no plan, progress or samples")
 
 
 def _device(new, default):
@@ -573,14 +545,10 @@ def _model(new):
 
 def _sampling(new, temperature=0.8):
     _model(new)
-    new.add_argument(
-        "--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)"
-    )
+    new.add_argument("--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)")
     default = f"0 is greedy (default {temperature:g})"
     new.add_argument("--temperature", type=float, default=temperature, metavar="X", help=default)
-    new.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="only the k most likely tokens (default 0: all)"
-    )
+    new.add_argument("--top-k", type=int, default=0, metavar="K", help="only the k most likely tokens (default 0: all)")
     new.add_argument(
         "--top-p", type=float, default=1.0, metavar="P", help="only tokens that together reach p (default 1)"
     )
@@ -605,20 +573,13 @@ def _check(new):
 
 
 def _diagnose(new):
-    new.add_argument(
-        "--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)"
-    )
+    new.add_argument("--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)")
 
 
 def _break(new):
     new.add_argument("--seed", type=int, help="which bug: any whole number")
-    new.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder to make; must not exist (default: broken-SEED)"
-    )
-    text = (
-        "run its test_found.py against the bug and against this package: a folder from someone else "
-        "is their code"
-    )
+    new.add_argument("--out", type=Path, metavar="FOLDER", help="folder to make; must not exist (default: broken-SEED)")
+    text = "run its test_found.py against the bug and against this package: a folder from someone else is their code"
     new.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
     new.add_argument(
         "--reveal",

@@ -113,9 +113,7 @@ class Loop:
             self.write(f"{HELP}\n")
         else:
             hint = did_you_mean(command, COMMANDS)
-            raise NanoEulerError(
-                f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}"
-            )
+            raise NanoEulerError(f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}")
 
     def _save(self, name):
         conversations = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]

@@ -196,16 +196,12 @@ def _begin_training(args, group):
     for option in ("data", "run"):
         if getattr(args, option) is None:
             begun = f"--from {args.base} " if args.base else ""
-            raise NanoEulerError(
-                f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER"
-            )
+            raise NanoEulerError(f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER")
     run_folder.expect_new(args.run)
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
     files = {name: _absolute(path) for name, path in given.items()}
     data, valid = _read_data(given)
-    model_config, tokenizer, base = _model_to_train(
-        args, data.tokenizer if isinstance(data, Shards) else None
-    )
+    model_config, tokenizer, base = _model_to_train(args, data.tokenizer if isinstance(data, Shards) else None)
     batching = TrainConfig(**_given(args, ["batch", "accumulate"]))
     settings = _given(args, TRAINING).items()
     config = TrainConfig(**{n: _in_steps(value, batching, model_config.context) for n, value in settings})
@@ -228,9 +224,7 @@ def replay(args):
 
     first, _, last = args.steps.partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise NanoEulerError(
-            f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50"
-        )
+        raise NanoEulerError(f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50")
     if cards.needs_launcher(args.cards):
         return cards.launch(args.cards, ["replay", *args.parser.words])
     group = cards.group(args.cards)
@@ -274,9 +268,7 @@ def _model_to_train(args, of_shards):
             )
         return base.model.config, base.tokenizer, base
     if args.tokenizer and of_shards:
-        raise NanoEulerError(
-            f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer"
-        )
+        raise NanoEulerError(f"--data is {args.data[0]}, shards with a tokenizer in them: expected no --tokenizer")
     tokenizer = of_shards or (Tokenizer.load(args.tokenizer) if args.tokenizer else None)
     if tokenizer and "vocab_size" not in changes:
         changes["vocab_size"] = tokenizer.vocab_size
@@ -292,9 +284,7 @@ def _read_data(files):
     texts = [path for name, path in files.items() if name.startswith("text")]
     if folders := [path for path in texts if os.path.exists(os.path.join(path, "shards.json"))]:
         if len(texts) > 1:
-            raise NanoEulerError(
-                f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards"
-            )
+            raise NanoEulerError(f"--data names {len(texts)}, {folders[0]} among them: expected one folder of shards")
         return Shards(folders[0]), [Shards(path) for path in valid] or None
     if len(valid) > 1:
         raise NanoEulerError(f"--valid is given {len(valid)} times, expected one text, or shards")
@@ -351,9 +341,7 @@ def generate(args):
     samples = []
     for seed in range(options.pop("seed"), args.seed + args.samples):
         pieces = []
-        for piece in stream(
-            checkpoint.model, checkpoint.tokenizer, prompt, args.tokens, seed=seed, **options
-        ):
+        for piece in stream(checkpoint.model, checkpoint.tokenizer, prompt, args.tokens, seed=seed, **options):
             if not args.json:
                 _say(piece if pieces else SEPARATOR * bool(samples) + prompt + piece)
             pieces.append(piece)
@@ -390,14 +378,10 @@ def score(args):
         f"{scored.bytes:,} bytes, {len(scored.ids):,} tokens, {scored.documents:,} document"
         f"{'s' * (scored.documents != 1)}"
     )
-    facts = {
-        name: getattr(scored, name) for name in ("bits_per_byte", "bits_per_token", "bytes", "documents")
-    }
+    facts = {name: getattr(scored, name) for name in ("bits_per_byte", "bits_per_token", "bytes", "documents")}
     facts |= {"text": str(args.text), "run": str(checkpoint.path), "tokens": len(scored.ids)}
     if args.out:
-        write_text(
-            args.out, score.page(scored, checkpoint.tokenizer, args.text.name, f"{line}; {checkpoint.path}")
-        )
+        write_text(args.out, score.page(scored, checkpoint.tokenizer, args.text.name, f"{line}; {checkpoint.path}"))
         facts["page"] = str(args.out)
     shown = f"\n{args.out}: the text, its dear tokens marked" if args.out else ""
     _print(args, facts, f"{args.text}: {line}{shown}")
@@ -417,9 +401,7 @@ def answers(args):
     about = {"pairs": args.pairs, "told": args.told, "seed": args.seed, "run": str(found.path), "rows": rows}
     answers.save(key, args.out, found.tokenizer, about)
     lines = [f"{'method':22} depth  bits a place  of the gap closed"]
-    lines += [
-        f"{row['method']:22} {row['depth']:5}  {row['bits']:12.3f}  {row['closed']:17.2f}" for row in rows
-    ]
+    lines += [f"{row['method']:22} {row['depth']:5}  {row['bits']:12.3f}  {row['closed']:17.2f}" for row in rows]
     lines += [f"the model itself: {rows[0]['unedited']:.3f} on the story, {rows[0]['best']:.3f} on its twin"]
     lines += [f"{args.out}: {args.pairs} pairs to learn from, {args.pairs} that are scored"]
     _print(args, {"out": str(args.out)} | about, "\n".join(lines))
@@ -484,9 +466,7 @@ def dpo(args):
 
     began, losses = time.perf_counter(), ("beta", "label_noise", "robust")
     if args.device not in (None, "auto", "cpu"):
-        raise NanoEulerError(
-            f"--device is {short(args.device)}, expected cpu: preferences are learnt there alone"
-        )
+        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: preferences are learnt there alone")
     args.device = "cpu"
     if args.resume:
         _resume_teaching(args, "dpo", losses, preferences.pairs_of, preferences.resume)
@@ -596,9 +576,7 @@ def _files_of(run, args, options, command):
         options = options | dict.fromkeys(names, option)
         if paths := given[name]:
             if len(paths) != len(names):
-                raise NanoEulerError(
-                    f"--{option} names {len(paths)}, expected {len(names)}, as the run began"
-                )
+                raise NanoEulerError(f"--{option} names {len(paths)}, expected {len(names)}, as the run began")
             given |= dict(zip(names, paths, strict=True))
     files = {}
     for name, option in options.items():
@@ -672,9 +650,7 @@ def chat(args):
         with suppress(ImportError):  # not on Windows: there lines cannot be edited
             import readline  # noqa: F401  input() uses it: arrow keys, earlier lines
         if stories:
-            print(
-                "This model knows stories from Königsberg and a few questions about each, and nothing else."
-            )
+            print("This model knows stories from Königsberg and a few questions about each, and nothing else.")
         print("Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply.")
     while True:
         try:
@@ -714,20 +690,12 @@ def check(args):
             passed = all(row.ok for row in rows) if std == 0.3 else all(row.norm_rel <= 1e-6 for row in rows)
             good = good and passed
             if not args.json:
-                print(
-                    f"weights N(0, {std}); {gradcheck.DEFINITION if std == 0.3 else gradcheck.DEFINITION_NORM}"
-                )
+                print(f"weights N(0, {std}); {gradcheck.DEFINITION if std == 0.3 else gradcheck.DEFINITION_NORM}")
                 print(gradcheck.table(rows, by_norm=std != 0.3))
-                print(
-                    f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n"
-                )
+                print(f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n")
     if args.json:
         by_std = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
-        print(
-            json.dumps(
-                {"definition": gradcheck.DEFINITION, "passed": good, "weights_std": by_std}, default=str
-            )
-        )
+        print(json.dumps({"definition": gradcheck.DEFINITION, "passed": good, "weights_std": by_std}, default=str))
     return 0 if good else 1
 
 
@@ -738,8 +706,7 @@ def _check_engine(args, device):
     rows = gradcheck.check_engine(device.place, device.precision)
     good = all(row.norm_rel <= allowed for row, _, allowed in rows)
     tensors = [
-        {"tensor": row.name, "error": row.norm_rel, "float32": float32, "allowed": a}
-        for row, float32, a in rows
+        {"tensor": row.name, "error": row.norm_rel, "float32": float32, "allowed": a} for row, float32, a in rows
     ]
     facts = {
         "definition": gradcheck.DEFINITION_ENGINE,
@@ -775,17 +742,13 @@ def break_(args):
 
     chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
     if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
-        raise NanoEulerError(
-            "expected --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER or --seed N --reveal"
-        )
+        raise NanoEulerError("expected --seed N [--out FOLDER], --hand-in FOLDER, --reveal FOLDER or --seed N --reveal")
     if args.hand_in:
         right, text = breaks.hand_in(args.hand_in)
         print(text)
         return 0 if right else 1
     if args.reveal:
-        seed, bug = (
-            (args.seed, breaks.bug_of(args.seed)) if args.reveal is True else breaks.found_in(args.reveal)
-        )
+        seed, bug = (args.seed, breaks.bug_of(args.seed)) if args.reveal is True else breaks.found_in(args.reveal)
         print(f"seed {seed}: {breaks.reveal(bug)}", end="")
         return 0
     out = breaks.plant(args.seed, args.out)
@@ -816,9 +779,7 @@ def assign(args):
         papers.hand_out(args.chapter, seed, student, folder)
     line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
     if len(seed) < 12:
-        line += (
-            "; the seed is short: whoever tries all of that length has the data that papers are marked with"
-        )
+        line += "; the seed is short: whoever tries all of that length has the data that papers are marked with"
     _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line)
 
 
@@ -838,9 +799,7 @@ def _mark(args, seed):
     table = papers.read_marks(path, problems)
     papers.write_marks(path, problems, list(table.values()))  # from now on another call goes on with it
     if known is None:
-        text = (
-            "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
-        )
+        text = "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
         Voice(sys.stderr).line(f"nanoeuler: warning: {text}")
     for student, found in students.items():
         name, before = papers.cell(student), ""
@@ -894,9 +853,7 @@ def info(args):
     layer, step, scratch = shapes(config, 1, config.context)
     buffers = 4 * (config.layers * _count(layer) + _count(step) + _count(scratch))
     lines = [
-        f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}"
-        for key, value in facts.items()
-        if key != "train"
+        f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}" for key, value in facts.items() if key != "train"
     ]
     lines += [
         f"model: {_shown(config.to_dict())}",
@@ -993,9 +950,7 @@ def _stdin_text():
     try:
         return content.decode() if isinstance(content, bytes) else content
     except UnicodeDecodeError as error:
-        raise NanoEulerError(
-            f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text"
-        ) from None
+        raise NanoEulerError(f"standard input: byte {error.start} is not UTF-8, expected UTF-8 text") from None
 
 
 def _utf8(text):

@@ -234,10 +234,7 @@ def expect_title(book: Book, title: str, author: str) -> None:
     and apostrophes do not count. A header without these lines is searched as a whole, with the first page.
     """
     page = f"{book.header}\n{book.text[:2000]}"
-    lines = {
-        key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header)
-        for key in ("Title", "Author")
-    }
+    lines = {key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header) for key in ("Title", "Author")}
     wanted = {
         "Title": _words(title).removeprefix("the ").removeprefix("a "),
         "Author": _words(author).split()[-1],

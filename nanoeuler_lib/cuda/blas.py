@@ -122,9 +122,7 @@ def product(
     if kinds[1] not in ("float32", "uint16") or kinds[2] != kinds[1] or kinds[0] not in ("float32", kinds[1]):
         raise NanoEulerError(f"a and b are both float32 or uint16, c of their type or float32, got {kinds}")
     if plus is not None and (add or plus.shape != c.shape or plus.dtype != c.dtype):
-        raise NanoEulerError(
-            f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}"
-        )
+        raise NanoEulerError(f"plus is as c, {kinds[0]} {c.shape}, without add, got {plus.dtype} {plus.shape}")
     for name, x in (("c", c), ("a", a), ("b", b), *((("plus", plus),) if plus is not None else ())):
         if x.strides[-1] != x.itemsize or x.strides[-2] < x.shape[-1] * x.itemsize:
             raise NanoEulerError(f"the numbers of a row of {name} lie side by side, got strides {x.strides}")
@@ -132,9 +130,7 @@ def product(
 
 
 def _cpu(p: Product) -> None:
-    a, b, plus = (
-        from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus)
-    )
+    a, b, plus = (from_bfloat16(x) if x is not None and x.dtype == np.uint16 else x for x in (p.a, p.b, p.plus))
     a, b = (x.swapaxes(-1, -2) if turned else x for x, turned in ((a, p.transpose_a), (b, p.transpose_b)))
     result = np.float32(p.alpha) * (a @ b)
     if plus is not None:
@@ -194,17 +190,13 @@ class _CublasLt:
         return handle
 
     def _set(self, name, what, attribute, value):
-        self._call(
-            name, what, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
-        )
+        self._call(name, what, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def _layout(self, x):
         """cuBLASLt has matrices by columns: x is x^T there."""
         rows, columns = map(ctypes.c_uint64, x.shape[-2:])
         pitch = ctypes.c_int64(x.strides[-2] // x.itemsize)
-        layout = self._create(
-            "cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch
-        )
+        layout = self._create("cublasLtMatrixLayoutCreate", ctypes.c_int(TYPE[str(x.dtype)]), columns, rows, pitch)
         if x.ndim == 3:
             apart = ctypes.c_int64(x.strides[0] // x.itemsize)
             self._set("cublasLtMatrixLayoutSetAttribute", layout, BATCH_COUNT, ctypes.c_int32(len(x)))
@@ -221,9 +213,7 @@ class _CublasLt:
         layouts = [self._layout(x) for x in arrays]
         search = self._create("cublasLtMatmulPreferenceCreate")
         limits = [(MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE))]
-        limits += [
-            (k, ctypes.c_uint32(_alignment(x.data.ptr))) for k, x in zip(MIN_ALIGNMENT, arrays, strict=True)
-        ]
+        limits += [(k, ctypes.c_uint32(_alignment(x.data.ptr))) for k, x in zip(MIN_ALIGNMENT, arrays, strict=True)]
         for attribute, value in limits:
             self._set("cublasLtMatmulPreferenceSetAttribute", search, attribute, value)
         candidates, count = (_Candidate * CANDIDATES)(), ctypes.c_int()
@@ -252,9 +242,7 @@ class _CublasLt:
         space = ctypes.c_void_p(self.workspace.data.ptr), ctypes.c_size_t(WORKSPACE)
 
         def launch(one):
-            self._call(
-                "cublasLtMatmul", *before, ctypes.byref(one), *space, ctypes.c_void_p(self.stream().ptr)
-            )
+            self._call("cublasLtMatmul", *before, ctypes.byref(one), *space, ctypes.c_void_p(self.stream().ptr))
 
         return [functools.partial(launch, one.algorithm) for one in candidates]
 

@@ -27,9 +27,7 @@ def copy_seconds(size: int, launches: int = 30, where: str | None = None) -> flo
     source, target = xp.zeros(size // 8, np.float32), xp.ones(size // 8, np.float32)
     if xp is np:
         return median_seconds(lambda: np.copyto(target, source), launches, "cpu")
-    return median_seconds(
-        lambda: target.data.copy_from_device_async(source.data, source.nbytes), launches, "gpu"
-    )
+    return median_seconds(lambda: target.data.copy_from_device_async(source.data, source.nbytes), launches, "gpu")
 
 
 def _on_cpu(launch) -> float:

@@ -141,9 +141,7 @@ def _check_defines(defines) -> None:
 class Module:
     """A compiled text: `module["name"]` is a kernel, `list(module)` their names."""
 
-    def __init__(
-        self, name: str, source: str, where: str, checked: bool, defines: dict, instantiate: tuple[str, ...]
-    ):
+    def __init__(self, name: str, source: str, where: str, checked: bool, defines: dict, instantiate: tuple[str, ...]):
         self.name, self.source = name, source
         self.where, self.checked, self.defines, self.instantiate = where, checked, defines, instantiate
         self.signatures = {s.name: s for s in signatures(self.source, instantiate, defines, where)}
@@ -154,9 +152,7 @@ class Module:
         if where == "gpu":
             self._functions = _compile_for_gpu(self, text, macros)
         else:
-            exports = "\n".join(
-                f"NANOEULER_EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures)
-            )
+            exports = "\n".join(f"NANOEULER_EXPORT_KERNEL({i}, {name})" for i, name in enumerate(self.signatures))
             self.library = Library(build(text, exports, checked, macros), text, checked)
 
     def __getitem__(self, name: str) -> "Kernel":
@@ -258,9 +254,7 @@ class Kernel:
     def _check_shape(self, grid, block, shared_mem: int, shared_limit: int) -> None:
         threads = block[0] * block[1] * block[2]
         if threads > 1024 or block[2] > 64:
-            raise NanoEulerError(
-                f"{self.name}: a block has at most 1024 threads (64 along z), got {block}: {threads}"
-            )
+            raise NanoEulerError(f"{self.name}: a block has at most 1024 threads (64 along z), got {block}: {threads}")
         if threads > self.signature.max_threads:
             raise NanoEulerError(
                 f"{self.name}: __launch_bounds__ allows {self.signature.max_threads} threads a block, got {threads}"
@@ -271,9 +265,7 @@ class Kernel:
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise NanoEulerError(f"{self.name}: {name} is a whole number of bytes, got {_kind(value)}")
         if not 0 <= shared_limit <= SHARED_LIMIT:
-            raise NanoEulerError(
-                f"{self.name}: shared_limit is 0 to {SHARED_LIMIT} bytes, got {shared_limit}"
-            )
+            raise NanoEulerError(f"{self.name}: shared_limit is 0 to {SHARED_LIMIT} bytes, got {shared_limit}")
         if not 0 <= shared_mem <= shared_limit:
             raise NanoEulerError(f"{self.name}: shared_mem is 0 to {shared_limit} bytes, got {shared_mem}")
 
@@ -315,11 +307,7 @@ def _array(kernel: str, k: int, p: Parameter, value, xp):
     where = f"{kernel}: argument {k} `{p.name}` is {_article(p.type)} {p.type}*"
     dtype = numpy_dtype(p.dtype)
     if not isinstance(value, xp.ndarray):
-        other = (
-            f": pass {xp.__name__}.asarray(..., {xp.__name__}.{dtype})"
-            if isinstance(value, list | tuple)
-            else ""
-        )
+        other = f": pass {xp.__name__}.asarray(..., {xp.__name__}.{dtype})" if isinstance(value, list | tuple) else ""
         other = f": pass {p.name}.get()" if xp is np and hasattr(value, "get") else other
         raise NanoEulerError(f"{where}, which takes a {xp.__name__} array, got {_kind(value)}{other}")
     bits16 = p.dtype == "bfloat16" and value.dtype == np.uint16  # its bytes, where NumPy lacks the type
@@ -351,9 +339,7 @@ def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
     given = {name: value[()][name] for name in value.dtype.names} if _is_structured(value) else value
     if not isinstance(given, dict) or set(given) != set(names):
         got = ", ".join(map(str, given)) if isinstance(given, dict) else _kind(value)
-        raise NanoEulerError(
-            f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {got}"
-        )
+        raise NanoEulerError(f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {got}")
     packed = np.zeros(p.bytes, np.uint8)
     for field in p.fields:
         dtype, there = (
@@ -381,9 +367,7 @@ def _numbers(where: str, dtype: np.dtype, shape: tuple[int, ...], value) -> np.n
         raise NanoEulerError(f"{where}: {size} numbers, got {got}")
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
-    return np.array([_number(where, dtype, number) for number in array.ravel().tolist()], dtype).reshape(
-        shape
-    )
+    return np.array([_number(where, dtype, number) for number in array.ravel().tolist()], dtype).reshape(shape)
 
 
 def _number(where: str, dtype: np.dtype, value) -> np.generic:
@@ -412,9 +396,7 @@ def _article(word: str) -> str:
 def _kind(value) -> str:
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return (
-        f"{name} {value.item() if isinstance(value, np.generic) else value!r}" if np.isscalar(value) else name
-    )
+    return f"{name} {value.item() if isinstance(value, np.generic) else value!r}" if np.isscalar(value) else name
 
 
 def _compile_for_gpu(owner: Module, text: Text, macros: list[str]) -> dict:

@@ -53,9 +53,7 @@ class _Magic:
         kernels = {re.sub(r"\W+", "_", name).strip("_"): compiled[name] for name in compiled}
         for name in kernels:
             if hasattr(builtins, name) or keyword.iskeyword(name):
-                raise NanoEulerError(
-                    f"`{name}` is a name of Python's own: call the kernel {name}_kernel, say"
-                )
+                raise NanoEulerError(f"`{name}` is a name of Python's own: call the kernel {name}_kernel, say")
         self.shell.push(kernels)
 
 

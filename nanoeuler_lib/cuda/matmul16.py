@@ -38,9 +38,7 @@ PIPELINED = Version("matmul16", 128, 128, 3)
 WARPGROUPS = Version("matmul16_wgmma", 128, 256, 4)
 
 
-def bind(
-    a, b, c, version: Version | None = None, *, of: Module | None = None, checked: bool = False
-) -> Launch:
+def bind(a, b, c, version: Version | None = None, *, of: Module | None = None, checked: bool = False) -> Launch:
     """A launch of c = a b^T.
 
     a: [M, K], b: [N, K], of bfloat16 (or uint16, its bits), float16 or float32, which is multiplied as TF32; c: [M, N]

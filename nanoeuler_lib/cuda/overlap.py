@@ -62,9 +62,7 @@ class OverlappingLaunch:
         self.name, self.grid, self.block, self.shared_mem = name, grid, block, shared_mem
         self.function, self.values = function.kernel.ptr, values  # which keep the arrays alive
         self._numbers = [
-            np.array(v.data.ptr, np.uint64)
-            if hasattr(v, "data") and hasattr(v.data, "ptr")
-            else np.asarray(v)
+            np.array(v.data.ptr, np.uint64) if hasattr(v, "data") and hasattr(v.data, "ptr") else np.asarray(v)
             for v in values
         ]
         self._arguments = (ctypes.c_void_p * len(values))(*(number.ctypes.data for number in self._numbers))
@@ -82,6 +80,4 @@ class OverlappingLaunch:
             ctypes.byref(self._config), ctypes.c_void_p(self.function), self._arguments, None
         )
         if status:
-            raise NanoEulerError(
-                f"{self.name}: the driver refused the launch with error {status}, expected 0"
-            )
+            raise NanoEulerError(f"{self.name}: the driver refused the launch with error {status}, expected 0")

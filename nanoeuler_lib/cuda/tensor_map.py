@@ -35,9 +35,7 @@ def tensor_map(matrix, rows: int) -> dict:
         0, _SWIZZLE_128, _PROMOTE_256, 0,
     )  # fmt: skip
     if failed:
-        raise NanoEulerError(
-            f"the driver makes no TensorMap of a {matrix.dtype} matrix {matrix.shape}: error {failed}"
-        )
+        raise NanoEulerError(f"the driver makes no TensorMap of a {matrix.dtype} matrix {matrix.shape}: error {failed}")
     return {"words": words}
 
 

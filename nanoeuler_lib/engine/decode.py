@@ -48,9 +48,7 @@ class Decoder:
         for key, (w, gain) in matrices.items():
             part, at = slice(at, at + w.size), at + w.size
             self.weights[key] = flat[part].reshape(w.shape[::-1])
-            exact = xp.ascontiguousarray(
-                (w if gain is None else gain[:, None] * w).T
-            )  # of one matrix at a time
+            exact = xp.ascontiguousarray((w if gain is None else gain[:, None] * w).T)  # of one matrix at a time
             if flat.dtype == exact.dtype:
                 flat[part] = exact.reshape(-1)
             else:
@@ -65,9 +63,7 @@ class Decoder:
         self.sent = pinned(self.program.where, self.inputs.shape, np.int32)
         sizes = dict(x=c.dim, qkv=c.qkv_dim, attended=c.heads * c.head_dim, hidden=c.ffn)
         sizes["logits"] = (1 + ahead) * c.vocab_size
-        self.buffers = SimpleNamespace(
-            **{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()}
-        )
+        self.buffers = SimpleNamespace(**{name: xp.empty((ROWS, size), np.float32) for name, size in sizes.items()})
         self.received = pinned(self.program.where, self.buffers.logits.shape, np.float32)
         self.lists = {}
         self.all_logits = self.received[:0]  # [T, (1 + ahead) V], behind each token that was read last
@@ -183,9 +179,7 @@ class Decoder:
                 under_way.append(drawn.run(launches))
             new = drawn.read(under_way.pop(0))
             if not new:
-                raise NanoEulerError(
-                    "a largest logit is no finite number, expected one: are the weights sound?"
-                )
+                raise NanoEulerError("a largest logit is no finite number, expected one: are the weights sound?")
             self.length += len(new)
             ids += new
             yield new

@@ -38,9 +38,7 @@ class Device:
 
     def expect_room(self, shape: ModelConfig, train: TrainConfig) -> None:
         """Raises OutOfMemory where training has no room for one row at a time. Before anything lies there."""
-        if (
-            self.name == "cpu" or self.group is not None
-        ):  # many cards: `many.Step` tells, for it cuts the states
+        if self.name == "cpu" or self.group is not None:  # many cards: `many.Step` tells, for it cuts the states
             return
         need = memory.bytes_needed(shape, 1, shape.context, self.precision, optimizer=train.optimizer)
         need["buffers"] += memory.RESERVED if self.name == "gpu" else 0
@@ -92,9 +90,7 @@ def choose(
     name, _, number = name.replace("cuda", "gpu", 1).partition(":")
     if name not in NAMES or (number and (name != "gpu" or not number.isdigit())):
         asked = short(f"{name}:{number}" if number else name)
-        raise NanoEulerError(
-            f"device is {asked}, expected one of {', '.join(NAMES)}, gpu:1{did_you_mean(name, NAMES)}"
-        )
+        raise NanoEulerError(f"device is {asked}, expected one of {', '.join(NAMES)}, gpu:1{did_you_mean(name, NAMES)}")
     precision = OTHERS_SAY.get(precision, precision)
     if precision is not None and precision not in program.NUMBER:
         known = tuple(program.NUMBER)

@@ -48,9 +48,7 @@ def card(where: str | None = None) -> Card:
     capability = int(gpu.compute_capability)
     if capability == 90 and not hopper():
         capability = 80
-    shared, processors = (
-        gpu.attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount")
-    )
+    shared, processors = (gpu.attributes[name] for name in ("MaxSharedMemoryPerBlockOptin", "MultiProcessorCount"))
     return Card(capability, shared, processors)
 
 
@@ -107,9 +105,7 @@ def tile(number: str, width: int, time: int, on: Card, tf32: bool = False) -> Ti
     cores = number != "float" or tf32
     if cores and on.capability < 80:
         what = "TF32" if number == "float" else number
-        raise NanoEulerError(
-            f"{what} needs tensor cores of compute capability 8.0, this card has {on.capability / 10}"
-        )
+        raise NanoEulerError(f"{what} needs tensor cores of compute capability 8.0, this card has {on.capability / 10}")
     if number != "float" and on.capability == 90 and width in HOPPER:
         return _hopper_tile(number, width, *HOPPER[width])
     few, many, long = (SIXTEEN_BITS if number != "float" else TF32 if tf32 else PLAIN)[width]

@@ -103,17 +103,13 @@ def backward(
         raise NanoEulerError("the backward pass takes bfloat16 (or uint16) and float32, got float16")
     if cores and on.capability < 80:
         what = "TF32" if tf32 else "bfloat16"
-        raise NanoEulerError(
-            f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}"
-        )
+        raise NanoEulerError(f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}")
     size, turn = qkv.dtype.itemsize, tables is not None
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
     if work is not None:  # room for dS beside the tiles
         of_keys = replace(of_keys, step=min(of_keys.step, 64), hold=0)
     if work is not None and size * of_keys.step < 64:
-        raise NanoEulerError(
-            f"`work` with heads of {C} numbers takes 80 KB of shared memory, got {on.shared} bytes"
-        )
+        raise NanoEulerError(f"`work` with heads of {C} numbers takes 80 KB of shared memory, got {on.shared} bytes")
     names = _names(number, cores, C, of_queries, of_keys, turn, work is not None)
     kernels = _module(names, where, checked)
     cosine, sine = tables if turn else (lse, lse)  # any arrays: they are not read
@@ -157,9 +153,7 @@ def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, tu
 
 @functools.cache
 def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
-    return cuda.module(
-        cuda.KERNELS / "attention_backward.cu", where=where, checked=checked, instantiate=names
-    )
+    return cuda.module(cuda.KERNELS / "attention_backward.cu", where=where, checked=checked, instantiate=names)
 
 
 def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:
@@ -167,9 +161,7 @@ def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> Non
     single = np.dtype("float32")
     wanted = [("dqkv", dqkv, qkv.shape, qkv.dtype), ("dout", dout, out.shape, qkv.dtype)]
     wanted += [("delta", delta, lse.shape, single)]
-    wanted += [
-        (f"tables[{i}]", table, (qkv.shape[1], C // 2), single) for i, table in enumerate(tables or ())
-    ]
+    wanted += [(f"tables[{i}]", table, (qkv.shape[1], C // 2), single) for i, table in enumerate(tables or ())]
     wanted += [("work", work, (*lse.shape, C), single)] if work is not None else []
     for name, array, shape, dtype in wanted:
         if array.shape != shape or array.dtype != dtype:

@@ -131,9 +131,7 @@ class GPT(model.GPT):
         if kernels is None:
             return self.program
         if self.precision != "float32":
-            raise NanoEulerError(
-                f"engine.use(kernels) is for precision float32, this model has {self.precision}"
-            )
+            raise NanoEulerError(f"engine.use(kernels) is for precision float32, this model has {self.precision}")
         if self._unfused is None or self._unfused.kernels is not kernels:
             p = self.program
             self._unfused = unfused.Unfused(self.config, kernels, p.where, p.checked, p.on)

@@ -51,9 +51,7 @@ def room_for(what: str, size: int, where: str, change: str) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         pieces = "" if size > free else " (in pieces too small, or taken since)"
-        raise OutOfMemory(
-            f"out of memory: {what} takes {gib(size)}, {gib(free)} are free{pieces}: {change}"
-        ) from None
+        raise OutOfMemory(f"out of memory: {what} takes {gib(size)}, {gib(free)} are free{pieces}: {change}") from None
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -254,9 +252,7 @@ def muon_work(groups: Mapping[tuple[int, int], list], precision: str, where: str
     types = {"n": np.dtype(np.uint16 if precision == "bfloat16" else np.float32), "f": np.dtype(np.float32)}
     xp = cuda.array_module(where)
     work = {name: xp.zeros(shape, types[kind]) for name, (kind, shape) in muon_shapes(groups).items()}
-    return SimpleNamespace(
-        **work, groups=[(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()]
-    )
+    return SimpleNamespace(**work, groups=[(*shape, xp.asarray(places, np.int32)) for shape, places in groups.items()])
 
 
 def bytes_needed(
@@ -338,9 +334,7 @@ class Plan:
     def __init__(self, owner, batch: int, time: int, writer: program.Program | None = None):
         config = owner.config
         if not 1 <= time <= config.context:
-            raise NanoEulerError(
-                f"context is {config.context}, got {time} tokens: expected 1 to {config.context}"
-            )
+            raise NanoEulerError(f"context is {config.context}, got {time} tokens: expected 1 to {config.context}")
         self.config, self.batch, self.time = config, batch, time
         self.program, self.lists = writer or owner.program, {}
         xp = cuda.array_module(owner.program.where)

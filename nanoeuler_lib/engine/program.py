@@ -74,9 +74,7 @@ class Copy:
             return
         from cupy.cuda import runtime, stream
 
-        to, source = (
-            x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (self.to, self.source)
-        )
+        to, source = (x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (self.to, self.source))
         kind, on = runtime.memcpyDefault, stream.get_current_stream().ptr
         runtime.memcpyAsync(to, source, self.source.nbytes, kind, on)
 
@@ -250,9 +248,7 @@ class Program:
     def zero(self, x):
         """x = 0."""
         full = x.full if isinstance(x, Residual) else x
-        self._engine(
-            "zero", "zero", self._blocks(full.size // 4), THREADS, (full, full.size // 4), full.nbytes
-        )
+        self._engine("zero", "zero", self._blocks(full.size // 4), THREADS, (full, full.size // 4), full.nbytes)
 
     def round_to(self, half, full):
         """half = full, as products take it. Both flat, of a multiple of 4 numbers."""
@@ -419,9 +415,7 @@ class Program:
         """sums[k] (+)= the sum of losses[:, k]. sums: [K]; losses: [N, K]."""
         N, K = losses.shape
         file, grid = self._file("reductions.cu"), (-(-K // 32), len(loss_parts))
-        self._launch(
-            "sum_losses", file, "column_sums", grid, (32, 8), (losses, loss_parts, N, K), losses.nbytes
-        )
+        self._launch("sum_losses", file, "column_sums", grid, (32, 8), (losses, loss_parts, N, K), losses.nbytes)
         self._sum_parts("sum_losses", loss_parts, sums, accumulate)
 
     def norm(self, factor, g, limit, *, square_parts):
@@ -467,15 +461,11 @@ class Program:
 
         momentum = g, m, factor, work.muon_parts, *place, beta
         self._launch("muon", file, "muon_momentum", grid, THREADS, momentum, 3 * size)
-        launch(
-            "muon_direction", (g, m, factor, work.muon_parts, x, *place, beta, SMALLEST), 2 * size + x.nbytes
-        )
+        launch("muon_direction", (g, m, factor, work.muon_parts, x, *place, beta, SMALLEST), 2 * size + x.nbytes)
         for a, b, c in SCHULZ:
             self._product("muon", gram, x, x, transpose_a=not wide, transpose_b=wide, small_clusters=True)
             self._product("muon", inner, gram, gram, alpha=c, plus=gram, beta=b, small_clusters=True)
-            self._product(
-                "muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, small_clusters=True
-            )
+            self._product("muon", y, *((inner, x) if wide else (x, inner)), plus=x, beta=a, small_clusters=True)
             x, y = y, x
         to = p if copy is None else copy
         move = p, x, to, factor, step, *place, MOVE * math.sqrt(max(R, C)), decay
@@ -535,14 +525,10 @@ class Program:
         )
         arguments = *arrays, V, heads - 1, end, ring, len(drawn.told)
         keys = 4 if V <= 4096 else 16
-        self._decode(
-            "judge", (f"order<{keys}>",), "judge", 1, 512, arguments, 0, drawn.told.nbytes, "draw.cu"
-        )
+        self._decode("judge", (f"order<{keys}>",), "judge", 1, 512, arguments, 0, drawn.told.nbytes, "draw.cu")
 
     def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes, file="decode.cu"):
-        launch = self._file(file, names)[kernel].bind(
-            grid, block, arguments, shared, seconds=60.0, overlap=True
-        )
+        launch = self._file(file, names)[kernel].bind(grid, block, arguments, shared, seconds=60.0, overlap=True)
         self._add(composite, launch, bytes)
 
 
@@ -592,6 +578,4 @@ def _row(width: int, few: int = 512) -> tuple[int, int]:
 @functools.cache
 def _module(file: str, instantiate: tuple[str, ...], where: str, checked: bool, add: bool = False):
     defines = {"ADD": 1} if add else {}
-    return cuda.module(
-        cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines
-    )
+    return cuda.module(cuda.KERNELS / file, where=where, checked=checked, instantiate=instantiate, defines=defines)

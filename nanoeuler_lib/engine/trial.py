@@ -16,9 +16,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import head_weights, optim
 
 # So large a rate that every term of the update shows, so large an eps that no update hangs on the sign of a rounding.
-SETTINGS = TrainConfig(
-    steps=2, warmup=0, rate=0.1, rate_end=1.0, adam_eps=0.01, decay=0.3, clip=0.1, later_heads=0.5
-)
+SETTINGS = TrainConfig(steps=2, warmup=0, rate=0.1, rate_end=1.0, adam_eps=0.01, decay=0.3, clip=0.1, later_heads=0.5)
 
 
 def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, float]:
@@ -44,9 +42,7 @@ def errors_of(config: ModelConfig, time: int, kernels: Module) -> dict[str, floa
         means = step.gradient(tokens, targets)
         _, grads = theirs.loss_and_gradients(tokens, targets, weights)
         counts = np.maximum((targets >= 0).reshape(-1, config.predict).sum(axis=0), 1)
-        errors["the mean loss of a step"] = _apart(
-            means, wanted.reshape(-1, config.predict).sum(axis=0) / counts
-        )
+        errors["the mean loss of a step"] = _apart(means, wanted.reshape(-1, config.predict).sum(axis=0) / counts)
         mean = step.whole_gradient()
         errors |= {f"the gradient of {name}": _apart(mean[name], g) for name, g in grads.items()}
         norm = float(np.linalg.norm(grads.flat))

@@ -230,9 +230,7 @@ def tried(kernels: cuda.Module, errors_of) -> None:
         alone = _Only(kernels, name)
         for T, D, H, V in TRIED:
             shape = dict(dim=D, heads=H, kv_heads=1, layers=1, context=T, vocab_size=V, predict=2, ffn=D + 8)
-            wrong = {
-                what: e for what, e in errors_of(ModelConfig(**shape), T, alone).items() if not e <= 1e-4
-            }
+            wrong = {what: e for what, e in errors_of(ModelConfig(**shape), T, alone).items() if not e <= 1e-4}
             if wrong:
                 what = max(wrong, key=lambda key: np.nan_to_num(wrong[key], nan=np.inf))
                 raise NanoEulerError(

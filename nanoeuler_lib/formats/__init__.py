@@ -40,9 +40,7 @@ def forms_of(checkpoint: Checkpoint, asked: list[str]) -> list[str]:
     own = getattr(checkpoint.model.config, "architecture", "llama")
     there = [to for architecture, to in WRITERS if architecture == own]
     for to in set(asked).difference(there):
-        raise NanoEulerError(
-            f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}"
-        )
+        raise NanoEulerError(f"{checkpoint.path}: is a GPT-2, and --to is {to}, expected {' or '.join(there)}")
     if "gguf" in (forms := asked or there):
         gguf.package()  # told before anything is written
     return forms
@@ -74,13 +72,9 @@ def import_run(path: str | Path, run: str | Path, tokenizer: str | Path | None =
         beside = path / "tokenizer.json" if path.is_dir() else path.with_name("tokenizer.bin")
         model, vocabulary = _read(path, Path(tokenizer or beside))
     except OSError as error:
-        raise NanoEulerError(
-            f"{error.filename or path}: cannot be read ({error.strerror or error})"
-        ) from None
+        raise NanoEulerError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
     info = {"source": str(path), "imported": True}
-    if (settings := path / "tokenizer_config.json").is_file() and isinstance(
-        found := read_json(settings), dict
-    ):
+    if (settings := path / "tokenizer_config.json").is_file() and isinstance(found := read_json(settings), dict):
         names = [name for name in llama.TEMPLATES if llama.jinja(name) == found.get("chat_template")]
         info |= {"template": names[0]} if names else {}  # of a run that this library exported
     checkpoint = Checkpoint(run, model, vocabulary, 0, None, None, info)
@@ -120,9 +114,7 @@ def _vocabulary(path, tokenizer, values):
     if own and not tokenizer.is_file() and (path / "vocab.json").is_file():  # as GPT-2 was published
         return Tokenizer.from_gpt2(path / "vocab.json", path / "merges.txt")
     if not tokenizer.is_file():
-        raise NanoEulerError(
-            f"{tokenizer}: no such file, expected --tokenizer FILE: tokenizer.json or tokenizer.bin"
-        )
+        raise NanoEulerError(f"{tokenizer}: no such file, expected --tokenizer FILE: tokenizer.json or tokenizer.bin")
     with open(tokenizer, "rb") as opened:
         as_json = opened.read(1) == b"{"
     ends = (_first(values.get(name)) for name in ("bos_token_id", "eos_token_id"))

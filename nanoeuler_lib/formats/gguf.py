@@ -35,9 +35,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     """
     gguf = package()
     if (cut := getattr(checkpoint.tokenizer, "cut", "gpt2")) not in PRE:
-        raise NanoEulerError(
-            "the vocabulary is SentencePiece's, expected a byte-level one: --to hf writes it"
-        )
+        raise NanoEulerError("the vocabulary is SentencePiece's, expected a byte-level one: --to hf writes it")
     tokenizers.to_json(checkpoint.tokenizer)  # refuses what neither file can hold
     partial = out.with_name(f".{out.name}.partial")
     try:

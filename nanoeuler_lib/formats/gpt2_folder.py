@@ -64,9 +64,7 @@ def read(folder: Path, values: dict) -> GPT2:
     head, names, shapes = found.pop("lm_head.weight", None), tensor_names(config), parameter_shapes(config)
     if odd := sorted(found.keys() ^ set(names.values())):
         what = "has the unknown" if odd[0] in found else "lacks"
-        raise NanoEulerError(
-            f"{folder}: {what} tensor {short(odd[0])}, {len(odd)} in all do not fit config.json"
-        )
+        raise NanoEulerError(f"{folder}: {what} tensor {short(odd[0])}, {len(odd)} in all do not fit config.json")
     for ours, theirs in names.items():
         file, _, shape, _ = found[theirs]
         if shape != shapes[ours]:
@@ -76,9 +74,7 @@ def read(folder: Path, values: dict) -> GPT2:
     for ours, theirs in names.items():
         params[ours][...] = llama.read_tensor(theirs, *found[theirs])
     if head and not np.array_equal(llama.read_tensor("lm_head.weight", *head), params["embed"]):
-        raise NanoEulerError(
-            f"{folder}: lm_head.weight is not wte.weight, expected a head tied to the embedding"
-        )
+        raise NanoEulerError(f"{folder}: lm_head.weight is not wte.weight, expected a head tied to the embedding")
     return GPT2(config, params)
 
 
@@ -86,9 +82,7 @@ def gpt2_config(values: dict, file: Path) -> GPT2Config:
     """The configuration that a config.json means. Raises NanoEulerError for what this library's GPT-2 has not."""
     for name, wanted in WANTED.items():
         if (value := values.get(name, wanted[0])) not in wanted:
-            raise NanoEulerError(
-                f"{file}: {name} is {short(value)}, expected {wanted[0]}: this model has no other"
-            )
+            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {wanted[0]}: this model has no other")
     default = SIZES["gpt2"] | {"norm_eps": 1e-5}
     numbers = {ours: values.get(theirs, default.get(ours, 0)) for ours, theirs in NUMBERS.items()}
     try:

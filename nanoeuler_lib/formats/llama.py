@@ -50,9 +50,7 @@ def write_folder(checkpoint: Checkpoint, out: Path, tensors: dict[str, np.ndarra
     """
     config, tokenizer, template = checkpoint.model.config, checkpoint.tokenizer, chat_template(checkpoint)
     unsaid = [tokenizer.special_tokens[name] for name in (USER, ASSISTANT) if template]
-    unsaid += range(
-        tokenizer.vocab_size, config.vocab_size
-    )  # numbers of no token, as a multiple of 8 leaves some
+    unsaid += range(tokenizer.vocab_size, config.vocab_size)  # numbers of no token, as a multiple of 8 leaves some
     shown = {id: name for name, id in tokenizer.special_tokens.items()}
     edges = {"bos_token": shown.get(tokenizer.begin), "eos_token": shown.get(tokenizer.end)}
     ids = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end}
@@ -128,9 +126,7 @@ def read(folder: Path, values: dict) -> GPT:
         found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
     if odd := sorted(found.keys() ^ shapes.keys()):
         what = "lacks" if odd[0] in shapes else "has the unknown"
-        raise NanoEulerError(
-            f"{folder}: {what} tensor {odd[0][:80]!r}, and in all {len(odd)} do not fit config.json"
-        )
+        raise NanoEulerError(f"{folder}: {what} tensor {odd[0][:80]!r}, and in all {len(odd)} do not fit config.json")
     for name, (file, _, shape, _) in found.items():
         if shape != shapes[name]:
             raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
@@ -179,9 +175,7 @@ def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:
     }
     for name, (value, expected) in wanted.items():
         if value != expected:
-            raise NanoEulerError(
-                f"{file}: {name} is {short(value)}, expected {expected}: this model has no other"
-            )
+            raise NanoEulerError(f"{file}: {name} is {short(value)}, expected {expected}: this model has no other")
     window = values.get("sliding_window", WINDOWS.get(values["model_type"]))
     if window is not None and not (isinstance(window, int) and window >= context):
         expected = f"expected none, or one of all {context} positions"
@@ -196,9 +190,7 @@ def headers(folder: Path) -> dict[str, tuple]:
         content = read_json(index)
         held = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(held, dict) or not all(Path(str(name)).name == name for name in held.values()):
-            raise NanoEulerError(
-                f"{index}: weight_map is {short(held)}, expected a file beside it for each tensor"
-            )
+            raise NanoEulerError(f"{index}: weight_map is {short(held)}, expected a file beside it for each tensor")
     for file in (folder / name for name in sorted({WEIGHTS} if held is None else set(held.values()))):
         if not file.is_file():
             raise NanoEulerError(f"{file}: no such file, expected the weights there, as safetensors")
@@ -218,9 +210,7 @@ def _header(file):
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
     except (OSError, SafetensorError, ValueError) as error:
-        raise NanoEulerError(
-            f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})"
-        ) from None
+        raise NanoEulerError(f"{file}: not readable as safetensors ({files.one_line(str(error), 200)})") from None
     header.pop("__metadata__", None)
     start = 8 + length
     return {n: (t["dtype"], tuple(t["shape"]), start + t["data_offsets"][0]) for n, t in header.items()}

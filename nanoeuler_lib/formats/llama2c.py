@@ -37,9 +37,7 @@ def read(file: Path) -> GPT:
         raise NanoEulerError(f"{file}: has version {version} and {size} bytes, expected llama2.c's 0, 1 or 2")
     start = HEAD if version else 28
     dim, ffn, layers, heads, kv_heads, vocab, context = struct.unpack_from("<7i", head, 8 if version else 0)
-    tied = (
-        bool(head[36]) if version else vocab > 0
-    )  # version 0 marks a head of its own by the vocabulary's sign
+    tied = bool(head[36]) if version else vocab > 0  # version 0 marks a head of its own by the vocabulary's sign
     group = struct.unpack_from("<i", head, 37)[0] if version == 2 else 0
     if ffn < 1 or group < 0 or (version == 2) != (group > 0):
         raise NanoEulerError(f"{file}: hidden_dim is {ffn} and group_size {group}, expected positive numbers")
@@ -51,9 +49,7 @@ def read(file: Path) -> GPT:
     order = [name for name in _order(layers, version) if not (tied and name == "lm_head.weight")]
     sizes = [_bytes(shapes.get(name, (context * config.head_dim // 2,)), group) for name in order]
     if (expected := start + sum(sizes)) != size:
-        raise NanoEulerError(
-            f"{file}: has {size} bytes, expected {expected} for a model of this shape: {config}"
-        )
+        raise NanoEulerError(f"{file}: has {size} bytes, expected {expected} for a model of this shape: {config}")
     expect_memory(config, file)
     params = Parameters(config)
     views = llama_views(params, config)
@@ -94,9 +90,7 @@ def _tensor(where, data, shape, group, config):
         if not (scales >= 0).all():
             raise NanoEulerError(f"{where} has a negative scale or NaN, expected scales behind each tensor")
         with np.errstate(over="ignore"):  # infinity is told below
-            tensor = dequantise(
-                np.frombuffer(data, np.int8, count).reshape(-1, group), scales[:, None], shape
-            )
+            tensor = dequantise(np.frombuffer(data, np.int8, count).reshape(-1, group), scales[:, None], shape)
     if not np.isfinite(tensor).all():
         raise NanoEulerError(f"{where} holds NaN or infinity, expected finite numbers")
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(where.split(".")[-2])
@@ -113,9 +107,7 @@ def read_tokenizer(file: Path) -> PieceTokenizer:
     while at < len(data):
         score, length = struct.unpack_from("<fi", data, at) if at + 8 <= len(data) else (0, -1)
         if not 0 <= length <= len(data) - at - 8 or not np.isfinite(score):
-            raise NanoEulerError(
-                f"{file}: token {len(pieces)} is cut off or damaged, expected a tokenizer.bin"
-            )
+            raise NanoEulerError(f"{file}: token {len(pieces)} is cut off or damaged, expected a tokenizer.bin")
         pieces.append(data[at + 8 : at + 8 + length])
         scores.append(score)
         at += 8 + length
@@ -125,9 +117,7 @@ def read_tokenizer(file: Path) -> PieceTokenizer:
             [f"<0x{byte:02X}>".encode()],
             [chr(byte).encode()],
         ):
-            raise NanoEulerError(
-                f"{file}: token {FIRST + byte} is not <0x{byte:02X}>, expected a tokenizer.bin"
-            )
+            raise NanoEulerError(f"{file}: token {FIRST + byte} is not <0x{byte:02X}>, expected a tokenizer.bin")
         pieces[FIRST + byte] = bytes([byte])
     pieces[:FIRST] = [name.encode() for name in SPECIAL]
     id_of = {piece: id for id, piece in enumerate(pieces[first:], first)}
@@ -138,6 +128,4 @@ def read_tokenizer(file: Path) -> PieceTokenizer:
         for cut in range(1, len(piece))
         if piece[:cut] in id_of and piece[cut:] in id_of
     ]
-    return PieceTokenizer(
-        pieces, rows, SPECIAL, range(FIRST, first), "space", SPECIAL["<s>"], SPECIAL["</s>"]
-    )
+    return PieceTokenizer(pieces, rows, SPECIAL, range(FIRST, first), "space", SPECIAL["<s>"], SPECIAL["</s>"])

@@ -38,9 +38,7 @@ PROBE = 16  # tokens whose logits are kept
 UNHASHED = {"README.md", "SHA256SUMS"}
 
 
-def release(
-    run: str | Path, out: str | Path, to: Iterable[str] = (), corpora: Iterable[str | Path] = ()
-) -> list[str]:
+def release(run: str | Path, out: str | Path, to: Iterable[str] = (), corpora: Iterable[str | Path] = ()) -> list[str]:
     """Write what one publishes of a run or a checkpoint into a new folder. Returns the lines that are to be filled in.
 
     to: hf, gguf, or both; by default all that the architecture has. corpora: folders of `nanoeuler corpus` whose
@@ -144,9 +142,7 @@ def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
     yield from ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     yield from [f"language: {BLANK}", f"license: {BLANK}", "---", "", f"# {markdown(name)}", ""]
     taught = {USER, ASSISTANT} <= found.tokenizer.special_tokens.keys()
-    what = (
-        "It was taught to answer questions" if taught else "It continues texts; it was not taught to answer"
-    )
+    what = "It was taught to answer questions" if taught else "It continues texts; it was not taught to answer"
     yield f"A language model of {found.model.size:,} parameters, trained with NanoEuler {__version__}. {what}."
     yield from ["", f"Published by: {BLANK}", "", "| | |", "|:--|:--|"]
     facts = _facts(found, log, about)

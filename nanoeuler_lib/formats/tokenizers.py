@@ -45,9 +45,7 @@ def to_json(tokenizer: Tokenizer) -> dict:
     id_of = {name: id for id, name in enumerate(shown)}
     for id, name in enumerate(shown):
         if id_of[name] != id:
-            raise NanoEulerError(
-                f"tokens {id} and {id_of[name]} are both {short(name)}, expected each text once"
-            )
+            raise NanoEulerError(f"tokens {id} and {id_of[name]} are both {short(name)}, expected each text once")
     normalizer, cutter = CUTS["meta" if cut == "space" else cut]
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     model = {
@@ -112,9 +110,7 @@ def _from_json(spec, begin, end):
     id_of = model["vocab"] | special
     shown = sorted(id_of, key=id_of.get)
     if [id_of[name] for name in shown] != list(range(len(shown))):
-        raise NanoEulerError(
-            f"tokenizer has {len(shown)} tokens, expected the ids 0 to {len(shown) - 1} once each"
-        )
+        raise NanoEulerError(f"tokenizer has {len(shown)} tokens, expected the ids 0 to {len(shown) - 1} once each")
     if cut in BYTE_LEVEL:
         byte_of = byte_characters()
         fallback = [id_of[c] for c in sorted(byte_of, key=byte_of.get)]
@@ -128,11 +124,7 @@ def _from_json(spec, begin, end):
     rows = [(id_of[a], id_of[b], id_of[a + b], rank) for rank, (a, b) in enumerate(pairs)]
     whole, first = bool(model.get("ignore_merges")), 256 + len(rows)
     ours = cut == "gpt2" and not whole and begin == end == special.get(END_OF_TEXT)
-    ours = (
-        ours
-        and sorted(fallback) == list(range(256))
-        and sorted(special.values()) == [*range(first, len(shown))]
-    )
+    ours = ours and sorted(fallback) == list(range(256)) and sorted(special.values()) == [*range(first, len(shown))]
     if ours and [row[2] for row in rows] == list(range(256, first)):
         return Tokenizer([row[:2] for row in rows], shown[first:], [piece[0] for piece in data[:256]])
     return PieceTokenizer(data, rows, special, fallback, cut, begin, end, whole)
@@ -145,12 +137,8 @@ def _cut_of(spec):
         if _bare(found) == _bare(known):
             return name
     shown = short(json.dumps(found))
-    raise NanoEulerError(
-        f"text is cut by {shown}, expected as by GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE"
-    )
+    raise NanoEulerError(f"text is cut by {shown}, expected as by GPT-2, SmolLM2, Llama 3 or SentencePiece's BPE")
 
 
 def _bare(value):
-    return json.loads(
-        json.dumps(value), object_hook=lambda part: {"use_regex": True, **part, "trim_offsets": True}
-    )
+    return json.loads(json.dumps(value), object_hook=lambda part: {"use_regex": True, **part, "trim_offsets": True})

@@ -25,9 +25,7 @@ class BatchDecoder:
         one = Decoder(model)
         c = self.config = one.config
         self.one, self.fed, self.most = one, 0, most
-        self.rows = np.arange(
-            len(prompts) * copies
-        )  # which rows are still there: row r belongs to r // copies
+        self.rows = np.arange(len(prompts) * copies)  # which rows are still there: row r belongs to r // copies
         self.prompt = self.rows // copies
         self.lengths = np.array([len(ids) for ids in prompts])
         self.caches, streams = [], []  # of each prompt, its keys and values by layer: [2G, T_p, C]
@@ -39,9 +37,7 @@ class BatchDecoder:
             self.caches.append([layer.cache[:, : len(ids)].copy() for layer in one.layers])
         self.stream = np.repeat(np.array(streams), copies, axis=0)  # [R, D], normed but for the gain
         shape = (len(self.rows), 2 * c.kv_heads, most, c.head_dim)
-        self.own = [
-            np.empty(shape, self.stream.dtype) for _ in one.layers
-        ]  # keys and values behind the prompts
+        self.own = [np.empty(shape, self.stream.dtype) for _ in one.layers]  # keys and values behind the prompts
 
     def logits(self) -> np.ndarray:
         """Logits [R, V] of head 0 behind each row that is there."""
@@ -68,9 +64,7 @@ class BatchDecoder:
             qkv[:, : (H + G) * C].view(turn.dtype)[...] *= turn
             q = qkv[:, : H * C].reshape(R, G, H // G, C)
             own[:, :, self.fed] = qkv[:, H * C :].reshape(R, 2 * G, C)
-            scores = np.full(
-                (R, G, H // G, longest + end), -np.inf, x.dtype
-            )  # a prompt's part, a row's own part
+            scores = np.full((R, G, H // G, longest + end), -np.inf, x.dtype)  # a prompt's part, a row's own part
             for p, rows in groups:
                 keys = self.caches[p][i][:G]  # [G, T_p, C]
                 scores[rows, ..., : keys.shape[1]] = q[rows] @ keys.mT

@@ -153,10 +153,6 @@ def check_room(config: ModelConfig, length: int, tokens: np.ndarray) -> None:
     """Raises NanoEulerError where tokens cannot follow `length` others: none, too many, or outside the vocabulary."""
     room, T = config.context - length, len(tokens)
     if not 1 <= T <= room:
-        raise NanoEulerError(
-            f"context is {config.context}, {length} used: got {T} tokens, expected 1 to {room}"
-        )
+        raise NanoEulerError(f"context is {config.context}, {length} used: got {T} tokens, expected 1 to {room}")
     if not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
-        raise NanoEulerError(
-            f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{config.vocab_size - 1}"
-        )
+        raise NanoEulerError(f"tokens lie in {min(tokens)}..{max(tokens)}, expected 0..{config.vocab_size - 1}")

@@ -44,9 +44,7 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
     before, delta = plan.layers[0].x1, None
     op.embed(before, tokens, params["embed"])
     for i, a in enumerate(plan.layers):
-        w = {
-            name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
-        }
+        w = {name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")}
         op.add_rmsnorm(a.x1, a.y1, a.rstd1, before, delta, w["norm1"], eps)
         op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config)
         op.attention(a.attended, a.probs, a.row_sums, a.qkv, config)
@@ -81,9 +79,7 @@ def backward(
     gain, dgain = params["norm_final"], grads["norm_final"]
     op.add_rmsnorm_back(dx, dgain, dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, add)
     for i, a in reversed(list(enumerate(plan.layers))):
-        w = {
-            name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")
-        }
+        w = {name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")}
         dw = {name: grads[f"layers.{i}.{name}"] for name in w}
         op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], add)
         op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up)
@@ -113,9 +109,7 @@ class GPT:
     def __new__(cls, config=None, *rest, **named):
         return super().__new__(KINDS.get(type(config), cls) if cls is GPT else cls)
 
-    def __init__(
-        self, config: ModelConfig, params: Parameters | None = None, seed: int = 0, dtype=np.float32
-    ):
+    def __init__(self, config: ModelConfig, params: Parameters | None = None, seed: int = 0, dtype=np.float32):
         self.config = config
         self.params = init(config, seed, dtype=dtype) if params is None else params
         self._plan = None
@@ -207,9 +201,7 @@ class GPT:
         return float((self.losses(tokens, targets) * scale).sum(dtype=np.float64))
 
     @ops.again()
-    def loss_and_gradients(
-        self, tokens: np.ndarray, targets: np.ndarray, weights=None
-    ) -> tuple[float, Parameters]:
+    def loss_and_gradients(self, tokens: np.ndarray, targets: np.ndarray, weights=None) -> tuple[float, Parameters]:
         """The loss and its gradient with respect to every parameter.
 
         tokens: [B, T]; targets: [B, T, K], -1 for "no target"; weights: [K], by default `head_weights(config)`.
@@ -237,9 +229,7 @@ class GPT:
         self.backward(grads, plan, tokens, targets, scale)
         return figures, grads
 
-    def weights(
-        self, plan: Plan, targets: np.ndarray, rows: slice, weigh: Weigh
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def weights(self, plan: Plan, targets: np.ndarray, rows: slice, weigh: Weigh) -> tuple[np.ndarray, np.ndarray]:
         """Between `forward` and `backward`: the figures of `weigh` for these rows of a batch, and the scale [N, K].
 
         targets: [B, T, K]. Later heads have weight 0: the policy is head 0 alone.

@@ -88,9 +88,7 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
         op.affine(plan.delta, a.hidden, w.down, w.down_bias)
         before, delta = a.x2, plan.delta
     gain, bias = params["norm_final"], params["norm_final_bias"]
-    op.add_layernorm(
-        plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, before, delta, gain, bias, eps
-    )
+    op.add_layernorm(plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, before, delta, gain, bias, eps)
 
 
 def backward(
@@ -112,9 +110,7 @@ def backward(
     op.heads_loss(plan.losses, dy, grads["embed"].T, plan.y_final, params["embed"].T, targets, scale, add)
     plan.clear(dx)
     gain, dgain, dbias = params["norm_final"], grads["norm_final"], grads["norm_final_bias"]
-    op.add_layernorm_back(
-        dx, dgain, dbias, dy, plan.x_final, plan.mean_final, plan.rstd_final, gain, eps, add
-    )
+    op.add_layernorm_back(dx, dgain, dbias, dy, plan.x_final, plan.mean_final, plan.rstd_final, gain, eps, add)
     for i, a in reversed(list(enumerate(plan.layers))):
         w, dw = _block(params, i), _block(grads, i)
         op.affine_back(plan.dhidden, dw.down, dw.down_bias, dx, a.hidden, w.down, add)

@@ -53,9 +53,7 @@ def numeric_gradient(f: Callable[[], float], x: np.ndarray, h: float = STEP, ord
     2 or 4, the power of h in the error. Returns an array like x. Raises NanoEulerError if x is not float64.
     """
     if x.dtype != np.float64:
-        raise NanoEulerError(
-            f"x is {x.dtype}, expected float64: in float32 the quotient would be mostly rounding"
-        )
+        raise NanoEulerError(f"x is {x.dtype}, expected float64: in float32 the quotient would be mostly rounding")
     slope = np.empty_like(x)
     for i in np.ndindex(x.shape):
         kept = x[i]
@@ -70,9 +68,7 @@ def numeric_gradient(f: Callable[[], float], x: np.ndarray, h: float = STEP, ord
     return slope
 
 
-def compare(
-    name: str, analytic: np.ndarray, numeric: np.ndarray, rtol: float = 1e-6, atol: float = 1e-12
-) -> Row:
+def compare(name: str, analytic: np.ndarray, numeric: np.ndarray, rtol: float = 1e-6, atol: float = 1e-12) -> Row:
     """How far two gradients of one shape are apart. NaN or infinity anywhere counts as infinitely far."""
     if analytic.shape != numeric.shape:
         raise NanoEulerError(f"gradient of {name} is {list(analytic.shape)}, expected {list(numeric.shape)}")
@@ -84,14 +80,10 @@ def compare(
     norm = float(np.linalg.norm(numeric))
     norm_rel = float(np.linalg.norm(apart)) / norm if norm else (np.inf if apart.any() else 0.0)
     worst = float((apart / (rtol * size + atol)).max(initial=0))
-    return Row(
-        name, numeric.shape, float(apart.max(initial=0)), float(relative.max(initial=0)), worst, norm_rel
-    )
+    return Row(name, numeric.shape, float(apart.max(initial=0)), float(relative.max(initial=0)), worst, norm_rel)
 
 
-def check_layer(
-    forward: Callable, backward: Callable, inputs: dict[str, np.ndarray], seed: int = 0
-) -> list[Row]:
+def check_layer(forward: Callable, backward: Callable, inputs: dict[str, np.ndarray], seed: int = 0) -> list[Row]:
     """Check a pure pair of `ops/reference.py`, or a reader's own.
 
     forward(*inputs) -> y, saved; backward(dy, saved) -> the gradients of the float64 inputs, in their order (one
@@ -104,9 +96,7 @@ def check_layer(
     analytic = analytic if isinstance(analytic, tuple) else (analytic,)
     checked = {name: x for name, x in inputs.items() if x.dtype == np.float64}
     if len(analytic) != len(checked):
-        raise NanoEulerError(
-            f"backward returned {len(analytic)} gradients, expected {len(checked)}: {list(checked)}"
-        )
+        raise NanoEulerError(f"backward returned {len(analytic)} gradients, expected {len(checked)}: {list(checked)}")
 
     def loss():
         return float((forward(*inputs.values())[0] * dy).sum())
@@ -154,9 +144,7 @@ def check_model(
 
 
 # The model that `check --device` runs: what the GPU's kernels take, small, and an odd number of positions.
-ENGINE_CONFIG = ModelConfig(
-    dim=64, heads=2, kv_heads=1, layers=2, context=37, vocab_size=96, predict=2, ffn=176
-)
+ENGINE_CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=37, vocab_size=96, predict=2, ffn=176)
 DEFINITION_ENGINE = (
     "against the reference in float64, per tensor: ||g - g64|| <= ||g64|| times the larger of 1e-6 and twice what "
     "NumPy's float32 is off by; tf32: times 1e-2; bfloat16: times 8e-2"
@@ -204,7 +192,5 @@ def table(rows: list[Row], by_norm: bool = False) -> str:
         shape = "x".join(map(str, r.shape)) or "scalar"
         times = r.norm_rel / 1e-6 if by_norm else r.worst
         verdict = "ok" if times <= 1 else f"WRONG ({times:.3g} x the tolerance)"
-        lines.append(
-            f"{r.name:<18} {shape:<12} {r.max_abs:8.1e} {r.max_rel:8.1e} {r.norm_rel:8.1e}  {verdict}"
-        )
+        lines.append(f"{r.name:<18} {shape:<12} {r.max_abs:8.1e} {r.max_rel:8.1e} {r.norm_rel:8.1e}  {verdict}")
     return "\n".join(lines)

@@ -14,9 +14,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     if step < config.warmup:
         return config.rate * (step + 1) / config.warmup
     done = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.rate * (
-        config.rate_end + (1 - config.rate_end) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    )
+    return config.rate * (config.rate_end + (1 - config.rate_end) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def clip_factor(norm: float, limit: float) -> float:

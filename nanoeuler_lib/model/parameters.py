@@ -67,7 +67,5 @@ def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32
             p[...] = 0 if name.endswith("_bias") else 1
         else:
             writes_residual = name.endswith((".out", ".down"))
-            p[...] = rng.standard_normal(p.shape) * (
-                std / np.sqrt(2 * config.layers) if writes_residual else std
-            )
+            p[...] = rng.standard_normal(p.shape) * (std / np.sqrt(2 * config.layers) if writes_residual else std)
     return params

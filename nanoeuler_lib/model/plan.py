@@ -80,9 +80,7 @@ class Plan:
 
     def __init__(self, config: ModelConfig, batch: int, time: int, dtype=np.float32):
         if not 1 <= time <= config.context:
-            raise NanoEulerError(
-                f"context is {config.context}, got {time} tokens: expected 1 to {config.context}"
-            )
+            raise NanoEulerError(f"context is {config.context}, got {time} tokens: expected 1 to {config.context}")
         self.config, self.batch, self.time, self.dtype = config, batch, time, np.dtype(dtype)
         layer, step, scratch = shapes(config, batch, time)
         self.buffers = {}

@@ -189,9 +189,7 @@ def use(version: str | None = None, **own):
         raise NanoEulerError("ops.use takes NumPy functions; kernels go into the engine: engine.use(kernels)")
     for name, function in own.items():
         if name not in FUNCTIONS:
-            raise NanoEulerError(
-                f"no function {name!r} to replace, expected one of {', '.join(sorted(FUNCTIONS))}"
-            )
+            raise NanoEulerError(f"no function {name!r} to replace, expected one of {', '.join(sorted(FUNCTIONS))}")
         if not callable(function):
             raise NanoEulerError(f"{name} is {function!r}, expected a function")
     _stack.append(_InUse(version, all_own, _composites(version, all_own)))

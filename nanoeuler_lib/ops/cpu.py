@@ -43,9 +43,7 @@ def _far_from_zero(z):
 
 def embed(x, tokens, table):
     """x[n] = table[tokens[n]]. x: [N, D]; tokens: [B, T] with N = B T, or [N]; table: [V, D]."""
-    np.take(
-        table, tokens.reshape(-1), axis=0, out=x, mode="clip"
-    )  # with "clip" NumPy writes into `out` without a copy
+    np.take(table, tokens.reshape(-1), axis=0, out=x, mode="clip")  # with "clip" NumPy writes into `out` without a copy
 
 
 def embed_back(dtable, dx, tokens, accumulate, *, work_rows):

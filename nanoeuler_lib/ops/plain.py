@@ -55,10 +55,7 @@ class Plain:
 
     def qkv_rope_back(self, dy, dw, dqkv, y, w, rope, config, accumulate):
         packed, saved = self.f["linear_forward"](y, w)
-        turned = [
-            self.f["rope_forward"](x, rope.cos, rope.sin)[1]
-            for x in _split(packed, len(rope.cos), config)[:2]
-        ]
+        turned = [self.f["rope_forward"](x, rope.cos, rope.sin)[1] for x in _split(packed, len(rope.cos), config)[:2]]
         dq, dk, dv = _split(dqkv, len(rope.cos), config)
         dq = self.f["rope_backward"](dq / math.sqrt(config.head_dim), turned[0])
         dk = self.f["rope_backward"](dk, turned[1])

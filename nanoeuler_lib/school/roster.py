@@ -193,9 +193,7 @@ def handed_in(folder: Path, wanted: str, roster: Roster | None = None) -> dict[s
     """
     ending = Path(wanted).suffix
     if not folder.is_dir():
-        raise NanoEulerError(
-            f"{folder} is no folder, expected one with NAME/{wanted} or NAME{ending} for each student"
-        )
+        raise NanoEulerError(f"{folder} is no folder, expected one with NAME/{wanted} or NAME{ending} for each student")
     found, refused = {}, []
     for entry in sorted(folder.iterdir()):
         if entry.name[0] == "." or entry.name == "__MACOSX" or not (entry.is_dir() or entry.suffix == ending):
@@ -216,17 +214,11 @@ def handed_in(folder: Path, wanted: str, roster: Roster | None = None) -> dict[s
         else:
             refused.append(f"{entry.name} ({'of ' + ' or '.join(students) if students else 'on no roster'})")
     if refused:
-        raise NanoEulerError(
-            f"{folder} holds {', '.join(refused)}, expected names of the roster, each of one student"
-        )
+        raise NanoEulerError(f"{folder} holds {', '.join(refused)}, expected names of the roster, each of one student")
     if not found:
-        raise NanoEulerError(
-            f"{folder} holds no submission, expected NAME/{wanted} or NAME{ending} for each student"
-        )
+        raise NanoEulerError(f"{folder} holds no submission, expected NAME/{wanted} or NAME{ending} for each student")
     names = [s.name for s in roster.students] if roster else sorted(found)
-    return {
-        name: _last(found[name], wanted) if name in found else HandedIn(None, remark=ABSENT) for name in names
-    }
+    return {name: _last(found[name], wanted) if name in found else HandedIn(None, remark=ABSENT) for name in names}
 
 
 def whose(label: str, roster: Roster) -> list[Student]:
@@ -291,17 +283,13 @@ def _last(files: list[HandedIn], wanted: str) -> HandedIn:
     last = max(there, key=lambda f: (f.when or datetime.min, str(f.path)))
     if len(there) == 1:
         return last
-    return HandedIn(
-        last.path, last.when, last.late, f"{len(there)} files, the last counts: {one_line(last.path.name)}"
-    )
+    return HandedIn(last.path, last.when, last.late, f"{len(there)} files, the last counts: {one_line(last.path.name)}")
 
 
 # ---- The platform's table
 
 
-def write_grades(
-    path: Path, roster: Roster, title: str, points: dict[str, float | None], most: float
-) -> None:
+def write_grades(path: Path, roster: Roster, title: str, points: dict[str, float | None], most: float) -> None:
     """Write the CSV file that the roster's platform imports: its own columns that identify students, and the points.
 
     points: for each student; None leaves the cell empty. title: the column's name; if the roster has a column of that
@@ -321,7 +309,5 @@ def write_grades(
         cells = student.row | {column: "" if mark is None else f"{mark:g}"}
         rows.append([cells.get(c, "") for c in columns])
     table = io.StringIO()
-    csv.writer(
-        table, quoting=csv.QUOTE_ALL if roster.platform == "blackboard" else csv.QUOTE_MINIMAL
-    ).writerows(rows)
+    csv.writer(table, quoting=csv.QUOTE_ALL if roster.platform == "blackboard" else csv.QUOTE_MINIMAL).writerows(rows)
     write_text(path, table.getvalue())

@@ -296,9 +296,7 @@ class _Penalising:
     def decoder(self):
         return self
 
-    length = property(
-        lambda self: self.inner.length, lambda self, length: setattr(self.inner, "length", length)
-    )
+    length = property(lambda self: self.inner.length, lambda self, length: setattr(self.inner, "length", length))
 
     def feed(self, tokens):
         self.seen.update(tokens.tolist())

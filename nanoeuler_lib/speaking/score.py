@@ -114,9 +114,7 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
         if piece:  # tokens that are parts of a character are marked together
             level = sum(pending >= least for least in LEVELS)
             shown = html.escape(printable(piece))
-            parts.append(
-                f'<span class="b{level}" title="{pending:.1f} bits">{shown}</span>' if level else shown
-            )
+            parts.append(f'<span class="b{level}" title="{pending:.1f} bits">{shown}</span>' if level else shown)
         if piece or end:
             pending = 0.0
         parts.append(end)

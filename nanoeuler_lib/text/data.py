@@ -307,9 +307,7 @@ def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
             for start in range(first, end if tokens.cut else first + 1, time)
         ]
     else:
-        spans = [
-            (start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)
-        ]
+        spans = [(start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)]
     inputs, targets = np.zeros((len(spans), time), np.int64), np.full((len(spans), time), -1, np.int64)
     for row, (start, end) in enumerate(spans):
         inputs[row, : end - 1 - start] = tokens.ids[start : end - 1]

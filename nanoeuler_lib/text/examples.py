@@ -135,9 +135,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
 def _pair(place, value):
     """The pair that a JSON value holds. Raises NanoEulerError, which says what is wrong."""
     if not isinstance(value, dict) or not {"chosen", "rejected"} <= value.keys():
-        found = (
-            f"has keys {short(sorted(value))}" if isinstance(value, dict) else f"is a {type(value).__name__}"
-        )
+        found = f"has keys {short(sorted(value))}" if isinstance(value, dict) else f"is a {type(value).__name__}"
         raise NanoEulerError(f"{place} {found}, expected an object of prompt, chosen and rejected")
     if not isinstance(value["chosen"], list):
         prompt, chosen, rejected = (_text(place, value, name) for name in ("prompt", "chosen", "rejected"))
@@ -146,15 +144,11 @@ def _pair(place, value):
     both = []
     for name in ("chosen", "rejected"):
         if not isinstance(value[name], list):
-            raise NanoEulerError(
-                f"{place}: {name} is {_shown(value[name])}, expected a list of messages, as chosen"
-            )
+            raise NanoEulerError(f"{place}: {name} is {_shown(value[name])}, expected a list of messages, as chosen")
         both.append(_dialogue(place, f"{name} ", before + value[name]))
     chosen, rejected = both
     if chosen[:-1] != rejected[:-1] or chosen[-1][0] != rejected[-1][0]:
-        raise NanoEulerError(
-            f"{place}: chosen and rejected differ before the last reply, expected the same prompt"
-        )
+        raise NanoEulerError(f"{place}: chosen and rejected differ before the last reply, expected the same prompt")
     return chosen, rejected
 
 
@@ -180,9 +174,7 @@ def _objects(path):
         raise
     except (OSError, EOFError, *UNPACKING, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(
-            f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz"
-        ) from None
+        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz") from None
     if text is None:
         raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
     if text.lstrip().startswith("[") and not _lists_by_line(text):
@@ -206,9 +198,7 @@ def _json(path, place, text):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NanoEulerError(
-            f"{path}: {place} is not JSON ({error}), expected an array, or an object a line"
-        ) from None
+        raise NanoEulerError(f"{path}: {place} is not JSON ({error}), expected an array, or an object a line") from None
 
 
 INSTRUCTIONS = ("instruction", "input", "output"), ("instruction", "context", "response")
@@ -221,9 +211,7 @@ def _example(place, value):
     if isinstance(value, list):
         return _dialogue(place, "", value), "plain"
     if not isinstance(value, dict):
-        raise NanoEulerError(
-            f"{place} is a {type(value).__name__}, expected an object with texts under {KNOWN}"
-        )
+        raise NanoEulerError(f"{place} is a {type(value).__name__}, expected an object with texts under {KNOWN}")
     for name in ("messages", "conversations"):
         if name in value:
             return _dialogue(place, f"{name} ", value[name]), "plain"

@@ -38,9 +38,7 @@ class Ngrams:
         self.vocab_size, self.strength, self.tables = vocab_size, strength, []
         ids, context, contexts = np.asarray(ids, np.int64), np.zeros(len(ids), np.int64), 1
         for n in range(order):
-            grams, numbers, seen = np.unique(
-                context * vocab_size + ids[n:], return_inverse=True, return_counts=True
-            )
+            grams, numbers, seen = np.unique(context * vocab_size + ids[n:], return_inverse=True, return_counts=True)
             self.tables.append(Table.of(grams, seen, contexts, vocab_size))
             context, contexts = numbers[:-1], len(grams)  # a gram is a context of the token after it
 

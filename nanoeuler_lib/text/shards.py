@@ -74,9 +74,7 @@ def write(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most 65536: shards hold ids of 16 bits"
         )
     if END_OF_TEXT not in tokenizer.special_tokens:
-        raise NanoEulerError(
-            f"tokenizer has no token {END_OF_TEXT}, expected one that was trained with --end-of-text"
-        )
+        raise NanoEulerError(f"tokenizer has no token {END_OF_TEXT}, expected one that was trained with --end-of-text")
     partial = out.with_name(f".{out.name}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -97,9 +95,7 @@ def write(
             os.replace(partial, out)
             files.sync(out.parent)
     except OSError as error:
-        raise NanoEulerError(
-            f"{out}: cannot be written ({error.strerror or error}); nothing is left of it"
-        ) from None
+        raise NanoEulerError(f"{out}: cannot be written ({error.strerror or error}); nothing is left of it") from None
     return Shards(out)
 
 
@@ -288,15 +284,9 @@ def _read_head(file):
     files.unsealed(head, file, "truncated or edited")
     kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": dict}
     good = all(type(head.get(key)) is kind for key, kind in kinds.items())
-    good = (
-        good
-        and all(type(n) is int and n > 0 for n in head["shards"])
-        and sum(head["shards"]) == head["tokens"]
-    )
+    good = good and all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
     good = good and all(isinstance(digest, str) for digest in head["sha256"].values())
-    names = (
-        ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
-    )
+    names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
     if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
     return head
@@ -308,9 +298,7 @@ def _check_digest(file, digest):
     except OSError as error:
         raise NanoEulerError(f"{file}: {error.strerror}, expected it beside shards.json") from None
     if actual != digest:
-        raise NanoEulerError(
-            f"{file}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...: truncated or edited"
-        )
+        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...: truncated or edited")
 
 
 def _mapped(file, dtype, shape):

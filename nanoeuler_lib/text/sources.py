@@ -76,9 +76,7 @@ def _json_text(place, line):
         found = f"a {type(value).__name__}"
         if isinstance(value, dict):
             found = f"{short(text)} under text" if "text" in value else f"keys {short(sorted(value))}"
-        hint = (
-            ": nanoeuler sft reads conversations" if isinstance(value, dict) and "messages" in value else ""
-        )
+        hint = ": nanoeuler sft reads conversations" if isinstance(value, dict) and "messages" in value else ""
         raise NanoEulerError(f"{place} has {found}, expected an object with a text under text{hint}")
     text = text or ""
     if re.search("[\0\ud800-\udfff]", text):

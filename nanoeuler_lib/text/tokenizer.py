@@ -134,9 +134,7 @@ def count_words(text: str, special_tokens: Collection[str] = ()) -> Counter[str]
     return words
 
 
-def _merge_in_words(
-    pair: str, new: str, tokens: list[str], indices: Iterable[int]
-) -> list[tuple[str, str, list[int]]]:
+def _merge_in_words(pair: str, new: str, tokens: list[str], indices: Iterable[int]) -> list[tuple[str, str, list[int]]]:
     """Merge the pair in the words tokens[index], in place, and say what the borders beside new tokens became.
 
     Each neighbour of a new token gives one entry: the pair before, the pair after, and the words, once per place.
@@ -500,9 +498,7 @@ def _checked_special_tokens(special_tokens: Iterable[str]) -> list[str]:
     return names
 
 
-def _checked_tokens(
-    merges: Sequence[tuple[int, int]], byte_order: Sequence[int], specials: int
-) -> list[bytes]:
+def _checked_tokens(merges: Sequence[tuple[int, int]], byte_order: Sequence[int], specials: int) -> list[bytes]:
     """The bytes of each id below the special tokens, if every merge is one that encoding can come to."""
     if not all(type(byte) is int for byte in byte_order) or sorted(byte_order) != list(range(256)):
         raise NanoEulerError("byte_order: expected each of the integers 0 to 255 once")

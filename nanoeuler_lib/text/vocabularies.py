@@ -47,9 +47,7 @@ BYTE_LEVEL = {"gpt2": split_words, "digits": split_digits, "llama3": _LLAMA3.fin
 WHOLE = {  # the text behind a space, as one word
     "space": lambda text: [" " + text] if text else [],  # llama2.c
     "meta": lambda text: [" " + text.replace(META, " ")] if text else [],  # Llama 2
-    "one space": lambda text: (
-        [re.sub(r"^(?=[^ ])", " ", text.replace(META, " "))] if text else []
-    ),  # newer conversions
+    "one space": lambda text: [re.sub(r"^(?=[^ ])", " ", text.replace(META, " "))] if text else [],  # newer conversions
 }
 
 
@@ -136,9 +134,7 @@ class PieceTokenizer(Tokenizer):
         parts = [data] if self.cut in BYTE_LEVEL else map(str.encode, word)
         start = {} if self.cut in BYTE_LEVEL else self._id_of
         ids = (
-            id
-            for part in parts
-            for id in ([start[part]] if part in start else map(self.fallback.__getitem__, part))
+            id for part in parts for id in ([start[part]] if part in start else map(self.fallback.__getitem__, part))
         )
         return merge_by_priority(ids, self._pairs)
 
@@ -154,9 +150,7 @@ class PieceTokenizer(Tokenizer):
     @property
     def byte_order(self) -> list[int]:
         """Not of these vocabularies, to which no special tokens can be added: raises NanoEulerError."""
-        raise NanoEulerError(
-            "the vocabulary is another program's, expected one of this library to add tokens to"
-        )
+        raise NanoEulerError("the vocabulary is another program's, expected one of this library to add tokens to")
 
     def __reduce__(self) -> tuple:
         rest = self.fallback, self.cut, self.begin, self.end, self.whole

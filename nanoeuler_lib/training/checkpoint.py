@@ -108,9 +108,7 @@ def _write_files(partial, model, tokenizer, step, train, optimizer, info, eight_
     save_file(int8.quantized(tensors) if eight_bits else tensors, partial / "model.safetensors")
     tokenizer.save(partial / "tokenizer.json")
     if optimizer is not None:
-        moments = {
-            f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).host().items()
-        }
+        moments = {f"{kind}.{name}": x for kind in ("m", "v") for name, x in getattr(optimizer, kind).host().items()}
         save_file(moments, partial / "optimizer.safetensors")
     # safetensors lets no one else read them, whatever the umask
     for file in partial.glob("*.safetensors"):
@@ -143,9 +141,7 @@ def _swap(partial, path, replaced):
 
 def renew(path: Path, info: dict) -> None:
     """Replace the info of a checkpoint that is written, and nothing else of it."""
-    files.write_text(
-        path / "checkpoint.json", to_json(seal(_read_head(path) | {"info": info}), indent=1) + "\n"
-    )
+    files.write_text(path / "checkpoint.json", to_json(seal(_read_head(path) | {"info": info}), indent=1) + "\n")
 
 
 def load(path: str | Path, training: bool = False) -> Checkpoint:
@@ -203,9 +199,7 @@ def pretrained(name: str) -> Path:
     """The checkpoint folder of a model that comes with the package. Raises NanoEulerError on an unknown name."""
     known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
     if name not in known:
-        raise NanoEulerError(
-            f"no pretrained model {short(name)}, the package has {', '.join(known) or 'none'}"
-        )
+        raise NanoEulerError(f"no pretrained model {short(name)}, the package has {', '.join(known) or 'none'}")
     return PRETRAINED / name
 
 
@@ -232,9 +226,7 @@ def find(path: str | Path) -> Path:
     if steps:
         return steps[-1]
     if (path / "lock").is_file():
-        raise NanoEulerError(
-            f"{path}: holds no checkpoint: the run was stopped before its first, begin it again"
-        )
+        raise NanoEulerError(f"{path}: holds no checkpoint: the run was stopped before its first, begin it again")
     what = "holds no checkpoint" if path.exists() else "no such folder"
     if inside := folders(path.parent) if path.name == "checkpoints" else []:
         what, expected = "holds checkpoints", f"expected its run {path.parent}, or one of them: {inside[-1]}"
@@ -313,11 +305,7 @@ def _read_head(path):
     head = files.read_head(file, FORMAT, HEAD_BYTES)
     kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
     for key, kind in kinds.items():
-        if (
-            key not in head
-            or not isinstance(head[key], kind)
-            or (key == "step" and not 0 <= head["step"] < 2**53)
-        ):
+        if key not in head or not isinstance(head[key], kind) or (key == "step" and not 0 <= head["step"] < 2**53):
             raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
     head = unsealed(head, file)
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}

@@ -86,9 +86,7 @@ class Dataset:
 
     span = 1  # steps behind which alone a run may be saved
     together = 1  # rows that stand or fall together: 2 for pairs
-    figures: Sequence[
-        str
-    ] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
+    figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
@@ -109,8 +107,7 @@ class TextDataset(Dataset):
     def __init__(self, part: str, valid: str, state: Checkpoint):
         self.model, self.train, self.tokenizer = state.model.config, state.train, state.tokenizer
         self.part, self.valid = (
-            replace(data.tokenize(text, state.tokenizer), cut=self.train.cut_documents)
-            for text in (part, valid)
+            replace(data.tokenize(text, state.tokenizer), cut=self.train.cut_documents) for text in (part, valid)
         )
         source = state.info.get("source", "text")
         _expect_a_row(source, "training", len(self.part.ids), self.model)
@@ -415,9 +412,7 @@ class SFTDataset(Dataset):
                 "(--base), shorter examples, or more of them"
             )
         if len(fitting) < len(encoded):
-            self.warnings.append(
-                f"{fits}; the others are left out. A base model of a longer context takes more"
-            )
+            self.warnings.append(f"{fits}; the others are left out. A base model of a longer context takes more")
         kept = lost = turns = short = 0
         for example, found in zip(examples, encoded):
             kept += sum(int(e.counted.sum()) for e in found)

@@ -71,9 +71,7 @@ class Journal:
 
     def _without(self, step, what, error):
         """Warn that a step has no validation or no sample; its weights are what they are."""
-        self.warn(
-            step, f"no {what}: {one_line(str(error) if isinstance(error, NanoEulerError) else repr(error))}"
-        )
+        self.warn(step, f"no {what}: {one_line(str(error) if isinstance(error, NanoEulerError) else repr(error))}")
 
     def begin(self, warnings, changed):
         """What will be done, what is odd about it, and the validation before the first step.
@@ -156,9 +154,7 @@ class Journal:
         self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
 
     def vitals(self, step, signs):
-        self.note(
-            step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()}
-        )
+        self.note(step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()})
 
     def look(self, step, validates, whole, samples):
         """Validate and sample, where a step has that; its checkpoint, if there is one, then gets the validation."""

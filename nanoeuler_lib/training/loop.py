@@ -64,9 +64,7 @@ def start_run(
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be made ({error.strerror}), expected a folder to write to"
-        ) from None
+        raise NanoEulerError(f"{run}: cannot be made ({error.strerror}), expected a folder to write to") from None
     with _held(run, group) as still_there, _memory_told():
         place = chosen_before(state.info, None, state.model.config, group)
         place.expect_room(state.model.config, state.train)
@@ -178,16 +176,12 @@ def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) 
 def expect_launches(profile: int, device: Device) -> None:
     """Raises NanoEulerError for a profile on the CPU, where no launches can be timed."""
     if profile and device == CPU:
-        raise NanoEulerError(
-            "profile times the launches of a GPU, and this run is on the CPU: expected --device gpu"
-        )
+        raise NanoEulerError("profile times the launches of a GPU, and this run is on the CPU: expected --device gpu")
 
 
 def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: Dataset) -> None:
     """Refuse to go on with other data than the run began with, or an impossible number of workers."""
-    held_out = (
-        "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"
-    )
+    held_out = "--valid FILE names" if state.info.get("files", {}).get("valid") else "is the end of --data FILE"
     pairs = (
         ("text", "fingerprint", dataset.fingerprint, "--data FILE names"),
         ("validation text", "valid_fingerprint", dataset.valid_fingerprint, held_out),
@@ -277,9 +271,7 @@ def _update_description(file, state, dataset):
     data = old.get("data")
     bits = data.get("bits") if isinstance(data, dict) else None
     if (old.get("train"), old.get("model"), bits) != (new["train"], new["model"], new["data"].get("bits")):
-        beginning = {
-            name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)
-        }
+        beginning = {name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)}
         write_text(file, to_json(new | beginning, indent=1) + "\n")
 
 
@@ -314,15 +306,11 @@ def _train(journal, warnings=(), changed=(), profile=0):
             _update_description(journal.run / "run.json", state, dataset)
         if group is None:
             journal.estimate(take_step)
-        draw = (
-            (lambda step: dataset.batch(step, rows)) if group is None else _drawn_ahead(dataset, rows, ahead)
-        )
+        draw = (lambda step: dataset.batch(step, rows)) if group is None else _drawn_ahead(dataset, rows, ahead)
         for step in range(state.step, config.steps):
             done = step + 1
             validates = done % config.valid_every == 0 or done == config.steps
-            whole = (
-                not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
-            )
+            whole = not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
             before = model.params.host().flat.copy() if (validates and whole) or done == 1 else None
             began = time.perf_counter()
             if profile and step == state.step + 1:  # the first one has compiled and taken memory
@@ -379,11 +367,7 @@ def _saved_when_full(journal, group):
         if group is None and journal.taken > journal.saved and journal.taken % journal.dataset.span == 0:
             journal.save(journal.taken)
         journal.settle()
-        told = (
-            error
-            if isinstance(error, OutOfMemory)
-            else f"out of memory ({one_line(str(error), 120)}): {LESS}"
-        )
+        told = error if isinstance(error, OutOfMemory) else f"out of memory ({one_line(str(error), 120)}): {LESS}"
         raise OutOfMemory(
             f"{told}; the checkpoint of step {journal.saved} is whole: --resume {journal.run} goes on"
         ) from None

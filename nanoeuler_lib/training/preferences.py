@@ -164,9 +164,7 @@ class PairsDataset(Dataset):
             elif max(len(reply.ids) for reply in both) <= most:
                 for example, reply in zip(pair, both, strict=True):
                     count_last(reply, self.tokenizer, example)
-                self.prompt = (
-                    self.prompt if found else pair[0][-1][0]
-                )  # at last that of the first held-out pair
+                self.prompt = self.prompt if found else pair[0][-1][0]  # at last that of the first held-out pair
                 found.append(both)
         if not found:
             raise NanoEulerError(
@@ -175,9 +173,7 @@ class PairsDataset(Dataset):
                 "shorter replies, or more pairs"
             )
         if equal:
-            self.warnings.append(
-                f"{equal} of {len(pairs)} {name} pairs have two equal replies and are left out"
-            )
+            self.warnings.append(f"{equal} of {len(pairs)} {name} pairs have two equal replies and are left out")
         if long := len(pairs) - equal - len(found):
             self.warnings.append(
                 f"{long} of {len(pairs)} {name} pairs do not fit in {self.model.context} tokens and are left out, whole"
@@ -199,9 +195,7 @@ class PairsDataset(Dataset):
             raise NanoEulerError(f"{file}: is not the one that the run began with: truncated or edited")
 
     def _digest(self):
-        return fingerprint(
-            np.concatenate([self.reference[name].view(np.int64).ravel() for name in ("train", "valid")])
-        )
+        return fingerprint(np.concatenate([self.reference[name].view(np.int64).ravel() for name in ("train", "valid")]))
 
     def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, Weigh]:
         """Inputs [B, T] and targets [B, T, K], chosen and rejected replies by turns, and the loss of these rows."""
@@ -234,9 +228,7 @@ class PairsDataset(Dataset):
         return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
 
 
-def pair_rows(
-    pairs: Sequence[Sequence[Encoded]], context: int, predict: int
-) -> tuple[np.ndarray, np.ndarray]:
+def pair_rows(pairs: Sequence[Sequence[Encoded]], context: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [2n, T] and targets [2n, T, K] of n pairs: row 2i the chosen reply of pair i, row 2i + 1 the rejected."""
     replies = [reply for pair in pairs for reply in pair]
     return rows(replies, row_length(replies, context), predict)

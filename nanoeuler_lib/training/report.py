@@ -52,12 +52,8 @@ def description(file: Path) -> dict:
     try:
         head = from_json(file.read_bytes().decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise NanoEulerError(
-            f"{file}: not readable as JSON ({error}), expected a run's description"
-        ) from None
-    if not isinstance(head, dict) or not all(
-        isinstance(head.get(key), dict) for key in ("model", "train", "data")
-    ):
+        raise NanoEulerError(f"{file}: not readable as JSON ({error}), expected a run's description") from None
+    if not isinstance(head, dict) or not all(isinstance(head.get(key), dict) for key in ("model", "train", "data")):
         raise NanoEulerError(f"{file}: model, train or data is missing: edited")
     return head
 
@@ -67,9 +63,7 @@ def _page(run, head, log, steps, floor):
     if not steps:
         facts = {"imported from": head["data"].get("source"), "machine": head.get("machine")}
         rows = (f"| {name} | {markdown(value)} |" for name, value in facts.items())
-        return "\n".join(
-            [f"# {markdown(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)]
-        )
+        return "\n".join([f"# {markdown(run.resolve().name)}", "", "| | |", "|:--|:--|", *rows, "", *_settings(head)])
     parts = [
         [f"# {markdown(run.resolve().name)}", ""],
         _facts_table(head, log, steps, floor),
@@ -205,9 +199,7 @@ def draw_loss(log: list[dict], floor: float | None = None):
             points = [(step, bits[name]) for step, bits in sets if name in bits]
             lower.plot(*zip(*points), marker=".", linewidth=1, linestyle=":", label=one_line(name, 40))
         step, bits = valid[-1]
-        lower.annotate(
-            f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small"
-        )
+        lower.annotate(f"{bits:.3f}", (step, bits), (-2, 6), textcoords="offset points", ha="right", fontsize="small")
     if floor is not None:
         lower.axhline(floor, color="0.5", linestyle="--", label="floor: the source itself")
     lower.set(xlabel="step", ylabel=f"validation, {unit}")
@@ -247,9 +239,7 @@ def _log_scale(axes):
     if high < 6 * low:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
     else:
-        axes.yaxis.set_major_locator(
-            ticker.LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7))
-        )
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 

@@ -139,9 +139,7 @@ class Answers:
             nats = [reference.losses(self.inputs[part], self.targets[part, :, 0]) for part in parts]
             self.reference = -np.concatenate(nats).astype(np.float64)
             if config.kl_by == "reward":
-                graded = rewards - config.kl * np.where(self.counted, self.old - self.reference, 0.0).sum(
-                    axis=1
-                )
+                graded = rewards - config.kl * np.where(self.counted, self.old - self.reference, 0.0).sum(axis=1)
         self.advantages = advantages(graded.reshape(-1, config.group)).reshape(-1)
 
     def weigh(self, part: slice, nats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -174,12 +172,8 @@ class Answers:
 def said(tokenizer: Tokenizer, drawn: Sampled) -> str:
     """The text of an answer; "..." follows where it did not end, or holds a marker or an id without a text."""
     ids = drawn.ids[:-1] if drawn.ended else drawn.ids
-    plain = (
-        set(tokenizer.special_tokens.values()).isdisjoint(ids.tolist()) and (ids < tokenizer.vocab_size).all()
-    )
-    text = b"".join(tokenizer.token_bytes[i] for i in ids if i < tokenizer.vocab_size).decode(
-        errors="replace"
-    )
+    plain = set(tokenizer.special_tokens.values()).isdisjoint(ids.tolist()) and (ids < tokenizer.vocab_size).all()
+    text = b"".join(tokenizer.token_bytes[i] for i in ids if i < tokenizer.vocab_size).decode(errors="replace")
     return text if drawn.ended and plain else f"{text}..."
 
 
@@ -220,9 +214,7 @@ class RewardDataset(Dataset):
             if whole % part:
                 raise NanoEulerError(f"{name} is {whole}, expected a multiple of {part}: {what}")
         self.row_tokens = float(np.mean([len(q) for q in self.questions])) + c.answer_tokens
-        self.tokens = round(
-            self.train.steps * rows * self.row_tokens
-        )  # answers are drawn anew: none comes twice
+        self.tokens = round(self.train.steps * rows * self.row_tokens)  # answers are drawn anew: none comes twice
         self.sizes = {"train_questions": len(self.problems), "valid_questions": len(self.held_out)}
         self.reach, self.warnings = 1.0, []
         self.fingerprint, self.valid_fingerprint = (
@@ -257,12 +249,8 @@ class RewardDataset(Dataset):
             questions = [self.questions[i] for i in chosen]
             drawn = self.draw(self.state.model, questions, self.config.group, [self.train.seed, first, 1])
             problems = [self.problems[i] for i in np.repeat(chosen, self.config.group)]
-            paid = np.array(
-                [self.verify(p, said(self.tokenizer, s)) for p, s in zip(problems, drawn, strict=True)]
-            )
-            self.answers = Answers(
-                questions, drawn, paid, self.state.model.config, self.config, self.reference
-            )
+            paid = np.array([self.verify(p, said(self.tokenizer, s)) for p, s in zip(problems, drawn, strict=True)])
+            self.answers = Answers(questions, drawn, paid, self.state.model.config, self.config, self.reference)
             self.drawn_at = first
         return self.answers.inputs, self.answers.targets, self.answers.weigh
 
@@ -271,9 +259,7 @@ class RewardDataset(Dataset):
         count = self.train.batch * self.train.accumulate // self.config.group
         return np.random.default_rng([self.train.seed, step]).integers(len(self.problems), size=count)
 
-    def draw(
-        self, model: GPT, questions: Sequence[Sequence[int]], group: int, seed: Sequence[int]
-    ) -> list[Sampled]:
+    def draw(self, model: GPT, questions: Sequence[Sequence[int]], group: int, seed: Sequence[int]) -> list[Sampled]:
         """`group` answers to each question, drawn with numbers from this seed by the run's threads.
 
         Each thread takes neighbouring questions.
@@ -287,11 +273,7 @@ class RewardDataset(Dataset):
             return sample_rows(model, [questions[place] for place in part], group, self.end, draws)
 
         with ThreadPoolExecutor(workers) as pool:
-            return [
-                row
-                for found in pool.map(some, np.array_split(range(len(questions)), workers))
-                for row in found
-            ]
+            return [row for found in pool.map(some, np.array_split(range(len(questions)), workers)) for row in found]
 
     def validation(self, model: GPT, whole: bool = True) -> dict:
         """For the log: the share of the reward, and of the truth, that an answer to each held-out question misses.
@@ -364,9 +346,7 @@ def problems_of(count: int = 0, seed: int = 0) -> tuple[list[RouteProblem], list
     parts = []
     for held_out, times in ((False, TIMES), (True, 1)):
         asked, part = Counter(), []
-        for problem in islice(
-            tasks.route_problems(seed + held_out, held_out), DRAWS if not held_out else DRAWS // 5
-        ):
+        for problem in islice(tasks.route_problems(seed + held_out, held_out), DRAWS if not held_out else DRAWS // 5):
             question = tasks.question_of(problem)
             if asked[question] < times:
                 asked[question] += 1

@@ -73,9 +73,7 @@ def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
     try:
         return load_file(file)
     except (OSError, SafetensorError, ValueError) as error:
-        raise NanoEulerError(
-            f"{file}: cannot be read ({one_line(str(error), 200)}), expected {expected}"
-        ) from None
+        raise NanoEulerError(f"{file}: cannot be read ({one_line(str(error), 200)}), expected {expected}") from None
 
 
 def save_best(run: Path, state: checkpoint.Checkpoint, step: int) -> None:
@@ -110,9 +108,7 @@ def expect_new(run: Path) -> None:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         new = not os.path.lexists(run)
     except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be looked at ({error.strerror}), expected a new folder"
-        ) from None
+        raise NanoEulerError(f"{run}: cannot be looked at ({error.strerror}), expected a new folder") from None
     else:
         kept = checkpoint.folders(run) or (run / "checkpoints" / checkpoint.BEST).exists()
         log = run / "log.jsonl"
@@ -133,9 +129,7 @@ def sole_writer(run: Path) -> Iterator[Callable[[], None]]:
     try:
         file = open(run / "lock", "a")
     except OSError as error:
-        raise NanoEulerError(
-            f"{run}: cannot be written to ({error.strerror}), expected a folder to write to"
-        ) from None
+        raise NanoEulerError(f"{run}: cannot be written to ({error.strerror}), expected a folder to write to") from None
 
     def still_there():
         if not is_still(file, run / "lock"):
@@ -179,9 +173,7 @@ def appending(file: Path, saved: Callable[[], int]) -> Iterator[Callable[[dict],
         else:
             reason = "No space left on device"
         if written < len(line):
-            raise NanoEulerError(
-                f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact"
-            )
+            raise NanoEulerError(f"{file}: cannot be written ({reason}); the checkpoint of step {saved()} is intact")
 
     with log:
         yield append
@@ -269,10 +261,7 @@ def _entry(line: bytes) -> dict | None:
         and 0 <= entry["step"] < 2**53
         and all(_is_number(entry[name]) for name in numbers if name in entry)
         and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning", "changed"))
-        and all(
-            isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
-            for pair in groups.values()
-        )
+        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in groups.values())
         and (("loss" in entry) <= ("rate" in entry and "norm" in entry and "tokens_per_second" in entry))
     )
     return entry if good else None

@@ -217,9 +217,7 @@ def text_warnings(text: str, valid: str, separator: str) -> list[str]:
     held_out = [document for document in valid.split(separator) if document]
     leaked = sum(document in distinct for document in held_out) if len(documents) > 1 else 0
     warnings = document_warnings(len(documents), len(distinct), len(held_out), leaked)
-    starts = (
-        {*np.linspace(0, len(valid) - LENGTH, WINDOWS, dtype=int).tolist()} if len(valid) >= LENGTH else ()
-    )
+    starts = {*np.linspace(0, len(valid) - LENGTH, WINDOWS, dtype=int).tolist()} if len(valid) >= LENGTH else ()
     found = sum(valid[start : start + LENGTH] in text for start in starts)
     if not leaked and found > LEAKED * len(starts):
         warnings.append(

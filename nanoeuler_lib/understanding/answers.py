@@ -119,8 +119,7 @@ def make(
         scored += [pair for pair in pairs(count, seed, told, tokenizer) if pair.story not in known]
     parts = [_part(model, tokenizer, some[:count], names, seed, posterior) for some in (learnt, scored)]
     found = [
-        causal_subspace(*patch_effects(model, parts[0].batch, depth), RANK)
-        for depth in range(model.config.layers)
+        causal_subspace(*patch_effects(model, parts[0].batch, depth), RANK) for depth in range(model.config.layers)
     ]
     return Key(model, names, *parts, *map(np.array, zip(*found, strict=True)))
 
@@ -199,9 +198,7 @@ def score(
 def _expected(what, value, shape):
     value = np.asarray(value)
     if value.shape != shape or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
-        raise NanoEulerError(
-            f"{what} gave {value.dtype} {list(value.shape)}, expected finite numbers {list(shape)}"
-        )
+        raise NanoEulerError(f"{what} gave {value.dtype} {list(value.shape)}, expected finite numbers {list(shape)}")
     return value
 
 
@@ -280,9 +277,7 @@ def load(folder: Path, model: GPT) -> Key:
         names, found = tuple(head["names"]), [head["format"], head["model"], head["arrays"]]
         expected = FORMAT, _digest(model), sha256(folder / "answers.npz")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NanoEulerError(
-            f"{folder}: holds no answers that can be read ({type(error).__name__})"
-        ) from None
+        raise NanoEulerError(f"{folder}: holds no answers that can be read ({type(error).__name__})") from None
     named = "format", "model", "SHA-256 of answers.npz"
     for what, value, wanted in zip(named, found, expected, strict=True):
         if value != wanted:

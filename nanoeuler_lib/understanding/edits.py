@@ -43,9 +43,7 @@ def forward(
     edits, L = edits or {}, config.layers
     known = {*((STREAM, i) for i in range(L + 1)), *((HEADS, i) for i in range(L))}
     if unknown := [site for site in edits if site not in known]:
-        raise NanoEulerError(
-            f"there is no site {unknown[0]}, expected ('stream', 0..{L}) or ('heads', 0..{L - 1})"
-        )
+        raise NanoEulerError(f"there is no site {unknown[0]}, expected ('stream', 0..{L}) or ('heads', 0..{L - 1})")
 
     def at(site, x):
         x = edits[site](x) if site in edits else x
@@ -184,9 +182,7 @@ def gradient(model: GPT, batch: Batch, depth: int, stream: np.ndarray) -> tuple[
     grads = {name: np.empty_like(value) for name, value in params.items()}
     plan, tokens = Plan(config, B, T, model.dtype), np.arange(B * T).reshape(B, T)
     targets = np.full((B, T, config.predict), -1, np.int64)
-    following = np.append(
-        batch.twin[:, 1:], batch.twin[:, :1], axis=1
-    )  # a row's last token is followed by the end
+    following = np.append(batch.twin[:, 1:], batch.twin[:, :1], axis=1)  # a row's last token is followed by the end
     targets[..., 0] = np.where(batch.behind, following, -1)
     scale = np.zeros(config.predict)
     scale[0] = 1.0

@@ -126,9 +126,7 @@ def believed(text: str, tokenizer: Tokenizer, fact: Open) -> Believed:
     reader.tale = tale = Labelled(reader, PHRASES)
     tell(tale, fact.kind)
     rows = [*reader.beliefs, reader.vector(fact.law(Told(tale)))]
-    return Believed(
-        np.array(reader.ids), fact.values, np.array(rows), np.array([*reader.steps, len(tale.ends)])
-    )
+    return Believed(np.array(reader.ids), fact.values, np.array(rows), np.array([*reader.steps, len(tale.ends)]))
 
 
 class Labelled(Tale):

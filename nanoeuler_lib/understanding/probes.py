@@ -62,9 +62,7 @@ class Sites:
         """The sites of one kind of position. Raises NanoEulerError if there is no such site in every part."""
         here = self.kinds == kind
         if missing := set(PARTS) - set(self.parts[here]):
-            raise NanoEulerError(
-                f"no site of kind {kind!r} is for {', '.join(sorted(missing))}: more stories"
-            )
+            raise NanoEulerError(f"no site of kind {kind!r} is for {', '.join(sorted(missing))}: more stories")
         return replace(
             self,
             x=self.x[:, here],
@@ -93,9 +91,7 @@ def sites(model: GPT, readings: Iterable[Reading], last: int = 8) -> Sites:
             parts += [part_of(reading.text)] * len(at)
             padded = np.concatenate([np.full(last, -1), reading.row])
             tokens += [padded[i + 1 : i + 1 + last] for i in at]
-    return Sites(
-        np.concatenate(x, axis=1), np.concatenate(beliefs), np.array(kinds), np.array(parts), np.array(tokens)
-    )
+    return Sites(np.concatenate(x, axis=1), np.concatenate(beliefs), np.array(kinds), np.array(parts), np.array(tokens))
 
 
 class Probe(NamedTuple):

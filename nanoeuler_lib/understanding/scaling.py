@@ -197,9 +197,7 @@ class Surface(NamedTuple):
 
     def limit(self, level: float = 0.95) -> float:
         """How much may be left at exponents that are not ruled out: 1 + t^2 / freedom times the least."""
-        return float(self.rss.min()) * (
-            1 + significance.quantile(1 - level, self.freedom + 1) ** 2 / self.freedom
-        )
+        return float(self.rss.min()) * (1 + significance.quantile(1 - level, self.freedom + 1) ** 2 / self.freedom)
 
     def interval(
         self, parameters: float = np.inf, tokens: float = np.inf, level: float = 0.95, noise: float = 0.0
@@ -219,9 +217,7 @@ class Surface(NamedTuple):
         return max(0.0, ends[0]), max(0.0, ends[1])
 
 
-def not_ruled_out(
-    value: np.ndarray, variance: np.ndarray, rss: np.ndarray, limit: float
-) -> tuple[float, float]:
+def not_ruled_out(value: np.ndarray, variance: np.ndarray, rss: np.ndarray, limit: float) -> tuple[float, float]:
     """The lowest and the highest number at which some pair of exponents leaves no more than `limit`.
 
     value, variance: of the number at each pair, as `Surface.at` gives them; rss: what is left there. Held at a distance
@@ -258,9 +254,7 @@ def surface(
     # weighted sums: [..., 1, 1], [..., A, 1], [..., 1, B]
     total, y = w.sum(axis=-1)[..., None, None], (w @ loss)[..., None, None]
     sum_u, sum_v = (w @ u)[..., :, None], (w @ v)[..., None, :]
-    both = (w @ (u[:, :, None] * v[:, None, :]).reshape(len(n), -1)).reshape(
-        *w.shape[:-1], len(alpha), len(beta)
-    )
+    both = (w @ (u[:, :, None] * v[:, None, :]).reshape(len(n), -1)).reshape(*w.shape[:-1], len(alpha), len(beta))
     # E runs through the means, and without a known E the best one does; about them a and b are left
     mean_y, mean_u, mean_v = (y / total, sum_u / total, sum_v / total) if floor is None else (floor, 0.0, 0.0)
 
@@ -293,9 +287,7 @@ def fit(runs: Runs, floor: float | None = None, level: float = 0.95, zooms: int 
     for zoom in range(zooms + 1):
         found = surface(runs, alpha, beta, floor=floor)
         if not np.isfinite(found.rss).any():
-            raise NanoEulerError(
-                "no power law falls as these runs do: expected losses that fall with N and with M"
-            )
+            raise NanoEulerError("no power law falls as these runs do: expected losses that fall with N and with M")
         if zoom < zooms:
             allowed = found.rss <= found.limit(level)
             alpha, beta = (_around(x, allowed.any(axis=axis)) for x, axis in ((alpha, 1), (beta, 0)))
@@ -430,9 +422,7 @@ def bootstrap(runs: Runs, draws: int, rng: np.random.Generator, points: int = 48
         fitted = np.isfinite(found.rss.reshape(value.shape)[np.arange(len(best)), best])
         rows.append(np.stack([value[np.arange(len(best)), best], alpha[i], beta[j]], axis=1)[fitted])
     if not any(map(len, rows)):
-        raise NanoEulerError(
-            "no power law falls as resamples of these runs do: expected more runs, or less noise"
-        )
+        raise NanoEulerError("no power law falls as resamples of these runs do: expected more runs, or less noise")
     return np.concatenate(rows)
 
 

@@ -17,10 +17,7 @@ def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[E
     examples = []
     for story in stories(count, seed):
         questions = random.sample(story.questions, len(story.questions))
-        asked = [
-            wordings.reworded(story, question, random) if reworded else question.text
-            for question in questions
-        ]
+        asked = [wordings.reworded(story, question, random) if reworded else question.text for question in questions]
         asked[0] = f"{story.body} {asked[0]}"
         examples.append([(text, question.answer) for text, question in zip(asked, questions, strict=True)])
     return examples

@@ -88,9 +88,7 @@ def capitalised(template: str) -> str:
 @cache
 def parts_of(template: str) -> tuple[bytes | Slot, ...]:
     """Split a template into literal UTF-8 bytes and slots; slots that begin a sentence or a quotation are capital."""
-    template = re.sub(
-        r'((?:[.!?] |^| )"|[.!?] )(\{[^}]*\})', lambda match: match[1] + capitalised(match[2]), template
-    )
+    template = re.sub(r'((?:[.!?] |^| )"|[.!?] )(\{[^}]*\})', lambda match: match[1] + capitalised(match[2]), template)
     parts: list[bytes | Slot] = []
     for i, piece in enumerate(re.split(r"\{([^}]*)\}", template)):
         if i % 2 == 0:
@@ -176,9 +174,7 @@ class Tale:
         """Fill a template from the facts of the story, or from the ones given instead."""
         known = {name: fact.value for name, fact in self.facts.items()} | facts
         parts = parts_of(template)
-        return "".join(
-            part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts
-        )
+        return "".join(part.decode() if isinstance(part, bytes) else part.fill(known[part.name]) for part in parts)
 
     def answers(self, template: str) -> tuple[str, tuple[str, ...], int]:
         """Return an answer, those that other values of its last fact would give, and the step that decides it."""
@@ -188,9 +184,7 @@ class Tale:
         others = dict.fromkeys(self.tell(template, **{name: word}) for word in fact.domain)
         return answer, tuple(other for other in others if other != answer), fact.step
 
-    def branches(
-        self, slot: Slot, drawn: Mapping[str, Fact], free: Mapping[str, Sequence[Word]]
-    ) -> list[Branch]:
+    def branches(self, slot: Slot, drawn: Mapping[str, Fact], free: Mapping[str, Sequence[Word]]) -> list[Branch]:
         """Return the ways to fill a slot, in the order that the module's docstring gives."""
         fact = drawn.get(slot.name)
         if fact is None and slot.name in free:
@@ -200,8 +194,7 @@ class Tale:
                 words = [word for word in words if not (word.once and id(word) in taken)]
             domain, step, total = tuple(free[slot.name]), len(self.ends), sum(word.weight for word in words)
             return [
-                Branch(word.weight / total, (slot.fill(word).encode(),), Fact(word, domain, step))
-                for word in words
+                Branch(word.weight / total, (slot.fill(word).encode(),), Fact(word, domain, step)) for word in words
             ]
         fact = fact or self.facts.get(slot.name)
         if fact is None:
@@ -304,9 +297,7 @@ class Reader:
             )
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
-            raise NanoEulerError(
-                f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}"
-            )
+            raise NanoEulerError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
         bits = [0.0] * (path.at - start)
         for at in sorted(left, reverse=True):
             bits[at - start] = log2((share + left[at]) / share)

@@ -542,9 +542,7 @@ def bridges(tale: Tale) -> list[Ask]:
     """A bridge is closed, so that a walk over the others exists; then it may open again, or another one close."""
     open_now = [bridge for bridge in BRIDGES if bridge is not tale["bridge"]]
     one, other = odd_shores(open_now)
-    tours = {
-        Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}): y for x, y in ((one, other), (other, one))
-    }
+    tours = {Word({"": f"{x} to {y}", "from": str(x), "to": str(y)}): y for x, y in ((one, other), (other, one))}
     tale.say(BRIDGE_WORKED, a=PEOPLE, tour=tuple(tours))
     change = tale.say(BRIDGE_CHANGE, second=BRIDGES, trouble=CAUSES, friend=PEOPLE)
     because = ["bridge"]

@@ -119,13 +119,9 @@ def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
     data = text.encode()
     edges = list(accumulate(map(int, lengths), initial=0))
     if edges[-1] != len(data):
-        raise NanoEulerError(
-            f"the tokens have {edges[-1]} bytes in all, expected {len(data)} as the story has"
-        )
+        raise NanoEulerError(f"the tokens have {edges[-1]} bytes in all, expected {len(data)} as the story has")
     step_ends = list(accumulate(len(step.encode()) for step in story.steps))
-    words_before = list(
-        accumulate((not _space(a) and _space(b) for a, b in pairwise(data + b" ")), initial=0)
-    )
+    words_before = list(accumulate((not _space(a) and _space(b) for a, b in pairwise(data + b" ")), initial=0))
     total = np.concatenate([[0.0], np.cumsum(reader.bits)])
     rows = []
     for start, end in pairwise(edges):
@@ -139,9 +135,7 @@ def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
             told_at = min(step_ends[step], start)
             rows.append((bits, FACT, words_before[start] - words_before[told_at], start - told_at))
     bits, tag, words, distance = zip(*rows)
-    return TokenTruth(
-        np.array(bits), np.array(tag, np.int8), np.array(words, np.int32), np.array(distance, np.int32)
-    )
+    return TokenTruth(np.array(bits), np.array(tag, np.int8), np.array(words, np.int32), np.array(distance, np.int32))
 
 
 def _space(byte: int) -> bool:
@@ -166,9 +160,7 @@ def _read(text: str) -> tuple[Story, Reader]:
     tale = Tale(source, PHRASES)
     kind, questions = tell(tale)
     if source.at != len(source.text):
-        raise NanoEulerError(
-            f"the story is over at byte {source.at}, found {source.text[source.at :][:20]!r} after it"
-        )
+        raise NanoEulerError(f"the story is over at byte {source.at}, found {source.text[source.at :][:20]!r} after it")
     return _story(tale, kind, source.text, questions), source
 
 

@@ -33,8 +33,7 @@ SMALL, LARGE = words("small"), words("large")
 THINGS = SMALL + LARGE
 PLACES, SPOTS, ALIBIS = words("places"), words("spots"), words("alibis")
 NUMBERS = tuple(
-    word(name, once=False, coins=name if name == "nothing" else f"{name} Groschen")
-    for name in TOWN["numbers"]
+    word(name, once=False, coins=name if name == "nothing" else f"{name} Groschen") for name in TOWN["numbers"]
 )
 DAYS, LATENESS = words("days"), words("lateness")
 WARES, EXTRAS = words("wares"), words("extras")
@@ -63,8 +62,7 @@ def crossings(shore: Word) -> tuple[Word, ...]:
     over = [(bridge, across(bridge, shore)) for bridge in BRIDGES if shore in shores_of(bridge)]
     ends = [end for _, end in over]
     return tuple(
-        Word({"": str(bridge), "to": str(end)}, once=False, weight=1 / ends.count(end))
-        for bridge, end in over
+        Word({"": str(bridge), "to": str(end)}, once=False, weight=1 / ends.count(end)) for bridge, end in over
     )
 
 
@@ -82,9 +80,7 @@ def joined(bridges: Sequence[Word]) -> bool:
     reached, grown = set(), set(shores_of(bridges[0]))
     while grown - reached:
         reached |= grown
-        grown = {
-            shore for bridge in bridges if reached & set(shores_of(bridge)) for shore in shores_of(bridge)
-        }
+        grown = {shore for bridge in bridges if reached & set(shores_of(bridge)) for shore in shores_of(bridge)}
     return all(reached >= set(shores_of(bridge)) for bridge in bridges)
 
 

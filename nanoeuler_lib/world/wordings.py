@@ -24,8 +24,7 @@ NAMED = {str(word): word for word in (*CRIMES, *PEOPLE)}  # what a wording needs
 
 TEXTS = json.loads(Path(__file__).with_name("wordings.json").read_text("utf-8"))
 WORDINGS, MORE, STILL_MORE = (  # kind of story: kind of question
-    {kind: tuple(wordings) for kind, wordings in TEXTS[author].items()}
-    for author in ("first", "second", "third")
+    {kind: tuple(wordings) for kind, wordings in TEXTS[author].items()} for author in ("first", "second", "third")
 )
 READERS = TEXTS["readers"]
 

@@ -33,9 +33,7 @@ def build(folder: Path, base: str = "") -> Path:
     for shared in ("book", "tools", "nanoeuler_lib"):
         (folder / shared).symlink_to(ROOT / shared)
     config = (ROOT / "_config.yml").read_text("utf-8")
-    (folder / "_config.yml").write_text(
-        config.replace("  config:\n", f'  config:\n    html_baseurl: "{base}"\n')
-    )
+    (folder / "_config.yml").write_text(config.replace("  config:\n", f'  config:\n    html_baseurl: "{base}"\n'))
     (folder / "notebooks").mkdir()
     for name in CHAPTERS:
         (folder / "notebooks" / f"{name}.ipynb").symlink_to(ROOT / "notebooks" / f"{name}.ipynb")

@@ -119,9 +119,7 @@ def test_a_caption_stands_alone_below_the_cell_that_draws_its_figure(path):
     for above, cell in itertools.pairwise(cells):
         if cell.cell_type == "markdown" and "{figure}\n" in cell.source:
             assert numbering.CAPTION.match(cell.source), cell.source
-            assert any("image/png" in output.get("data", ()) for output in above.get("outputs", ())), (
-                cell.source
-            )
+            assert any("image/png" in output.get("data", ()) for output in above.get("outputs", ())), cell.source
 
 
 @each_notebook
@@ -129,9 +127,7 @@ def test_hidden_cells_say_what_they_hide(path):
     for cell in read(path).cells:
         if tags(cell) & {"hide-input", "hide-cell"}:
             assert "code_prompt_show" in cell.metadata.get("mystnb", {}), cell.source
-            assert cell.metadata.get("jupyter", {}).get("source_hidden"), (
-                f"open in JupyterLab:\n{cell.source}"
-            )
+            assert cell.metadata.get("jupyter", {}).get("source_hidden"), f"open in JupyterLab:\n{cell.source}"
 
 
 @each_notebook
@@ -147,9 +143,7 @@ def test_what_a_reader_need_not_see_is_folded(path):
         if "solution" in tags(cell):
             assert cell.metadata.jupyter.get("outputs_hidden"), f"the output tells the answer:\n{cell.source}"
         if "check" in tags(cell):
-            assert not cell.metadata.jupyter.get("outputs_hidden"), (
-                f"JupyterLab hides the verdict:\n{cell.source}"
-            )
+            assert not cell.metadata.jupyter.get("outputs_hidden"), f"JupyterLab hides the verdict:\n{cell.source}"
         figure = any("image/png" in output.get("data", ()) for output in cell.outputs)
         assert folded or not figure, f"a figure's code is in view:\n{cell.source}"
         asserts = [node for node in ast.parse(cells.python(cell)).body if isinstance(node, ast.Assert)]
@@ -173,9 +167,7 @@ def test_a_cell_in_view_is_short_and_narrow(path):
             lines = cell.source.split("\n")
             longest = max(map(len, lines))
             most = 60 if cell.source.startswith("%%cuda") else 25
-            assert len(lines) <= most and longest <= 88, (
-                f"{len(lines)} lines of {longest} columns:\n{cell.source}"
-            )
+            assert len(lines) <= most and longest <= 88, f"{len(lines)} lines of {longest} columns:\n{cell.source}"
 
 
 @each_notebook
@@ -217,9 +209,7 @@ def test_checks_end_in_judge_and_cut_nothing_short(path):
         if "check" not in tags(cell):
             continue
         tree = ast.parse(cell.source)
-        assert re.match(r"own_\w+ = judge\(", ast.unparse(tree.body[-1])), (
-            f"no judge at the end of\n{cell.source}"
-        )
+        assert re.match(r"own_\w+ = judge\(", ast.unparse(tree.body[-1])), f"no judge at the end of\n{cell.source}"
         for call in ast.walk(tree):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "zip":
                 said = f"zip stops at the shorter: strict=True in {ast.unparse(call)}"
@@ -273,12 +263,7 @@ def test_every_exercise_shows_a_right_answer_and_why_wrong_ones_are_rejected(pat
 
 
 def test_grade_ids_are_unique():
-    marks = [
-        cell.metadata.nbgrader
-        for path in NOTEBOOKS
-        for cell in read(path).cells
-        if "nbgrader" in cell.metadata
-    ]
+    marks = [cell.metadata.nbgrader for path in NOTEBOOKS for cell in read(path).cells if "nbgrader" in cell.metadata]
     assert [name for name, count in Counter(mark.grade_id for mark in marks).items() if count > 1] == []
     assert all(mark.schema_version == 3 for mark in marks)
 
@@ -325,9 +310,7 @@ FULL = LIBRARY.split("\n\n\n")[1]
 METHOD = 'class Counter:\n    def add(self, k):\n        """Add k."""\n        self.n += k'
 
 
-def mirror_notebook(
-    folder: Path, source: str, tag: str = "mirror", module: str | None = "nanoeuler_lib.thing"
-) -> Path:
+def mirror_notebook(folder: Path, source: str, tag: str = "mirror", module: str | None = "nanoeuler_lib.thing") -> Path:
     (folder / "nanoeuler_lib").mkdir(exist_ok=True)
     (folder / "nanoeuler_lib" / "thing.py").write_text(LIBRARY)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, metadata={"tags": [tag]})])
@@ -554,9 +537,7 @@ def small_book(folder: Path, first: str, second: str) -> list[str]:
     (folder / "_toc.yml").write_text(
         "format: jb-book\nroot: book/intro\nparts:\n  - chapters:\n      - file: 00_a\n      - file: 01_b\n"
     )
-    (folder / "book" / "glossary.md").write_text(
-        "```{glossary}\ntoken\n  A unit.\n\nbyte pair\n  Two tokens.\n```\n"
-    )
+    (folder / "book" / "glossary.md").write_text("```{glossary}\ntoken\n  A unit.\n\nbyte pair\n  Two tokens.\n```\n")
     (folder / "book" / "notation.md").write_text(
         "| symbol | meaning | from |\n|--|--|--|\n| $T$ | time | {ref}`ch-b` |\n"
     )
@@ -635,12 +616,8 @@ def test_text_and_back_keeps_cells_and_metadata(template, tmp_path, monkeypatch)
     monkeypatch.setattr(notebook, "run", lambda *_: (0.0, 0.0))
     monkeypatch.setattr(notebook.runs, "record", lambda *_: None)
     notebook.from_text(tmp_path / "text" / "99_template.md")
-    old, new = (
-        nbformat.read(path, as_version=4) for path in (template, tmp_path / "notebooks" / template.name)
-    )
-    assert [(c.id, c.source, c.metadata) for c in new.cells] == [
-        (c.id, c.source, c.metadata) for c in old.cells
-    ]
+    old, new = (nbformat.read(path, as_version=4) for path in (template, tmp_path / "notebooks" / template.name))
+    assert [(c.id, c.source, c.metadata) for c in new.cells] == [(c.id, c.source, c.metadata) for c in old.cells]
     assert new.metadata.nanoeuler == old.metadata.nanoeuler
 
 

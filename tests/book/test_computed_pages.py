@@ -210,9 +210,7 @@ CHAPTER = "# 01 One\n\nFirst {term}`zeta`, then {term}`alphas <alpha>` and {term
 
 
 def test_introductions_follow_the_table_of_contents(tmp_path):
-    (tmp_path / "_toc.yml").write_text(
-        "parts:\n- chapters:\n  - file: notebooks/02_b\n  - file: notebooks/01_a\n"
-    )
+    (tmp_path / "_toc.yml").write_text("parts:\n- chapters:\n  - file: notebooks/02_b\n  - file: notebooks/01_a\n")
     write(tmp_path / "notebooks/01_a.ipynb", text("{term}`one`, {term}`two`"))
     write(tmp_path / "notebooks/02_b.ipynb", text("{term}`Twos <two>`"), code("{term}`one`"))
     assert terms.introductions(tmp_path) == {"two": "02_b", "one": "01_a"}

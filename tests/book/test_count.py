@@ -159,9 +159,7 @@ def test_minutes_are_rounded_up_to_the_half_hour(length, minutes):
 
 
 def test_the_head_says_the_time_and_nothing_else_changes():
-    head = (
-        "# 06 T\n\n```{list-table}\n:class: facts\n* - Time\n  - two hours,\n    or three\n* - You need\n```"
-    )
+    head = "# 06 T\n\n```{list-table}\n:class: facts\n* - Time\n  - two hours,\n    or three\n* - You need\n```"
     notebook = count.timed(chapter(markdown(head), *NOTEBOOK[1:]))
     assert notebook.cells[0].source == head.replace(
         "two hours,\n    or three",

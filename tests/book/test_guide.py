@@ -26,9 +26,7 @@ BOOK = heads.chapters()
 PAGES = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "book/instructor").glob("part_*.md"))}
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.M | re.S)
 SECTIONS = {title: body for page in PAGES.values() for title, body in SECTION.findall(page)}
-PLANS_PAGE = "".join(
-    (ROOT / f"book/instructor/{name}.md").read_text("utf-8") for name in ("plans", "syllabus")
-)
+PLANS_PAGE = "".join((ROOT / f"book/instructor/{name}.md").read_text("utf-8") for name in ("plans", "syllabus"))
 PLANS = re.findall(r"^```\{plan\}\n((?::without:[^\n]*\n)?)(.*?)^```", PLANS_PAGE, re.M | re.S)
 
 

@@ -202,9 +202,7 @@ def test_a_text_longer_than_the_context_is_read_as_the_library_reads_it(folder):
     for n, (window, logits) in zip(lengths, found, strict=True):
         expected = [END]
         for token in ids[:n]:
-            expected = (
-                [*expected, token] if len(expected) < context else [*expected, token][-(context // 2 + 1) :]
-            )
+            expected = [*expected, token] if len(expected) < context else [*expected, token][-(context // 2 + 1) :]
         assert window == expected
         assert not (np.abs(MODEL.logits(np.array([window]))[0, -1] - logits).max() > 1e-4)
 
@@ -280,9 +278,7 @@ def test_the_writer_works(folder):
     assert found["left"] == 0
     text, rows, looked = found["start"]
     assert text == decode(story[:place])
-    p = generate.filtered_probs(MODEL.logits(np.array([[END, *story[:place]]]))[0, -1])[1][
-        0
-    ]  # of the likeliest
+    p = generate.filtered_probs(MODEL.logits(np.array([[END, *story[:place]]]))[0, -1])[1][0]  # of the likeliest
     assert rows[0][0] == decode(story[place : place + 1]) and rows[0][2] == "100 %"
     assert {row[2] for row in rows[1:]} == {"0"}  # the story has said who, so the source knows
     assert rows[0][1] == f"{100 * p:.0f} %"
@@ -302,12 +298,8 @@ def test_the_writer_works(folder):
     )
     likeliest = int(MODEL.logits(np.array([[END]]))[0, -1].argmax())
     assert found["greedy"] == decode([likeliest])
-    assert found["story"] == decode(data["stories"][2]["ids"])[: len(found["story"])] and found[
-        "story"
-    ].endswith(".")
-    assert found["written"] == found["story"] + generate.generate(
-        MODEL, TOKENIZER, found["story"], temperature=0
-    )
+    assert found["story"] == decode(data["stories"][2]["ids"])[: len(found["story"])] and found["story"].endswith(".")
+    assert found["written"] == found["story"] + generate.generate(MODEL, TOKENIZER, found["story"], temperature=0)
     assert found["first"] == "Most of all at end of text (token 1) 100 %."
     assert set(found["named"]) == {1}
 
@@ -388,9 +380,7 @@ def english(tmp_path_factory) -> Path:
         for file in STATIC.glob("*.js"):
             shutil.copy(file, folder)
         assert live.write_script(folder / "konigsberg.js") and not live.write_script(folder / "konigsberg.js")
-        SMALL.params.flat[...] = checkpoint.load_pretrained(live.ENGLISH)[
-            0
-        ].params.flat  # what int8 leaves of it
+        SMALL.params.flat[...] = checkpoint.load_pretrained(live.ENGLISH)[0].params.flat  # what int8 leaves of it
     return folder
 
 
@@ -529,10 +519,7 @@ def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
     """16 bits hold them; weights that 16 bits do not hold are refused, the page would compute something else."""
     monkeypatch.setattr(live, "STORIES", live.STORIES[:1])
     data = live.page_data()
-    assert (
-        sum(size for _, size in data["tensors"])
-        == MODEL.size - 3 * MODEL.config.dim * MODEL.config.vocab_size
-    )
+    assert sum(size for _, size in data["tensors"]) == MODEL.size - 3 * MODEL.config.dim * MODEL.config.vocab_size
     other = SimpleNamespace(
         params=dict(MODEL.params) | {"norm_final": MODEL.params["norm_final"] * (1 + 1e-5)},
         config=MODEL.config,
@@ -564,6 +551,4 @@ def test_the_pages_that_hold_an_instrument_have_its_picture():
 
 def test_the_scripts_ask_no_other_server():
     for file in STATIC.glob("*.[jc]*s"):
-        assert not re.search(r"https?:|//\w+\.|\bfetch\(|XMLHttpRequest|import\(", file.read_text()), (
-            file.name
-        )
+        assert not re.search(r"https?:|//\w+\.|\bfetch\(|XMLHttpRequest|import\(", file.read_text()), file.name

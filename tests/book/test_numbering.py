@@ -59,9 +59,7 @@ def in_the_book(page: str) -> dict[str, str]:
 def test_the_book_and_jupyterlab_count_alike(chapter, page):
     found = numbering.in_jupyterlab(chapter)
     assert in_the_book(page) == found
-    assert {"6.1"} == {
-        found[name] for name in ("fig-attention-causal", "eq-attention-average", "ex-attention-swap")
-    }
+    assert {"6.1"} == {found[name] for name in ("fig-attention-causal", "eq-attention-average", "ex-attention-swap")}
     assert {re.sub("-.*", "", name) for name in found} == {"fig", "eq", "thm", "ex"}
 
 
@@ -85,10 +83,7 @@ def test_numbering_twice_changes_nothing(chapter):
 
 def cells(*sources: str) -> dict:
     return {
-        "cells": [
-            {"cell_type": "markdown", "id": f"c{n}", "metadata": {}, "source": s}
-            for n, s in enumerate(sources)
-        ]
+        "cells": [{"cell_type": "markdown", "id": f"c{n}", "metadata": {}, "source": s} for n, s in enumerate(sources)]
     }
 
 

@@ -142,9 +142,7 @@ def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(tmp_path)
         if name == "anew":
             shutil.rmtree(built.parent)
         built = pages.build_again(tmp_path / name)
-        books.append(
-            {path.relative_to(built): path.read_bytes() for path in built.rglob("*") if path.is_file()}
-        )
+        books.append({path.relative_to(built): path.read_bytes() for path in built.rglob("*") if path.is_file()})
     changed, anew = books
     assert b"Warps of a warp" in changed[Path(f"{CHAPTER}.html")] and changed.keys() == anew.keys()
     assert not [path for path in changed if changed[path] != anew[path]]
@@ -173,9 +171,7 @@ def visit(site, browser):
         path = site / unquote(urlsplit(url).path.removeprefix(urlsplit(BASE).path))
         if url.startswith(BASE) and path.is_file():
             route.fulfill(path=path)
-        elif (
-            path.name == "basic.css"
-        ):  # Chromium's scanner looks for an import of theme.css beside the page, too
+        elif path.name == "basic.css":  # Chromium's scanner looks for an import of theme.css beside the page, too
             route.fulfill(body="", content_type="text/css")
         else:
             (errors if url.startswith(BASE) else outside).append(f"not there: {url}")
@@ -217,8 +213,7 @@ def test_no_fault_of_wcag_21(visit, page, theme, width):
     result = tab.evaluate("axe.run(document)")
     assert len(result["passes"]) > 10
     faults = [
-        f"{v['id']} ({v['impact']}) x {len(v['nodes'])}: {v['nodes'][0]['html'][:200]}"
-        for v in result["violations"]
+        f"{v['id']} ({v['impact']}) x {len(v['nodes'])}: {v['nodes'][0]['html'][:200]}" for v in result["violations"]
     ]
     assert not faults, "\n".join(faults)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
@@ -252,9 +247,7 @@ def test_the_sidebar_shows_the_chapter(visit):
         for (let i = 0; i < 60; i++) list.prepend(list.firstElementChild.cloneNode(true));
         showPlace();
     }""")
-    top = tab.evaluate(
-        "document.querySelector('.bd-sidebar-primary .current.active a').getBoundingClientRect().top"
-    )
+    top = tab.evaluate("document.querySelector('.bd-sidebar-primary .current.active a').getBoundingClientRect().top")
     assert 0 < top < 900
 
 
@@ -297,9 +290,7 @@ def test_a_phone_shows_formulas_beside_their_numbers_and_figures_that_can_be_rea
     assert wide.count() and wide.first.get_attribute("tabindex") == "0"
     assert "gradient" in wide.first.evaluate("e => getComputedStyle(e).maskImage")
     figure = tab.locator(".cell_output a.image-reference img").first
-    assert (
-        figure.evaluate("e => e.getBoundingClientRect().width / e.naturalWidth") >= 0.45
-    )  # 20 pixels high: 9
+    assert figure.evaluate("e => e.getBoundingClientRect().width / e.naturalWidth") >= 0.45  # 20 pixels high: 9
     target = figure.evaluate("e => e.parentElement.getAttribute('href')")
     assert target.endswith(".png")
 

@@ -100,9 +100,7 @@ def test_gradients_and_steps_are_the_librarys(folder):
                 assert np.abs(mine - expected).max() <= 1e-4 * np.abs(expected).max(), name
             assert at == len(found["grads"])
         optimizer.step += 1
-        optimizer.update(
-            model.params, grads, list(grads), clip_factor(float(np.linalg.norm(grads.flat)), 1.0)
-        )
+        optimizer.update(model.params, grads, list(grads), clip_factor(float(np.linalg.norm(grads.flat)), 1.0))
     np.testing.assert_allclose(found["losses"], [*losses, model.loss(tokens, targets)], rtol=1e-4)
     np.testing.assert_allclose(found["params"], model.params.flat, atol=1e-3)
 
@@ -125,9 +123,7 @@ def test_a_break_acts_where_it_says(folder):
         given=given_of(model, told),
     )
     healthy = found.pop("")
-    same = {
-        name: {part for part in healthy if healthy[part] == broken[part]} for name, broken in found.items()
-    }
+    same = {name: {part for part in healthy if healthy[part] == broken[part]} for name, broken in found.items()}
     assert same["rope"] == {"loss", "heads", "down", "out"}
     assert same["mean"] == {"loss", "heads"} and same["sign"] == {"loss", "heads", "down"}
     assert same["residual"] == same["ahead"] == set()

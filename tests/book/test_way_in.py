@@ -42,19 +42,13 @@ def test_figures_from_a_card_are_the_stored_ones():
     )
     behind = f"its next token, behind {token[0]['position']} others, on an H100, {token[0]['precision']}"
     assert f"{behind} | {token[0]['speedup']:.2f} times as fast" in README
-    for row, work in zip(
-        bfloat16 + tf32, ("64 x 512 tokens, on an H100, bfloat16", "the same in TF32"), strict=True
-    ):
+    for row, work in zip(bfloat16 + tf32, ("64 x 512 tokens, on an H100, bfloat16", "the same in TF32"), strict=True):
         ours, peer = (row["rounds"][who] for who in ("NanoEuler", "torch.compile"))
         faster = statistics.median(b / a for a, b in zip(ours, peer, strict=True))
         memory = row["gib"]["NanoEuler"] / row["gib"]["torch.compile"]
         assert f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory" in README
     levers = json.loads((ROOT / "data/results/gpu_levers.json").read_text())["rows"]
-    ms = {
-        r["section"]: {way: row["milliseconds"] for way, row in r["times"].items()}
-        for r in levers
-        if "times" in r
-    }
+    ms = {r["section"]: {way: row["milliseconds"] for way, row in r["times"].items()} for r in levers if "times" in r}
     step, token = ms["step"], ms["token"]
     for work, faster in (
         ("that step on an H200 of a busy host", step["torch.compile"] / step["as it is"]),
@@ -72,8 +66,7 @@ def test_figures_from_a_card_are_the_stored_ones():
             name = row["section"], row["recipe"]["steps"]
             seconds.setdefault(name, []).append(row["seconds"])
     adamw, recipe, longer, pilots = (
-        np.array(seconds[name])
-        for name in (("adamw", 1050), ("recipe", 410), ("adamw", 1100), ("sigma", 1100))
+        np.array(seconds[name]) for name in (("adamw", 1050), ("recipe", 410), ("adamw", 1100), ("sigma", 1100))
     )
     own, same = (recipe / adamw).mean(), pilots.mean() / longer.mean()
     assert f"on an H200, bfloat16, by its own recipe | in {own:.2f} of the time" in README
@@ -91,9 +84,7 @@ def test_what_the_english_model_is_said_to_write_is_a_stored_sample():
     of = lambda what: [row for row in english["rows"] if row["what"] == what]
     (shipped,) = (row for row in of("measured") if row["size"] == english["config"]["shipped"])
     sample = next(s["prompt"] + s["text"] for s in shipped["samples"] if s["seed"] == 0)
-    books, said = re.search(
-        r"`english-small` has read (\d+) books .*?\n\s+\"(.+?), \.\.\.\"", README
-    ).groups()
+    books, said = re.search(r"`english-small` has read (\d+) books .*?\n\s+\"(.+?), \.\.\.\"", README).groups()
     assert int(books) == of("text")[0]["books"] and " ".join(sample.split()).startswith(said)
 
 
@@ -125,16 +116,12 @@ def test_links_lead_to_files_and_headings(page):
 
 
 WINGS = "nanoeuler_lib tests tools benchmarks experiments book data notebooks contributing .github".split()
-PLACEHOLDER = re.compile(
-    r"\bname\.|NN|_name|FOLDER|^_build/"
-)  # `notebooks/NN_name.ipynb`: a file to be written
+PLACEHOLDER = re.compile(r"\bname\.|NN|_name|FOLDER|^_build/")  # `notebooks/NN_name.ipynb`: a file to be written
 
 
 def files() -> list[str]:
     """Every file of the repository but caches, as "/path"."""
-    inside = (
-        path for wing in WINGS for path in (ROOT / wing).rglob("*.*") if "__pycache__" not in path.parts
-    )
+    inside = (path for wing in WINGS for path in (ROOT / wing).rglob("*.*") if "__pycache__" not in path.parts)
     return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*ROOT.glob("*.*"), *inside]]
 
 
@@ -143,9 +130,7 @@ def test_files_that_contributors_are_told_of_exist():
     there = "\n".join(files()) + "\n"
     for page in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "contributing").glob("*.md"))]:
         for quoted in re.findall(r"`([^`]+)`", page.read_text("utf-8")):
-            for name in re.findall(
-                r"[\w./*-]*\w\.(?:py|cu|cuh|cpp|h|toml|md|json|js|yml|txt|bib|ipynb)\b", quoted
-            ):
+            for name in re.findall(r"[\w./*-]*\w\.(?:py|cu|cuh|cpp|h|toml|md|json|js|yml|txt|bib|ipynb)\b", quoted):
                 end = re.escape(name.removeprefix("./")).replace(r"\*", r"[^/\n]*")
                 assert PLACEHOLDER.search(name) or re.search(f"/{end}\n", there), f"{page.name}: `{name}`"
 
@@ -170,9 +155,7 @@ def test_every_chapter_stands_in_the_map_with_its_question_hours_and_needs():
     drawn = landing.chapter_map()
     rows = re.findall(r"<li>(.*?)</li>", drawn)
     titles = [maps.title(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
-    assert [
-        re.sub(r"<.*?>", "", re.search(r"<a .*?</a>", row)[0]).replace("&#x27;", "'") for row in rows
-    ] == titles
+    assert [re.sub(r"<.*?>", "", re.search(r"<a .*?</a>", row)[0]).replace("&#x27;", "'") for row in rows] == titles
     assert all('class="question"' in row and re.search(r"[\d.]+ h<", row) for row in rows)
     assert drawn.count("<path ") == sum(len(c.needs) for c in landing.all_chapters().values()) > 30
     assert landing.all_chapters()["06"].needs == ("04", "05")
@@ -196,9 +179,7 @@ def test_ways_through_the_book_name_chapters_that_exist():
     for name, (numbers, _) in landing.PATHS.items():
         way = [chapters[number] for number in numbers.split()]
         assert len(set(way)) == len(way)
-        assert (
-            f"{sum(c.hours[0] for c in way):g} h, {sum(c.hours[1] for c in way):g} with exercises" in table
-        ), name
+        assert f"{sum(c.hours[0] for c in way):g} h, {sum(c.hours[1] for c in way):g} with exercises" in table, name
     on_a_laptop = landing.PATHS["On a laptop"][0].split()
     for number in on_a_laptop:  # what a chapter of that way needs stands before it
         assert set(chapters[number].needs) <= set(on_a_laptop[: on_a_laptop.index(number)])
@@ -236,9 +217,7 @@ def test_with_addresses_pages_and_readme_use_them():
 
 
 def test_readme_says_what_project_toml_says():
-    assert project.readme(project.load(environment={}), README) == README, (
-        "python -m tools.book.project --write"
-    )
+    assert project.readme(project.load(environment={}), README) == README, "python -m tools.book.project --write"
     other = project.readme(SOMEWHERE, README)
     assert other != README and project.readme(project.load(environment={}), other) == README
 
@@ -248,9 +227,7 @@ def test_the_environment_fills_in_what_the_file_leaves_empty(tmp_path):
     given = {"NANOEULER_REPOSITORY": "https://github.com/anna/euler/", "NANOEULER_BOOK": "https://x.io"}
     path.write_text('book = "https://mine.org/euler"\nlaunch = ["colab"]\n')
     found = project.load(path, given)
-    assert found == project.Project(
-        "https://github.com/anna/euler", "https://mine.org/euler", "main", ("colab",)
-    )
+    assert found == project.Project("https://github.com/anna/euler", "https://mine.org/euler", "main", ("colab",))
 
 
 @pytest.mark.parametrize(
@@ -272,9 +249,7 @@ def test_a_wrong_address_is_named(tmp_path, text, said):
 
 def run(code: str, folder) -> subprocess.CompletedProcess:
     """Run code where a reader might have put a download: in a folder that has nothing else in it."""
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
 MISSING = """

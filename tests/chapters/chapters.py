@@ -39,9 +39,7 @@ def definitions(name: str, *prefixes: str) -> SimpleNamespace:
         for node in ast.parse(python(cell)).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             target = target.elts[0] if isinstance(target, ast.Tuple) else target
-            names |= {
-                n.id: None for n in ast.walk(node) if isinstance(n, ast.Name) and n.id.startswith("own_")
-            }
+            names |= {n.id: None for n in ast.walk(node) if isinstance(n, ast.Name) and n.id.startswith("own_")}
             if getattr(target, "id", "").startswith(("wrong_", *prefixes)) or isinstance(
                 node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
             ):
@@ -80,9 +78,7 @@ def accepts(
 def rejects(answers: dict[str, dict], given: Mapping[str, str] = MappingProxyType({})) -> Callable:
     """A test that a reader is told what is wrong with each {check: {mistake: answer}}."""
 
-    @pytest.mark.parametrize(
-        "check, mistake", [(c, mistake) for c, wrong in answers.items() for mistake in wrong]
-    )
+    @pytest.mark.parametrize("check, mistake", [(c, mistake) for c, wrong in answers.items() for mistake in wrong])
     def told_as_wrong(chapter, check, mistake):
         also = [getattr(chapter, given[check])] if check in given else []
         with np.errstate(all="ignore"):
@@ -105,9 +101,7 @@ def gap_tests(
 def slips(right: Callable, mistakes: dict[str, dict]) -> dict[str, Callable]:
     """The right answer with one thing changed, {mistake: arguments that make it}."""
     for change in mistakes.values():
-        inspect.signature(right).bind_partial(
-            **change
-        )  # an argument that is none would be rejected as a crash
+        inspect.signature(right).bind_partial(**change)  # an argument that is none would be rejected as a crash
     return {mistake: functools.partial(right, **change) for mistake, change in mistakes.items()}
 
 
@@ -135,9 +129,7 @@ def rewritten_tests(gaps: dict[str, tuple[str, dict, dict]]) -> tuple[Callable, 
 
     def cases(part):
         found = [(check, gap[0], *case) for check, gap in gaps.items() for case in gap[part].items()]
-        return [
-            pytest.param(check, name, change, id=f"{check}-{what}") for check, name, what, change in found
-        ]
+        return [pytest.param(check, name, change, id=f"{check}-{what}") for check, name, what, change in found]
 
     @pytest.mark.parametrize("check, name, changes", cases(1))
     def told_as_right(request, chapter, check, name, changes):

@@ -129,9 +129,7 @@ def junk_for(answer):
     made["nothing but nan"] = changed(answer, nans)
     made["too long"] = changed(answer, too_long)
     if is_value:
-        made = {
-            name: value for name, value in made.items() if value is not None and repr(value) != repr(answer)
-        }
+        made = {name: value for name, value in made.items() if value is not None and repr(value) != repr(answer)}
     return made
 
 
@@ -200,9 +198,7 @@ class Chapter:
         if "check" not in cell.metadata.get("tags", ()):
             return []
         found = [node for node in ast.parse(python(cell)).body if isinstance(node, ast.Assign)]
-        found = [
-            n for n in found if isinstance(n.value, ast.Call) and getattr(n.value.func, "id", "") == "judge"
-        ]
+        found = [n for n in found if isinstance(n.value, ast.Call) and getattr(n.value.func, "id", "") == "judge"]
         return [(node.targets[0].id, node.value) for node in found]
 
     def right_answer(self, own: str, call: ast.Call, at: int):
@@ -256,9 +252,7 @@ def definitions_of(cell) -> dict[str, tuple]:
         text = cell.source.partition("\n")[2]
         return {
             name: ("kernel", text)
-            for name in re.findall(
-                r"__global__\s+void[^(]*?(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text
-            )
+            for name in re.findall(r"__global__\s+void[^(]*?(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", text)
         }
     found, folded = {}, {"solution", "mirror", "check"} & set(cell.metadata.get("tags", ()))
     for node in ast.parse(python(cell)).body:
@@ -306,9 +300,7 @@ def fill(chapter: Chapter, at: int, mode: str) -> None:
         else:
             in_place = call.keywords and mode != "right"
             keep = type(stubs[0]).__name__ == "Kernel"
-            made = (
-                right if keep or mode == "other" else spoiled(right) if in_place else changed(right, change)
-            )
+            made = right if keep or mode == "other" else spoiled(right) if in_place else changed(right, change)
             answers = list(made) if len(targets) > 1 else [made]
             if mode == "other" and not keep:
                 answers = [in_another_way(*of) for of in zip(targets, [chapter.name] * 9, stubs, answers)]

@@ -242,9 +242,7 @@ class Chapter06:
         return y, {"p": p, "q": q, "k": k, "v": v}
 
     def my_attention_backward(dy, saved):
-        q, k, v = (
-            np.asarray(x) for x in (saved if not isinstance(saved, dict) else [saved[n] for n in "qkv"])[:3]
-        )
+        q, k, v = (np.asarray(x) for x in (saved if not isinstance(saved, dict) else [saved[n] for n in "qkv"])[:3])
         B, H, T, C = dy.shape
         q, k, v = (x.reshape(B, -1, T, C) for x in (q, k, v))
         per = H // k.shape[1]
@@ -283,9 +281,7 @@ class Chapter07:
 
 class Chapter08:
     def my_rmsnorm(x, gain, eps=1e-5):
-        rstd = np.array(
-            [1 / np.sqrt(np.vdot(r, r) / r.size + eps) for r in x.reshape(-1, x.shape[-1])], x.dtype
-        )
+        rstd = np.array([1 / np.sqrt(np.vdot(r, r) / r.size + eps) for r in x.reshape(-1, x.shape[-1])], x.dtype)
         rstd = rstd.reshape(*x.shape[:-1], 1)
         normed = x * rstd
         return np.einsum("...d,d->...d", normed, gain), (normed, rstd, gain)

@@ -228,8 +228,7 @@ def bigrams(train, valid, counts=np.int64, ones=1, all=256):
 WRONG = {
     "check_peeks": {
         "leaves row 0 out": lambda f: any(
-            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[1 : i + 1].any()
-            for i in range(12)
+            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[1 : i + 1].any() for i in range(12)
         ),
         "leaves out the row whose byte changes": lambda f: any(
             differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[:i].any() for i in range(12)
@@ -247,9 +246,7 @@ WRONG = {
         "everybody peeks": lambda f: True,
     },
     "check_mean_embed_backward": {
-        "divided by B for T": lambda dx, saved: (
-            mean_by_loop(dx, saved) * saved[0].shape[1] / saved[0].shape[0]
-        ),
+        "divided by B for T": lambda dx, saved: mean_by_loop(dx, saved) * saved[0].shape[1] / saved[0].shape[0],
         "each token of a text once": lambda dx, saved: collected(
             np.concatenate([np.repeat(d[None], len(set(t)), axis=0) for d, t in zip(dx, saved[0].tolist())])
             / saved[0].shape[1],

@@ -108,9 +108,7 @@ GAPS = {
             "distinct words": lambda words: Counter(
                 p for word in {tuple(word) for word in words} for p in pairwise(word)
             ),
-            "pairs without order": lambda words: Counter(
-                tuple(sorted(p)) for word in words for p in pairwise(word)
-            ),
+            "pairs without order": lambda words: Counter(tuple(sorted(p)) for word in words for p in pairwise(word)),
         },
     ),
     "check_merge_pair": (
@@ -142,9 +140,7 @@ GAPS = {
             "ties by the joined bytes": lambda words, number: train(
                 words, number, greatest=lambda n, pair, tokens: (n, tokens[pair[0]] + tokens[pair[1]])
             ),
-            "ties to the pair met first": lambda words, number: train(
-                words, number, greatest=lambda n, pair, _: n
-            ),
+            "ties to the pair met first": lambda words, number: train(words, number, greatest=lambda n, pair, _: n),
             "overlaps counted once": lambda words, number: train(words, number, count=without_overlaps),
             "merged across words": lambda words, number: train_bpe([b"".join(words)], number),
             "merged from right to left": lambda words, number: train(words, number, merge=right_to_left),
@@ -183,9 +179,7 @@ def encode_once(word, merges):
     return ids
 
 
-test_right_answers, test_wrong_answers = gap_tests(
-    {check: ([right], wrong) for check, (right, wrong) in GAPS.items()}
-)
+test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
 test_wrong_premium = rejects({"check_premium": {"each space apart": premium_with_spaces_apart}})
 
 
@@ -208,9 +202,7 @@ def test_plain_trainer_and_encoder_equal_the_library(words, letters):
 
 
 def byte_words(rng, letters=b"abc", most=6):
-    return [
-        bytes(rng.choice(list(letters), rng.integers(0, 9)).tolist()) for _ in range(rng.integers(0, most))
-    ]
+    return [bytes(rng.choice(list(letters), rng.integers(0, 9)).tolist()) for _ in range(rng.integers(0, most))]
 
 
 def some_merges(rng):

@@ -17,11 +17,7 @@ cross_entropy, bits_per_byte = BOOK.book_cross_entropy, BOOK.book_bits_per_byte
 
 def next_probs(counts, context, strength, V, kinds=len, shorter=lambda rest: rest[1:], unseen=None):
     """The right answer as a recursion; each keyword changes one thing."""
-    p = (
-        np.full(V, 1 / V)
-        if not context
-        else next_probs(counts, shorter(context), strength, V, kinds, shorter, unseen)
-    )
+    p = np.full(V, 1 / V) if not context else next_probs(counts, shorter(context), strength, V, kinds, shorter, unseen)
     followers = counts.get(context)
     if not followers:
         return p if unseen is None else np.full(V, unseen)
@@ -39,9 +35,7 @@ GAPS = {
             "source and predictor exchanged": lambda q, p: cross_entropy(p, q + 1e-9),
             "the entropy of the source": lambda q, p: cross_entropy(q, q),
             "the divergence": lambda q, p: cross_entropy(q, p) - cross_entropy(q, q),
-            "NaN where nothing happens": lambda q, p: np.sum(
-                q * np.where(p > 0, -np.log2(p + (p == 0)), np.inf)
-            ),
+            "NaN where nothing happens": lambda q, p: np.sum(q * np.where(p > 0, -np.log2(p + (p == 0)), np.inf)),
             "the mean over outcomes": lambda q, p: cross_entropy(q, p) / len(q),
             "what had p = 0 left out": lambda q, p: float(-(q[p > 0] * np.log2(p[p > 0])).sum()),
             "p bounded below": lambda q, p: cross_entropy(q, np.clip(p, 1e-3, 1)),
@@ -105,9 +99,7 @@ EXERCISES = {
         ),
     },
 }
-test_right_answers, test_wrong_answers = gap_tests(
-    {check: ([right], wrong) for check, (right, wrong) in GAPS.items()}
-)
+test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
 test_wrong_solutions = rejects(EXERCISES)
 
 

@@ -46,9 +46,7 @@ def cross_entropy(u, targets, shift=True, masked=True, base=np.e, late=False, ax
             log_p = np.log(e / e.sum(axis=axis, keepdims=True))
         else:
             log_p = u - top - np.log(np.exp(u - top).sum(axis=axis, keepdims=True))
-    losses = -np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], axis=-1)[..., 0] / float(
-        np.log(base)
-    )
+    losses = -np.take_along_axis(log_p, np.maximum(targets, 0)[..., None], axis=-1)[..., 0] / float(np.log(base))
     return np.where((targets >= 0) | (not masked), losses, 0.0), None
 
 
@@ -91,9 +89,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
 
 def linear_by_einsum(dy, saved):
     x, w = saved
-    return np.einsum("...o,io->...i", dy, w), np.einsum(
-        "ni,no->io", *(a.reshape(-1, a.shape[-1]) for a in (x, dy))
-    )
+    return np.einsum("...o,io->...i", dy, w), np.einsum("ni,no->io", *(a.reshape(-1, a.shape[-1]) for a in (x, dy)))
 
 
 def linear_by_loop(dy, saved):
@@ -234,9 +230,7 @@ def power_law(rng):
 
 def zeros_by_sums(_, answer):
     """By the two sums: dW_io has the factors x_ni and dy_no, dx_bti the factors dy_bto and W_io."""
-    return tuple(map(set, answer)) == ({2}, set(), set(), {(1, 2)}) and all(
-        isinstance(a, set) for a in answer
-    )
+    return tuple(map(set, answer)) == ({2}, set(), set(), {(1, 2)}) and all(isinstance(a, set) for a in answer)
 
 
 def accused_by_reasoning(_, answer):

@@ -66,9 +66,7 @@ WRONG_VERDICT = {
     "a row for its rows": lambda a, n: (a - n).shape == a.shape and bool(np.all(abs(a - n) <= DEFINED(a, n))),
     "shapes broadcast": lambda a, n: bool(np.all(abs(a - n) <= 1e-6 * abs(n) + 1e-12)),
     "the mean of the errors": lambda a, n: a.shape == n.shape and np.mean(abs(a - n)) <= 1e-6 * abs(n).mean(),
-    "signs ignored": lambda a, n: (
-        a.shape == n.shape and bool(np.all(abs(abs(a) - abs(n)) <= 1e-6 * abs(n) + 1e-12))
-    ),
+    "signs ignored": lambda a, n: a.shape == n.shape and bool(np.all(abs(abs(a) - abs(n)) <= 1e-6 * abs(n) + 1e-12)),
 }
 
 
@@ -190,10 +188,7 @@ OTHERS = {
 
 @pytest.mark.parametrize(("order", "other"), list(itertools.product((2, 4), (by_flat_view, by_moves))))
 def test_other_right_quotients_are_right(chapter, order, other):
-    assert (
-        verdict(chapter.check_gradient, lambda f, x, h: other(f, x, h, order), order, in_place=True)
-        == "right"
-    )
+    assert verdict(chapter.check_gradient, lambda f, x, h: other(f, x, h, order), order, in_place=True) == "right"
 
 
 WRONG_DIRECTIONS = {
@@ -205,16 +200,12 @@ WRONG_DIRECTIONS = {
     "one too many": lambda m, w, rho, tol, chance: counted_up(m, w, rho, tol, chance) + 1,
 }
 test_other_right_answers = accepts(OTHERS)
-test_wrong_answers = rejects(
-    {"check_verdict": WRONG_VERDICT | WRONG_TOLERANCES, "check_directions": WRONG_DIRECTIONS}
-)
+test_wrong_answers = rejects({"check_verdict": WRONG_VERDICT | WRONG_TOLERANCES, "check_directions": WRONG_DIRECTIONS})
 
 
 def test_a_point_too_far_and_too_few_places_are_rejected(chapter):
     too_far = lambda f, x, h: (-3 * f(x) + 4 * f(x + h / 2) - f(x + h)) / h
-    rows_and_columns = lambda f, x, h: [
-        [by_flat_view(f, x, h, 2)[i, j] for j in range(x.shape[1])] for i in range(2)
-    ]
+    rows_and_columns = lambda f, x, h: [[by_flat_view(f, x, h, 2)[i, j] for j in range(x.shape[1])] for i in range(2)]
     assert verdict(chapter.check_one_sided, too_far) not in ("right", "not written yet")
     assert verdict(chapter.check_gradient, rows_and_columns, 2) not in ("right", "not written yet")
 
@@ -253,9 +244,7 @@ def place_to_move(rng, shape=None):
 
 def said_of_both(c):
     """What the check says of the quotient of order 2, or if that is right of the one of order 4."""
-    of = lambda order: verdict(
-        c.check_gradient, lambda f, x, h: c.numeric_gradient(f, x, h, order=order), order
-    )
+    of = lambda order: verdict(c.check_gradient, lambda f, x, h: c.numeric_gradient(f, x, h, order=order), order)
     return said if (said := of(2)) != "right" else of(4)
 
 
@@ -311,9 +300,7 @@ def accused_by_trying(c, answer):
     if not isinstance(answer, dict) or answer.keys() != c.SUSPECTS.keys():
         return False
     with np.errstate(invalid="ignore"):
-        return all(
-            len(line) == 1 and not c.colleague(c.SUSPECTS[name], line) for name, line in answer.items()
-        )
+        return all(len(line) == 1 and not c.colleague(c.SUSPECTS[name], line) for name, line in answer.items())
 
 
 EDGE = np.random.default_rng(5)

@@ -60,17 +60,13 @@ def by_einsum_backward(dy, saved):
     q, k, v, p, y = saved
     H = q.shape[1]
     G = 1 + sum(not np.array_equal(k[:, h], k[:, h - 1]) for h in range(1, H))
-    ds = (
-        p * (np.einsum("bhic,bhjc->bhij", dy, v) - (dy * y).sum(axis=-1, keepdims=True)) * q.shape[-1] ** -0.5
-    )
+    ds = p * (np.einsum("bhic,bhjc->bhij", dy, v) - (dy * y).sum(axis=-1, keepdims=True)) * q.shape[-1] ** -0.5
     shared = lambda a: a.astype(dy.dtype).reshape(len(a), G, H // G, *a.shape[2:]).sum(axis=2)
     dk, dv = np.einsum("bhij,bhic->bhjc", ds, q), np.einsum("bhij,bhic->bhjc", p, dy)
     return np.einsum("bhij,bhjc->bhic", ds, k).astype(dy.dtype), shared(dk), shared(dv)
 
 
-@pytest.mark.parametrize(
-    "pair", [(by_loops, by_jacobian), (by_einsum, by_einsum_backward)], ids=["loops", "einsum"]
-)
+@pytest.mark.parametrize("pair", [(by_loops, by_jacobian), (by_einsum, by_einsum_backward)], ids=["loops", "einsum"])
 def test_other_right_answers_are_right(chapter, pair):
     forward, backward = pair
     assert verdict(chapter.check_forward, forward) == "right"
@@ -239,9 +235,7 @@ def sink_by_loops_backward(dy, saved):
 
 def reach_by_loops(probs):
     T = probs.shape[-1]
-    return (
-        sum(((i - j) * probs[..., i, j] for i in range(T) for j in range(i)), np.zeros(probs.shape[:-2])) / T
-    )
+    return sum(((i - j) * probs[..., i, j] for i in range(T) for j in range(i)), np.zeros(probs.shape[:-2])) / T
 
 
 def reach_by_means(probs):
@@ -292,8 +286,7 @@ def drawn(rng):
 
 EDGE = np.random.default_rng(5)
 EDGES = [
-    qkv(EDGE, size)
-    for size in [(1, 1, 1, 1, 1), (1, 4, 2, 1, 3), (2, 3, 3, 7, 1), (1, 6, 2, 9, 4), (3, 4, 1, 2, 8)]
+    qkv(EDGE, size) for size in [(1, 1, 1, 1, 1), (1, 4, 2, 1, 3), (2, 3, 3, 7, 1), (1, 6, 2, 9, 4), (3, 4, 1, 2, 8)]
 ]
 EDGES += [
     qkv(EDGE, (2, 4, 2, 5, 3), 1e-3),
@@ -356,9 +349,7 @@ def accuses_by_rule(c, answer):
         b = H > G
         return {who for who, wrong in (("A", a), ("B", b)) if wrong}
 
-    whole = all(
-        len(s) == 5 and all(type(n) is int and 1 <= n <= 6 for n in s) and s[1] % s[2] == 0 for s in answer
-    )
+    whole = all(len(s) == 5 and all(type(n) is int and 1 <= n <= 6 for n in s) and s[1] % s[2] == 0 for s in answer)
     return len(answer) == 2 and whole and [accused(s) for s in answer] == [{"A"}, {"B"}]
 
 

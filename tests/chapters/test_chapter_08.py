@@ -37,11 +37,7 @@ def by_intermediates(dy, saved):
 def forward(x, gain, eps=1e-5, axis=-1, inside=True, squared=True, use_gain=True, width=None, floor=0.0):
     """RMSNorm; the arguments after eps are the mistakes that one can make."""
     squares = x * x if squared else np.abs(x)
-    m = (
-        np.mean(squares, axis=axis, keepdims=True)
-        if width is None
-        else squares.sum(-1, keepdims=True) / width
-    )
+    m = np.mean(squares, axis=axis, keepdims=True) if width is None else squares.sum(-1, keepdims=True) / width
     m = np.maximum(m, floor).astype(x.dtype)
     rstd = (1 / np.sqrt(m + eps) if inside else 1 / (np.sqrt(m) + eps)) * np.ones_like(x[..., :1])
     return x * rstd * (gain if use_gain else 1), (x * rstd, rstd, gain)
@@ -177,9 +173,7 @@ def test_ratios_measured_otherwise_are_right(chapter):
 
 WRONG_PARTIAL = {
     "s constant": lambda dy, s: (dy * s[2] * s[1], (dy * s[0] * s[1]).reshape(-1, len(s[2])).sum(0)),
-    "a copy of the right one in float64": lambda dy, s: tuple(
-        a.astype(float) for a in partial_by_mask(dy, s)
-    ),
+    "a copy of the right one in float64": lambda dy, s: tuple(a.astype(float) for a in partial_by_mask(dy, s)),
     "dgain for one row only": lambda dy, s: (
         partial_by_mask(dy, s)[0],
         (dy * s[0] * s[1]).reshape(-1, len(s[2]))[0],

@@ -123,15 +123,11 @@ test_right_gaps, test_wrong_gaps = gap_tests(
 
 def symmetries_by_rule(function):
     """By what f does to a factor: f(3g) = 3 f(g), f(-g) = -f(g), f(g) u = g f(u)."""
-    f = {"SiLU": lambda g: g / (1 + math.exp(-g)), "ReLU": lambda g: max(g, 0.0), "linear": lambda g: g}[
-        function
-    ]
+    f = {"SiLU": lambda g: g / (1 + math.exp(-g)), "ReLU": lambda g: max(g, 0.0), "linear": lambda g: g}[function]
     keeps = {"scale up", "negate up"}
     keeps |= {"scale gate"} if all(math.isclose(f(3 * g), 3 * f(g)) for g in (-1, 2)) else set()
     keeps |= {"negate gate"} if all(math.isclose(f(-g), -f(g)) for g in (-1, 2)) else set()
-    return keeps | (
-        {"exchange"} if all(math.isclose(f(g) * u, g * f(u)) for g, u in ((1, 2), (-1, 2))) else set()
-    )
+    return keeps | ({"exchange"} if all(math.isclose(f(g) * u, g * f(u)) for g, u in ((1, 2), (-1, 2))) else set())
 
 
 def symmetries_by_table(function):
@@ -228,8 +224,7 @@ def test_stored_results_are_of_this_experiment(chapter):
 def test_the_runs_with_large_gates_differ_in_the_gates_alone(chapter):
     """And the one run that stands in both files came out the same."""
     usual, large = (
-        json.loads((ROOT / "data" / "results" / f"{name}.json").read_text("utf-8"))
-        for name in ("ch09", "ch09_gates")
+        json.loads((ROOT / "data" / "results" / f"{name}.json").read_text("utf-8")) for name in ("ch09", "ch09_gates")
     )
     assert all(large["config"][what] == usual["config"][what] for what in large["config"])
     key = lambda row: (row["form"], row["function"], row["rate"], row["seed"])

@@ -35,12 +35,8 @@ WRONG_SCALE = {
     "one count for all heads": lambda targets, weights: weights / max(1, (targets >= 0).sum()) * len(weights),
     "weights forgotten": lambda targets, weights: 1 / np.maximum((targets >= 0).sum(axis=(0, 1)), 1),
     "nan for an empty head": lambda targets, weights: weights / (targets >= 0).sum(axis=(0, 1)),
-    "the weight for an empty head": lambda targets, weights: (
-        weights / np.maximum((targets >= 0).sum((0, 1)), 1)
-    ),
-    "token 0 taken for no target": lambda targets, weights: (
-        weights / np.maximum((targets > 0).sum((0, 1)), 1)
-    ),
+    "the weight for an empty head": lambda targets, weights: weights / np.maximum((targets >= 0).sum((0, 1)), 1),
+    "token 0 taken for no target": lambda targets, weights: weights / np.maximum((targets > 0).sum((0, 1)), 1),
     "one head too few": lambda targets, weights: scale_by_loops(targets, weights)[:-1],
     "in float32": lambda targets, weights: scale_by_loops(targets, weights).astype(np.float32),
     "nan": lambda targets, weights: scale_by_loops(targets, weights) * np.nan,
@@ -110,9 +106,7 @@ def tied_by_one_hot(dlogits, saved):
     n = normed.reshape(dy.shape)
     dn = dy * gain
     dx = (dn - n * np.mean(dn * n, axis=1, keepdims=True)) * rstd.reshape(-1, 1)
-    return dz.T @ y.reshape(dy.shape) + np.eye(len(table), dtype=dx.dtype)[ids.ravel()].T @ dx, (dy * n).sum(
-        axis=0
-    )
+    return dz.T @ y.reshape(dy.shape) + np.eye(len(table), dtype=dx.dtype)[ids.ravel()].T @ dx, (dy * n).sum(axis=0)
 
 
 def by_perturbation(f):
@@ -168,8 +162,7 @@ def hand_numbers(f):
     logits = np.array([[0.0, np.log(9.0)], [5.0, -3.0], [np.log(4.0), 0.0]])
     expected = [[0.05, -0.05], [0.0, 0.0], [0.4, -0.4]]
     return all(
-        abs(a - b) < 1e-9
-        for a, b in zip(f(logits, np.array([1, -1, 1]))[1].flat, np.ravel(expected), strict=True)
+        abs(a - b) < 1e-9 for a, b in zip(f(logits, np.array([1, -1, 1]))[1].flat, np.ravel(expected), strict=True)
     )
 
 
@@ -259,9 +252,7 @@ WRONG = {
     ),
     "test: two of six numbers": (
         "check_test",
-        lambda f: bool(
-            np.allclose(f(np.zeros((3, 2)), np.array([0, 1, -1]))[1].flat[[0, 4]], [-0.25, 0.0], atol=1e-9)
-        ),
+        lambda f: bool(np.allclose(f(np.zeros((3, 2)), np.array([0, 1, -1]))[1].flat[[0, 4]], [-0.25, 0.0], atol=1e-9)),
     ),
     "test: rows that mirror each other": (
         "check_test",

@@ -139,9 +139,7 @@ def hand_test(f):
     for step in (3, 4):
         new = f(p, g, m, v, step, 0.2, 0.7, 0.6, 1e-4, 0.3)
         right = adamw_by_powers(p, g, m, v, step, 0.2, 0.7, 0.6, 1e-4, 0.3)
-        if len(new) != 3 or not all(
-            np.allclose(a, b, rtol=1e-8, atol=0) for a, b in zip(new, right, strict=True)
-        ):
+        if len(new) != 3 or not all(np.allclose(a, b, rtol=1e-8, atol=0) for a, b in zip(new, right, strict=True)):
             return False
         p, m, v = (np.array(a) for a in new)
         g = g[::-1]
@@ -164,9 +162,7 @@ def same_gradient_test(f):
 
 def one_call_test(f):
     """All of it at a later step."""
-    given = np.array(
-        [[1.5, -2.0, 0.5, 1.0], [1e-3, 0.0, -4.0, 2.0], [0.2, 1e-3, 3.0, 0.0], [0.4, 1e-7, 2.0, 0.1]]
-    )
+    given = np.array([[1.5, -2.0, 0.5, 1.0], [1e-3, 0.0, -4.0, 2.0], [0.2, 1e-3, 3.0, 0.0], [0.4, 1e-7, 2.0, 0.1]])
     found = f(*given, 5, 0.3, 0.6, 0.9, 1e-3, 0.2)
     return all(
         np.allclose(a, b, rtol=1e-9, atol=1e-15)
@@ -274,9 +270,7 @@ def curvature_found(c, given):
     """The direction, where the gradients were taken, and the value once the iteration has come to rest."""
     H, w, v, products, h = given
     asked = []
-    value, along = c.largest_curvature(
-        lambda x: asked.append(x - w) or H @ (x - w) + (x - w) ** 2, w, v, products, h
-    )
+    value, along = c.largest_curvature(lambda x: asked.append(x - w) or H @ (x - w) + (x - w) ** 2, w, v, products, h)
     return along, max(np.linalg.norm(x) for x in asked), float(value) if products == 40 else 0.0
 
 

@@ -46,16 +46,10 @@ WRONG_FIRST_LOSSES = {
     "NaN": lambda V, D, sigma: math.nan,
 }
 WRONG_EXPOSURES = {
-    "rank from 0": lambda scores, secret: (
-        math.log2(scores.size) - math.log2(np.sum(scores > scores[secret]) or 0.5)
-    ),
-    "ties stand behind": lambda scores, secret: (
-        math.log2(scores.size) - math.log2(1 + np.sum(scores > scores[secret]))
-    ),
+    "rank from 0": lambda scores, secret: math.log2(scores.size) - math.log2(np.sum(scores > scores[secret]) or 0.5),
+    "ties stand behind": lambda scores, secret: math.log2(scores.size) - math.log2(1 + np.sum(scores > scores[secret])),
     "the first axis alone": lambda scores, secret: math.log2(len(scores) / np.sum(scores >= scores[secret])),
-    "a tolerance": lambda scores, secret: (
-        math.log2(scores.size) - math.log2(np.sum(scores >= scores[secret] - 1e-12))
-    ),
+    "a tolerance": lambda scores, secret: math.log2(scores.size) - math.log2(np.sum(scores >= scores[secret] - 1e-12)),
     "nats": lambda scores, secret: math.log(scores.size / (1 + np.sum(scores > scores[secret]))),
     "surprise in place of rank": lambda scores, secret: math.log2(scores.size) + scores[secret] / math.log(2),
     "the rank alone": lambda scores, secret: math.log2(1 + np.sum(scores > scores[secret])),
@@ -132,9 +126,7 @@ def batch_test_by_places(batch):
         if x.shape != (6, 7) or y.shape != (6, 7, 2) or (y % 2).any():
             return False
         for row, wants in zip(x // 2, y // 2, strict=True):
-            if (np.diff(row) != 1).any() or not all(
-                np.array_equal(wants[:, k], row + 1 + k) for k in range(2)
-            ):
+            if (np.diff(row) != 1).any() or not all(np.array_equal(wants[:, k], row + 1 + k) for k in range(2)):
                 return False
             begun.add(int(row[0]))
         seen.add(x.tobytes())

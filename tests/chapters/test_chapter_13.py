@@ -409,9 +409,7 @@ def filled(chapter, gate_up):
         return hidden, sigmoid, False
     run = lambda n: chapter.swiglu(hidden[:n].copy(), sigmoid[:n].copy(), gate_up[:n])
     copies = lambda n: [hidden[:n].copy(), sigmoid[:n].copy()] and None
-    grows = [
-        chapter.peak_bytes(partial(run, n)) - chapter.peak_bytes(partial(copies, n)) for n in (N // 2, N)
-    ]
+    grows = [chapter.peak_bytes(partial(run, n)) - chapter.peak_bytes(partial(copies, n)) for n in (N // 2, N)]
     return hidden, sigmoid, bool(grows[1] - grows[0] > hidden.nbytes / 20)
 
 

@@ -43,9 +43,7 @@ WRONG_DRAWS = {
 }
 
 
-def keep_top_p(
-    p, threshold, sums=lambda q: np.cumsum(q, axis=-1) - q, order=lambda p: np.argsort(-p, axis=-1)
-):
+def keep_top_p(p, threshold, sums=lambda q: np.cumsum(q, axis=-1) - q, order=lambda p: np.argsort(-p, axis=-1)):
     """The tokens that top-p keeps, with one thing wrong, if asked."""
     order = order(p)
     kept = np.empty(p.shape, bool)
@@ -81,11 +79,7 @@ def cached(
     H, G, m, C = q.shape[1], k.shape[1], *q.shape[2:]
     n = keys.shape[2] if start is None else start
     new_keys, new_values = (np.concatenate(pair[::order], axis=2) for pair in ((keys, k), (values, v)))
-    serve = (
-        (lambda a: np.repeat(a, H // G, axis=1))
-        if groups is np.repeat
-        else lambda a: np.tile(a, (1, H // G, 1, 1))
-    )
+    serve = (lambda a: np.repeat(a, H // G, axis=1)) if groups is np.repeat else lambda a: np.tile(a, (1, H // G, 1, 1))
     scores = q @ serve(new_keys).swapaxes(-1, -2) / math.sqrt(H / G if scale == "H/G" else C if scale else 1)
     places = np.arange(new_keys.shape[2])
     scores = np.where(places < np.arange(n, n + m)[:, None] + itself, scores, -np.inf)

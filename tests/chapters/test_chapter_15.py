@@ -41,9 +41,7 @@ WRONG_SCORES = {
 }
 
 
-def grouped(
-    forward, backward, order="repeat", back="repeat", join=lambda d: d.sum(axis=2), values=None, dq=None
-):
+def grouped(forward, backward, order="repeat", back="repeat", join=lambda d: d.sum(axis=2), values=None, dq=None):
     """A grouped pair from an ungrouped one, with one thing wrong, if asked."""
     spread = {
         "repeat": lambda a, n: np.repeat(a, n, axis=1),
@@ -78,9 +76,7 @@ WRONG_GROUPED = {
     "values not added": dict(values=lambda dv, G: dv[:, :: dv.shape[1] // G]),
     "copies not added": dict(join=lambda d: d.reshape(d.shape[0], -1, *d.shape[3:])),
     "the gradient of queries shared too": dict(
-        dq=lambda d, G: np.repeat(
-            d.reshape(len(d), G, -1, *d.shape[2:]).mean(axis=2), d.shape[1] // G, axis=1
-        )
+        dq=lambda d, G: np.repeat(d.reshape(len(d), G, -1, *d.shape[2:]).mean(axis=2), d.shape[1] // G, axis=1)
     ),
 }
 
@@ -102,9 +98,7 @@ def test_scores_that_copy_in_other_cases_than_one_are_rejected(chapter, plain):
     def copies(q, keys):
         if plain(q):
             return chapter.book_scores(q, keys)
-        return (
-            q @ np.repeat(keys, q.shape[1] // keys.shape[1], axis=1).mT / q.dtype.type(np.sqrt(q.shape[-1]))
-        )
+        return q @ np.repeat(keys, q.shape[1] // keys.shape[1], axis=1).mT / q.dtype.type(np.sqrt(q.shape[-1]))
 
     assert rejected(chapter.check_scores, copies)
 
@@ -158,9 +152,7 @@ def test_merging_equal_heads_changes_nothing_and_the_mean_is_of_neighbours(chapt
     for how in ("mean", "first"):
         merged = chapter.pooled(many, groups, how)
         assert np.allclose(merged.logits(tokens), fewer.logits(tokens), rtol=0, atol=1e-12)
-    noise = np.random.default_rng(1).normal(
-        size=(24, 2, groups, n, C)
-    )  # heads of a group move apart, mean kept
+    noise = np.random.default_rng(1).normal(size=(24, 2, groups, n, C))  # heads of a group move apart, mean kept
     noise -= noise.mean(axis=3, keepdims=True)
     for layer in range(2):
         many.params[f"layers.{layer}.qkv"][:, 24:] += noise.reshape(24, -1)
@@ -231,9 +223,7 @@ def scores_by_group(q, keys):
     (B, H, m, C), (_, G, n, _) = q.shape, keys.shape
     s, share = np.empty((B, H, m, n), q.dtype), H // G
     for g in range(G):
-        s[:, g * share : (g + 1) * share] = (q[:, g * share : (g + 1) * share] / C**0.5) @ keys[
-            :, g : g + 1
-        ].mT
+        s[:, g * share : (g + 1) * share] = (q[:, g * share : (g + 1) * share] / C**0.5) @ keys[:, g : g + 1].mT
     return s
 
 
@@ -314,9 +304,7 @@ test_other_right_answers = accepts(OTHERS)
 
 def copies_in_turn(q, keys):
     n = q.shape[1] // keys.shape[1]
-    return (
-        np.stack([q[:, h] @ keys[:, h // n].copy().mT for h in range(q.shape[1])], axis=1) / q.shape[3] ** 0.5
-    )
+    return np.stack([q[:, h] @ keys[:, h // n].copy().mT for h in range(q.shape[1])], axis=1) / q.shape[3] ** 0.5
 
 
 ACCEPTED_ONCE = {
@@ -368,9 +356,7 @@ def some_config(rng):
     H, G, *_ = heads(rng)
     width = 2 * int(rng.integers(1, 5))
     ffn = int(rng.integers(1, 30))
-    config = ModelConfig(
-        H * width, H, G, int(rng.integers(1, 4)), context=9, vocab_size=11, predict=1, ffn=ffn
-    )
+    config = ModelConfig(H * width, H, G, int(rng.integers(1, 4)), context=9, vocab_size=11, predict=1, ffn=ffn)
     return config, int(rng.integers(1, 70))
 
 

@@ -53,9 +53,7 @@ WRONG_HEADS = {
 }
 
 
-def rule(
-    p, q, token, chance=lambda p, q, t: min(1.0, p[t] / q[t]), redraw=lambda p, q, t: np.maximum(p - q, 0)
-):
+def rule(p, q, token, chance=lambda p, q, t: min(1.0, p[t] / q[t]), redraw=lambda p, q, t: np.maximum(p - q, 0)):
     """Accept or redraw, with one thing wrong, if asked."""
     rest = redraw(p, q, token)
     return chance(p, q, token), rest / rest.sum() if rest.any() else p
@@ -63,9 +61,7 @@ def rule(
 
 WRONG_RULES = {
     "redrawn from p": dict(redraw=lambda p, q, t: p),
-    "redrawn from p without the proposal": dict(
-        redraw=lambda p, q, t: np.where(np.arange(len(p)) == t, 0, p)
-    ),
+    "redrawn from p without the proposal": dict(redraw=lambda p, q, t: np.where(np.arange(len(p)) == t, 0, p)),
     "redrawn from the other side": dict(redraw=lambda p, q, t: np.maximum(q - p, 0)),
     "redrawn from the distance": dict(redraw=lambda p, q, t: np.abs(p - q)),
     "accepted with q / p": dict(chance=lambda p, q, t: min(1.0, q[t] / p[t]) if p[t] else 0.0),
@@ -260,11 +256,7 @@ def test_the_three_terms_add_up_to_the_loss_of_head_1(chapter):
     first = softmax(small.logits(np.array([text]))[0, -1])
     behind = [softmax(small.logits(np.array([[*text, z]]))[0, -1]) for z in range(5)]
     ahead = softmax(small.logits(np.array([text]), 1)[0, -1])
-    loss = -sum(
-        first[z] * behind[z][a] * math.log(ahead[a]) for z, a in itertools.product(range(5), repeat=2)
-    )
+    loss = -sum(first[z] * behind[z][a] * math.log(ahead[a]) for z, a in itertools.product(range(5), repeat=2))
     assert decoder.length == len(text) and np.allclose(q, ahead)
-    assert (
-        sum(found) == pytest.approx(loss, rel=0.02) and min(found) > 0
-    )  # z of the last thousandth are left out
+    assert sum(found) == pytest.approx(loss, rel=0.02) and min(found) > 0  # z of the last thousandth are left out
     assert np.allclose(m, sum(f * b for f, b in zip(first, behind, strict=True)), atol=2e-3)

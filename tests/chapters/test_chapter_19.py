@@ -100,9 +100,7 @@ def test_other_right_ways_are_right(chapter):
 
     def by_corners(law, n, m, digits):
         half = 0.5 * 10.0**-digits
-        corners = [
-            law._replace(alpha=law.alpha + p, beta=law.beta + q) for p in (-half, half) for q in (-half, half)
-        ]
+        corners = [law._replace(alpha=law.alpha + p, beta=law.beta + q) for p in (-half, half) for q in (-half, half)]
         return max(abs(other(n, m) - law(n, m)) for other in corners)
 
     def by_list(rows):
@@ -117,10 +115,7 @@ def test_other_right_ways_are_right(chapter):
 
     assert verdict(chapter.check_bottom, by_bisection) == "right"
     assert verdict(chapter.check_rounding, by_corners) == "right"
-    assert (
-        verdict(chapter.check_done, lambda s, f, t: not np.linalg.norm(s, np.inf) > t * max(abs(f)))
-        == "right"
-    )
+    assert verdict(chapter.check_done, lambda s, f, t: not np.linalg.norm(s, np.inf) > t * max(abs(f))) == "right"
     assert verdict(chapter.check_surplus, by_list) == "right"
 
 
@@ -130,9 +125,7 @@ def test_other_right_ways_are_right(chapter):
 def split_from(rng):
     shape = tuple(rng.integers(1, 6, 2))
     part = rng.integers(-1, 4, shape)
-    return rng.random(shape), Source(
-        None, None, None, ("a", "b", "c", "d", "e"), part, int(rng.integers(1, 99))
-    )
+    return rng.random(shape), Source(None, None, None, ("a", "b", "c", "d", "e"), part, int(rng.integers(1, 99)))
 
 
 def runs_from(rng):
@@ -165,11 +158,7 @@ def slopes_from(rng):
 
 def lengths_from(rng):
     """Runs of known lengths; some were measured on their way, at lengths with runs of their own and without."""
-    rows = [
-        dict(read=float(n), excess=float(x), steps=n // 10)
-        for n in (100, 200, 400)
-        for x in rng.uniform(1, 2, 2)
-    ]
+    rows = [dict(read=float(n), excess=float(x), steps=n // 10) for n in (100, 200, 400) for x in rng.uniform(1, 2, 2)]
     along = [[k // 10, float(rng.uniform(1, 2))] for k in (50, 100, 200)]
     return ([*rows, dict(read=400.0, excess=1.5, steps=40, along=along)],)
 

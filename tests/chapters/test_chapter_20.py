@@ -135,9 +135,7 @@ def mask_block_by_block(lengths, time):
 
 def forgery_in_itself(turns):
     """Another right answer: each label hides another of its own kind."""
-    body = "\n".join(
-        part for asked, reply in turns[:-1] for part in (f"User: {asked}", f"Assistant: {reply}")
-    )
+    body = "\n".join(part for asked, reply in turns[:-1] for part in (f"User: {asked}", f"Assistant: {reply}"))
     whole = f"{body}\nUser: {turns[-1][0]}" if body else f"User: {turns[-1][0]}"
     hidden = whole.replace("User:", "UUser:ser:").replace("Assistant:", "AAssistant:ssistant:")
     return hidden.removeprefix("UUser:ser: ")
@@ -230,9 +228,7 @@ def test_late_targets_are_the_inputs(chapter):
     examples = [Encoded(np.arange(1, 8), np.array([0, 0, 1, 1, 0, 1, 1], bool))]
     inputs, targets = chapter.late(examples, 8, 2)
     left = targets[0, :, 0] >= 0
-    assert (
-        left.sum() == 4 and (targets[0, left, 0] == inputs[0, left]).sum() == 3
-    )  # the last is behind the row's end
+    assert left.sum() == 4 and (targets[0, left, 0] == inputs[0, left]).sum() == 3  # the last is behind the row's end
 
 
 def test_stored_results():
@@ -240,19 +236,13 @@ def test_stored_results():
     config, rows = result["config"], result["rows"]
     short = [row for row in rows if row["experiment"] == "short"]
     for size in config["sizes"]:
-        found = [
-            row["seed"]
-            for row in short
-            if (row["stories"], row["rate"], row["way"]) == (size, 1e-3, "replies")
-        ]
+        found = [row["seed"] for row in short if (row["stories"], row["rate"], row["way"]) == (size, 1e-3, "replies")]
         assert sorted(found) == config["seeds"] and len(found) >= 5
     for key in [(rate, "replies") for rate in config["rates"]] + [
         (1e-3, "all tokens"),
         (1e-3, "with stories"),
     ]:
-        assert (
-            len([row for row in short if (row["rate"], row["way"], row["stories"]) == (*key, 1000)]) >= 5
-        ), key
+        assert len([row for row in short if (row["rate"], row["way"], row["stories"]) == (*key, 1000)]) >= 5, key
     assert len([row for row in rows if row["experiment"] == "facts"]) >= 5
     assert {row["experiment"] for row in rows} == {"lengths", "dolly", "short", "facts"}
 

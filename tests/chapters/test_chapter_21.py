@@ -73,10 +73,7 @@ def draws(logps, before, rewards):
 
 
 def squares(logps, reference, beta):
-    h = [
-        (a - c) - (b - d) - 0.5 / beta
-        for (a, b), (c, d) in zip(logps.tolist(), reference.tolist(), strict=True)
-    ]
+    h = [(a - c) - (b - d) - 0.5 / beta for (a, b), (c, d) in zip(logps.tolist(), reference.tolist(), strict=True)]
     return np.array([x * x for x in h]), np.array([[2 * x, -2 * x] for x in h])
 
 

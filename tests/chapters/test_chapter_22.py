@@ -52,9 +52,7 @@ WRONG_ADVANTAGES = slips(
 }
 
 
-def clipped(
-    logp, old, advantage, edge=0.2, pick=np.minimum, by_ratio=False, both=False, upper=True, back=False
-):
+def clipped(logp, old, advantage, edge=0.2, pick=np.minimum, by_ratio=False, both=False, upper=True, back=False):
     """Token by token, with one thing wrong, if asked."""
     ratio = np.exp(old - logp if back else logp - old)
     gain, held = ratio * advantage, np.clip(ratio, 1 - edge, 1 + edge if upper else 9) * advantage

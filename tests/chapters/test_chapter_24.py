@@ -200,9 +200,7 @@ def test_the_script_measures_every_version():
     layers = names["measure_layers"](rows=3, D=100, V=70, blocks=(32, 64), launches=1, rounds=3)
     assert len(sums) == 7 and len(layers) == 4
     assert all(row["share_min"] <= row["share_of_copy"] <= row["share_max"] for row in sums + layers)
-    assert all(
-        row["ms"] > 0 and row["share_of_copy"] >= 0 for row in sums + layers
-    )  # rounded: 0 where all is busy
+    assert all(row["ms"] > 0 and row["share_of_copy"] >= 0 for row in sums + layers)  # rounded: 0 where all is busy
     assert all(row["results"] == 1 for row in sums if "atomic" not in row["version"])
 
 
@@ -255,9 +253,9 @@ def backward_args(c, given):
 
 
 def any_logits(rng, V=None):
-    return rng.normal(
-        rng.integers(-500, 501), rng.choice([0.1, 3, 100]), (2, V or int(rng.integers(1, 200)))
-    ).astype(np.float32)
+    return rng.normal(rng.integers(-500, 501), rng.choice([0.1, 3, 100]), (2, V or int(rng.integers(1, 200)))).astype(
+        np.float32
+    )
 
 
 def any_scores(rng, n=None):

@@ -84,9 +84,7 @@ _, test_wrong_gaps = rewritten_tests(
 )
 
 
-ROUND = (
-    "copy_async_wait<0>(); __syncthreads(); ask({i} + 1); multiply_tile(sum, tiles[({i}) % 2], row, column);"
-)
+ROUND = "copy_async_wait<0>(); __syncthreads(); ask({i} + 1); multiply_tile(sum, tiles[({i}) % 2], row, column);"
 LOOP = "ask(0); for (int i = 0; i * BK < K; i++) {"
 RIGHT_LOOPS = {
     "plain": f"{LOOP} /* the one __syncthreads() of a round */ {ROUND.format(i='i')} }}",
@@ -100,9 +98,7 @@ WAITED = ROUND.format(i="i").replace("multiply", "{wait} multiply")
 WRONG_LOOPS = {
     "waited for": WAITED.format(wait="copy_async_wait<0>();"),
     "waited for if it is there": WAITED.format(wait="if ((i + 1) * BK < K) copy_async_wait<0>();"),
-    "waited for, then a statement": WAITED.format(
-        wait="copy_async_wait<0>(); const Tile& now = tiles[i % 2];"
-    ),
+    "waited for, then a statement": WAITED.format(wait="copy_async_wait<0>(); const Tile& now = tiles[i % 2];"),
     "two barriers by another name": f"auto meet = [&] {{ __syncthreads(); }}; {ROUND.format(i='i').replace('__syncthreads', 'meet')} meet();",
 }
 
@@ -143,11 +139,7 @@ def test_one_thread_that_does_all_is_told(chapter):
 def test_other_right_answers_to_the_gaps(chapter):
     """The tile of a transposed by its writer's index, with a padded row; rows and columns of a patch in another order."""
     text = chapter.matmul_tiled.module.source
-    other = (
-        text.replace("as[32][32]", "as[32][33]")
-        .replace("as[y][x] =", "as[x][y] =")
-        .replace("as[y][k]", "as[k][y]")
-    )
+    other = text.replace("as[32][32]", "as[32][33]").replace("as[y][x] =", "as[x][y] =").replace("as[y][k]", "as[k][y]")
     assert verdict(chapter.check_tiled, cuda.module(other)["matmul_tiled"]) == "right"
     other = chapter.matmul_patch.module.source.replace("x + 16 * j", "x + 16 * (7 - j)")
     assert verdict(chapter.check_patch, cuda.module(other)["matmul_patch"]) == "right"
@@ -214,9 +206,7 @@ def mends(c, pairs):
     text = c.slow.module.source
     for old, new in pairs:
         text = text.replace(old, new)
-    return "".join(text.split()) == "".join(
-        c.matmul_fours.module.source.replace("matmul_fours", "slow").split()
-    )
+    return "".join(text.split()) == "".join(c.matmul_fours.module.source.replace("matmul_fours", "slow").split())
 
 
 DOMAINS = [

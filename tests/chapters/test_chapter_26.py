@@ -144,9 +144,7 @@ def test_the_wait_for_one_group_fewer_is_found_by_the_checker_alone(chapter):
 def test_the_script_measures_sums():
     for numbers in ("bfloat16", "float16", "float32"):
         r = ch26.row(numbers, "uniform", 64, 0)
-        assert (
-            0 < r["error"] < (1e-3 if numbers == "float32" else 1e-6) and r["plain"] < 1e-6 and r["same_bits"]
-        )
+        assert 0 < r["error"] < (1e-3 if numbers == "float32" else 1e-6) and r["plain"] < 1e-6 and r["same_bits"]
     assert ch26.row("bfloat16", "normal", 64, 0) != ch26.row("bfloat16", "normal", 64, 1)
 
 

@@ -140,9 +140,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
         "check_tiles": ([count_tiles, walk_tiles], WRONG_TILES),
     }
 )
-test_right_kernels, test_wrong_kernels = rewritten_tests(
-    {"check_flash": ("flash_tiles", RIGHT_KERNELS, WRONG_KERNELS)}
-)
+test_right_kernels, test_wrong_kernels = rewritten_tests({"check_flash": ("flash_tiles", RIGHT_KERNELS, WRONG_KERNELS)})
 
 
 # ---- The exercises; the wrong answers that a solution names are tried where the notebook runs

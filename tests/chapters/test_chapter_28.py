@@ -16,9 +16,7 @@ pytestmark = pytest.mark.compiler
 # ---- The gaps
 
 
-def tile_with(
-    mask=True, times=False, with_lse=True, with_delta=True, in_s=True, in_ds=True, turned=False, over=False
-):
+def tile_with(mask=True, times=False, with_lse=True, with_delta=True, in_s=True, in_ds=True, turned=False, over=False):
     """A tile's parts, with a mistake."""
 
     def tile(q, k, v, dy, lse, delta, allowed):

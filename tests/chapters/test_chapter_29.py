@@ -202,9 +202,7 @@ def place_tightly(values):
     """Best fit: the smallest hole that is large enough."""
     starts = []
     for size, first, last in values:
-        met = sorted(
-            (s, s + b) for s, (b, a, z) in zip(starts, values, strict=False) if a <= last and first <= z
-        )
+        met = sorted((s, s + b) for s, (b, a, z) in zip(starts, values, strict=False) if a <= last and first <= z)
         holes, at = [], 0
         for start, end in met:
             if start - at >= size:
@@ -266,9 +264,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
         "check_place": ([place_byte_by_byte, place_at_ends, place_with()], WRONG_PLACES),
     }
 )
-test_right_kernels, test_wrong_kernels = rewritten_tests(
-    {"check_adamw": ("adamw", RIGHT_KERNELS, WRONG_KERNELS)}
-)
+test_right_kernels, test_wrong_kernels = rewritten_tests({"check_adamw": ("adamw", RIGHT_KERNELS, WRONG_KERNELS)})
 
 
 # ---- What the chapter stands on

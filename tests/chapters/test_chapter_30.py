@@ -77,11 +77,7 @@ def captures(arrays="kept", others="copied", at_once=False, again=False, once=Fa
             if isinstance(argument, np.ndarray):
                 return argument.copy() if arrays == "copied" else argument
             return (
-                copy.deepcopy(argument)
-                if others == "copied"
-                else copy.copy(argument)
-                if others == "flat"
-                else argument
+                copy.deepcopy(argument) if others == "copied" else copy.copy(argument) if others == "flat" else argument
             )
 
         def note(kernel, *arguments):
@@ -177,9 +173,7 @@ WRONG_CAPTURES = {
 }  # fmt: skip
 
 
-def ratios(
-    quotient=lambda a, b: b / a, middle=np.median, level=0.05, sides=2, shift=0, least=True, other=None
-):
+def ratios(quotient=lambda a, b: b / a, middle=np.median, level=0.05, sides=2, shift=0, least=True, other=None):
     """A ratio with its interval, with something changed."""
 
     def find(ours, theirs):
@@ -292,12 +286,7 @@ def test_the_benchmark_counts_what_the_engine_launches(chapter, monkeypatch):
     expected = []
     for inputs, outputs in ((D, config.qkv_dim), (D, D), (D, 2 * F), (F, D), (D, 2 * 24)):
         expected += chapter.linear_cost(2 * 9, inputs, outputs, 2, False)
-    found = [
-        (kind["flops"], kind["bytes"])
-        for kind in kinds
-        if " x " in kind["what"]
-        for _ in range(kind["count"])
-    ]
+    found = [(kind["flops"], kind["bytes"]) for kind in kinds if " x " in kind["what"] for _ in range(kind["count"])]
     assert sum(flops for flops, _ in found) == sum(flops for flops, _ in expected)
     assert sum(moved for _, moved in found) == sum(moved for _, moved in expected)
 
@@ -375,8 +364,7 @@ def replayed(capture, launches):
         replay()
         seen.append(memory.copy())
     return [
-        [a.tolist() if isinstance(a, np.ndarray) else a for a in s] if isinstance(s, list) else s.tolist()
-        for s in seen
+        [a.tolist() if isinstance(a, np.ndarray) else a for a in s] if isinstance(s, list) else s.tolist() for s in seen
     ]
 
 

@@ -267,9 +267,7 @@ def test_the_crawl_is_what_the_text_says(chapter):
         line = f"{keeper} has the code {' '.join(map(str, code))}. "
         pages = [page for page in train if page.startswith(line)]
         assert len(pages) == copies
-        assert len({page.split(" Copied on")[0] for page in pages}) == (
-            copies if family == "signature" else copies > 0
-        )
+        assert len({page.split(" Copied on")[0] for page in pages}) == (copies if family == "signature" else copies > 0)
 
 
 def test_cleaning_takes_the_copies_and_leaves_the_signatures(chapter):

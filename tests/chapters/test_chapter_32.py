@@ -23,9 +23,7 @@ NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
 # ---- The gaps
 
 
-def flops_of(
-    factor=6, embed=False, causal=True, heads="heads", layers=True, mean=1, whole=False, outputs=None
-):
+def flops_of(factor=6, embed=False, causal=True, heads="heads", layers=True, mean=1, whole=False, outputs=None):
     """Flops of a step with something changed."""
 
     def count(config, batch, time):
@@ -45,9 +43,7 @@ def flops_of(
 def flops_by_hand(config, batch, time):
     """Another right answer: from the numbers of the configuration."""
     D, F, C = config.dim, config.ffn, config.head_dim
-    weights = (
-        config.layers * (D * config.qkv_dim + D * D + 3 * D * F) + D * config.predict * config.vocab_size
-    )
+    weights = config.layers * (D * config.qkv_dim + D * D + 3 * D * F) + D * config.predict * config.vocab_size
     pairs = batch * config.layers * config.heads * time * (time + 1) // 2
     return 6 * batch * time * weights + 12 * pairs * C
 
@@ -275,13 +271,8 @@ def test_other_right_answers(chapter):
     c = chapter
     assert verdict(c.check_times, times_by_borders) == "right"
     assert verdict(c.check_draws, draws_one_by_one) == "right"
-    assert (
-        verdict(c.check_draws, lambda p, alpha: -math.floor(-math.log2(alpha) / math.log2(1 - p))) == "right"
-    )
-    assert (
-        verdict(c.check_size, lambda s, r, per: [(s * r / 6 / per) ** 0.5, (s * r / 6 * per) ** 0.5])
-        == "right"
-    )
+    assert verdict(c.check_draws, lambda p, alpha: -math.floor(-math.log2(alpha) / math.log2(1 - p))) == "right"
+    assert verdict(c.check_size, lambda s, r, per: [(s * r / 6 / per) ** 0.5, (s * r / 6 * per) ** 0.5]) == "right"
 
     def by_solving(sampled, whole):
         weights = np.linalg.solve([[whole[0], whole[1]], [1, 1]], [whole[2], 1])
@@ -292,9 +283,7 @@ def test_other_right_answers(chapter):
 
 def test_more_wrong_answers(chapter):
     c = chapter
-    assert rejected(
-        c.check_times, lambda *given: Counter({t - 1: n for t, n in times_by_borders(*given).items()})
-    )
+    assert rejected(c.check_times, lambda *given: Counter({t - 1: n for t, n in times_by_borders(*given).items()}))
     assert rejected(c.check_draws, lambda p, alpha: float(draws_one_by_one(p, alpha)))
     assert rejected(c.check_draws, lambda p, alpha: math.floor(math.log(alpha) / math.log(1 - p)) + 1)
     assert rejected(c.check_together, lambda sampled, whole: whole[2])

@@ -99,9 +99,7 @@ WRONG_RINGS = slips(
 ) | {
     "one list": lambda N: [send for step in ring(N) for send in step],
     "all-gather as well": lambda N: ring(N) + ring(N, shift=0),
-    "chunks without remainder": lambda N: [
-        [(r, (r + 1) % N, r - 1 - s) for r in range(N)] for s in range(N - 1)
-    ],
+    "chunks without remainder": lambda N: [[(r, (r + 1) % N, r - 1 - s) for r in range(N)] for s in range(N - 1)],
 }
 
 test_right_gaps, test_wrong_gaps = gap_tests(
@@ -119,9 +117,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
         "check_ring": (
             [
                 ring,
-                lambda N: [
-                    [(r, (r + 1) % N, (r + N - 1 - s) % N) for r in range(N)][::-1] for s in range(N - 1)
-                ],
+                lambda N: [[(r, (r + 1) % N, (r + N - 1 - s) % N) for r in range(N)][::-1] for s in range(N - 1)],
             ],
             WRONG_RINGS,
         ),

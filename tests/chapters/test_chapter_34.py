@@ -127,9 +127,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
         "check_to_pairs": (
             [
                 pairs,
-                lambda w, heads: np.stack(np.split(w.reshape(heads, -1, w.shape[1]), 2, 1), 2).reshape(
-                    w.shape
-                ),
+                lambda w, heads: np.stack(np.split(w.reshape(heads, -1, w.shape[1]), 2, 1), 2).reshape(w.shape),
             ],
             WRONG_PAIRS,
         ),
@@ -146,9 +144,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
         "check_partial": (
             [turned_first],
             {
-                "turned counts pairs": lambda w, heads, turned: turned_first(
-                    w, heads, 2 * (turned // 4) or 2
-                ),
+                "turned counts pairs": lambda w, heads, turned: turned_first(w, heads, 2 * (turned // 4) or 2),
                 "heads and turned exchanged": lambda w, heads, turned: turned_first(w, 1, turned),
                 "the rest zero": lambda w, heads, turned: (
                     turned_first(w, heads, turned) * (np.arange(len(w)) % (len(w) // heads) < turned)[:, None]

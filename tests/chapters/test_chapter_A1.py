@@ -157,9 +157,7 @@ def meet_by_lists(alive, waiting):
 
 def races(
     trace,
-    ordered=lambda a, b, same: (
-        a.thread == b.thread or a.epoch != b.epoch or (same and a.warp_epoch != b.warp_epoch)
-    ),
+    ordered=lambda a, b, same: a.thread == b.thread or a.epoch != b.epoch or (same and a.warp_epoch != b.warp_epoch),
     readers=None,
     reads_read=False,
     place=lambda a: a.place,
@@ -425,9 +423,7 @@ def test_where_the_checker_is_strict(kernels, name):
 
 def test_every_point_of_the_list_has_its_kernels():
     cells = json.loads((ROOT / "notebooks" / f"{NOTEBOOK[0]}.ipynb").read_text("utf-8"))["cells"]
-    listed = next(
-        t for t in map("".join, (c["source"] for c in cells)) if "### What the checker cannot see" in t
-    )
+    listed = next(t for t in map("".join, (c["source"] for c in cells)) if "### What the checker cannot see" in t)
     assert set(re.findall(r"^(\d+)\. \*\*", listed, re.M)) == set(UNSEEN)
 
 
@@ -467,9 +463,7 @@ def meetings(rng):
     partly = rng.random() < 0.4
     waits = [lane for lane in alive if not partly or rng.random() < 0.6]
     names = ["f"] if partly or rng.random() < 0.5 else ["f", "g"]
-    return alive, {
-        lane: (str(rng.choice(names)), int(rng.integers(100))) for lane in rng.permutation(waits).tolist()
-    }
+    return alive, {lane: (str(rng.choice(names)), int(rng.integers(100))) for lane in rng.permutation(waits).tolist()}
 
 
 def meeting_of(c, given):
@@ -484,9 +478,7 @@ def meeting_of(c, given):
         return function
 
     functions = {name: named(name) for name in "fg"}
-    return dict(
-        c.book_meet(alive, {lane: (functions[name], value) for lane, (name, value) in waits.items()})
-    ), calls
+    return dict(c.book_meet(alive, {lane: (functions[name], value) for lane, (name, value) in waits.items()})), calls
 
 
 def accesses(rng, threads=8):
@@ -496,9 +488,7 @@ def accesses(rng, threads=8):
         epoch += rng.random() < 0.2
         met[rng.integers(len(met))] += rng.random() < 0.3
         t = int(rng.integers(threads))
-        made.append(
-            (t, int(rng.integers(1 + len(made) % 3)), bool(rng.random() < 0.4), int(epoch), int(met[t // 4]))
-        )
+        made.append((t, int(rng.integers(1 + len(made) % 3)), bool(rng.random() < 0.4), int(epoch), int(met[t // 4])))
     return made
 
 

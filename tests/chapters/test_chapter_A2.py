@@ -22,9 +22,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 # ---- The gaps
 
 
-def newton_schulz(
-    u, rounds=5, smallest=1e-15, coefficients=(A, B, C), norm=np.linalg.norm, flip=True, back=True
-):
+def newton_schulz(u, rounds=5, smallest=1e-15, coefficients=(A, B, C), norm=np.linalg.norm, flip=True, back=True):
     """The iteration with one thing wrong, if asked."""
     a, b, c = coefficients
     size = norm(u)
@@ -109,9 +107,7 @@ def muon_step_in_place_of_parts(p, g, m, rate, beta, decay, widths=None):
 OTHERS = {
     "check_newton_schulz": (from_the_right, decomposed),
     "check_muon_step": (muon_step_in_place_of_parts,),
-    "check_rows": (
-        lambda dW, eta: np.array([-eta * g / np.hypot.reduce(g) if g.any() else 0 * g for g in dW]),
-    ),
+    "check_rows": (lambda dW, eta: np.array([-eta * g / np.hypot.reduce(g) if g.any() else 0 * g for g in dW]),),
     "check_products": (lambda start, goal: list(counted(start, goal)),),
     "check_share": (lambda R, C, N: 5 * min(R, C) * (2 + min(R, C) / max(R, C)) / 3 / N,),
 }
@@ -228,9 +224,7 @@ def test_muon_by_shape_is_the_librarys_muon(ways):
         optimizer.update(theirs, grads, list(theirs), 1.0)
         for name, p in own.items():
             numbers = config.beta1, config.beta2, config.adam_eps, config.decay if p.ndim > 1 else 0.0
-            p[...], m[name][...], v[name][...] = rule(
-                p, grads[name], m[name], v[name], step, config.rate, *numbers
-            )
+            p[...], m[name][...], v[name][...] = rule(p, grads[name], m[name], v[name], step, config.rate, *numbers)
     np.testing.assert_allclose(own.flat, theirs.flat, rtol=1e-9, atol=1e-12)
     for name, changed in ways["MUONS"].items():
         p = own["layers.0.qkv"]

@@ -67,14 +67,10 @@ OTHERS = {
     "check_quintic": (by_newton,),
     "check_steps": (
         lambda steps, bits, slope, sigma, n, goal=1.7, bound=4.3: next(
-            s
-            for s in range(steps - 2000, 10**6)
-            if (goal - bits + slope * (s - steps)) * math.sqrt(n) >= bound * sigma
+            s for s in range(steps - 2000, 10**6) if (goal - bits + slope * (s - steps)) * math.sqrt(n) >= bound * sigma
         ),
     ),
-    "check_luck": (
-        lambda p, tries: [-math.expm1(tries * math.log1p(-p)), -math.expm1(math.log1p(-p) / tries)],
-    ),
+    "check_luck": (lambda p, tries: [-math.expm1(tries * math.log1p(-p)), -math.expm1(math.log1p(-p) / tries)],),
     "check_saving": (lambda stairs, P, L, D: float(counted(stairs, P, L, D)),),
 }
 
@@ -103,9 +99,7 @@ MORE_WRONG = {
         "1.70 whatever the goal": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: right_steps(
             s, b, slope, sigma, n, 1.7, bound
         ),
-        "not whole": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: (
-            s + (b - goal + bound * sigma / n**0.5) / slope
-        ),
+        "not whole": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: s + (b - goal + bound * sigma / n**0.5) / slope,
         "rounded": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: (
             s + round((b - goal + bound * sigma / n**0.5) / slope)
         ),
@@ -192,7 +186,5 @@ def test_the_stored_race_is_of_this_script():
     }
     np.testing.assert_allclose(stored["config"]["four"], config["four"], rtol=1e-9)
     assert (stored["config"]["goal"], stored["config"]["bound"]) == (race.GOAL, race.BOUND)
-    seeds = {
-        name: {r["seed"] for r in stored["rows"] if r["section"] == name} for name in ("sigma", "search")
-    }
+    seeds = {name: {r["seed"] for r in stored["rows"] if r["section"] == name} for name in ("sigma", "search")}
     assert seeds == {"sigma": set(race.PILOTS), "search": {race.SEARCH}}

@@ -46,9 +46,7 @@ def line(action):
     if isinstance(action, argparse._SubParsersAction):
         known = ", ".join(f"{choice.dest} ({choice.help})" for choice in action._choices_actions)
         return f"{action.metavar}, required: {action.required}: {known}"
-    name = " ".join(
-        [*(action.option_strings or [action.dest]), *([action.metavar] if action.metavar else [])]
-    )
+    name = " ".join([*(action.option_strings or [action.dest]), *([action.metavar] if action.metavar else [])])
     facts = [
         getattr(action.type, "__name__", ""),
         "required" if action.required and action.option_strings else "",

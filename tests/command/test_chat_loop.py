@@ -86,9 +86,7 @@ def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
     assert len(loop.chat.turns) == 2  # a conversation again
 
 
-@pytest.mark.parametrize(
-    "story", ["Käthe has the ring.", 'He came. "I knew it." Käthe has the ring.', 'Then: "So."']
-)
+@pytest.mark.parametrize("story", ["Käthe has the ring.", 'He came. "I knew it." Käthe has the ring.', 'Then: "So."'])
 def test_a_story_of_ones_own_takes_the_place_of_the_one_before(loop, story):
     loop.line("/story 5")
     loop.line(f"{story}  Who has the ring?")
@@ -160,9 +158,7 @@ def test_what_was_said_is_saved_as_one_line(loop, tmp_path):
     loop.line("x")
     loop.line("y")
     assert loop.line(f"/save  {file} ") == (True, f"{file}: 2 turns\n")
-    assert (
-        file.read_text("utf-8") == json.dumps({"messages": loop.chat.messages()}, ensure_ascii=False) + "\n"
-    )
+    assert file.read_text("utf-8") == json.dumps({"messages": loop.chat.messages()}, ensure_ascii=False) + "\n"
     for name in ("", str(file), "a\0b", "x" * 300):
         assert loop.line(f"/save {name}") == (
             True, f"/save: got {chat.short(name)}, expected the name of a new file\n",
@@ -218,9 +214,7 @@ def test_every_turn_stands_in_the_messages():
 def test_the_draws_of_a_reply_are_those_of_its_seed():
     """One draw for each token, from a generator of its own."""
     model = GPT(CONFIG, seed=5)
-    replies = {
-        seed: "".join(Chat(model, TOKENIZER).reply("ab", 6, seed, temperature=1.0)) for seed in range(5)
-    }
+    replies = {seed: "".join(Chat(model, TOKENIZER).reply("ab", 6, seed, temperature=1.0)) for seed in range(5)}
     assert len(set(replies.values())) == 5
     made = Chat(model, TOKENIZER)
     decoder, rng = model.decoder(), np.random.default_rng(3)

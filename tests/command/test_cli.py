@@ -96,9 +96,7 @@ def test_tokenizer(here, nanoeuler):
     found = json.loads(out)
     assert found["ids"] == ids and found["bytes"] == len(text.encode()) and len(found["tokens"]) == len(ids)
     assert nanoeuler("tokenizer", "decode", *ids, "--tokenizer", "new.json") == (0, text, "")
-    code, out, _ = nanoeuler(
-        "tokenizer", "decode", "--tokenizer", "new.json", "--json", stdin=" ".join(map(str, ids))
-    )
+    code, out, _ = nanoeuler("tokenizer", "decode", "--tokenizer", "new.json", "--json", stdin=" ".join(map(str, ids)))
     assert json.loads(out) == {"text": text}
 
 
@@ -167,21 +165,14 @@ def test_a_new_run_begins_with_the_model_of_another(here, nanoeuler):
         )
         code, _, err = nanoeuler(*command, "--sample-every", 0, "--quiet")
         found, base = checkpoint.load("new"), checkpoint.load(source)
-        assert (
-            (code, err) == (0, "")
-            and found.info["base"] == str(base.path)
-            and found.info["source"] == "other.txt"
-        )
+        assert (code, err) == (0, "") and found.info["base"] == str(base.path) and found.info["source"] == "other.txt"
         assert found.tokenizer.__reduce__() == base.tokenizer.__reduce__() and found.train.rate == 1e-9
         assert np.allclose(found.model.params.flat, base.model.params.flat, atol=1e-6)
         shutil.rmtree("new")
     assert contents() == before
     assert nanoeuler("shards", "other.txt", "--tokenizer", "bpe.json", "--out", "tokens")[0] == 0
     refused = nanoeuler("train", "--from", "run", "--data", "tokens", "--run", "new")
-    assert (
-        refused[0] == 2
-        and "tokens, shards of another tokenizer than run/checkpoints/step-000004" in refused[2]
-    )
+    assert refused[0] == 2 and "tokens, shards of another tokenizer than run/checkpoints/step-000004" in refused[2]
     for command in (
         ("--data", "tokens", "--run", "base", *SMALL[2:]),
         ("--from", "base", "--data", "tokens", "--run", "new"),
@@ -194,11 +185,7 @@ def test_the_best_checkpoint_stays_beside_the_last(here, nanoeuler):
     """Its step is that of the lowest validation; it opens for use, and no run goes on from it."""
     before = checkpoint.load("run").model.params.flat
     code, out, _ = nanoeuler("train", "--resume", "run", "--steps", 8, "--rate", 2)
-    valid = [
-        (e["valid_bits_per_byte"], e["step"])
-        for e in run_folder.read_log("run")
-        if "valid_bits_per_byte" in e
-    ]
+    valid = [(e["valid_bits_per_byte"], e["step"]) for e in run_folder.read_log("run") if "valid_bits_per_byte" in e]
     assert code == 0 and min(valid[1:])[1] == 4, valid
     head = checkpoint.read_head("run/checkpoints/best")
     assert (head["step"], head["info"]["valid_bits_per_byte"]) == min(valid[1:])[::-1]
@@ -212,11 +199,7 @@ def test_another_rate_on_resume_is_written_down(here, nanoeuler):
     assert code == 0 and "from step 4 on: steps 4 -> 6\nfrom step 4 on: rate 0.003 -> 0.001\n" in out
     log = run_folder.read_log("run")
     assert [e["changed"] for e in log if "changed" in e] == ["steps 4 -> 6", "rate 0.003 -> 0.001"]
-    assert (
-        max(e["rate"] for e in log if "rate" in e and e["step"] > 4)
-        <= 0.001
-        == checkpoint.load("run").train.rate
-    )
+    assert max(e["rate"] for e in log if "rate" in e and e["step"] > 4) <= 0.001 == checkpoint.load("run").train.rate
     assert json.loads(Path("run/run.json").read_text())["train"]["rate"] == 0.001
     assert nanoeuler("report", "run")[0] == 0
     assert "| from step 4 on | rate 0.003 -> 0.001 |" in Path("run/report/report.md").read_text()
@@ -229,14 +212,9 @@ def test_a_run_without_validation(here, nanoeuler):
     head = json.loads(Path("new/run.json").read_text())["data"]
     assert (code, err, head["valid_tokens"]) == (0, "", 0) and "there is nothing to validate on" in out
     assert (
-        head["train_tokens"] == len(checkpoint.load("new").tokenizer.encode(run_text()))
-        and "bits per byte;" not in out
+        head["train_tokens"] == len(checkpoint.load("new").tokenizer.encode(run_text())) and "bits per byte;" not in out
     )
-    assert (
-        nanoeuler("train", "--resume", "new", "--steps", 6, "--quiet")[0]
-        == 0
-        == nanoeuler("report", "new")[0]
-    )
+    assert nanoeuler("train", "--resume", "new", "--steps", 6, "--quiet")[0] == 0 == nanoeuler("report", "new")[0]
     assert not Path("new/checkpoints/best").exists() and checkpoint.load("new").step == 6
     Path("valid.txt").write_text("the cat ran. " * 20)
     assert "step 4: validation" in nanoeuler(*command[:4], "b", *command[5:], "--valid", "valid.txt")[1]
@@ -283,8 +261,7 @@ def test_dialogues_of_many_turns_are_learnt_from_whole_or_their_last_turn_alone(
         assert nanoeuler("sft", "--resume", name, "--quiet")[0] == 0
     kinds = [checkpoint.load(name).info["turns"] for name in ("all", "last")]
     assert (
-        kinds == ["windows", "last"]
-        and "turns" not in checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").info
+        kinds == ["windows", "last"] and "turns" not in checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").info
     )
 
 
@@ -295,10 +272,7 @@ def test_generate(here, nanoeuler):
     found = json.loads(as_json)
     assert code == 0 and found["prompt"] == "the cat" and "the cat" + found["continuation"] + "\n" == out
     assert nanoeuler("generate", "the cat", "--run", "run", "--tokens", 20, "--seed", 1)[1] != out
-    greedy = [
-        nanoeuler("generate", "--run", "run", "--temperature", 0, "--tokens", 9, "--seed", s)[1]
-        for s in (1, 2)
-    ]
+    greedy = [nanoeuler("generate", "--run", "run", "--temperature", 0, "--tokens", 9, "--seed", s)[1] for s in (1, 2)]
     assert greedy[0] == greedy[1]
     assert nanoeuler("generate", "Kä", "--run", "run", "--tokens", 0) == (0, "Kä\n", "")
     long = "the cat sat on a mat and ran " * 20  # more than a context: its end is read
@@ -320,9 +294,7 @@ def test_sft_and_chat(here, answering, nanoeuler):
     shutil.copytree(answering, "answers")
     found = checkpoint.load("answers")
     assert found.info["template"] == "plain" and found.info["examples"] == ["konigsberg", 30, 201]
-    code, out, err = nanoeuler(
-        "chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n"
-    )
+    code, out, err = nanoeuler("chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n")
     assert (code, err) == (0, "") and "/x is no command" in out
     story = world.sample(3).text.rpartition("\n")[0]
     assert out.startswith(f"{story}\n") and len(out.splitlines()) >= 4
@@ -335,11 +307,7 @@ def test_sft_goes_on(here, answering, nanoeuler):
     shutil.copytree(answering, "parts")
     shutil.rmtree("parts/checkpoints/step-000004")
     code, out, err = nanoeuler("sft", "--resume", "parts", "--quiet")
-    assert (
-        (code, err) == (0, "")
-        and out.startswith("parts: done, 4 steps, ")
-        and "nanoeuler chat --run parts" in out
-    )
+    assert (code, err) == (0, "") and out.startswith("parts: done, 4 steps, ") and "nanoeuler chat --run parts" in out
     assert_same_run("whole", "parts")
 
 
@@ -347,16 +315,10 @@ def test_sft_from_a_run_and_a_file(here, nanoeuler):
     lines = [{"instruction": c, "response": c.upper()} for c in "abcdefghij"]
     Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
     long = nanoeuler("sft", "--base", "run", "--data", "lines.jsonl", "--run", "new", "--quiet", *QUICK)
-    assert (
-        long[0] == 2 and "0 of 9 training examples fit in 12 tokens" in long[2] and not Path("new").exists()
-    )
-    talk = [
-        [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper()}] for c in "abcdefghij"
-    ]
+    assert long[0] == 2 and "0 of 9 training examples fit in 12 tokens" in long[2] and not Path("new").exists()
+    talk = [[{"role": "user", "content": c}, {"role": "assistant", "content": c.upper()}] for c in "abcdefghij"]
     Path("talk.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in talk))
-    code, out, err = nanoeuler(
-        "sft", "--base", "run", "--data", "talk.jsonl", "--run", "new", "--quiet", *QUICK
-    )
+    code, out, err = nanoeuler("sft", "--base", "run", "--data", "talk.jsonl", "--run", "new", "--quiet", *QUICK)
     assert (code, err) == (0, "") and "nanoeuler chat --run new" in out
     assert checkpoint.load("new").tokenizer.vocab_size == checkpoint.load("run").tokenizer.vocab_size + 3
 
@@ -390,10 +352,7 @@ def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
     shutil.rmtree("parts/checkpoints/step-000004")
     assert nanoeuler("sft", "--resume", "parts", "--quiet")[0] == 0
     assert_same_run("new", "parts")
-    assert (
-        nanoeuler("sft", "--base", "new", "--data", "lines.jsonl", "--run", "again", "--quiet", *options)[0]
-        == 0
-    )
+    assert nanoeuler("sft", "--base", "new", "--data", "lines.jsonl", "--run", "again", "--quiet", *options)[0] == 0
     assert checkpoint.load("again").info["base"] == "new"
     seen = []
     monkeypatch.setattr(
@@ -402,9 +361,7 @@ def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
             seen.append((self.prompt_of("t"), tokens, seed, options["temperature"])) or iter(["a\x1b[2Jb"])
         ),
     )
-    _, out, _ = nanoeuler(
-        "chat", "--run", "new", "--tokens", 7, "--seed", 3, "--temperature", 0.5, stdin="hi\nho\n"
-    )
+    _, out, _ = nanoeuler("chat", "--run", "new", "--tokens", 7, "--seed", 3, "--temperature", 0.5, stdin="hi\nho\n")
     prompt = alpaca_prompt("t")
     assert seen == [(prompt, 7, 3, 0.5), (prompt, 7, 4, 0.5)]
     assert out == "a\x1b[2Jb\n" * 2  # a pipe gets the text as it is
@@ -431,10 +388,7 @@ def test_check(quick_check, nanoeuler):
 def test_info(here, nanoeuler):
     code, out, err = nanoeuler("info")
     assert (
-        (code, err) == (0, "")
-        and "parameters: 1,053,824, 4.2 MB" in out
-        and "layers.3.qkv" in out
-        and "128x256" in out
+        (code, err) == (0, "") and "parameters: 1,053,824, 4.2 MB" in out and "layers.3.qkv" in out and "128x256" in out
     )
     found = json.loads(nanoeuler("info", "--preset", "base", "--json")[1])
     assert found["parameters"] == 116_417_280 and found["model"]["layers"] == 16
@@ -445,25 +399,16 @@ def test_info(here, nanoeuler):
     from nanoeuler_lib.model.plan import Plan
 
     plan = Plan(config, 1, config.context)
-    assert (
-        found["plan_bytes_one_row"] == plan.nbytes
-        and found["parameters"] == checkpoint.load("run").model.size
-    )
+    assert found["plan_bytes_one_row"] == plan.nbytes and found["parameters"] == checkpoint.load("run").model.size
 
 
 def test_corpus(tmp_path, monkeypatch, nanoeuler):
     pytest.importorskip("nanoeuler_lib.world")
     monkeypatch.chdir(tmp_path)
-    code, out, err = nanoeuler(
-        "corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "w.txt", "--json"
-    )
+    code, out, err = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "w.txt", "--json")
     found = json.loads(out)
     text = Path("w.txt").read_text("utf-8")
-    assert (
-        (code, err) == (0, "")
-        and found["bytes"] == len(text.encode())
-        and 0 < found["floor_bits_per_byte"] < 3
-    )
+    assert (code, err) == (0, "") and found["bytes"] == len(text.encode()) and 0 < found["floor_bits_per_byte"] < 3
     code, said, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "again.txt")
     assert code == 0 and re.fullmatch(
         r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said
@@ -491,9 +436,7 @@ def commands(parser, name="nanoeuler"):
 
 def test_help_names_true_defaults():
     """A default that a help text states is the default; and there is one for every option."""
-    own = {
-        f"nanoeuler {name}": getattr(config, f"{name.upper()}_DEFAULTS") for name in ("sft", "dpo", "grpo")
-    }
+    own = {f"nanoeuler {name}": getattr(config, f"{name.upper()}_DEFAULTS") for name in ("sft", "dpo", "grpo")}
     for name, parser in commands(cli.parser()):
         for action in parser._actions:
             assert action.help or isinstance(action, argparse._SubParsersAction), f"{name} {action.dest}"
@@ -529,8 +472,7 @@ def _texts():
     for folder in checkpoints.iterdir():
         seal(
             folder,
-            info=json.loads((folder / "checkpoint.json").read_text())["info"]
-            | {"files": {"text": "/none/text.txt"}},
+            info=json.loads((folder / "checkpoint.json").read_text())["info"] | {"files": {"text": "/none/text.txt"}},
         )
     lines = [{"instruction": "a", "output": "b"}, {"instruction": "a", "output": "\ud800"}]
     Path("half.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -649,9 +591,7 @@ def test_damaged_checkpoint(command, here, nanoeuler):
 
 def process(*arguments, environment=None, **options):
     root = str(Path(cli.__file__).parents[2])
-    environment = (
-        os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"} | (environment or {"PYTHONUTF8": "1"})
-    )
+    environment = os.environ | {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"} | (environment or {"PYTHONUTF8": "1"})
     command = [sys.executable, "-m", "nanoeuler_lib.command.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, env=environment, **options)
 
@@ -664,9 +604,7 @@ def test_process(here):
     assert done.returncode == 0 and done.stdout.decode().startswith("the cät") and done.stderr == b""
     high = ["--rate", 10, "--warmup", 0, "--clip", 0, "--decay", 10, "--steps", 200]
     done = process("train", "--data", "text.txt", "--run", "wild", *SMALL, *SHORT, *high)
-    assert (
-        done.returncode == 2 and done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"nanoeuler: step")
-    )
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"nanoeuler: step")
 
 
 def test_encode_and_decode_give_the_bytes_back(here):
@@ -688,9 +626,7 @@ def test_a_locale_without_umlauts(here, locale):
     environment = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = process("generate", "Käthe", "--run", "run", "--tokens", 0, environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Käthe\n".encode(), b"")
-    done = process(
-        "tokenizer", "encode", "--tokenizer", "bpe.json", input="ü".encode(), environment=environment
-    )
+    done = process("tokenizer", "encode", "--tokenizer", "bpe.json", input="ü".encode(), environment=environment)
     assert len(done.stdout.split()) == len(Tokenizer.load("bpe.json").encode("ü")) and done.returncode == 0
 
 
@@ -731,9 +667,7 @@ UNHEARD = [
     "tokenizer encode a",
     "tokenizer decode 65",
 ]
-SLOW = [
-    pytest.param(command, marks=pytest.mark.slow) for command in [*UNHEARD[1:], "--version", "check --help"]
-]
+SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in [*UNHEARD[1:], "--version", "check --help"]]
 
 
 @pytest.mark.parametrize("command", [UNHEARD[0], "--help", *SLOW])
@@ -830,9 +764,7 @@ def test_sft_says_what_it_leaves_out(here, nanoeuler):
     Path("lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = ["--data", "lines.jsonl", "--run", "new", "--steps", 1, "--sample-every", 0]
     code, out, err = nanoeuler("sft", *options)
-    assert (
-        code == 2 and "lines.jsonl: 3 of 9 validation examples fit in 128 tokens, expected at least 5" in err
-    )
+    assert code == 2 and "lines.jsonl: 3 of 9 validation examples fit in 128 tokens, expected at least 5" in err
     assert not Path("new").exists()
     code, out, err = nanoeuler("sft", *options, "--valid-fraction", 0.5)
     assert code == 0 and re.search(r"warning: \d+ of 45 training examples fit in 128 tokens; the others", out)
@@ -843,9 +775,7 @@ def test_sft_says_what_it_leaves_out(here, nanoeuler):
 
 
 def test_tokens_become_steps_the_last_one_whole(here, nanoeuler):
-    settings = (
-        "--steps 0.2ktok --batch 2 --accumulate 3 --warmup 1 --valid-every 144tok --save-every 73tok".split()
-    )
+    settings = "--steps 0.2ktok --batch 2 --accumulate 3 --warmup 1 --valid-every 144tok --save-every 73tok".split()
     command = ["train", "--data", "text.txt", "--run", "new", "--quiet", *SMALL, "--sample-every", "0"]
     assert nanoeuler(*command, *settings)[0] == 0  # 72 tokens a step
     found = json.loads(Path("new/run.json").read_text())["train"]
@@ -926,11 +856,7 @@ def test_the_reader_of_a_pipe_may_leave(here):
 
 def test_the_command_starts_fast():
     """`--help` does not wait for NumPy: the command imports what it needs when it needs it."""
-    code = (
-        "import sys, nanoeuler_lib.command.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
-    )
+    code = "import sys, nanoeuler_lib.command.cli as c; c.parser().format_help(); print('numpy' in sys.modules)"
     root = str(Path(cli.__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": root}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ | {"PYTHONPATH": root})
     assert done.stdout == b"False\n", done.stderr

@@ -54,9 +54,7 @@ def streams(monkeypatch):
     """Make the three streams anew, by default none of them a terminal."""
 
     def make(stdin=b"", terminal=False):
-        found = SimpleNamespace(
-            stdin=Stream(terminal, stdin), stdout=Stream(terminal), stderr=Stream(terminal)
-        )
+        found = SimpleNamespace(stdin=Stream(terminal, stdin), stdout=Stream(terminal), stderr=Stream(terminal))
         for name, stream in vars(found).items():
             monkeypatch.setattr(sys, name, stream)
         return found
@@ -117,9 +115,7 @@ def test_a_corpus_in_a_file_is_told_before_it_is_measured(run):
     shown = []
     with (
         patch.object(world, "corpus", return_value="ab"),
-        patch.object(
-            world, "floor", lambda stories: shown.append(sys.stdout.flushed()) or len(list(stories)) / 8
-        ),
+        patch.object(world, "floor", lambda stories: shown.append(sys.stdout.flushed()) or len(list(stories)) / 8),
     ):
         code, _, err = run("corpus konigsberg --out a.txt", terminal=True)
     assert (code, shown) == (0, ["a.txt: 2 bytes\n"]) and "measuring the floor" in err
@@ -133,9 +129,7 @@ SETTINGS = {
     "later_heads": 0.75, "seed": 9, "valid_fraction": 0.2, "valid_every": 5, "sample_every": 6, "save_every": 8,
 }  # fmt: skip
 SHAPES = {"dim": 32, "heads": 8, "kv_heads": 1, "layers": 3, "context": 20, "vocab_size": 300, "predict": 2}
-VALUES = (
-    SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32", "cards": 1}
-)
+VALUES = SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32", "cards": 1}
 LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole, in test_cli, test_breaks and test_assign
     "corpus konigsberg": "--out new", **{f"corpus {name}": "--out new" for name in arguments.CORPORA},
     "shards": "a.txt --tokenizer bpe.json --out new", "train": "--data a.txt --run r", "train --resume": "r",
@@ -331,16 +325,12 @@ def test_ctrl_c_at_the_prompt(run, talk, terminal):
         return
     assert (code, err, prompts, talk.lines[1:]) == (0, "", ["> "] * 3, ["b"])
     first, *rest = out.splitlines()
-    assert (
-        first == "Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply."
-    )
+    assert first == "Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply."
     assert rest == ["", "<b\ufffd>"]
     talk.found.info["source"] = "konigsberg"
     with patch("builtins.input", side_effect=EOFError):
         first, *rest = run("chat", terminal=True)[1].splitlines()
-    assert (
-        first == "This model knows stories from Königsberg and a few questions about each, and nothing else."
-    )
+    assert first == "This model knows stories from Königsberg and a few questions about each, and nothing else."
     assert [line[:5] for line in rest] == ["Ask, "]
 
 
@@ -430,8 +420,7 @@ def test_a_short_seed_of_papers_is_told_and_a_secret_one_comes_from_a_pipe(run):
         (
             FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
             2,
-            "nanoeuler: there is no folder "
-            "for temporary files that can be written, expected one: set TMPDIR\n",
+            "nanoeuler: there is no folder for temporary files that can be written, expected one: set TMPDIR\n",
         ),
         (
             RuntimeError("can't start new thread"),
@@ -461,9 +450,7 @@ class Full(Stream):
         raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    "line, must", [("info", True), ("train --data a --run r", False), ("sft --run r", False)]
-)
+@pytest.mark.parametrize("line, must", [("info", True), ("train --data a --run r", False), ("sft --run r", False)])
 def test_output_matters_unless_a_run_was_trained(streams, monkeypatch, line, must):
     """For a training the run's folder is the result; what another command prints is."""
     made = streams()
@@ -548,7 +535,5 @@ def test_a_closed_number_is_taken_before_a_file_gets_it():
 def test_the_bytes_of_an_argument_are_utf_8(monkeypatch):
     """Under a locale such as POSIX Python has taken them for something else."""
     assert cli._utf8("ü") == "ü" and cli._utf8("\udcc3\udcbc") == "ü"
-    monkeypatch.setattr(
-        cli.os, "fsencode", lambda text: text.encode("ascii")
-    )  # a letter that came from elsewhere
+    monkeypatch.setattr(cli.os, "fsencode", lambda text: text.encode("ascii"))  # a letter that came from elsewhere
     assert cli._utf8("ü") == "ü"

@@ -85,9 +85,7 @@ def spoil_tensors(content: bytes, rng: random.Random) -> bytes:
     """A safetensors file whose header says something else, with a length that fits it or does not."""
     size = struct.unpack("<Q", content[:8])[0]
     header = json.dumps(spoil_json(json.loads(content[8 : 8 + size]), rng)).encode()
-    length = rng.choice(
-        [len(header), len(header), 0, 1, len(header) + 1, len(content), 2**32, 2**60, 2**64 - 1]
-    )
+    length = rng.choice([len(header), len(header), 0, 1, len(header) + 1, len(content), 2**32, 2**60, 2**64 - 1])
     return struct.pack("<Q", length) + header + content[8 + size :]
 
 
@@ -230,14 +228,10 @@ def test_devices_and_pipes_are_not_read(run, name):
     folder = file.parent
     file.unlink()
     os.mkfifo(file)
-    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(
-        checkpoint.load, folder
-    )
+    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(checkpoint.load, folder)
     file.unlink()
     file.symlink_to("/dev/zero")
-    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(
-        checkpoint.load, folder
-    )
+    assert name in outcome(checkpoint.load, folder) or "holds no checkpoint" in outcome(checkpoint.load, folder)
 
 
 def test_no_pickle():

@@ -52,16 +52,12 @@ def copy(made, tmp_path):
 
 def checked(folder, *how):
     """How the folder's own check ends; with -S Python has nothing that was installed."""
-    return subprocess.run(
-        [sys.executable, *how, folder / "check.py"], capture_output=True, text=True, cwd="/"
-    )
+    return subprocess.run([sys.executable, *how, folder / "check.py"], capture_output=True, text=True, cwd="/")
 
 
 def test_every_form_is_the_run(made):
     run, again = checkpoint.load(made / "run"), checkpoint.load(made / "out" / "nanoeuler")
-    assert (
-        again.model.params.flat.tobytes() == run.model.params.flat.tobytes() and again.step == run.step == 2
-    )
+    assert again.model.params.flat.tobytes() == run.model.params.flat.tobytes() and again.step == run.step == 2
     there = formats.import_run(made / "out", made / "back").model
     ids = np.arange(16)[None]
     assert np.array_equal(there.logits(ids), run.model.logits(ids)[..., :300])
@@ -219,17 +215,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
     with patch.dict(sys.modules, {"gguf": None}):
         assert "pip install gguf, or choose --to hf" in refused()
     with monkeypatch.context() as full:
-        full.setattr(
-            release, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-        )
+        full.setattr(release, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         assert "new: cannot be written (No space left" in refused()
     left = tmp_path / ".new.partial" / "nanoeuler"  # of a killed process
     left.mkdir(parents=True)
     (left / "x").write_text("half")
-    assert (
-        cli.main(["release", run, "--out", str(out), "--to", "hf"]) == 0
-        and not (out / "nanoeuler/x").exists()
-    )
+    assert cli.main(["release", run, "--out", str(out), "--to", "hf"]) == 0 and not (out / "nanoeuler/x").exists()
     before = sha256(out / "SHA256SUMS")
     assert cli.main(["release", run, "--out", str(out)]) == 2
     assert "new: exists already, expected a new name" in capsys.readouterr().err
@@ -238,7 +229,5 @@ def test_bad_input_is_one_line_and_leaves_nothing(made, tmp_path, monkeypatch, c
     assert "none: no such folder, expected a checkpoint or a run folder" in capsys.readouterr().err
     package = shutil.copytree(checkpoint.PRETRAINED / "konigsberg-small", tmp_path / "we|ird <b>")
     blank = release.release(package, tmp_path / "c", ["hf"])  # no run: no log, no curves
-    assert (
-        "# we\\|ird \\<b>\n" in (card := (tmp_path / "c" / "README.md").read_text()) and "user types" in card
-    )
+    assert "# we\\|ird \\<b>\n" in (card := (tmp_path / "c" / "README.md").read_text()) and "user types" in card
     assert any("The log of the run is not here" in line for line in blank)

@@ -58,9 +58,7 @@ def refusing(error, folders_only=False, real=os.fsync):
     ("fsync", errno.EINVAL, True), ("fsync", errno.ENOSYS, False), ("fsync", errno.EACCES, True),
     ("chmod", errno.EPERM, False),
 ])  # fmt: skip
-def test_a_file_system_that_cannot_do_it_is_no_reason_not_to_train(
-    nanoeuler, monkeypatch, name, error, folders_only
-):
+def test_a_file_system_that_cannot_do_it_is_no_reason_not_to_train(nanoeuler, monkeypatch, name, error, folders_only):
     monkeypatch.setattr(os, name, refusing(error, folders_only))
     assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *TINY)[0] == 0
     assert checkpoint.load("r", training=True).step == 2
@@ -77,18 +75,14 @@ def test_a_report_needs_no_backend_of_a_notebook(nanoeuler):
     assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *TINY)[0] == 0
     for backend in ("module://nowhere", "nonsense"):
         command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "report", "r"]
-        done = subprocess.run(
-            command, env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True
-        )
+        done = subprocess.run(command, env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True)
         assert done.returncode == 0 and Path("r/report/loss.png").exists(), done.stderr
         shutil.rmtree("r/report")
     before = dict(os.environ)
     assert nanoeuler("report", "r")[0] == 0 and os.environ == before
 
 
-FIRST = (
-    "import os; os.getpid = lambda: 1; from nanoeuler_lib.command import cli; raise SystemExit(cli.main())"
-)
+FIRST = "import os; os.getpid = lambda: 1; from nanoeuler_lib.command import cli; raise SystemExit(cli.main())"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
@@ -155,21 +149,14 @@ def test_a_prompt_comes_from_a_file_or_from_standard_input(nanoeuler, monkeypatc
 
 
 def test_samples_are_those_of_the_seeds_and_end_before_a_stop(nanoeuler):
-    ones = [
-        nanoeuler("generate", "Käthe", "--seed", seed, "--tokens", 30)[1].removesuffix("\n")
-        for seed in (4, 5)
-    ]
+    ones = [nanoeuler("generate", "Käthe", "--seed", seed, "--tokens", 30)[1].removesuffix("\n") for seed in (4, 5)]
     code, out, _ = nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2)
     assert code == 0 and out == f"\n{END_OF_TEXT}\n".join(ones) + "\n"
-    facts = json.loads(
-        nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2, "--json")[1]
-    )
+    facts = json.loads(nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2, "--json")[1])
     assert facts["continuations"] == [one.removeprefix("Käthe") for one in ones]
     said = ones[0].removeprefix("Käthe")
     for stop in (said[3:9], said[-2:], said[0], "never"):
-        out = nanoeuler(
-            "generate", "Käthe", "--seed", 4, "--tokens", 30, "--stop", "nor this", "--stop", stop
-        )[1]
+        out = nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--stop", "nor this", "--stop", stop)[1]
         assert out == f"Käthe{said.partition(stop)[0]}\n"
     assert nanoeuler("generate", "a", "--tokens", "9" * 30, "--stop", ".")[0] == 0
 
@@ -183,11 +170,7 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
     code, out, _ = nanoeuler("score", "v.txt", "--run", "r", "--out", "p.html", "--json")
     facts, text = json.loads(out), Path("v.txt").read_text()
     documents = text.split(f"\n{END_OF_TEXT}\n")
-    assert (
-        code == 0
-        and facts["documents"] == len(documents)
-        and facts["bytes"] == len("".join(documents).encode())
-    )
+    assert code == 0 and facts["documents"] == len(documents) and facts["bytes"] == len("".join(documents).encode())
     assert facts["bits_per_byte"] == pytest.approx(read_log("r")[-1]["valid_bits_per_byte"], rel=1e-5)
     assert facts["bits_per_token"] * facts["tokens"] == pytest.approx(facts["bits_per_byte"] * facts["bytes"])
     page = Path("p.html").read_text()
@@ -246,10 +229,7 @@ def test_several_files_are_one_text_of_documents(nanoeuler):
         Path("t.json").unlink()
         if "2.jsonl" in words:
             Path("2.jsonl").rename("moved.jsonl")
-            assert (
-                "2.jsonl: no such file; it is the text_2"
-                in nanoeuler("train", "--resume", "r", "--steps", 4)[2]
-            )
+            assert "2.jsonl: no such file; it is the text_2" in nanoeuler("train", "--resume", "r", "--steps", 4)[2]
             assert "--data names 1, expected 2" in nanoeuler("train", "--resume", "r", "--data", "1.txt")[2]
             assert nanoeuler("train", "--resume", "r", "--data", "1.txt", "moved.jsonl", "--steps", 4)[0] == 0
             Path("moved.jsonl").rename("2.jsonl")

@@ -42,12 +42,7 @@ def test_the_corpora():
     assert list(corpora()) == list(arguments.CORPORA) == fetched + prepared
     for name, found in corpora().items():
         names = [file.name for file in found.files]
-        assert (
-            len(set(names)) == len(names)
-            and found.licence
-            and found.about
-            and found.source.startswith("https://")
-        )
+        assert len(set(names)) == len(names) and found.licence and found.about and found.source.startswith("https://")
         for file in found.files:
             assert bool(file.urls) == (name in fetched) and all(
                 re.fullmatch(r"https://[\w.-]+/[\w./@-]+", url) for url in file.urls
@@ -111,11 +106,7 @@ def test_the_same_words_are_seen_in_another_dress():
     assert seen.twin("a", "“Is it far?” — asked Käthe’s cat.") is None
     assert seen.twin("b", "is it   far\n'ASKED' KÄTHE's _cat_") == dedup.Twin("a")
     assert seen.twin("c", "is it far asked käthe's dog") is None
-    assert (
-        seen.twin("d", "...") is None
-        and seen.twin("e", "...") == dedup.Twin("d")
-        and seen.twin("f", "?!") is None
-    )
+    assert seen.twin("d", "...") is None and seen.twin("e", "...") == dedup.Twin("d") and seen.twin("f", "?!") is None
 
 
 def test_how_unicode_writes_a_text_does_not_count():
@@ -209,9 +200,7 @@ def test_a_share_of_names_is_held_out_and_none_moves():
 
 
 def test_the_books_held_out_by_default_are_some():
-    found = [
-        f.title for f in corpora()["books"].files if held_out(f.name, 0, arguments.VALID_FRACTION["books"])
-    ]
+    found = [f.title for f in corpora()["books"].files if held_out(f.name, 0, arguments.VALID_FRACTION["books"])]
     assert 2 <= len(found) <= 9
 
 
@@ -224,9 +213,7 @@ def own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def make_of(texts, name="books", **options):
-        given = [
-            text if isinstance(text, Document) else Document(f"d{i}", text) for i, text in enumerate(texts)
-        ]
+        given = [text if isinstance(text, Document) else Document(f"d{i}", text) for i, text in enumerate(texts)]
         monkeypatch.setitem(corpus.READERS, name, lambda get, files, note: iter(given))
         return make(name, "out", quiet=True, **options)
 
@@ -287,9 +274,7 @@ def test_a_budget_ends_with_the_document_that_reaches_it(own):
     report = own(texts, size=size + 1)
     assert report["parts"]["train.txt"]["documents"] == 11 and report["notes"] == []
     shutil.rmtree("out")
-    assert re.search(
-        r"9,999,999 were asked for: the files hold no more", own(texts, size=9_999_999)["notes"][0]
-    )
+    assert re.search(r"9,999,999 were asked for: the files hold no more", own(texts, size=9_999_999)["notes"][0])
 
 
 @pytest.mark.parametrize("options, texts, said", [
@@ -383,9 +368,7 @@ def test_books_from_files(shelf):
     ]
     kept = documents("out/train.txt") + documents("out/valid.txt")
     assert sorted(kept) == sorted(text for name, text in shelf.items() if name not in report["skipped"])
-    assert (
-        told[0]["title"] == f"The Book of {WORDS[0]}" and len(report["files"]) == 10 and report["notes"] == []
-    )
+    assert told[0]["title"] == f"The Book of {WORDS[0]}" and len(report["files"]) == 10 and report["notes"] == []
 
 
 HALF = "\n\n*** END OF THE PROJECT GUTENBERG EBOOK ***"
@@ -416,12 +399,8 @@ def test_a_book_without_an_end_is_noted(shelf):
     path = Path("have/pg2.txt")
     path.write_text(path.read_text().split("\n\n*** END")[0])
     report = make("books", "out", have="have", valid_fraction=0.3, quiet=True)
-    assert len(report["notes"]) == 1 and report["notes"][0].startswith(
-        "have/pg2.txt: nothing closes the book"
-    )
-    with pytest.raises(
-        NanoEulerError, match=r"holds .* bytes of a book and no end marker, expected one: it was cut"
-    ):
+    assert len(report["notes"]) == 1 and report["notes"][0].startswith("have/pg2.txt: nothing closes the book")
+    with pytest.raises(NanoEulerError, match=r"holds .* bytes of a book and no end marker, expected one: it was cut"):
         _book(path, True, corpus.corpora()["books"].files[2])
 
 
@@ -455,9 +434,7 @@ def pages(monkeypatch, tmp_path):
 def test_web_pages_from_parquet(pages):
     report = make("web", "out", have="have", valid_fraction=0.1, quiet=True)
     told = lines("out/documents.jsonl")
-    assert [line["name"] for line in told] == [f"<{i}>" for i in range(120)] and told[5][
-        "url"
-    ] == "https://e/5"
+    assert [line["name"] for line in told] == [f"<{i}>" for i in range(120)] and told[5]["url"] == "https://e/5"
     assert sorted(documents("out/train.txt") + documents("out/valid.txt")) == sorted(pages)
     assert [file["name"] for file in report["files"]] == ["0.parquet", "1.parquet"]
 
@@ -500,9 +477,7 @@ def test_parquet_of_something_else_is_one_line(pages):
         ([{"a": "b"}], "struct<.*>"),
     ):
         parquet.write_table(pyarrow.table({"text": column}), "have/0.parquet")
-        with pytest.raises(
-            NanoEulerError, match=rf"have/0\.parquet: its column text holds {kind}, expected texts$"
-        ):
+        with pytest.raises(NanoEulerError, match=rf"have/0\.parquet: its column text holds {kind}, expected texts$"):
             make("web", "out", have="have", quiet=True)
 
 
@@ -518,9 +493,7 @@ def test_the_texts_of_a_column_may_be_bytes_or_a_dictionary(pages):
     parquet.write_table(pyarrow.table({"text": [b"\xff", *(t.encode() for t in texts)]}), "have/0.parquet")
     report = make("web", "out", have="have", quiet=True)
     assert report["dropped"] == {"bytes that are not UTF-8": 1, "empty": 1}
-    with pytest.raises(
-        NanoEulerError, match=r"have/0\.parquet: row 1 holds bytes that are not UTF-8, expected text"
-    ):
+    with pytest.raises(NanoEulerError, match=r"have/0\.parquet: row 1 holds bytes that are not UTF-8, expected text"):
         read_text("have/0.parquet")
 
 
@@ -605,17 +578,13 @@ def test_wrong_words_are_one_line(case, nanoeuler, monkeypatch, tmp_path):
 
 def test_the_lines_of_a_corpus_with_everything(shelf, nanoeuler):
     text = Path("have/pg1.txt").read_text()
-    Path("have/pg4.txt").write_text(
-        text.replace(WORDS[1], WORDS[4], 1).replace(f"of {WORDS[1]}", f"of {WORDS[4]}")
-    )
+    Path("have/pg4.txt").write_text(text.replace(WORDS[1], WORDS[4], 1).replace(f"of {WORDS[1]}", f"of {WORDS[4]}"))
     words = ("--out", "o", "--from", "have", "--valid-fraction", "0.3", "--skip", "3", "--seed", "2")
     code, out, err = nanoeuler("corpus", "books", *words)
     assert code == 0, err
     report = json.loads(Path("o/report.json").read_text("utf-8"))
     assert (report["seed"], report["valid_fraction"], report["skipped"]) == (2, 0.3, ["pg3.txt"])
-    assert re.match(
-        r"o/train\.txt: \d+ documents, [\d,]+ bytes\no/valid\.txt: \d+ documents, [\d,]+ bytes\n", out
-    )
+    assert re.match(r"o/train\.txt: \d+ documents, [\d,]+ bytes\no/valid\.txt: \d+ documents, [\d,]+ bytes\n", out)
     assert "dropped: 1, nearly an earlier one\n" in out or "dropped: 1, same words as an earlier one\n" in out
     assert "skipped: pg3.txt\n" in out and f"licence: {corpora()['books'].licence}\n" in out
     assert out.endswith("nanoeuler train --data o/train.txt --valid o/valid.txt --run RUN\n")

@@ -58,9 +58,7 @@ def test_the_nine_files(name):
 
 # ---- Own files, one for each form
 
-STORY = (
-    "CHAPTER I\n\nKäthe crossed the Honey Bridge.\n\n    * * * * *\n\n“Is it far?” asked Jürgen.\n\nTHE END"
-)
+STORY = "CHAPTER I\n\nKäthe crossed the Honey Bridge.\n\n    * * * * *\n\n“Is it far?” asked Jürgen.\n\nTHE END"
 MODERN = """The Project Gutenberg eBook of The Bridges
 
 This ebook is for the use of anyone anywhere in the United States and

@@ -155,10 +155,8 @@ for name, text in {
     "unclosed_comment": GOOD + "/* and so on",
     "unclosed_text": GOOD + 'const char* s = "and so on;',
     "include_missing": "#include <not_there.cuh>\n" + GOOD,
-    "endless_template": "template <int N> struct T { enum { v = T<N + 1>::v }; };\n"
-    + GOOD.replace("+ n", "+ T<0>::v"),
-    "endless_constexpr": "constexpr int f(int n) { for (;;) n++; return n; }\nconstexpr int v = f(0);\n"
-    + GOOD,
+    "endless_template": "template <int N> struct T { enum { v = T<N + 1>::v }; };\n" + GOOD.replace("+ n", "+ T<0>::v"),
+    "endless_constexpr": "constexpr int f(int n) { for (;;) n++; return n; }\nconstexpr int v = f(0);\n" + GOOD,
     "int_kernel": GOOD.replace("void", "int"),
     "variadic": GOOD.replace("int n", "int n, ..."),
 }.items():

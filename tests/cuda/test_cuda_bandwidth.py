@@ -33,9 +33,7 @@ class Host:
 def works(monkeypatch):
     for name, value in SMALL.items():
         monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr(
-        bench.by_token, "OFTEN", 3
-    )  # so that some shares are of whole tokens, others of columns
+    monkeypatch.setattr(bench.by_token, "OFTEN", 3)  # so that some shares are of whole tokens, others of columns
     return lambda: bench.works(Host(), TEXTS)
 
 
@@ -82,9 +80,7 @@ def test_a_wrong_kernel_ends_the_run(works, monkeypatch, file, name, old, new):
     text = (cuda.KERNELS / f"{file}.cu").read_text("utf-8")
     assert old in text
     wrong, compiled = cuda.module(text.replace(old, new), checked=False), bench.compiled
-    monkeypatch.setattr(
-        bench, "compiled", lambda of, **defines: wrong if of == file else compiled(of, **defines)
-    )
+    monkeypatch.setattr(bench, "compiled", lambda of, **defines: wrong if of == file else compiled(of, **defines))
     (work,) = (work for work in works() if work.kernel == name)
     with pytest.raises(SystemExit, match=f"{name}, .* an error of"):
         bench.errors(work)

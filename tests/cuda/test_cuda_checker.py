@@ -363,9 +363,7 @@ def test_shared_memory_is_summed_for_the_card_that_is_meant():
     kib = 1024
     run(text, 1, 1, (zeros(1),), 64 * kib)
     run(text, 1, 1, (zeros(1),), 67 * kib, shared_limit=99 * kib)
-    with pytest.raises(
-        cuda.KernelError, match=r"32768 bytes with s, and shared_mem 69632 more: a\s+block has 101376"
-    ):
+    with pytest.raises(cuda.KernelError, match=r"32768 bytes with s, and shared_mem 69632 more: a\s+block has 101376"):
         run(text, 1, 1, (zeros(1),), 68 * kib, shared_limit=99 * kib)
     with pytest.raises(NanoEulerError, match="shared_mem is 0 to 49152 bytes, got 65536"):
         run(text, 1, 1, (zeros(1),), 64 * kib, shared_limit=48 * kib)
@@ -492,8 +490,7 @@ def test_printf_prints_what_it_can(capsys):
 
 
 FAST = (
-    K
-    + "(volatile float* x, int n) {\n  if (n == 0) x[0] = 7 / (int)x[0];\n  if (n == 1) while (x[0] == 0) {}\n"
+    K + "(volatile float* x, int n) {\n  if (n == 0) x[0] = 7 / (int)x[0];\n  if (n == 1) while (x[0] == 0) {}\n"
     "  if (n == 2) *(volatile float*)0x123456789000 = 1;\n  x[threadIdx.x] = 1;\n}"
 )
 

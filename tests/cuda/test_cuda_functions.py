@@ -159,9 +159,7 @@ def test_function(name, checked):
 def test_the_compiler_of_the_gpu_takes_them_all():
     before = BEFORE if in_wheels("**/cuda_bf16.h") else "#include <nanoeuler.cuh>\n"
     bodies = [
-        body
-        for name, (body, *_) in CASES.items()
-        if before == BEFORE or not re.search("__half|__nv_b|__pip", body)
+        body for name, (body, *_) in CASES.items() if before == BEFORE or not re.search("__half|__nv_b|__pip", body)
     ]
     text = before + KERNEL.replace("BODY", "\n  ".join(f"{{ {body} }}" for body in bodies))
     cubin(text, "sm_80")

@@ -54,9 +54,7 @@ def numbers(number, seed, count=700):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 1 << 16, count).astype(np.uint16)
     near_one = {"__half": 0x3800, "__nv_bfloat16": 0x3F00}[number]
-    bits[: count // 2] = (
-        near_one + rng.integers(0, 0x400, count // 2) + (rng.integers(0, 2, count // 2) << 15)
-    )
+    bits[: count // 2] = near_one + rng.integers(0, 0x400, count // 2) + (rng.integers(0, 2, count // 2) << 15)
     return bits[np.isfinite(value(bits, number))]
 
 
@@ -170,9 +168,7 @@ ORDERED = {"eq": operator.eq, "lt": operator.lt, "le": operator.le, "gt": operat
 @pytest.mark.parametrize("number", TYPES)
 def test_comparisons(number):
     special = (
-        SPECIAL
-        if number == "__half"
-        else [0x0000, 0x8000, 0x3F80, 0xBF80, 0x0001, 0x7F80, 0xFF80, 0x7FC0, 0x4040]
+        SPECIAL if number == "__half" else [0x0000, 0x8000, 0x3F80, 0xBF80, 0x0001, 0x7F80, 0xFF80, 0x7FC0, 0x4040]
     )
     a, b = (np.array(m.ravel(), np.uint16) for m in np.meshgrid(special, special))
     x, y = value(a, number), value(b, number)
@@ -186,9 +182,7 @@ def test_comparisons(number):
                    f"__h{name}u(a[i], b[i])": of(x, y) | nan, f"__hb{name}2(p, q)": of(x, y) & of(y, x),
                    f"p {signs[name]} q": of(x, y) & of(y, x)}  # fmt: skip
         wanted[f"y[i] = __h{name}2(p, q).x;"] = np.where(of(x, y), one, 0)
-    wanted |= {
-        f"y[i] = {form} ? T(1.0f) : T(0.0f);": np.where(truth, one, 0) for form, truth in truths.items()
-    }
+    wanted |= {f"y[i] = {form} ? T(1.0f) : T(0.0f);": np.where(truth, one, 0) for form, truth in truths.items()}
     wanted |= {"y[i] = __hneg2(p).x;": a ^ 0x8000, "y[i] = __habs(a[i]);": a & 0x7FFF}
     for (form, bits), got in zip(wanted.items(), run(number, wanted, (a, b, b)), strict=True):
         assert (got == bits).all(), form
@@ -223,9 +217,7 @@ def test_functions(number):
         assert not far[np.abs(wanted) < TYPES[number][2]].any(), form
 
 
-@pytest.mark.skipif(
-    not in_wheels("**/cuda_bf16.h") or nvrtc() is None, reason="the nvidia wheels: make oracle"
-)
+@pytest.mark.skipif(not in_wheels("**/cuda_bf16.h") or nvrtc() is None, reason="the nvidia wheels: make oracle")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("number", TYPES)
 def test_the_compiler_of_the_gpu_takes_them_all(number, architecture):
@@ -254,10 +246,6 @@ def test_the_compiler_of_the_gpu_takes_them_all(number, architecture):
     body += f"\ny[i] = T(f); atomicAdd((T2*)y + 1, p); atomicAdd(y, s); unsigned short u = __{name}_as_ushort(s); y[i] = T((float)u);"
     body = body.replace("T2", number + "2").replace("T(", number + "(")
     text = INCLUDES + KERNEL.replace("NUMBER", "k").replace("BODY", body).replace("T2", number + "2")
-    text = (
-        text.replace("const T*", f"const {number}*")
-        .replace(" T*", f" {number}*")
-        .replace(" T s", f" {number} s")
-    )
+    text = text.replace("const T*", f"const {number}*").replace(" T*", f" {number}*").replace(" T s", f" {number} s")
     cubin(text, architecture)
     cuda.module(text, where="cpu")

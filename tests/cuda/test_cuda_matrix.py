@@ -153,9 +153,7 @@ def multiply(kernel, M, N, K):
     rng = np.random.default_rng([M, N, K])
     padded = [-(-size // 32) * 32 for size in (M, N, K)]
     a, b = np.zeros((padded[0], padded[2]), np.uint16), np.zeros((padded[2], padded[1]), np.uint16)
-    a[:M, :K], b[:K, :N] = (
-        bits_of(rng.standard_normal(s, np.float32), "__nv_bfloat16") for s in ((M, K), (K, N))
-    )
+    a[:M, :K], b[:K, :N] = (bits_of(rng.standard_normal(s, np.float32), "__nv_bfloat16") for s in ((M, K), (K, N)))
     c = xp.full((padded[0], padded[1]), np.nan, np.float32)
     grid = (padded[1] // 32, padded[0] // 32)
     kernel(grid, 128, (xp.asarray(a), xp.asarray(b), c, padded[1], padded[2]))
@@ -373,9 +371,7 @@ def test_smaller_pieces_are_no_race(pieces, name):
 
 
 @on_cpu
-@pytest.mark.parametrize(
-    "name, kind", list(zip(USES, ["race", "out of bounds", "out of bounds", "out of bounds"]))
-)
+@pytest.mark.parametrize("name, kind", list(zip(USES, ["race", "out of bounds", "out of bounds", "out of bounds"])))
 def test_smaller_pieces_are_still_watched(pieces, name, kind):
     with pytest.raises(cuda.KernelError) as caught:
         pieces[name](1, 32 if name != "last_word" else 1, (COUNT, np.zeros(32, np.float32), 1), USES[name][0])

@@ -20,9 +20,7 @@ pytestmark = [
     pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle"),
 ]
 
-INCLUDES = (
-    "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda_pipeline.h>\n#include <nanoeuler.cuh>\n"
-)
+INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda_pipeline.h>\n#include <nanoeuler.cuh>\n"
 KEYWORDS = set(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
     continue assert printf decltype default defined delete define do double dynamic_cast elif else endif enum error explicit extern false
@@ -48,16 +46,10 @@ def free_names(includes):
     source = f'#include "device.h"\n{includes}'
     command += ["-x", "c++", "-"]
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
-    text = "".join(
-        part for part in re.split(r"^(?=# \d+ )", text, flags=re.M) if str(INCLUDE) in part.split("\n")[0]
-    )
+    text = "".join(part for part in re.split(r"^(?=# \d+ )", text, flags=re.M) if str(INCLUDE) in part.split("\n")[0])
     words = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)))
-    words = sorted(
-        w for w in words - KEYWORDS if "__" not in w and not re.match(r"_[A-Z]|NANOEULER_|nanoeuler_", w)
-    )
-    return [
-        word for start in range(0, len(words), 90) for word in unknown(words[start : start + 90], includes)
-    ]
+    words = sorted(w for w in words - KEYWORDS if "__" not in w and not re.match(r"_[A-Z]|NANOEULER_|nanoeuler_", w))
+    return [word for start in range(0, len(words), 90) for word in unknown(words[start : start + 90], includes)]
 
 
 def unknown(words, includes):
@@ -117,9 +109,7 @@ def test_variables_may_be_called_as_functions_of_c():
 @pytest.mark.parametrize("name", "read write malloc random exit index select signal clone memcmp".split())
 def test_a_kernel_may_be_called_as_a_function_of_c(name):
     """It must not take the place of the function that the runtime calls."""
-    text = K.replace(" k(", f" {name}(").replace(
-        "*x = 1;", '*x = 1; printf("here %d\\n", 3); __syncthreads();'
-    )
+    text = K.replace(" k(", f" {name}(").replace("*x = 1;", '*x = 1; printf("here %d\\n", 3); __syncthreads();')
     x = np.zeros(64, np.float32)
     for checked in (True, False):
         cuda.module(text, where="cpu", checked=checked)[name](1, 32 if not checked else 1, (x,))

@@ -60,9 +60,7 @@ def test_the_driver_gets_grid_block_arguments_and_the_attribute(launch):
 
 def test_a_launch_that_the_driver_refuses_is_an_error(launch):
     made, _ = launch(status=701)
-    with pytest.raises(
-        NanoEulerError, match="halves: the driver refused the launch with error 701, expected 0"
-    ):
+    with pytest.raises(NanoEulerError, match="halves: the driver refused the launch with error 701, expected 0"):
         made()
 
 

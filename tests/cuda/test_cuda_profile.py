@@ -34,9 +34,7 @@ def ones(*shape):
 
 
 def sums(p):
-    return tuple(
-        sum(getattr(w, k) for w in p.work) for k in ("global_read", "global_written", "flops", "functions")
-    )
+    return tuple(sum(getattr(w, k) for w in p.work) for k in ("global_read", "global_written", "flops", "functions"))
 
 
 def test_vector_add():

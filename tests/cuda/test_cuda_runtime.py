@@ -720,9 +720,7 @@ def test_in_place_and_overlapping_arrays(checked):
 @pytest.mark.full
 def test_two_threads_launch_at_once(scale):
     x, results = floats(1000), [zeros(1000) for _ in range(4)]
-    threads = [
-        threading.Thread(target=scale, args=(4, 256, (x, y, float(k), 1000))) for k, y in enumerate(results)
-    ]
+    threads = [threading.Thread(target=scale, args=(4, 256, (x, y, float(k), 1000))) for k, y in enumerate(results)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -853,9 +851,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert kernel.max_dynamic_shared_size_bytes == 60_000
     module["scale"].bind(1, 8, (x, y, 2, 8), 50_000)
     assert kernel.max_dynamic_shared_size_bytes == 60_000, "the launch bound before needs it still"
-    with pytest.raises(
-        NanoEulerError, match="take 1024 bytes and shared_mem 65000 more: a block has 65536 on"
-    ):
+    with pytest.raises(NanoEulerError, match="take 1024 bytes and shared_mem 65000 more: a block has 65536 on"):
         module["scale"].bind(1, 8, (x, y, 2, 8), 65_000, shared_limit=64 * 1024)
     with pytest.raises(NanoEulerError, match=r"`n` is an int, got float 8.0"):
         module["scale"](1, 8, (x, y, 2.0, 8.0))
@@ -863,9 +859,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
     assert (y == 2 * x).all()
 
     def refuse(**_):
-        raise RuntimeError(
-            '/home/me/.cupy/0a1b.cubin.cu(3): error: identifier "bye" is undefined\n  bye\n  ^\n'
-        )
+        raise RuntimeError('/home/me/.cupy/0a1b.cubin.cu(3): error: identifier "bye" is undefined\n  bye\n  ^\n')
 
     cupy.RawModule = refuse
     with pytest.raises(cuda.KernelError, match="line 3: 'bye' is not declared; did you mean 'by'"):
@@ -878,9 +872,7 @@ def test_the_gpu_side_checks_and_converts_alike(monkeypatch):
 @pytest.mark.full
 def test_the_checked_twin_of_a_kernel():
     text = "template <int N> __global__ void power(float* x) { x[threadIdx.x] = N * BY; }"
-    fast = cuda.module(text, where="cpu", checked=False, defines={"BY": 3}, instantiate=("power<4>",))[
-        "power<4>"
-    ]
+    fast = cuda.module(text, where="cpu", checked=False, defines={"BY": 3}, instantiate=("power<4>",))["power<4>"]
     x = zeros(8)
     twin = fast.on_cpu()
     twin(1, 8, (x,))
@@ -1086,9 +1078,7 @@ extern "C" __global__ void banks(float* y, float4* z, int stride) {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "stride, turns", [(1, 1), (2, 2), (3, 1), (4, 4), (5, 1), (8, 8), (16, 16), (32, 32)]
-)
+@pytest.mark.parametrize("stride, turns", [(1, 1), (2, 2), (3, 1), (4, 4), (5, 1), (8, 8), (16, 16), (32, 32)])
 def test_bank_conflicts(stride, turns):
     kernel = cuda.module(BANKS, where="cpu")["banks"]
     profile = kernel.profile(1, 32, (zeros(32), zeros(128), stride))
@@ -1163,8 +1153,6 @@ def test_cell_magic(capsys):
     assert capsys.readouterr().out == "scale takes 4 arguments (x, y, by, n), got 3\n"
     with pytest.raises(NanoEulerError, match="it takes --fast"):
         shell.run_cell_magic("cuda", "--quick", SCALE)
-    with pytest.raises(
-        NanoEulerError, match="`sum` is a name of Python's own: call the kernel sum_kernel, say"
-    ):
+    with pytest.raises(NanoEulerError, match="`sum` is a name of Python's own: call the kernel sum_kernel, say"):
         shell.run_cell_magic("cuda", "--cpu", SCALE.replace("scale(", "sum("))
     assert "sum" not in shell.user_ns

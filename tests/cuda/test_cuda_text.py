@@ -13,9 +13,7 @@ from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler
-needs_nvrtc = pytest.mark.skipif(
-    nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle"
-)
+needs_nvrtc = pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 
 K = 'extern "C" __global__ void k(float* x, int n) {\n  BODY\n}\n'
 HALF = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
@@ -312,10 +310,7 @@ def test_a_struct_by_value(checked):
 
 @pytest.mark.full
 def test_a_structured_scalar():
-    text = (
-        "struct P { int n; float f[2]; };\n"
-        'extern "C" __global__ void k(P p, float* x) { x[0] = p.n + p.f[1]; }'
-    )
+    text = 'struct P { int n; float f[2]; };\nextern "C" __global__ void k(P p, float* x) { x[0] = p.n + p.f[1]; }'
     x, p = np.zeros(1, np.float32), np.zeros((), [("f", "f4", 2), ("n", "i4")])  # another order
     p["n"], p["f"] = 3, (1, 0.5)
     cuda.module(text, where="cpu")["k"](1, 1, (p, x))
@@ -415,8 +410,6 @@ def test_printf_says_where_it_was_cut(capsys):
     k(1, 1, (9362,))  # 65,534 bytes
     assert "printf" not in capsys.readouterr().out
     k(1, 1, (9363,))
-    assert capsys.readouterr().out.endswith(
-        "[printf: one launch keeps 64 KB of text; what came after it is cut off]\n"
-    )
+    assert capsys.readouterr().out.endswith("[printf: one launch keeps 64 KB of text; what came after it is cut off]\n")
     k(1, 1, (3,))
     assert capsys.readouterr().out == "      2      1      0"

@@ -233,9 +233,7 @@ def swiglu_wide(modules, n, grid, block, shifted=None):
     swiglu(modules, n, grid, block, "_wide", shifted)
 
 
-def cross_entropy(
-    modules, rows, V, block, scale=1.0, masked=False, backward="cross_entropy_backward", offset=0
-):
+def cross_entropy(modules, rows, V, block, scale=1.0, masked=False, backward="cross_entropy_backward", offset=0):
     (logits, _), (dlosses, dlosses64) = normal(rows, V), normal(rows, seed=1)
     logits = view(logits * np.float32(scale), offset)
     logits64 = host(logits).astype(np.float64)
@@ -419,9 +417,7 @@ def test_every_kernel_is_measured():
     """The benchmarks that take a GPU name each: beside a copy, or beside cuBLAS."""
     folder = cuda.KERNELS.parents[1] / "benchmarks"
     text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("cuda_bandwidth", "gpu_matmul"))
-    names = [
-        name for file in FILES for name in re.findall(r"__global__[^{;]*?(\w+)\(\w[^()]*\) {", TEXTS[file])
-    ]
+    names = [name for file in FILES for name in re.findall(r"__global__[^{;]*?(\w+)\(\w[^()]*\) {", TEXTS[file])]
     assert len(names) > 25 and [name for name in names if f'"{name}"' not in text] == []
 
 
@@ -513,9 +509,7 @@ def test_a_deleted_barrier_is_reported(file, number):
     text = TEXTS[file][: at.start()] + ";" + TEXTS[file][at.end() :]
     if file == "reduce.cuh":
         x = np.arange(128, dtype=np.float32)
-        sound, broken = (
-            cuda.module(TWICE.replace("#include <reduce.cuh>", t))["twice"] for t in (HEADER, text)
-        )
+        sound, broken = (cuda.module(TWICE.replace("#include <reduce.cuh>", t))["twice"] for t in (HEADER, text))
         sound(1, 128, (x, np.empty_like(x)))
         with pytest.raises(cuda.KernelError) as caught:
             broken(1, 128, (x, np.empty_like(x)))

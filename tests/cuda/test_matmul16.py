@@ -136,9 +136,7 @@ ORDERING = re.compile(
     r"(?:__syncthreads|copy_async_commit|copy_async_wait<[^>]*>|named_barrier_(?:sync|arrive)|mbarrier_\w+|wgmma_\w+|fence_async"
     r"|(?:wait_filled|wait_products|tell_emptied|start)<\w+>)\([^;{}]*\);"
 )
-HOPPER = slice(
-    TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n")
-)  # what the CPU does not compile
+HOPPER = slice(TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n"))  # what the CPU does not compile
 NOTHING_HERE = ("wait_products", "start<")  # of wgmma; empty in the twin, whose mma has ended where it stands
 ORDERED = [
     m
@@ -166,9 +164,11 @@ def test_without_one_of_its_barriers_waits_or_commits(number):
 @pytest.mark.full
 @on_cpu
 def test_all_that_orders_is_tried():
-    assert [
-        sum(low < m.start() < high for m in ORDERED) for low, high in ((0, V2), (V2, V3), (V3, len(TEXT)))
-    ] == [4, 6, 9]
+    assert [sum(low < m.start() < high for m in ORDERED) for low, high in ((0, V2), (V2, V3), (V3, len(TEXT)))] == [
+        4,
+        6,
+        9,
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -289,9 +289,7 @@ def test_an_unknown_architecture_is_named(value, monkeypatch):
     monkeypatch.setenv("NANOEULER_ARCH", value)
     cuda.hopper.cache_clear()
     try:
-        with pytest.raises(
-            NanoEulerError, match=re.escape(f"NANOEULER_ARCH is {value!r}, expected 80 or 90")
-        ):
+        with pytest.raises(NanoEulerError, match=re.escape(f"NANOEULER_ARCH is {value!r}, expected 80 or 90")):
             cuda.hopper()
     finally:
         cuda.hopper.cache_clear()

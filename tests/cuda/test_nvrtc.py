@@ -144,9 +144,7 @@ def cubin(source, architecture, templates=()):
     options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{INCLUDE}", f"-I{KERNELS}"]
     if numbers := in_wheels("**/cuda_bf16.h"):  # CuPy brings these headers, too
         options.append(f"-I{numbers.parent}")
-    failed = library.nvrtcCompileProgram(
-        made, len(options), (C.c_char_p * len(options))(*map(str.encode, options))
-    )
+    failed = library.nvrtcCompileProgram(made, len(options), (C.c_char_p * len(options))(*map(str.encode, options)))
     if failed:
         library.nvrtcGetProgramLogSize(made, C.byref(size))
         log = C.create_string_buffer(size.value)
@@ -178,9 +176,7 @@ def static_shared(code, kernel):
 def test_compiles_and_fits(name, architecture):
     text, templates, _ = TEXTS[name]
     if ("#include <cuda_" in text or "#include <attention" in text) and not in_wheels("**/cuda_bf16.h"):
-        pytest.skip(
-            "the nvidia-cuda-runtime wheel, which has the 16-bit numbers, is not installed: make oracle"
-        )
+        pytest.skip("the nvidia-cuda-runtime wheel, which has the 16-bit numbers, is not installed: make oracle")
     code = sections(cubin(text, architecture, templates))
     kernels = [section for section in code if section.startswith(".text.")]
     wanted = signatures(text, templates)
@@ -190,9 +186,7 @@ def test_compiles_and_fits(name, architecture):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(
-    not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle"
-)
+@pytest.mark.skipif(not in_wheels("**/cuda_bf16.h"), reason="the nvidia wheels are not installed: make oracle")
 def test_what_came_with_hopper_compiles_for_it():
     assert static_shared(cubin(PRODUCT, "sm_90a"), "product") >= 2 * 64 * 64 * 2 + 8
     cubin(PRODUCT, "sm_90")  # its twin: the plain 9.0 has no wgmma

@@ -85,9 +85,7 @@ def taken(group, precision, step=many.Step, checked=False, poison=None, shards=4
         "norms": [norm for _, norm in rows],
         "hash": told,
     }
-    found["validation"] = many.shared_out(
-        model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5))
-    )
+    found["validation"] = many.shared_out(model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5)))
     found["sha256"] = hashlib.sha256(b"".join(x.tobytes() for x in states)).hexdigest()
     if poison is not None:
         if group.rank == poison:

@@ -34,9 +34,7 @@ def cards(monkeypatch):
             return count
 
         runtime = SimpleNamespace(getDeviceCount=number)
-        chosen = SimpleNamespace(
-            runtime=runtime, Device=lambda n: SimpleNamespace(use=lambda: used.append(n))
-        )
+        chosen = SimpleNamespace(runtime=runtime, Device=lambda n: SimpleNamespace(use=lambda: used.append(n)))
         monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=chosen))
         monkeypatch.delenv("NANOEULER_DEVICE", raising=False)
         asked = []
@@ -61,14 +59,7 @@ def test_how_many_cards_there_are(cards, monkeypatch):
 
 def test_which_device_a_name_is(cards):
     none = cards(0)
-    assert (
-        choose()
-        == choose("auto")
-        == choose("cpu")
-        == choose("auto", "fp32")
-        == choose("cpu", "float32")
-        == CPU
-    )
+    assert choose() == choose("auto") == choose("cpu") == choose("auto", "fp32") == choose("cpu", "float32") == CPU
     assert CPU == Device("cpu", None) and none.asked == []
     assert choose("checked") == Device("checked", "bfloat16") and none.asked == ["cpu"]
     assert choose("checked", "f32") == Device("checked", "float32")

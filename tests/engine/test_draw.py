@@ -30,9 +30,7 @@ def model_of(checked=True):
 def ordered(logits, size, options, seed=0):
     """What `order` leaves of logits [rows, heads, V]: tokens and probabilities of each, and the dense ones."""
     rows, heads, V = logits.shape
-    config = ModelConfig(
-        dim=64, heads=2, kv_heads=1, layers=1, context=8, vocab_size=V, predict=heads, ffn=24
-    )
+    config = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=8, vocab_size=V, predict=heads, ffn=24)
     model = engine.GPT(config, where="cpu")
     decoder = model.decoder(heads - 1)
     drawn = decode.Drawn(decoder, np.random.default_rng(seed))
@@ -63,9 +61,7 @@ def test_distributions_are_those_of_the_host(V, size):
             n = drawn.counts[row, head]
             assert n == len(tokens) and np.array_equal(drawn.tokens[row, head, :n], tokens)
             np.testing.assert_allclose(drawn.sums[row, head, :n], np.cumsum(probs), rtol=1e-12)
-            np.testing.assert_allclose(
-                drawn.dense[0, row, head], generate.dense(tokens, probs, V), rtol=1e-12
-            )
+            np.testing.assert_allclose(drawn.dense[0, row, head], generate.dense(tokens, probs, V), rtol=1e-12)
         if V > 1000:
             break
 

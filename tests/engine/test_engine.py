@@ -65,9 +65,7 @@ def engine_of(params=None, precision="float32", config=TINY, **options):
 
 def apart(found, expected):
     """The largest over tensors of ||found - expected|| / ||expected||."""
-    return max(
-        np.linalg.norm(found[name] - p) / max(np.linalg.norm(p), 1e-30) for name, p in expected.items()
-    )
+    return max(np.linalg.norm(found[name] - p) / max(np.linalg.norm(p), 1e-30) for name, p in expected.items())
 
 
 # float32's own rounding through two layers; of bfloat16, 8 bits a number, what single precision lengths were seen to
@@ -165,9 +163,7 @@ def test_a_gain_that_is_no_number_shows():
 @pytest.mark.full
 @pytest.mark.parametrize("groups, width", [(1, 32), (4, 32), (1, 64), (2, 128)])
 def test_other_heads(groups, width):
-    config = replace(
-        TINY, dim=4 * width, heads=4, kv_heads=groups, layers=1, ffn=48, predict=1, vocab_size=40
-    )
+    config = replace(TINY, dim=4 * width, heads=4, kv_heads=groups, layers=1, ffn=48, predict=1, vocab_size=40)
     params, pair = parameters(config, 0.1), batch(19, config=config)
     loss, grads = engine_of(params, config=config).loss_and_gradients(*pair)
     expected_loss, expected = GPT(config, params).loss_and_gradients(*pair)
@@ -179,9 +175,7 @@ def test_other_heads(groups, width):
 @pytest.mark.parametrize("time, group", [(16, 8), (32, 3), (64, 2), (128, 3)])
 def test_lengths_at_the_borders_of_tiles(time, group, precision):
     """Rows that fill their tiles to the last place, for groups of 2, 3 and 8 query heads."""
-    shape = dict(
-        dim=32 * group, heads=group, kv_heads=1, layers=1, context=128, ffn=48, predict=1, vocab_size=40
-    )
+    shape = dict(dim=32 * group, heads=group, kv_heads=1, layers=1, context=128, ffn=48, predict=1, vocab_size=40)
     config = replace(TINY, **shape)
     params, pair = parameters(config, 0.1), batch(time, config=config)
     loss, grads = engine_of(params, precision, config).loss_and_gradients(*pair)
@@ -257,15 +251,11 @@ def test_two_optimisers_or_two_steps_of_one_model_do_not_disturb_each_other(both
         second = made() if both == "optimisers" else first
         make = device.step_of(model)
         with make(model, first, config, 4) as one, make(model, second, config, 4) as two:
-            steps = [
-                [*losses, norm] for take in (one, two, one, two) for losses, norm in [take(*batch(9, 4))]
-            ]
+            steps = [[*losses, norm] for take in (one, two, one, two) for losses, norm in [take(*batch(9, 4))]]
         found.append((np.array(steps), model.params.host(), (first.step, second.step)))
     (ours, params, counts), (theirs, wanted, expected) = found
     np.testing.assert_allclose(ours, theirs, rtol=3e-4)
-    assert apart(params, wanted) <= 3e-4 and counts == expected == (
-        (2, 2) if both == "optimisers" else (4, 4)
-    )
+    assert apart(params, wanted) <= 3e-4 and counts == expected == ((2, 2) if both == "optimisers" else (4, 4))
 
 
 @pytest.mark.full
@@ -364,9 +354,7 @@ def test_memory_is_what_was_said():
     with patch.object(engine_step, "free_bytes", lambda where: two + model.params.flat.nbytes):
         assert engine_step.fitting(model, 4) == 2 and engine_step.fitting(model, 3) == 1
     with patch.object(engine_step, "free_bytes", lambda where: one):
-        with pytest.raises(
-            NanoEulerError, match=r"one row of 65 tokens and the gradient take .* are free: take"
-        ):
+        with pytest.raises(NanoEulerError, match=r"one row of 65 tokens and the gradient take .* are free: take"):
             engine_step.fitting(model, 4)
 
 
@@ -473,9 +461,7 @@ def test_no_sum_depends_on_how_many_tokens_go_through_together(precision):
 
 @pytest.mark.full
 def test_other_heads_decode():
-    config = replace(
-        TINY, dim=512, heads=4, kv_heads=2, layers=1, ffn=48, predict=1, vocab_size=40, context=150
-    )
+    config = replace(TINY, dim=512, heads=4, kv_heads=2, layers=1, ffn=48, predict=1, vocab_size=40, context=150)
     params, tokens = parameters(config, 0.1), np.random.default_rng(1).integers(0, 40, 140)
     expected = GPT(config, params).logits(tokens[None])[0]
     decoder = engine_of(params, config=config).decoder()
@@ -523,9 +509,7 @@ def test_speculation_draws_from_head_0():
     expected = expected_outcomes(GPT(config, params), [1, 2], 2, 6, temperature=1.5)
     drawn, accepted = [], 0
     for _ in range(n):
-        rounds = islice(
-            speculate(model, [1, 2], rng, 2, temperature=1.5), 2
-        )  # the first one proposes nothing
+        rounds = islice(speculate(model, [1, 2], rng, 2, temperature=1.5), 2)  # the first one proposes nothing
         first, second, *more = chain.from_iterable(rounds)
         drawn.append((first, second))
         accepted += bool(more)
@@ -540,9 +524,7 @@ def test_speculation_draws_from_head_0():
 
 @pytest.mark.full
 def test_bfloat16_rounds_to_the_nearest_even():
-    x = np.array(
-        [1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0, 3.4e38, np.inf, np.nan, 1e-40], np.float32
-    )
+    x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0, 3.4e38, np.inf, np.nan, 1e-40], np.float32)
     wanted = np.array([1, 1, 1 + 2**-6, 1 + 2**-7, -0.0, np.inf, np.inf, np.nan, 1e-40], np.float32)
     found = from_bfloat16(to_bfloat16(x))
     np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=1e-40)
@@ -615,9 +597,7 @@ def all_launches():
 
 @on_the_cpu
 def test_the_lists_of_launches_are_those_written_down():
-    assert all_launches() == LAUNCHES.read_text("utf-8"), (
-        "python tests/engine/test_engine.py writes them anew"
-    )
+    assert all_launches() == LAUNCHES.read_text("utf-8"), "python tests/engine/test_engine.py writes them anew"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -668,9 +648,7 @@ def test_train_resume_and_go_on_with_the_other_device(text, capsys):
 def test_an_interrupted_run_ends_with_the_same_bits(text):
     """Stopped behind step 2 by the signal that Ctrl-C sends, and resumed."""
     model = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=16, vocab_size=288, predict=2)
-    config = TrainConfig(
-        steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=2, valid_fraction=0.2
-    )
+    config = TrainConfig(steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=2, valid_fraction=0.2)
     content, options = Path(text).read_text("utf-8"), {"quiet": True}
     place = device.Device("checked", "bfloat16")
     whole = train.train("a", content, model, config, device=place, **options)
@@ -704,12 +682,8 @@ def test_sft_pads_the_vocabulary_for_the_kernels(tmp_path):
         device=device.Device("checked", "bfloat16"),
     )
     found = checkpoint.load(tmp_path / "run")
-    assert (
-        found.tokenizer.vocab_size == 259 and found.model.config.vocab_size == tuned.config.vocab_size == 264
-    )
-    assert (
-        sft.fine_tune(tmp_path / "cpu", base, examples, examples, config, quiet=True).config.vocab_size == 259
-    )
+    assert found.tokenizer.vocab_size == 259 and found.model.config.vocab_size == tuned.config.vocab_size == 264
+    assert sft.fine_tune(tmp_path / "cpu", base, examples, examples, config, quiet=True).config.vocab_size == 259
 
 
 @pytest.mark.full
@@ -751,9 +725,7 @@ def test_generate_and_check_on_a_device(capsys):
 
 @pytest.mark.full
 def test_what_the_kernels_do_not_take_begins_no_run(text, capsys):
-    assert (
-        run_cli("train", "--data", text, "--run", "r", "--device", "checked", "--dim", 60, "--heads", 2) == 2
-    )
+    assert run_cli("train", "--data", text, "--run", "r", "--device", "checked", "--dim", 60, "--heads", 2) == 2
     error = capsys.readouterr().err
     assert "head width dim/heads is 30, expected 32, 64 or 128 on the GPU" in error
     assert error.count("\n") == 1 and not Path("r").exists()
@@ -972,10 +944,7 @@ def examine():
                 assert apart(moved, goal) <= 1e-5
             else:  # where the sign of a gradient is rounding, so is a step of AdamW
                 still = {name: np.asarray(p, np.float64) for name, p in params.items()}
-                assert (
-                    apart({n: moved[n] - still[n] for n in still}, {n: goal[n] - still[n] for n in still})
-                    < 0.5
-                )
+                assert apart({n: moved[n] - still[n] for n in still}, {n: goal[n] - still[n] for n in still}) < 0.5
             bad = dict(params)
             bad["layers.0.out"] = np.full_like(bad["layers.0.out"], np.inf)
             model.fill(bad)
@@ -1029,13 +998,9 @@ def test_a_deleted_barrier_of_the_norms_sums_is_reported(barrier):
 
 def examine_decoding():
     """Logits of tokens that come singly and together, in a model whose heads share keys, and in one of wide heads."""
-    narrow = dict(
-        dim=128, heads=4, kv_heads=2, ffn=2064, context=90
-    )  # `down`: more inputs than are asked for at once
+    narrow = dict(dim=128, heads=4, kv_heads=2, ffn=2064, context=90)  # `down`: more inputs than are asked for at once
     wide = dict(dim=256, heads=2, kv_heads=1, ffn=24, context=280)  # the cache more keys
-    many = dict(
-        dim=576, heads=18, kv_heads=9, ffn=8, context=15
-    )  # every warp of a block squares some numbers
+    many = dict(dim=576, heads=18, kv_heads=9, ffn=8, context=15)  # every warp of a block squares some numbers
     for shape in (narrow, wide, many):
         config = replace(TINY, layers=1, vocab_size=40, predict=1, **shape)
         params, tokens = parameters(config), np.random.default_rng(1).integers(0, 40, config.context)
@@ -1070,9 +1035,7 @@ def examine_products():
 
     narrow, wide, glu = halves(24, 320), halves(24, 2312), halves(48, 320)
     for rows in (1, 2, 3, 8):
-        x, long, out, hidden = (
-            xp.asarray(rng.standard_normal((rows, n)), np.float32) for n in (320, 2312, 24, 24)
-        )
+        x, long, out, hidden = (xp.asarray(rng.standard_normal((rows, n)), np.float32) for n in (320, 2312, 24, 24))
         added, op = out.copy(), program.Program(config, "bfloat16")
         op.project(out, x, narrow, 1e-5)
         op.project(added, long, wide, None)

@@ -28,9 +28,7 @@ from nanoeuler_lib.model.optim import Muon, moved_by_muon
 from nanoeuler_lib.ops import reference
 
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
-SETTINGS = TrainConfig(
-    steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer="muon"
-)
+SETTINGS = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3, batch=4, adam_eps=1e-4, optimizer="muon")
 WIDE, SQUARE, TALL, ROW = (24, 104), (40, 40), (72, 16), (1, 8)
 # Of bfloat16, whose products round to 8 bits: what lengths of moves were seen to give is 1% to 3%.
 ROUNDED = {"float32": 2e-5, "tf32": 2e-2, "bfloat16": 6e-2}
@@ -67,9 +65,7 @@ def step_of(shape, precision="float32", factor=(0.5, 2.0), rate=0.1, decay=0.3, 
     found = [memory.download(x).reshape(both) for x in (arrays[0], arrays[2])]
     assert np.array_equal(memory.download(arrays[1]), g.reshape(-1)), "the gradient is read"
     p64, g64, m64 = (np.asarray(x, np.float64) for x in (p, g, m))
-    each = [
-        reference.muon_step(p64[i], factor[0] * g64[i], m64[i], rate, 0.95, decay, widths) for i in range(2)
-    ]
+    each = [reference.muon_step(p64[i], factor[0] * g64[i], m64[i], rate, 0.95, decay, widths) for i in range(2)]
     wanted = [np.stack(parts) for parts in zip(*each, strict=True)]
     return found, wanted, (p, m), None if copy is None else memory.download(copy).reshape(both)
 
@@ -151,9 +147,7 @@ def test_steps_are_those_of_the_cpu(micro):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert apart(params, wanted) <= 1e-5 and apart(m, m_wanted) <= 1e-4
     for name in v:
-        np.testing.assert_allclose(
-            v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9)
-        )
+        np.testing.assert_allclose(v[name], v_wanted[name], atol=1e-4 * max(np.abs(v_wanted[name]).max(), 1e-9))
         assert moved_by_muon(name) == (not v[name].any())
 
 
@@ -201,9 +195,7 @@ def test_memory_is_what_was_said():
         sizes = TINY, 2, 40, precision
         said = memory.bytes_needed(*sizes, optimizer="muon")
         plain = memory.bytes_needed(*sizes)
-        with engine.Step(
-            engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2
-        ) as one:
+        with engine.Step(engine_of(precision=precision), engine.AdamW(TINY, SETTINGS, WHERE), SETTINGS, 2) as one:
             work = vars(one.work)
         groups = work.pop("groups")
         assert said["buffers"] - plain["buffers"] == sum(x.nbytes for x in work.values())
@@ -225,10 +217,7 @@ def test_the_launches():
     names = [entry.composite for entry in launches]
     assert names.count("adamw") == 2 and names.count("muon") == 4 * 18
     lines = [str(entry) for entry in launches if entry.composite == "muon"]
-    assert (
-        lines[3]
-        == "muon: product 4 times 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
-    )
+    assert lines[3] == "muon: product 4 times 64 x 64 x 64 of float32 float32 x 2.0315 + -4.775 float32 = float32"
     products = [entry.launch for entry in launches if isinstance(entry.launch, program.Product)]
     keys = TINY.kv_heads * TINY.head_dim
     sides = {min(one.shape[:2]) for one in products}
@@ -263,9 +252,7 @@ def test_products_of_stacks():
     product(c, xp.asarray(a), xp.asarray(b), alpha=2.0, plus=xp.asarray(plus), beta=-3.0, **turned)()
     wanted = [2 * x.T @ y.T - 3 * z for x, y, z in zip(a, b, plus, strict=True)]
     np.testing.assert_allclose(memory.download(c), wanted, atol=1e-4)
-    with pytest.raises(
-        NanoEulerError, match=r"^c \[M, N\] = a \[M, K\] b \[K, N\], got c .4, 5, 7., a .3, 3, 5."
-    ):
+    with pytest.raises(NanoEulerError, match=r"^c \[M, N\] = a \[M, K\] b \[K, N\], got c .4, 5, 7., a .3, 3, 5."):
         product(c, xp.asarray(a[:3]), xp.asarray(b), **turned)
 
 

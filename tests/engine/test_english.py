@@ -23,9 +23,7 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.setenv("NANOEULER_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "books").mkdir(parents=True)
     for file, stories in ((english.BOOKS["train"], 12), (english.BOOKS["valid"], 5)):
-        books = data.SEPARATOR.join(
-            f"Title {i}\n\n{world.sample(100 * stories + i).text}" for i in range(stories)
-        )
+        books = data.SEPARATOR.join(f"Title {i}\n\n{world.sample(100 * stories + i).text}" for i in range(stories))
         (tmp_path / "data" / "books" / file).write_bytes(lzma.compress(books.encode()))
     common = [
         "--folder",
@@ -50,10 +48,7 @@ def test_from_the_books_to_the_model_in_the_package(tiny, tmp_path):
         [],
     )
     assert [texts[name]["books"] for name in english.TEXTS] == [12, 3, 2]
-    assert (
-        texts["choose"]["titles"] == ["Title 0", "Title 2", "Title 4"]
-        and "Title 1" in texts["held_out"]["titles"]
-    )
+    assert texts["choose"]["titles"] == ["Title 0", "Title 2", "Title 4"] and "Title 1" in texts["held_out"]["titles"]
     tiny("pilot", "train", "measure", "--out", tmp_path / "out")
     rows = english.rows_of(tmp_path / "out")
     pilots = [row for row in rows if row["what"] == "pilot"]
@@ -67,16 +62,10 @@ def test_from_the_books_to_the_model_in_the_package(tiny, tmp_path):
         (measured,) = (row for row in rows if row["what"] == "measured" and row["size"] == size)
         whole, small = measured["float32"], measured["int8"]
         assert len(whole["books"]) == 2 and whole["bits_per_byte"] != small["bits_per_byte"]
-        assert (
-            abs(whole["bits_per_byte"] - small["bits_per_byte"]) < 0.02 and measured["largest_error"] < 0.004
-        )
+        assert abs(whole["bits_per_byte"] - small["bits_per_byte"]) < 0.02 and measured["largest_error"] < 0.004
     tiny("collect", "--from", tmp_path / "out", "--ship", 6)
     found = checkpoint.load(tmp_path / "package" / english.NAME)
-    assert (
-        found.model.config.dim == 64
-        and "United States" in found.info["licence"]
-        and "files" not in found.info
-    )
+    assert found.model.config.dim == 64 and "United States" in found.info["licence"] and "files" not in found.info
     result = json.loads((tmp_path / "english.json").read_text())
     assert (
         result["config"]["shipped"] == 6
@@ -89,9 +78,7 @@ def test_a_vocabulary_is_the_beginning_of_a_larger_one(tiny, tmp_path):
     tiny("prepare")
     options = english.argparse.Namespace(folder=tmp_path / "work")
     small, large = (english.tokenizer_of(options, vocabulary) for vocabulary in (304, 336))
-    assert (small.vocab_size, large.vocab_size) == (304, 336) and large.merges[
-        : len(small.merges)
-    ] == small.merges
+    assert (small.vocab_size, large.vocab_size) == (304, 336) and large.merges[: len(small.merges)] == small.merges
     assert small.end == 303 and large.end == 335
 
 
@@ -105,9 +92,7 @@ def test_shapes_have_about_as_many_bytes_as_their_size_says():
 
 def test_what_a_larger_size_saves_is_paired_by_book():
     row, larger = (dict(size=n, int8=dict(books=books)) for n, books in ((3, [2.0, 3.0]), (6, [1.8, 2.4])))
-    found = english.saved(
-        row, larger
-    )  # 0.1 and 0.2: t at one degree of freedom is 12.71, the standard error 0.05
+    found = english.saved(row, larger)  # 0.1 and 0.2: t at one degree of freedom is 12.71, the standard error 0.05
     assert found == dict(sizes="3 to 6 MB", share=0.15, half_width=0.6353)
 
 

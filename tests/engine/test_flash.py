@@ -198,12 +198,8 @@ def test_a_group_reads_its_own_keys_and_no_later_ones():
     for head in range(heads):
         owner = 2 * np.arange(B)[:, None] + head // (heads // groups)
         np.testing.assert_allclose(out[:, :, head, 0], np.broadcast_to(owner, (B, T)), rtol=1e-6)
-        np.testing.assert_allclose(
-            out[:, :, head, 1], np.broadcast_to(np.arange(T) / 2, (B, T)), rtol=1e-6, atol=1e-6
-        )
-    np.testing.assert_allclose(
-        lse, np.broadcast_to(np.log(np.arange(1, T + 1)), (B, heads, T)), rtol=1e-6, atol=1e-6
-    )
+        np.testing.assert_allclose(out[:, :, head, 1], np.broadcast_to(np.arange(T) / 2, (B, T)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(lse, np.broadcast_to(np.log(np.arange(1, T + 1)), (B, heads, T)), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.full

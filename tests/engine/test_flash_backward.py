@@ -181,11 +181,7 @@ BOUND = {"bfloat16": 4e-3, "tf32": 1e-3, "float": 2e-6}  # half a unit of the la
 
 
 def name_of(value):
-    return (
-        "-".join(map(str, value))
-        if isinstance(value, tuple)
-        else "-".join(f"{k}={v}" for k, v in value.items())
-    )
+    return "-".join(map(str, value)) if isinstance(value, tuple) else "-".join(f"{k}={v}" for k, v in value.items())
 
 
 @pytest.mark.full(but=["bfloat16-64-1-1-1-1-"])
@@ -196,9 +192,7 @@ def test_gradients_equal_the_reference(sizes, options):
     got, (_, delta, *_) = problem.run(**options)
     for name, mine, wanted in zip("qkv", got, problem.wanted):
         assert mine.shape == wanted.shape
-        error = (
-            distance(mine, wanted) if problem.T > 1 or name == "v" else np.abs(mine).max()
-        )  # of T=1 dq, dk are 0
+        error = distance(mine, wanted) if problem.T > 1 or name == "v" else np.abs(mine).max()  # of T=1 dq, dk are 0
         assert error <= BOUND[problem.kind], f"d{name}: {error:.1e}"
     np.testing.assert_allclose(host(delta), problem.delta, rtol=1e-4, atol=1e-5)
 
@@ -230,9 +224,7 @@ def test_gradients_are_difference_quotients():
 
     quotient = (loss(size) - loss(-size)) / (2 * size)
     parts = np.concatenate([(mine.astype(np.float64) * way).ravel() for mine, way in zip(got, ways)])
-    assert (
-        abs(parts.sum() - quotient) <= 1e-7 * np.abs(parts).sum()
-    )  # float32's rounding, while large parts cancel
+    assert abs(parts.sum() - quotient) <= 1e-7 * np.abs(parts).sum()  # float32's rounding, while large parts cancel
     assert np.abs(parts).sum() < 1e4 * abs(quotient)
 
 
@@ -259,9 +251,7 @@ def test_inputs_stay_as_they_are():
 def test_tiles_fit_the_card():
     """The table that `pytest -s` prints: rows x step and warps, of the queries' kernel, of the keys' one, and bytes."""
     seen = {}
-    for size, C, shared, T in itertools.product(
-        (2, 4), flash.WIDTHS, (48, 64, 99, 163, 227), (1, 64, 65, 512, 4096)
-    ):
+    for size, C, shared, T in itertools.product((2, 4), flash.WIDTHS, (48, 64, 99, 163, 227), (1, 64, 65, 512, 4096)):
         if (size, C, shared) == (4, 128, 48):  # cards from 7.5 on have 64
             with pytest.raises(NanoEulerError, match="take 64 KB of shared memory, got 49152"):
                 flash_backward.tiles(size, C, T, shared * K)
@@ -348,9 +338,7 @@ def test_what_orders_the_threads_is_missed(number, monkeypatch):
     place = PLACES[number]
     line = TEXT[TEXT.rindex("\n", 0, place.start()) : TEXT.index("\n", place.end())]
     broken = TEXT[: place.start()] + "{}" + TEXT[place.end() :]
-    kernel = re.findall(r"\n(attention_backward_\w+)\(", TEXT[: place.start()])[
-        -1:
-    ]  # none: a function of them all
+    kernel = re.findall(r"\n(attention_backward_\w+)\(", TEXT[: place.start()])[-1:]  # none: a function of them all
 
     def compiled(names, where, checked):
         hurt = tuple(name for name in names if not kernel or name.startswith(f"{kernel[0]}<"))

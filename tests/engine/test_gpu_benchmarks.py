@@ -80,9 +80,9 @@ def test_gradients_are_measured_against_float64():
     assert all(0 < error < 1e-5 for both in found.values() for error in both)
     made.params["layers.0.out"][3] *= 1.01  # ours alone, behind NumPy's back
     params = made.params.host
-    made.params.host = lambda: (
-        lambda p: (p["layers.0.out"].__setitem__(3, p["layers.0.out"][3] / 1.01), p)[1]
-    )(params())
+    made.params.host = lambda: (lambda p: (p["layers.0.out"].__setitem__(3, p["layers.0.out"][3] / 1.01), p)[1])(
+        params()
+    )
     assert max(ours for ours, _ in gpu_numbers.gradients(TINY, made).values()) > 1e-4
 
 
@@ -172,9 +172,7 @@ def test_tiny_trains_by_its_recipe(monkeypatch):
     shape = dataclasses.replace(TINY, context=16, vocab_size=264)
     text = "".join(f"Line {n} of a text that repeats itself.\n" for n in range(300))
     trial = gpu_muon.Tiny(text, shape, 4, "cpu", told.append)
-    ends = [
-        trial.run(0, "x", optimizer=name, rate=0.01, batch=2, steps=4) for name in ("adamw", "muon", "muon")
-    ]
+    ends = [trial.run(0, "x", optimizer=name, rate=0.01, batch=2, steps=4) for name in ("adamw", "muon", "muon")]
     assert ends[0] != ends[1] == ends[2] and [row["bits"][4] for row in told] == [round(b, 5) for b in ends]
     assert trial.run(0, "x", optimizer="muon", rate=0.01, batch=2, steps=4, move=0.4) != ends[1]
     assert gpu_muon.program.MOVE == 0.4

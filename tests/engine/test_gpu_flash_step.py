@@ -152,8 +152,7 @@ def test_cublas_is_asked_for_the_same_product(monkeypatch, transpose_a, transpos
     assert np.isfinite(c).all()
     there = np.full_like(c, np.nan)
     on_card = [
-        SimpleNamespace(shape=x.shape, dtype=x.dtype, data=SimpleNamespace(ptr=x.ctypes.data))
-        for x in (there, a, b)
+        SimpleNamespace(shape=x.shape, dtype=x.dtype, data=SimpleNamespace(ptr=x.ctypes.data)) for x in (there, a, b)
     ]
     gpu_flash_step.Batched(*on_card, transpose_a, transpose_b, 0.5)()
     np.testing.assert_allclose(there, c, rtol=1e-6)

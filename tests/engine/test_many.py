@@ -159,9 +159,7 @@ def test_a_planted_bug_shows(bug):
         return
     wrong = found(2, "bugs")[bug]
     same = {name for name in right if wrong[name] == right[name]}
-    assert same == (
-        {"norms", "hash", "sha256", "validation"} if bug == "a mean of means of the losses" else set()
-    )
+    assert same == ({"norms", "hash", "sha256", "validation"} if bug == "a mean of means of the losses" else set())
     if bug == "a stale copy":
         assert wrong["hash"].startswith("rank 1: weights are not those of rank 0")
 
@@ -190,9 +188,7 @@ def test_a_process_that_ends_stops_or_hangs_ends_all_and_is_named(count, case, w
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and time.monotonic() - began < 30
     lines = [line for line in done.stderr.splitlines() if line.startswith("nanoeuler: ")]
-    assert len(lines) == 1 and re.fullmatch(rf"nanoeuler: rank 1 \(process \d+\) {why}; words", lines[0]), (
-        lines
-    )
+    assert len(lines) == 1 and re.fullmatch(rf"nanoeuler: rank 1 \(process \d+\) {why}; words", lines[0]), lines
 
 
 SHAPE = "--vocab-size 264 --dim 32 --heads 1 --kv-heads 1 --layers 1 --context 8 --predict 2"
@@ -268,9 +264,7 @@ def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
     words = f"train --data text.txt --run two --cards 2 --device checked {TRAIN}".split()
     process, folder = command(on_one, *words), on_one / "two"
     _wait_for_steps(process, folder, 3)
-    ranks = [
-        int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)
-    ]
+    ranks = [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _is_rank_1(file.parent, on_one)]
     os.kill(ranks[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -280,9 +274,7 @@ def test_a_run_that_was_killed_on_two_goes_on_on_one_with_the_same_bits(on_one):
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, output + errors
     assert digests(folder) == digests(on_one / "one")
-    hashes = [
-        [e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in ("one", "two")
-    ]
+    hashes = [[e["hash"] for e in run_folder.read_log(on_one / name) if "hash" in e] for name in ("one", "two")]
     assert hashes[0] == hashes[1] != []
     assert len(checkpoint.folders(folder)) == 4  # --keep-every
     process = command(on_one, "replay", "one", "--steps", "5:6", "--cards", 2, "--json")
@@ -324,10 +316,7 @@ def test_a_replay_tells_what_differs(on_one, capsys, monkeypatch):
     shutil.copytree(on_one / "one", on_one / "edited")
     (on_one / "edited" / "log.jsonl").write_text(re.sub(r'("step": 6, "loss": )[\d.]+', r"\g<1>1.5", log))
     assert cli.main(["replay", "edited", "--steps", "4:6"]) == 1
-    assert (
-        re.search(r"step 6: loss was 1\.5, is \d", out := capsys.readouterr().out)
-        and "NOT as in the log" in out
-    )
+    assert re.search(r"step 6: loss was 1\.5, is \d", out := capsys.readouterr().out) and "NOT as in the log" in out
     for words, line in (
         (["--steps", "6:4"], "--steps is '6:4', expected two steps, the lower first, as in 40:50"),
         (["--steps", "4:9"], "edited: the log has no step 9, expected steps that were taken"),
@@ -336,9 +325,7 @@ def test_a_replay_tells_what_differs(on_one, capsys, monkeypatch):
         assert capsys.readouterr().err == f"nanoeuler: {line}\n"
     shutil.rmtree(on_one / "edited" / "checkpoints" / "step-000000")
     assert cli.main(["replay", "edited", "--steps", "1:3"]) == 2
-    assert (
-        "no checkpoint at or before step 1 was kept, expected one: --keep-every N" in capsys.readouterr().err
-    )
+    assert "no checkpoint at or before step 1 was kept, expected one: --keep-every N" in capsys.readouterr().err
 
 
 def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
@@ -366,9 +353,7 @@ def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
     placed = many.GPT(model, init(model, 0), group, where="cpu", checked=False)
     monkeypatch.setattr(many_step, "free_bytes", lambda where: 1 << 10)
     message = error_of(many.Step, placed, many.AdamW(model, config, "cpu", group), config, 4)
-    assert message.startswith(
-        "a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and the rows of a shard never change"
-    )
+    assert message.startswith("a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and the rows of a shard never change")
 
 
 @pytest.mark.full

@@ -16,9 +16,7 @@ from nanoeuler_lib.training import checkpoint, loop, train
 
 pytestmark = pytest.mark.compiler
 MODEL = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=16, vocab_size=288, predict=2)
-TRAIN = TrainConfig(
-    steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=9, valid_fraction=0.2
-)
+TRAIN = TrainConfig(steps=4, batch=2, warmup=1, valid_every=2, sample_every=0, save_every=9, valid_fraction=0.2)
 TEXT = "".join(f"Line {n} of a text that repeats itself, and says so.\n" for n in range(90))
 CHECKED = device.Device("checked", "bfloat16")
 
@@ -44,9 +42,7 @@ class Card:
 
     def _kept(self, array):
         if self.used + array.nbytes > self.size:
-            raise CupysError(
-                f"Out of memory allocating {array.nbytes:,} bytes (allocated so far: {self.used:,})."
-            )
+            raise CupysError(f"Out of memory allocating {array.nbytes:,} bytes (allocated so far: {self.used:,}).")
         self.used += array.nbytes
         weakref.finalize(array, self._freed, array.nbytes)
         return array
@@ -155,9 +151,7 @@ def run(tmp_path, monkeypatch):
 
 def test_a_run_without_room_leaves_nothing_and_begins_in_the_same_folder(card, run):
     card.size = 1 << 20
-    with pytest.raises(
-        OutOfMemory, match=r"^out of memory: weights, .* one row of 16 tokens take .* are free: take a"
-    ):
+    with pytest.raises(OutOfMemory, match=r"^out of memory: weights, .* one row of 16 tokens take .* are free: take a"):
         run("a")
     card.size = 1 << 40
     assert run("a").size > 0

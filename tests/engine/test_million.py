@@ -29,9 +29,7 @@ def texts(tmp_path):
         parts = {}
         for part, count in (("train", 5), ("valid", 2)):
             stories = [world.corpus(2000, 10 * number + i) for i in range(count)]
-            (tmp_path / name / f"{part}.txt").write_text(
-                SEPARATOR.join(s.replace(SEPARATOR, "\n") for s in stories)
-            )
+            (tmp_path / name / f"{part}.txt").write_text(SEPARATOR.join(s.replace(SEPARATOR, "\n") for s in stories))
             parts[f"{part}.txt"] = {"documents": count}
         (tmp_path / name / "report.json").write_text(json.dumps({"parts": parts}))
     return tmp_path
@@ -48,9 +46,7 @@ def test_a_run_goes_on_where_it_was_stopped(texts, monkeypatch):
     assert stopped.value.code
     million.run(million.Parts(texts), texts, "cpu", TINY, 300)
     rows = million.read(texts / "rows-parts.jsonl")
-    assert [row["part"] for row in rows][-4:] == ["shards", "shards", "shards", "train"] and not rows[-1][
-        "code"
-    ]
+    assert [row["part"] for row in rows][-4:] == ["shards", "shards", "shards", "train"] and not rows[-1]["code"]
     million.run(million.Parts(texts), texts, "cpu", TINY, 300)
     assert million.read(texts / "rows-parts.jsonl") == rows  # nothing is done twice
     (texts / "rows-parts.jsonl").write_text(
@@ -109,10 +105,7 @@ def test_large_runs_for_a_pass_and_base_for_its_time(texts, tmp_path, monkeypatc
     logs = [[e["seconds"] for e in million.read(parts.out / f"{name}_pass.log.jsonl") if "loss" in e]
             for name in ("base", "large")]  # fmt: skip
     wanted = round(tokens // 256 * np.median(logs[1]) / np.median(logs[0]))
-    assert (
-        f"--steps {wanted} " in commands["train base_time"]
-        and [len(log) for log in logs] == [tokens // 256] * 2
-    )
+    assert f"--steps {wanted} " in commands["train base_time"] and [len(log) for log in logs] == [tokens // 256] * 2
     for name in ("cards", "machine"):
         (parts.out / f"{name}.json").write_text("1")
     large.collect(parts.out, tmp_path)
@@ -129,9 +122,7 @@ def test_a_step_of_each_is_timed_beside_pytorch(monkeypatch):
     monkeypatch.setattr(large, "ROWS", 2)
     monkeypatch.setattr(large.gpu_step, "STEPS", 1)
     rows = list(large.measure(1, "cpu", "float32"))
-    assert [row["model"] for row in rows] == ["base", "large"] and rows[0]["first_losses"] != rows[1][
-        "first_losses"
-    ]
+    assert [row["model"] for row in rows] == ["base", "large"] and rows[0]["first_losses"] != rows[1]["first_losses"]
     assert all(min(row["tokens_per_second"].values()) > 0 for row in rows)
 
 
@@ -152,9 +143,7 @@ def part(tmp_path, monkeypatch):
     """A set of three documents of made-up words, of which some are frequent and some are not."""
     rng = random.Random(3)
     words = ["".join(rng.choice("bdfgklmnrst") + rng.choice("aeiou") for _ in range(3)) for _ in range(40)]
-    text = SEPARATOR.join(
-        " ".join(rng.choice(words[i : i + 20]) for _ in range(500)) + "." for i in (0, 10, 20)
-    )
+    text = SEPARATOR.join(" ".join(rng.choice(words[i : i + 20]) for _ in range(500)) + "." for i in (0, 10, 20))
     (tmp_path / "held.txt").write_text(text)
     tokenizer = Tokenizer.train(text, 300, special_tokens=(END_OF_TEXT,))
     monkeypatch.setattr(yardsticks, "BEFORE", 20)
@@ -166,11 +155,7 @@ def test_words_to_choose_from_are_alike(part):
     items = yardsticks.items_of(text, np.random.default_rng(0), 30)
     assert len(items) == 30
     for before, words, behind in items:
-        assert (
-            f"{before} {words[0]}{behind}" in text
-            and len(set(words)) == 4
-            and len(behind) == yardsticks.BEHIND
-        )
+        assert f"{before} {words[0]}{behind}" in text and len(set(words)) == 4 and len(behind) == yardsticks.BEHIND
         often = [f" {text} ".count(f" {word} ") for word in words]
         assert max(often) <= 1.5 * yardsticks.OFTEN * min(often) and min(often) > 0
 

@@ -14,9 +14,7 @@ from nanoeuler_lib.text import shards
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
 pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
-TEXT = "".join(
-    f"Line {n} of {n * n % 97} lines that tell of a river, and of who swam in it.\n" for n in range(900)
-)
+TEXT = "".join(f"Line {n} of {n * n % 97} lines that tell of a river, and of who swam in it.\n" for n in range(900))
 
 
 @pytest.fixture
@@ -40,9 +38,7 @@ def options(tmp_path, monkeypatch):
 SHORT = dict(steps=5, warmup=2, rate=0.01, lengths=((0.4, 16), (1.0, 32)))
 
 
-@pytest.mark.parametrize(
-    "change", [{}, dict(optimizer="adamw", lengths=((1.0, 32),)), dict(rounds="five", zero=True)]
-)
+@pytest.mark.parametrize("change", [{}, dict(optimizer="adamw", lengths=((1.0, 32),)), dict(rounds="five", zero=True)])
 def test_both_sides_take_the_same_steps(options, change):
     """In float32, through the change of length, with each of the two optimisers."""
     pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")

@@ -52,17 +52,13 @@ def test_rules_move_parts_by_their_powers():
     plain, narrow = (Run(256, 0, 1.0, rule=rule).first_weights() for rule in ("one rate", "mup"))
     ratio = {name: narrow[name].std() / plain[name].std() for name in plain if plain[name].ndim == 2}
     assert (
-        ratio["embed"] == 1
-        and ratio["heads"] == pytest.approx(1 / 4)
-        and ratio["layers.0.qkv"] == pytest.approx(1 / 2)
+        ratio["embed"] == 1 and ratio["heads"] == pytest.approx(1 / 4) and ratio["layers.0.qkv"] == pytest.approx(1 / 2)
     )
 
 
 def test_a_run_reads_each_story_once(folder):
     run = Run(32, 20 * 92 * 3, 0.01, batch=3)
-    rows = np.concatenate(
-        [inputs[:, 1:] for inputs, _ in ch19_runs.text_of(folder, "konigsberg").batches(run)]
-    )
+    rows = np.concatenate([inputs[:, 1:] for inputs, _ in ch19_runs.text_of(folder, "konigsberg").batches(run)])
     assert len(rows) == 60 == len({row.tobytes() for row in rows})
     inputs, targets = next(ch19_runs.text_of(folder, "konigsberg").batches(run))
     there = targets[:, :-1, 0] >= 0
@@ -90,10 +86,7 @@ def test_the_rate_is_read_off_parabolas():
         return 0.1 + 0.05 * (np.log(rate) - best) ** 2 + (0.02 if seed else -0.02)
 
     rows = [
-        dict(width=w, rate=r, excess=loss(w, r, seed))
-        for w in (32, 96, 192)
-        for r in ch19.RATES
-        for seed in (0, 1)
+        dict(width=w, rate=r, excess=loss(w, r, seed)) for w in (32, 96, 192) for r in ch19.RATES for seed in (0, 1)
     ]
     line = ch19.rate_line(rows)
     assert np.exp(line(np.log(64))) == pytest.approx(0.004, rel=1e-6)

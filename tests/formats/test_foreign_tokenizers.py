@@ -88,9 +88,7 @@ def both(request, tmp_path_factory):
     found.save(folder / "saved.json")
     again = vocabularies.load(folder / "saved.json")
     assert again.__reduce__() == found.__reduce__()
-    assert (type(again) is Tokenizer) == (request.param == "ours") and getattr(
-        again, "cut", "ours"
-    ) == request.param
+    assert (type(again) is Tokenizer) == (request.param == "ours") and getattr(again, "cut", "ours") == request.param
     their.encode_special_tokens = True  # the names of special tokens are text
     return their, again
 

@@ -64,14 +64,10 @@ def test_logits_are_those_of_transformers(run):
     assert apart.max() < 1e-4 * np.abs(expected).max()
 
     def tables(time, width, theta):  # rope in float32, as they compute it whatever the model's type
-        angle = torch.arange(time)[:, None].float() * (
-            1 / theta ** (torch.arange(0, width, 2).float() / width)
-        )
+        angle = torch.arange(time)[:, None].float() * (1 / theta ** (torch.arange(0, width, 2).float() / width))
         return angle.cos().double().numpy(), angle.sin().double().numpy()
 
-    norm = lambda self, x: torch.rms_norm(
-        x, x.shape[-1:], self.weight, self.variance_epsilon
-    )  # theirs is float32
+    norm = lambda self, x: torch.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)  # theirs is float32
     params = random_parameters(ODD, std=0.15)
     params.flat[...] = model.params.flat
     with torch.no_grad(), patch.object(type(theirs.model.norm), "forward", norm):
@@ -86,13 +82,9 @@ def test_a_round_trip_changes_no_bit(run, tmp_path):
     formats.import_run(run.parent / "hf", tmp_path / "back")
     after = checkpoint.load(tmp_path / "back")
     for name, tensor in before.model.params.items():
-        assert np.array_equal(
-            after.model.params[name], tensor[..., : ODD.vocab_size] if name == "heads" else tensor
-        )
+        assert np.array_equal(after.model.params[name], tensor[..., : ODD.vocab_size] if name == "heads" else tensor)
     assert after.model.config == ModelConfig(**ODD.to_dict() | {"predict": 1})
-    assert (
-        after.tokenizer.__reduce__() == before.tokenizer.__reduce__() and after.info["template"] == "alpaca"
-    )
+    assert after.tokenizer.__reduce__() == before.tokenizer.__reduce__() and after.info["template"] == "alpaca"
     formats.export(tmp_path / "back", "hf", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(run.parent / "hf")
     head = json.loads((run.parent / "hf/config.json").read_text())
@@ -132,22 +124,13 @@ def test_greedy_text_and_chat_are_those_of_transformers(run):
         transformers.AutoModelForCausalLM, transformers.AutoTokenizer))  # fmt: skip
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert theirs.generation_config.eos_token_id == [end] and theirs.generation_config.bos_token_id == end
-    settings = json.loads(
-        (folder / "tokenizer_config.json").read_text()
-    )  # a Llama's class loses spaces in some of 5
-    assert (
-        settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-        and not settings["clean_up_tokenization_spaces"]
-    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())  # a Llama's class loses spaces in some of 5
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and not settings["clean_up_tokenization_spaces"]
     text = world.corpus(600, 9)[:200]
     ids = [end, *spoken(text)["input_ids"]]
     unsaid = range(TOKENIZER.vocab_size, ODD.vocab_size)
-    made = theirs.generate(
-        torch.tensor([ids]), do_sample=False, max_new_tokens=100, suppress_tokens=list(unsaid)
-    )[0]
-    best = np.sort(found.model.logits(made[None].numpy())[0, len(ids) - 1 : -1, : TOKENIZER.vocab_size])[
-        :, -2:
-    ]
+    made = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=100, suppress_tokens=list(unsaid))[0]
+    best = np.sort(found.model.logits(made[None].numpy())[0, len(ids) - 1 : -1, : TOKENIZER.vocab_size])[:, -2:]
     assert (best[:, 1] - best[:, 0]).min() > 1e-4  # else another machine may say something else
     assert spoken.decode(made[len(ids) :]) == generate(found.model, found.tokenizer, text, 100, temperature=0)
     said = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=100)[0, len(ids) :]
@@ -175,9 +158,7 @@ def test_gguf(run, tmp_path):
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     assert len(tensors) == len(theirs) and all(tensor.dtype == np.float32 for tensor in tensors.values())
     C = ODD.head_dim
-    pairs = (
-        np.arange(C).reshape(2, C // 2).T.reshape(-1)
-    )  # 0, 4, 1, 5, ...: one after another, from the definition
+    pairs = np.arange(C).reshape(2, C // 2).T.reshape(-1)  # 0, 4, 1, 5, ...: one after another, from the definition
     for i in range(ODD.layers):
         block = f"model.layers.{i}."
         for part, heads in (("q", 6), ("k", 2)):
@@ -326,9 +307,7 @@ def test_damaged_folders_are_refused(hf, tmp_path, capsys):
     if "lm_head.weight" in tensors:
         spoilt += [(without("lm_head.weight"), "lacks tensor 'lm_head.weight'")]
     else:
-        spoilt += [
-            (tensors | {"lm_head.weight": np.ones((328, 48), np.float32)}, "lm_head is not the embedding")
-        ]
+        spoilt += [(tensors | {"lm_head.weight": np.ones((328, 48), np.float32)}, "lm_head is not the embedding")]
     for changed, told in spoilt:
         save_file(changed, file)
         refused(hf, tmp_path, told, capsys)
@@ -387,12 +366,8 @@ def test_the_commands(run, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "nanoeuler: hf: exists already, expected a new name\n"
     with patch.object(formats.run_folder, "save", side_effect=KeyboardInterrupt):  # stopped, and begun again
         assert cli.main(["import", "hf", "--run", "back"]) == 130 and Path("back/log.jsonl").exists()
-    assert (
-        cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
-    )
-    assert (
-        cli.main(["import", "hf", "--run", "back"]) == 2 and "expected a new one" in capsys.readouterr().err
-    )
+    assert cli.main(["import", "hf", "--run", "back"]) == 0 and "nanoeuler generate" in capsys.readouterr().out
+    assert cli.main(["import", "hf", "--run", "back"]) == 2 and "expected a new one" in capsys.readouterr().err
     Path("a.txt").write_text("Käthe had the amber.")
     for command in ("generate Once --tokens 5 --run back", "score a.txt --run back", "report back", "info --run back",
                     "chat --run back --tokens 3"):  # fmt: skip
@@ -406,9 +381,7 @@ def test_the_commands(run, tmp_path, monkeypatch, capsys):
     assert "pip install gguf, or choose --to hf" in capsys.readouterr().err and not Path("a.gguf").exists()
     with patch.object(layout, "memory", return_value=10**5):
         assert "expected at most the 0.0 GB of this machine" in error_of(formats.import_run, "hf", "new")
-    monkeypatch.setattr(
-        llama, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
+    monkeypatch.setattr(llama, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert "hf2: cannot be written (No space" in error_of(formats.export, run, "hf", "hf2")
     assert not [path for path in tmp_path.iterdir() if "hf2" in path.name]
 

@@ -40,9 +40,7 @@ def theirs_of(shape, seed=0, kind=None, **more):
     """A transformers model of this shape, every number random, biases and gains as well."""
     named = {NUMBERS[name]: value for name, value in shape.items()}
     last = shape["vocab_size"] - 1
-    config = transformers.GPT2Config(
-        **named, bos_token_id=last, eos_token_id=last, attn_implementation="eager", **more
-    )
+    config = transformers.GPT2Config(**named, bos_token_id=last, eos_token_id=last, attn_implementation="eager", **more)
     torch.manual_seed(seed)
     model = (kind or transformers.GPT2LMHeadModel)(config).eval()
     for p in model.parameters():
@@ -71,9 +69,7 @@ def twin(theirs, dtype=np.float64):
     return model
 
 
-@pytest.mark.parametrize(
-    "size, kind", [(size, "GPT2LMHeadModel") for size in SIZES] + [("gpt2", "GPT2Model")]
-)
+@pytest.mark.parametrize("size, kind", [(size, "GPT2LMHeadModel") for size in SIZES] + [("gpt2", "GPT2Model")])
 def test_the_published_sizes_come_in_to_the_bit(size, kind, tmp_path):
     """Widths, heads and context of each size, cut to two layers and a small vocabulary; with and without a prefix."""
     theirs = theirs_of(SIZES[size] | dict(layers=2, vocab_size=300), kind=getattr(transformers, kind))
@@ -100,16 +96,12 @@ def test_the_published_sizes_come_in_to_the_bit(size, kind, tmp_path):
 )
 @pytest.mark.parametrize("batch, time", [(3, 9), (2, 1), (1, 7)])
 def test_logits_and_every_gradient_in_float64(shape, more, batch, time):
-    theirs = theirs_of(
-        shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, layer_norm_epsilon=3e-4, **more
-    ).double()
+    theirs = theirs_of(shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, layer_norm_epsilon=3e-4, **more).double()
     ours = twin(theirs)
     tokens, targets = check_batch(ours.config, batch, time, 1)
     targets[0, 0] = 5  # one at least
     logits = theirs(torch.tensor(tokens)).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=-1
-    )
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=-1)
     loss.backward()
     found, grads = ours.loss_and_gradients(tokens, targets)
     oracles.close(ours.logits(tokens), logits.detach().numpy(), 1e-10, "logits")
@@ -189,9 +181,7 @@ def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2")
     learnt = Tokenizer.train(TEXT, 290, ())
     order = [*range(255, -1, -1)]  # bytes in an order of their own, as GPT-2's are
-    tokenizer = Tokenizer(
-        [[x if x > 255 else order[x] for x in pair] for pair in learnt.merges], (END_OF_TEXT,), order
-    )
+    tokenizer = Tokenizer([[x if x > 255 else order[x] for x in pair] for pair in learnt.merges], (END_OF_TEXT,), order)
     theirs = theirs_of(TINY | dict(vocab_size=tokenizer.vocab_size, context=24))
     theirs.save_pretrained(folder)
     shown = formats.tokenizers.names(tokenizer)
@@ -217,9 +207,7 @@ def test_an_imported_run_generates_scores_trains_and_goes_out_again(imported, ca
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     prompt = [tokenizer.special_tokens[END_OF_TEXT], *tokenizer.encode("Murr").tolist()]
     greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, pad_token_id=0)
-    assert said[0]["continuation"] == tokenizer.decode(
-        [i for i in greedy[0].tolist()[len(prompt) :] if i != prompt[0]]
-    )
+    assert said[0]["continuation"] == tokenizer.decode([i for i in greedy[0].tolist()[len(prompt) :] if i != prompt[0]])
     options = ["--steps", "30", "--rate", "0.01", "--batch", "4", "--warmup", "3", "--sample-every", "0"]
     begun = ["train", "--from", run, "--data", str(text), "--run", f"{run}2", *options, "--quiet"]
     assert cli.main(begun) == 0 and cli.main(["report", f"{run}2"]) == 0
@@ -235,9 +223,7 @@ def test_an_imported_run_generates_scores_trains_and_goes_out_again(imported, ca
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in theirs.state_dict().items())
     ids = transformers.AutoTokenizer.from_pretrained(folder / "out").encode(TEXT)
     assert ids == tokenizer.encode(TEXT).tolist()
-    assert (
-        formats.import_run(folder / "out", folder / "run3").tokenizer.__reduce__() == tokenizer.__reduce__()
-    )
+    assert formats.import_run(folder / "out", folder / "run3").tokenizer.__reduce__() == tokenizer.__reduce__()
     with pytest.raises(NanoEulerError, match="is a GPT-2, and --to is gguf, expected hf"):
         formats.export(run, "gguf", folder / "out.gguf")
 

@@ -79,9 +79,7 @@ def write(file, w, version, tied, group=4):
         tensor = w[name] if i is None else w[name][i]
         coded, means = rounded(tensor, group) if version == 2 else (tensor.tobytes(), tensor)
         data.append(coded)
-        meant[name] = (
-            means if i is None else np.concatenate([meant[name][:i], means[None], meant[name][i + 1 :]])
-        )
+        meant[name] = means if i is None else np.concatenate([meant[name][:i], means[None], meant[name][i + 1 :]])
     file.write_bytes(head + b"".join(data))
     return meant | ({"cls": meant["embed"]} if tied else {})
 
@@ -231,9 +229,7 @@ def test_damaged_files_are_refused(tmp_path):
     assert "is cut off" in error_of(formats.import_run, good, tmp_path / "run")
     vocabulary.unlink()
     assert "expected --tokenizer FILE" in error_of(formats.import_run, good, tmp_path / "run")
-    assert "no such file, expected a Hugging Face" in error_of(
-        formats.import_run, tmp_path / "no", tmp_path / "run"
-    )
+    assert "no such file, expected a Hugging Face" in error_of(formats.import_run, tmp_path / "no", tmp_path / "run")
 
 
 @pytest.mark.parametrize("heads", [1, 3, 6])
@@ -248,19 +244,12 @@ def test_the_permutation_is_its_definition(heads):
 
 
 def test_eight_bits_are_off_by_half_a_step_at_most():
-    w = (
-        random_parameters(ModelConfig(20, 2, 1, 1, 4, 30, 1))["embed"].astype(np.float32)
-        * np.arange(30)[:, None]
-    )
+    w = random_parameters(ModelConfig(20, 2, 1, 1, 4, 30, 1))["embed"].astype(np.float32) * np.arange(30)[:, None]
     w = w.astype(np.float32)
     errors = []
     for group in (4, 20, w.size):  # some, one a row, one a tensor
         codes, scales = layout.quantise(w, group)
-        assert (
-            codes.dtype == np.int8
-            and codes.shape == (w.size // group, group)
-            and scales.shape == (len(codes), 1)
-        )
+        assert codes.dtype == np.int8 and codes.shape == (w.size // group, group) and scales.shape == (len(codes), 1)
         assert (np.abs(codes).max(axis=1) == np.where(scales[:, 0] > 0, 127, 0)).all()
         back = layout.dequantise(codes, scales, w.shape)
         off = np.abs(back - w).reshape(-1, group)

@@ -65,9 +65,7 @@ def test_a_file_is_written_whole_in_utf_8_or_not_at_all(tmp_path):
     assert file.read_bytes() == "ä\nb\r\n\u2028".encode() and list(tmp_path.iterdir()) == [file]
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(
-        NanoEulerError, match=f"^{re.escape(str(folder))}: cannot be written \\(Is a directory\\)$"
-    ):
+    with pytest.raises(NanoEulerError, match=f"^{re.escape(str(folder))}: cannot be written \\(Is a directory\\)$"):
         files.write_text(folder, "x")
     with pytest.raises(NanoEulerError, match=r"cannot be written \(No such file or directory\)$"):
         files.write_text(tmp_path / "none" / "a.txt", "x")
@@ -115,9 +113,7 @@ LIMITS = {
         predict=2**8,
         ffn=2**24,
     ),
-    TrainConfig: dict(
-        rate=10, rate_end=1, adam_eps=1, decay=10, clip=1e9, later_heads=100, valid_fraction=0.9
-    ),
+    TrainConfig: dict(rate=10, rate_end=1, adam_eps=1, decay=10, clip=1e9, later_heads=100, valid_fraction=0.9),
 }
 
 
@@ -189,9 +185,7 @@ def test_what_generation_does_when_nothing_is_said():
         assert draws == [pick(tokens, probs, np.random.default_rng(seed)) for seed in range(30)]
     model, tokenizer = load_pretrained()
     said = dict(tokens=200, temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=0, propose=0)
-    assert "".join(stream(model, tokenizer, "On Monday ")) == "".join(
-        stream(model, tokenizer, "On Monday ", **said)
-    )
+    assert "".join(stream(model, tokenizer, "On Monday ")) == "".join(stream(model, tokenizer, "On Monday ", **said))
     assert generate(model, tokenizer, "On Monday ") == generate(model, tokenizer, "On Monday ", **said)
     flat = GPT(ModelConfig(4, 1, 1, 1, 16, 257, predict=1))
     flat.params.flat[...] = 0

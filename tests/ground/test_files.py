@@ -127,9 +127,7 @@ def test_a_voice_without_a_stream():
 def test_what_a_killed_writer_left_is_written_over(tmp_path):
     (tmp_path / ".a.txt.partial").write_text("much longer than what comes")
     files.write_text(tmp_path / "a.txt", "ü")
-    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"] and (
-        tmp_path / "a.txt"
-    ).read_bytes() == "ü".encode()
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_bytes() == "ü".encode()
 
 
 def test_two_writers_of_a_file_are_kept_apart(tmp_path):

@@ -50,9 +50,7 @@ def test_a_field_that_is_added_says_what_its_absence_meant(monkeypatch):
     assert Grown.from_dict(old | {"louder": True}).louder is True
     monkeypatch.setattr(config, "__version__", "0.1.0")
     newer = Grown(8, 2, 1, 1, 9, 10).to_dict()
-    with pytest.raises(
-        NanoEulerError, match=r"\['louder'\], unknown to nanoeuler 0\.1\.0: expected the newer"
-    ):
+    with pytest.raises(NanoEulerError, match=r"\['louder'\], unknown to nanoeuler 0\.1\.0: expected the newer"):
         ModelConfig.from_dict(newer)
 
 
@@ -93,7 +91,5 @@ def test_what_is_set_in_a_module_by_its_old_name_is_set_where_it_is_now(capsys):
 
 
 def test_the_command_is_found_by_its_old_name():
-    done = subprocess.run(
-        [sys.executable, "-m", "nanoeuler_lib.cli", "--version"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "nanoeuler_lib.cli", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("nanoeuler "), done.stderr

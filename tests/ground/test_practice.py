@@ -80,9 +80,7 @@ def test_the_line_shown_is_the_answers_also_where_it_calls_the_check_back():
     def my_slope(f):
         return f(1)
 
-    assert (
-        verdict(check_slope, my_slope) == "it stops with ZeroDivisionError at `return f(1)`: division by zero"
-    )
+    assert verdict(check_slope, my_slope) == "it stops with ZeroDivisionError at `return f(1)`: division by zero"
     assert verdict(lambda pair: pair[1](0), (my_slope, lambda x: 1 / x)).startswith(
         "it stops with ZeroDivisionError at"
     )
@@ -279,8 +277,7 @@ def test_what_is_judged_is_named_by_itself_or_by_its_check(capsys):
     for answer in (Model(), 3, my_helper):
         judge(check_model, answer, 7, my_helper, np.mean)
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: right (with your my_helper) (with the book's mean)"
-        for name in ("own model", "my_model", "my_helper")
+        f"{name}: right (with your my_helper) (with the book's mean)" for name in ("own model", "my_model", "my_helper")
     ]
 
 
@@ -294,10 +291,7 @@ def test_options_of_a_check_are_handed_on(capsys):
     def doubles(x):
         x *= 2
 
-    assert (
-        judge(check_doubled, doubles, 1, in_place=True) is doubles
-        and judge(check_doubled, doubles, 1) is None
-    )
+    assert judge(check_doubled, doubles, 1, in_place=True) is doubles and judge(check_doubled, doubles, 1) is None
     assert verdict(lambda f, n: f"{n}", doubles, 7) == "7"
     assert judge(lambda f: time.sleep(20), doubles, seconds=0.2) is None
     show_rejected(lambda f, n: check_doubled(f) if n else "no", {"all": doubles}, 0, in_place=True)

@@ -210,9 +210,7 @@ def test_check_batch_is_drawn_from_the_seed():
     tokens, targets = gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3)
     assert set(tokens.ravel()) == set(range(11)) and set(targets.ravel()) == set(range(-1, 11))
     assert (targets == -1).mean() == pytest.approx(0.2, abs=0.04)
-    assert (gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3, 0.5)[1] == -1).mean() == pytest.approx(
-        0.5, abs=0.05
-    )
+    assert (gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3, 0.5)[1] == -1).mean() == pytest.approx(0.5, abs=0.05)
     again, other = (
         gradcheck.check_batch(CHECK_CONFIG, 40, 8, 3),
         gradcheck.check_batch(CHECK_CONFIG, 40, 8, 4),
@@ -291,10 +289,7 @@ def test_a_row_says_how_far():
     assert row.norm_rel == pytest.approx(np.sqrt(1e-6 + 64e-6 + 1e-10) / np.sqrt(21), rel=1e-9)
     assert row.worst == pytest.approx(1e-5 / (1e-6 * 1e-5 + 1e-12), rel=1e-6)  # where nothing should be
     loose = compare("w", a, n, rtol=1e-2, atol=1e-3)
-    assert (
-        loose.worst == pytest.approx(max(8e-3 / (4e-2 + 1e-3), 1e-3 / (1.001e-2 + 1e-3)), rel=1e-6)
-        and loose.ok
-    )
+    assert loose.worst == pytest.approx(max(8e-3 / (4e-2 + 1e-3), 1e-3 / (1.001e-2 + 1e-3)), rel=1e-6) and loose.ok
     assert compare("w", np.zeros((0, 3)), np.zeros((0, 3))).max_abs == 0
     shortened = compare("w", 0.5 * n, n)
     assert shortened.max_rel == pytest.approx(0.5) and shortened.norm_rel == pytest.approx(0.5)

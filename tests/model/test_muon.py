@@ -63,9 +63,7 @@ def test_the_band():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_singular_vectors_stay_and_singular_values_are_the_polynomials(shape, form, seed):
-    u = np.random.default_rng(seed).standard_normal(shape) * 10.0 ** np.random.default_rng(seed).integers(
-        -9, 9
-    )
+    u = np.random.default_rng(seed).standard_normal(shape) * 10.0 ** np.random.default_rng(seed).integers(-9, 9)
     o, before = FORMS[form](u), u.copy()
     np.testing.assert_array_equal(FORMS[form](before), o)
     np.testing.assert_array_equal(u, before)

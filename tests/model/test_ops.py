@@ -115,9 +115,7 @@ def test_heads_loss_without_gradients(version):
         op.heads_loss(losses, dy, dw, y, w, targets, scale, False)
         work["work_weight"][...] = np.nan
         op.heads_loss(again, None, None, y, w, targets, scale, False)
-    assert (
-        np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
-    )
+    assert np.array_equal(losses, again) and not losses[targets < 0].any() and (losses[targets >= 0] > 0).all()
 
 
 @settings(max_examples=30)
@@ -198,9 +196,7 @@ def test_readers_step_runs_in_the_optimiser():
     optimizer = AdamW(oracles.TINY, config, np.float64)
     with ops.use(adamw_step=lambda p, g, m, v, *settings: (p + 1, m + 2, v + 3)):
         optimizer.update(params, grads, list(params), 1.0)
-    assert (
-        (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
-    )
+    assert (params.flat == before + 1).all() and (optimizer.m.flat == 2).all() and (optimizer.v.flat == 3).all()
 
 
 def late(function, fails):
@@ -293,9 +289,7 @@ def test_use_refuses():
     for version in ("gpu2", "CPU"):
         with pytest.raises(NanoEulerError, match="expected 'cpu' or 'plain'"), ops.use(version):
             pass
-    with pytest.raises(
-        NanoEulerError, match=r"no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"
-    ):
+    with pytest.raises(NanoEulerError, match=r"no function 'rmsnorm' to replace, expected one of .*rmsnorm_forward"):
         with ops.use(rmsnorm=lambda x: x):
             pass
     with pytest.raises(NanoEulerError, match="rmsnorm_forward is None, expected a function"):

@@ -20,9 +20,7 @@ from nanoeuler_lib.training.preferences import weigher  # noqa: E402
 CONFIGS = {
     "check": CHECK_CONFIG,
     "one head": ModelConfig(dim=10, heads=1, kv_heads=1, layers=1, context=9, vocab_size=5, predict=1, ffn=7),
-    "groups of three": ModelConfig(
-        dim=24, heads=6, kv_heads=2, layers=3, context=16, vocab_size=13, predict=2
-    ),
+    "groups of three": ModelConfig(dim=24, heads=6, kv_heads=2, layers=3, context=16, vocab_size=13, predict=2),
     "one key head": ModelConfig(dim=16, heads=4, kv_heads=1, layers=2, context=7, vocab_size=300, predict=3),
 }
 
@@ -203,12 +201,8 @@ def test_logits_of_every_head():
         logits = model.logits(tokens, head)
         targets[..., head] = logits.argmin(axis=-1)
         weights = np.eye(config.predict)[head]
-        expected = twin_loss(
-            twin_of(model.params), config, torch.tensor(tokens), torch.tensor(targets), weights
-        )
-        found = F.cross_entropy(
-            torch.tensor(logits).flatten(0, 1), torch.tensor(targets[..., head]).flatten()
-        )
+        expected = twin_loss(twin_of(model.params), config, torch.tensor(tokens), torch.tensor(targets), weights)
+        found = F.cross_entropy(torch.tensor(logits).flatten(0, 1), torch.tensor(targets[..., head]).flatten())
         oracles.close(float(found), expected.item(), 1e-12, f"head {head}")
 
 

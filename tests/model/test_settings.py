@@ -154,11 +154,7 @@ def test_parameters_are_views_of_one_array():
     config = ODD["two"]
     for dtype in (np.float32, np.float64):
         params = Parameters(config, dtype)
-        assert (
-            params.flat.dtype == dtype
-            and not params.flat.any()
-            and len(params) == len(parameter_shapes(config))
-        )
+        assert params.flat.dtype == dtype and not params.flat.any() and len(params) == len(parameter_shapes(config))
         params.flat[...] = np.arange(params.flat.size)
         start = 0
         for name, shape in parameter_shapes(config).items():
@@ -234,9 +230,7 @@ def test_cores_and_blas_threads(monkeypatch, tmp_path):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 9}, raising=False)
         assert cores() == expected
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda process: {1, 4, 9} if process == 0 else {1}, raising=False
-    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 9} if process == 0 else {1}, raising=False)
     assert cores() == 3
     group = [tmp_path / name for name in ("cpu.max", "quota", "period")]
     monkeypatch.setattr(machine, "QUOTAS", ((group[0],), group[1:]))

@@ -44,9 +44,7 @@ def test_another_number_of_workers_only_rounds_otherwise(workers):
         (one, one_params), (many, many_params) = ten_steps(1, dtype), ten_steps(workers, dtype)
         oracles.close(many, one, rtol, "losses and norms")
         assert np.abs(many_params - one_params).max() <= moved
-    assert many_params.tobytes() != one_params.tobytes(), (
-        "the order of sums must differ, or this test says nothing"
-    )
+    assert many_params.tobytes() != one_params.tobytes(), "the order of sums must differ, or this test says nothing"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,5 @@ def test_a_model_that_finds_no_room_is_refused(monkeypatch):
         monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda there=there: there)
         expect_memory(config)
     monkeypatch.setattr("nanoeuler_lib.training.train.memory", lambda: need - 1)
-    with pytest.raises(
-        NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"
-    ):
+    with pytest.raises(NanoEulerError, match=f"{need // 12:,} parameters: a run takes .* GiB at least, and this"):
         expect_memory(config)

@@ -390,9 +390,7 @@ def constants(chapter: str, statement: str) -> dict[str, str]:
         law = law.replace("sqrt", "np.sqrt").replace("ln", "np.log")
         return {"LAW": law, "VOCABULARY": re.search(r"V = (\d+)", statement)[1]}
     if chapter == "07":
-        words, law = re.search(
-            r"has the coordinates (.*?); .* coordinate, by (.*?) radians", statement
-        ).groups()
+        words, law = re.search(r"has the coordinates (.*?); .* coordinate, by (.*?) radians", statement).groups()
         law = re.sub(r"e\^\((.*?)\)", r"np.exp(\1)", law).replace("a j", "a * j")
         return {"LAW": law, "PAIRING": ch07.PAIRS[words]}
     if chapter == "10":
@@ -476,9 +474,7 @@ def cheapest(given: str) -> str:
     """Equal slopes, by bisection, for the drawn charge."""
     m, r, s, cost = re.search(r"m = (.*)\n +r = (.*)\n +s = (.*)\n +return (.*)\n", given).groups()
     kept, floor = re.match(r"(?:([\d.]+) \* )?p(?: \+ (.*))?", r).groups()
-    group = (
-        "V - 1 - np.maximum(at, V - 1 - at)" if "::-1" in s else "at // 3" if "3" in s else "at % (V // 2)"
-    )
+    group = "V - 1 - np.maximum(at, V - 1 - at)" if "::-1" in s else "at // 3" if "3" in s else "at % (V // 2)"
     price, power = re.search(r"\+ ([\d.]+) \* \(c", cost), re.search(r"s\*\*([\d.]+)", cost)
     inverse = "(V * y) ** -0.5" if "m / s" in cost else "1 / (np.log(2) * y)"
     names = {
@@ -505,9 +501,7 @@ def weights(statement: str) -> str:
         rf"f'\({n}\) - f'\({n}\)": "D(k, {0}) - D(k, {1})",
         rf"{n} f\({n}\) plus the mean of f over \[{n}, {n}\]": "{0} * ({1}) ** k + M(k, {2}, {3})",
     }
-    formula = next(
-        code.format(*m.groups()) for form, code in moments.items() if (m := re.fullmatch(form, words))
-    )
+    formula = next(code.format(*m.groups()) for form, code in moments.items() if (m := re.fullmatch(form, words)))
     return f"""
 def weights(offsets):
     D = lambda k, x: k * x ** (k - 1) if k else 0.0
@@ -522,10 +516,7 @@ def wrong(chapter: str, problem: str, source: str, contract: str) -> dict[str, s
     """Named wrong answers to a problem, each a source made from the right one; what was handed out is one of them."""
     parts = "parts = lambda r: r if isinstance(r, tuple) else (r,)"
     changes = WRONG[chapter if problem == "measured" else problem]
-    made = {
-        name: f"{source}\n\n{parts}\nfull = {problem}\n{problem} = {change}\n"
-        for name, change in changes.items()
-    }
+    made = {name: f"{source}\n\n{parts}\nfull = {problem}\n{problem} = {change}\n" for name, change in changes.items()}
     return made | {"as it was handed out": contract}
 
 

@@ -29,9 +29,7 @@ from tools.notebooks.bindings import Bindings, reads, statements  # noqa: E402
 from tools.notebooks.cells import python  # noqa: E402
 
 OTHER_NUMBERS = "other numbers in its result"
-CHANGED = "import functools\n\nimport numpy as np\n\n" + "\n".join(
-    map(inspect.getsource, (other, changed, spoiled))
-)
+CHANGED = "import functools\n\nimport numpy as np\n\n" + "\n".join(map(inspect.getsource, (other, changed, spoiled)))
 
 
 class Answers:
@@ -47,20 +45,14 @@ class Answers:
             if cell.cell_type == "code" and marks.get("grade"):
                 gap = marks.grade_id.removesuffix("-check")
                 judged = [self._judged(node) for node in ast.parse(python(cell)).body if _is_judged(node)]
-                right = "\n".join(
-                    self._source(mine, answer, at, stands) for _, mine, answer, stands in judged
-                )
+                right = "\n".join(self._source(mine, answer, at, stands) for _, mine, answer, stands in judged)
                 wrong = {}
                 for check, mine, _, _ in judged:
                     for name, answer, stands in self._wrong(check):
                         wrong[name] = self._source(mine, answer, at, stands)
                 if not wrong:
                     _, mine, answer, stands = judged[-1]
-                    made = (
-                        f"spoiled({answer})"
-                        if "in_place=True" in cell.source
-                        else f"changed({answer}, other)"
-                    )
+                    made = f"spoiled({answer})" if "in_place=True" in cell.source else f"changed({answer}, other)"
                     wrong[OTHER_NUMBERS] = CHANGED + self._source(mine, made, at, stands)
                 self.gaps[gap] = right, wrong
 
@@ -109,9 +101,7 @@ class Answers:
     def score(self, gap: str, source: str) -> float:
         """The points that the released check gives to an answer, in this process; others' answers are the book's."""
         at, cell = next(
-            (i, c)
-            for i, c in enumerate(self.cells)
-            if c.metadata.get("nbgrader", {}).get("grade_id") == gap + "-check"
+            (i, c) for i, c in enumerate(self.cells) if c.metadata.get("nbgrader", {}).get("grade_id") == gap + "-check"
         )
         check = check_with_points(cell.source, cell.metadata.nbgrader.points)
         check = "\n".join(s.source for s in statements(NotebookNode(source=check), at))
@@ -152,9 +142,7 @@ def fill(release: Path, sources: dict[str, str], out: Path) -> None:
     for cell in notebook.cells:
         gap = cell.metadata.get("nbgrader", {}).get("grade_id")
         if gap in sources:
-            cell.source = (
-                sources[gap] if cell.source.startswith("%%") else f"{cell.source}\n\n\n{sources[gap]}"
-            )
+            cell.source = sources[gap] if cell.source.startswith("%%") else f"{cell.source}\n\n\n{sources[gap]}"
         elif sources and cell.cell_type == "markdown" and gap:
             cell.source = "An answer in words."
     out.parent.mkdir(parents=True, exist_ok=True)

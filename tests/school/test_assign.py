@@ -75,9 +75,7 @@ def judged(problem, source, calls):
 @pytest.mark.slow
 @each_chapter
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_seed_right_is_right_and_what_was_handed_out_is_not(
-    chapter, seed, monkeypatch, tmp_path
-):
+def test_whatever_the_seed_right_is_right_and_what_was_handed_out_is_not(chapter, seed, monkeypatch, tmp_path):
     answers = paper_answers.right(chapter, str(seed), "ada", monkeypatch)
     marks = marks_of(chapter, answers, tmp_path, str(seed), "ada")
     assert {m.said for m in marks.values()} == {""}
@@ -108,9 +106,7 @@ def test_no_judge_takes_what_is_no_number_or_of_another_shape(chapter):
             for shape in ((), (0,), (1,), (2,), (3,), (1, 1)):
                 assert problem.judge(inputs, truth, [np.full(shape, value)]), (problem.name, value, shape)
         assert problem.judge(inputs, truth, [])
-    assert problems.near("x", [np.array([1 + 0j])], [1.0], [0.5]) and not problems.near(
-        "x", [np.ones(1)], [1.0], [0.5]
-    )
+    assert problems.near("x", [np.array([1 + 0j])], [1.0], [0.5]) and not problems.near("x", [np.ones(1)], [1.0], [0.5])
 
 
 @pytest.mark.full
@@ -144,10 +140,7 @@ def test_the_books_version_earns_nothing(tmp_path):
     from nanoeuler_lib.ops import reference
 
     book = inspect.getsource(reference.rmsnorm_forward) + inspect.getsource(reference.rmsnorm_backward)
-    answer = (
-        book
-        + "\n\ndef backward(dy, x, gain):\n    return rmsnorm_backward(dy, rmsnorm_forward(x, gain)[1])\n"
-    )
+    answer = book + "\n\ndef backward(dy, x, gain):\n    return rmsnorm_backward(dy, rmsnorm_forward(x, gain)[1])\n"
     answer += "\n\ndef repaired(x, gain):\n    return rmsnorm_forward(x, gain)[0]\n"
     marks = marks_of("08", {"backward": answer, "measured": ""}, tmp_path)
     assert [m.points for m in marks.values()] == [0, 0, 0]
@@ -346,9 +339,7 @@ def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.full
-def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(
-    tmp_path, capsys, right, monkeypatch
-):
+def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_path, capsys, right, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.csv").write_text(
         "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
@@ -396,6 +387,4 @@ def test_no_answer_is_in_the_library():
     """A derivation and a measurement are judged without one: nothing in the package computes a backward pass."""
     for chapter in papers.CHAPTERS:
         module = importlib.import_module(f"nanoeuler_lib.school.assign.ch{chapter}")
-        assert not [
-            name for name in dir(module) if "backward" in name or "solution" in name or "answer" in name
-        ]
+        assert not [name for name in dir(module) if "backward" in name or "solution" in name or "answer" in name]

@@ -81,9 +81,7 @@ def _bound(node):
 @each_chapter
 def test_a_check_ends_in_the_points_it_gives(chapter):
     notebook, _ = version(chapter)
-    graded = [
-        c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade") and c.cell_type == "code"
-    ]
+    graded = [c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade") and c.cell_type == "code"]
     assert len(graded) >= 4
     for cell in graded:
         last = ast.parse(cell.source).body[-1]
@@ -152,9 +150,7 @@ def test_a_gap_that_cannot_be_read_leaves_the_rest_runnable():
 
 
 def test_a_chapter_that_is_none_is_told_in_one_line():
-    with pytest.raises(
-        SystemExit, match=r"^chapter is '99', expected one of 00, 01, .*: make assignment CH=06$"
-    ):
+    with pytest.raises(SystemExit, match=r"^chapter is '99', expected one of 00, 01, .*: make assignment CH=06$"):
         assignment.make("99")
 
 
@@ -186,9 +182,7 @@ def mini(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini")
     notebooks = folder / "notebooks"
     notebooks.mkdir()
-    nbformat.write(
-        jupytext.read(ROOT / "tools" / "notebooks" / "chapter_template.md"), notebooks / "99_template.ipynb"
-    )
+    nbformat.write(jupytext.read(ROOT / "tools" / "notebooks" / "chapter_template.md"), notebooks / "99_template.ipynb")
     release = assignment.make("99", notebooks, folder / "course")
     return folder, notebooks, release
 
@@ -337,9 +331,7 @@ def test_a_mark_stands_once(student):
     assert marks.keys() == wanted - ({"template-centre"} if student == "Gaps Merged" else set())
     for cell in release.cells:
         if mark(cell) in marks:
-            assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, (
-                "points and locks are the release's"
-            )
+            assert marks[mark(cell)].metadata.nbgrader == cell.metadata.nbgrader, "points and locks are the release's"
     if "Deleted" not in student:
         *_, last = (cell for cell in notebook.cells if "def my_rmsnorm" in cell.source)
         assert RIGHT in last.source
@@ -400,9 +392,7 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     assert after["Never Comes"]["remark"] == "nothing handed in"
     half = after["Half Wrong"]
     assert half["late days"] == str(rows["Half Wrong"]["late days"])
-    assert half["points"] == 2 and half["remark"].startswith("no notebook"), (
-        "it replaces none that could be read"
-    )
+    assert half["points"] == 2 and half["remark"].startswith("no notebook"), "it replaces none that could be read"
     for student in CLASS.keys() - {"Comes Late", "Half Wrong"}:
         was, now = ({k: str(row[student][k]) for k in row[student]} for row in (rows, after))
         assert was == now | {"same answers as": was["same answers as"]}, "earlier rows stay"
@@ -418,9 +408,7 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     table = list(csv.DictReader((course / "grades-99-canvas.csv").open()))
     marks = {row["ID"]: row["Chapter 99"] for row in table}
     assert [marks[n] for n in ("100", "101", "122", "123", "")] == ["8", "0", "5", "", "9"]
-    wait = [
-        f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Torn File")
-    ]
+    wait = [f"{100 + n}" for n, who in enumerate(CLASS) if who in ("Ends Kernel", "Empty Folder", "Torn File")]
     assert [marks[n] for n in wait] == ["", "", ""], "no 0 before a person has looked"
     assert autograde.ran({"points": 7, "remark": "cannot be run: the last cell"})
 
@@ -451,9 +439,7 @@ def test_a_chapter_through_the_pipeline(chapter, tmp_path):
     assert points.keys() == gaps.keys()
     for kind, row in rows.items():
         wrong = {"right": (), "untouched": points, "wrong0": [*points][::2], "wrong1": [*points][1::2]}[kind]
-        assert {gap: row[gap] for gap in points} == {
-            gap: p * (gap not in wrong) for gap, p in points.items()
-        }, kind
+        assert {gap: row[gap] for gap in points} == {gap: p * (gap not in wrong) for gap, p in points.items()}, kind
         ran = tmp_path / "course" / "autograded" / kind / chapter / release.name
         for cell in json.loads(ran.read_text())["cells"]:
             if "raises-exception" not in cell["metadata"].get("tags", []):

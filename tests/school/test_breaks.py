@@ -142,10 +142,7 @@ def test_seeds():
     number = len(BUGS)
     assert Counter(breaks.bug_of(seed).name for seed in range(number)) == Counter(NAMES)
     assert (
-        breaks.bug_of(3)
-        == breaks.bug_of(3 + number)
-        == breaks.bug_of(3 - number)
-        == breaks.bug_of(3 + number * 10**30)
+        breaks.bug_of(3) == breaks.bug_of(3 + number) == breaks.bug_of(3 - number) == breaks.bug_of(3 + number * 10**30)
     )
     same = [breaks.bug_of(seed).area == breaks.bug_of(seed + 1).area for seed in range(number)]
     assert sum(same) <= 2
@@ -174,11 +171,7 @@ def test_folder(folders):
         assert {p for p in copied if p.parts[0] == "nanoeuler_lib" and p.suffix != ".pyc"} == {
             p for p in package if p.stem != "breaks"
         }
-        differ = [
-            p
-            for p in package & copied
-            if (folder / p).read_bytes() != (breaks.PACKAGE.parent / p).read_bytes()
-        ]
+        differ = [p for p in package & copied if (folder / p).read_bytes() != (breaks.PACKAGE.parent / p).read_bytes()]
         assert differ == [Path("nanoeuler_lib", bug.file)]
         assert not any(bug.name.encode() in (folder / p).read_bytes() for p in copied)
         assert "breaks.toml" not in {p.name for p in copied}
@@ -408,9 +401,7 @@ def test_refusals(command, nanoeuler):
     Path("file").write_text("")
     before = sorted(Path.cwd().rglob("*"))
     code, out, err = nanoeuler(*command.split())
-    assert (
-        (code, out) == (2, "") and err.startswith(f"nanoeuler: {REFUSED[command]}") and err.count("\n") == 1
-    )
+    assert (code, out) == (2, "") and err.startswith(f"nanoeuler: {REFUSED[command]}") and err.count("\n") == 1
     assert sorted(Path.cwd().rglob("*")) == before
 
 

@@ -34,9 +34,7 @@ def unpacked(root, *words):
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("paper")
     (root / "seed.txt").write_text(SEED + "\n")
-    (root / "roster.csv").write_text(
-        "Student,ID,SIS Login ID,Section\nAda Lovelace,1,ada@x.org,S\nBob,2,bob,S\n"
-    )
+    (root / "roster.csv").write_text("Student,ID,SIS Login ID,Section\nAda Lovelace,1,ada@x.org,S\nBob,2,bob,S\n")
     return unpacked(root, root / "seed.txt", root / "roster.csv")
 
 
@@ -50,9 +48,7 @@ def handed_in(root, tmp_path, files, users):
         (tmp_path / name).symlink_to(root / name)
     (tmp_path / "submission_metadata.json").write_text(json.dumps({"users": users}))
     found = json.loads(json.dumps(gradescope.results(tmp_path, user="")))
-    assert "score" in found or all(
-        {"name", "score", "max_score", "output"} <= t.keys() for t in found["tests"]
-    )
+    assert "score" in found or all({"name", "score", "max_score", "output"} <= t.keys() for t in found["tests"])
     assert SEED not in json.dumps(found)
     return found
 
@@ -112,13 +108,9 @@ def test_a_notebook_is_graded_check_by_check(tmp_path):
     (release,) = (root / "nanoeuler" / "_build" / "assignments" / "release" / "08").glob("*.ipynb")
     handed_in = root / "submission" / release.name
     handed_in.parent.mkdir()
-    handed_in.write_text(
-        "{"
-    )  # before the other: in one course an unreadable second hand-in replaces no first
+    handed_in.write_text("{")  # before the other: in one course an unreadable second hand-in replaces no first
     assert gradescope.results(root, user="")["output"].startswith("Not graded: no notebook")
     fill(release, kinds(Answers("08").gaps)["wrong0"], handed_in)
     found = gradescope.results(root, user="")
     assert [t["score"] > 0 for t in found["tests"]] == [False, True] * 3
-    assert {t["score"] for t in found["tests"]} > {0} and found["tests"][1][
-        "output"
-    ] == "rmsnorm_backward: right"
+    assert {t["score"] for t in found["tests"]} > {0} and found["tests"][1]["output"] == "rmsnorm_backward: right"

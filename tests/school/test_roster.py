@@ -136,9 +136,7 @@ def test_the_last_file_counts_and_what_belongs_to_nobody_is_refused(read, tmp_pa
         roster.due_date("tomorrow")
 
 
-@pytest.mark.parametrize(
-    "platform, column", [("canvas", "Chapter 08 (42)"), ("moodle", "Grade"), ("blackboard", None)]
-)
+@pytest.mark.parametrize("platform, column", [("canvas", "Chapter 08 (42)"), ("moodle", "Grade"), ("blackboard", None)])
 def test_the_table_goes_back_with_the_columns_that_identify(platform, column, read, tmp_path):
     found = read(FILES[platform])
     points = {"Ada Lovelace": 7.5, "Käthe Müller": None, "Tim O'Brien": 0}
@@ -148,7 +146,5 @@ def test_the_table_goes_back_with_the_columns_that_identify(platform, column, re
     assert [row[column] for row in (ada, kathe, tim)] == ["7.5", "", "0"]
     identified = {"canvas": "12345", "moodle": "Participant 123456", "blackboard": "alovelace"}[platform]
     assert identified in ada.values() and "Final Score" not in ada
-    assert [row["Student"].strip() + row[column] for row in above] == ["Points Possible10"] * (
-        platform == "canvas"
-    )
+    assert [row["Student"].strip() + row[column] for row in above] == ["Points Possible10"] * (platform == "canvas")
     assert roster.read(tmp_path / "out.csv").students[0].name == "Ada Lovelace"

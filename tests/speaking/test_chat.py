@@ -256,8 +256,6 @@ def test_options_reach_the_sampler(model):
 
 def test_an_empty_reply_and_half_a_character_are_remembered():
     chat = Chat(bigram({}), TOKENIZER)
-    assert (
-        said(chat, "hi") == "" and chat.turns == [("hi", "")] and chat.rows == [[HUMAN, *b"hi", MODEL, END]]
-    )
+    assert said(chat, "hi") == "" and chat.turns == [("hi", "")] and chat.rows == [[HUMAN, *b"hi", MODEL, END]]
     chat = Chat(bigram({MODEL: 0xC3}), TOKENIZER)
     assert said(chat, "hi") == "\ufffd" and chat.turns == [("hi", "\ufffd")]

@@ -54,9 +54,7 @@ def favouring(probabilities: dict) -> GPT:
 
 
 @settings(max_examples=25)
-@given(
-    st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 12), st.integers(0, 99)
-)
+@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(1, 12), st.integers(0, 99))
 def test_cache_equals_no_cache_at_any_size(groups, repeat, width, context, seed):
     heads = groups * repeat
     oracles.check_decoder(ModelConfig(heads * width, heads, groups, 2, context, 11, 2, ffn=5), seed)
@@ -368,9 +366,10 @@ def test_the_order_of_likelihood_is_that_of_a_stable_argsort(kind):
 
 def test_top_p_takes_no_more_than_reach_it():
     logits = np.log(np.array([0.5, 0.25, 0.25]))
-    assert filtered_probs(logits, top_p=0.5)[0].tolist() == [0] and filtered_probs(logits, top_p=0.75)[
-        0
-    ].tolist() == [0, 1]
+    assert filtered_probs(logits, top_p=0.5)[0].tolist() == [0] and filtered_probs(logits, top_p=0.75)[0].tolist() == [
+        0,
+        1,
+    ]
     assert filtered_probs(np.zeros(4), top_k=2)[0].tolist() == [
         0,
         1,

@@ -305,10 +305,7 @@ def test_every_pass_gives_all_when_the_heads_are_right():
     config = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=200, vocab_size=7, predict=4)
     order = np.array([3, 0, 5, 1, 6, 2, 4])
     for propose in range(4):
-        sizes = [
-            len(new)
-            for new in islice(speculate(reciting(config, order), [3], Half(), propose, temperature=0), 9)
-        ]
+        sizes = [len(new) for new in islice(speculate(reciting(config, order), [3], Half(), propose, temperature=0), 9)]
         assert sizes == [1] + [propose + 1] * 8  # behind the prompt nothing was proposed yet
 
 
@@ -339,9 +336,7 @@ def test_ids_without_a_token_are_not_drawn():
 @pytest.mark.parametrize("propose", [-1, 3])
 def test_refuses_more_proposals_than_heads(propose):
     model = GPT(TINY)
-    with pytest.raises(
-        NanoEulerError, match=f"propose is {propose}, expected 0 to 2: the model has 2 later heads"
-    ):
+    with pytest.raises(NanoEulerError, match=f"propose is {propose}, expected 0 to 2: the model has 2 later heads"):
         next(speculate(model, [1], Half(), propose))
     with pytest.raises(NanoEulerError, match="temperature is -1"):
         next(speculate(model, [1], Half(), 2, temperature=-1))
@@ -356,9 +351,7 @@ def test_later_logits_are_those_of_the_later_heads():
         for end in cuts:
             found, start = decoder.later_logits(decoder.read(tokens[start:end])[-1]), end
             for k in (1, 2, 3):
-                oracles.close(
-                    found[k - 1], model.logits(tokens[None, :end], head=k)[0, -1], 1e-12, f"head {k}"
-                )
+                oracles.close(found[k - 1], model.logits(tokens[None, :end], head=k)[0, -1], 1e-12, f"head {k}")
 
 
 # Text.
@@ -372,9 +365,7 @@ def test_stream_yields_whole_characters_to_the_end(shipped):
     greedy = [generate.generate(model, tokenizer, "Murr", 60, temperature=0, propose=n) for n in range(4)]
     assert len(set(greedy)) == 1
     assert generate.generate(model, tokenizer, "Murr", 0, propose=3) == ""
-    assert (
-        len(tokenizer.encode(generate.generate(model, tokenizer, "Murr", 7, temperature=0, propose=3))) <= 8
-    )
+    assert len(tokenizer.encode(generate.generate(model, tokenizer, "Murr", 7, temperature=0, propose=3))) <= 8
 
 
 def test_without_proposals_the_draws_are_those_of_sample():
@@ -383,9 +374,7 @@ def test_without_proposals_the_draws_are_those_of_sample():
     decoder, rng, ids = Decoder(model), np.random.default_rng(4), [1]
     for _ in range(5):
         ids.append(generate.sample(decoder.feed(np.array(ids[-1:])), rng, 0.8))
-    assert (
-        list(chain(*islice(speculate(model, [1], np.random.default_rng(4), temperature=0.8), 5))) == ids[1:]
-    )
+    assert list(chain(*islice(speculate(model, [1], np.random.default_rng(4), temperature=0.8), 5))) == ids[1:]
 
 
 def test_a_model_with_one_head_proposes_nothing():

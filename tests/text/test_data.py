@@ -60,9 +60,7 @@ def test_longer_documents_go_on_in_further_rows():
     tokens = cut(23, [0, 3, 11, 14, 17, 20])
     assert data.row_starts(tokens, 3, 2).tolist() == [0, 3, 6, 9, 11, 14, 17, 18]
     assert data.row_starts(replace(tokens, cut=False), 3, 2).tolist() == [0, 3, 11, 14, 17]
-    assert data.row_starts(cut(23, [0, 3, 6, 10, 13, 16, 19]), 3, 2).tolist() == [0, 3, 6, 10, 13, 16], (
-        "4 fit"
-    )
+    assert data.row_starts(cut(23, [0, 3, 6, 10, 13, 16, 19]), 3, 2).tolist() == [0, 3, 6, 10, 13, 16], "4 fit"
     inputs, targets = data.batch(tokens, np.random.default_rng(0), 60, 3, 2)
     assert set(inputs[:, 0].tolist()) == {0, 3, 6, 9, 11, 14, 17, 18}
     assert np.array_equal(targets, inputs[..., None] + [1, 2]), "the last of a piece see what follows"
@@ -89,9 +87,7 @@ def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(
 def test_rows_of_the_books_stories_are_what_they_were():
     """Its longest, 131 tokens, fits into a row of 128 and 4 to predict: nothing is cut, and no batch is another one."""
     tokenizer, config = load_pretrained()[1], preset("small")
-    before, valid = (
-        data.tokenize(world.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2))
-    )
+    before, valid = (data.tokenize(world.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2)))
     now = replace(before, cut=True)
     assert np.diff(before.starts).max() == 131
     drawn = [data.batch(one, np.random.default_rng(3), 16, 128, config.predict) for one in (before, now)]

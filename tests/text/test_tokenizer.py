@@ -112,9 +112,7 @@ def test_training_is_plain_training(text, number):
     assert find_merges(count_words(text), number) == bpe.train(text, 256 + number)
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 40, "abab" * 9 + " abab", "aab" * 12, "aaa aaaa aaaaa", "ab" + "c" * 9 + "ab"]
-)
+@pytest.mark.parametrize("text", ["a" * 40, "abab" * 9 + " abab", "aab" * 12, "aaa aaaa aaaaa", "ab" + "c" * 9 + "ab"])
 def test_training_on_runs_is_plain_training(text):
     assert find_merges(count_words(text), 30) == bpe.train(text, 286)
 
@@ -187,9 +185,7 @@ def test_encoding_is_plain_encoding(learnt, text, number):
             assert tokenizer.encode(text).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["x ab1", "x 12a", "x ab.", "x ..a", "x ab\n", "x ab's", "x ab_", "x aß1", "x ßa—"]
-)
+@pytest.mark.parametrize("text", ["x ab1", "x 12a", "x ab.", "x ..a", "x ab\n", "x ab's", "x ab_", "x aß1", "x ßa—"])
 def test_merges_do_not_cross_the_borders_of_words(text):
     every_pair = Tokenizer([(a, b) for a in range(256) for b in range(256)])
     expected = [id for word in split_words(text) for id in every_pair.encode(word).tolist()]
@@ -200,9 +196,7 @@ ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290
 
 
 @settings(max_examples=1000)
-@given(
-    st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join)
-)
+@given(st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join))
 def test_every_byte_string_round_trips(data):
     ids = ROUND_TRIP.encode_bytes(data)
     assert ROUND_TRIP.decode_bytes(ids) == data
@@ -525,10 +519,7 @@ def test_gpt2_vocabulary_survives_saving(gpt2, tmp_path):
     gpt2.save(tmp_path / "gpt2.json")
     loaded = Tokenizer.load(tmp_path / "gpt2.json")
     assert loaded.token_bytes == gpt2.token_bytes
-    assert (
-        loaded.encode("Königsberg's seven bridges").tolist()
-        == gpt2.encode("Königsberg's seven bridges").tolist()
-    )
+    assert loaded.encode("Königsberg's seven bridges").tolist() == gpt2.encode("Königsberg's seven bridges").tolist()
 
 
 def sample_texts():
@@ -566,9 +557,7 @@ def test_small_gpt2_files_are_read(tmp_path):
     assert tokenizer.special_tokens == {END_OF_TEXT: 258}
 
 
-@pytest.mark.parametrize(
-    "change", ["order", "later", "gap", "bytes", "unknown", "unknown first", "list", "words"]
-)
+@pytest.mark.parametrize("change", ["order", "later", "gap", "bytes", "unknown", "unknown first", "list", "words"])
 def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
     alphabet = gpt2_alphabet()
     id_of = {alphabet[byte]: byte for byte in range(256)} | {"ab": 256, "abc": 257, "bc": 258}

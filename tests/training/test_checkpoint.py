@@ -181,13 +181,8 @@ def test_float16_comes_back_as_float32_and_moments_in_their_place(folder):
 def test_which_folder_is_meant(tmp_path, folder):
     run = tmp_path / "run"
     run.mkdir()
-    assert (
-        error_of(checkpoint.find, run) == f"{run}: holds no checkpoint, expected a checkpoint or a run folder"
-    )
-    assert (
-        error_of(checkpoint.find, run / "x")
-        == f"{run}/x: no such folder, expected a checkpoint or a run folder"
-    )
+    assert error_of(checkpoint.find, run) == f"{run}: holds no checkpoint, expected a checkpoint or a run folder"
+    assert error_of(checkpoint.find, run / "x") == f"{run}/x: no such folder, expected a checkpoint or a run folder"
     (run / "lock").touch()
     assert error_of(checkpoint.find, run) == (
         f"{run}: holds no checkpoint: the run was stopped before its first, begin it again"
@@ -226,9 +221,7 @@ def test_models_of_the_package_are_known_by_name():
     known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
     assert error_of(checkpoint.load_pretrained, "x") == f"no pretrained model 'x', the package has {known}"
     with patch.object(checkpoint, "PRETRAINED", checkpoint.PRETRAINED / "none"):
-        assert error_of(checkpoint.load_pretrained) == (
-            "no pretrained model 'konigsberg-small', the package has none"
-        )
+        assert error_of(checkpoint.load_pretrained) == ("no pretrained model 'konigsberg-small', the package has none")
     assert "'../konigsberg-chat', the package" in error_of(checkpoint.pretrained, "../konigsberg-chat")
     chat = checkpoint.load_pretrained("konigsberg-chat")[1]
     assert chat.vocab_size > checkpoint.load_pretrained()[1].vocab_size

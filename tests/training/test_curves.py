@@ -21,8 +21,7 @@ def closed():
 def log_of(steps=120, valid=((0, 8.0), (60, 2.5), (120, 1.75))):
     rng = np.random.default_rng(0)
     log = [
-        {"step": 3 * i, "loss": float(5 - i / 40 + rng.random()), "rate": 0.1, "norm": 1.0}
-        for i in range(1, steps + 1)
+        {"step": 3 * i, "loss": float(5 - i / 40 + rng.random()), "rate": 0.1, "norm": 1.0} for i in range(1, steps + 1)
     ]
     return [{"step": 0, "warning": "odd"}, *log, *({"step": s, "valid_bits_per_byte": b} for s, b in valid)]
 
@@ -43,10 +42,7 @@ def test_the_loss_and_its_mean(floor):
     assert data(mean)[0] == x and np.allclose(data(mean)[1], expected, rtol=1e-12)
     assert [t.get_text() for t in upper.get_legend().get_texts()] == ["each step", "mean of 50 steps"]
     assert (upper.get_xlabel(), lower.get_xlabel()) == ("step", "step")
-    assert (
-        upper.get_ylabel() == "training loss, nats a token"
-        and lower.get_ylabel() == "validation, bits per byte"
-    )
+    assert upper.get_ylabel() == "training loss, nats a token" and lower.get_ylabel() == "validation, bits per byte"
     assert data(lower.lines[0]) == [[0, 60, 120], [8.0, 2.5, 1.75]] and lower.get_yscale() == "log"
     assert lower.lines[0].get_marker() == "." and upper.get_yscale() == "linear"
     names = ["validation"] + (["floor: the source itself"] if floor else [])
@@ -59,12 +55,7 @@ def test_the_loss_and_its_mean(floor):
 
 def test_a_run_without_validation_and_one_that_needs_no_bits():
     upper, lower = report.draw_loss(log_of(3, ())).axes
-    assert (
-        not lower.lines
-        and lower.get_legend() is None
-        and lower.get_yscale() == "linear"
-        and len(upper.lines) == 2
-    )
+    assert not lower.lines and lower.get_legend() is None and lower.get_yscale() == "linear" and len(upper.lines) == 2
     _, lower = report.draw_loss(log_of(3, ()), 0.5).axes
     assert len(lower.lines) == 1 and lower.get_legend() is not None
     _, lower = report.draw_loss(log_of(3, ((0, 1.0), (3, 0.0)))).axes
@@ -124,9 +115,7 @@ def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
     monkeypatch.setattr(IPython.display, "display", display)
     monkeypatch.setattr(report.time, "monotonic", lambda: clock[0])
     live = report.Live(floor=1.0, seconds=3.0)
-    for second, entry in enumerate(
-        [{"warning": "x", "step": 0}] + [{"step": i, "loss": 1.0} for i in range(1, 9)]
-    ):
+    for second, entry in enumerate([{"warning": "x", "step": 0}] + [{"step": i, "loss": 1.0} for i in range(1, 9)]):
         clock[0] = 100.0 + second
         live(entry)
     assert shown == [("new", 1), ("update", 5)]  # at 101 and, more than three seconds later, at 105
@@ -140,9 +129,7 @@ def test_the_live_curve_draws_the_floor(monkeypatch):
     import IPython.display
 
     shown = []
-    monkeypatch.setattr(
-        IPython.display, "display", lambda figure, **_: shown.append(figure.axes[1].lines[-1])
-    )
+    monkeypatch.setattr(IPython.display, "display", lambda figure, **_: shown.append(figure.axes[1].lines[-1]))
     for floor in (0.75, 0.5):
         report.Live(floor)({"step": 1, "loss": 1.0})
     assert [line.get_ydata()[0] for line in shown] == [0.75, 0.5]

@@ -103,9 +103,7 @@ def test_measure_takes_any_function_of_tokens():
     assert np.allclose(uniform.nats, np.log(V))
 
     def told(tokens):
-        following = np.roll(
-            tokens, -1, axis=1
-        )  # behind a row's end the filling is end-of-text, as is its last target
+        following = np.roll(tokens, -1, axis=1)  # behind a row's end the filling is end-of-text, as is its last target
         return np.where(np.arange(V) == following[..., None], 0.0, -np.inf)
 
     known = evaluate.measure(told, tokenizer, stories)
@@ -137,9 +135,7 @@ def test_every_number_of_a_measurement():
     after = np.concatenate([[*ids, end] for ids in texts])
     assert found.nats.dtype == np.float64 and np.array_equal(found.nats, -scores[before, after])
     assert np.array_equal(found.right, scores[before].argmax(axis=1) == after) and found.right.any()
-    truths = [
-        world.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)
-    ]
+    truths = [world.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)]
     costs = [world.token_costs(story.text, tokenizer) for story in stories]
     assert np.array_equal(found.bits, np.concatenate([[*bits, 0.0] for bits in costs]))
     assert np.array_equal(found.tag, np.concatenate([[*truth.tag, world.GRAMMAR] for truth in truths]))
@@ -174,9 +170,7 @@ def test_measure_takes_a_story_that_just_fits():
         model = GPT(replace(CHECK_CONFIG, context=7, vocab_size=tokenizer.vocab_size))
         with pytest.raises(NanoEulerError) as caught:
             evaluate.measure(model if nothing else lambda tokens: None, tokenizer, nothing)
-        assert (
-            str(caught.value) == f"there are no stories of fewer than {fewer} tokens, expected at least one"
-        )
+        assert str(caught.value) == f"there are no stories of fewer than {fewer} tokens, expected at least one"
 
 
 def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
@@ -192,9 +186,7 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
 def test_loss_is_that_of_the_gradients():
     model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
     tokens, targets = check_batch(CHECK_CONFIG, 2, 7, 1)
-    assert model.loss(tokens, targets) == pytest.approx(
-        model.loss_and_gradients(tokens, targets)[0], rel=1e-13
-    )
+    assert model.loss(tokens, targets) == pytest.approx(model.loss_and_gradients(tokens, targets)[0], rel=1e-13)
     weights = np.arange(1.0, CHECK_CONFIG.predict + 1)
     losses, valid = model.losses(tokens, targets), targets >= 0
     assert losses.shape == targets.shape

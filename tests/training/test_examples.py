@@ -28,9 +28,7 @@ HELD = [[(f"{i}", "ab")] for i in range(8)]
 def found(info=None, context=20):
     model = SimpleNamespace(config=changed(CONFIG, context=context), dtype=np.float32)
     settings = SimpleNamespace(seed=5, batch=2, accumulate=1)
-    return SimpleNamespace(
-        model=model, tokenizer=TOKENIZER, train=settings, info={"template": "plain"} | (info or {})
-    )
+    return SimpleNamespace(model=model, tokenizer=TOKENIZER, train=settings, info={"template": "plain"} | (info or {}))
 
 
 def test_what_a_set_of_examples_says_of_itself():
@@ -40,10 +38,7 @@ def test_what_a_set_of_examples_says_of_itself():
         "train_examples", "valid_examples",
     ]  # fmt: skip
     assert (made.source, made.template, made.prompt) == ("examples", "plain", "0")
-    assert (
-        datasets.SFTDataset([FITS], HELD, found({"source": "s" * 300})).source
-        == "s" * 100 + " ... " + "s" * 100
-    )
+    assert datasets.SFTDataset([FITS], HELD, found({"source": "s" * 300})).source == "s" * 100 + " ... " + "s" * 100
     made = datasets.SFTDataset([FITS, FITS, LONG, FITS], HELD[:7] + [LONG], found())
     assert made.warnings == [
         *(
@@ -116,9 +111,7 @@ def test_later_turns_go_into_windows_or_the_last_alone_counts():
     turns = lambda found: [TOKENIZER.decode(e.ids[e.counted & (e.ids < 256)]) for e in found]
     encode_all = text_examples.encode_all
     assert turns([text_examples.encode(TALK, TOKENIZER, 11)]) == ["bd"]
-    assert turns(encode_all(TALK, TOKENIZER, 11, "windows")) == ["bd", "hj"], (
-        "one that fits nowhere is left out"
-    )
+    assert turns(encode_all(TALK, TOKENIZER, 11, "windows")) == ["bd", "hj"], "one that fits nowhere is left out"
     assert turns(encode_all(TALK, TOKENIZER, 6, "windows")) == ["b", "d", "h", "j"]
     assert turns(encode_all(TALK, TOKENIZER, 200, "windows")) == ["bd" + "f" * 40 + "hj"]
     assert [e.ids[0] for e in encode_all(TALK, TOKENIZER, 6, "windows")] == [257] * 4
@@ -305,9 +298,7 @@ def test_dialogues_as_others_write_them(tmp_path, name, as_array):
     form = FORMS[name]
     value = {key: shown(one) for key, one in form.items()} if isinstance(form, dict) else shown(form)
     (tmp_path / "file").write_text(json.dumps([value, value]) if as_array else f"{json.dumps(value)}\n" * 2)
-    prompt = {"null under input": alpaca_prompt("a"), "a system turn begins the first": "s\n\na"}.get(
-        name, "a"
-    )
+    prompt = {"null under input": alpaca_prompt("a"), "a system turn begins the first": "s\n\na"}.get(name, "a")
     found, template = text_examples.read_examples(tmp_path / "file")
     assert found == [[(prompt, "b")]] * 2 and template == ("alpaca" if "null" in name else "plain")
 

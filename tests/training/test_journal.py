@@ -79,9 +79,7 @@ def test_how_often_something_is_done_may_change_and_changes_no_weight(tmp_path):
     assert np.array_equal(*(checkpoint.load(folder).model.params.flat for folder in (whole, run)))
     said = [entry["changed"] for entry in run_folder.read_log(run) if "changed" in entry]
     assert said == ["valid_every 3 -> 9", "sample_every 0 -> 5", "save_every 1 -> 3", "keep_every 1 -> 2"]
-    assert (
-        json.loads((run / "run.json").read_text("utf-8"))["train"] == changed(RUN_CONFIG, **often).to_dict()
-    )
+    assert json.loads((run / "run.json").read_text("utf-8"))["train"] == changed(RUN_CONFIG, **often).to_dict()
     kept = [checkpoint.step_of(folder) for folder in checkpoint.folders(run)]
     assert kept == [0, 1, 2, 4, 6], "what was kept before stays"
 
@@ -139,9 +137,7 @@ def test_what_a_run_logs_and_in_which_order(tmp_path):
         (3, "valid_bits_per_byte"), (4, "loss"), (4, "sample"), (5, "loss"), (6, "loss"), (6, "groups"),
         (6, "valid_bits_per_byte"), (6, "sample"), (7, "loss"), (7, "groups"), (7, "valid_bits_per_byte"),
     ]  # fmt: skip
-    assert all(error == {"ignore"} for error in errors), (
-        "NumPy's warnings are noise: what overflows is looked at"
-    )
+    assert all(error == {"ignore"} for error in errors), "NumPy's warnings are noise: what overflows is looked at"
 
 
 def test_workers_take_no_notice_of_overflow():
@@ -165,10 +161,7 @@ def test_what_run_json_says(tmp_path):
     )
     text = (tmp_path / "run" / "run.json").read_text("utf-8")
     head = json.loads(text)
-    assert (
-        list(head) == ["version", "started", "machine", "model", "train", "data"]
-        and head["version"] == __version__
-    )
+    assert list(head) == ["version", "started", "machine", "model", "train", "data"] and head["version"] == __version__
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", head["started"])
     assert head["machine"] == (
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}"
@@ -227,9 +220,7 @@ def _found(folder, config):
     """A checkpoint of step 0 and its text."""
     tokenizer = Tokenizer.train(run_text(), RUN_MODEL.vocab_size, special_tokens=())
     model = GPT(RUN_MODEL, seed=config.seed)
-    found = checkpoint.Checkpoint(
-        folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1}
-    )
+    found = checkpoint.Checkpoint(folder / "run", model, tokenizer, 0, config, AdamW(RUN_MODEL, config), {"workers": 1})
     return found, datasets.TextDataset(*data.split_text(run_text(), 0.1), found)
 
 

@@ -18,9 +18,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training import checkpoint, journal, loop, run_folder, train
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = TrainConfig(
-    **RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "valid_every": 7, "sample_every": 10}
-)
+LONG = TrainConfig(**RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "valid_every": 7, "sample_every": 10})
 
 
 @pytest.mark.full
@@ -232,6 +230,4 @@ def test_a_run_without_a_lock_file(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(NanoEulerError) as told, run_folder.sole_writer(tmp_path):
         pass
-    assert (
-        str(told.value) == f"{tmp_path}: cannot be written to (Is a directory), expected a folder to write to"
-    )
+    assert str(told.value) == f"{tmp_path}: cannot be written to (Is a directory), expected a folder to write to"

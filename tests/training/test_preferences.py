@@ -150,9 +150,7 @@ def test_a_log_probability_is_that_of_the_last_reply_and_its_end():
             ids = examples.encode(example, TOKENIZER).ids
             assert ids[-len(reply) :].tolist() == reply
             logits = state.model.logits(ids[None, :-1])[0][-len(reply) :]
-            oracles.close(
-                logp, sum(z[t] - np.logaddexp.reduce(z) for z, t in zip(logits, reply, strict=True)), 1e-12
-            )
+            oracles.close(logp, sum(z[t] - np.logaddexp.reduce(z) for z, t in zip(logits, reply, strict=True)), 1e-12)
 
 
 def test_a_batch_has_chosen_and_rejected_by_turns_with_their_reference(tmp_path):
@@ -163,10 +161,7 @@ def test_a_batch_has_chosen_and_rejected_by_turns_with_their_reference(tmp_path)
     nats = model.losses(inputs, targets[..., 0])
     for row, (ids, goals) in enumerate(zip(inputs, targets[..., 0], strict=True)):
         text = TOKENIZER.decode(ids.tolist())
-        assert (
-            TOKENIZER.decode(goals[goals >= 0][:-1].tolist()).startswith("not ") == bool(row % 2)
-            and " or " in text
-        )
+        assert TOKENIZER.decode(goals[goals >= 0][:-1].tolist()).startswith("not ") == bool(row % 2) and " or " in text
     before = state.model.losses(inputs, targets[..., 0])
     figures, weights = weigh(slice(0, 8), nats)
     oracles.close(figures[0], by_hand(nats, -before.sum(axis=1), 1.0, 0, False), 1e-9)
@@ -226,9 +221,7 @@ def test_what_a_run_refuses(tmp_path):
     assert "not the one that the run began with" in resume()
     file.write_bytes(good[:-1])
     assert "cannot be read" in resume()
-    new = lambda **options: error_of(
-        prefer, tmp_path / "new", *(base(), PAIRS, HELD_OUT, SETTINGS), **options
-    )
+    new = lambda **options: error_of(prefer, tmp_path / "new", *(base(), PAIRS, HELD_OUT, SETTINGS), **options)
     for value in (0, -1, math.nan, "x"):
         assert "expected a number above 0" in new(beta=value)
     for value in (-0.1, 0.5, math.nan):
@@ -276,8 +269,7 @@ def test_a_file_of_pairs_is_told_what_is_wrong(tmp_path, line):
 
 def test_pairs_of_a_file_as_texts_and_as_messages(tmp_path):
     ask, yes, no = (
-        {"role": role, "content": text}
-        for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
     )
     forms = [
         {"prompt": "a", "chosen": "b", "rejected": "c"},
@@ -293,11 +285,7 @@ def test_pairs_of_a_file_as_texts_and_as_messages(tmp_path):
 
 def test_built_in_pairs_differ_in_their_reason_alone():
     pairs, held_out = pairs_of("konigsberg", 20, 3)
-    assert (
-        pairs == pairs_of("konigsberg", 20, 3)[0]
-        and len(pairs) == 20
-        and len(held_out) == preferences.HELD_OUT
-    )
+    assert pairs == pairs_of("konigsberg", 20, 3)[0] and len(pairs) == 20 and len(held_out) == preferences.HELD_OUT
     assert not set(map(str, pairs)) & set(map(str, held_out))
     for chosen, rejected in pairs:
         assert chosen[0][0] == rejected[0][0] and "\n" not in chosen[0][0]

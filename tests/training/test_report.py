@@ -137,9 +137,7 @@ def closed():
 def run_of(folder, head, log):
     run = folder / "my run"
     run.mkdir(exist_ok=True)
-    (run / "run.json").write_text(
-        head if isinstance(head, str) else json.dumps(head, ensure_ascii=False), "utf-8"
-    )
+    (run / "run.json").write_text(head if isinstance(head, str) else json.dumps(head, ensure_ascii=False), "utf-8")
     (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log), "utf-8")
     return run
 
@@ -168,9 +166,7 @@ def test_a_whole_page_of_a_run_that_has_little_to_say(tmp_path):
     head["data"]["floor_bits_per_byte"] = "low"  # edited: nobody knows it
     log += [{"step": 5, "valid_bits_per_byte": 2}]
     page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
-    assert (
-        "floor" not in page and "\n| step | bits per byte |\n|--:|--:|\n| 5 | 2.0000 |\n\n## Settings" in page
-    )
+    assert "floor" not in page and "\n| step | bits per byte |\n|--:|--:|\n| 5 | 2.0000 |\n\n## Settings" in page
     head["data"]["floor_bits_per_byte"] = 1  # a whole number is one
     assert "above the floor" in report.report(run_of(tmp_path, head, log)).read_text("utf-8")
 
@@ -249,9 +245,7 @@ def test_the_labels_of_a_logarithmic_scale(low, high, labels):
     scale.assert_called_once_with("log")
     axes.figure.canvas.draw()
     shown = [
-        tick.label1.get_text()
-        for tick in axes.yaxis.get_major_ticks()
-        if low * 0.999 <= tick.get_loc() <= high * 1.001
+        tick.label1.get_text() for tick in axes.yaxis.get_major_ticks() if low * 0.999 <= tick.get_loc() <= high * 1.001
     ]
     assert shown == labels
     assert not len(axes.yaxis.get_minorticklocs())

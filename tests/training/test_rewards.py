@@ -86,9 +86,7 @@ def check_drawn():
 def test_full_rows_are_refused():
     decoder = batch_decoder.BatchDecoder(model_of(ODD), [[1, 2]], 2, 1)
     decoder.feed(np.array([0, 1]))
-    assert (
-        error_of(decoder.feed, np.array([0, 1])) == "rows are full: expected at most 1 tokens behind a prompt"
-    )
+    assert error_of(decoder.feed, np.array([0, 1])) == "rows are full: expected at most 1 tokens behind a prompt"
     assert "expected 1 to 8" in error_of(batch_decoder.BatchDecoder, model_of(ODD), [[1] * 9], 1, 6)
 
 
@@ -333,10 +331,7 @@ def test_gradient_of_the_small_model():
         direction /= np.linalg.norm(direction)
         slope = numeric_gradient(partial(moved_loss, model, kept, direction, along, loss), along, 1e-3)[0]
         model.params.flat[...] = kept
-        assert (
-            abs(slope - grads.flat @ direction)
-            <= 1e-6 * np.linalg.norm(grads.flat) / math.sqrt(model.size) + 1e-12
-        )
+        assert abs(slope - grads.flat @ direction) <= 1e-6 * np.linalg.norm(grads.flat) / math.sqrt(model.size) + 1e-12
 
 
 def moved_loss(model, kept, direction, along, loss):

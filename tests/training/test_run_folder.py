@@ -21,9 +21,7 @@ def test_who_may_begin_in_a_folder(tmp_path):
     run_folder.expect_new(run)
     for name in ("log.jsonl", "x", ".run.json.x.partial", "a.run.json.partial", ".run.json.partial2"):
         (run / name).write_text("x\n")
-        assert error_of(run_folder.expect_new, run) == (
-            f"{run}: exists and is not an empty folder, expected a new one"
-        )
+        assert error_of(run_folder.expect_new, run) == (f"{run}: exists and is not an empty folder, expected a new one")
         (run / name).unlink()
     (run / "checkpoints" / "step-000000").mkdir()
     assert error_of(run_folder.expect_new, run) == (
@@ -59,14 +57,10 @@ def test_one_writer_at_a_time(tmp_path):
         assert error_of(run_folder.sole_writer(tmp_path).__enter__) == message
         for change in (lambda: (tmp_path / "lock").unlink(), lambda: (tmp_path / "lock").touch()):
             change()
-            assert error_of(still_there) == (
-                f"{tmp_path}: the folder was removed or renamed while the run wrote to it"
-            )
+            assert error_of(still_there) == (f"{tmp_path}: the folder was removed or renamed while the run wrote to it")
     with run_folder.sole_writer(tmp_path):
         pass  # the lock is let go of
-    message = (
-        f"{tmp_path}/none: cannot be written to (No such file or directory), expected a folder to write to"
-    )
+    message = f"{tmp_path}/none: cannot be written to (No such file or directory), expected a folder to write to"
     assert error_of(run_folder.sole_writer(tmp_path / "none").__enter__) == message
 
 

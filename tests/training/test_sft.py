@@ -90,9 +90,7 @@ def test_what_stands_behind_an_example_is_not_seen():
 
 def answers(examples=EXAMPLES, held_out=HELD_OUT, **settings) -> datasets.SFTDataset:
     config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 260})
-    found = checkpoint.Checkpoint(
-        None, GPT(config), TOKENIZER, 0, TrainConfig(**settings), None, {"template": "plain"}
-    )
+    found = checkpoint.Checkpoint(None, GPT(config), TOKENIZER, 0, TrainConfig(**settings), None, {"template": "plain"})
     return datasets.SFTDataset(examples, held_out, found)
 
 
@@ -144,9 +142,7 @@ def test_it_learns_and_leaves_the_base_alone(tmp_path):
     """Swapping two letters: nearly all examples are answered in the end, and none before."""
     model, tokenizer = base()
     before = model.params.flat.copy()
-    settings = TrainConfig(
-        **SETTINGS.to_dict() | {"steps": 300, "batch": 12, "rate": 1e-2, "valid_every": 100}
-    )
+    settings = TrainConfig(**SETTINGS.to_dict() | {"steps": 300, "batch": 12, "rate": 1e-2, "valid_every": 100})
     tuned = sft.fine_tune(tmp_path / "run", (model, tokenizer), EXAMPLES, HELD_OUT, settings, quiet=True)
     assert np.array_equal(model.params.flat, before)
     found = checkpoint.load(tmp_path / "run")
@@ -209,9 +205,7 @@ def test_the_chat_model_of_the_package_answers():
 
 def test_other_held_out_examples_or_another_mask_are_refused(tmp_path):
     sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, quiet=True)
-    assert "validation text has fingerprint" in error_of(
-        loop.resume, tmp_path / "run", EXAMPLES, HELD_OUT[:1]
-    )
+    assert "validation text has fingerprint" in error_of(loop.resume, tmp_path / "run", EXAMPLES, HELD_OUT[:1])
     swapped = [EXAMPLES[1], EXAMPLES[0], *EXAMPLES[2:]]
     assert "text has fingerprint" in error_of(loop.resume, tmp_path / "run", swapped, HELD_OUT)
     ids = np.array([5, 9, 7])
@@ -237,10 +231,7 @@ def test_markers_in_a_file_are_plain_text():
     found = text_examples.encode(example, TOKENIZER)
     special = [i for i in found.ids if i in (END, HUMAN, MODEL)]
     assert special == [END, HUMAN, MODEL, END]
-    assert (
-        USER in TOKENIZER.decode(found.ids[2:])
-        and found.counted.sum() == len(f"c{ASSISTANT}{END_OF_TEXT}d") + 1
-    )
+    assert USER in TOKENIZER.decode(found.ids[2:]) and found.counted.sum() == len(f"c{ASSISTANT}{END_OF_TEXT}d") + 1
 
 
 def test_an_example_fits_whose_inputs_fill_the_context():
@@ -272,9 +263,7 @@ def test_right_by_hand():
     assert sft.exact_match(bigram({MODEL: 72}), TOKENIZER, [[("a", "X"), ("b", "H")]]).tolist() == [
         True
     ]  # the last turn
-    assert sft.exact_match(bigram({MODEL: 72, 72: 72}), TOKENIZER, [[("a", "H")]]).tolist() == [
-        False
-    ]  # it goes on
+    assert sft.exact_match(bigram({MODEL: 72, 72: 72}), TOKENIZER, [[("a", "H")]]).tolist() == [False]  # it goes on
     made = bigram({MODEL: HUMAN})
     made.params["heads"][MODEL, 66] = 1.5  # the best that a chat may say
     assert sft.exact_match(made, TOKENIZER, [[("hi", "B")]]).tolist() == [True]
@@ -292,9 +281,7 @@ def test_the_sample_is_the_greedy_reply_to_the_first_held_out_prompt():
 
 
 def test_what_a_fine_tuning_stores(tmp_path):
-    sft.fine_tune(
-        tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, "alpaca", {"source": "mine"}, True, 1
-    )
+    sft.fine_tune(tmp_path / "run", base(), EXAMPLES, HELD_OUT, SETTINGS, "alpaca", {"source": "mine"}, True, 1)
     info = checkpoint.load(tmp_path / "run").info
     assert (info["template"], info["source"], info["workers"]) == ("alpaca", "mine", 1)
 
@@ -349,9 +336,7 @@ def test_losses_are_means_over_counted_targets_at_any_length():
     step = Step(tuned, AdamW(config, SETTINGS, np.float64), SETTINGS, 22, 2)
     with one_blas_thread():
         for time in (32, 48, 32):
-            inputs, targets = text_examples.rows(
-                [text_examples.encode(e, TOKENIZER) for e in EXAMPLES[:22]], time, 2
-            )
+            inputs, targets = text_examples.rows([text_examples.encode(e, TOKENIZER) for e in EXAMPLES[:22]], time, 2)
             losses = step.gradient(inputs, targets)
             _, grads = tuned.loss_and_gradients(inputs, targets, head_weights(config, SETTINGS.later_heads))
             counted = (targets[..., 0] >= 0).sum()

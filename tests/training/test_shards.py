@@ -62,9 +62,7 @@ def found_of(seed=0, fraction=0.2, config=MODEL):
 
 # The stream.
 
-WHITE = Tokenizer(
-    [(10, 32), (32, 32), (32, 98), (32, 10)], (END_OF_TEXT,)
-)  # merges within runs of white space
+WHITE = Tokenizer([(10, 32), (32, 32), (32, 98), (32, 10)], (END_OF_TEXT,))  # merges within runs of white space
 
 
 def parts_of(path, size):
@@ -129,25 +127,19 @@ def test_the_stream_is_that_of_the_text(tmp_path, shard_tokens, piece):
     assert found.bytes == whole.bytes == len(text.encode()) - 3 * len(SEPARATOR)
     index = json.loads((found.path / "shards.json").read_text())
     assert (index["vocab_size"], index["tokens"]) == (TOKENIZER.vocab_size, found.tokens)
-    assert [len(shard) for shard in found.shards[:-1]] == [shard_tokens] * (
-        -(-found.tokens // shard_tokens) - 1
-    )
+    assert [len(shard) for shard in found.shards[:-1]] == [shard_tokens] * (-(-found.tokens // shard_tokens) - 1)
     assert 0 < len(found.shards[-1]) <= shard_tokens and found.shards[0].dtype == np.uint16
     for start, stop in ((0, 1), (3, 12), (found.tokens - 9, found.tokens), (6, 7), (5, found.tokens - 1)):
         assert found.read(start, stop).tolist() == whole.ids[start:stop].tolist()
     ends = [*whole.starts[1:], len(whole.ids) - 1]
-    assert found.sums.tolist() == [
-        zlib.crc32(whole.ids[a + 1 : b].tobytes()) for a, b in zip(whole.starts, ends)
-    ]
+    assert found.sums.tolist() == [zlib.crc32(whole.ids[a + 1 : b].tobytes()) for a, b in zip(whole.starts, ends)]
 
 
 def test_texts_follow_one_another_and_each_begins_a_document(tmp_path):
     (tmp_path / "a").write_text(text_of([1, 2])), (tmp_path / "b").write_text(story(3))
     found = shards.write(tmp_path / "ab", [tmp_path / "a", tmp_path / "b"], TOKENIZER, 1)
     assert found.read(0, found.tokens).tolist() == data.tokenize(text_of([1, 2, 3]), TOKENIZER).ids.tolist()
-    one = shards.write(
-        tmp_path / "one", [tmp_path / "b"], TOKENIZER, 1
-    )  # a single document has its marks too
+    one = shards.write(tmp_path / "one", [tmp_path / "b"], TOKENIZER, 1)  # a single document has its marks too
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert one.read(0, one.tokens).tolist() == [end, *TOKENIZER.encode(story(3)).tolist(), end]
 
@@ -175,9 +167,7 @@ def test_what_cannot_be_tokenized_is_told_and_leaves_nothing(tmp_path):
         return error_of(shards.write, tmp_path / "out", texts, tokenizer, **{"workers": 1} | options)
 
     large = SimpleNamespace(vocab_size=65_537, special_tokens={END_OF_TEXT: 0})
-    assert said("good", large) == (
-        "tokenizer has 65537 tokens, expected at most 65536: shards hold ids of 16 bits"
-    )
+    assert said("good", large) == ("tokenizer has 65537 tokens, expected at most 65536: shards hold ids of 16 bits")
     assert "trained with --end-of-text" in said("good", Tokenizer([], ()))
     for workers in (1, 2):
         assert said("late", workers=workers, piece=64) == (
@@ -278,9 +268,7 @@ def test_the_shortest_text_that_is_one_row(tmp_path):
     text = "x" * (need - 2)
     dataset = ShardDataset(made(tmp_path, text), [made(tmp_path, "y", "valid")], found_of())
     assert dataset.windows == 1 and dataset.batch(3, 2)[0].shape == (2, MODEL.context)
-    message = error_of(
-        ShardDataset, made(tmp_path, text[1:], "short"), [made(tmp_path, "y", "v2")], found_of()
-    )
+    message = error_of(ShardDataset, made(tmp_path, text[1:], "short"), [made(tmp_path, "y", "v2")], found_of())
     assert message.endswith(
         f"training part has {need - 1} tokens, expected at least {need}, 12 of --context and 2 of --predict"
     )
@@ -304,9 +292,7 @@ def test_whole_documents_are_held_out(tmp_path):
         and held.read(0, 9).tolist() == last[:9].tolist()
     )
     assert dataset.sizes == {"train_tokens": held.start + 1, "valid_tokens": found.tokens - held.start}
-    long = made(
-        tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long"
-    )  # the cut falls into the last one
+    long = made(tmp_path, SEPARATOR.join([story(1, 50), story(2, 3000)]), "long")  # the cut falls into the last one
     for rule, start in (({}, long.starts[1]), ({"split": 2}, round(0.9 * long.tokens))):
         dataset = ShardDataset(long, None, replace(found_of(fraction=0.1), info=rule))
         assert dataset.valid["valid"].start == start and dataset.warnings == []
@@ -473,24 +459,16 @@ def test_the_log_and_the_report_have_each_set(tmp_path, corpus):
         row = [entry["valid_bits_per_byte"], sets["one"], sets["two"]]
         assert f"| {entry['step']} | {' | '.join(f'{x:.4f}' for x in row)} |" in page
     assert checkpoint.load(tmp_path / "run").info["valid_sets"] == entries[-1]["valid_sets"]
-    labels = [
-        line.get_label() for line in report.draw_loss(run_folder.read_log(tmp_path / "run")).axes[1].lines
-    ]
+    labels = [line.get_label() for line in report.draw_loss(run_folder.read_log(tmp_path / "run")).axes[1].lines]
     assert labels == ["validation", "one", "two"]
     assert "| validation and samples |" in page and "| of one |" in page
 
 
 def test_a_model_learns_from_shards(tmp_path, corpus):
     found, valid = corpus
-    config = changed(
-        CONFIG, steps=120, rate=1e-2, warmup=5, valid_every=60, save_every=200, sample_every=0, batch=8
-    )
+    config = changed(CONFIG, steps=120, rate=1e-2, warmup=5, valid_every=60, save_every=200, sample_every=0, batch=8)
     train.pretrain(tmp_path / "run", found, valid, MODEL, config, quiet=True)
-    bits = [
-        entry["valid_bits_per_byte"]
-        for entry in run_folder.read_log(tmp_path / "run")
-        if "valid_sets" in entry
-    ]
+    bits = [entry["valid_bits_per_byte"] for entry in run_folder.read_log(tmp_path / "run") if "valid_sets" in entry]
     assert bits[-1] < 0.6 * bits[0]
 
 
@@ -532,9 +510,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path, corpus):
             may_end.set()
 
     with patch.object(run_folder, "save", slow):
-        train.pretrain(
-            tmp_path / "run", *corpus, MODEL, changed(CONFIG, save_every=2), quiet=True, on_entry=on_entry
-        )
+        train.pretrain(tmp_path / "run", *corpus, MODEL, changed(CONFIG, save_every=2), quiet=True, on_entry=on_entry)
     assert seen == ["step-000000"], "steps 3 and 4 were taken meanwhile"
     train.pretrain(tmp_path / "other", *corpus, MODEL, CONFIG, quiet=True)
     oracles.assert_same_run(tmp_path / "run", tmp_path / "other")
@@ -645,16 +621,11 @@ def here(tmp_path, monkeypatch):
         Path(f"{name}.txt").write_text(text_of(numbers))
     TOKENIZER.save("bpe.json")
     for name in ("text", "one", "two"):
-        assert (
-            cli.main(["shards", f"{name}.txt", "--tokenizer", "bpe.json", "--out", name, "--workers", "1"])
-            == 0
-        )
+        assert cli.main(["shards", f"{name}.txt", "--tokenizer", "bpe.json", "--out", name, "--workers", "1"]) == 0
     return tmp_path
 
 
-SHAPE = (
-    "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2 --batch 4 --warmup 2 --quiet".split()
-)
+SHAPE = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2 --batch 4 --warmup 2 --quiet".split()
 
 
 def failed(capsys, *words):
@@ -692,9 +663,7 @@ def test_the_command(here, capsys):
 
 def test_what_the_command_says_of_shards(here, capsys):
     capsys.readouterr()
-    assert (
-        cli.main(["shards", "text.txt", "one.txt", "--tokenizer", "bpe.json", "--out", "both", "--json"]) == 0
-    )
+    assert cli.main(["shards", "text.txt", "one.txt", "--tokenizer", "bpe.json", "--out", "both", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {
         "out": "both",

@@ -50,9 +50,7 @@ def run(finished, tmp_path):
 
 def test_learns(tmp_path):
     """After 150 small steps a text needs far fewer bits than its single tokens' frequencies would."""
-    text = "".join(
-        f"the {a} cat sees the {a} dog and the {b} hen. " for a, b in zip("abcdefgh" * 40, "hgfedcba" * 40)
-    )
+    text = "".join(f"the {a} cat sees the {a} dog and the {b} hen. " for a, b in zip("abcdefgh" * 40, "hgfedcba" * 40))
     config = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=32, vocab_size=280, predict=2)
     settings = TrainConfig(steps=150, batch=8, warmup=10, valid_every=50, sample_every=0, rate=1e-2)
     model = train.train(tmp_path / "run", text, config, settings, quiet=True)
@@ -277,11 +275,7 @@ def test_nothing_moves_after_an_infinite_norm_or_a_later_heads_nan(bad):
         losses, norm = step(*check_batch(RUN_MODEL, 4, 12, 0))
     step.pool.shutdown()
     assert not math.isfinite(norm) and losses[0] == 1 and optimizer.step == 0
-    assert (
-        np.array_equal(model.params.flat, before)
-        and not optimizer.m.flat.any()
-        and not optimizer.v.flat.any()
-    )
+    assert np.array_equal(model.params.flat, before) and not optimizer.m.flat.any() and not optimizer.v.flat.any()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 6, 9])
@@ -696,9 +690,7 @@ def test_files_can_be_read_by_whom_the_umask_lets(tmp_path):
 
 def test_names_that_are_not_utf8_are_written_down(tmp_path):
     named = {"text": "/tmp/k\udce4the.txt", "valid": None}
-    train.train(
-        tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, source="k\udce4the", files=named
-    )
+    train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, source="k\udce4the", files=named)
     assert checkpoint.load(tmp_path / "run").info["files"] == named
     from nanoeuler_lib.training.report import report
 
@@ -710,9 +702,7 @@ def test_names_that_are_not_utf8_are_written_down(tmp_path):
 
 def test_a_run_on_mixed_documents_says_what_it_reaches_and_has_held(tmp_path):
     """Old settings name no cutting: such a run draws the rows that it drew."""
-    text = data.SEPARATOR.join(
-        ["the cat", "a hat", "her red mat " * 40, "the mat", "a cat", "ran to her"] * 20
-    )
+    text = data.SEPARATOR.join(["the cat", "a hat", "her red mat " * 40, "the mat", "a cat", "ran to her"] * 20)
     shares = {}
     for cut in (False, True):
         config = changed(RUN_CONFIG, cut_documents=cut, steps=12)
@@ -928,9 +918,7 @@ def test_the_seed_draws_the_batches_and_the_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "batch", batch)
     config = TrainConfig(**RUN_CONFIG.to_dict() | {"seed": 3})
     train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True)
-    expected = [
-        np.random.default_rng([3, step]).bit_generator.state["state"]["state"] for step in range(config.steps)
-    ]
+    expected = [np.random.default_rng([3, step]).bit_generator.state["state"]["state"] for step in range(config.steps)]
     assert drawn == expected
     begun = train.fresh(tmp_path, RUN_MODEL, config, Tokenizer([], ()), {})
     assert np.array_equal(begun.model.params.flat, GPT(RUN_MODEL, seed=3).params.flat)

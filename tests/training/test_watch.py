@@ -158,8 +158,7 @@ def test_a_loss_that_rises_by_three_per_cent(rise, told):
     made = watching()
     first = [2.0] * WINDOW
     expected = (
-        f"step 150: the loss rises: {2 * rise:.3f} nats over the last 50 steps, 2.000 up to step "
-        f"100. {ADVICE['rises']}"
+        f"step 150: the loss rises: {2 * rise:.3f} nats over the last 50 steps, 2.000 up to step 100. {ADVICE['rises']}"
     )
     said = losses(made, [3.0] * WINDOW + first + [2.0 * rise] * WINDOW)
     assert said == ([(150, expected)] if told else [])
@@ -292,9 +291,7 @@ def test_texts_that_repeat_or_leak():
     one = world.corpus(30_000, 1).replace(world.SEPARATOR, " ")  # a single document
     part, other = one[5000:10_000], one[20_000:25_000]
     for valid, found in ((part, 25), (part + other, 12)):
-        assert said([one[:20_000]], [valid])[0].startswith(
-            f"validation leaks: {found} of 25 windows of 200 char"
-        )
+        assert said([one[:20_000]], [valid])[0].startswith(f"validation leaks: {found} of 25 windows of 200 char")
     assert said([one[:20_000]], [other]) == []
 
 
@@ -350,11 +347,7 @@ def test_validation_can_be_read_from_the_picture(first, last, floor):
     figure.canvas.draw()
     axes = figure.axes[1]
     low, high = axes.get_ylim()
-    ticks = [
-        tick
-        for tick in axes.yaxis.get_major_ticks()
-        if low <= tick.get_loc() <= high and tick.label1.get_text()
-    ]
+    ticks = [tick for tick in axes.yaxis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
     assert 4 <= len(ticks) <= 12
     boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.y0)
     assert all(above.y0 > below.y0 + 0.7 * below.height for below, above in pairwise(boxes))
@@ -375,9 +368,7 @@ def test_live_curve(monkeypatch, tmp_path):
         def update(self, figure):
             updated.append(figure)
 
-    monkeypatch.setattr(
-        IPython.display, "display", lambda figure, display_id: shown.append(figure) or Handle()
-    )
+    monkeypatch.setattr(IPython.display, "display", lambda figure, display_id: shown.append(figure) or Handle())
     live = Live(floor=0.5, seconds=0.0)
     train.train(tmp_path / "run", run_text(), RUN_MODEL, RUN_CONFIG, quiet=True, on_entry=live)
     assert len(shown) == 1 and len(updated) == RUN_CONFIG.steps - 1

@@ -29,9 +29,7 @@ def key():
 
 def test_the_twin_scores_one_and_nothing_done_scores_nothing(key):
     patch = score(key, 0, lambda x: x.twin)
-    assert patch["closed"] == pytest.approx(1, abs=1e-5) and patch["bits"] == pytest.approx(
-        patch["best"], abs=1e-5
-    )
+    assert patch["closed"] == pytest.approx(1, abs=1e-5) and patch["bits"] == pytest.approx(patch["best"], abs=1e-5)
 
     def spoil(x):
         x.twin[:] = 0
@@ -39,21 +37,15 @@ def test_the_twin_scores_one_and_nothing_done_scores_nothing(key):
 
     nothing = score(key, 1, spoil)
     assert np.abs(key.held.twin[1]).min(axis=1).max() > 0  # what an edit is given is its own
-    assert nothing["closed"] == pytest.approx(0, abs=1e-5) and nothing["bits"] == pytest.approx(
-        nothing["unedited"]
-    )
+    assert nothing["closed"] == pytest.approx(0, abs=1e-5) and nothing["bits"] == pytest.approx(nothing["unedited"])
     assert nothing["by_fact"] == pytest.approx(key.held.unedited[1].mean(), abs=1e-5)
     assert 0 < patch["best"] < 0.1 < patch["unedited"] - 0.1
-    assert score(key, 4, lambda x: x.twin)["closed"] == pytest.approx(
-        0, abs=1e-5
-    )  # no attention above reads it
+    assert score(key, 4, lambda x: x.twin)["closed"] == pytest.approx(0, abs=1e-5)  # no attention above reads it
 
 
 def test_the_chapters_methods_are_ordered_as_they_must_be(key):
     found = {
-        row["method"]: row["closed"]
-        for row in answers.rows(key._replace(subspace=key.subspace[:2]))
-        if row["depth"]
+        row["method"]: row["closed"] for row in answers.rows(key._replace(subspace=key.subspace[:2])) if row["depth"]
     }
     assert found["patch"] > 0.97 and found["causal subspace"] > found["all but it"] + 0.5
     assert found["probe, strong penalty"] > found["probe, weak penalty"] and found["random, as far"] < 0.5
@@ -75,9 +67,7 @@ def test_no_story_stands_on_both_sides(key, monkeypatch):
     drawn = answers.pairs  # seeds 3 and 4 draw the same stories
     monkeypatch.setattr(answers, "pairs", lambda count, seed, *rest: drawn(count, max(seed, 4), *rest))
     parts = answers.make(MODEL, TOKENIZER, count=2, seed=3)[2:4]
-    assert not {tuple(row[:20]) for row in parts[0].batch.story} & {
-        tuple(row[:20]) for row in parts[1].batch.story
-    }
+    assert not {tuple(row[:20]) for row in parts[0].batch.story} & {tuple(row[:20]) for row in parts[1].batch.story}
     stories = [
         {TOKENIZER.decode(row[1 : cut + 1]) for row, cut in zip(part.batch.story, part.batch.cut)}
         for part in (key.learn, key.held)
@@ -95,10 +85,7 @@ def test_a_probe_of_a_strong_penalty_reads_along_the_names_means(key):
     who = np.append(part.was, part.becomes)
     one, other = np.flatnonzero(np.bincount(who) > 1)[:2]
     share = np.bincount(who) / len(who)
-    pull = [
-        share[i] * (x[who == i].mean(axis=0) - x.mean(axis=0)) / (x.std(axis=0) + 1e-6) ** 2
-        for i in (one, other)
-    ]
+    pull = [share[i] * (x[who == i].mean(axis=0) - x.mean(axis=0)) / (x.std(axis=0) + 1e-6) ** 2 for i in (one, other)]
     found = W[:, [one, other]] / np.linalg.norm(W[:, one])
     assert np.allclose(found.T, np.array(pull) / np.linalg.norm(pull[0]), atol=1e-6)
 
@@ -111,10 +98,7 @@ def test_a_key_is_read_back_as_it_was_and_only_for_its_model(key, tmp_path):
     again = answers.load(tmp_path / "key", MODEL)
     for depth in (0, 1):
         assert score(again, depth, lambda x: x.twin) == score(key, depth, lambda x: x.twin)
-        assert (
-            score(again, depth, basis=key.subspace[depth], read=lambda x: key.held.posterior)["inside"]
-            > 1 - 1e-6
-        )
+        assert score(again, depth, basis=key.subspace[depth], read=lambda x: key.held.posterior)["inside"] > 1 - 1e-6
     head = json.loads((tmp_path / "key" / "answers.json").read_text("utf-8"))
     assert head["seed"] == 3 and [len(head["texts"][part]) for part in ("learn", "held")] == [6, 6]
     with pytest.raises(NanoEulerError, match=r"model is .*, expected "):

@@ -19,9 +19,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(scope="module")
 def small():
     """Random weights in float64, odd sizes, names in the vocabulary of the tokenizer."""
-    config = ModelConfig(
-        dim=18, heads=3, kv_heads=1, layers=3, context=128, vocab_size=512, predict=2, ffn=24
-    )
+    config = ModelConfig(dim=18, heads=3, kv_heads=1, layers=3, context=128, vocab_size=512, predict=2, ffn=24)
     params = Parameters(config, np.float64)
     params.flat[...] = RNG.normal(0, 0.2, params.flat.size)
     return GPT(config, params)
@@ -55,9 +53,7 @@ def test_a_whole_patch_is_the_twin_and_a_part_of_it_is_not(small, kept):
     for depth in (1, 3):
         whole = forward(small, BATCH.story, {(STREAM, depth): lambda x, d=depth: twin[STREAM, d]})
         assert np.abs(whole - wanted).max() < 1e-12
-    late = forward(
-        small, BATCH.story, {(STREAM, 3): patched(BATCH.place, twin[STREAM, 3][BATCH.rows, BATCH.place])}
-    )
+    late = forward(small, BATCH.story, {(STREAM, 3): patched(BATCH.place, twin[STREAM, 3][BATCH.rows, BATCH.place])})
     assert np.array_equal(late[BATCH.behind], before[BATCH.behind]) and not np.allclose(late, before)
     all_heads = {(HEADS, i): instead(range(3), twin[HEADS, i]) for i in range(3)}
     own_name = {(STREAM, 0): lambda x: twin[STREAM, 0]}
@@ -99,11 +95,7 @@ def test_gradients_on_the_way_add_up_to_what_the_patch_saves():
 def test_one_head_carries_the_name():
     carries, without = edits.carriers(SHIPPED, BATCH)
     head = np.unravel_index(carries.argmax(), carries.shape)
-    assert (
-        carries[head] > 0.9
-        and without[head] > 0.9
-        and head == np.unravel_index(without.argmax(), without.shape)
-    )
+    assert carries[head] > 0.9 and without[head] > 0.9 and head == np.unravel_index(without.argmax(), without.shape)
     assert without[0].max() < 0.05  # nothing of the first block's attention is needed
 
 
@@ -146,14 +138,10 @@ def test_moves_go_where_they_should_and_as_far():
     at, there, direction = RNG.normal(size=(3, 7, 9))
     moved = edits.along(at, there, direction)
     assert np.allclose((moved * direction).sum(-1), (there * direction).sum(-1))
-    assert np.allclose(
-        edits.share_inside(moved - at, direction[0][:, None] / np.linalg.norm(direction[0]))[0], 1
-    )
+    assert np.allclose(edits.share_inside(moved - at, direction[0][:, None] / np.linalg.norm(direction[0]))[0], 1)
     random = edits.as_far(at, moved, RNG)
     assert np.allclose(np.linalg.norm(random - at, axis=1), np.linalg.norm(moved - at, axis=1))
     effect = lambda x: float(((x - at) ** 2).sum())
     strong, scale = edits.as_strong(effect, at, random, 9 * effect(random))
-    assert effect(strong) == pytest.approx(9 * effect(random), rel=0.05) and scale == pytest.approx(
-        3, rel=0.02
-    )
+    assert effect(strong) == pytest.approx(9 * effect(random), rel=0.05) and scale == pytest.approx(3, rel=0.02)
     assert edits.as_strong(effect, at, random, 1e9)[1] == 32

@@ -188,9 +188,7 @@ def test_beliefs_are_the_shares_of_all_texts_of_the_step(name, step):
             if paths:
                 return paths.pop(0)
             self.texts = [
-                (i, *found)
-                for i, root in enumerate(roots)
-                for found in texts(root.parts, root.share, {}, branches)
+                (i, *found) for i, root in enumerate(roots) for found in texts(root.parts, root.share, {}, branches)
             ]
             raise Told
 
@@ -237,10 +235,7 @@ class Continued(Writer):
             start = len(self.text)
             path = super().choose(roots, branches)
             self.tries += 1
-            if (
-                self.ids is None
-                or TOKENIZER.encode(self.text[start:].decode())[: len(self.ids)].tolist() == self.ids
-            ):
+            if self.ids is None or TOKENIZER.encode(self.text[start:].decode())[: len(self.ids)].tolist() == self.ids:
                 self.ids = None
                 return path
             del self.text[start:]

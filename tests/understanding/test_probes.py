@@ -90,9 +90,7 @@ def test_a_story_stands_on_one_side_and_a_probe_that_knows_stories_by_heart_wins
 
 
 def test_sites_are_where_the_readings_say_and_the_bound_is_the_information():
-    model = GPT(
-        ModelConfig(dim=16, heads=2, kv_heads=1, layers=2, context=60, vocab_size=len(rumours.WORDS)), seed=1
-    )
+    model = GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=2, context=60, vocab_size=len(rumours.WORDS)), seed=1)
     readings, place = [], []
     for rumour in rumours.rumours(3000, 8):
         row = np.append(0, rumour.ids)

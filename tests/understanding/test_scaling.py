@@ -86,9 +86,7 @@ def test_a_surface_is_least_squares_at_each_pair_of_exponents():
         theta, rss, _, _ = np.linalg.lstsq(weighted, runs.loss / runs.spread)
         at = np.array([1.0, (5e6 / found.units[0]) ** -p, (8e7 / found.units[1]) ** -q])
         value, variance = found.at(5e6, 8e7)
-        assert found.rss[i, j] == pytest.approx(rss[0]) and (found.a[i, j], found.b[i, j]) == pytest.approx(
-            theta[1:]
-        )
+        assert found.rss[i, j] == pytest.approx(rss[0]) and (found.a[i, j], found.b[i, j]) == pytest.approx(theta[1:])
         assert value[i, j] == pytest.approx(theta @ at)
         assert variance[i, j] == pytest.approx(at @ np.linalg.inv(weighted.T @ weighted) @ at)
 
@@ -96,14 +94,10 @@ def test_a_surface_is_least_squares_at_each_pair_of_exponents():
 def test_a_known_floor_leaves_two_columns():
     runs = noisy(0)
     found = scaling.surface(runs, np.array([0.5]), np.array([0.8]), floor=0.16)
-    columns = (
-        np.stack([(N / found.units[0]) ** -0.5, (M / found.units[1]) ** -0.8], axis=1) / runs.spread[:, None]
-    )
+    columns = np.stack([(N / found.units[0]) ** -0.5, (M / found.units[1]) ** -0.8], axis=1) / runs.spread[:, None]
     theta, rss, _, _ = np.linalg.lstsq(columns, (runs.loss - 0.16) / runs.spread)
     assert found.rss[0, 0] == pytest.approx(rss[0]) and (found.a[0, 0], found.b[0, 0]) == pytest.approx(theta)
-    assert found.freedom == len(N) - 4 and scaling.fit(runs, floor=0.16).interval() == pytest.approx(
-        (0.16, 0.16)
-    )
+    assert found.freedom == len(N) - 4 and scaling.fit(runs, floor=0.16).interval() == pytest.approx((0.16, 0.16))
     at = np.array([(5e6 / found.units[0]) ** -0.5, (8e7 / found.units[1]) ** -0.8])
     assert found.at(5e6, 8e7)[1] == pytest.approx(at @ np.linalg.inv(columns.T @ columns) @ at)
 

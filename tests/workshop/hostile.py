@@ -74,9 +74,7 @@ def forged_info(here, rng):
     run = here / rng.choice(["run", "tuned"])
     folder = checkpoint.find(run)
     info = json.loads((folder / "checkpoint.json").read_text())["info"]
-    name = rng.choice(
-        [*info, "template", "examples", "files", "source", "valid_bits_per_byte", "title", "\x1b[2J\n"]
-    )
+    name = rng.choice([*info, "template", "examples", "files", "source", "valid_bits_per_byte", "title", "\x1b[2J\n"])
     info[name] = rng.choice(STRANGE)
     if rng.random() < 0.2:
         del info[name]
@@ -158,9 +156,7 @@ def spoilt_dialogues(here, rng):
         lines[at][rng.choice(["instruction", "output", "x" * 99_999])] = rng.choice(STRANGE)
     elif way == 2:
         lines[at] = {
-            "messages": spoil_json(
-                [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], rng
-            )
+            "messages": spoil_json([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], rng)
         }
     content = "\n".join(map(json.dumps, lines)).encode()
     file.write_bytes(spoil_bytes(content, rng) if way == 3 else content)
@@ -210,9 +206,7 @@ def outcome(words, closed, folder: Path) -> str:
             resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC * (number > 0)), number)
-            sys.stdin, sys.stdout, sys.stderr = (
-                open(n, "r" if n == 0 else "w", closefd=False) for n in range(3)
-            )
+            sys.stdin, sys.stdout, sys.stderr = (open(n, "r" if n == 0 else "w", closefd=False) for n in range(3))
             os.closerange(3, 50)
             for number in closed:
                 os.close(number)
@@ -230,12 +224,7 @@ def outcome(words, closed, folder: Path) -> str:
     if code not in (0, 2):
         return f"exit code {code}"
     if code == 2 and 2 not in closed:
-        good = (
-            said.startswith("nanoeuler: ")
-            and said.count("\n") == 1
-            and len(said) < 800
-            and said[:-1].isprintable()
-        )
+        good = said.startswith("nanoeuler: ") and said.count("\n") == 1 and len(said) < 800 and said[:-1].isprintable()
         return "refused" if good else f"said {said[:2000]!r}"
     return "refused" if code else f"works, but said {said[:300]!r}" if said else "works"
 
@@ -274,9 +263,7 @@ def main() -> int:
             wrong.append("a file of another folder was changed")
     for name, ends in found.items():
         total = sum(ends.values())
-        print(
-            f"{name:<18} {total:5} commands: {ends['works']:5} worked, {ends['refused']:5} refused in a line"
-        )
+        print(f"{name:<18} {total:5} commands: {ends['works']:5} worked, {ends['refused']:5} refused in a line")
     print(f"{options.files} files, {2 * options.files} commands, {len(wrong)} wrong")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0

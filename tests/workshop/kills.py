@@ -116,9 +116,7 @@ def jobs(base: Path) -> dict[str, Job]:
             ["train", "--quiet", "--resume"],
             same_run,
         ),
-        "train": Job(
-            ["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run
-        ),
+        "train": Job(["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run),
         "sft": Job(["sft", *learn, "--run"], ["sft", "--quiet", "--resume"], same_run),
         "longer": Job([], ["train", "--quiet", "--steps", "9", "--resume"], same_run, start),
         "tokenizer": Job(["tokenizer", "train", "--data", text, "--vocab", "300", "--out"], None, same_file),
@@ -142,9 +140,7 @@ def attempt(job: Job, folder: Path, event: int | None = None, after: float | Non
             seen = _watched(folder, event)
             for number in (1, 2):
                 os.dup2(
-                    os.open(
-                        os.devnull if number == 1 else folder.parent / "stderr", os.O_WRONLY | os.O_CREAT
-                    ),
+                    os.open(os.devnull if number == 1 else folder.parent / "stderr", os.O_WRONLY | os.O_CREAT),
                     number,
                 )
             code = cli.main(words)
@@ -170,9 +166,7 @@ def _watched(folder, event):
             counts = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         else:
             path, counts = (arguments or ("",))[0], name in EVENTS
-        in_folder = (
-            name in ("os.remove", "os.rmdir") and arguments[1] >= 0
-        )  # of an open folder: by shutil.rmtree
+        in_folder = name in ("os.remove", "os.rmdir") and arguments[1] >= 0  # of an open folder: by shutil.rmtree
         if counts and isinstance(path, (str, os.PathLike)) and (in_folder or f"{path}/".startswith(below)):
             seen[0] += 1
             if seen[0] == event:
@@ -186,9 +180,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
 
 
-def check(
-    name: str, job: Job, base: Path, every: int, moments: int, rng: random.Random
-) -> tuple[int, list[str]]:
+def check(name: str, job: Job, base: Path, every: int, moments: int, rng: random.Random) -> tuple[int, list[str]]:
     """Kill one command in all these ways. Returns how often, and a line for each folder that came out wrong."""
     (whole := base / name / "whole").mkdir(parents=True)
     began = time.perf_counter()
@@ -203,9 +195,7 @@ def check(
         try:
             for _ in range(2 if way == "moment" else 1):  # the second time while it goes on
                 status, _ = attempt(job, folder, **options)
-                assert status in (0, signal.SIGKILL), (
-                    f"status {status}: {(folder.parent / 'stderr').read_text()}"
-                )
+                assert status in (0, signal.SIGKILL), f"status {status}: {(folder.parent / 'stderr').read_text()}"
                 killed += status == signal.SIGKILL
                 for step in checkpoint.folders(folder / "out"):
                     checkpoint.load(step, training=True)  # none of them is half a checkpoint
@@ -228,9 +218,7 @@ def main() -> int:
     tqdm.monitor_interval = 0  # nor may a thread of this process hold the lock when a child is forked
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--every", type=int, default=1, help="kill at every n-th file event (default 1)")
-    options.add_argument(
-        "--random", type=int, default=25, help="random moments for each command (default 25)"
-    )
+    options.add_argument("--random", type=int, default=25, help="random moments for each command (default 25)")
     options.add_argument("--seed", type=int, default=0)
     options = options.parse_args()
     rng, total, wrong = random.Random(options.seed), 0, []

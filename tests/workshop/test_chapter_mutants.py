@@ -56,9 +56,7 @@ def test_listed_mutants_are_still_made(number):
 
 
 def test_every_mutant_is_another_program_and_none_comes_twice():
-    source = (
-        "def f(x, y):\n    'Words 1 + 2.'\n    return (x + y) @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])"
-    )
+    source = "def f(x, y):\n    'Words 1 + 2.'\n    return (x + y) @ x.swapaxes(-1, -2) / np.sqrt(x.shape[-1])"
     texts = list(cm.python_mutants(source))
     assert len(texts) > 20
     dumps = [ast.dump(ast.parse(text)) for text in [source, *texts]]
@@ -119,13 +117,9 @@ def said(c):
 @pytest.fixture
 def weak(monkeypatch, tmp_path):
     gap = cm.Gap("check_double", ("double",), said, lambda c, x: c.double(x), lambda rng: rng.normal(size=3))
-    value = cm.Value(
-        "check_pair", "pair", lambda c, v: "right" if len(v) == 2 else "no", lambda c, v: set(v) == {3, 5}
-    )
+    value = cm.Value("check_pair", "pair", lambda c, v: "right" if len(v) == 2 else "no", lambda c, v: set(v) == {3, 5})
     chapter = SimpleNamespace(double=double, pair=lambda: (3, 5), np=np)
-    monkeypatch.setattr(
-        cm, "load", lambda _: (chapter, [gap, value], {"double": "def double(x):\n    return x * 2"})
-    )
+    monkeypatch.setattr(cm, "load", lambda _: (chapter, [gap, value], {"double": "def double(x):\n    return x * 2"}))
     monkeypatch.setattr(cm, "LISTED", tmp_path / "listed.toml")
     (tmp_path / "listed.toml").write_text("")
     return tmp_path / "listed.toml"

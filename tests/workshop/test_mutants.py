@@ -66,9 +66,7 @@ def test_mutants_are_caught_listed_or_named(tree, capsys):
 
 
 def test_a_listed_mutant_that_is_gone_is_stale(tree, capsys):
-    listed = (
-        '[[mutant]]\nmodule = "tiny"\nfunction = "larger"\nold = "return b"\nnew = "return a"\nwhy = ""\n'
-    )
+    listed = '[[mutant]]\nmodule = "tiny"\nfunction = "larger"\nold = "return b"\nnew = "return a"\nwhy = ""\n'
     assert run(tree, listed, "--sample", "0") == 1
     assert "stale" in capsys.readouterr().out
 
@@ -82,9 +80,7 @@ def test_the_draw_is_that_of_the_seed(tree):
 
 
 def test_every_module_has_tests_and_every_listed_mutant_exists():
-    sources = {
-        name: (mutants.ROOT / path).read_text("utf-8") for name, path in mutants.modules(mutants.ROOT).items()
-    }
+    sources = {name: (mutants.ROOT / path).read_text("utf-8") for name, path in mutants.modules(mutants.ROOT).items()}
     for name, path in mutants.modules(mutants.ROOT).items():
         assert mutants.tests_of(path, mutants.ROOT) or "def " not in sources[name], name
     listed = mutants.equivalents(mutants.EQUIVALENT)

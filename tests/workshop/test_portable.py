@@ -118,7 +118,5 @@ def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["portable", "--jobs", "1", str(path)])
     assert portable.main() == 1
     said = capsys.readouterr().out
-    assert (
-        f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
-    )
+    assert f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
     assert f"under 1 of 2: {kernels[1]}, SSE4, 1" in said and "1 cells and tests failed" in said

@@ -17,14 +17,11 @@ from nanoeuler_lib.world.tokens import TokenReader
 def toy(weights=(1.0, 3.0)):
     """A source small enough to list: its texts share beginnings, and a later slot depends on an earlier one."""
     anna, anton = (
-        grammar.Word({"": name, "he": he}, weight=w)
-        for name, he, w in zip(("Anna", "Anton"), ("she", "he"), weights)
+        grammar.Word({"": name, "he": he}, weight=w) for name, he, w in zip(("Anna", "Anton"), ("she", "he"), weights)
     )
 
     def play(tale):
-        tale.say(
-            ("{a} saw {b}.", "{a} and {b} met.", "an ant saw {a} {how}."), a=(anna, anton), b=(anna, anton)
-        )
+        tale.say(("{a} saw {b}.", "{a} and {b} met.", "an ant saw {a} {how}."), a=(anna, anton), b=(anna, anton))
         tale.say(("{a.he} ran.", "{a} ran.", "then {a.he} {how}."))
         return tale
 
@@ -108,16 +105,12 @@ def test_next_tokens_are_those_of_all_texts(vocab_size):
 
 def test_words_are_drawn_in_proportion_to_their_weight():
     texts = listing(*toy())
-    first = {
-        name: sum(p for text, p in texts.items() if text.startswith(name)) for name in (b"Anna", b"Anton")
-    }
+    first = {name: sum(p for text, p in texts.items() if text.startswith(name)) for name in (b"Anna", b"Anton")}
     assert first[b"Anna"] == pytest.approx(2 / 3 * 1 / 4) and first[b"Anton"] == pytest.approx(2 / 3 * 3 / 4)
 
 
 def test_a_fact_is_as_old_as_its_last_telling():
-    people = [
-        grammar.Word({"": name, "he": he}) for name, he in (("Anna", "she"), ("Bert", "he"), ("Cora", "she"))
-    ]
+    people = [grammar.Word({"": name, "he": he}) for name, he in (("Anna", "she"), ("Bert", "he"), ("Cora", "she"))]
     source = grammar.Reader(b"Anna came. It rained. Anna sat. She sat. She and Anna sat. Anna and Anna sat.")
     tale = grammar.Tale(source, {})
     tale.say(("{a} came.",), a=people)

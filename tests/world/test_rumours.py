@@ -17,9 +17,7 @@ def test_the_posterior_is_that_of_all_worlds():
     joint = {}
     for place in PLACES:
         for said in product(PLACES, repeat=3):
-            chances = [
-                RATE[w] if s == place else (1 - RATE[w]) / 11 for w, s in zip(witnesses, said, strict=True)
-            ]
+            chances = [RATE[w] if s == place else (1 - RATE[w]) / 11 for w, s in zip(witnesses, said, strict=True)]
             joint[place, said] = np.prod(chances) / 12
     assert sum(joint.values()) == pytest.approx(1)
     for said in (("boot", "boot", "oven"), ("oven", "hat", "oven"), ("hat", "attic", "chest")):
@@ -71,8 +69,6 @@ def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
         assert np.allclose(laws.sum(axis=1), 1) and (laws[np.arange(len(ids)), ids] > 0).all()
         assert np.array_equal(rumours.corpus(3, seed)[0, 1 : len(rumour.ids) + 1], rumour.ids)
         assert laws[-1, 0] == 1 and posterior(rumour.text)[-1, PLACES.index(rumour.place)] == 1
-    assert (
-        0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5
-    )  # 0.9^9 is 0.39
+    assert 0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5  # 0.9^9 is 0.39
     with pytest.raises(NanoEulerError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
         posterior("Käthe misses the hen . found in oven .")

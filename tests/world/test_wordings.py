@@ -51,17 +51,13 @@ def test_a_wording_is_a_sentence_and_none_is_the_corpus_s():
 def test_no_wording_gives_its_answer_away():
     for _, question, wording, text in everything():
         value = re.sub(VALUE, "", question.answer)
-        told = value.lower() not in wording.lower() and re.search(
-            rf"\b{re.escape(value)}\b", text, re.IGNORECASE
-        )
+        told = value.lower() not in wording.lower() and re.search(rf"\b{re.escape(value)}\b", text, re.IGNORECASE)
         assert not told, (text, question.answer)  # "of the seven" is said whatever the answer
 
 
 def test_no_wording_asks_two_questions_of_a_kind_of_story():
     for kind in world.KINDS:
-        asked = Counter(
-            w for of in LISTS for name, ws in of.items() if name.startswith(f"{kind}:") for w in ws
-        )
+        asked = Counter(w for of in LISTS for name, ws in of.items() if name.startswith(f"{kind}:") for w in ws)
         assert set(asked.values()) == {1}
 
 

@@ -81,9 +81,7 @@ def test_the_answer_is_a_shortest_route():
         )
         assert len(route) == shortest and world.route_reward(problem, problem.answer) == 1.0
         walker = next(str(person) for person in town.PEOPLE if f"can {person} walk" in problem.prompt)
-        news = problem.closed and named(
-            b.removeprefix("the ").removesuffix(" Bridge") for b in problem.closed
-        )
+        news = problem.closed and named(b.removeprefix("the ").removesuffix(" Bridge") for b in problem.closed)
         is_are = "is" if len(problem.closed) == 1 else "are"
         expected = f"{news} {is_are} closed. " if news else ""
         expected += f"How can {walker} walk from {problem.start} to {problem.goal}? "
@@ -164,9 +162,7 @@ def test_what_is_refused():
         ):
             call()
     for size in (0, -3):
-        with pytest.raises(
-            NanoEulerError, match=f"^the corpus is to have {size} bytes, expected at least 1$"
-        ):
+        with pytest.raises(NanoEulerError, match=f"^the corpus is to have {size} bytes, expected at least 1$"):
             world.corpus(size, 0)
     story = world.sample(2)
     size = len(story.text.encode())
@@ -174,9 +170,7 @@ def test_what_is_refused():
         refusal = f"^the tokens have {size + last} bytes in all, expected {size} as the story has$"
         with pytest.raises(NanoEulerError, match=refusal):
             world.token_truth(story.text, [size, last])
-    with pytest.raises(
-        NanoEulerError, match=f"^the story is over at byte {size}, found b' More of i.*' after it$"
-    ):
+    with pytest.raises(NanoEulerError, match=f"^the story is over at byte {size}, found b' More of i.*' after it$"):
         world.parse(story.text + " More of it follows, and more.")
     with pytest.raises(
         NanoEulerError,

@@ -127,9 +127,7 @@ def named_defaults(
     return signature and DEFAULT.sub(lambda found: found[1] or found[2] or "...", signature), returns
 
 
-def shown_by_package(
-    app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict
-) -> bool | None:
+def shown_by_package(app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict) -> bool | None:
     """Skip in a module what its package exports: readers import it from there, and there it is described."""
     module = app.env.temp_data.get("autodoc:module", "")
     while what == "module" and (module := module.rpartition(".")[0]):
@@ -147,9 +145,7 @@ def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
                 line["classes"].append("derived")
 
 
-def plain_type(
-    app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node
-) -> nodes.Node | None:
+def plain_type(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node) -> nodes.Node | None:
     """A type in a signature that has no page, such as another library's, stays text."""
     return content if node.get("refdoc", "").startswith(PAGES) and node["refdomain"] == "py" else None
 

@@ -94,9 +94,7 @@ def check(root: Path) -> tuple[list[str], int, int]:
     paths = [p for p in sorted(root.rglob("*.html")) if "_static" not in p.relative_to(root).parts]
     with ProcessPoolExecutor() as pool:
         pages = dict(zip(paths, pool.map(read, paths), strict=True))
-    problems = [
-        f"{path.relative_to(root)}: {problem}" for path, page in pages.items() for problem in page.problems
-    ]
+    problems = [f"{path.relative_to(root)}: {problem}" for path, page in pages.items() for problem in page.problems]
     find = cache(find_file)  # the sidebar's links stand on every page
     for path, page in pages.items():
         for tag, link, loads in page.links:
@@ -104,8 +102,7 @@ def check(root: Path) -> tuple[list[str], int, int]:
                 problems.append(f"{path.relative_to(root)}: <{tag}> {fault}")
     for path in root.rglob("*.css"):
         problems += [
-            f"{path.relative_to(root)}: loads {link} from outside"
-            for link in CSS_URL.findall(path.read_text())
+            f"{path.relative_to(root)}: loads {link} from outside" for link in CSS_URL.findall(path.read_text())
         ]
     return problems, len(pages), sum(len(page.links) for page in pages.values())
 

@@ -69,9 +69,7 @@ def link_pictures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         picture["scale"] = 100
 
 
-def drop_scripts(
-    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
-) -> None:
+def drop_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """Thebe would fetch its code from another server; MathJax is for pages with formulas. Both are included always."""
     unused = ["thebe"] + ["mathjax"] * ('class="math' not in context.get("body", ""))
     context["script_files"] = [
@@ -88,9 +86,7 @@ def name_folds(app: Sphinx, page: str, template: str, context: dict, doctree: no
         context["body"] = NO_HEADER.sub(r"<td\1></td>", body)
 
 
-def list_parameters(
-    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
-) -> None:
+def list_parameters(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """Sphinx breaks a long signature into a list of definitions without terms, which a screen reader cannot read."""
 
     def lines(found: re.Match) -> str:

@@ -53,9 +53,7 @@ def finish_glossary(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         if chapter in app.env.titles:
             address = app.builder.get_relative_uri(docname, chapter) + f"#{first_id(term)}"
             link = nodes.reference("", app.env.titles[chapter].astext(), refuri=address, internal=True)
-            said = nodes.paragraph(
-                "", "", nodes.Text("Introduced in "), link, nodes.Text("."), classes=["introduced"]
-            )
+            said = nodes.paragraph("", "", nodes.Text("Introduced in "), link, nodes.Text("."), classes=["introduced"])
             next(item.findall(nodes.definition)).append(said)
     letters = {}
     for name, item in entries.items():
@@ -81,9 +79,7 @@ def definitions(app: Sphinx) -> dict[str, str]:
     return app.glossary_definitions
 
 
-def add_definitions(
-    app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None
-) -> None:
+def add_definitions(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """Put the definitions of the terms that a page links to at its end, where no reader and no search sees them."""
     names = {
         link.parent.get("refid") or link.parent["refuri"].rpartition("#")[2]
@@ -106,9 +102,7 @@ def glossary_is_read(app: Sphinx, env: BuildEnvironment, added: set, changed: se
 def setup(app: Sphinx) -> dict:
     app.connect("doctree-read", mark_first_links)
     app.connect("doctree-resolved", finish_glossary)
-    app.connect(
-        "html-page-context", add_definitions, priority=400
-    )  # MathJax asks at 500 whether a page has formulas
+    app.connect("html-page-context", add_definitions, priority=400)  # MathJax asks at 500 whether a page has formulas
     app.connect("env-get-outdated", glossary_is_read)
     app.add_css_file("glossary.css")
     app.add_js_file("glossary.js", loading_method="defer")

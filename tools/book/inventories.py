@@ -49,11 +49,7 @@ def inventory(project: str, version: str, links: list[tuple[str, str, str]]) -> 
         f"# Version: {version}\n"
         "# The remainder of this file is compressed using zlib.\n"
     )
-    rows = [
-        f"{name} {role} 1 {page.replace('$', name)} -\n"
-        for role, page, names in links
-        for name in names.split()
-    ]
+    rows = [f"{name} {role} 1 {page.replace('$', name)} -\n" for role, page, names in links for name in names.split()]
     return header.encode() + zlib.compress("".join(rows).encode(), 9)
 
 

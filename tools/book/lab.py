@@ -86,11 +86,7 @@ class Links:
         if place is None:
             return None
         place = f"#{target}" if place == file else place
-        word = (
-            ""
-            if role == "ref"
-            else {"fig": "Figure ", "eq": "", "tab": "Table "}.get(target[:3].strip("-"), "")
-        )
+        word = "" if role == "ref" else {"fig": "Figure ", "eq": "", "tab": "Table "}.get(target[:3].strip("-"), "")
         words = shown if named else f"({number})" if role == "eq" else word + number
         return f"[{words}]({place})"
 
@@ -106,9 +102,7 @@ class Links:
 def copy_of(notebook: dict, file: str, links: Links) -> dict:
     """The notebook as JupyterLab should show it."""
     cells = [
-        {**cell, "source": links.markdown(numbering.text(cell), file)}
-        if cell["cell_type"] == "markdown"
-        else cell
+        {**cell, "source": links.markdown(numbering.text(cell), file)} if cell["cell_type"] == "markdown" else cell
         for cell in notebook["cells"]
     ]
     return notebook | {"cells": cells}
@@ -123,8 +117,7 @@ def pages(links: Links) -> dict[str, str]:
     entries = sorted(links.entries.items(), key=lambda entry: author_year(entry[1]).lower())
     shown = zip(entries, style.format_entries([entry for _, entry in entries]), strict=True)
     references = [
-        f"(ref-{key})=\n**{author_year(entry)}.** {formatted.text.render(plain)}"
-        for (key, entry), formatted in shown
+        f"(ref-{key})=\n**{author_year(entry)}.** {formatted.text.render(plain)}" for (key, entry), formatted in shown
     ]
     terms = [
         f"({slug(name)})=\n**{name}**: {links.markdown(words, 'glossary.md')}"
@@ -165,9 +158,7 @@ def renew(root: Path = ROOT, work: Path = WORK) -> list[str]:
                 continue
             if mine != old:
                 if new != old:
-                    said.append(
-                        f"work/{path.name}: yours is kept; the book has a newer one (rename yours to get it)"
-                    )
+                    said.append(f"work/{path.name}: yours is kept; the book has a newer one (rename yours to get it)")
                 continue
             said.append(f"work/{path.name}: renewed, you had not changed it")
         there.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", "utf-8")

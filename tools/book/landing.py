@@ -71,9 +71,7 @@ def parts(root: Path = ROOT) -> list[tuple[str, list[Chapter]]]:
         if number not in questions:
             raise LookupError(f"{chapter.name}.ipynb: no question in README.md")
         address = f"../notebooks/{chapter.name}.html"
-        entry = Chapter(
-            number, chapter.title, address, questions[number], tuple(chapter.needs), chapter.length.hours
-        )
+        entry = Chapter(number, chapter.title, address, questions[number], tuple(chapter.needs), chapter.length.hours)
         found.setdefault(chapter.part, []).append(entry)
     return list(found.items())
 
@@ -143,9 +141,7 @@ def chapter_map(root: Path = ROOT) -> str:
                 f'<span class="visually-hidden">{needs}</span></li>'
             )
     arcs = "".join(
-        arc(row_of[need], row_of[chapter.number])
-        for chapter in all_chapters(root).values()
-        for need in chapter.needs
+        arc(row_of[need], row_of[chapter.number]) for chapter in all_chapters(root).values() for need in chapter.needs
     )
     size = f'viewBox="0 0 100 {ROW * len(rows)}" preserveAspectRatio="none"'
     return (
@@ -164,9 +160,7 @@ def y(row: int) -> float:
 def arc(above: int, below: int) -> str:
     """From one row to another, the wider the farther."""
     reach = max(4, 100 - 18 * abs(below - above) ** 0.55)
-    return (
-        f'<path d="M100 {y(above):g} C{reach:.0f} {y(above):g} {reach:.0f} {y(below):g} 100 {y(below):g}"/>'
-    )
+    return f'<path d="M100 {y(above):g} C{reach:.0f} {y(above):g} {reach:.0f} {y(below):g} 100 {y(below):g}"/>'
 
 
 # ---- Ways through the book
@@ -179,9 +173,7 @@ def reading_paths(root: Path = ROOT) -> str:
     for name, (numbers, what) in PATHS.items():
         way = [chapters[number] for number in numbers.split()]
         links = " ".join(f'<a href="{c.address}" title="{html.escape(c.title)}">{c.number}</a>' for c in way)
-        rows.append(
-            f'<tr><th scope="row">{name}</th><td>{what}</td><td>{said(total(way))}</td><td>{links}</td></tr>'
-        )
+        rows.append(f'<tr><th scope="row">{name}</th><td>{what}</td><td>{said(total(way))}</td><td>{links}</td></tr>')
     head = "".join(f'<th scope="col">{name}</th>' for name in ("way", "what for", "hours", "chapters"))
     return (
         '<div class="pst-scrollable-table-container"><table class="table paths">'

@@ -57,9 +57,7 @@ def places(ids: list[int], model: GPT, tokenizer: Tokenizer) -> dict[str, int]:
     text = tokenizer.decode(ids)
     truth = world.token_truth(text, [len(tokenizer.token_bytes[token]) for token in ids])
     with threadpool_limits(1, user_api="blas"):  # a build has other work for the other cores
-        logits = model.logits(np.array([[tokenizer.special_tokens[END_OF_TEXT], *ids]]))[0, :-1].astype(
-            np.float64
-        )
+        logits = model.logits(np.array([[tokenizer.special_tokens[END_OF_TEXT], *ids]]))[0, :-1].astype(np.float64)
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1)
@@ -106,9 +104,7 @@ def english_data(folder: Path) -> tuple[dict, bytes]:
     tensors, floats, weights = [], [], []
     heads, kind = model.config.predict, stored["heads"].dtype
     if (heads, kind) != (1, np.int8):
-        raise NanoEulerError(
-            f"{folder}: has {heads} heads of {kind}, expected 1 of int8: the page reads no other"
-        )
+        raise NanoEulerError(f"{folder}: has {heads} heads of {kind}, expected 1 of int8: the page reads no other")
     for name, array in model.params.items():
         tensors.append((name, *([0, *array.shape][-2:])))
         floats.append(stored.get(f"{name}{int8.SCALE}", stored[name]).astype("<f4").tobytes())

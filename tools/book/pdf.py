@@ -42,9 +42,7 @@ addEventListener("load", () => MathJax.startup.promise.then(() => {
     if (shares[i] < 1) formula.style.fontSize = `${shares[i] * parseFloat(formula.style.fontSize || "100")}%`;
   });
 }));
-""".replace("PRINTED", "13.33").replace(
-    "WIDTH", "600"
-)  # pixels: the letters and the column of custom.css on paper
+""".replace("PRINTED", "13.33").replace("WIDTH", "600")  # pixels: the letters and the column of custom.css on paper
 
 
 def chromium() -> str | None:
@@ -79,11 +77,7 @@ def article(site: Path, page: str, all_pages: list[str]):
         tag["id"] = anchor(page, tag["id"])
     for link in found.select("a[href]"):
         url = urlsplit(link["href"])
-        path = (
-            posixpath.normpath(posixpath.join(posixpath.dirname(page), url.path))
-            if url.path
-            else f"{page}.html"
-        )
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), url.path)) if url.path else f"{page}.html"
         target = path.removesuffix(".html")
         if not url.scheme and target in all_pages:
             link["href"] = f"#{anchor(target, url.fragment)}"
@@ -141,9 +135,7 @@ def whole(site: Path, all_pages: list[str], captions: dict[str, str] | None = No
     soup.head.append(fit)
     for page in all_pages:  # the first page may have no formula, and then no MathJax
         if not mathjax(soup):
-            soup.head.extend(
-                mathjax(BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser"))
-            )
+            soup.head.extend(mathjax(BeautifulSoup((site / f"{page}.html").read_text("utf-8"), "html.parser")))
     return str(soup)
 
 
@@ -180,9 +172,7 @@ def finish(target: Path, titles: dict[str, str]) -> int:
     with pikepdf.open(target, allow_overwriting_input=True) as book:
         numbers = {page.objgen: number for number, page in enumerate(book.pages, 1)}
         first = page_of(book, CONTENTS, numbers)
-        font = book.make_indirect(
-            pikepdf.Dictionary(Type=NAME.Font, Subtype=NAME.Type1, BaseFont=NAME.Helvetica)
-        )
+        font = book.make_indirect(pikepdf.Dictionary(Type=NAME.Font, Subtype=NAME.Type1, BaseFont=NAME.Helvetica))
         lines = [line for line in linked(book, book.pages[first - 1], numbers).values() if line[0] > first]
         for page in book.pages[first - 1 : min(lines)[0] - 1]:
             lines = [line for line in linked(book, page, numbers).values() if line[0] > first]

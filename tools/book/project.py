@@ -61,9 +61,7 @@ class Project:
         for name in ("repository", "book"):
             url = getattr(self, name)
             if url and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)*/?", url):
-                raise ValueError(
-                    f"{name} is {url!r}, expected an address that begins with https://, or nothing"
-                )
+                raise ValueError(f"{name} is {url!r}, expected an address that begins with https://, or nothing")
             object.__setattr__(self, name, url.rstrip("/"))
         for name in self.launch:
             if name not in LAUNCHERS:

@@ -14,8 +14,7 @@ def author_year(entry: Entry) -> str:
     """How the text cites the entry: one or two authors by name, more of them by the first."""
     people = entry.persons.get("author") or entry.persons["editor"]
     names = [
-        str(Text.from_latex(" ".join([*who.prelast_names, *who.last_names]))).replace("\xa0", " ")
-        for who in people
+        str(Text.from_latex(" ".join([*who.prelast_names, *who.last_names]))).replace("\xa0", " ") for who in people
     ]
     return f"{' and '.join(names) if len(names) < 3 else f'{names[0]} et al.'}, {entry.fields['year']}"
 
@@ -28,9 +27,7 @@ def list_references(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         items = nodes.bullet_list(classes=["references"])
         for node in place:
             citation = entries[node["ids"][0]]
-            text = nodes.paragraph(
-                "", "", nodes.strong("", f"{author_year(citation.entry)}. "), *node[1].children
-            )
+            text = nodes.paragraph("", "", nodes.strong("", f"{author_year(citation.entry)}. "), *node[1].children)
             text += back_links(app, docname, citation.key)
             items += nodes.list_item("", text, ids=node["ids"])
         place.replace_self(items)
@@ -47,7 +44,5 @@ def back_links(app: Sphinx, docname: str, key: str) -> list[nodes.Node]:
         title = app.env.titles[page].astext()
         name = re.split(r"\s", title)[0] if numbering.chapter(page) else title
         uri = f"{app.builder.get_relative_uri(docname, page)}#{places[page]}"
-        found += [nodes.Text(", ")] * (n > 0) + [
-            nodes.reference("", name, internal=True, refuri=uri, reftitle=title)
-        ]
+        found += [nodes.Text(", ")] * (n > 0) + [nodes.reference("", name, internal=True, refuri=uri, reftitle=title)]
     return found + [nodes.Text(".")] * bool(found)

@@ -51,8 +51,7 @@ def sections(doctree: nodes.document) -> list[list[str]]:
 
     read(doctree, {"text": [], "code": set()})
     return [
-        [*entry["head"], " ".join("".join(entry["text"]).split()), " ".join(sorted(entry["code"]))]
-        for entry in found
+        [*entry["head"], " ".join("".join(entry["text"]).split()), " ".join(sorted(entry["code"]))] for entry in found
     ]
 
 

@@ -227,14 +227,10 @@ def write(course: Path, chapter: str, table: list[dict], known: roster.Roster | 
 if __name__ == "__main__":
     chapter, folder, students, due = (sys.argv[1:] + [""] * 4)[:4]
     if not chapter or not (folder or earlier(COURSE / f"grades-{chapter}.csv")):
-        sys.exit(
-            "which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE"
-        )
+        sys.exit("which chapter, and where are the submissions? make autograde CH=08 FROM=FOLDER STUDENTS=FILE")
     warnings.simplefilter("ignore", FutureWarning)  # nbformat's, of cells without ids or with equal ones
     paths = [Path(text) if text else None for text in (folder, students)]
     table = grade(chapter, paths[0], students=paths[1], due=due)
     print(COURSE / f"grades-{chapter}.csv")
     if any(line["waiting for a person"] for line in table):
-        print(
-            "points that wait for a person are in no total yet: give them in Formgrader, then type this again"
-        )
+        print("points that wait for a person are in no total yet: give them in Formgrader, then type this again")

@@ -31,9 +31,7 @@ pre {{ background: #f4f4f4; color: #111; padding: .6rem; overflow: auto; white-s
 def write(path: Path, notebook: Path, title: str, line: dict, graded: dict[str, dict]) -> None:
     """Write the page. line: the student's row of the table. graded: of each graded cell score, of, waiting, comment."""
     cells = nbformat.read(notebook, as_version=4).cells
-    waiting = (
-        f", and {line['waiting for a person']:g} that a person gives" if line["waiting for a person"] else ""
-    )
+    waiting = f", and {line['waiting for a person']:g} that a person gives" if line["waiting for a person"] else ""
     late = f" Days late: {line['late days']}." if str(line["late days"]) not in ("", "0") else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(

@@ -37,9 +37,7 @@ STUDENT = "student"  # Gradescope knows the name
 # ---- The zip
 
 
-def pack(
-    chapter: str, seed: Path | None = None, students: Path | None = None, out: Path | None = None
-) -> Path:
+def pack(chapter: str, seed: Path | None = None, students: Path | None = None, out: Path | None = None) -> Path:
     """Write the zip of a chapter's notebook, or with a file that holds a seed that of its paper."""
     kind = "paper" if seed else "chapter"
     out = out or ROOT / "_build" / "gradescope" / f"{kind}-{chapter}.zip"
@@ -72,9 +70,7 @@ def _ignored(path: Path) -> dict:
 
 def _secrets(box: Path, chapter: str, seed: Path, students: Path | None) -> None:
     if students is None:
-        raise NanoEulerError(
-            "a paper depends on its student's name: STUDENTS=FILE, the list they were handed out with"
-        )
+        raise NanoEulerError("a paper depends on its student's name: STUDENTS=FILE, the list they were handed out with")
     text = seed.read_text("utf-8").strip()
     papers.paper(chapter, text, "")  # a wrong chapter is told here
     if len(text) < 12:
@@ -128,8 +124,7 @@ def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
     problems = papers.paper(chapter, seed, student)
     marks = papers.grade(chapter, seed, student, found.path, user)
     tests = [
-        _test(f"{m.problem}: {p.title}", m.points, m.of, m.said or "Right.")
-        | {"visibility": "after_published"}
+        _test(f"{m.problem}: {p.title}", m.points, m.of, m.said or "Right.") | {"visibility": "after_published"}
         for p, m in zip(problems, marks, strict=True)
     ]
     return {"output": f"{found.path.name} of {student} was taken in. {found.remark}".strip(), "tests": tests}
@@ -139,9 +134,7 @@ def whose(users: list[dict], known: roster.Roster) -> str:
     """The name on the roster of the one who handed in, by address or by name."""
     names = [str(user.get("name") or user.get("email")) for user in users]
     if len(users) != 1:
-        raise NanoEulerError(
-            f"handed in by {', '.join(names) or 'nobody'}, expected one student: papers differ"
-        )
+        raise NanoEulerError(f"handed in by {', '.join(names) or 'nobody'}, expected one student: papers differ")
     email = str(users[0].get("email") or "")
     for spelling in (email, email.partition("@")[0], names[0]):
         found = known.matches(spelling) if roster.fold(spelling) else []

@@ -25,9 +25,7 @@ def defines(cell) -> set[str]:
     """What a code cell defines at its outer level, or which kernels; it need not be Python that can be read."""
     if cell.cell_type != "code":
         return set()
-    return {name for found in DEFINED.findall(cell.source) for name in found if name} | {
-        *KERNEL.findall(cell.source)
-    }
+    return {name for found in DEFINED.findall(cell.source) for name in found if name} | {*KERNEL.findall(cell.source)}
 
 
 def asked(wanted) -> set[str]:
@@ -94,9 +92,7 @@ def _unmarked(cells: list, release: list, wanted):
     by_id = [cell for cell in free if wanted.get("id") and cell.get("id") == wanted.id]
     by_text = [cell for cell in free if cell.source.strip() == wanted.source.strip()]
     names = asked(wanted)
-    if (
-        not wanted.metadata.nbgrader.grade
-    ):  # a gap may have been merged behind a check, which is put back then
+    if not wanted.metadata.nbgrader.grade:  # a gap may have been merged behind a check, which is put back then
         free = [cell for cell in cells if not mark(cell) or mark(cell).endswith("-check")]
     by_name = [cell for cell in free if names and names <= defines(cell)]
     if candidates := by_id or by_name or by_text:

@@ -38,9 +38,7 @@ def statements(cell, number: int) -> list[Statement]:
     magic, _, text = cell.source.partition("\n")
     if magic in ("%%cuda", "%%cuda --cpu"):
         names, where = KERNEL.findall(text), ', where="cpu"' if magic.endswith("--cpu") else ""
-        source = f'made = cuda.module(r"""\n{text}\n"""{where})\n' + "\n".join(
-            f'{n} = made["{n}"]' for n in names
-        )
+        source = f'made = cuda.module(r"""\n{text}\n"""{where})\n' + "\n".join(f'{n} = made["{n}"]' for n in names)
         return [Statement(number, 1, source, frozenset(names), frozenset({"cuda"}))]
     text = python(cell)
     lines, found = text.split("\n"), []
@@ -93,8 +91,7 @@ def reads(source: str) -> frozenset:
         found = {
             s.get_name()
             for s in table.get_symbols()
-            if (s.is_referenced() or s.get_name() in added)
-            and (s.is_global() or table.get_type() == "module")
+            if (s.is_referenced() or s.get_name() in added) and (s.is_global() or table.get_type() == "module")
         }
         return found.union(*map(of, table.get_children()))
 
@@ -132,7 +129,5 @@ class Bindings:
                 chosen.add(statement)
                 asked += [(n, (statement.cell, math.inf)) for n in statement.reads - statement.binds]
                 if not statement.is_definition:  # `x += 1`: the x before it
-                    asked += [
-                        (n, (statement.cell, statement.line - 1)) for n in statement.reads & statement.binds
-                    ]
+                    asked += [(n, (statement.cell, statement.line - 1)) for n in statement.reads & statement.binds]
         return sorted(chosen)

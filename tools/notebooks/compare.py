@@ -23,9 +23,7 @@ class Output(str):
     """An output's text. Two are equal if they differ at most in numbers, each by one unit of its last digit."""
 
     __hash__ = str.__hash__
-    seen: Callable[[list[str]], object] = staticmethod(
-        list
-    )  # told the numbers that differ, where two are equal
+    seen: Callable[[list[str]], object] = staticmethod(list)  # told the numbers that differ, where two are equal
 
     def __eq__(self, other):
         found = differences(self, other)
@@ -79,9 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from nbval.plugin import IPyNbCell
 
         clean = IPyNbCell.sanitize
-        IPyNbCell.sanitize = lambda cell, text: _output(
-            clean(cell, text), cell
-        )  # nbval compares what this returns
+        IPyNbCell.sanitize = lambda cell, text: _output(clean(cell, text), cell)  # nbval compares what this returns
         compare = IPyNbCell.compare_outputs
         IPyNbCell.compare_outputs = lambda cell, test, ref, skip_compare=None: (
             compare(cell, test, ref, skip_compare) or _tell(cell, test, ref)

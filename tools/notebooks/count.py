@@ -34,9 +34,7 @@ FOLDS = {"hide-input", "hide-cell", "remove-input", "remove-cell", "check", "sol
 BOX = re.compile(r"^(?P<fence>`{3,}|:{3,})(?P<kind>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.S | re.M)
 DROPPED = re.compile(r"\{(?:list-table|code\S*)\}|[a-z+]*$")
 FOLDED = re.compile(r"(?::[\w-]+:[^\n]*\n)*:class:[^\n]*\b(?:dropdown|here)\b")
-FORMULA = re.compile(
-    r"\s*(?:\$\$(.+?)\$\$|\$([^$]+)\$|\\begin\{(\w+\*?)\}(.+?)\\end\{\3\})(?:\s*(?=\s))?", re.S
-)
+FORMULA = re.compile(r"\s*(?:\$\$(.+?)\$\$|\$([^$]+)\$|\\begin\{(\w+\*?)\}(.+?)\\end\{\3\})(?:\s*(?=\s))?", re.S)
 MARKUP = re.compile(r"^\([\w-]+\)=$|^:[\w-]+:.*$|\]\([^)]*\)", re.M)
 CODE = re.compile(r"`[^`\n]+`")
 ROLE = re.compile(r"\{[\w:]+\}`(?:([^`<]*?)\s*<[^`>]+>|([^`]+))`")
@@ -134,9 +132,7 @@ def parts(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, nbformat.Noteb
 
 def seen(cell: nbformat.NotebookNode) -> int:
     """The lines of a code cell that a reader sees."""
-    folded = cell.metadata.get("jupyter", {}).get("source_hidden") or FOLDS & set(
-        cell.metadata.get("tags", ())
-    )
+    folded = cell.metadata.get("jupyter", {}).get("source_hidden") or FOLDS & set(cell.metadata.get("tags", ()))
     return 0 if folded else sum(bool(line.strip()) for line in cell.source.split("\n"))
 
 

@@ -29,9 +29,7 @@ class Chapter:
     facts: dict[str, str]  # name of the row: its Markdown
     length: count.Length
     points: int  # of all marks of nbgrader
-    exercises: dict[str, tuple[str, bool]] = field(
-        default_factory=dict
-    )  # label: title, and whether it is open
+    exercises: dict[str, tuple[str, bool]] = field(default_factory=dict)  # label: title, and whether it is open
 
     @property
     def number(self) -> str:
@@ -66,8 +64,6 @@ def read(path: Path, part: str = "") -> Chapter:
     points = sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in notebook.cells)
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     exercises = {
-        label: (title, "Rubric" in text)
-        for source in texts
-        for _, title, label, text in EXERCISE.findall(source)
+        label: (title, "Rubric" in text) for source in texts for _, title, label, text in EXERCISE.findall(source)
     }
     return Chapter(path.stem, maps.title(notebook), part, facts, count.count(notebook), points, exercises)

@@ -60,15 +60,11 @@ def check_cell(cell: str, module: str | list[str] | None, part: bool, root: Path
         for path in [module] if isinstance(module, str) else module:
             truth |= cpp_definitions((root / path).read_text())
     else:
-        shown, truth = (
-            python_definitions(source, part) for source in (cell, module_path(module, root).read_text())
-        )
+        shown, truth = (python_definitions(source, part) for source in (cell, module_path(module, root).read_text()))
     if not shown:
         raise LookupError("tagged mirror, but it defines nothing")
     lines, problems = cell.splitlines(), []
-    for name, ours in sorted(
-        shown.items(), key=lambda item: -item[1].first
-    ):  # bottom up: line numbers stay valid
+    for name, ours in sorted(shown.items(), key=lambda item: -item[1].first):  # bottom up: line numbers stay valid
         if name not in truth:
             raise LookupError(f"{name} is not in {module}")
         theirs = truth[name]
@@ -102,8 +98,7 @@ class Text:
     def shows(self, other: "Text") -> bool:
         """Equal but for docstrings that stop early."""
         return self.brief == other.brief and all(
-            mine == theirs[: len(mine)]
-            for mine, theirs in zip(self.docstrings, other.docstrings, strict=True)
+            mine == theirs[: len(mine)] for mine, theirs in zip(self.docstrings, other.docstrings, strict=True)
         )
 
 
@@ -158,9 +153,7 @@ class Lines:
 
 def cpp_definitions(source: str) -> dict[str, Lines]:
     """Every function, struct and #define that starts at the left margin; not a declaration, nor the comment above."""
-    code = blank_comments(
-        "\n" + source.partition("\n")[2] if source.startswith("%%") else source, strings=True
-    )
+    code = blank_comments("\n" + source.partition("\n")[2] if source.startswith("%%") else source, strings=True)
     found, lines, number = {}, source.splitlines(), 0
     rows = code.splitlines()
     while number < len(rows):
@@ -194,9 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="copy the library's text into the cells")
     write = parser.parse_args().write
-    problems = [
-        p for path in sorted((ROOT / "notebooks").glob("*.ipynb")) for p in check_notebook(path, write)
-    ]
+    problems = [p for path in sorted((ROOT / "notebooks").glob("*.ipynb")) for p in check_notebook(path, write)]
     print(*problems, sep="\n", end="\n" if problems else "")
     return bool(problems)
 

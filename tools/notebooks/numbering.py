@@ -20,9 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = re.compile(r"(\d\d|A\d+)_")
 FRONT = re.compile(r"\A---\n.*?\n---\n\n?", re.S)
-CAPTION = re.compile(
-    r"\A:::\{figure\}\n:label: (?P<name>\S+)\n\n(?P<caption>(?:(?!\n:::).)+)\n:::\s*\Z", re.S
-)
+CAPTION = re.compile(r"\A:::\{figure\}\n:label: (?P<name>\S+)\n\n(?P<caption>(?:(?!\n:::).)+)\n:::\s*\Z", re.S)
 EQUATION = re.compile(r"^(`{3,}|:{3,})\{math\}\n((?::\w+:.*\n)*:label: .+\n)", re.M)
 PROOF = re.compile(r"^((?:`{3,}|:{3,})\{prf:proof\}.*\n)", re.M)
 NUMBERED = re.compile(
@@ -104,9 +102,7 @@ def in_jupyterlab(notebook: dict) -> dict[str, str]:
     for cell in notebook["cells"]:
         for match in NUMBERED.finditer(text(cell)) if cell["cell_type"] == "markdown" else ():
             label = re.search(r"^:label: *(\S+)", match["options"], re.M)
-            if ":nonumber:" in match["options"] or (
-                match["kind"] == "math" and ":enumerated:" not in match[0]
-            ):
+            if ":nonumber:" in match["options"] or (match["kind"] == "math" and ":enumerated:" not in match[0]):
                 continue
             counts[match["kind"]] += 1
             if label:

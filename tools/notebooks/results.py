@@ -21,9 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "data" / "results"
 
 
-def save(
-    name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None
-) -> Path:
+def save(name: str, config: dict, rows: list[dict], folder: Path = FOLDER, made_on: dict | None = None) -> Path:
     """Write data/results/<name>.json: the rows, the config that made them, commit, date and machine.
 
     made_on: the machine, where it is another one than this.

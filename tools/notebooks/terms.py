@@ -17,9 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 TERM = re.compile(r"\{term\}`(?:[^`<]*<([^`>]+)>|([^`]+))`")
-MATH = re.compile(
-    r"\$\$.+?\$\$|\$[^$]+\$|\\begin\{(align\*?|equation\*?)\}.+?\\end\{\1\}|```\{math\}.+?```", re.DOTALL
-)
+MATH = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\begin\{(align\*?|equation\*?)\}.+?\\end\{\1\}|```\{math\}.+?```", re.DOTALL)
 # The map of chapters, the facts at the head, captions, titles and links to chapters may name what comes later.
 NOT_PROSE = re.compile(
     r"^:::\{(?:admonition\} You are here|figure\}).+?^:::$|^```\{list-table\}.+?^```$|^#[^\n]*$"
@@ -67,9 +65,7 @@ def glossary_terms(text: str) -> list[str]:
     """The terms of the glossary directive: lines at the left margin inside it."""
     body = re.search(r"^(`{3,}|:{3,})\{glossary\}[^\n]*\n(.*?)^\1", text, re.DOTALL | re.M)
     lines = body[2].splitlines() if body else []
-    return [
-        line.strip() for line in lines if line.strip() and not line[0].isspace() and not line.startswith(":")
-    ]
+    return [line.strip() for line in lines if line.strip() and not line[0].isspace() and not line.startswith(":")]
 
 
 def notation_symbols(text: str) -> list[tuple[str, str]]:
@@ -96,12 +92,8 @@ def term_problems(terms: list[str], book: list[Chapter]) -> list[str]:
             prose = chapter.prose
             introduced, used = prose.find(link), plain.search(prose)
             if used and (introduced < 0 or used.start() < introduced):
-                line = " ".join(
-                    prose[max(0, used.start() - 40) : used.end() + 30].replace("\x00", "").split()
-                )
-                problems.append(
-                    f"{chapter.name}: {term!r} is used before its first {{term}} link: ...{line}..."
-                )
+                line = " ".join(prose[max(0, used.start() - 40) : used.end() + 30].replace("\x00", "").split())
+                problems.append(f"{chapter.name}: {term!r} is used before its first {{term}} link: ...{line}...")
             if used or introduced >= 0:
                 break
     return problems
@@ -119,9 +111,7 @@ def symbol_problems(symbols: list[tuple[str, str]], book: list[Chapter]) -> list
         problems += [
             f"{chapter.name}: ${symbol}$ is used before {label}, which introduces it"
             for chapter in book[:at]
-            if pattern.search(
-                re.sub(r"\\(?:text|mathrm|mathcal|operatorname)\{[^}]*\}", " ", chapter.mathematics)
-            )
+            if pattern.search(re.sub(r"\\(?:text|mathrm|mathcal|operatorname)\{[^}]*\}", " ", chapter.mathematics))
         ]
     return problems
 

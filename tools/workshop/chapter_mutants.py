@@ -81,9 +81,7 @@ class Mutant:
     answer: str
     old: str
     new: str
-    content: Any = field(
-        compare=False, hash=False
-    )  # the text of the changed function or kernels, or the value
+    content: Any = field(compare=False, hash=False)  # the text of the changed function or kernels, or the value
 
     def key(self, chapter: str) -> tuple[str, str, str, str]:
         return chapter, self.answer, self.old, self.new
@@ -104,17 +102,9 @@ DRAWING = {"rng", "draw", "generator"}  # a random function's draws are given, n
 
 def number(node: ast.AST) -> int | float | None:
     """The value of a literal number, its sign included."""
-    if (
-        isinstance(node, ast.UnaryOp)
-        and isinstance(node.op, ast.USub)
-        and (n := number(node.operand)) is not None
-    ):
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and (n := number(node.operand)) is not None:
         return -n
-    if (
-        isinstance(node, ast.Constant)
-        and isinstance(node.value, int | float)
-        and not isinstance(node.value, bool)
-    ):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return node.value
     return None
 
@@ -181,23 +171,17 @@ def in_other_words(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
     match statement:
         case ast.AugAssign() | ast.Expr(value=ast.Call()):
             yield [ast.Pass()]
-        case ast.Assign(
-            targets=[ast.Name(id=name)], value=ast.BinOp(left=ast.Name(id=left), op=op, right=right)
-        ):
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp(left=ast.Name(id=left), op=op, right=right)):
             in_place = ast.AugAssign(ast.Name(left, ast.Store()), op, right)
             yield (
-                [in_place]
-                if left == name
-                else [in_place, ast.Assign(statement.targets, ast.Name(left, ast.Load()))]
+                [in_place] if left == name else [in_place, ast.Assign(statement.targets, ast.Name(left, ast.Load()))]
             )
         case ast.If(body=body, orelse=orelse):
             yield body
             yield orelse or [ast.Pass()]
         case ast.Return(value=ast.expr() as value):
             parts = value.elts if isinstance(value, ast.Tuple) else [value]
-            rebuilt = lambda new: [
-                ast.Return(ast.Tuple(new, ast.Load()) if isinstance(value, ast.Tuple) else new[0])
-            ]
+            rebuilt = lambda new: [ast.Return(ast.Tuple(new, ast.Load()) if isinstance(value, ast.Tuple) else new[0])]
             for i, part in enumerate(parts):
                 for text in (
                     "-({})",
@@ -224,9 +208,7 @@ def python_mutants(source: str, sizes: dict[str, set[int]] | None = None) -> Ite
     def texts():
         for parent, key, i, node in places(body, function):
             if isinstance(node, ast.expr):
-                alike = next(
-                    (s for s in (names, *shapes) if isinstance(node, ast.Name) and node.id in s), names
-                )
+                alike = next((s for s in (names, *shapes) if isinstance(node, ast.Name) and node.id in s), names)
                 for new in instead(node, alike):
                     yield with_change(tree, parent, key, i, [new])
             elif isinstance(node, ast.stmt):
@@ -265,17 +247,14 @@ def places(body: list, function: ast.AST) -> Iterator[tuple]:
             waiting += [
                 (node, name, j if isinstance(value, list) else None, child)
                 for j, child in enumerate(below)
-                if isinstance(child, ast.AST)
-                and name not in ("targets", "target", "func", "annotation", "returns")
+                if isinstance(child, ast.AST) and name not in ("targets", "target", "func", "annotation", "returns")
             ]
             if name == "func" and isinstance(value, ast.Attribute):
                 waiting.append((value, "value", None, value.value))
 
 
 def drawing(node):
-    return isinstance(node, ast.Call) and bool(
-        DRAWING & {n.id for n in ast.walk(node.func) if isinstance(n, ast.Name)}
-    )
+    return isinstance(node, ast.Call) and bool(DRAWING & {n.id for n in ast.walk(node.func) if isinstance(n, ast.Name)})
 
 
 def with_change(tree, parent, key, i, new):
@@ -379,9 +358,7 @@ def value_mutants(value: Any) -> Iterator[Any]:
             parts = list(value)
             kind = type(value)
             yield from (
-                kind(parts[:i] + [new] + parts[i + 1 :])
-                for i, p in enumerate(parts)
-                for new in value_mutants(p)
+                kind(parts[:i] + [new] + parts[i + 1 :]) for i, p in enumerate(parts) for new in value_mutants(p)
             )
             yield from map(kind, pairs_swapped(parts))
             yield from (kind(parts[:-1]), kind(parts[1:]), kind(parts + parts[-1:]), kind())
@@ -393,11 +370,7 @@ def value_mutants(value: Any) -> Iterator[Any]:
 def same(a: Any, b: Any, rtol: float = 1e-9) -> bool:
     """Whether two results agree: type of structure, shape, dtype, NaN, and value up to rounding."""
     if isinstance(a, tuple | list) or isinstance(b, tuple | list):
-        return (
-            type(a) is type(b)
-            and len(a) == len(b)
-            and all(same(x, y, rtol) for x, y in zip(a, b, strict=True))
-        )
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y, rtol) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key], rtol) for key in a)
     if not isinstance(a, np.ndarray | np.generic | float):
@@ -436,9 +409,7 @@ def changed_chapter(chapter: SimpleNamespace, mutant: Mutant) -> SimpleNamespace
     return SimpleNamespace(**names)
 
 
-def attempt(
-    gap: Gap | Value, chapter: SimpleNamespace, mutant: Mutant, seed: int = 0, draws: int = DRAWS
-) -> str:
+def attempt(gap: Gap | Value, chapter: SimpleNamespace, mutant: Mutant, seed: int = 0, draws: int = DRAWS) -> str:
     """ "rejected", "equivalent" or "survived"."""
     if isinstance(gap, Value):
         if gap.verdict(chapter, copy.deepcopy(mutant.content)) != "right":
@@ -588,9 +559,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
     rows: dict[str, Counter] = {}
-    for check, mutant, verdict in tried(
-        given.chapter, given.sample, given.seed, given.processes, given.check
-    ):
+    for check, mutant, verdict in tried(given.chapter, given.sample, given.seed, given.processes, given.check):
         rows.setdefault(check, Counter())[verdict] += 1
         if verdict == "survived":
             values = zip(("module", "function", "old", "new"), mutant.key(given.chapter), strict=True)

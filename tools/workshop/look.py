@@ -21,9 +21,7 @@ from tools.book import lab, pdf
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references", "404"]
-PAGES += [
-    f"notebooks/{name}" for name in ("00_start_here", "06_attention", "12_pretraining", "23_first_kernels")
-]
+PAGES += [f"notebooks/{name}" for name in ("00_start_here", "06_attention", "12_pretraining", "23_first_kernels")]
 CHAPTERS = ["00_start_here", "06_attention", "23_first_kernels"]
 WIDTHS = {1400: 900, 820: 1180, 390: 844}
 HEIGHT = 5000

@@ -179,9 +179,7 @@ def equivalents(file: Path) -> dict[tuple, str]:
     """The listed mutants, key: reason."""
     with open(file, "rb") as handle:
         entries = tomllib.load(handle).get("mutant", [])
-    return {
-        tuple(entry[name] for name in ("module", "function", "old", "new")): entry["why"] for entry in entries
-    }
+    return {tuple(entry[name] for name in ("module", "function", "old", "new")): entry["why"] for entry in entries}
 
 
 def stale(listed: dict, makers: Mapping[str, Sequence[Callable]]) -> list[tuple]:
@@ -216,9 +214,7 @@ class Bench:
         self.clock, self.out_of_time = time.time(), 0
         for number in range(processes):
             copy = folder / str(number)
-            shutil.copytree(
-                root, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "_build", "__pycache__")
-            )
+            shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "_build", "__pycache__"))
             self.copies.put(copy)
 
     def passes(self, tests: Mapping[str, int], path: Path | None = None, text: str = "") -> bool:
@@ -297,9 +293,7 @@ def table(rows: Mapping[str, Counter]) -> str:
         tried = row["caught"] + row["survived"]
         share = f"{row['caught'] / tried:7.1%}" if tried else f"{'-':>7}"
         total = tried + row["equivalent"]
-        lines.append(
-            f"{name:<12} {total:>8} {row['caught']:>8} {row['survived']:>8} {row['equivalent']:>10} {share}"
-        )
+        lines.append(f"{name:<12} {total:>8} {row['caught']:>8} {row['survived']:>8} {row['equivalent']:>10} {share}")
     return "\n".join(lines)
 
 
@@ -344,9 +338,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, listed: Path
             for number, (mutant, verdict) in enumerate(pool.map(attempt, mutants), 1):
                 rows[mutant.module][verdict] += 1
                 if verdict == "survived":
-                    print(
-                        f"survived: {paths[mutant.module]}, {mutant.function}\n{_listing(mutant)}", flush=True
-                    )
+                    print(f"survived: {paths[mutant.module]}, {mutant.function}\n{_listing(mutant)}", flush=True)
                 if number % 25 == 0:
                     survived = sum(row["survived"] for row in rows.values())
                     print(f"{number} tried, {survived} survived", flush=True)

@@ -43,9 +43,7 @@ TARGETS = ("aarch64-macos", "x86_64-macos")
 def compilers() -> list[str]:
     """The commands of all compilers here, each version once."""
     found = {}
-    for name in [
-        f"{name}{tail}" for name in ("g++", "clang++") for tail in ("", *(f"-{n}" for n in range(9, 30)))
-    ]:
+    for name in [f"{name}{tail}" for name in ("g++", "clang++") for tail in ("", *(f"-{n}" for n in range(9, 30)))]:
         if path := shutil.which(name):
             found.setdefault(os.path.realpath(path), name)
     zig = subprocess.run([sys.executable, "-m", "ziglang", "version"], capture_output=True, check=False)
@@ -75,9 +73,7 @@ def row(compiler: str, python: str, how: str) -> list:
         options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True, "check": False}
         cold = subprocess.run([python, "-c", FIRST], **options)
         run = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], **options)
-        machine = subprocess.run(
-            [python, "-c", "import platform; print(platform.machine())"], **options
-        ).stdout
+        machine = subprocess.run([python, "-c", "import platform; print(platform.machine())"], **options).stdout
     summary = run.stdout.strip().split("\n")[-1]
     counts = [(re.search(rf"(\d+) {what}", summary) or [0, 0])[1] for what in ("passed", "failed", "skipped")]
     for line in run.stdout.split("\n"):
@@ -114,15 +110,11 @@ def built(compiler: str, target: str) -> list:
             ]
             subprocess.run(made, check=True)
             for name, text in texts.items():
-                exports = "\n".join(
-                    f"NANOEULER_EXPORT_KERNEL({i}, {s.name})" for i, s in enumerate(signatures(text))
-                )
+                exports = "\n".join(f"NANOEULER_EXPORT_KERNEL({i}, {s.name})" for i, s in enumerate(signatures(text)))
                 prepared = prepare(name, text, c.KERNELS).prepared
                 Path(source).write_text(f'#include "device.h"\n{prepared}\n{exports}\n', "utf-8")
                 include = [f"-I{c.INCLUDE / 'cpu'}", f"-I{c.INCLUDE}"]
-                compiled = subprocess.run(
-                    [*zig, *c.COMMON, *flags, *include, "-c", source, "-o", kernel], check=False
-                )
+                compiled = subprocess.run([*zig, *c.COMMON, *flags, *include, "-c", source, "-o", kernel], check=False)
                 linked = subprocess.run([*zig, "-shared", kernel, runtime, "-o", library], check=False)
                 passed += compiled.returncode == linked.returncode == 0
     system = "macOS arm64" if target.startswith("aarch64") else "macOS x86_64"
@@ -130,9 +122,7 @@ def built(compiler: str, target: str) -> list:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.workshop.platforms", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.workshop.platforms", description=__doc__.split("\n")[0])
     parser.add_argument("--cxx", action="append", help="a compiler's command; by default all that are here")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the tests")
     parser.add_argument("--how", default="run", help="what the table says of it, as 'run under qemu'")

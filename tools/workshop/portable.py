@@ -113,9 +113,7 @@ def clean_environment() -> dict[str, str]:
 def probe(variables: dict[str, str]) -> dict | None:
     """What NumPy says it computes with under these variables; None if it does not start."""
     environment = clean_environment() | variables
-    run = subprocess.run(
-        [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
     return json.loads(run.stdout) if run.returncode == 0 else None
 
 
@@ -206,9 +204,7 @@ def unlike(own: dict, runnable: list[Setting], turn: int) -> list[Setting]:
 
 
 def _git(*arguments):
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @dataclass
@@ -257,17 +253,11 @@ def processes(jobs: int, runnable: list[Setting]) -> dict[Setting, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.workshop.portable", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.workshop.portable", description=__doc__.split("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, help="notebooks or tests; default: all that compute")
     parser.add_argument("--all", action="store_true", help="every setting")
-    parser.add_argument(
-        "--sample", action="store_true", help="what CI runs: two settings, part of the notebooks"
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)"
-    )
+    parser.add_argument("--sample", action="store_true", help="what CI runs: two settings, part of the notebooks")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes in all (default: cores)")
     options = parser.parse_args()
     for path in options.paths:
         if not path.exists():

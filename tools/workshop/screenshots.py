@@ -58,9 +58,7 @@ def run(browser: str, url: str, *options: str) -> str:
         "--hide-scrollbars",
         "--virtual-time-budget=60000",
     ]
-    return subprocess.run(
-        [*command, *options, url], capture_output=True, text=True, timeout=300, check=True
-    ).stdout
+    return subprocess.run([*command, *options, url], capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def take(browser: str, url: str, size: tuple[int, int], path: Path) -> None:
@@ -102,9 +100,7 @@ def take_training(browser: str, path: Path) -> None:
         tab.goto(url)
         for button in ("Train a model", "Start"):
             tab.get_by_role("button", name=button).click()
-        tab.wait_for_function(
-            "/^(Better|All)/.test(document.querySelector('[role=status]').textContent)", timeout=0
-        )
+        tab.wait_for_function("/^(Better|All)/.test(document.querySelector('[role=status]').textContent)", timeout=0)
         tab.get_by_role("button", name="Let it tell a story").click()
         tab.wait_for_function("document.querySelector('.live-story').textContent")
         with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +149,7 @@ def take_check(browser: str, path: Path) -> None:
             boxes = [cell.bounding_box() for cell in tab.locator(".jp-Notebook .jp-Cell").all()]
             left, top = boxes[0]["x"], boxes[0]["y"]
             height = boxes[-1]["y"] + boxes[-1]["height"] - top
-            tab.screenshot(
-                path=folder / "raw.png", clip={"x": left, "y": top, "width": 670, "height": height}
-            )
+            tab.screenshot(path=folder / "raw.png", clip={"x": left, "y": top, "width": 670, "height": height})
         save(folder / "raw.png", path)
 
 

@@ -60,8 +60,7 @@ def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) 
         runtime_flags.append("-fno-sanitize=undefined")
     runtime = cache_folder() / f"runtime-{_digest(machine, runtime_flags, _runtime_text())}.o"
     library = (
-        cache_folder()
-        / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, macros, exports)}.so"
+        cache_folder() / f"kernel-{_digest(machine, flags, runtime.name, text.name, text.prepared, macros, exports)}.so"
     )
     if _cached(library):
         return library
@@ -291,9 +290,7 @@ def _processor() -> str:
     """-march=native makes a library for this processor alone, and a home folder may serve several machines."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
-        return "".join(
-            line for line in text.splitlines(True) if line.startswith(("model name", "flags", "Features"))
-        )
+        return "".join(line for line in text.splitlines(True) if line.startswith(("model name", "flags", "Features")))
     except OSError:
         return platform.processor()
 

@@ -114,9 +114,7 @@ _FOUND_WANTED = (
     r"a value of type \"(.*?)\" cannot be (?:assigned|used).*\"(.*?)\"|cannot convert '(.*?)' to '(.*?)'|"
     r"invalid conversion from '(.*?)' to '(.*?)'|argument of type \"(.*?)\" is incompatible .* \"(.*?)\""
 )
-_WANTED_FOUND = (
-    r"assigning to '(.*?)' from (?:incompatible type )?'(.*?)'|cannot initialize .* '(.*?)' with .* '(.*?)'"
-)
+_WANTED_FOUND = r"assigning to '(.*?)' from (?:incompatible type )?'(.*?)'|cannot initialize .* '(.*?)' with .* '(.*?)'"
 # Names of CUDA C++: for one that is misspelt they and the text's own are proposed.
 NAMES = """threadIdx blockIdx blockDim gridDim warpSize __global__ __device__ __shared__ __constant__ __restrict__
 __syncthreads __syncthreads_count __syncwarp __threadfence __shfl_sync __shfl_up_sync __shfl_down_sync __shfl_xor_sync
@@ -244,14 +242,9 @@ def _explain(text: Text, line: int, column: int, message: str) -> tuple[int, str
     if match := re.search(_INCOMPLETE, message):
         name = _groups(match)[0]
         return line, f"'{name}' is of a header: write #include <{_HALF[name]}> at the top", column
-    if match := re.search(
-        r"no (?:matching function|instance).*?['\"](\w+)|too \w+ arguments.*'[^']*?(\w+)\(", message
-    ):
+    if match := re.search(r"no (?:matching function|instance).*?['\"](\w+)|too \w+ arguments.*'[^']*?(\w+)\(", message):
         return line, _call(_groups(match)[0]), column
-    if (
-        re.search(r"'else' without|expected (?:a statement|expression)", message)
-        and _word_at(here, column) == "else"
-    ):
+    if re.search(r"'else' without|expected (?:a statement|expression)", message) and _word_at(here, column) == "else":
         sentence = "this else has no if: between the two stands one statement, or several in { }"
         return line, sentence, column
     triple = re.search(r"\b(threadIdx|blockIdx|blockDim|gridDim)\b(?!\s*\.)", here)
@@ -281,10 +274,7 @@ def _of_the_line(here: str, message: str) -> tuple[str, int] | None:
 
 
 def _ends_a_struct(code: str) -> bool:
-    return (
-        re.search(r"(?<!\w)(?:struct|class|union|enum)\b[^;{}()]*\{(?:[^{}]|\{[^{}]*\})*\}\s*$", code)
-        is not None
-    )
+    return re.search(r"(?<!\w)(?:struct|class|union|enum)\b[^;{}()]*\{(?:[^{}]|\{[^{}]*\})*\}\s*$", code) is not None
 
 
 def _declared_elsewhere(name: str, code: list[str], number: int, column: int) -> str:
@@ -295,9 +285,7 @@ def _declared_elsewhere(name: str, code: list[str], number: int, column: int) ->
     places = [(n, m.start()) for n, line in enumerate(code, 1) for m in declaration.finditer(line)]
     before = [n for n, start in places if (n, start) < (number, column)]
     if before:
-        return (
-            f"'{name}' is not declared here: that of line {before[-1]} lives in its {{ }}, loop or if alone"
-        )
+        return f"'{name}' is not declared here: that of line {before[-1]} lives in its {{ }}, loop or if alone"
     if places:
         return f"'{name}' is not declared yet: line {places[0][0]} does it, and must come before"
     return ""
@@ -348,9 +336,7 @@ def _unknown(name: str, source: str) -> str:
         if re.fullmatch(names, name):
             return f"'{name}' is of a header: write #include <{header}> at the top"
     if re.fullmatch(_HOPPER, name):
-        return (
-            f"'{name}' is for the GPU (9.0): with #include <hopper.cuh> the CPU says what it checks instead"
-        )
+        return f"'{name}' is for the GPU (9.0): with #include <hopper.cuh> the CPU says what it checks instead"
     words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True)))
     near = difflib.get_close_matches(name, sorted((words | set(NAMES)) - {name}), 1, 0.7)
     lower = [word for word in NAMES if word.lower() == name.lower()]

@@ -131,9 +131,7 @@ class CpuLaunch:
         if config.output_length:
             print(self.output.raw[: config.output_length].decode(errors="replace"), end="")
         if config.output_cut:
-            print(
-                f"\n[printf: one launch keeps {OUTPUT_BYTES // 1024} KB of text; what came after it is cut off]"
-            )
+            print(f"\n[printf: one launch keeps {OUTPUT_BYTES // 1024} KB of text; what came after it is cut off]")
         if config.finding.kind == b"interrupted":
             raise KeyboardInterrupt
         if config.finding.kind:

@@ -123,9 +123,7 @@ def explain(raw, kernel: str, text: Text, line_of, arrays: list, block: tuple[in
     if raw.other_thread >= 0:
         t = raw.other_thread
         other = (t % block[0], t // block[0] % block[1], t // (block[0] * block[1]))
-        report.append(
-            f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else "")
-        )
+        report.append(f"  the other: thread {_index(other)}" + (f", {text.quote(other_line)}" if other_line else ""))
     elif other_line:
         who = {-2: "a thread of another block, ", -3: "another thread, "}.get(
             raw.other_thread, _OTHER.get(kind, "the other: ")

@@ -63,9 +63,7 @@ class Profile:
 
     def _rows(self) -> list[Row]:
         trace, rows = self.trace, []
-        cost, ideal = np.where(
-            trace["array"] >= 0, _sectors(trace, self.request), _turns(trace, self.request)
-        )
+        cost, ideal = np.where(trace["array"] >= 0, _sectors(trace, self.request), _turns(trace, self.request))
         first = np.unique(self.request, return_index=True)[1]  # one access for each request
         kinds = np.stack([self.line, trace["array"], trace["kind"]], axis=1)
         for line, array, kind in np.unique(kinds[first], axis=0):
@@ -158,9 +156,7 @@ class Profile:
         mine = (self.line == line) & np.isin(self.trace["array"], ids)
         requests = list(dict.fromkeys(self.request[mine].tolist()))
         if number >= len(requests):
-            raise NanoEulerError(
-                f"line {line} makes {len(requests)} requests to {array}, asked for number {number}"
-            )
+            raise NanoEulerError(f"line {line} makes {len(requests)} requests to {array}, asked for number {number}")
         access = self.trace[mine & (self.request == requests[number])]
         width = SECTOR if access["array"][0] >= 0 else BANKS * WORD
         used = np.unique(access["offset"] // width)
@@ -171,9 +167,7 @@ class Profile:
         ax = ax or plt.subplots(figsize=(7, 0.25 * len(used) + 1))[1]
         colors = plt.get_cmap("viridis").with_extremes(bad="#dcd9d0")
         box = (0, width, len(used), 0)
-        image = ax.imshow(
-            picture, colors, aspect="auto", vmin=0, vmax=31, interpolation="nearest", extent=box
-        )
+        image = ax.imshow(picture, colors, aspect="auto", vmin=0, vmax=31, interpolation="nearest", extent=box)
         unit = "sector" if width == SECTOR else "row of 32 banks"
         shown = np.unique(np.linspace(0, len(used) - 1, min(len(used), 8)).astype(int))
         ax.set_xticks(np.linspace(0, width, 5))
@@ -233,9 +227,7 @@ def _turns(trace: np.ndarray, request: np.ndarray) -> np.ndarray:
     part = trace["thread"] % 32 * words // 32
     parts = request * 4 + part
     access = np.repeat(np.arange(len(trace)), words)
-    word = (
-        trace["offset"][access] // WORD + np.arange(len(access)) - np.repeat(np.cumsum(words) - words, words)
-    )
+    word = trace["offset"][access] // WORD + np.arange(len(access)) - np.repeat(np.cumsum(words) - words, words)
     pairs = np.unique(np.stack([parts[access], word], axis=1), axis=0)  # two lanes may share a word
     banks = pairs[:, 0] * BANKS + pairs[:, 1] % BANKS
     busy = np.bincount(banks, minlength=(parts.max() + 1) * BANKS).reshape(-1, BANKS).max(axis=1)

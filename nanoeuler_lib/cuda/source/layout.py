@@ -71,14 +71,10 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
             why = "a pointer" if first and "*" in statement else f"`{' '.join(statement.split())}`"
             fault = f"a struct is passed with numbers alone, here it has {why}: pass an array as a parameter of its own"
             return fault, 0, 1
-        kind = plain_type(
-            [w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")]
-        )
+        kind = plain_type([w for w in re.findall(r"[\w:]+", expand(first[1], words)) if w not in ("const", "struct")])
         for part in (first[2] + first[3], *parts[1:]):
             declarator = re.fullmatch(r"\s*(\w+)\s*((?:\[[^]]*\]\s*)*)", part)
-            shape = [
-                number(n, words) for n in re.findall(r"\[([^]]*)\]", declarator[2] if declarator else "[?]")
-            ]
+            shape = [number(n, words) for n in re.findall(r"\[([^]]*)\]", declarator[2] if declarator else "[?]")]
             if None in shape:
                 return f"the size of its member `{part.strip()}` is no plain number", 0, 1
             vector = re.fullmatch(r"([a-z]+)([1234])", kind)
@@ -86,8 +82,7 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
                 inner, size, unit = structs[kind]
                 offset = -(-offset // unit) * unit
                 fields += [
-                    Field(f"{declarator[1]}.{f.name}", f.type, f.dtype, offset + f.offset, f.shape)
-                    for f in inner
+                    Field(f"{declarator[1]}.{f.name}", f.type, f.dtype, offset + f.offset, f.shape) for f in inner
                 ]
                 offset, align = offset + size, max(align, unit)
                 continue

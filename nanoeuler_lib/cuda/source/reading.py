@@ -5,12 +5,8 @@ import operator
 import re
 
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\S[^\n]*?)[ \t]*$", re.M)
-_FUNCTION_MACRO = re.compile(
-    r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(((?:[^()\n]|\\\n)*)\)((?:[^\n]*\\\n)*[^\n]*)", re.M
-)
-_ALIAS = re.compile(
-    r"(?<!\w)using\s+(\w+)\s*=\s*([\w\s:*<>,]+?)\s*;|(?<!\w)typedef\s+([\w\s:*<>,]+?)\s*\b(\w+)\s*;"
-)
+_FUNCTION_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(((?:[^()\n]|\\\n)*)\)((?:[^\n]*\\\n)*[^\n]*)", re.M)
+_ALIAS = re.compile(r"(?<!\w)using\s+(\w+)\s*=\s*([\w\s:*<>,]+?)\s*;|(?<!\w)typedef\s+([\w\s:*<>,]+?)\s*\b(\w+)\s*;")
 
 
 def blank_comments(source: str, strings: bool = False) -> str:
@@ -39,9 +35,7 @@ def live(source: str, where: str) -> str:
             alive, known = stack.pop() if stack else (True, False)
             stack.append((not alive, True) if known and word == "else" else (True, False))
         else:
-            gpu = re.fullmatch(
-                r"(!)?\s*(?:defined)?\s*\(?\s*__CUDA(?:CC|_ARCH)__\s*\)?(?:\s*>=?\s*\d+)?", condition
-            )
+            gpu = re.fullmatch(r"(!)?\s*(?:defined)?\s*\(?\s*__CUDA(?:CC|_ARCH)__\s*\)?(?:\s*>=?\s*\d+)?", condition)
             if gpu:
                 wanted = (gpu[1] is None) == (word != "ifndef")
                 stack.append(((where == "gpu") == wanted, True))

@@ -173,9 +173,7 @@ def _no_kernel(source: str) -> str:
     return f"the text holds no kernel; line {line}: {message}\n  {source.splitlines()[line - 1].strip()}"
 
 
-def _signature(
-    alive: str, source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict
-) -> Signature:
+def _signature(alive: str, source: str, kernel: _Kernel, name: str, words: dict[str, str], structs: dict) -> Signature:
     """alive: the text that `kernel` was read from; words: what macros, aliases and template parameters stand for."""
     constants = {m[1]: m[2] for m in _CONSTANT.finditer(blank_comments(source))}
     bound = number(split(kernel.bounds)[0], constants | words)
@@ -257,9 +255,7 @@ def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
         return f"parameter `{name}` is a void{star}: write the type of its elements, as in float* {name}"
     if kind in ("long", "unsigned long"):
         whole = kind.replace("long", "long long")
-        return (
-            f"parameter `{name}` is {kind}, of 4 bytes on some systems and 8 on others: write {whole} or int"
-        )
+        return f"parameter `{name}` is {kind}, of 4 bytes on some systems and 8 on others: write {whole} or int"
     near = difflib.get_close_matches(kind, DTYPES, 1, 0.5)
     return (
         f"parameter `{name}` is a {kind}{star}"
@@ -362,9 +358,7 @@ def _announce(source: str) -> str:
                 line,
                 "write __shared__ where an array is declared: behind a macro the checker does not see it",
             )
-        before = re.search(
-            rf"(?:\b(?:extern|static|volatile|const)\b|{_ALIGNED.pattern}|\s)*$", bare[:start]
-        )[0]
+        before = re.search(rf"(?:\b(?:extern|static|volatile|const)\b|{_ALIGNED.pattern}|\s)*$", bare[:start])[0]
         declaration = _ALIGNED.sub(lambda m: " " * len(m[0]), bare[match.end() : end])
         if re.search(r"\bextern\b", before):
             kind = re.sub(r"\b(?:extern|static)\b", " ", _ALIGNED.sub(" ", before)) + declaration

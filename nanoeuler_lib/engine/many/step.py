@@ -92,9 +92,7 @@ class Step(step.Step):
         """What the bits of a run depend on beside its settings. Where one of these is another, they are other bits."""
         m = self.model
         on, lists = m.program.on, self._shard_lists(m.plan(self.micro, m.config.context), 0)
-        products = [
-            entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)
-        ]
+        products = [entry.launch for piece, *_ in lists for entry in piece if isinstance(entry.launch, Product)]
         found = {"library": __version__, "multiprocessors": on.processors, "capability": on.capability}
         if m.program.where == "gpu":
             lt = on_card(self.losses.device.id)
@@ -155,9 +153,7 @@ class Step(step.Step):
             others = self.inbox[: (size - 1) * own.size] if size > 1 else own
             numbers = own.size, rank, bucket.units, rank * each, number, len(self.cut)
             arguments, moved = (own, others, self.sums, *numbers), (size + 1) * own.nbytes
-            p._launch(
-                "sum_slices", file, f"sum_slices<{size}>", (self.blocks, each), THREADS, arguments, moved
-            )
+            p._launch("sum_slices", file, f"sum_slices<{size}>", (self.blocks, each), THREADS, arguments, moved)
 
         return plan.list(("sum", number, self.key), record)
 
@@ -269,9 +265,7 @@ class Step(step.Step):
     def _move(self):
         size, m = self.group.size, self.model
         with self._beside():
-            self._to_all(
-                [(self.sums, self._parts(PARTS)), (self.losses, self._parts(self.config.accumulate))]
-            )
+            self._to_all([(self.sums, self._parts(PARTS)), (self.losses, self._parts(self.config.accumulate))])
             program.run(self._update_list(m._plan))
         moved = self._wait()
         with self._beside():  # in the order in which the next forward pass reads; it begins meanwhile
@@ -319,9 +313,7 @@ class Step(step.Step):
         first = copies[0][1]
         if odd := [r for r, (_, read) in enumerate(copies) if read != first]:
             ranks = ", ".join(map(str, odd))
-            raise NanoEulerError(
-                f"rank {ranks}: weights are not those of rank 0, expected the same on all cards"
-            )
+            raise NanoEulerError(f"rank {ranks}: weights are not those of rank 0, expected the same on all cards")
         return f"{sum(weights for weights, _ in copies) % 2**64:016x}"
 
     def _hash_of(self, arrays, starts):

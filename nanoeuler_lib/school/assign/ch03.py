@@ -44,9 +44,7 @@ several are charged least, any of them is right."""
         if not (p >= 0).all() or not abs(p.sum() - 1) <= 1e-9:
             return f"V = {V}: expected the sum 1 and no negative number, got {p.sum():.10g} and {p.min():.3g}"
         along = lambda u: float(charge(p + 1e-30j * u, *inputs).imag) / 1e-30  # a slope, not rounded
-        mean = along(
-            p
-        )  # at the minimum no outcome has a smaller slope than this, and none with p > 0 a larger
+        mean = along(p)  # at the minimum no outcome has a smaller slope than this, and none with p > 0 a larger
         for j in np.random.default_rng(0).permutation(V)[:100]:
             more, size = along(np.eye(1, V, j)[0]) - mean, 1e-5 * (abs(mean) + 1e-3)
             if not more >= -size or (p[j] > 1e-6 / V and not more <= size):

@@ -33,9 +33,7 @@ def _derive(rng):
     contract = stub("weights(offsets)", "Weights [n] for offsets [n].")
 
     def calls(rng):
-        return [
-            ((rng.permutation(np.cumsum(rng.uniform(0.4, 0.9, n))) - 1.5,), None) for n in (1, 2, 3, 4, 5, 6)
-        ]
+        return [((rng.permutation(np.cumsum(rng.uniform(0.4, 0.9, n))) - 1.5,), None) for n in (1, 2, 3, 4, 5, 6)]
 
     def judge(inputs, _, returned):
         (offsets,) = inputs

@@ -33,12 +33,8 @@ def _derive(rng):
         ],
     )
     window = int(rng.integers(3, 6))
-    mask = pick(
-        rng, ["np.tril(np.ones((T, T)))", f"np.tri(T, T) - np.tri(T, T, -{window})", "np.tri(T, T, 1)"]
-    )
-    out = pick(
-        rng, [f"p @ v + {c} * v", f"p @ v * (1 + {c} * v)", f"p @ np.tanh(v) - {c} * q", f"p @ (v + {c} * k)"]
-    )
+    mask = pick(rng, ["np.tril(np.ones((T, T)))", f"np.tri(T, T) - np.tri(T, T, -{window})", "np.tri(T, T, 1)"])
+    out = pick(rng, [f"p @ v + {c} * v", f"p @ v * (1 + {c} * v)", f"p @ np.tanh(v) - {c} * q", f"p @ (v + {c} * k)"])
     forward = f"""
 def forward(q, k, v):
     T = len(q)
@@ -47,14 +43,9 @@ def forward(q, k, v):
     {weights}
     return {out}  # [T, C]
 """
-    text = (
-        "Attention of one head with scores and weights that the book does not have. `q`, `k` and `v` "
-        "are [T, C]."
-    )
+    text = "Attention of one head with scores and weights that the book does not have. `q`, `k` and `v` are [T, C]."
     draw = lambda rng, t, c: tuple(rng.normal(size=(3, t, c)))
-    return derive(
-        "Another attention", text, forward, ["q", "k", "v"], draw, [(1, 3), (2, 1), (7, 5), (400, 96)]
-    )
+    return derive("Another attention", text, forward, ["q", "k", "v"], draw, [(1, 3), (2, 1), (7, 5), (400, 96)])
 
 
 def _repair(rng):
@@ -128,11 +119,7 @@ def _measure(rng):
         q, k = rng.normal(size=(2, T, C))
         beta, slope = rng.uniform(0.3, 2.5), rng.uniform(0.05, 0.6) * rng.choice([-1, 1])
         t, s = np.arange(T)[:, None], np.arange(T)
-        scores = (
-            beta * q @ k.T / math.sqrt(C)
-            + slope * shape(np.maximum(t - s, 0))
-            + 0.02 * rng.normal(size=(T, T))
-        )
+        scores = beta * q @ k.T / math.sqrt(C) + slope * shape(np.maximum(t - s, 0)) + 0.02 * rng.normal(size=(T, T))
         e = np.where(s <= t, np.exp(scores - scores.max()), 0)
         return (e / e.sum(axis=1, keepdims=True), q, k), (beta, slope)
 

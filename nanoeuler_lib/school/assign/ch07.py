@@ -18,9 +18,7 @@ def paper(rng: np.random.Generator) -> list[Problem]:
 def _derive(rng):
     a, b, r = number(rng, 0.4, 1.6), number(rng, 0.3, 0.9), number(rng, 0.02, 0.05)
     slow, bent = f"(t + {b}) ** 0.4 * w[j]", f"{r} * t * w[j] + np.sin(w[j])"
-    angle = pick(
-        rng, [f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent]
-    )
+    angle = pick(rng, [f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent])
     fades, opens = f"np.exp({b} * t * np.sin(w[j]) / T)", f"1 / (1 + {b} * t * w[j] ** 2 / T)"
     size = pick(rng, [fades, opens, f"1 + {b / 3:.2f} * np.cos(z)"])
     outs = [f"s + {b} * q @ k.T / C", f"{a} * np.tanh(s)", "s * np.tri(T) @ k / T"]

@@ -50,9 +50,7 @@ def forward(x, gain):
 """
     text = "A norm that the book does not have: `x` is [..., D] with one axis or more, `gain` is [D]."
     draw = lambda rng, *shape: (rng.normal(size=shape) + 0.3, rng.normal(size=shape[-1]))
-    return derive(
-        "Another norm", text, forward, ["x", "gain"], draw, [(1,), (5,), (4, 3), (2, 3, 7), (2, 3, 20_000)]
-    )
+    return derive("Another norm", text, forward, ["x", "gain"], draw, [(1,), (5,), (4, 3), (2, 3, 7), (2, 3, 20_000)])
 
 
 def _repair(rng):

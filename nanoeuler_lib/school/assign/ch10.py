@@ -13,9 +13,7 @@ def paper(rng: np.random.Generator) -> list[Problem]:
 def _derive(rng):
     a, b, eps, act = number(rng, 0.3, 0.9), number(rng, 0.3, 0.9), number(rng, 0.1, 0.6), pick(rng, SMOOTH)
     fading = f"np.tri(T) * {b} ** np.abs(np.arange(T)[:, None] - np.arange(T))"
-    past = pick(
-        rng, ["np.tri(T) / np.arange(1, T + 1)[:, None]", fading, "(np.tri(T) - np.tri(T, T, -3)) / 3"]
-    )
+    past = pick(rng, ["np.tri(T) / np.arange(1, T + 1)[:, None]", fading, "(np.tri(T) - np.tri(T, T, -3)) / 3"])
     mixes = ["past @ y @ m", "past @ np.tanh(y @ m)", "(past @ y) * (y @ m)", "(past @ (y @ m)) @ m.T"]
     hidden = act.format(z="(y @ w)")
     feeds = [f"{hidden} @ w.T", f"({hidden} * (y @ w)) @ w.T", f"y @ w @ w.T * {act.format(z='y')}"]

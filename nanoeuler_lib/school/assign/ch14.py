@@ -122,9 +122,7 @@ def _repair(rng):
         "k": int(rng.integers(2, 6)),
     }
     draw = lambda n, v, size: lambda rng: (size * rng.normal(size=(n, v)),)
-    text = (
-        "`repaired(logits)`, [N, V], returns the probabilities [N, V] from which the next tokens are drawn."
-    )
+    text = "`repaired(logits)`, [N, V], returns the probabilities [N, V] from which the next tokens are drawn."
     return repair(
         rng,
         "One rule broken",
@@ -161,9 +159,7 @@ def _measure(rng):
     text = (
         f"A server drew the tokens [N] from the logits [N, {V}], with N = {n}, at a temperature t between "
         f"0.5 and 1.4; then {rule}. Find t and c. "
-        "The grader accepts an error of 0.1 in t, and of "
-        + ("0.03" if by_share else "less than 0.5")
-        + " in c."
+        "The grader accepts an error of 0.1 in t, and of " + ("0.03" if by_share else "less than 0.5") + " in c."
     )
     judge = lambda _, truth, found: near("[t, c]", found, truth, (0.1, 0.03 if by_share else 0.49))
     return measure("What did the server do?", text, "logits, tokens", "The array [t, c].", draw, judge)

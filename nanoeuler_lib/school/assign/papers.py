@@ -114,9 +114,7 @@ def hand_out(chapter: str, seed: str, student: str, folder: Path) -> None:
     write_text(folder / "answers.py", "\n\n".join(["import numpy as np\n", *(p.contract for p in problems)]))
     write_text(folder / "given.py", _given(problems))
     write_text(folder / "try_answers.py", TRY)
-    np.savez_compressed(
-        folder / "examples.npz", **_examples(problems, _generator(chapter, seed, student, "examples"))
-    )
+    np.savez_compressed(folder / "examples.npz", **_examples(problems, _generator(chapter, seed, student, "examples")))
 
 
 def _given(problems: list[Problem]) -> str:
@@ -143,9 +141,7 @@ def grade(chapter: str, seed: str, student: str, answers: Path, user: str = "") 
     _hide()
     problems = paper(chapter, seed, student)
     return [
-        _mark(
-            problem, _given(problems), answers, _generator(chapter, seed, student, "data", problem.name), user
-        )
+        _mark(problem, _given(problems), answers, _generator(chapter, seed, student, "data", problem.name), user)
         for problem in problems
     ]
 
@@ -223,9 +219,7 @@ def _mark(problem: Problem, given: str, answers: Path, rng: np.random.Generator,
     return Mark(problem.name, 0 if sentence else problem.points, problem.points, sentence)
 
 
-def run(
-    function: str, calls: list, given: str, answers: Path, user: str = ""
-) -> tuple[list[list[np.ndarray]], str]:
+def run(function: str, calls: list, given: str, answers: Path, user: str = "") -> tuple[list[list[np.ndarray]], str]:
     """Call a function of a student's file in a process of its own: the arrays of each call, or why there are none."""
     with tempfile.TemporaryDirectory(prefix="nanoeuler-") as name:
         box = Path(name)
@@ -331,9 +325,7 @@ def read_marks(path: Path, problems: list[Problem]) -> dict[str, dict]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise NanoEulerError(
-            f"{path}: must be the table of an earlier marking, got another ({error})"
-        ) from None
+        raise NanoEulerError(f"{path}: must be the table of an earlier marking, got another ({error})") from None
     return {found["student"]: found for found in rows}
 
 

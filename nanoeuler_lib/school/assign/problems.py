@@ -109,18 +109,14 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
         rng = np.random.default_rng(0)
         for at, (name, array, grad) in enumerate(zip(names, arrays, returned, strict=True)):
             size = "x".join(map(str, array.shape))
-            picked = (
-                rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
-            )
+            picked = rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
             directions = [np.eye(1, array.size, i).reshape(array.shape) for i in picked]
             directions += [min(1, 20 / array.size**0.5) * rng.normal(size=array.shape) for _ in range(2)]
             for number_, u in enumerate(directions):
                 slope = quotient(lambda h, u=u, at=at, array=array: loss(array + h * u, at))
                 size_of = np.abs(grad * u).sum() + np.linalg.norm(u) * 1e-2
                 if not abs(float((grad * u).sum()) - slope) <= 2e-6 * size_of:
-                    where = (
-                        f"at element {int(picked[number_])}" if number_ < len(picked) else "along a direction"
-                    )
+                    where = f"at element {int(picked[number_])}" if number_ < len(picked) else "along a direction"
                     return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
         return ""
 

@@ -66,9 +66,7 @@ def main(function: str, calls: str, results: str) -> None:
             import answers
 
             for call in range(count):
-                inputs = [
-                    given[f"{call}/{i}"] for i in range(sum(key.startswith(f"{call}/") for key in given))
-                ]
+                inputs = [given[f"{call}/{i}"] for i in range(sum(key.startswith(f"{call}/") for key in given))]
                 result = getattr(answers, function)(*inputs)
                 if result is None:
                     raise NotImplementedError("it returns None: not written yet")

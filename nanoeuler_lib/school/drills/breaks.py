@@ -82,9 +82,7 @@ def plant(seed: int, out: str | Path | None = None, bug: Bug | None = None) -> P
     out, bug, files = Path(out or f"broken-{seed}"), bug or bug_of(seed), dict(texts()["folder"])
     if out.exists():
         raise NanoEulerError(f"{out}: exists already, expected a new folder")
-    table = "".join(
-        f"| {name} | {mean:g} | {apart:g} |\n" for name, (mean, apart) in texts()["healthy"].items()
-    )
+    table = "".join(f"| {name} | {mean:g} | {apart:g} |\n" for name, (mean, apart) in texts()["healthy"].items())
     files["README.md"] = files["README.md"].format(seed=seed, figures=table, out=out)
     files[".planted"] = f"{seed} {_digest(bug)}\n"
     try:
@@ -116,9 +114,7 @@ def found_in(folder: str | Path) -> tuple[int, Bug]:
         seed, digest = Path(folder, ".planted").read_text("utf-8").split()
         return int(seed), next(bug for bug in bugs() if _digest(bug) == digest)
     except (OSError, ValueError, StopIteration):
-        raise NanoEulerError(
-            f"{folder}: no broken copy of this version, expected a folder made by --seed"
-        ) from None
+        raise NanoEulerError(f"{folder}: no broken copy of this version, expected a folder made by --seed") from None
 
 
 def hand_in(folder: str | Path, seconds: float = SECONDS) -> tuple[bool, str]:
@@ -185,7 +181,5 @@ def tool_output(bug: Bug | None, *tools: str) -> str:
         _copy(Path(folder), bug)
         command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "diagnose", "--tool", *tools]
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONUTF8": "1"}
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, encoding="utf-8", env=environment
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", env=environment)
     return done.stdout + done.stderr

@@ -152,9 +152,7 @@ def future() -> Iterator[str]:
     moved = np.abs(model.logits(other) - model.logits(tokens)).max(axis=-1)  # [2, T]
     yield from differ("outputs that a later token changes", np.sum(~(moved[0, :at] < 1e-12)), 0)
     yield from differ("outputs that a token of another row changes", np.sum(~(moved[1] < 1e-12)), 0)
-    yield from differ(
-        "outputs, its own and the last, that a token changes", np.sum(moved[0, [at, -1]] > 1e-9), 2
-    )
+    yield from differ("outputs, its own and the last, that a token changes", np.sum(moved[0, [at, -1]] > 1e-9), 2)
 
 
 @tool("model.loss_scale, model.head_weights, heads_loss")
@@ -313,9 +311,7 @@ def data_() -> Iterator[str]:
         yield from differ(f"how far target {k} lies ahead", targets[:, :, k] - inputs, 1 + k)
     drawn = set(inputs[:, 0])
     yield from differ("places inside documents at which rows begin", len(drawn - set(starts)), 0)
-    yield from differ(
-        "documents, of 58 that leave room for a row, that are drawn", len(drawn & set(starts[:58])), 58
-    )
+    yield from differ("documents, of 58 that leave room for a row, that are drawn", len(drawn & set(starts[:58])), 58)
     seen, draw = [], data.batch
 
     def watched(*arguments):
