@@ -54,8 +54,8 @@ WRONG = {
         "ends at 0": ("config.rate_end + (1 - config.rate_end) * 0.5", "0.5"),
         "a whole cosine": ("math.pi * min", "2 * math.pi * min"),
         "a wiggle that keeps the ends, the middle and a third": (
-            "return config.rate * (\n",
-            "return config.rate * (0.01 * math.sin(6 * math.pi * min(done, 1.0)) + \n",
+            "return config.rate * (",
+            "return config.rate * (0.01 * math.sin(6 * math.pi * min(done, 1.0)) + ",
         ),
     },
 }
