@@ -19,7 +19,7 @@ from functools import cache
 from math import log2
 from random import Random
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.world.errors import KonigsbergError
 
 # templates, under labels or not; each is equally likely
 Options = Sequence[str] | Mapping[str, Sequence[str]]
@@ -257,7 +257,7 @@ class Reader:
     def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
         """Find the one derivation of a step that the text goes on with, and charge for it.
 
-        Raises NanoEulerError if there is none, or if the grammar is at fault: two derivations, or a text of the step
+        Raises KonigsbergError if there is none, or if the grammar is at fault: two derivations, or a text of the step
         that begins another.
         """
         start, text = self.at, self.text
@@ -292,12 +292,12 @@ class Reader:
             follow(root.parts, root.share, Path(start, (i,)))
         if not whole:
             at = max(left)
-            raise NanoEulerError(
+            raise KonigsbergError(
                 f"not a story of Königsberg: nothing there goes on like byte {at}, {text[at : at + 20]!r}"
             )
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
-            raise NanoEulerError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
+            raise KonigsbergError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
         bits = [0.0] * (path.at - start)
         for at in sorted(left, reverse=True):
             bits[at - start] = log2((share + left[at]) / share)

@@ -16,9 +16,9 @@ from random import Random
 
 import numpy as np
 
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.world.errors import KonigsbergError
 
+END_OF_TEXT = "<|endoftext|>"
 PLACES = tuple("drawer teapot oven boot piano cradle hat bucket stove barrel chest attic".split())
 OWNERS = tuple("Käthe Johanna Leonhard Immanuel Hinrich Kühn".split())
 THINGS = tuple("hen lantern globe cheese clock lute".split())
@@ -70,7 +70,7 @@ def posterior(text: str) -> np.ndarray:
     """Return what a reader may believe of the place before each word and behind the last: [T+1, 12], rows sum to 1.
 
     A witness who is right with rate r multiplies the place that they name by r, every other by (1 - r) / 11.
-    Raises NanoEulerError if the text is no beginning of a rumour.
+    Raises KonigsbergError if the text is no beginning of a rumour.
     """
     return _followed(text)[0]
 
@@ -78,7 +78,7 @@ def posterior(text: str) -> np.ndarray:
 def law(text: str) -> np.ndarray:
     """Return the probability of every next word before each word and behind the last: [T+1, V], by WORDS.
 
-    Behind a whole rumour the end of text is certain. Raises NanoEulerError if the text is no beginning of a rumour.
+    Behind a whole rumour the end of text is certain. Raises KonigsbergError if the text is no beginning of a rumour.
     """
     return _followed(text)[1]
 
@@ -130,7 +130,7 @@ def _followed(text: str) -> tuple[np.ndarray, np.ndarray]:
             return np.array(believed), np.array(laws)
         word = words[at]
         if not now.get(word):
-            raise NanoEulerError(f"word {at} is {word!r}, expected one of {', '.join(now)}: no rumour")
+            raise KonigsbergError(f"word {at} is {word!r}, expected one of {', '.join(now)}: no rumour")
         if word in RATE and at > 0:
             witness, told = word, told + 1
         elif word in PLACES and words[at - 1] == "says":

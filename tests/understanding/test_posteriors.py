@@ -7,11 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.understanding import posteriors
 from nanoeuler_lib.understanding.posteriors import FACTS, Labelled, believed, role
-from nanoeuler_lib.world import next_tokens, sample
+from nanoeuler_lib.world import KonigsbergError, next_tokens, sample
 from nanoeuler_lib.world.grammar import Path, Reader, Slot, Writer
 from nanoeuler_lib.world.town import GOLDBACH, JOHANNA, JUERGEN, KAETHE, MOELLER
 
@@ -270,5 +269,5 @@ def test_beliefs_lie_within_what_the_source_draws_on_from_thirty_prefixes():
 
 
 def test_a_story_of_another_kind_is_refused():
-    with pytest.raises(NanoEulerError, match="not a story of Königsberg"):
+    with pytest.raises(KonigsbergError, match="not a story of Königsberg"):
         believed(sample(1, "debt").text, TOKENIZER, FACTS["holder"])

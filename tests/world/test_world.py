@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import world
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.world import grammar, town
 from nanoeuler_lib.world.stories import PHRASES, tell
@@ -117,7 +116,7 @@ def test_the_source_says_what_many_stories_do():
 
 
 def test_what_is_no_story_has_no_source():
-    with pytest.raises(NanoEulerError, match="not a story"):
+    with pytest.raises(world.KonigsbergError, match="not a story"):
         world.next_tokens("Euler sold the moon.", TOKENIZER)
 
 
