@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.errors import NanoEulerError
 
 __all__ = ["judge", "results", "show_rejected", "verdict"]
@@ -193,6 +194,16 @@ def stopped(error: BaseException, answer: Any) -> str:
     return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
 
 
+def say_failure(failed: dict[str, Callable], error: Exception) -> None:
+    """Say which functions in `ops.use` failed inside the model, and that the book's take their place."""
+    names = " and ".join(dict.fromkeys(getattr(f, "__name__", name) for name, f in failed.items()))
+    print(
+        f"{names}: inside the model {stopped(error, tuple(failed.values()))}."
+        f" This step is taken again from its beginning with the book's {' and '.join(failed)}.",
+        flush=True,
+    )
+
+
 def watched(answer: Any) -> Any:
     """The function, wrapped: it raises AssertionError if the function changed an array among its arguments.
 
@@ -293,3 +304,4 @@ def results(name: str) -> dict[str, Any]:
 
 if SHELL:
     SHELL.events.register("post_run_cell", note_cell)
+    ops.on_failure = say_failure
