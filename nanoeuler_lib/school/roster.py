@@ -203,12 +203,7 @@ def handed_in(folder: Path, wanted: str, roster: Roster | None = None) -> dict[s
         if len(students) == 1:
             try:
                 files = _files(entry, wanted, label)
-            except (
-                OSError,
-                ValueError,
-                OverflowError,
-                RecursionError,
-            ) as error:  # no permission, no such date
+            except (OSError, ValueError, OverflowError, RecursionError) as error:  # no permission, no such date
                 files = [HandedIn(None, remark=f"no file {wanted} that can be read ({type(error).__name__})")]
             found.setdefault(students[0], []).extend(files)
         else:

@@ -272,11 +272,7 @@ class Reader:
             if isinstance(part, Slot):
                 for i, way in enumerate(branches(part, path.drawn)):
                     drawn = path.drawn | {part.name: way.draws} if way.draws else path.drawn
-                    follow(
-                        way.parts + rest,
-                        share * way.share,
-                        Path(path.at, path.choices + (i,), drawn, path.marks),
-                    )
+                    follow(way.parts + rest, share * way.share, Path(path.at, path.choices + (i,), drawn, path.marks))
                 return
             marks = path.marks
             if isinstance(part, Mark):

@@ -104,12 +104,7 @@ def _draw(random: Random) -> Rumour:
     for _ in range(MOST):
         witness = one(WITNESSES)
         right = random.random() < RATE[witness]
-        words += [
-            witness,
-            "says",
-            place if right else one([other for other in PLACES if other != place]),
-            ".",
-        ]
+        words += [witness, "says", place if right else one([other for other in PLACES if other != place]), "."]
         if random.random() < FOUND:
             break
     return Rumour(" ".join([*words, "found", "in", place, "."]), place)

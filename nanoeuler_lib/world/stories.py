@@ -375,12 +375,7 @@ def market(tale: Tale) -> list[Ask]:
     tale.say(MARKET_MORE, b=PEOPLE, extra=EXTRAS, more=NUMBERS[1:7])
     total = count * price + NUMBERS.index(tale["more"])
     tale.know("total", NUMBERS[total], NUMBERS, "cost", "more")
-    tale.say(
-        MARKET_SUM,
-        b=PEOPLE,
-        friend=PEOPLE,
-        wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]),
-    )
+    tale.say(MARKET_SUM, b=PEOPLE, friend=PEOPLE, wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]))
     tale.know("change", NUMBERS[20 - total], NUMBERS, "total")
     tale.say(MARKET_PAYS)
     return [
