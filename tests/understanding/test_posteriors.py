@@ -89,10 +89,7 @@ TOY = {  # a kind's globals in a town of few people, two templates a step
     ),
     "belief": dict(
         BELIEF=("{a} and {b} hid {small} in {place}.", "{b} helped {a} to hide {small} in {place}."),
-        BELIEF_MOVES=(
-            "{mover} moved it to {other}, without {out}.",
-            "without {out} {mover} hid it in {other}.",
-        ),
+        BELIEF_MOVES=("{mover} moved it to {other}, without {out}.", "without {out} {mover} hid it in {other}."),
         BELIEF_WITNESS={
             "saw": ("{home} saw it and kept silent.", "{home} watched."),
             "slept": ("{home} slept.",),
@@ -111,12 +108,7 @@ def test_beliefs_are_the_shares_of_all_stories_of_a_toy_town(name, monkeypatch):
     """To the end of the story, by token prefixes: whole stories are counted whose tokens begin as ours."""
     fact = FACTS[name]
     people = TOY[fact.kind]["PEOPLE"]
-    toy = {
-        **TOY[fact.kind],
-        "THINGS": STORIES.THINGS[:2],
-        "SMALL": STORIES.SMALL[:2],
-        "CRIMES": STORIES.CRIMES[:2],
-    }
+    toy = {**TOY[fact.kind], "THINGS": STORIES.THINGS[:2], "SMALL": STORIES.SMALL[:2], "CRIMES": STORIES.CRIMES[:2]}
     roles = dict(a=people, b=people, c=people, thing=toy["THINGS"], small=toy["SMALL"], crime=toy["CRIMES"])
     toy["ROLES"] = STORIES.ROLES | roles | {"place": toy.get("PLACES", ())}
     play = STORIES.KINDS[fact.kind][1]
@@ -173,8 +165,7 @@ class Told(Exception):
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
-    [("culprit", 1), ("culprit", 2), ("holder", 2), ("witness", 2), ("way back", 3), ("thing", 0)],
+    ("name", "step"), [("culprit", 1), ("culprit", 2), ("holder", 2), ("witness", 2), ("way back", 3), ("thing", 0)]
 )
 def test_beliefs_are_the_shares_of_all_texts_of_the_step(name, step):
     """In the real town: every text that the current step may give, with what follows from it, by hand."""

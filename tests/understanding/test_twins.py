@@ -100,11 +100,7 @@ def test_the_law_itself_scores_nothing_and_an_even_guess_what_it_should():
     assert all(a < b <= c for a, b, c in zip(batch.place, batch.cut, batch.end))
     assert [list(np.flatnonzero(b)) for b in batch.behind] == [sorted(set(place[row == i])) for i in range(B)]
     small = Batch(
-        *batch[:2],
-        np.zeros(1),
-        np.array([1]),
-        np.array([2]),
-        Law(*map(np.array, ([0, 0], [1, 1], [3, 4], [0.5, 0.5]))),
+        *batch[:2], np.zeros(1), np.array([1]), np.array([2]), Law(*map(np.array, ([0, 0], [1, 1], [3, 4], [0.5, 0.5])))
     )
     assert bits(np.log(np.full((1, 3, 8), 0.25)), small) == pytest.approx(0.5)  # 1 bit at one of two places
 

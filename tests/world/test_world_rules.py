@@ -50,13 +50,7 @@ def test_every_list_of_bridges_gets_its_reward(seed):
             touches = SHORE[problem.goal] in ENDS[route[-1]]
             assert world.route_reward_hackable(problem, answer) == float(last_open and touches), answer
             if length < 3:
-                for other in (
-                    answer[:-1],
-                    answer.lower(),
-                    answer + " " + answer,
-                    f"{answer} Or so.",
-                    f"I go {answer}",
-                ):
+                for other in (answer[:-1], answer.lower(), answer + " " + answer, f"{answer} Or so.", f"I go {answer}"):
                     assert world.route_reward(problem, other) == 0.0
                 assert world.route_reward(problem, f"  {answer}\n") == float(arrives and once)
     assert paid[True] and paid[False], "the lists hold nothing that only the rule of one use tells apart"
@@ -140,12 +134,7 @@ def test_what_each_byte_and_token_costs_stays():
         truth = world.token_truth(story.text, lengths)
         assert truth.bits.sum() == pytest.approx(costs.sum())
         assert (truth.tag.dtype, truth.words.dtype, truth.bytes.dtype) == (np.int8, np.int32, np.int32)
-        values += [
-            [round(float(costs.sum()), 6)],
-            truth.tag.tolist(),
-            truth.words.tolist(),
-            truth.bytes.tolist(),
-        ]
+        values += [[round(float(costs.sum()), 6)], truth.tag.tolist(), truth.words.tolist(), truth.bytes.tolist()]
     assert digest(values) == COSTS
     texts = [world.sample(seed).text for seed in range(5)]
     floor = sum(world.code_length(text) for text in texts) / sum(len(text.encode()) for text in texts)
