@@ -20,6 +20,7 @@ import re
 import signal
 import symtable
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -167,16 +168,15 @@ def said(error: AssertionError) -> str:
     line = str(error)
     if not (same := SAME.search(line)):
         return line
-    frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
-    names, numbers, difference = frame.f_globals | frame.f_locals, [], "by less than these digits show"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    names, numbers = frame.f_globals | frame.f_locals, set()
     with contextlib.suppress(Exception):
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= number <= n.end_lineno]
-        for part in ast.walk(inside[-1]):  # the numbers stand in a text of the function that failed
+        source = ast.parse(textwrap.dedent(inspect.getsource(frame.f_code)))
+        for part in ast.walk(source):  # both numbers are values of an f-string in the function that failed
             with contextlib.suppress(Exception):
                 if isinstance(part, ast.FormattedValue) and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]:
-                    numbers.append(float(eval(ast.unparse(part.value), names)))
-        difference = f"by {max(numbers) - min(numbers):.0e}" if len(set(numbers)) > 1 else difference
+                    numbers.add(float(eval(ast.unparse(part.value), names)))
+    difference = f"by {max(numbers) - min(numbers):.0e}" if len(numbers) > 1 else "by less than these digits show"
     return f"{line[: same.end()]} (off {difference}){line[same.end() :]}"
 
 

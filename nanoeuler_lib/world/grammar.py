@@ -263,40 +263,42 @@ class Reader:
         start, text = self.at, self.text
         left = defaultdict(float)  # the probability of the texts that part from ours at a byte
         whole: list[tuple[float, Path]] = []
-
-        def follow(parts: tuple, share: float, path: Path) -> None:
+        stack = [(root.parts, root.share, Path(start, (i,))) for i, root in enumerate(roots)][::-1]
+        while stack:
+            parts, share, path = stack.pop()
             if not parts:
                 whole.append((share, path))
-                return
-            part, rest = parts[0], parts[1:]
+                continue
+            part, rest, marks = parts[0], parts[1:], path.marks
             if isinstance(part, Slot):
+                ways = []
                 for i, way in enumerate(branches(part, path.drawn)):
                     drawn = path.drawn | {part.name: way.draws} if way.draws else path.drawn
-                    follow(way.parts + rest, share * way.share, Path(path.at, path.choices + (i,), drawn, path.marks))
-                return
-            marks = path.marks
+                    ways.append((way.parts + rest, share * way.share, Path(path.at, path.choices + (i,), drawn, marks)))
+                stack += reversed(ways)
+                continue
             if isinstance(part, Mark):
                 marks += (replace(part, at=path.at),)
                 part = part.text
             end = path.at + len(part)
             if text[path.at : end] == part:
-                follow(rest, share, Path(end, path.choices, path.drawn, marks))
+                stack.append((rest, share, Path(end, path.choices, path.drawn, marks)))
             else:
                 left[path.at + common_prefix(part, text[path.at : end])] += share
-
-        for i, root in enumerate(roots):
-            follow(root.parts, root.share, Path(start, (i,)))
         if not whole:
-            at = max(left)
-            raise KonigsbergError(
-                f"not a story of Königsberg: nothing there goes on like byte {at}, {text[at : at + 20]!r}"
-            )
+            at, story = max(left), "not a story of Königsberg"
+            raise KonigsbergError(f"{story}: nothing there goes on like byte {at}, {text[at : at + 20]!r}")
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
             raise KonigsbergError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
-        bits = [0.0] * (path.at - start)
+        self._charge(path, share, left)
+        return path
+
+    def _charge(self, path: Path, share: float, left: Mapping[int, float]) -> None:
+        """Note the bits of a step's bytes, and for each byte the step that holds the fact which decides it."""
+        bits = [0.0] * (path.at - self.at)
         for at in sorted(left, reverse=True):
-            bits[at - start] = log2((share + left[at]) / share)
+            bits[at - self.at] = log2((share + left[at]) / share)
             share += left[at]
         self.bits += bits
         self.since += [-1] * len(bits)
@@ -307,7 +309,6 @@ class Reader:
             if mark.names:
                 told.add(id(mark.fact))
         self.at, self.step = path.at, self.step + 1
-        return path
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
