@@ -51,7 +51,7 @@ BOUND: dict[str, dict[str, float]] = {}  # by cell, its id or else its text: the
 
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
-    """Print in one line what the check says of the answer; return the answer if it is right, else None.
+    """Print the line of the check about the answer; return the answer if it is right, else None.
 
     mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
     among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
@@ -135,7 +135,7 @@ def whose(function: Callable) -> str:
 
 
 def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> str:
-    """The one line that a check has to say of an answer; "right" if it is. Whatever the answer does, nothing is raised.
+    """The line of a check about an answer, "right" if it is right. Whatever the answer does, nothing is raised.
 
     Warnings are dropped, and what the answer writes to stderr goes to stdout. A KeyboardInterrupt passes.
     """
@@ -158,13 +158,13 @@ def functions(answer: Any) -> list[Callable]:
 
 
 def written(function: Callable) -> bool:
-    """Whether its body is another than a stub's, `return None`."""
+    """Whether its body differs from a stub's, which is `return None`."""
     steps = [(step.opname, step.argval) for step in dis.get_instructions(inspect.unwrap(function))]
     return steps != [(step.opname, step.argval) for step in dis.get_instructions(lambda: None)]
 
 
 def said(error: AssertionError) -> str:
-    """What a check says; where the digits that it prints of two numbers agree, their difference as well."""
+    """The message of a check. If two numbers in it have the same digits, their difference is added."""
     line = str(error)
     if not (same := SAME.search(line)):
         return line
@@ -181,7 +181,7 @@ def said(error: AssertionError) -> str:
 
 
 def stopped(error: BaseException, answer: Any) -> str:
-    """The exception, and the last line of the answer's that it passed; a check's lines are no reader's business."""
+    """The exception, and the last line of the answer that it passed. Lines of the check are not shown."""
     kind, why = type(error).__name__, f": {error}" if str(error) else ""
     codes = {getattr(inspect.unwrap(f), "__code__", f.__code__) for f in functions(answer)}
     files, lines = {code.co_filename for code in codes}, []

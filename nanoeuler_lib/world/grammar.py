@@ -27,7 +27,7 @@ Options = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """Something the town speaks of, in every form that a sentence may need; `forms[""]` is its plain name.
+    """A person, a thing, a number, ... in every form that a sentence needs; `forms[""]` is its plain name.
 
     `once` says that one story never draws it for two roles (people, things), while numbers may come back. Words are
     drawn in proportion to their `weight`.
@@ -42,12 +42,12 @@ class Word:
 
 
 class Among(tuple):
-    """Words that have their roles already and may be drawn all the same: which of these two?"""
+    """Words that may be drawn although they have a role already, such as two suspects."""
 
 
 @dataclass
 class Fact:
-    """What the story has settled: the value, what else it might have been, and the step that said so last."""
+    """A fact of the story: its value, the values that it might have had, and the step that said so last."""
 
     value: Word
     domain: tuple[Word, ...]
@@ -122,7 +122,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Path:
-    """One derivation of a step, as far as it has come."""
+    """The beginning of one derivation of a step."""
 
     at: int  # the byte of the text that comes next
     choices: tuple[int, ...] = ()
@@ -243,7 +243,7 @@ class Writer:
 
 
 class Reader:
-    """The source that follows a given text, and charges each byte for the alternatives that it rules out.
+    """The source that reads a given text, and counts the bits of each byte: how much probability it rules out.
 
     `bits[i]` is -log2 P(byte i | the bytes before it). `since[i]` is the step that holds the fact which decides byte i,
     -1 where no fact does: a forced slot decides a byte where another value of the same slot, equal so far, differs.

@@ -1,4 +1,4 @@
-"""Rumours: a small world beside the stories, in which every reader of a prefix has to believe by halves.
+"""Rumours: a small world beside the stories, in which no reader is sure of the fact before the last words.
 
 Something is missing and lies at one of twelve places, each as likely. Witnesses say where; who is sharp is right more
 often than who is dull, and a wrong witness names any other place. At last it is found. What a reader may believe

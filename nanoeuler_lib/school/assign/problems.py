@@ -81,14 +81,13 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
     forward: source of `forward(*names)`. draw(rng, *size): its arguments. Of the last size, the large one, only some
     elements and directions are compared: a difference quotient for every element would not end within the limits.
     """
-    run = functions(forward)["forward"]
-    given = ", ".join(names)
-    contract = (
-        f"def backward(dy, {given}):\n"
-        f'    """Gradients of (forward({given}) * dy).sum(): the tuple ({", ".join("d" + n for n in names)}).\n\n'
-        "    Each has the shape of its array. NumPy alone; the grader's largest arrays have a hundred "
-        "thousand elements.\n"
-        f'    """\n    return None  # your code here\n'
+    run, given = functions(forward)["forward"], ", ".join(names)
+    gradients = ", ".join(f"d{name}" for name in names)
+    contract = stub(
+        f"backward(dy, {given})",
+        f"Gradients of (forward({given}) * dy).sum(): the tuple ({gradients}).\n\n"
+        "    Each has the shape of its array. NumPy alone; the grader's largest arrays have a hundred thousand "
+        "elements.\n    ",
     )
 
     def calls(rng):
@@ -98,35 +97,36 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
     def judge(inputs, _, returned):
         dy, *arrays = inputs
         if len(returned) != len(names):
-            return f"{len(returned)} arrays came back, expected {len(names)}: ({', '.join('d' + n for n in names)})"
+            return f"{len(returned)} arrays came back, expected {len(names)}: ({gradients})"
         for name, array, grad in zip(names, arrays, returned, strict=True):
             if grad.shape != array.shape:
                 return f"d{name} has shape {grad.shape}, expected {array.shape}"
             if grad.dtype.kind != "f":
                 return f"d{name} has dtype {grad.dtype}, expected floating-point numbers"
-
-        def loss(changed, at):
-            return float((run(*[changed if i == at else a for i, a in enumerate(arrays)]) * dy).sum())
-
         rng = np.random.default_rng(0)
         for at, (name, array, grad) in enumerate(zip(names, arrays, returned, strict=True)):
-            size = "x".join(map(str, array.shape))
-            picked = rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
-            directions = [np.eye(1, array.size, i).reshape(array.shape) for i in picked]
-            directions += [min(1, 20 / array.size**0.5) * rng.normal(size=array.shape) for _ in range(2)]
-            for number_, u in enumerate(directions):
-                slope = quotient(lambda h, u=u, at=at, array=array: loss(array + h * u, at))
-                size_of = np.abs(grad * u).sum() + np.linalg.norm(u) * 1e-2
-                if not abs(float((grad * u).sum()) - slope) <= 2e-6 * size_of:
-                    where = f"at element {int(picked[number_])}" if number_ < len(picked) else "along a direction"
-                    return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
+            loss = lambda x, at=at: float((run(*arrays[:at], x, *arrays[at + 1 :]) * dy).sum())
+            if where := _differs(loss, array, grad, rng):
+                size = "x".join(map(str, array.shape))
+                return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
         return ""
 
-    statement = (
-        f"{text}\n\n```python\n{forward.strip()}\n```\n\n`y` is what it returns. Derive the "
-        "gradients of `(y * dy).sum()`."
-    )
+    task = "`y` is what it returns. Derive the gradients of `(y * dy).sum()`."
+    statement = f"{text}\n\n```python\n{forward.strip()}\n```\n\n{task}"
     return Problem("backward", 4, title, statement, contract, calls, judge, forward)
+
+
+def _differs(loss: Callable, array: np.ndarray, grad: np.ndarray, rng: np.random.Generator) -> str:
+    """Where a gradient differs from difference quotients: at some elements, then along two directions; "": nowhere."""
+    picked = rng.permutation(array.size)[: 40 if array.size <= 200 else 4]
+    directions = [(f"at element {i}", np.eye(1, array.size, i).reshape(array.shape)) for i in picked]
+    size = min(1, 20 / array.size**0.5)
+    directions += [("along a direction", size * rng.normal(size=array.shape)) for _ in range(2)]
+    for where, u in directions:
+        slope, scale = quotient(lambda h, u=u: loss(array + h * u)), np.abs(grad * u).sum() + 1e-2 * np.linalg.norm(u)
+        if not abs(float((grad * u).sum()) - slope) <= 2e-6 * scale:
+            return where
+    return ""
 
 
 def quotient(loss, h: float = 2e-3) -> float:
