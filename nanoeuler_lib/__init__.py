@@ -8,7 +8,7 @@ training = all of it. Nothing is imported upward, and nothing of this package in
     cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
     text          `bpe`, `tokenizer`, `pieces`, `sources`, `data`, `ngram`, `shards`, `turns` and `examples` of chats
     model         parameters, plan, forward and backward, optimisers, a step, a decoder; `gpt2`: another model
-    world         Königsberg, and the probability of every word of it, without the wings; `corpus`: other people's text
+    world         Königsberg, and the probability of every word of it; it imports no other wing. `corpus`: other texts
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
     speaking      `generate` samples from a model, `score` says what a text costs it, `chat` answers
     training      datasets, the loop, what survives a kill, what goes wrong, reports, `preferences`; later `rewards`

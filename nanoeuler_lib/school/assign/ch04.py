@@ -25,8 +25,8 @@ def forward(x, w):
     return {top} - {kappa} * {rest}  # [N]
 """
     text = (
-        "A linear layer with a loss that the book does not have: `x` is [N, D], `w` is [D, V], `y` "
-        "has one number a row."
+        "A linear layer with a loss that the book does not have: `x` is [N, D], `w` is [D, V], `y` has one number a "
+        "row."
     )
     draw = lambda rng, n, d, v: (rng.normal(size=(n, d)), 0.5 * rng.normal(size=(d, v)) / np.sqrt(d))
     return derive(
@@ -58,11 +58,9 @@ def measurement(rng):
         return (logits, tokens), (a, b)
 
     text = (
-        "Somebody changed a model's logits before the softmax: all were multiplied by a number a, and b "
-        f"was added to that of token {c}. "
-        f"You have the logits from before, [N, {V}] with N = {n}, and the tokens [N] that were drawn "
-        "afterwards. Estimate a and b. "
-        "For each a is between 0.5 and 1.6, b between -2 and 2. The grader accepts an error of 0.05 in a "
-        "and of 0.12 in b."
+        "Somebody changed a model's logits before the softmax: all were multiplied by a number a, and b was added to "
+        f"that of token {c}. You have the logits from before, [N, {V}] with N = {n}, and the tokens [N] that were "
+        "drawn afterwards. Estimate a and b. For each a is between 0.5 and 1.6, b between -2 and 2. The grader "
+        "accepts an error of 0.05 in a and of 0.12 in b."
     )
     return measure("Two numbers in the tokens", text, "logits, tokens", "[a, b]", draw, (0.05, 0.12))

@@ -22,9 +22,8 @@ def derivation(rng):
     words, moment = pick(rng, *options)
     text = (
         "You know a function f at n points only, the `offsets`. Find weights w for which the sum of w[i] "
-        "f(offsets[i]) is\n\n"
-        f"> {words}\n\nfor every polynomial f of degree less than n. The offsets are different from each "
-        "other, from 1 to 6 of them, in any order."
+        f"f(offsets[i]) is\n\n> {words}\n\nfor every polynomial f of degree less than n. The offsets are different "
+        "from each other, from 1 to 6 of them, in any order."
     )
     contract = stub("weights(offsets)", "Weights [n] for offsets [n].")
 
@@ -82,10 +81,9 @@ def measurement(rng):
         return (f + s * noise,), (s,)
 
     text = (
-        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a "
-        "few slow sines and a slope. Each value "
-        f"has an error, independent of the others, drawn from {words}. A difference quotient can be no "
-        "better than s allows: measure s. The grader "
-        "draws s between 0.0001 and 0.01, and accepts an error of 8% of it."
+        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a few slow "
+        f"sines and a slope. Each value has an error, independent of the others, drawn from {words}. A difference "
+        "quotient can be no better than s allows: measure s. The grader draws s between 0.0001 and 0.01, and accepts "
+        "an error of 8% of it."
     )
     return measure("How noisy is the function?", text, "values", "[s]", draw, lambda truth: (0.08 * truth[0],))

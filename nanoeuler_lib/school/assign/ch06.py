@@ -65,12 +65,9 @@ def measurement(rng):
         return (e / e.sum(axis=1, keepdims=True), q, k), (beta, slope)
 
     text = (
-        f"You see the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. They are "
-        "the softmax of\n\n"
-        f"> b q_t k_s / sqrt({C}) + m times {words} + a little noise,\n\nover s up to t, with two numbers "
-        "b and m that belong to this head. "
-        "Estimate them. b is between 0.3 and 2.5, m between -0.6 and 0.6; the noise has a standard "
-        "deviation of 0.02. "
-        "The grader accepts errors of 0.01 in b and of 0.02 in m."
+        f"You see the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. They are the softmax "
+        f"of\n\n> b q_t k_s / sqrt({C}) + m times {words} + a little noise,\n\nover s up to t, with two numbers b and "
+        "m that belong to this head. Estimate them. b is between 0.3 and 2.5, m between -0.6 and 0.6; the noise has a "
+        "standard deviation of 0.02. The grader accepts errors of 0.01 in b and of 0.02 in m."
     )
     return measure("What a head adds to its scores", text, "p, q, k", "[b, m]", draw, (0.01, 0.02))

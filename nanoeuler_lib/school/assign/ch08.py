@@ -67,11 +67,9 @@ def measurement(rng):
         return (x,), (a,)
 
     text = (
-        f"`x` [{L}, {N}, {D}] is a residual stream behind each of {L} layers, at {N} tokens. At a usual "
-        "token the root mean square behind layer l "
-        f"(0 to {L - 1}) follows\n\n> {law},\n\ntimes a factor that belongs to the token. About "
-        f"{share:.0%} of the tokens are not usual: from some layer "
-        "on, a coordinate of theirs is enormous, as in many trained models. Estimate a. The grader "
-        f"accepts an error of {tolerance}."
+        f"`x` [{L}, {N}, {D}] is a residual stream behind each of {L} layers, at {N} tokens. At a usual token the root "
+        f"mean square behind layer l (0 to {L - 1}) follows\n\n> {law},\n\ntimes a factor that belongs to the token. "
+        f"About {share:.0%} of the tokens are not usual: from some layer on, a coordinate of theirs is enormous, as in "
+        f"many trained models. Estimate a. The grader accepts an error of {tolerance}."
     )
     return measure("How fast does the stream grow?", text, "x", "[a]", draw, (tolerance,))

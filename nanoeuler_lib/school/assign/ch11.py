@@ -38,9 +38,8 @@ def forward(p, g, m, v):
     return {out}  # the parameters after the step, [D]
 """
     text = (
-        "One step of an optimiser that the book does not have: parameters `p`, gradient `g`, first and "
-        "second moment `m` and `v`, all [D], v positive. "
-        "Whoever learns the optimiser itself differentiates through its step."
+        "One step of an optimiser that the book does not have: parameters `p`, gradient `g`, first and second moment "
+        "`m` and `v`, all [D], v positive. Whoever learns the optimiser itself differentiates through its step."
     )
     draw = lambda rng, d: (*rng.normal(size=(3, d)), rng.normal(size=d) ** 2 + 0.3)
     return derive("Through a step", text, forward, ["p", "g", "m", "v"], draw, [(1,), (2,), (9,), (150_000,)])
@@ -99,12 +98,10 @@ def measurement(rng):
         return "" if diverges(H, 1.02 * rate) else "a run at 1.02 times this rate does not diverge"
 
     text = (
-        f"A loss is quadratic, with a positive curvature along each of {D} axes. You have its gradients "
-        f"`g` at the points `w`, both [{3 * D}, {D}], up to an "
-        f"error of a millionth. It is to be minimised with this method, of rate r:\n\n> {words}.\n\n"
-        "Where the rule does not say otherwise, g is the gradient at w. "
-        "Find the largest r at which the method does not diverge. The grader runs it at 0.98 and at 1.02 "
-        "times your rate."
+        f"A loss is quadratic, with a positive curvature along each of {D} axes. You have its gradients `g` at the "
+        f"points `w`, both [{3 * D}, {D}], up to an error of a millionth. It is to be minimised with this method, of "
+        f"rate r:\n\n> {words}.\n\nWhere the rule does not say otherwise, g is the gradient at w. Find the largest r "
+        "at which the method does not diverge. The grader runs it at 0.98 and at 1.02 times your rate."
     )
     return measure("The largest stable rate", text, "w, g", "[r]", draw, judge=judge)
 

@@ -39,8 +39,8 @@ def forward(u, n):
     return {out}  # [N]
 """
     text = (
-        "A number for each row of logits `u` [N, V] and of noise `n` [N, V], from a distribution that "
-        "is changed on the way."
+        "A number for each row of logits `u` [N, V] and of noise `n` [N, V], from a distribution that is changed on "
+        "the way."
     )
     draw = lambda rng, rows, v: (1.5 * rng.normal(size=(rows, v)), rng.normal(size=(rows, v)))
     return derive(
