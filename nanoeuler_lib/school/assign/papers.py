@@ -224,15 +224,8 @@ def run(function: str, calls: list, given: str, answers: Path, user: str = "") -
         (box / "given.py").write_text(given)
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
-        command = [
-            sys.executable,
-            "-I",
-            "-B",
-            str(Path(worker.__file__).resolve()),
-            function,
-            inputs.name,
-            results.name,
-        ]
+        program = Path(worker.__file__).resolve()
+        command = [sys.executable, "-I", "-B", program, function, inputs.name, results.name]
         for path in [box, *box.iterdir()] if user else ():
             shutil.chown(path, user)
         threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
