@@ -3,18 +3,19 @@
 The house has wings. Text, model and CUDA do not know one another; engine = model x kernels; speaking = text x model;
 training = all of it. Nothing is imported upward, and nothing of this package inside a function but in `command`.
 
-    ground        `errors`, `config`, `files`, `machine` (cores and memory), `plots`, `practice`, `significance`
+    ground        `errors`, `config`, `files`, `machine` (cores and memory)
     ops           the layers: `reference`, the truth; `cpu`, the same and fast; `plain`; `ops.use` for a reader's own
     cuda          a kernel's text, checked and launched on a GPU or on a CPU; `kernels`: those of the book
     text          `bpe`, `tokenizer`, `pieces`, `sources`, `data`, `ngram`, `shards`, `turns` and `examples` of chats
     model         parameters, plan, forward and backward, optimisers, a step, a decoder; `gpt2`: another model
-    world         Königsberg, and the probability of every word of it; `corpus`: other people's text
+    world         Königsberg, and the probability of every word of it; it imports no other wing. `corpus`: other texts
     engine        the model on a GPU: steps as lists of launches; `device` chooses; later `many` cards
     speaking      `generate` samples from a model, `score` says what a text costs it, `chat` answers
     training      datasets, the loop, what survives a kill, what goes wrong, reports, `preferences`; later `rewards`
     school        `drills` plants bugs and finds them, `assign` makes papers
     command       `nanoeuler`: `cli` does, `arguments` explains
     formats       a run as Hugging Face's folder or a GGUF file; their Llamas and GPT-2s, and llama2.c's, as a run
+    for chapters  `practice` (checks of answers), `plots`, `shapes`, `significance`
     understanding what a reader may believe, what probes read; later scaling laws
 """
 

@@ -81,10 +81,7 @@ def ladder(rows: Sequence[dict], floor: float):
     above.set_xlabel(f"bits per byte above the floor of {floor:.2f}")
     above.xaxis.set_major_formatter("{x:g}")
     above.set_yticks(at, [f"{row['name']} ★" if mark else row["name"] for row, mark in zip(rows, goal)])
-    for key, label, style in (
-        ("fact_accuracy", "all", "o"),
-        ("fact_accuracy_beyond_10_words", "> 10 words away", "D"),
-    ):
+    for key, label, style in (("fact_accuracy", "all", "o"), ("fact_accuracy_beyond_10_words", "> 10 words away", "D")):
         shown = dict(fillstyle="none", markersize=8) if style == "o" else dict(markersize=4)
         below.plot([100 * row[key] for row in rows], at, style, label=label, **shown)
     below.set(xlabel="facts right, %", xlim=(-5, 105))

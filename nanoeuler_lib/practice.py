@@ -20,6 +20,7 @@ import re
 import signal
 import symtable
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler_lib import ops
 from nanoeuler_lib.errors import NanoEulerError
 
 __all__ = ["judge", "results", "show_rejected", "verdict"]
@@ -49,7 +51,7 @@ BOUND: dict[str, dict[str, float]] = {}  # by cell, its id or else its text: the
 
 
 def judge(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> Any:
-    """Print in one line what the check says of the answer; return the answer if it is right, else None.
+    """Print the line of the check about the answer; return the answer if it is right, else None.
 
     mine: the reader's function, a tuple of functions, or a value. given: what else the check takes; if a function is
     among it, the forward pass with which a backward pass is tried, the line says whose it is. in_place: the contract
@@ -133,7 +135,7 @@ def whose(function: Callable) -> str:
 
 
 def verdict(check: Callable, mine: Any, *given: Any, in_place: bool = False, seconds: float = SECONDS) -> str:
-    """The one line that a check has to say of an answer; "right" if it is. Whatever the answer does, nothing is raised.
+    """The line of a check about an answer, "right" if it is right. Whatever the answer does, nothing is raised.
 
     Warnings are dropped, and what the answer writes to stderr goes to stdout. A KeyboardInterrupt passes.
     """
@@ -156,31 +158,30 @@ def functions(answer: Any) -> list[Callable]:
 
 
 def written(function: Callable) -> bool:
-    """Whether its body is another than a stub's, `return None`."""
+    """Whether its body differs from a stub's, which is `return None`."""
     steps = [(step.opname, step.argval) for step in dis.get_instructions(inspect.unwrap(function))]
     return steps != [(step.opname, step.argval) for step in dis.get_instructions(lambda: None)]
 
 
 def said(error: AssertionError) -> str:
-    """What a check says; where the digits that it prints of two numbers agree, their difference as well."""
+    """The message of a check. If two numbers in it have the same digits, their difference is added."""
     line = str(error)
     if not (same := SAME.search(line)):
         return line
-    frame, number = list(traceback.walk_tb(error.__traceback__))[-1]
-    names, numbers, difference = frame.f_globals | frame.f_locals, [], "by less than these digits show"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    names, numbers = frame.f_globals | frame.f_locals, set()
     with contextlib.suppress(Exception):
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= number <= n.end_lineno]
-        for part in ast.walk(inside[-1]):  # the numbers stand in a text of the function that failed
+        source = ast.parse(textwrap.dedent(inspect.getsource(frame.f_code)))
+        for part in ast.walk(source):  # both numbers are values of an f-string in the function that failed
             with contextlib.suppress(Exception):
                 if isinstance(part, ast.FormattedValue) and eval(ast.unparse(ast.JoinedStr([part])), names) == same[1]:
-                    numbers.append(float(eval(ast.unparse(part.value), names)))
-        difference = f"by {max(numbers) - min(numbers):.0e}" if len(set(numbers)) > 1 else difference
+                    numbers.add(float(eval(ast.unparse(part.value), names)))
+    difference = f"by {max(numbers) - min(numbers):.0e}" if len(numbers) > 1 else "by less than these digits show"
     return f"{line[: same.end()]} (off {difference}){line[same.end() :]}"
 
 
 def stopped(error: BaseException, answer: Any) -> str:
-    """The exception, and the last line of the answer's that it passed; a check's lines are no reader's business."""
+    """The exception, and the last line of the answer that it passed. Lines of the check are not shown."""
     kind, why = type(error).__name__, f": {error}" if str(error) else ""
     codes = {getattr(inspect.unwrap(f), "__code__", f.__code__) for f in functions(answer)}
     files, lines = {code.co_filename for code in codes}, []
@@ -191,6 +192,16 @@ def stopped(error: BaseException, answer: Any) -> str:
         form = " as an array: is it a list?" if "list" in str(error) else ""
         return f"what it returns cannot be used{form}, {kind}{why}"
     return f"it stops with {kind}{f' at `{lines[-1]}`' if lines else ''}{why}"
+
+
+def say_failure(failed: dict[str, Callable], error: Exception) -> None:
+    """Say which functions in `ops.use` failed inside the model, and that the book's take their place."""
+    names = " and ".join(dict.fromkeys(getattr(f, "__name__", name) for name, f in failed.items()))
+    print(
+        f"{names}: inside the model {stopped(error, tuple(failed.values()))}."
+        f" This step is taken again from its beginning with the book's {' and '.join(failed)}.",
+        flush=True,
+    )
 
 
 def watched(answer: Any) -> Any:
@@ -293,3 +304,4 @@ def results(name: str) -> dict[str, Any]:
 
 if SHELL:
     SHELL.events.register("post_run_cell", note_cell)
+    ops.on_failure = say_failure

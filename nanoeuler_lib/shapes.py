@@ -99,16 +99,7 @@ def timeline(ax, x: float, y: float, lanes: Mapping[str, Sequence[tuple]], barri
     for k, (name, events) in enumerate(lanes.items()):
         write(ax, x - 0.15 * high, y + (k + 0.5) * high, name, ha="right")
         for begin, end, label, owner in events:
-            box(
-                ax,
-                x + tick * begin,
-                y + (k + 0.12) * high,
-                tick * (end - begin),
-                0.76 * high,
-                label,
-                owner,
-                8,
-            )
+            box(ax, x + tick * begin, y + (k + 0.12) * high, tick * (end - begin), 0.76 * high, label, owner, 8)
     end = x + tick * max(event[1] for events in lanes.values() for event in events)
     bottom = y + len(lanes) * high
     for time, label in (barriers or {}).items():

@@ -1017,7 +1017,9 @@ def main(words: list[str] | None = None) -> int:
             args, code = None, end.code or 0
         _flush(must=getattr(args, "function", None) not in (train, sft, dpo, grpo))
         return code
-    except NanoEulerError as error:
+    except ValueError as error:
+        if not isinstance(error, NanoEulerError) and type(error).__name__ != "KonigsbergError":
+            raise  # the town's error goes by its name: --help does not load the town
         return _fail(error)
     except MemoryError as error:
         return _fail(error if str(error) else "not enough memory")

@@ -10,15 +10,14 @@ composites (`attention`, `attention_back`), which write into the buffers of a pl
     with ops.use("plain"):                      # everything by the reference
         ...
 
-In a notebook a reader's function that fails inside the model is told in one sentence; its layer goes on with the
-book's version, and what was being computed is computed again from its beginning: see `again`.
+In the book's notebooks a reader's function that fails inside the model is reported in one sentence. Its layer goes on
+with the book's version, and what was being computed is computed again from its beginning: see `on_failure`, `again`.
 
 A reader's kernels go into the engine of a GPU: `engine.use`.
 """
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from types import SimpleNamespace
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import cpu, plain, reference
-from nanoeuler_lib.practice import stopped
 
 # Which pure functions stand behind which composites. The two halves of a layer are switched together, because a
 # backward pass only understands what its own forward pass saved.
@@ -61,7 +59,7 @@ def _composites(version: str, own: dict) -> SimpleNamespace:
         source = by_hand if version == "plain" or mine else cpu
         for name in composites:
             composite = getattr(source, name)
-            chosen[name] = _guarded(composite, mine) if mine and _in_notebook() else composite
+            chosen[name] = _guarded(composite, mine) if mine and on_failure else composite
     return SimpleNamespace(**chosen)
 
 
@@ -74,6 +72,8 @@ class _InUse:
     composites: SimpleNamespace
 
 
+# Called with the functions, {name: function}, that failed inside the model, and their error; None: the error is raised.
+on_failure: Callable[[dict, Exception], None] | None = None
 _stack = [_InUse("cpu", {}, _composites("cpu", {}))]
 
 
@@ -119,15 +119,11 @@ def _guarded(composite: Callable, mine: dict) -> Callable:
     return call
 
 
-def _in_notebook() -> bool:
-    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-
-
 _under_way = []  # calls that would be made again; the outermost is the one that is
 
 
 def again(state: Callable | None = None) -> Callable:
-    """A decorator: where a function in `use` fails in a notebook, say so and make the whole call again without it.
+    """A decorator: if a function in `use` fails, report it to `on_failure` and make the whole call again without it.
 
     state: of the same arguments, the arrays that the call changes, which are put back first; None if it only fills.
     """
@@ -135,7 +131,7 @@ def again(state: Callable | None = None) -> Callable:
     def decorator(whole):
         @functools.wraps(whole)
         def call(*arguments, **named):
-            if not functions() or not _in_notebook() or _under_way:
+            if not functions() or not on_failure or _under_way:
                 return whole(*arguments, **named)
             arrays = state(*arguments, **named) if state else ()
             before = [array.copy() for array in arrays]
@@ -144,7 +140,8 @@ def again(state: Callable | None = None) -> Callable:
                 try:
                     return whole(*arguments, **named)
                 except _Failed as failure:
-                    _drop(failure.args[0], failure.__cause__)
+                    on_failure(failure.args[0], failure.__cause__)
+                    _drop(failure.args[0])
                     for array, value in zip(arrays, before, strict=True):
                         array[...] = value
                 finally:
@@ -155,14 +152,8 @@ def again(state: Callable | None = None) -> Callable:
     return decorator
 
 
-def _drop(failed: dict, error: Exception) -> None:
-    """Take functions that have failed out of every `use` that is open, and say so."""
-    names = " and ".join(dict.fromkeys(getattr(f, "__name__", name) for name, f in failed.items()))
-    print(
-        f"{names}: inside the model {stopped(error, tuple(failed.values()))}."
-        f" This step is taken again from its beginning with the book's {' and '.join(failed)}.",
-        flush=True,
-    )
+def _drop(failed: dict) -> None:
+    """Take functions that have failed out of every `use` that is open."""
     for i, level in enumerate(_stack):
         own = {name: f for name, f in level.own.items() if failed.get(name) is not f}
         _stack[i] = _InUse(level.version, own, _composites(level.version, own))

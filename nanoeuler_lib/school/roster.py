@@ -121,9 +121,9 @@ def read(path: Path) -> Roster:
     else:
         students = [Student(canonical(line)) for line in text.splitlines() if line.strip()]
     folded = [fold(s.name) for s in students]
-    if not students or len(set(folded)) < len(folded):
-        got = "no name" if not students else short(students[folded.index(max(folded, key=folded.count))].name)
-        got = got if not students else f"{got} twice"
+    repeated = next((s.name for s in students if folded.count(fold(s.name)) > 1), "")
+    if repeated or not students:
+        got = f"{short(repeated)} twice" if students else "no name"
         raise NanoEulerError(f"{path} has {got}, expected each student's name once")
     for student in students:
         check_name(student.name)
@@ -203,12 +203,7 @@ def handed_in(folder: Path, wanted: str, roster: Roster | None = None) -> dict[s
         if len(students) == 1:
             try:
                 files = _files(entry, wanted, label)
-            except (
-                OSError,
-                ValueError,
-                OverflowError,
-                RecursionError,
-            ) as error:  # no permission, no such date
+            except (OSError, ValueError, OverflowError, RecursionError) as error:  # no permission, no such date
                 files = [HandedIn(None, remark=f"no file {wanted} that can be read ({type(error).__name__})")]
             found.setdefault(students[0], []).extend(files)
         else:
@@ -240,29 +235,19 @@ def whose(label: str, roster: Roster) -> list[Student]:
 def _files(entry: Path, wanted: str, label: str) -> list[HandedIn]:
     """The files of an entry that may be the one wanted, each with its time."""
     parts = next((m.groupdict() for p in LABELS if (m := p.fullmatch(label))), {})
-    stamp = parts.get("stamp")
     inside = [entry]
     if entry.is_dir() and not entry.is_symlink():
-        inside = [
-            path
-            for path in sorted(entry.rglob(f"*{Path(wanted).suffix}"))
-            if not any(n[0] == "." or n == "__MACOSX" for n in path.relative_to(entry).parts)
-            and path.name not in ("given.py", "try_answers.py")
-        ]
+        hidden = lambda path: any(n[0] == "." or n == "__MACOSX" for n in path.relative_to(entry).parts)
+        found = sorted(entry.rglob(f"*{Path(wanted).suffix}"))
+        inside = [path for path in found if not hidden(path) and path.name not in ("given.py", "try_answers.py")]
     own = [path for path in inside if is_own(path, entry.parent)]
-    paths = [path for path in own if entry in own or _is(path, wanted)] or own or [None]
-    missing = f"no file {wanted}" + (": a link or a pipe is not taken" if inside else "")
-    return [
-        HandedIn(
-            path,
-            datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S")
-            if stamp
-            else path and datetime.fromtimestamp(path.stat().st_mtime),
-            bool(parts.get("late")),
-            "" if path else missing,
-        )
-        for path in paths
-    ]
+    paths = [path for path in own if entry in own or _is(path, wanted)] or own
+    stamp, late = parts.get("stamp"), bool(parts.get("late"))
+    when = datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S") if stamp else None
+    if not paths:
+        why = ": a link or a pipe is not taken" if inside else ""
+        return [HandedIn(None, when, late, f"no file {wanted}{why}")]
+    return [HandedIn(path, when or datetime.fromtimestamp(path.stat().st_mtime), late) for path in paths]
 
 
 def is_own(path: Path, folder: Path) -> bool:

@@ -4,13 +4,13 @@ import json
 import math
 import re
 import time
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
 from matplotlib import ticker
 
-from nanoeuler_lib import plots
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import expect_writable, from_json, markdown, one_line, printable, write_text
 from nanoeuler_lib.training.run_folder import read_log
@@ -245,7 +245,7 @@ def _log_scale(axes):
 
 
 def _two_panels():
-    plots.use_style()
+    plt.style.use(files("nanoeuler_lib") / "nanoeuler.mplstyle")
     return plt.subplots(2, 1, figsize=(4.7, 5.4))
 
 

@@ -148,5 +148,5 @@ def _floor(valid):
     """Bits per byte that the source of the text needs: known for stories from Königsberg, None for other text."""
     try:
         return round(world.floor(valid), 6) if data.SEPARATOR in valid else None
-    except NanoEulerError:
+    except ValueError:
         return None

@@ -116,11 +116,7 @@ def as_far(stream: np.ndarray, moved: np.ndarray, rng: np.random.Generator) -> n
 
 
 def as_strong(
-    effect: Callable[[np.ndarray], float],
-    stream: np.ndarray,
-    random: np.ndarray,
-    wanted: float,
-    steps: int = 10,
+    effect: Callable[[np.ndarray], float], stream: np.ndarray, random: np.ndarray, wanted: float, steps: int = 10
 ) -> tuple[np.ndarray, float]:
     """Scale random moves until they change the logits as much as is wanted; return the streams [B, D] and the scale.
 
@@ -149,10 +145,7 @@ def carriers(model: GPT, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     best = bits(forward(model, batch.twin, kept=twin), batch).mean()
     carries, without = np.zeros((2, model.config.layers, model.config.heads))
     for layer, head in np.ndindex(carries.shape):
-        for found, tokens, other, start in (
-            (carries, batch.story, twin, before),
-            (without, batch.twin, kept, best),
-        ):
+        for found, tokens, other, start in ((carries, batch.story, twin, before), (without, batch.twin, kept, best)):
             site = {(HEADS, layer): instead([head], other[HEADS, layer])}
             after = bits(forward(model, tokens, site), batch).mean()
             found[layer, head] = (after - start) / (before - best)

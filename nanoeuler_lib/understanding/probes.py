@@ -64,9 +64,7 @@ class Sites:
         if missing := set(PARTS) - set(self.parts[here]):
             raise NanoEulerError(f"no site of kind {kind!r} is for {', '.join(sorted(missing))}: more stories")
         return replace(
-            self,
-            x=self.x[:, here],
-            **{n: getattr(self, n)[here] for n in ("beliefs", "kinds", "parts", "last")},
+            self, x=self.x[:, here], **{n: getattr(self, n)[here] for n in ("beliefs", "kinds", "parts", "last")}
         )
 
     def shuffled(self, seed: int) -> "Sites":

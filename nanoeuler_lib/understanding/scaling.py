@@ -70,12 +70,7 @@ def source_of(stories: Iterable[Story], tokenizer: Tokenizer) -> Source:
             part[i, j] = names.setdefault(name, len(names))
     row, place, token, p = map(np.array, zip(*entries, strict=True))
     return Source(
-        tokens,
-        Law(row, place, token, p),
-        entropy,
-        tuple(names),
-        part,
-        sum(len(s.text.encode()) for s in stories),
+        tokens, Law(row, place, token, p), entropy, tuple(names), part, sum(len(s.text.encode()) for s in stories)
     )
 
 
@@ -230,11 +225,7 @@ def not_ruled_out(value: np.ndarray, variance: np.ndarray, rss: np.ndarray, limi
 
 
 def surface(
-    runs: Runs,
-    alpha: np.ndarray,
-    beta: np.ndarray,
-    counts: np.ndarray | None = None,
-    floor: float | None = None,
+    runs: Runs, alpha: np.ndarray, beta: np.ndarray, counts: np.ndarray | None = None, floor: float | None = None
 ) -> Surface:
     """Solve for E, a, b at every pair of exponents alpha [A], beta [B].
 
@@ -366,10 +357,7 @@ def huber(
 
 
 def bfgs(
-    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    x: np.ndarray,
-    tolerance: float,
-    steps: int = 500,
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]], x: np.ndarray, tolerance: float, steps: int = 500
 ) -> np.ndarray:
     """Walk downhill from x until every slope is below `tolerance`, an absolute number. Nocedal and Wright, 6.1.
 

@@ -12,7 +12,10 @@ above, `tokens` the source by tokens, `tasks` what is built from them: preferenc
 `wordings` other ways to ask. `rumours` is a world of its own, for chapter 18.
 """
 
+import importlib
+
 from nanoeuler_lib.world import wordings
+from nanoeuler_lib.world.errors import KonigsbergError
 from nanoeuler_lib.world.stories import KINDS, Question
 from nanoeuler_lib.world.story import (
     FACT,
@@ -42,7 +45,6 @@ from nanoeuler_lib.world.tasks import (
     route_reward_hackable,
     valid_answers,
 )
-from nanoeuler_lib.world.tokens import next_tokens, token_costs
 
 __all__ = [
     "FACT",
@@ -50,6 +52,7 @@ __all__ = [
     "GRAMMAR",
     "KINDS",
     "SEPARATOR",
+    "KonigsbergError",
     "Preference",
     "Question",
     "RouteProblem",
@@ -75,3 +78,9 @@ __all__ = [
     "valid_answers",
     "wordings",
 ]
+
+
+def __getattr__(name: str):  # until the move: `tokens` needs the tokenizer, which the town itself does not
+    if name not in ("next_tokens", "token_costs"):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module(f"{__name__}.tokens"), name)

@@ -19,7 +19,7 @@ from functools import cache
 from math import log2
 from random import Random
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.world.errors import KonigsbergError
 
 # templates, under labels or not; each is equally likely
 Options = Sequence[str] | Mapping[str, Sequence[str]]
@@ -27,7 +27,7 @@ Options = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """Something the town speaks of, in every form that a sentence may need; `forms[""]` is its plain name.
+    """A person, a thing, a number, ... in every form that a sentence needs; `forms[""]` is its plain name.
 
     `once` says that one story never draws it for two roles (people, things), while numbers may come back. Words are
     drawn in proportion to their `weight`.
@@ -42,12 +42,12 @@ class Word:
 
 
 class Among(tuple):
-    """Words that have their roles already and may be drawn all the same: which of these two?"""
+    """Words that may be drawn although they have a role already, such as two suspects."""
 
 
 @dataclass
 class Fact:
-    """What the story has settled: the value, what else it might have been, and the step that said so last."""
+    """A fact of the story: its value, the values that it might have had, and the step that said so last."""
 
     value: Word
     domain: tuple[Word, ...]
@@ -122,7 +122,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Path:
-    """One derivation of a step, as far as it has come."""
+    """The beginning of one derivation of a step."""
 
     at: int  # the byte of the text that comes next
     choices: tuple[int, ...] = ()
@@ -243,7 +243,7 @@ class Writer:
 
 
 class Reader:
-    """The source that follows a given text, and charges each byte for the alternatives that it rules out.
+    """The source that reads a given text, and counts the bits of each byte: how much probability it rules out.
 
     `bits[i]` is -log2 P(byte i | the bytes before it). `since[i]` is the step that holds the fact which decides byte i,
     -1 where no fact does: a forced slot decides a byte where another value of the same slot, equal so far, differs.
@@ -257,50 +257,48 @@ class Reader:
     def choose(self, roots: list[Branch], branches: Callable[..., list[Branch]]) -> Path:
         """Find the one derivation of a step that the text goes on with, and charge for it.
 
-        Raises NanoEulerError if there is none, or if the grammar is at fault: two derivations, or a text of the step
+        Raises KonigsbergError if there is none, or if the grammar is at fault: two derivations, or a text of the step
         that begins another.
         """
         start, text = self.at, self.text
         left = defaultdict(float)  # the probability of the texts that part from ours at a byte
         whole: list[tuple[float, Path]] = []
-
-        def follow(parts: tuple, share: float, path: Path) -> None:
+        stack = [(root.parts, root.share, Path(start, (i,))) for i, root in enumerate(roots)][::-1]
+        while stack:
+            parts, share, path = stack.pop()
             if not parts:
                 whole.append((share, path))
-                return
-            part, rest = parts[0], parts[1:]
+                continue
+            part, rest, marks = parts[0], parts[1:], path.marks
             if isinstance(part, Slot):
+                ways = []
                 for i, way in enumerate(branches(part, path.drawn)):
                     drawn = path.drawn | {part.name: way.draws} if way.draws else path.drawn
-                    follow(
-                        way.parts + rest,
-                        share * way.share,
-                        Path(path.at, path.choices + (i,), drawn, path.marks),
-                    )
-                return
-            marks = path.marks
+                    ways.append((way.parts + rest, share * way.share, Path(path.at, path.choices + (i,), drawn, marks)))
+                stack += reversed(ways)
+                continue
             if isinstance(part, Mark):
                 marks += (replace(part, at=path.at),)
                 part = part.text
             end = path.at + len(part)
             if text[path.at : end] == part:
-                follow(rest, share, Path(end, path.choices, path.drawn, marks))
+                stack.append((rest, share, Path(end, path.choices, path.drawn, marks)))
             else:
                 left[path.at + common_prefix(part, text[path.at : end])] += share
-
-        for i, root in enumerate(roots):
-            follow(root.parts, root.share, Path(start, (i,)))
         if not whole:
-            at = max(left)
-            raise NanoEulerError(
-                f"not a story of Königsberg: nothing there goes on like byte {at}, {text[at : at + 20]!r}"
-            )
+            at, story = max(left), "not a story of Königsberg"
+            raise KonigsbergError(f"{story}: nothing there goes on like byte {at}, {text[at : at + 20]!r}")
         (share, path), *others = whole
         if others or max(left, default=0) >= path.at:
-            raise NanoEulerError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
-        bits = [0.0] * (path.at - start)
+            raise KonigsbergError(f"the grammar is ambiguous at bytes {start}..{path.at}: {text[start : path.at]!r}")
+        self._charge(path, share, left)
+        return path
+
+    def _charge(self, path: Path, share: float, left: Mapping[int, float]) -> None:
+        """Note the bits of a step's bytes, and for each byte the step that holds the fact which decides it."""
+        bits = [0.0] * (path.at - self.at)
         for at in sorted(left, reverse=True):
-            bits[at - start] = log2((share + left[at]) / share)
+            bits[at - self.at] = log2((share + left[at]) / share)
             share += left[at]
         self.bits += bits
         self.since += [-1] * len(bits)
@@ -311,7 +309,6 @@ class Reader:
             if mark.names:
                 told.add(id(mark.fact))
         self.at, self.step = path.at, self.step + 1
-        return path
 
 
 def common_prefix(a: bytes, b: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Rumours: a small world beside the stories, in which every reader of a prefix has to believe by halves.
+"""Rumours: a small world beside the stories, in which no reader is sure of the fact before the last words.
 
 Something is missing and lies at one of twelve places, each as likely. Witnesses say where; who is sharp is right more
 often than who is dull, and a wrong witness names any other place. At last it is found. What a reader may believe
@@ -16,9 +16,9 @@ from random import Random
 
 import numpy as np
 
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.world.errors import KonigsbergError
 
+END_OF_TEXT = "<|endoftext|>"
 PLACES = tuple("drawer teapot oven boot piano cradle hat bucket stove barrel chest attic".split())
 OWNERS = tuple("Käthe Johanna Leonhard Immanuel Hinrich Kühn".split())
 THINGS = tuple("hen lantern globe cheese clock lute".split())
@@ -70,7 +70,7 @@ def posterior(text: str) -> np.ndarray:
     """Return what a reader may believe of the place before each word and behind the last: [T+1, 12], rows sum to 1.
 
     A witness who is right with rate r multiplies the place that they name by r, every other by (1 - r) / 11.
-    Raises NanoEulerError if the text is no beginning of a rumour.
+    Raises KonigsbergError if the text is no beginning of a rumour.
     """
     return _followed(text)[0]
 
@@ -78,7 +78,7 @@ def posterior(text: str) -> np.ndarray:
 def law(text: str) -> np.ndarray:
     """Return the probability of every next word before each word and behind the last: [T+1, V], by WORDS.
 
-    Behind a whole rumour the end of text is certain. Raises NanoEulerError if the text is no beginning of a rumour.
+    Behind a whole rumour the end of text is certain. Raises KonigsbergError if the text is no beginning of a rumour.
     """
     return _followed(text)[1]
 
@@ -104,12 +104,7 @@ def _draw(random: Random) -> Rumour:
     for _ in range(MOST):
         witness = one(WITNESSES)
         right = random.random() < RATE[witness]
-        words += [
-            witness,
-            "says",
-            place if right else one([other for other in PLACES if other != place]),
-            ".",
-        ]
+        words += [witness, "says", place if right else one([other for other in PLACES if other != place]), "."]
         if random.random() < FOUND:
             break
     return Rumour(" ".join([*words, "found", "in", place, "."]), place)
@@ -130,7 +125,7 @@ def _followed(text: str) -> tuple[np.ndarray, np.ndarray]:
             return np.array(believed), np.array(laws)
         word = words[at]
         if not now.get(word):
-            raise NanoEulerError(f"word {at} is {word!r}, expected one of {', '.join(now)}: no rumour")
+            raise KonigsbergError(f"word {at} is {word!r}, expected one of {', '.join(now)}: no rumour")
         if word in RATE and at > 0:
             witness, told = word, told + 1
         elif word in PLACES and words[at - 1] == "says":

@@ -28,6 +28,7 @@ from nanoeuler_lib.world.town import (
     SMALL,
     SPOTS,
     THINGS,
+    TOWN,
     WALKS,
     WARES,
     across,
@@ -54,92 +55,7 @@ class Question(NamedTuple):
     step: int  # an index of `Story.steps`
 
 
-PHRASES = {
-    "why": (
-        "for half a bun", "for two plums", "for a song", "for a secret", "for luck", "as a joke", "out of boredom",
-        "for a rest", "to chase a hat", "to tie a shoe", "to be polite", "because of the wind",
-        "because it was Tuesday", "and forgot it", "and felt lighter", "and went fishing", "and ran", "without a word",
-        "against a receipt", "with a sigh", "in the dark", "by way of thanks",
-    ),
-    "asker": (
-        "who had pockets", "who was going that way", "who asked nicely", "who liked the smell", "who owned a cart",
-        "who had no plans", "who was nearest", "who could whistle",
-    ),
-    "when": (
-        "at Easter", "in May", "after church", "at midnight", "at noon", "in the rain", "at the fair",
-        "on Sunday", "next day", "by moonlight", "at last", "in church",
-    ),
-    "game": ("cards", "dice", "chess", "skittles", "dominoes", "hopscotch"),
-    "trifle": (
-        "a pear", "an eel", "a kiss", "half a bun", "two plums", "a button", "a whistle", "a better story", "a kitten",
-        "an old hat", "a sausage", "a promise",
-    ),
-    "handover": (
-        "{giver} gave it to {taker}, {why}.",
-        "{giver} gave it to {taker}, {asker}.",
-        "{giver} left it with {taker} on {bridge}.",
-        "{giver} lost it to {taker} at {game}.",
-        "{giver} let {taker} hold it, {why}.",
-        "{taker} begged for it, and {giver} gave in.",
-        "{giver} traded it to {taker} for {trifle}.",
-        "on {bridge} it went from {giver} to {taker}.",
-        "{taker} had it from {giver} for {trifle}.",
-        "{giver} sold it to {taker} {when}.",
-        "{giver} hid it in a hat, and {taker} took the hat.",
-    ),
-    "dozed": (
-        "dozed", "sneezed", "yawned", "prayed", "bathed", "admired the view", "argued with a gull", "chased a hat",
-        "watched a ship", "tied a shoe",
-    ),
-    "gone": (
-        "at church", "at market", "at a wedding", "at choir", "out for milk", "out for a walk",
-        "feeding the swans", "seeing about a pig", "off to Danzig", "buying a hat", "at dinner", "in the garden",
-        "chasing geese", "in Lomse", "down the well", "paying a debt",
-    ),
-    "tidy": (
-        "to be tidy", "for a joke", "thinking of Murr", "against the damp", "for fear of mice", "in passing",
-        "while dusting", "to make room", "to be helpful", "out of habit", "on tiptoe", "and felt clever",
-        "humming", "by mistake", "for safety", "to annoy the cat",
-    ),
-    "hush": (
-        "said nothing", "whistled", "ate a plum", "took it for a game", "enjoyed it", "told only the cat",
-        "held the lid", "kept reading", "blushed", "winked",
-    ),
-    "dust": (
-        "dust", "a button", "a moth", "half a bun", "a hymn", "old soup", "a bad smell", "a spider", "a tooth",
-        "Murr", "a glove", "one egg",
-    ),
-    "debt": (
-        "a hat", "a wig", "dancing lessons", "a goose", "half a pig", "an eel pie", "a haircut", "a sermon",
-        "a small horse", "firewood", "a plum tree", "a parrot", "a tooth", "a bad poem",
-    ),
-    "treat": (
-        "for buns", "for candles", "for a ribbon", "for eels", "for a new bet", "for the fair", "for an aunt",
-        "for a parrot", "for plums", "to celebrate",
-    ),
-    "somehow": (
-        "in small coins", "out of a sock", "in tears", "and sighed", "with a bow", "through the window", "in eels",
-        "and felt rich", "by way of Murr", "too proudly", "in buttons", "in plums",
-    ),
-    "purpose": (
-        "to sell eels", "to think", "to avoid a cousin", "to visit a goose", "to hear the organ", "to buy a hat",
-        "to look at ships", "to win a bet", "for no reason", "to return a ladle", "in a hurry", "in slippers",
-    ),
-    "pause": (
-        "sang a little", "ate a plum", "fed a swan", "ate a pear", "saw a pig", "greeted a goose", "tied a shoe",
-        "lost a button", "counted ships", "sneezed", "danced", "fed a gull", "hid",
-        "slept an hour", "won a duck", "kissed a cow",
-    ),
-    "kept": (
-        "carried it in a boot", "kept it in a hat", "used it as a bookmark", "fanned the stove with it",
-        "forgot it in church", "slept on it", "wrapped an eel in it", "kept it warm", "sat on it", "read it to a cow",
-    ),
-    "oddly": (
-        "in slippers", "panting", "by ferry", "singing", "uphill", "on a cow", "in tears", "in two coats", "yawning",
-        "on tiptoe",
-    ),
-    "cried": ("whispered", "cried", "sang", "muttered", "sighed", "said"),
-}  # fmt: skip
+PHRASES = {name: tuple(texts) for name, texts in TOWN["phrases"].items()}
 
 
 ERRAND = (
@@ -375,12 +291,7 @@ def market(tale: Tale) -> list[Ask]:
     tale.say(MARKET_MORE, b=PEOPLE, extra=EXTRAS, more=NUMBERS[1:7])
     total = count * price + NUMBERS.index(tale["more"])
     tale.know("total", NUMBERS[total], NUMBERS, "cost", "more")
-    tale.say(
-        MARKET_SUM,
-        b=PEOPLE,
-        friend=PEOPLE,
-        wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]),
-    )
+    tale.say(MARKET_SUM, b=PEOPLE, friend=PEOPLE, wrong=(*NUMBERS[total - 2 : total], *NUMBERS[total + 1 : total + 3]))
     tale.know("change", NUMBERS[20 - total], NUMBERS, "total")
     tale.say(MARKET_PAYS)
     return [

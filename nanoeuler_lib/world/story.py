@@ -13,11 +13,11 @@ from random import Random
 
 import numpy as np
 
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.text.data import SEPARATOR
+from nanoeuler_lib.world.errors import KonigsbergError
 from nanoeuler_lib.world.grammar import Reader, Tale, Writer
 from nanoeuler_lib.world.stories import KINDS, PHRASES, Question, tell
 
+SEPARATOR = "\n<|endoftext|>\n"  # between two stories
 FREE, GRAMMAR, FACT = 0, 1, 2  # the tags of `token_truth`
 NEARLY = 0.2  # bits; a token that costs more is free, whatever else it holds
 
@@ -57,10 +57,10 @@ class TokenTruth:
 def sample(seed: int, kind: str | None = None) -> Story:
     """Draw the story of a seed, of one kind if wanted; a seed's text never changes.
 
-    Raises NanoEulerError if there is no such kind.
+    Raises KonigsbergError if there is no such kind.
     """
     if kind is not None and kind not in KINDS:
-        raise NanoEulerError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
+        raise KonigsbergError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
     return _draw(Random(seed), kind)
 
 
@@ -72,10 +72,10 @@ def stories(n: int, seed: int) -> Iterator[Story]:
 def corpus(n_bytes: int, seed: int) -> str:
     """Draw whole stories joined by SEPARATOR, as few as reach `n_bytes` bytes of UTF-8.
 
-    Raises NanoEulerError if `n_bytes` is not positive.
+    Raises KonigsbergError if `n_bytes` is not positive.
     """
     if n_bytes < 1:
-        raise NanoEulerError(f"the corpus is to have {n_bytes} bytes, expected at least 1")
+        raise KonigsbergError(f"the corpus is to have {n_bytes} bytes, expected at least 1")
     texts, size = [], -len(SEPARATOR)
     for story in _stream(seed):
         texts.append(story.text)
@@ -85,7 +85,7 @@ def corpus(n_bytes: int, seed: int) -> str:
 
 
 def parse(text: str) -> Story:
-    """Read a story back; its text has one derivation, or none, which raises NanoEulerError."""
+    """Read a story back; its text has one derivation, or none, which raises KonigsbergError."""
     return _read(text)[0]
 
 
@@ -113,13 +113,13 @@ def token_truth(text: str, lengths: Sequence[int]) -> TokenTruth:
     Forced tokens are FACT where a byte of theirs parts the value of a fact from another that the slot might have held,
     GRAMMAR otherwise (the rest of a name, set phrases). The distance of a FACT runs back to the end of the step that
     told the fact last; where several facts are needed together (a sum), of the oldest; within one step it is 0.
-    Raises NanoEulerError if the lengths do not add up to the story.
+    Raises KonigsbergError if the lengths do not add up to the story.
     """
     story, reader = _read(text)
     data = text.encode()
     edges = list(accumulate(map(int, lengths), initial=0))
     if edges[-1] != len(data):
-        raise NanoEulerError(f"the tokens have {edges[-1]} bytes in all, expected {len(data)} as the story has")
+        raise KonigsbergError(f"the tokens have {edges[-1]} bytes in all, expected {len(data)} as the story has")
     step_ends = list(accumulate(len(step.encode()) for step in story.steps))
     words_before = list(accumulate((not _space(a) and _space(b) for a, b in pairwise(data + b" ")), initial=0))
     total = np.concatenate([[0.0], np.cumsum(reader.bits)])
@@ -160,7 +160,8 @@ def _read(text: str) -> tuple[Story, Reader]:
     tale = Tale(source, PHRASES)
     kind, questions = tell(tale)
     if source.at != len(source.text):
-        raise NanoEulerError(f"the story is over at byte {source.at}, found {source.text[source.at :][:20]!r} after it")
+        more = source.text[source.at :][:20]
+        raise KonigsbergError(f"the story is over at byte {source.at}, found {more!r} after it")
     return _story(tale, kind, source.text, questions), source
 
 

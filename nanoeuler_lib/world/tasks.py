@@ -8,7 +8,7 @@ from itertools import permutations
 from random import Random
 from zlib import crc32
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.world.errors import KonigsbergError
 from nanoeuler_lib.world.grammar import Tale, Word, Writer
 from nanoeuler_lib.world.stories import KINDS, PHRASES, tell
 from nanoeuler_lib.world.town import BRIDGE_NAMED, BRIDGES, PEOPLE, SHORES, across, shores_of
@@ -38,11 +38,11 @@ class Preference:
 def preference(seed: int, kind: str | None = None) -> Preference:
     """Draw a story, one of its questions, and two replies that differ in nothing but whether the reason is true.
 
-    The wrong reason names somebody or something that the story speaks of, where there is one. Raises NanoEulerError if
+    The wrong reason names somebody or something that the story speaks of, where there is one. Raises KonigsbergError if
     there is no such kind.
     """
     if kind is not None and kind not in KINDS:
-        raise NanoEulerError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
+        raise KonigsbergError(f"there is no kind of story {kind!r}, expected one of {', '.join(KINDS)}")
     random = Random(seed)
     source = Writer(random)
     tale = Tale(source, PHRASES)

@@ -24,7 +24,7 @@ def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[i
     """Return the ids [T] of a story, and what the source might say at each and behind the last.
 
     The second list has T+1 entries {token: probability}, exact but for rounding: entry i is given the tokens before
-    token i, and the last one is the end of text. Raises NanoEulerError if the text is no story of Königsberg. Chapters
+    token i, and the last one is the end of text. Raises KonigsbergError if the text is no story of Königsberg. Chapters
     00 and 03.
     """
     reader = TokenReader(text, tokenizer)
@@ -36,7 +36,7 @@ def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[i
 def token_costs(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Return -log2 P(token | the tokens before it) for the tokens of a story, in bits, float64 [T], not to be written.
 
-    Their sum is `code_length(text)`. Raises NanoEulerError if the text is no story of Königsberg.
+    Their sum is `code_length(text)`. Raises KonigsbergError if the text is no story of Königsberg.
     """
     ids, rows = next_tokens(text, tokenizer)
     bits = -np.log2([row[token] for token, row in zip(ids, rows, strict=False)]) + 0.0  # not -0

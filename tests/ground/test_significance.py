@@ -55,11 +55,7 @@ def test_holm_goes_on_while_the_smallest_is_small_enough(capsys):
     found = differences({"a": row(t[0]), "b": -row(t[1]), "c": row(t[2])})
     assert found == {"a": "higher", "b": "lower", "c": "higher"} and list(found) == ["a", "b", "c"]
     found = differences({"a": row(t[0]), "b": -row(t[1]), "c": row(quantile(0.026, 5))})
-    assert found == {
-        "a": "none seen",
-        "b": "lower",
-        "c": "none seen",
-    }  # the middle one fails, so the last is not asked
+    assert found == {"a": "none seen", "b": "lower", "c": "none seen"}  # the middle one fails, so the last is not asked
     assert "b " in capsys.readouterr().out
 
 

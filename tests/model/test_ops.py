@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import ops
+from nanoeuler_lib import ops, practice
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -249,14 +249,14 @@ def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, 
             by_layer = trained()
         expected = trained()
         oracles.close(by_layer, expected, 1e-9)
-        monkeypatch.setattr(ops, "_in_notebook", lambda: True)
+        monkeypatch.setattr(ops, "on_failure", practice.say_failure)
         with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
             found = trained()
             assert name not in ops.functions()
         assert np.array_equal(found, expected)
         told = capsys.readouterr().out
         assert told.count("\n") == 1 and said in told and told.endswith(f"with the book's {name}.\n")
-        monkeypatch.setattr(ops, "_in_notebook", lambda: False)
+        monkeypatch.setattr(ops, "on_failure", None)
         with pytest.raises((ZeroDivisionError, NanoEulerError, TypeError, ValueError)):
             with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
                 trained()

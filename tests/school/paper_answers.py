@@ -373,10 +373,7 @@ WRONG = {  # {problem, or chapter's measurement: {name: what the right function,
     "08": {
         "unusual tokens, too": "lambda x: np.array([np.polyfit(depth(x), np.log((x**2).mean(axis=(1, 2))) / 2, 1)[0]])"
     },
-    "11": {
-        "half of the rate": "lambda w, g: 0.5 * full(w, g)",
-        "twice the rate": "lambda w, g: 2 * full(w, g)",
-    },
+    "11": {"half of the rate": "lambda w, g: 0.5 * full(w, g)", "twice the rate": "lambda w, g: 2 * full(w, g)"},
     "14": {"temperature 1": "lambda logits, tokens: np.array([1.0, full(logits, tokens)[1]])"},
 }
 
@@ -396,19 +393,13 @@ def constants(chapter: str, statement: str) -> dict[str, str]:
     if chapter == "10":
         return {}
     if chapter == "20":
-        return {
-            "ROWS": str("each row divided" in statement),
-            "POWER": "0.5" if "the root" in statement else "1",
-        }
+        return {"ROWS": str("each row divided" in statement), "POWER": "0.5" if "the root" in statement else "1"}
     if chapter == "25":
         words, launch = (
             re.search(r"then (.*?) of two times", statement)[1],
             re.search(r"takes ([\d.]+)", statement)[1],
         )
-        return {
-            "LAUNCH": launch,
-            "JOINED": {"the larger": "np.maximum", "the sum": "np.add"}.get(words, "np.hypot"),
-        }
+        return {"LAUNCH": launch, "JOINED": {"the larger": "np.maximum", "the sum": "np.add"}.get(words, "np.hypot")}
     if chapter == "04":
         return {"TOKEN": re.search(r"that of token (\d+)", statement)[1]}
     if chapter == "05":
@@ -416,11 +407,7 @@ def constants(chapter: str, statement: str) -> dict[str, str]:
     if chapter == "06":
         words = re.search(r"m times (.*) plus a little noise|m times (.*) \+ a little noise", statement)
         name = next(w for w in words.groups() if w)
-        shapes = {
-            "the distance t - s": "d",
-            "ln(1 + t - s)": "np.log1p(d)",
-            "the root of t - s": "np.sqrt(d)",
-        }
+        shapes = {"the distance t - s": "d", "ln(1 + t - s)": "np.log1p(d)", "the root of t - s": "np.sqrt(d)"}
         return {"BIAS": shapes.get(name, "1 / (1 + d)")}
     if chapter == "08":
         return {"AT": "np.log(np.arange(1, len(x) + 1))" if "(l + 1)^a" in statement else "np.arange(len(x))"}

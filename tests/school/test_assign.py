@@ -209,11 +209,7 @@ LEFT = {  # in the place of the results
 }
 HOSTILE |= {name: f"import os\nimport numpy as np\n{does}\nos._exit(0)\n" for name, does in LEFT.items()}
 SAID = {"other keys": "not every call", "forged": "right weights: 4 of 4", "memory": "MemoryError"}
-SAID |= {
-    "=1+1": "ValueError: \ufffd]0;=1\ufffd",
-    "the grader": "ImportError: nano",
-    "no room": "it could not",
-}
+SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: nano", "no room": "it could not"}
 
 
 @pytest.mark.full
@@ -305,20 +301,11 @@ def test_command_hands_out(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (
-            ["8", "--seed", "s", "--student", "a"],
-            f"chapter is '8', expected one of {', '.join(papers.CHAPTERS)}",
-        ),
-        (
-            ["08", "--seed", "s", "--student", "../a"],
-            "student is '../a', expected letters, digits, spaces and . - _ @",
-        ),
+        (["8", "--seed", "s", "--student", "a"], f"chapter is '8', expected one of {', '.join(papers.CHAPTERS)}"),
+        (["08", "--seed", "s", "--student", "../a"], "student is '../a', expected letters, digits, spaces and . - _ @"),
         (["08", "--seed", "", "--student", "a"], "--seed is empty"),
         (["08", "--seed", "s"], "got none of them, expected --student, --students or --grade"),
-        (
-            ["08", "--seed", "s", "--student", "a", "--students", "b"],
-            "got --student and --students, expected",
-        ),
+        (["08", "--seed", "s", "--student", "a", "--students", "b"], "got --student and --students, expected"),
         (["08", "--seed", "s", "--grade", "."], ". holds no submission"),
         (["08", "--seed", "s", "--students", "missing.txt"], "missing.txt: no such file"),
         (["08", "--seed", "s", "--student", "a", "--out", "there"], "there exists, expected a new folder"),
@@ -345,19 +332,7 @@ def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_pat
         "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
         + f'"{STUDENT}",7,login,S\n"Lovelace, Ada",12345,al,S\n"Müller, Käthe",8,k,S\n'
     )
-    mark = [
-        "assign",
-        "05",
-        "--seed",
-        SEED,
-        "--students",
-        "list.csv",
-        "--grade",
-        "in",
-        "--due",
-        "2999-12-31",
-        "--out",
-    ]
+    mark = ["assign", "05", "--seed", SEED, "--students", "list.csv", "--grade", "in", "--due", "2999-12-31", "--out"]
     (tmp_path / "in").mkdir()
     answers = tmp_path / "in" / f"{STUDENT.upper()} (1).py"
     answers.write_text(paper_answers.file(right["05"]))

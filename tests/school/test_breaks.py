@@ -361,10 +361,7 @@ def test_command_inside_the_copy(folder):
 @pytest.mark.full
 def test_command_diagnose(nanoeuler):
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "sampling")
-    assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == [
-        "ok      schedule",
-        "ok      sampling",
-    ]
+    assert code == 0 and [line.split(":")[0] for line in out.splitlines()] == ["ok      schedule", "ok      sampling"]
     code, out, _ = nanoeuler("diagnose", "--tool", "schedule", "--json")
     assert code == 0 and json.loads(out) == {"sound": True, "findings": {"schedule": []}}
 

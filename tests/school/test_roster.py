@@ -27,12 +27,7 @@ BLACKBOARD = """"Last Name","First Name","Username","Student ID","Chapter 08 [To
 "Müller","Käthe","km","2",""
 "O'Brien","Tim","tim_o","3",""
 """
-FILES = {
-    "canvas": CANVAS,
-    "moodle": MOODLE,
-    "blackboard": BLACKBOARD,
-    "": "Ada Lovelace\nMüller, Käthe\nTim O'Brien\n",
-}
+FILES = {"canvas": CANVAS, "moodle": MOODLE, "blackboard": BLACKBOARD, "": "Ada Lovelace\nMüller, Käthe\nTim O'Brien\n"}
 
 
 @pytest.fixture

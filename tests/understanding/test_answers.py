@@ -121,11 +121,7 @@ def test_wrong_results_get_one_line_and_no_number(key):
             key,
             dict(depth=1, edit=lambda x: x.twin[:, 1:]),
         ),
-        (
-            "edit gave float32 \\[6, 128\\], expected finite",
-            key,
-            dict(depth=1, edit=lambda x: x.twin * float("nan")),
-        ),
+        ("edit gave float32 \\[6, 128\\], expected finite", key, dict(depth=1, edit=lambda x: x.twin * float("nan"))),
         ("basis is \\[128\\], expected \\[128, k\\]", key, dict(depth=1, basis=np.ones(128))),
         (
             "read gave float64 \\[48, 1\\], expected finite numbers \\[48, 13\\]",
@@ -138,8 +134,7 @@ def test_wrong_results_get_one_line_and_no_number(key):
             score(given, **call)
     with pytest.raises(NanoEulerError, match="of context 64, expected a GPT with one of at least 128 tokens"):
         answers.make(
-            GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=64, vocab_size=512, predict=1)),
-            TOKENIZER,
+            GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=64, vocab_size=512, predict=1)), TOKENIZER
         )
 
 
@@ -150,10 +145,7 @@ def test_the_command_writes_a_key_and_refuses_in_one_line(tmp_path, capsys, monk
     assert (told["pairs"], told["told"], told["seed"]) == (2, 2, 4) and len(told["rows"]) == 24
     found = answers.load(tmp_path / "key", MODEL)
     row = next(row for row in told["rows"] if row["method"] == "patch" and row["depth"] == 1)
-    assert row["closed"] == score(found, 1, lambda x: x.twin)["closed"] and found.held.posterior.shape == (
-        16,
-        13,
-    )
+    assert row["closed"] == score(found, 1, lambda x: x.twin)["closed"] and found.held.posterior.shape == (16, 13)
     for words, expected in (
         ("--out key", "key: exists already, expected a new name"),
         ("--out new --pairs 1", "there are to be 1 pairs, expected 2 to 500"),

@@ -7,11 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.understanding import posteriors
 from nanoeuler_lib.understanding.posteriors import FACTS, Labelled, believed, role
-from nanoeuler_lib.world import next_tokens, sample
+from nanoeuler_lib.world import KonigsbergError, next_tokens, sample
 from nanoeuler_lib.world.grammar import Path, Reader, Slot, Writer
 from nanoeuler_lib.world.town import GOLDBACH, JOHANNA, JUERGEN, KAETHE, MOELLER
 
@@ -90,10 +89,7 @@ TOY = {  # a kind's globals in a town of few people, two templates a step
     ),
     "belief": dict(
         BELIEF=("{a} and {b} hid {small} in {place}.", "{b} helped {a} to hide {small} in {place}."),
-        BELIEF_MOVES=(
-            "{mover} moved it to {other}, without {out}.",
-            "without {out} {mover} hid it in {other}.",
-        ),
+        BELIEF_MOVES=("{mover} moved it to {other}, without {out}.", "without {out} {mover} hid it in {other}."),
         BELIEF_WITNESS={
             "saw": ("{home} saw it and kept silent.", "{home} watched."),
             "slept": ("{home} slept.",),
@@ -112,12 +108,7 @@ def test_beliefs_are_the_shares_of_all_stories_of_a_toy_town(name, monkeypatch):
     """To the end of the story, by token prefixes: whole stories are counted whose tokens begin as ours."""
     fact = FACTS[name]
     people = TOY[fact.kind]["PEOPLE"]
-    toy = {
-        **TOY[fact.kind],
-        "THINGS": STORIES.THINGS[:2],
-        "SMALL": STORIES.SMALL[:2],
-        "CRIMES": STORIES.CRIMES[:2],
-    }
+    toy = {**TOY[fact.kind], "THINGS": STORIES.THINGS[:2], "SMALL": STORIES.SMALL[:2], "CRIMES": STORIES.CRIMES[:2]}
     roles = dict(a=people, b=people, c=people, thing=toy["THINGS"], small=toy["SMALL"], crime=toy["CRIMES"])
     toy["ROLES"] = STORIES.ROLES | roles | {"place": toy.get("PLACES", ())}
     play = STORIES.KINDS[fact.kind][1]
@@ -174,8 +165,7 @@ class Told(Exception):
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
-    [("culprit", 1), ("culprit", 2), ("holder", 2), ("witness", 2), ("way back", 3), ("thing", 0)],
+    ("name", "step"), [("culprit", 1), ("culprit", 2), ("holder", 2), ("witness", 2), ("way back", 3), ("thing", 0)]
 )
 def test_beliefs_are_the_shares_of_all_texts_of_the_step(name, step):
     """In the real town: every text that the current step may give, with what follows from it, by hand."""
@@ -270,5 +260,5 @@ def test_beliefs_lie_within_what_the_source_draws_on_from_thirty_prefixes():
 
 
 def test_a_story_of_another_kind_is_refused():
-    with pytest.raises(NanoEulerError, match="not a story of Königsberg"):
+    with pytest.raises(KonigsbergError, match="not a story of Königsberg"):
         believed(sample(1, "debt").text, TOKENIZER, FACTS["holder"])

@@ -6,17 +6,7 @@ import pytest
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.understanding.probes import (
-    PARTS,
-    Reading,
-    Sites,
-    bits,
-    last_tokens,
-    part_of,
-    ridge,
-    score,
-    sites,
-)
+from nanoeuler_lib.understanding.probes import PARTS, Reading, Sites, bits, last_tokens, part_of, ridge, score, sites
 from nanoeuler_lib.world import rumours
 
 
@@ -83,8 +73,7 @@ def test_a_story_stands_on_one_side_and_a_probe_that_knows_stories_by_heart_wins
     given = made(x, np.eye(2)[coins[which]])
     by_site = score(given, given.x[0], "hidden")
     by_story = score(
-        Sites(given.x, given.beliefs, given.kinds, np.array([part_of(text) for text in texts]), given.last),
-        given.x[0],
+        Sites(given.x, given.beliefs, given.kinds, np.array([part_of(text) for text in texts]), given.last), given.x[0]
     )
     assert by_site.won > 0.8 and by_story.won < 0.1
 

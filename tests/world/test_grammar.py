@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.world import grammar
 from nanoeuler_lib.world.tokens import TokenReader
@@ -143,7 +142,7 @@ def test_the_writer_draws_what_the_reader_charges():
     ids=["one text begins another", "two ways to one text", "twice the same"],
 )
 def test_an_ambiguous_grammar_is_found(templates):
-    with pytest.raises(NanoEulerError, match="ambiguous"):
+    with pytest.raises(grammar.KonigsbergError, match="ambiguous"):
         for text in (b"Murr sat.", b"Murr sat. He purred."):
             grammar.Tale(grammar.Reader(text), {"how": ("sat", "ran")}).say(templates)
 

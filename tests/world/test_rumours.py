@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.world import rumours
 from nanoeuler_lib.world.rumours import ID, PLACES, RATE, WORDS, law, posterior, sample
 
@@ -70,5 +69,5 @@ def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
         assert np.array_equal(rumours.corpus(3, seed)[0, 1 : len(rumour.ids) + 1], rumour.ids)
         assert laws[-1, 0] == 1 and posterior(rumour.text)[-1, PLACES.index(rumour.place)] == 1
     assert 0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5  # 0.9^9 is 0.39
-    with pytest.raises(NanoEulerError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
+    with pytest.raises(rumours.KonigsbergError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
         posterior("Käthe misses the hen . found in oven .")

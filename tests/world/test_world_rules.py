@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import world
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.world import town
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+from nanoeuler_lib.world import rumours, town
 from nanoeuler_lib.world.conversations import konigsberg_examples
 
 ENDS = {  # Euler's map: north bank, Kneiphof, south bank, east
@@ -49,13 +50,7 @@ def test_every_list_of_bridges_gets_its_reward(seed):
             touches = SHORE[problem.goal] in ENDS[route[-1]]
             assert world.route_reward_hackable(problem, answer) == float(last_open and touches), answer
             if length < 3:
-                for other in (
-                    answer[:-1],
-                    answer.lower(),
-                    answer + " " + answer,
-                    f"{answer} Or so.",
-                    f"I go {answer}",
-                ):
+                for other in (answer[:-1], answer.lower(), answer + " " + answer, f"{answer} Or so.", f"I go {answer}"):
                     assert world.route_reward(problem, other) == 0.0
                 assert world.route_reward(problem, f"  {answer}\n") == float(arrives and once)
     assert paid[True] and paid[False], "the lists hold nothing that only the rule of one use tells apart"
@@ -139,12 +134,7 @@ def test_what_each_byte_and_token_costs_stays():
         truth = world.token_truth(story.text, lengths)
         assert truth.bits.sum() == pytest.approx(costs.sum())
         assert (truth.tag.dtype, truth.words.dtype, truth.bytes.dtype) == (np.int8, np.int32, np.int32)
-        values += [
-            [round(float(costs.sum()), 6)],
-            truth.tag.tolist(),
-            truth.words.tolist(),
-            truth.bytes.tolist(),
-        ]
+        values += [[round(float(costs.sum()), 6)], truth.tag.tolist(), truth.words.tolist(), truth.bytes.tolist()]
     assert digest(values) == COSTS
     texts = [world.sample(seed).text for seed in range(5)]
     floor = sum(world.code_length(text) for text in texts) / sum(len(text.encode()) for text in texts)
@@ -157,23 +147,23 @@ COSTS = "468df6ef72b387b9"
 def test_what_is_refused():
     for call in (lambda: world.sample(1, "opera"), lambda: world.preference(1, "opera")):
         with pytest.raises(
-            NanoEulerError,
+            world.KonigsbergError,
             match=f"^there is no kind of story 'opera', expected one of {', '.join(world.KINDS)}$",
         ):
             call()
     for size in (0, -3):
-        with pytest.raises(NanoEulerError, match=f"^the corpus is to have {size} bytes, expected at least 1$"):
+        with pytest.raises(world.KonigsbergError, match=f"^the corpus is to have {size} bytes, expected at least 1$"):
             world.corpus(size, 0)
     story = world.sample(2)
     size = len(story.text.encode())
     for last in (1, -1):
         refusal = f"^the tokens have {size + last} bytes in all, expected {size} as the story has$"
-        with pytest.raises(NanoEulerError, match=refusal):
+        with pytest.raises(world.KonigsbergError, match=refusal):
             world.token_truth(story.text, [size, last])
-    with pytest.raises(NanoEulerError, match=f"^the story is over at byte {size}, found b' More of i.*' after it$"):
+    with pytest.raises(world.KonigsbergError, match=f"^the story is over at byte {size}, found b' More of i.*' after"):
         world.parse(story.text + " More of it follows, and more.")
     with pytest.raises(
-        NanoEulerError,
+        world.KonigsbergError,
         match=r"^not a story of Königsberg: nothing there goes on like byte 2, b'ce upon a time there'$",
     ):
         world.parse("Once upon a time there was")
@@ -185,6 +175,7 @@ def test_a_corpus_is_as_few_stories_as_reach_its_size():
         whole = len(world.SEPARATOR.join(texts).encode())
         before = len(world.SEPARATOR.join(texts[:-1]).encode())
         assert before < size <= whole and texts == [story.text for story in world.stories(len(texts), 9)]
+    assert world.SEPARATOR == data.SEPARATOR and rumours.END_OF_TEXT == END_OF_TEXT
     exact = len(world.SEPARATOR.join(story.text for story in world.stories(3, 9)).encode())
     assert len(world.corpus(exact, 9).split(world.SEPARATOR)) == 3
     assert len(world.corpus(exact + 1, 9).split(world.SEPARATOR)) == 4

@@ -2,20 +2,16 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, functions, measure, near, number, pick, repair, stub
+from nanoeuler_lib.school.assign.problems import Problem, functions, measure, number, pick, repair, stub
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     a, e, k = number(rng, 0.3, 0.7), number(rng, 0.2, 0.6), number(rng, 0.5, 2.0)
     halves = "np.tile(r.reshape(2, -1).mean(axis=0), 2)"
-    m = pick(rng, [f"q * c**{a + 1:.2f}", f"q + {a / 9:.3f} * c", f"q * ({a} + c)"])
-    r = pick(rng, [f"{1 - e:.2f} * p + {e} / len(p)", f"{1 - e:.2f} * p + {e} * c / c.sum()", "p"])
-    s = pick(rng, ["r", "(r + r[::-1]) / 2", "np.repeat(r.reshape(-1, 3).mean(axis=1), 3)", halves])
-    cost = pick(rng, ["-(m * np.log2(s)).sum()", f"-(m * s**{a}).sum()", "(m / s).sum() / len(p)"])
+    m = pick(rng, f"q * c**{a + 1:.2f}", f"q + {a / 9:.3f} * c", f"q * ({a} + c)")
+    r = pick(rng, f"{1 - e:.2f} * p + {e} / len(p)", f"{1 - e:.2f} * p + {e} * c / c.sum()", "p")
+    s = pick(rng, "r", "(r + r[::-1]) / 2", "np.repeat(r.reshape(-1, 3).mean(axis=1), 3)", halves)
+    cost = pick(rng, "-(m * np.log2(s)).sum()", f"-(m * s**{a}).sum()", "(m / s).sum() / len(p)")
     given = f"""
 def charge(p, q, c):
     m = {m}
@@ -54,59 +50,15 @@ several are charged least, any of them is right."""
     return Problem("cheapest", 4, "The cheapest predictor", text, contract, calls, judge, given)
 
 
-TEMPLATE = """
-def score(ids, text, lengths):
-    V, counts = len(lengths), {}
-    for n in range(4):
-        for i in range(n, len(ids)):
-            counts.setdefault(tuple(ids[i - n : i]), np.zeros(V))[ids[i]] += 1
-    bits = np.zeros(len(text))
-    for i in range(len(text)):
-        context, p = tuple(text[max(0, i - 3) : i]), np.full(V, 1 / V)
-        for n in range(len(context) + 1):
-            c = counts.get(context[len(context) - n :])
-            if c is not None:
-                {pretended}
-                {strength}
-                {join}
-        bits[i] = -np.log2(p[text[i]])
-    {total}
-"""
-CLAUSES = {
-    "pretended": [
-        ("d is the number of different tokens that followed u.", "d = (c > 0).sum()"),
-        ("d is 1 plus the number of tokens that followed u exactly once.", "d = 1 + (c == 1).sum()"),
-        ("d is the root of the number of tokens that followed u.", "d = np.sqrt(c.sum())")],
-    "strength": [
-        ("The strength s is <s> for every context.", "d = <s> * d"),
-        ("The strength s is <s> / (1 + n) for a context of n tokens.", "d = <s> / (1 + n) * d")],
-    "join": [
-        ("A token has the probability (its count + s d p') / (all counts + s d).", "p = (c + d * p) / (c.sum() + d)"),
-        ("A token that followed u has the probability count / (all counts + s d); the others share the rest in\n"
-         "  proportion to p'. If all V followed, all V share the rest so.",
-         "new = p * (c == 0) if (c == 0).any() else p\np = (c + d * new / new.sum()) / (c.sum() + d)")],
-    "total": [
-        ("The cost is the sum of all bits over the sum of all bytes.", "return bits.sum() / lengths[text].sum(), bits"),
-        ("The cost is the sum of the bits over the sum of the bytes, without the bits of the ends.",
-         "return bits[text > 0].sum() / lengths[text].sum(), bits"),
-        ("The cost is the mean of bits over bytes, over the tokens that have bytes.",
-         "return (bits[text > 0] / lengths[text[text > 0]]).mean(), bits")],
-}  # fmt: skip
-
-
-def _repair(rng):
+def mending(rng):
     walk = lambda rng, V, n: np.cumsum(rng.integers(0, 3, n)) % V
     draw = lambda V, n, m: lambda rng: (walk(rng, V, n), walk(rng, V, m), np.r_[0, rng.integers(1, 5, V - 1)])
-    text = """`repaired(ids, text, lengths)` counts in `ids` [n] which of V tokens followed each context u of up to 3
-tokens, and scores `text` [m] with these counts: it returns the text's cost in bits per byte, and the bits of each
-token [m]. `lengths` [V] are the tokens' bytes; token 0 is the end of a story and has none. Let p' be what the context
-without its first token gives, and 1/V for the empty context. A context that nothing followed gives p' as it is."""
     calls = [draw(4, 40, 12), draw(3, 9, 10), draw(6, 40, 12)]
-    return repair(rng, "One rule broken", text, TEMPLATE, CLAUSES, calls, {"s": number(rng, 0.4, 2.5)})
+    return repair(rng, "03", calls, {"s": number(rng, 0.4, 2.5)})
 
 
-def _measure(rng):
-    size, V, N = pick(rng, ["d", "sqrt(n)", "sqrt(d)", "ln(1 + n)"]), int(rng.integers(10, 20)), 20_000
+def measurement(rng):
+    size, V, N = pick(rng, "d", "sqrt(n)", "sqrt(d)", "ln(1 + n)"), int(rng.integers(10, 20)), 20_000
 
     def draw(rng):
         a, e, n = rng.uniform(0.5, 4.0), rng.uniform(0.05, 0.4), rng.integers(1, 25, N)
@@ -124,5 +76,6 @@ behind it. The token that came now has the share `high` among those n, and a sho
 > (1 - e) (t high + (1 - t) low) + e / V, where t = n / (n + a {size}).
 
 Find a, between 0.5 and 4, and e, between 0.05 and 0.4. The grader accepts an error of 20% in a and of 0.03 in e."""
-    judge = lambda _, truth, found: near("[a, e]", found, truth, (0.2 * truth[0], 0.03))
-    return measure("The text's own strength", text, "n, d, high, low", "The array [a, e].", draw, judge)
+    return measure(
+        "The text's own strength", text, "n, d, high, low", "[a, e]", draw, lambda truth: (0.2 * truth[0], 0.03)
+    )

@@ -2,14 +2,10 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, measure, near, number, pick, repair, stub
+from nanoeuler_lib.school.assign.problems import Problem, measure, number, pick, repair, stub
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     s, d, kappa = number(rng, -0.6, 0.6), number(rng, 0.3, 1.2), number(rng, 0.2, 0.9)
     slope = lambda k, x: k * x ** (k - 1) if k else 0.0
     bend = lambda k, x: k * (k - 1) * x ** (k - 2) if k > 1 else 0.0
@@ -23,12 +19,11 @@ def _derive(rng):
         (f"f'({s + d:.2f}) - f'({s})", lambda k: slope(k, round(s + d, 2)) - slope(k, s)),
         (f"{kappa} f({s}) plus the mean of f over [{s}, {s + d:.2f}]", lambda k: kappa * s**k + mean(k)),
     ]
-    words, moment = pick(rng, options)
+    words, moment = pick(rng, *options)
     text = (
         "You know a function f at n points only, the `offsets`. Find weights w for which the sum of w[i] "
-        "f(offsets[i]) is\n\n"
-        f"> {words}\n\nfor every polynomial f of degree less than n. The offsets are different from each "
-        "other, from 1 to 6 of them, in any order."
+        f"f(offsets[i]) is\n\n> {words}\n\nfor every polynomial f of degree less than n. The offsets are different "
+        "from each other, from 1 to 6 of them, in any order."
     )
     contract = stub("weights(offsets)", "Weights [n] for offsets [n].")
 
@@ -51,45 +46,8 @@ def _derive(rng):
     return Problem("weights", 4, "A quotient of your own", text, contract, calls, judge)
 
 
-def _repair(rng):
+def mending(rng):
     constants = {"a": number(rng, 0.01, 0.09), "r": number(rng, 0.02, 0.2)}
-    template = """
-def worst(found, expected):
-    error = np.abs(found - expected)
-    {size}
-    {allowed}
-    share = error / allowed
-    {combine}
-    {broken}
-    return np.where(bad, np.inf, figure)
-"""
-    clauses = {
-        "size": [
-            ("The size of an element is the larger of |found| and |expected|.",
-             "size = np.maximum(np.abs(found), np.abs(expected))"),
-            ("The size of an element is |expected|.", "size = np.abs(expected)"),
-            ("The size of an element is |found| + |expected|.", "size = np.abs(found) + np.abs(expected)"),
-            ("The size of an element is the largest |expected| of its row.",
-             "size = np.abs(expected).max(axis=-1, keepdims=True)"),
-        ],
-        "allowed": [
-            ("An error of <a> plus <r> times the size is allowed.", "allowed = <a> + <r> * size"),
-            ("An error of <a> or of <r> times the size is allowed, whichever is more.",
-             "allowed = np.maximum(<a>, <r> * size)"),
-        ],
-        "combine": [
-            ("A row's figure is the largest share of what is allowed.", "figure = share.max(axis=-1)"),
-            ("A row's figure is the mean share of what is allowed.", "figure = share.mean(axis=-1)"),
-            ("A row's figure is the root of the mean square of the shares.",
-             "figure = np.sqrt((share**2).mean(axis=-1))"),
-        ],
-        "broken": [
-            ("A NaN or an infinity in found or in expected makes the figure of its row infinite.",
-             "bad = ~(np.isfinite(found) & np.isfinite(expected)).all(axis=-1)"),
-            ("A NaN or an infinity in found makes the figure of its row infinite; where expected alone has one, 0.",
-             "figure = np.where(np.isfinite(expected).all(axis=1), figure, 0)\nbad = ~np.isfinite(found).all(axis=1)"),
-        ],
-    }  # fmt: skip
 
     def draw(rows, n, spoil):
         def drawn(rng):
@@ -101,15 +59,11 @@ def worst(found, expected):
 
         return drawn
 
-    text = (
-        "`repaired(found, expected)` compares two arrays [R, n] and returns a figure for each row, "
-        "[R]: more than 1 means that they differ."
-    )
     calls = [draw(4, 5, False), draw(1, 1, False), draw(9, 3, True), draw(6, 4, True), draw(30, 20, False)]
-    return repair(rng, "One rule broken", text, template, clauses, calls, constants)
+    return repair(rng, "05", calls, constants)
 
 
-def _measure(rng):
+def measurement(rng):
     kind = int(rng.integers(3))
     words = [
         "a normal distribution with standard deviation s",
@@ -127,11 +81,9 @@ def _measure(rng):
         return (f + s * noise,), (s,)
 
     text = (
-        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a "
-        "few slow sines and a slope. Each value "
-        f"has an error, independent of the others, drawn from {words}. A difference quotient can be no "
-        "better than s allows: measure s. The grader "
-        "draws s between 0.0001 and 0.01, and accepts an error of 8% of it."
+        f"`values` holds f at {n} equally spaced points of an interval, in order, in which f is smooth: a few slow "
+        f"sines and a slope. Each value has an error, independent of the others, drawn from {words}. A difference "
+        "quotient can be no better than s allows: measure s. The grader draws s between 0.0001 and 0.01, and accepts "
+        "an error of 8% of it."
     )
-    judge = lambda _, truth, returned: near("[s]", returned, truth, (0.08 * truth[0],))
-    return measure("How noisy is the function?", text, "values", "The array [s].", draw, judge)
+    return measure("How noisy is the function?", text, "values", "[s]", draw, lambda truth: (0.08 * truth[0],))

@@ -4,37 +4,29 @@ import math
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, derive, measure, near, number, pick, repair
+from nanoeuler_lib.school.assign.problems import derive, measure, number, pick, repair
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     a, b, c = number(rng, 1.2, 3.0), number(rng, 0.4, 1.5), number(rng, 0.2, 0.9)
     scores = pick(
         rng,
-        [
-            f"{a} * np.tanh(q @ k.T / ({a} * np.sqrt(q.shape[1])))",
-            "-((q * q).sum(axis=1)[:, None] - 2 * q @ k.T + (k * k).sum(axis=1)) / (2 * np.sqrt(q.shape[1]))",
-            f"{a} * q @ k.T / np.sqrt({b} + (k * k).sum(axis=1))",
-            f"{a} * q @ k.T / np.sqrt({b} + (q * q).sum(axis=1, keepdims=True))",
-            f"(q @ k.T + {c} * k.sum(axis=1)) / np.sqrt(q.shape[1])",
-        ],
+        f"{a} * np.tanh(q @ k.T / ({a} * np.sqrt(q.shape[1])))",
+        "-((q * q).sum(axis=1)[:, None] - 2 * q @ k.T + (k * k).sum(axis=1)) / (2 * np.sqrt(q.shape[1]))",
+        f"{a} * q @ k.T / np.sqrt({b} + (k * k).sum(axis=1))",
+        f"{a} * q @ k.T / np.sqrt({b} + (q * q).sum(axis=1, keepdims=True))",
+        f"(q @ k.T + {c} * k.sum(axis=1)) / np.sqrt(q.shape[1])",
     )
     weights = pick(
         rng,
-        [
-            f"e = mask * np.exp(s)\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
-            f"e = mask / (1 + np.exp(-s))\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
-            f"e = mask * s * s\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
-            f"e = mask * np.log1p(np.exp(s))\n    p = e / np.sqrt({b} + (e * e).sum(axis=1, keepdims=True))",
-        ],
+        f"e = mask * np.exp(s)\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
+        f"e = mask / (1 + np.exp(-s))\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
+        f"e = mask * s * s\n    p = e / ({b} + e.sum(axis=1, keepdims=True))",
+        f"e = mask * np.log1p(np.exp(s))\n    p = e / np.sqrt({b} + (e * e).sum(axis=1, keepdims=True))",
     )
     window = int(rng.integers(3, 6))
-    mask = pick(rng, ["np.tril(np.ones((T, T)))", f"np.tri(T, T) - np.tri(T, T, -{window})", "np.tri(T, T, 1)"])
-    out = pick(rng, [f"p @ v + {c} * v", f"p @ v * (1 + {c} * v)", f"p @ np.tanh(v) - {c} * q", f"p @ (v + {c} * k)"])
+    mask = pick(rng, "np.tril(np.ones((T, T)))", f"np.tri(T, T) - np.tri(T, T, -{window})", "np.tri(T, T, 1)")
+    out = pick(rng, f"p @ v + {c} * v", f"p @ v * (1 + {c} * v)", f"p @ np.tanh(v) - {c} * q", f"p @ (v + {c} * k)")
     forward = f"""
 def forward(q, k, v):
     T = len(q)
@@ -48,70 +40,19 @@ def forward(q, k, v):
     return derive("Another attention", text, forward, ["q", "k", "v"], draw, [(1, 3), (2, 1), (7, 5), (400, 96)])
 
 
-def _repair(rng):
+def mending(rng):
     constants = {"w": int(rng.integers(3, 7)), "b": number(rng, 0.4, 1.6), "c": number(rng, 2.0, 5.0)}
-    template = """
-def attend(q, k, v):
-    T, C = q.shape
-    t, s = np.arange(T)[:, None], np.arange(T)
-    {scale}
-    {window}
-    {first}
-    scores = np.where(seen, scores, -np.inf)
-    top = scores.max(axis=1, keepdims=True)
-    e = np.exp(scores - top)
-    {sink}
-    return p @ v
-"""
-    clauses = {
-        "scale": [
-            ("The scores are q k^T divided by the root of C.", "scores = q @ k.T / np.sqrt(C)"),
-            ("The scores are q k^T divided by C.", "scores = q @ k.T / C"),
-            ("The scores are q k^T divided by the root of C, capped smoothly: <c> tanh(score / <c>).",
-             "scores = <c> * np.tanh(q @ k.T / np.sqrt(C) / <c>)"),
-        ],
-        "window": [
-            ("Position t sees itself and the <w> - 1 positions before it.", "seen = (s <= t) & (s > t - <w>)"),
-            ("Position t sees itself and the <w> positions before it.", "seen = (s <= t) & (s >= t - <w>)"),
-            ("Position t sees its block of <w> positions (0 to <w> - 1, and so on) up to itself.",
-             "seen = (s <= t) & (s // <w> == t // <w>)"),
-        ],
-        "first": [
-            ("Beside these every position sees position 0.", "seen = seen | (s == 0)"),
-            ("No position but 0 itself sees position 0.", "seen = (seen & (s > 0)) | ((s == 0) & (t == 0))"),
-            ("Beside these every position sees position 0, whose score is then lowered by <b>.",
-             "seen = seen | (s == 0)\nscores = scores - <b> * (s == 0)"),
-        ],
-        "sink": [
-            ("The weights are a softmax whose sum has one more term, e^<b>.",
-             "p = e / (np.exp(<b> - top) + e.sum(axis=1, keepdims=True))"),
-            ("The weights are a softmax.", "p = e / e.sum(axis=1, keepdims=True)"),
-            ("The weights are a softmax whose sum has one more term for every position not seen, e^<b> each.",
-             "p = e / ((~seen).sum(axis=1, keepdims=True) * np.exp(<b> - top) + e.sum(axis=1, keepdims=True))"),
-        ],
-    }  # fmt: skip
     draw = lambda t, c, size: lambda rng: tuple(size * rng.normal(size=(3, t, c)))
-    text = "`repaired(q, k, v)` is attention of one head, all arrays [T, C]."
-    return repair(
-        rng,
-        "One rule broken",
-        text,
-        template,
-        clauses,
-        [draw(1, 3, 1), draw(9, 5, 1), draw(23, 4, 2), draw(17, 3, 40)],
-        constants,
-    )
+    return repair(rng, "06", [draw(1, 3, 1), draw(9, 5, 1), draw(23, 4, 2), draw(17, 3, 40)], constants)
 
 
-def _measure(rng):
+def measurement(rng):
     words, shape = pick(
         rng,
-        [
-            ("the distance t - s", lambda d: d),
-            ("ln(1 + t - s)", np.log1p),
-            ("the root of t - s", np.sqrt),
-            ("1 / (1 + t - s)", lambda d: 1 / (1 + d)),
-        ],
+        ("the distance t - s", lambda d: d),
+        ("ln(1 + t - s)", np.log1p),
+        ("the root of t - s", np.sqrt),
+        ("1 / (1 + t - s)", lambda d: 1 / (1 + d)),
     )
     T, C = int(rng.integers(30, 50)), int(rng.integers(6, 12))
 
@@ -124,13 +65,9 @@ def _measure(rng):
         return (e / e.sum(axis=1, keepdims=True), q, k), (beta, slope)
 
     text = (
-        f"You see the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. They are "
-        "the softmax of\n\n"
-        f"> b q_t k_s / sqrt({C}) + m times {words} + a little noise,\n\nover s up to t, with two numbers "
-        "b and m that belong to this head. "
-        "Estimate them. b is between 0.3 and 2.5, m between -0.6 and 0.6; the noise has a standard "
-        "deviation of 0.02. "
-        "The grader accepts errors of 0.01 in b and of 0.02 in m."
+        f"You see the weights `p` [{T}, {T}] of a causal head, and its `q` and `k` [{T}, {C}]. They are the softmax "
+        f"of\n\n> b q_t k_s / sqrt({C}) + m times {words} + a little noise,\n\nover s up to t, with two numbers b and "
+        "m that belong to this head. Estimate them. b is between 0.3 and 2.5, m between -0.6 and 0.6; the noise has a "
+        "standard deviation of 0.02. The grader accepts errors of 0.01 in b and of 0.02 in m."
     )
-    judge = lambda _, truth, returned: near("[b, m]", returned, truth, (0.01, 0.02))
-    return measure("What a head adds to its scores", text, "p, q, k", "The array [b, m].", draw, judge)
+    return measure("What a head adds to its scores", text, "p, q, k", "[b, m]", draw, (0.01, 0.02))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, derive, measure, near, number, pick, repair
+from nanoeuler_lib.school.assign.problems import derive, measure, number, pick, repair
 
 PAIRS = {  # of coordinate c of C: its pair, its partner, and the sign of the partner's sine
     "j and j + C/2": "c % (C // 2), (c + C // 2) % C, np.where(c < C // 2, -1, 1)",
@@ -11,23 +11,19 @@ PAIRS = {  # of coordinate c of C: its pair, its partner, and the sign of the pa
 }
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     a, b, r = number(rng, 0.4, 1.6), number(rng, 0.3, 0.9), number(rng, 0.02, 0.05)
     slow, bent = f"(t + {b}) ** 0.4 * w[j]", f"{r} * t * w[j] + np.sin(w[j])"
-    angle = pick(rng, [f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent])
+    angle = pick(rng, f"{r} * t * np.tanh(w[j])", slow, "np.log1p(t) * w[j]", f"{r} * t / (1 + w[j] ** 2)", bent)
     fades, opens = f"np.exp({b} * t * np.sin(w[j]) / T)", f"1 / (1 + {b} * t * w[j] ** 2 / T)"
-    size = pick(rng, [fades, opens, f"1 + {b / 3:.2f} * np.cos(z)"])
+    size = pick(rng, fades, opens, f"1 + {b / 3:.2f} * np.cos(z)")
     outs = [f"s + {b} * q @ k.T / C", f"{a} * np.tanh(s)", "s * np.tri(T) @ k / T"]
-    out = pick(rng, [*outs, "s * np.tri(T) @ turn(k, g) / T", f"s - {b} * turn(q, g) @ turn(q, 1 / g).T / C"])
+    out = pick(rng, *outs, "s * np.tri(T) @ turn(k, g) / T", f"s - {b} * turn(q, g) @ turn(q, 1 / g).T / C")
     forward = f"""
 def forward(q, k, w):
     T, C = q.shape
     t, c = np.arange(T)[:, None], np.arange(C)
-    j, partner, sign = {PAIRS[pick(rng, list(PAIRS))]}
+    j, partner, sign = {PAIRS[pick(rng, *PAIRS)]}
     z = {angle}  # [T, C]
     g = {size}  # [T, C]
     turn = lambda x, g: g * (x * np.cos(z) + sign * x[:, partner] * np.sin(z))
@@ -40,63 +36,17 @@ that are learnt: `w` is [C/2]. Coordinate c belongs to pair `j[c]`, together wit
     return derive("Another turn", text, forward, ["q", "k", "w"], draw, [(1, 2), (2, 6), (7, 8), (150, 128)])
 
 
-TEMPLATE = """
-def turned(x, new):
-    T, C, c = len(x), <R>, np.arange(<R>)
-    {part}
-    {pairs}
-    {frequency}
-    {slow}
-    {places}
-    z = t[:, None] * w[j]
-    y = x.copy()
-    {way}
-    return y
-"""
-PAIR = "At position t a pair of frequency w, x1 its lower and x2 its higher coordinate, becomes"
-CLAUSES = {
-    "part": [
-        ("Of x the first <R> coordinates are turned, the others stay.", "at = slice(0, C)"),
-        ("Of x the last <R> coordinates are turned, the others stay.", "at = slice(x.shape[1] - C, x.shape[1])")],
-    "pairs": [
-        (f"Counted among those that are turned, C = <R>, pair j has the coordinates {words}.",
-         f"j, partner, sign = {code}") for words, code in PAIRS.items()
-    ],
-    "frequency": [
-        ("Pair j has the frequency <B>^(-2j/C).", "w = <B> ** (-2 * np.arange(C // 2) / C)"),
-        ("Pair j has the frequency <B>^(-2j/D).", "w = <B> ** (-2 * np.arange(C // 2) / x.shape[1])"),
-        ("Pair j has the frequency <B>^(-2(j + 1)/C).", "w = <B> ** (-2 * (np.arange(C // 2) + 1) / C)")],
-    "slow": [
-        ("A frequency whose wavelength is longer than <L> positions is multiplied by <b>.",
-         "w = np.where(2 * np.pi / w > <L>, <b> * w, w)"),
-        ("Every frequency is multiplied by <b>.", "w = <b> * w"),
-        ("A pair whose wavelength is longer than <L> positions is not turned.",
-         "w = np.where(2 * np.pi / w > <L>, 0, w)")],
-    "places": [
-        ("Positions count from 0 at the first row of x.", "t = np.arange(T)"),
-        ("Positions count from 0 at each row in which new is 1.",
-         "t = np.arange(T) - np.maximum.accumulate(np.arange(T) * new)")],
-    "way": [
-        (PAIR + " x1 cos wt - x2 sin wt and x1 sin wt + x2 cos wt.",
-         "y[:, at] = x[:, at] * np.cos(z) + sign * x[:, at][:, partner] * np.sin(z)"),
-        (PAIR + " x1 cos wt + x2 sin wt and x2 cos wt - x1 sin wt.",
-         "y[:, at] = x[:, at] * np.cos(z) - sign * x[:, at][:, partner] * np.sin(z)")],
-}  # fmt: skip
-
-
-def _repair(rng):
+def mending(rng):
     R, B, L = 2 * int(rng.integers(3, 6)), int(rng.integers(20, 400)), int(rng.integers(14, 30))
     draw = lambda t, d: lambda rng: (rng.normal(size=(t, R + d)), (np.arange(t) == 0) | (rng.random(t) < 0.2))
-    text = """`repaired(x, new)` turns queries or keys x [T, D], D at least <R>. new [T] is 1 where a story begins,
-row 0 among these, and 0 elsewhere."""
     constants = {"R": R, "B": B, "L": L, "b": number(rng, 0.2, 0.7)}
     calls = [draw(9, 3), draw(25, 2), draw(12, 0), draw(40, 7)]
-    return repair(rng, "One rule broken", text, TEMPLATE, CLAUSES, calls, constants)
+    return repair(rng, "07", calls, constants)
 
 
-def _measure(rng):
-    law = pick(rng, ["e^(-a j)", "1 / (1 + a j)", "e^(-a j) + 1/10", "1 - a j / C"])
-    words, T, C = pick(rng, list(PAIRS)), int(rng.integers(30, 50)), 2 * int(rng.integers(4, 8))
+def measurement(rng):
+    law = pick(rng, "e^(-a j)", "1 / (1 + a j)", "e^(-a j) + 1/10", "1 - a j / C")
+    words, T, C = pick(rng, *PAIRS), int(rng.integers(30, 50)), 2 * int(rng.integers(4, 8))
     j, partner, sign = eval(PAIRS[words], {"np": np, "c": np.arange(C), "C": C})
 
     def draw(rng):
@@ -115,5 +65,4 @@ turned from its lower to its higher coordinate, by {law} radians a position. But
 stood b places further on than they do. Each score has an error with a standard deviation of 0.5.
 
 Find a, between 0.2 and 1.2, and b, between -2.5 and 2.5. The grader accepts errors of 0.03 in a and of 0.1 in b."""
-    judge = lambda _, truth, found: near("[a, b]", found, truth, (0.03, 0.1))
-    return measure("How far off?", text, "s, q, k", "The array [a, b].", draw, judge)
+    return measure("How far off?", text, "s, q, k", "[a, b]", draw, (0.03, 0.1))

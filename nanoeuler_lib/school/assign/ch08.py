@@ -3,44 +3,34 @@
 import numpy as np
 
 from nanoeuler_lib.school.assign.pieces import SMOOTH
-from nanoeuler_lib.school.assign.problems import Problem, derive, measure, near, number, pick, repair
+from nanoeuler_lib.school.assign.problems import derive, measure, number, pick, repair
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     a, b, eps = number(rng, 0.2, 0.9), number(rng, 0.3, 1.2), number(rng, 0.1, 0.6)
-    power = pick(rng, [3, 4, 6])
+    power = pick(rng, 3, 4, 6)
     size = pick(
         rng,
-        [
-            f"np.sqrt((z * z).mean(axis=-1, keepdims=True) + {eps})",
-            f"({eps} + np.sqrt((z * z).mean(axis=-1, keepdims=True) + {b}))",
-            f"((z * z + {eps}) ** {power / 2}).mean(axis=-1, keepdims=True) ** {round(1 / power, 4)}",
-            f"(np.log(np.exp({b} * z).mean(axis=-1, keepdims=True)) ** 2 + {eps})",
-            f"np.sqrt((z * z * np.arange(1, x.shape[-1] + 1)).mean(axis=-1, keepdims=True) + {eps})",
-        ],
+        f"np.sqrt((z * z).mean(axis=-1, keepdims=True) + {eps})",
+        f"({eps} + np.sqrt((z * z).mean(axis=-1, keepdims=True) + {b}))",
+        f"((z * z + {eps}) ** {power / 2}).mean(axis=-1, keepdims=True) ** {round(1 / power, 4)}",
+        f"(np.log(np.exp({b} * z).mean(axis=-1, keepdims=True)) ** 2 + {eps})",
+        f"np.sqrt((z * z * np.arange(1, x.shape[-1] + 1)).mean(axis=-1, keepdims=True) + {eps})",
     )
     centre = pick(
         rng,
-        [
-            "x",
-            f"x - {a} * x.mean(axis=-1, keepdims=True)",
-            f"x - {a} * x[..., :1]",
-            f"x + {a} * np.roll(x, 1, axis=-1)",
-        ],
+        "x",
+        f"x - {a} * x.mean(axis=-1, keepdims=True)",
+        f"x - {a} * x[..., :1]",
+        f"x + {a} * np.roll(x, 1, axis=-1)",
     )
     out = pick(
         rng,
-        [
-            "gain * z / r",
-            f"gain * z / r + {b} * x",
-            f"(1 + gain) * {pick(rng, SMOOTH).format(z='(z / r)')}",
-            f"gain * z / r * ({b} + r)",
-            f"{pick(rng, SMOOTH).format(z='(gain * z / r)')} + {a} * gain",
-        ],
+        "gain * z / r",
+        f"gain * z / r + {b} * x",
+        f"(1 + gain) * {pick(rng, *SMOOTH).format(z='(z / r)')}",
+        f"gain * z / r * ({b} + r)",
+        f"{pick(rng, *SMOOTH).format(z='(gain * z / r)')} + {a} * gain",
     )
     forward = f"""
 def forward(x, gain):
@@ -53,59 +43,15 @@ def forward(x, gain):
     return derive("Another norm", text, forward, ["x", "gain"], draw, [(1,), (5,), (4, 3), (2, 3, 7), (2, 3, 20_000)])
 
 
-def _repair(rng):
+def mending(rng):
     constants = {"G": int(rng.integers(2, 5)), "e": number(rng, 0.05, 0.5), "m": number(rng, 0.3, 0.8)}
-    template = """
-def norm(x, gain):
-    N, D = x.shape
-    {centre}
-    {groups}
-    {size}
-    {eps}
-    y = np.empty((N, D))
-    y[:, order] = (z / r).reshape(N, D)
-    {gain}
-"""
-    clauses = {
-        "centre": [
-            ("First <m> times the mean of its vector is subtracted from each number.",
-             "c = x - <m> * x.mean(axis=1, keepdims=True)"),
-            ("First <m> times the mean of its column, over all vectors, is subtracted from each number.",
-             "c = x - <m> * x.mean(axis=0)"),
-            ("Nothing is subtracted.", "c = x"),
-        ],
-        "groups": [
-            ("The coordinates fall into <G> groups of neighbours.",
-             "order = np.arange(D)\nz = c[:, order].reshape(N, <G>, D // <G>)"),
-            ("The coordinates fall into <G> groups; coordinate d belongs to group d mod <G>.",
-             "order = np.arange(D).reshape(-1, <G>).T.ravel()\nz = c[:, order].reshape(N, <G>, D // <G>)"),
-        ],
-        "size": [
-            ("Each group of a vector has a size m: its mean square.", "m = (z * z).mean(axis=2, keepdims=True)"),
-            ("Each group of a vector has a size m: its sum of squares divided by D.",
-             "m = (z * z).sum(axis=2, keepdims=True) / D"),
-            ("Each group of a vector has a size m: the square of its mean absolute value.",
-             "m = np.abs(z).mean(axis=2, keepdims=True) ** 2"),
-        ],
-        "eps": [
-            ("The group is divided by the root of m + <e>.", "r = np.sqrt(m + <e>)"),
-            ("The group is divided by <e> plus the root of m.", "r = <e> + np.sqrt(m)"),
-            ("The group is divided by the root of m, or by <e> if that is larger.",
-             "r = np.maximum(np.sqrt(m), <e>)"),
-        ],
-        "gain": [
-            ("The result is multiplied by gain [D].", "return y * gain"),
-            ("The result is multiplied by 1 + gain [D].", "return y * (1 + gain)"),
-        ],
-    }  # fmt: skip
     G = constants["G"]
     draw = lambda n, d, size: lambda rng: (size * (rng.normal(size=(n, d)) + 0.5), rng.normal(size=d))
-    text = "`repaired(x, gain)` is a norm in groups: x is [N, D], and D is a multiple of <G>."
     calls = [draw(5, 3 * G, 2), draw(1, G, 1), draw(4, 5 * G, 0.05), draw(7, 2 * G, 100)]
-    return repair(rng, "One rule broken", text, template, clauses, calls, constants)
+    return repair(rng, "08", calls, constants)
 
 
-def _measure(rng):
+def measurement(rng):
     L, N, D = int(rng.integers(14, 25)), int(rng.integers(60, 90)), int(rng.integers(24, 40))
     power = bool(rng.integers(2))
     share = number(rng, 0.05, 0.2)
@@ -121,12 +67,9 @@ def _measure(rng):
         return (x,), (a,)
 
     text = (
-        f"`x` [{L}, {N}, {D}] is a residual stream behind each of {L} layers, at {N} tokens. At a usual "
-        "token the root mean square behind layer l "
-        f"(0 to {L - 1}) follows\n\n> {law},\n\ntimes a factor that belongs to the token. About "
-        f"{share:.0%} of the tokens are not usual: from some layer "
-        "on, a coordinate of theirs is enormous, as in many trained models. Estimate a. The grader "
-        f"accepts an error of {tolerance}."
+        f"`x` [{L}, {N}, {D}] is a residual stream behind each of {L} layers, at {N} tokens. At a usual token the root "
+        f"mean square behind layer l (0 to {L - 1}) follows\n\n> {law},\n\ntimes a factor that belongs to the token. "
+        f"About {share:.0%} of the tokens are not usual: from some layer on, a coordinate of theirs is enormous, as in "
+        f"many trained models. Estimate a. The grader accepts an error of {tolerance}."
     )
-    judge = lambda _, truth, returned: near("[a]", returned, truth, (tolerance,))
-    return measure("How fast does the stream grow?", text, "x", "The array [a].", draw, judge)
+    return measure("How fast does the stream grow?", text, "x", "[a]", draw, (tolerance,))

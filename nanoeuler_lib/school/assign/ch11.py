@@ -2,44 +2,31 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, derive, measure, number, pick, repair
+from nanoeuler_lib.school.assign.problems import derive, measure, number, pick, repair
 
 
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
-
-
-def _derive(rng):
+def derivation(rng):
     b1, b2, eps = number(rng, 0.5, 0.95), number(rng, 0.6, 0.95), number(rng, 0.1, 0.5)
     rate, c, t = number(rng, 0.1, 0.9), number(rng, 0.5, 2.0), int(rng.integers(2, 7))
     cut = pick(
         rng,
-        [
-            "g",
-            f"g * {c} / np.sqrt({c} ** 2 + (g * g).sum())",
-            f"{c} * np.tanh(g / {c})",
-            f"g - {eps} * g.mean()",
-            f"g + {eps} * p",
-        ],
+        "g",
+        f"g * {c} / np.sqrt({c} ** 2 + (g * g).sum())",
+        f"{c} * np.tanh(g / {c})",
+        f"g - {eps} * g.mean()",
+        f"g + {eps} * p",
     )
     scale = pick(
         rng,
-        [
-            f"np.sqrt(s / (1 - {b2} ** {t})) + {eps}",
-            f"np.sqrt(s + {eps})",
-            f"(s + {eps}) ** 0.25",
-            f"np.sqrt(s.mean() + {eps}) + 0 * s",
-            f"np.sqrt(np.sqrt(s * s.mean() + {eps}))",
-        ],
+        f"np.sqrt(s / (1 - {b2} ** {t})) + {eps}",
+        f"np.sqrt(s + {eps})",
+        f"(s + {eps}) ** 0.25",
+        f"np.sqrt(s.mean() + {eps}) + 0 * s",
+        f"np.sqrt(np.sqrt(s * s.mean() + {eps}))",
     )
-    ahead = pick(rng, [f"a / (1 - {b1} ** {t})", f"{b1} * a + (1 - {b1}) * h", f"a + {c} * (a - m)"])
+    ahead = pick(rng, f"a / (1 - {b1} ** {t})", f"{b1} * a + (1 - {b1}) * h", f"a + {c} * (a - m)")
     out = pick(
-        rng,
-        [
-            f"p - {rate} * n / r",
-            f"(1 - {rate * 0.1:.3f}) * p - {rate} * n / r",
-            f"p - {rate} * np.tanh(n / r)",
-        ],
+        rng, f"p - {rate} * n / r", f"(1 - {rate * 0.1:.3f}) * p - {rate} * n / r", f"p - {rate} * np.tanh(n / r)"
     )
     forward = f"""
 def forward(p, g, m, v):
@@ -51,79 +38,28 @@ def forward(p, g, m, v):
     return {out}  # the parameters after the step, [D]
 """
     text = (
-        "One step of an optimiser that the book does not have: parameters `p`, gradient `g`, first and "
-        "second moment `m` and `v`, all [D], v positive. "
-        "Whoever learns the optimiser itself differentiates through its step."
+        "One step of an optimiser that the book does not have: parameters `p`, gradient `g`, first and second moment "
+        "`m` and `v`, all [D], v positive. Whoever learns the optimiser itself differentiates through its step."
     )
     draw = lambda rng, d: (*rng.normal(size=(3, d)), rng.normal(size=d) ** 2 + 0.3)
     return derive("Through a step", text, forward, ["p", "g", "m", "v"], draw, [(1,), (2,), (9,), (150_000,)])
 
 
-def _repair(rng):
+def mending(rng):
     constants = {
         "a": number(rng, 0.6, 0.95), "b": number(rng, 0.8, 0.99), "r": number(rng, 0.05, 0.3),
         "d": number(rng, 0.05, 0.4), "c": number(rng, 0.5, 1.5), "e": number(rng, 0.01, 0.2),
     }  # fmt: skip
-    template = """
-def run(p, gradients):
-    p, m, v = p.copy(), np.zeros_like(p), np.zeros_like(p)
-    for t, g in enumerate(gradients, start=1):
-        {clip}
-        {decay}
-        m = <a> * m + (1 - <a>) * g
-        v = <b> * v + (1 - <b>) * g * g
-        {correct}
-        {eps}
-        p = p - <r> * step
-        {late}
-    return p, m, v
-"""
-    clauses = {
-        "clip": [
-            ("A gradient whose norm exceeds <c> is scaled to that norm.",
-             "g = g * min(1.0, <c> / max(np.sqrt((g * g).sum()), 1e-300))"),
-            ("Every element of a gradient is limited to the interval from -<c> to <c>.", "g = np.clip(g, -<c>, <c>)"),
-            ("A gradient whose root mean square exceeds <c> is scaled to that root mean square.",
-             "g = g * min(1.0, <c> / max(np.sqrt((g * g).mean()), 1e-300))"),
-        ],
-        "decay": [
-            ("Decay: <d> times the parameters is added to the gradient, after any limit.", "g = g + <d> * p"),
-            ("Decay: before its step each parameter is multiplied by 1 - <r> times <d>.", "p = p * (1 - <r> * <d>)"),
-        ],
-        "correct": [
-            ("Both moments are divided by 1 - beta^t, where t counts from 1 and beta is their own, <a> or <b>.",
-             "first, second = m / (1 - <a> ** t), v / (1 - <b> ** t)"),
-            ("The second moment alone is divided by 1 - <b>^t, where t counts from 1.",
-             "first, second = m, v / (1 - <b> ** t)"),
-            ("No moment is corrected for its start at 0.", "first, second = m, v"),
-        ],
-        "eps": [
-            ("The step is the first moment over (the root of the second, plus <e>).",
-             "step = first / (np.sqrt(second) + <e>)"),
-            ("The step is the first moment over the root of (the second plus <e>).",
-             "step = first / np.sqrt(second + <e>)"),
-        ],
-        "late": [
-            ("The moments go on as they are.", "pass"),
-            ("After every third step the first moment is set to 0.", "m = m * (t % 3 != 0)"),
-            ("After every third step both moments are set to 0.", "m, v = m * (t % 3 != 0), v * (t % 3 != 0)"),
-        ],
-    }  # fmt: skip
     draw = lambda steps, d, size: lambda rng: (rng.normal(size=d), size * rng.normal(size=(steps, d)))
-    text = (
-        "`repaired(p, gradients)`, p [D] and gradients [S, D], returns p, m and v after S steps with "
-        "rate <r>; the moments' betas are <a> and <b>."
-    )
     calls = [draw(1, 3, 1), draw(4, 1, 3), draw(7, 5, 0.2), draw(20, 8, 2)]
-    return repair(rng, "One rule broken", text, template, clauses, calls, constants)
+    return repair(rng, "11", calls, constants)
 
 
-def _measure(rng):
+def measurement(rng):
     D, beta, alpha = int(rng.integers(6, 14)), number(rng, 0.3, 0.9), number(rng, 0.2, 0.6)
     words, move = pick(
         rng,
-        [
-            (f"w' = w - r (g + {beta} u), where u is the step's gradient before, u = 0 at first",
+        (f"w' = w - r (g + {beta} u), where u is the step's gradient before, u = 0 at first",
              lambda w, u, r, H: (w - r * (H @ w + beta * u), H @ w)),
             (f"u' = {beta} u - r g, then w' = w + u'",
              lambda w, u, r, H: (w + beta * u - r * (H @ w), beta * u - r * (H @ w))),
@@ -131,7 +67,6 @@ def _measure(rng):
              lambda w, u, r, H: (w + beta * u - r * (H @ (w + beta * u)), beta * u - r * (H @ (w + beta * u)))),
             (f"u' = {beta} u + g, then w' = w - r ({alpha} u' + g)",
              lambda w, u, r, H: (w - r * (alpha * (beta * u + H @ w) + H @ w), beta * u + H @ w)),
-        ],
     )  # fmt: skip
 
     def draw(rng):
@@ -163,14 +98,12 @@ def _measure(rng):
         return "" if diverges(H, 1.02 * rate) else "a run at 1.02 times this rate does not diverge"
 
     text = (
-        f"A loss is quadratic, with a positive curvature along each of {D} axes. You have its gradients "
-        f"`g` at the points `w`, both [{3 * D}, {D}], up to an "
-        f"error of a millionth. It is to be minimised with this method, of rate r:\n\n> {words}.\n\n"
-        "Where the rule does not say otherwise, g is the gradient at w. "
-        "Find the largest r at which the method does not diverge. The grader runs it at 0.98 and at 1.02 "
-        "times your rate."
+        f"A loss is quadratic, with a positive curvature along each of {D} axes. You have its gradients `g` at the "
+        f"points `w`, both [{3 * D}, {D}], up to an error of a millionth. It is to be minimised with this method, of "
+        f"rate r:\n\n> {words}.\n\nWhere the rule does not say otherwise, g is the gradient at w. Find the largest r "
+        "at which the method does not diverge. The grader runs it at 0.98 and at 1.02 times your rate."
     )
-    return measure("The largest stable rate", text, "w, g", "The array [r].", draw, judge)
+    return measure("The largest stable rate", text, "w, g", "[r]", draw, judge=judge)
 
 
 def near_one(returned: list[np.ndarray]) -> str:

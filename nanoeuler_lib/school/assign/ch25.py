@@ -2,13 +2,9 @@
 
 import numpy as np
 
-from nanoeuler_lib.school.assign.problems import Problem, functions, measure, near, number, pick, repair, stub
+from nanoeuler_lib.school.assign.problems import Problem, functions, measure, number, pick, repair, stub
 
 SOURCE = "def {0}(R, C):\n    i, lane = np.arange(R * C // {1})[:, None], np.arange({1})\n    return {2}\n"
-
-
-def paper(rng: np.random.Generator) -> list[Problem]:
-    return [_derive(rng), _repair(rng), _measure(rng)]
 
 
 def ways(W: int) -> dict:
@@ -26,13 +22,13 @@ def ways(W: int) -> dict:
     return made
 
 
-def _derive(rng):
-    W = pick(rng, [16, 32, 64])
+def derivation(rng):
+    W = pick(rng, 16, 32, 64)
     at = lambda code, R, C: np.broadcast_arrays(*functions(SOURCE.format("at", W, code))["at"](R, C))
     clash = lambda banks: (np.diff(np.sort(banks % W, axis=1)) == 0).any(axis=1)  # of each request
     made = ways(W)  # and in which of them will a column after a column do, or a row after a row
     plain = {x: {k for k in (0, 1) if not clash(at(made[x], 2 * W, 2 * W)[k]).any()} for x in made}
-    write, read = pick(rng, [(x, y) for x in made for y in made if x != y and not plain[x] & plain[y]])
+    write, read = pick(rng, *[(x, y) for x in made for y in made if x != y and not plain[x] & plain[y]])
     given = SOURCE.format("writes", W, made[write]) + "\n\n" + SOURCE.format("reads", W, made[read])
     text = f"""A card of another make has {W} banks and warps of {W} lanes. Word i of shared memory, a number of 4
 bytes, lies in bank i mod {W}; in a turn a bank gives or takes one word. A block keeps a tile [R, C] in R C words,
@@ -66,53 +62,16 @@ there is always a way. `given.py` has the lanes' rows and columns.
     return Problem("words", 4, "Two ways through a tile", text, contract, calls, judge, given)
 
 
-TEMPLATE = """
-def multiply(a, b, bias):
-    {operand}
-    c, read = np.zeros((len(x), len(bias))), 0
-    for i in range(0, len(x), <m>):
-        for j in range(0, len(bias), <n>):
-            tile, bias_here = c[i : i + <m>, j : j + <n>], bias[j : j + <n>]
-            {skipped}
-            for k in range(0, len(b), <k>):
-                of_x, of_b = x[i : i + <m>, k : k + <k>], b[k : k + <k>, j : j + <n>]
-                tile += of_x @ of_b
-                {read}
-            {epilogue}
-    return c, np.array(read)
-"""
-CLAUSES = {
-    "operand": [("The product is a b.", "x = a"), ("The product is a^T b.", "x = a.T")],
-    "skipped": [
-        ("Every tile of c is computed.", ""),
-        ("A tile wholly above the diagonal of c stays 0; nothing is read for it.",
-         "if j > i + len(tile) - 1:\n    continue"),
-        ("A tile wholly below the diagonal of c stays 0; nothing is read for it.",
-         "if i > j + tile.shape[1] - 1:\n    continue")],
-    "read": [
-        ("A step reads what its tiles, <m> x <k> and <k> x <n>, have inside.", "read += of_x.size + of_b.size"),
-        ("A step reads its tiles, <m> x <k> and <k> x <n>, whole.", "read += <m> * <k> + <k> * <n>"),
-        ("A step reads two numbers for each product that it adds.", "read += 2 * of_x.size * of_b.shape[1]")],
-    "epilogue": [
-        ("Then bias [N] is added, then what is negative becomes 0.", "tile[:] = np.maximum(tile + bias_here, 0)"),
-        ("Then what is negative becomes 0, then bias [N] is added.", "tile[:] = np.maximum(tile, 0) + bias_here"),
-        ("Then the tile is multiplied by <s>, then bias [N] is added.", "tile[:] = <s> * tile + bias_here")],
-}  # fmt: skip
-
-
-def _repair(rng):
+def mending(rng):
     constants = {"s": number(rng, 0.2, 0.8)} | {name: int(rng.integers(2, 7)) for name in "mnk"}
     draw = lambda k, n: lambda rng: (rng.normal(size=(k, k)), rng.normal(size=(k, n)), rng.normal(size=n))
-    text = """`repaired(a, b, bias)` follows a kernel, with a [K, K] and b [K, N]: a block for each tile of <m> x <n>
-of c [K, N] goes along K in steps of <k>. It returns c, and how many numbers all blocks together read from the two
-matrices."""
     calls = [draw(13, 9), draw(1, 2), draw(7, 17), draw(24, 20)]
-    return repair(rng, "One rule broken", text, TEMPLATE, CLAUSES, calls, constants)
+    return repair(rng, "25", calls, constants)
 
 
-def _measure(rng):
+def measurement(rng):
     laws = [("the larger", np.maximum), ("the sum", np.add), ("the root of the sum of the squares", np.hypot)]
-    (words, joined), n, launch = pick(rng, laws), int(rng.integers(200, 300)), number(rng, 3, 9)
+    (words, joined), n, launch = pick(rng, *laws), int(rng.integers(200, 300)), number(rng, 3, 9)
 
     def draw(rng):
         F, B = rng.uniform(20, 70), rng.uniform(1, 4)
@@ -124,5 +83,6 @@ def _measure(rng):
 times in microseconds, right to about one percent. A product takes {launch} microseconds for its launch, and then
 {words} of two times: of its 2 M N K flops at a rate F, and of the bytes of its three float32 matrices at a rate B.
 Find F, between 20 and 70 TFLOP/s, and B, between 1 and 4 TB/s. The grader accepts an error of 4% in both."""
-    judge = lambda _, truth, found: near("[F, B]", found, truth, (0.04 * truth[0], 0.04 * truth[1]))
-    return measure("What binds the card?", text, "M, N, K, us", "The array [F, B].", draw, judge)
+    return measure(
+        "What binds the card?", text, "M, N, K, us", "[F, B]", draw, lambda truth: (0.04 * truth[0], 0.04 * truth[1])
+    )

@@ -82,7 +82,8 @@ def paper(chapter: str, seed: str, student: str) -> list[Problem]:
     if chapter not in CHAPTERS:
         raise NanoEulerError(f"chapter is {short(chapter)}, expected one of {', '.join(CHAPTERS)}")
     module = importlib.import_module(f"nanoeuler_lib.school.assign.ch{chapter}")
-    return module.paper(_generator(chapter, seed, student, "problems"))
+    rng = _generator(chapter, seed, student, "problems")
+    return [module.derivation(rng), module.mending(rng), module.measurement(rng)]
 
 
 def _generator(chapter: str, seed: str, student: str, *words: str) -> np.random.Generator:
@@ -102,15 +103,8 @@ def hand_out(chapter: str, seed: str, student: str, folder: Path) -> None:
         f"## {i}. {p.title} ({p.points} points)\n\n{p.statement}\n\nWrite `{p.name}`.\n"
         for i, p in enumerate(problems, 1)
     ]
-    head = {
-        "seconds": worker.CPU_SECONDS,
-        "memory": worker.MEMORY // 2**30,
-        "points": sum(p.points for p in problems),
-    }
-    write_text(
-        folder / "README.md",
-        README.format(chapter=chapter, student=student, problems="\n".join(texts), **head),
-    )
+    head = {"seconds": worker.CPU_SECONDS, "memory": worker.MEMORY // 2**30, "points": sum(p.points for p in problems)}
+    write_text(folder / "README.md", README.format(chapter=chapter, student=student, problems="\n".join(texts), **head))
     write_text(folder / "answers.py", "\n\n".join(["import numpy as np\n", *(p.contract for p in problems)]))
     write_text(folder / "given.py", _given(problems))
     write_text(folder / "try_answers.py", TRY)
@@ -230,15 +224,8 @@ def run(function: str, calls: list, given: str, answers: Path, user: str = "") -
         (box / "given.py").write_text(given)
         inputs, results = box / "calls.npz", box / "results.npz"
         np.savez(inputs, **{f"{n}/{i}": a for n, call in enumerate(calls) for i, a in enumerate(call)})
-        command = [
-            sys.executable,
-            "-I",
-            "-B",
-            str(Path(worker.__file__).resolve()),
-            function,
-            inputs.name,
-            results.name,
-        ]
+        program = Path(worker.__file__).resolve()
+        command = [sys.executable, "-I", "-B", program, function, inputs.name, results.name]
         for path in [box, *box.iterdir()] if user else ():
             shutil.chown(path, user)
         threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}

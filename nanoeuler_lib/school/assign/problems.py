@@ -6,8 +6,10 @@ function with its specification, clause by clause, and a measurement with the nu
 
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ class Problem:
     given: str = ""
 
 
-def pick(rng: np.random.Generator, options):
+def pick(rng: np.random.Generator, *options):
     """One of the options."""
     return options[int(rng.integers(len(options)))]
 
@@ -79,14 +81,13 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
     forward: source of `forward(*names)`. draw(rng, *size): its arguments. Of the last size, the large one, only some
     elements and directions are compared: a difference quotient for every element would not end within the limits.
     """
-    run = functions(forward)["forward"]
-    given = ", ".join(names)
-    contract = (
-        f"def backward(dy, {given}):\n"
-        f'    """Gradients of (forward({given}) * dy).sum(): the tuple ({", ".join("d" + n for n in names)}).\n\n'
-        "    Each has the shape of its array. NumPy alone; the grader's largest arrays have a hundred "
-        "thousand elements.\n"
-        f'    """\n    return None  # your code here\n'
+    run, given = functions(forward)["forward"], ", ".join(names)
+    gradients = ", ".join(f"d{name}" for name in names)
+    contract = stub(
+        f"backward(dy, {given})",
+        f"Gradients of (forward({given}) * dy).sum(): the tuple ({gradients}).\n\n"
+        "    Each has the shape of its array. NumPy alone; the grader's largest arrays have a hundred thousand "
+        "elements.\n    ",
     )
 
     def calls(rng):
@@ -96,35 +97,36 @@ def derive(title: str, text: str, forward: str, names: list[str], draw, sizes: l
     def judge(inputs, _, returned):
         dy, *arrays = inputs
         if len(returned) != len(names):
-            return f"{len(returned)} arrays came back, expected {len(names)}: ({', '.join('d' + n for n in names)})"
+            return f"{len(returned)} arrays came back, expected {len(names)}: ({gradients})"
         for name, array, grad in zip(names, arrays, returned, strict=True):
             if grad.shape != array.shape:
                 return f"d{name} has shape {grad.shape}, expected {array.shape}"
             if grad.dtype.kind != "f":
                 return f"d{name} has dtype {grad.dtype}, expected floating-point numbers"
-
-        def loss(changed, at):
-            return float((run(*[changed if i == at else a for i, a in enumerate(arrays)]) * dy).sum())
-
         rng = np.random.default_rng(0)
         for at, (name, array, grad) in enumerate(zip(names, arrays, returned, strict=True)):
-            size = "x".join(map(str, array.shape))
-            picked = rng.permutation(array.size)[:40] if array.size <= 200 else rng.permutation(array.size)[:4]
-            directions = [np.eye(1, array.size, i).reshape(array.shape) for i in picked]
-            directions += [min(1, 20 / array.size**0.5) * rng.normal(size=array.shape) for _ in range(2)]
-            for number_, u in enumerate(directions):
-                slope = quotient(lambda h, u=u, at=at, array=array: loss(array + h * u, at))
-                size_of = np.abs(grad * u).sum() + np.linalg.norm(u) * 1e-2
-                if not abs(float((grad * u).sum()) - slope) <= 2e-6 * size_of:
-                    where = f"at element {int(picked[number_])}" if number_ < len(picked) else "along a direction"
-                    return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
+            loss = lambda x, at=at: float((run(*arrays[:at], x, *arrays[at + 1 :]) * dy).sum())
+            if where := _differs(loss, array, grad, rng):
+                size = "x".join(map(str, array.shape))
+                return f"d{name} differs from the difference quotient {where}, for {name} of size {size}"
         return ""
 
-    statement = (
-        f"{text}\n\n```python\n{forward.strip()}\n```\n\n`y` is what it returns. Derive the "
-        "gradients of `(y * dy).sum()`."
-    )
+    task = "`y` is what it returns. Derive the gradients of `(y * dy).sum()`."
+    statement = f"{text}\n\n```python\n{forward.strip()}\n```\n\n{task}"
     return Problem("backward", 4, title, statement, contract, calls, judge, forward)
+
+
+def _differs(loss: Callable, array: np.ndarray, grad: np.ndarray, rng: np.random.Generator) -> str:
+    """Where a gradient differs from difference quotients: at some elements, then along two directions; "": nowhere."""
+    picked = rng.permutation(array.size)[: 40 if array.size <= 200 else 4]
+    directions = [(f"at element {i}", np.eye(1, array.size, i).reshape(array.shape)) for i in picked]
+    size = min(1, 20 / array.size**0.5)
+    directions += [("along a direction", size * rng.normal(size=array.shape)) for _ in range(2)]
+    for where, u in directions:
+        slope, scale = quotient(lambda h, u=u: loss(array + h * u)), np.abs(grad * u).sum() + 1e-2 * np.linalg.norm(u)
+        if not abs(float((grad * u).sum()) - slope) <= 2e-6 * scale:
+            return where
+    return ""
 
 
 def quotient(loss, h: float = 2e-3) -> float:
@@ -135,74 +137,67 @@ def quotient(loss, h: float = 2e-3) -> float:
 
 # ---- Repair
 
+REPAIRS = tomllib.loads(Path(__file__).with_name("repairs.toml").read_text("utf-8"))
 
-def repair(
-    rng: np.random.Generator,
-    title: str,
-    text: str,
-    template: str,
-    clauses: dict,
-    draw: list[Callable],
-    constants: dict,
-) -> Problem:
+
+def repair(rng: np.random.Generator, chapter: str, draw: list[Callable], constants: dict) -> Problem:
     """A function that obeys all rules of its specification but one.
 
-    clauses: {placeholder of the template: [(sentence, code), ...]}: none of them is right by itself. The specification
-    is a drawn choice of each; the given code follows another choice of one. It is drawn anew until that shows on the
-    data of three seeds; the data that mark it, until it shows on them. draw: makes the inputs of a call each.
-    constants: {name: what stands for <name> in sentences and code}.
+    `repairs.toml` has the function and, for each of its rules, sentences with their code: none of them is right by
+    itself. The specification is a drawn choice of each; the given code follows another choice of one. It is drawn anew
+    until that shows on the data of three seeds; the data that mark it, until it shows on them.
+    draw: makes the inputs of a call each. constants: {name: what stands for <name> in sentences and code}.
     """
+    rules, text = REPAIRS[chapter]["rules"], REPAIRS[chapter]["text"]
 
-    def with_constants(words):
-        for name, value in constants.items():
-            words = words.replace(f"<{name}>", repr(value))
-        return words
-
-    def source(choice):
-        code = template.strip() + "\n"
-        for name, options in clauses.items():
-            indent = re.search(rf"^( *)\{{{name}\}}$", code, re.M)[1]
-            code = code.replace(f"{indent}{{{name}}}", textwrap.indent(options[choice[name]][1], indent))
-        return re.sub(r"^def \w+", "def repaired", with_constants(code))
+    def wrong_on(tried):
+        return any(judge(inputs, None, results(wrong, inputs)) for inputs, _ in tried)
 
     def drawn(rng):
         return [(make(rng), None) for make in draw]
 
     def calls(rng):
         """Inputs for which the given code is wrong."""
-        while not told_apart(tried := drawn(rng)):
+        while not wrong_on(tried := drawn(rng)):
             pass
         return tried
 
-    def told_apart(tried):
-        return any(judge(inputs, None, results(wrong, inputs)) for inputs, _ in tried)
-
-    def judge_by(right):
-        def judge(inputs, _, returned):
-            expected = results(right, inputs)
-            if len(returned) != len(expected):
-                return f"{len(returned)} arrays came back, expected {len(expected)}"
-            pairs = enumerate(zip(returned, expected, strict=True))
-            sentences = (same(f"result {i}", f, e, 1e-9, 1e-12) for i, (f, e) in pairs)
-            return next((sentence for sentence in sentences if sentence), "")
-
-        return judge
+    def judge(inputs, _, returned):
+        expected = results(right, inputs)
+        if len(returned) != len(expected):
+            return f"{len(returned)} arrays came back, expected {len(expected)}"
+        pairs = enumerate(zip(returned, expected, strict=True))
+        return next(filter(None, (same(f"result {i}", f, e, 1e-9, 1e-12) for i, (f, e) in pairs)), "")
 
     shows = False
     while not shows:
-        spec = {name: int(rng.integers(len(options))) for name, options in clauses.items()}
-        broken = pick(rng, list(clauses))
-        other = pick(rng, [i for i in range(len(clauses[broken])) if i != spec[broken]])
-        given = source(spec | {broken: other})
-        wrong, right = (functions(s)["repaired"] for s in (given, source(spec)))
-        judge = judge_by(right)
-        shows = all(told_apart(drawn(np.random.default_rng(seed))) for seed in range(3))
-    rules = "\n".join(f"* {with_constants(clauses[name][spec[name]][0])}" for name in clauses)
+        spec = {name: int(rng.integers(len(options))) for name, options in rules.items()}
+        broken = pick(rng, *rules)
+        other = pick(rng, *[i for i in range(len(rules[broken])) if i != spec[broken]])
+        given, correct = (_with_constants(_code(chapter, s), constants) for s in (spec | {broken: other}, spec))
+        wrong, right = (functions(source)["repaired"] for source in (given, correct))
+        shows = all(wrong_on(drawn(np.random.default_rng(seed))) for seed in range(3))
+    obeyed = "\n".join(f"* {rules[name][choice][0]}" for name, choice in spec.items())
     statement = (
-        f"{with_constants(text)}\n\n{rules}\n\nThe function `repaired` in `answers.py` breaks one of these rules. "
+        f"{text}\n\n{obeyed}\n\nThe function `repaired` in `answers.py` breaks one of these rules. "
         "Find out which, and mend it."
     )
-    return Problem("repaired", 3, title, statement, given, calls, judge)
+    return Problem("repaired", 3, "One rule broken", _with_constants(statement, constants), given, calls, judge)
+
+
+def _code(chapter: str, choice: dict[str, int]) -> str:
+    """The function of a chapter with the code of the chosen rules in it."""
+    code = REPAIRS[chapter]["template"].strip() + "\n"
+    for name, options in REPAIRS[chapter]["rules"].items():
+        indent = re.search(rf"^( *)\{{{name}\}}$", code, re.M)[1]
+        code = code.replace(f"{indent}{{{name}}}", textwrap.indent(options[choice[name]][1], indent))
+    return re.sub(r"^def \w+", "def repaired", code)
+
+
+def _with_constants(text: str, constants: dict) -> str:
+    for name, value in constants.items():
+        text = text.replace(f"<{name}>", repr(value))
+    return text
 
 
 def results(function, inputs: Arrays) -> list[np.ndarray]:
@@ -215,16 +210,21 @@ def results(function, inputs: Arrays) -> list[np.ndarray]:
 # ---- Measure
 
 
-def measure(title: str, text: str, signature: str, returns: str, draw, judge) -> Problem:
-    """A number to find in data that was made from it.
+def measure(title: str, text: str, signature: str, numbers: str, draw, tolerances=None, judge=None) -> Problem:
+    """Numbers to find in data that was made from them.
 
-    draw(rng): (inputs, truth). judge(inputs, truth, returned): a sentence, "" if near enough.
+    numbers: their names, such as "[a, b]". draw(rng): (inputs, truth). tolerances: how far off each may be, or a
+    function of the truth that says so. judge(inputs, truth, returned): in place of tolerances a judgement of its own.
     """
-    contract = stub(f"measured({signature})", returns)
-    return Problem("measured", 3, title, text, contract, lambda rng: [draw(rng) for _ in range(3)], judge)
+
+    def within(_, truth, returned):
+        return near(numbers, returned, truth, tolerances(truth) if callable(tolerances) else tolerances)
+
+    contract = stub(f"measured({signature})", f"The array {numbers}.")
+    return Problem("measured", 3, title, text, contract, lambda rng: [draw(rng) for _ in range(3)], judge or within)
 
 
-def near(name: str, returned: list[np.ndarray], truths, tolerances, at: int = 0) -> str:
+def near(name: str, returned: list[np.ndarray], truths, tolerances) -> str:
     """Whether the numbers that came back, one array of them, are within their tolerances of the truth."""
     if len(returned) != 1 or returned[0].shape != (len(truths),):
         shapes = ", ".join(str(f.shape) for f in returned)

@@ -27,11 +27,7 @@ class NothingElse(MetaPathFinder):
 def limit() -> None:
     import resource
 
-    for what, most in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_FSIZE, FILE),
-    ):
+    for what, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE)):
         with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of the address space
             resource.setrlimit(what, (most, most))
 

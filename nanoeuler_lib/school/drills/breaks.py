@@ -133,10 +133,7 @@ def hand_in(folder: str | Path, seconds: float = SECONDS) -> tuple[bool, str]:
         lines = [sum(bool(line.strip()) for line in x.splitlines()) for x in (text, bug.test)]
         verdict += f" {lines[0]} lines; the book's test has {lines[1]} (nanoeuler break --reveal {folder})."
         if "diagnose" in text:
-            right, verdict = (
-                False,
-                "It asks the tool: write what the tool looks at, and what you expect there.",
-            )
+            right, verdict = (False, "It asks the tool: write what the tool looks at, and what you expect there.")
     ends = [f"{end}: {last}" if last and end == "fails" else end for end, last in (broken, sound)]
     return right, f"broken copy, must fail:    {ends[0]}\nsound package, must pass:  {ends[1]}\n{verdict}"
 
