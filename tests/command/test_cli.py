@@ -524,7 +524,7 @@ BAD = {
     "preset mistyped": (
         (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, large, did you mean big?"),
     "no number": (
-        ("train", "--steps", "x" * 999), "train: --steps is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),
+        ("train", "--steps", "x" * 999), "tokens as in 300Mtok, got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"),
     "tool mistyped": (("diagnose", "--tool", "scheduled"), "did you mean schedule?"),
     "break nowhere": (("break", "--reveal", "nowhere"), "nowhere: no broken copy of this version, expected a folder"),
     "sft surrogate": (("sft", "--data", "half.jsonl", "--run", "new"), "half.jsonl: line 2 holds '\\ud800', half a"),
