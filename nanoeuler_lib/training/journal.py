@@ -139,7 +139,7 @@ class Journal:
             raise NanoEulerError(
                 f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}{whose}, expected finite numbers: "
                 f"lower the rate ({self.config.rate:g}) or {clip}; the checkpoint of step {self.saved} is intact, and "
-                f"--resume {self.run} --rate X goes on from it with another rate"
+                f"--resume {self.run} --lr X continues from it with another rate"
             )
         self.still_there()
         self.settle(wait=False)

@@ -165,7 +165,7 @@ def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) 
     if "shards" not in state.info:
         if group is not None:
             raise NanoEulerError(
-                f"{run}: was begun without --cards and adds its gradients in another order: expected no --cards"
+                f"{run}: was begun without --gpus and adds its gradients in another order: resume it without --gpus"
             )
         return None
     group = group or many.Group()

@@ -1,10 +1,10 @@
 """The `nanoeuler` command: every subcommand, what it says about bad input, and that it then leaves everything alone."""
 
-import argparse
 import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from oracles import assert_same_run, run_text, seal
 
-from nanoeuler_lib import __version__, config, world
+from nanoeuler_lib import __version__, world
 from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import gradcheck
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import alpaca_prompt
-from nanoeuler_lib.training import checkpoint, run_folder, train
+from nanoeuler_lib.training import checkpoint, run_folder
 
 SMALL = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
 SHORT = "--steps 4 --batch 4 --warmup 1 --valid-every 2 --sample-every 2 --save-every 2".split()
@@ -425,36 +425,11 @@ def test_version(nanoeuler):
 # Help.
 
 
-def commands(parser, name="nanoeuler"):
-    """Every command's name and parser."""
-    yield name, parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for key, sub in action.choices.items():
-                yield from commands(sub, f"{name} {key}")
-
-
-def test_help_names_true_defaults():
-    """A default that a help text states is the default; and there is one for every option."""
-    own = {f"nanoeuler {name}": getattr(config, f"{name.upper()}_DEFAULTS") for name in ("sft", "dpo", "grpo")}
-    for name, parser in commands(cli.parser()):
-        for action in parser._actions:
-            assert action.help or isinstance(action, argparse._SubParsersAction), f"{name} {action.dest}"
-            said = re.search(r"default ([\w.-]+)", action.help or "")
-            defaults = train.TrainConfig().to_dict() | own.get(name, {})
-            value = defaults.get(action.dest) if action.default is None else action.default
-            if said and value is not None:
-                assert type(value)(said[1]) == value, f"{name} {action.dest}"
-
-
 def test_every_documented_command_parses():
     """The examples below `nanoeuler --help`, taken apart as a shell would."""
-    import shlex
-
     for line in arguments.EXAMPLES.splitlines():
-        if line.strip().startswith("nanoeuler"):
-            words = shlex.split(line.split("   ")[0] if "   " in line.strip() else line)
-            assert cli.parser().parse_args([w for w in words[1:]]).function
+        if line.startswith("  nanoeuler "):
+            assert cli.parser().parse_args(shlex.split(line.split("   ")[0])[1:]).function
 
 
 # Bad input: one line on standard error, exit code 2, nothing changed.
@@ -523,8 +498,6 @@ BAD = {
     "text NUL": ((*TRAIN, "a\0b"), "cannot be read"),
     "preset mistyped": (
         (*TRAIN, "text.txt", "--preset", "bigg"), "expected one of small, big, base, large, did you mean big?"),
-    "no number": (
-        ("train", "--steps", "x" * 999), "train: --steps is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),
     "tool mistyped": (("diagnose", "--tool", "scheduled"), "did you mean schedule?"),
     "break nowhere": (("break", "--reveal", "nowhere"), "nowhere: no broken copy of this version, expected a folder"),
     "sft surrogate": (("sft", "--data", "half.jsonl", "--run", "new"), "half.jsonl: line 2 holds '\\ud800', half a"),
@@ -535,7 +508,6 @@ BAD = {
     "too many proposals": (("generate", "a", "--run", "run", "--propose", 2), "propose is 2, expected 0 to 1"),
     "sampling seed negative": (("generate", "a", "--run", "run", "--seed", -1), "--seed is -1, expected 0 or more"),
     "chat with a base model": (("chat", "--run", "run"), "expected that of a model made to answer (nanoeuler sft)"),
-    "sft without a folder": (("sft",), "--run is missing"),
     "sft negative": (("sft", "--run", "new", "--examples", -1), "--examples is -1, expected 0 to 2^53 - 1"),
     "tokens negative": (("generate", "a", "--run", "run", "--tokens", -1), "--tokens is -1, expected 0 or more"),
     "corpus of nothing": (("corpus", "konigsberg", "--bytes", 0), "--bytes is 0, expected at least 1"),
@@ -555,7 +527,6 @@ BAD = {
         ("tokenizer", "decode", 260, "--tokenizer", "bpe.json"), "token id is 260, expected 0 to 259"),
     "tokenizer too small": (
         ("tokenizer", "train", "--data", "text.txt", "--vocab", 9, "--out", "new.json"), "vocab_size is 9"),
-    "info unknown preset": (("info", "--preset", "huge"), "preset is 'huge', expected one of small, big, base"),
     "corpus seed negative": (("corpus", "konigsberg", "--seed", -1), "--seed is -1, expected 0 or more"),
 }  # fmt: skip
 

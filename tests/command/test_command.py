@@ -208,7 +208,7 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, r
             value = "konigsberg-small" if command == "chat" else "konigsberg-chat"
         changed = done(option, *([str(value)] if action.nargs != 0 else []))
         if command.endswith("--resume") and changed[0][0] == 2:
-            said = f"nanoeuler: --resume takes its settings from the run, got also {option}: only --steps, --rate, "
+            said = f"nanoeuler: --resume takes its settings from the run, got also {option}: only --steps, --lr, "
             said = "nanoeuler: --resume goes on with a run" if option == "--from" else said
             assert changed[0][:2] == (2, "") and changed[0][2].startswith(said)
         elif option in ("--last-turn", "--from"):  # for examples of one's own; a run to begin with

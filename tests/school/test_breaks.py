@@ -404,7 +404,7 @@ def test_refusals(command, nanoeuler):
 
 def test_seed_is_a_number(nanoeuler):
     code, _, err = nanoeuler("break", "--seed", "seven")
-    assert code == 2 and "--seed is 'seven', expected a whole number" in err
+    assert code == 2 and "--seed must be an integer, got 'seven'" in err
 
 
 @pytest.mark.full

@@ -455,7 +455,7 @@ REFUSED = {  # the words behind --run new --base CHAT, if none of the three stan
     "--answer-tokens 100": "answer_tokens is 100, expected at most",
     "--resume CHAT": "was not begun by nanoeuler grpo, expected one of its runs",
     "--resume CHAT --group 4": "--resume takes its settings from the run, got also --group",
-    "--later-heads 1": "'--later-heads' is no option",
+    "--later-heads 1": "'--later-heads' is not an option",
 }  # fmt: skip
 
 

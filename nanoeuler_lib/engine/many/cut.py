@@ -82,6 +82,6 @@ def expect_shards(config: TrainConfig, size: int) -> None:
         )
     if config.optimizer != "adamw":
         raise NanoEulerError(
-            f"optimizer is {config.optimizer}, expected adamw with --cards: {config.optimizer} moves whole matrices, "
-            "and a card owns parts of them"
+            f"optimizer must be adamw with --gpus, got {config.optimizer}: it updates whole matrices, and each GPU "
+            "holds only parts of them"
         )
