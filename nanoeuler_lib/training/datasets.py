@@ -27,25 +27,8 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.examples import Example, encode, encode_all, replies, row_length, rows
 from nanoeuler_lib.text.shards import Part, Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.text.turns import TEMPLATES
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.watch import document_warnings, percent, text_warnings
-
-
-def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | SFTDataset":
-    """What a run learns from and is measured on: texts, shards (`valid` a list of them, or None) or examples.
-
-    state: of the run, which has the model, the settings and the tokenizer. Raises what the datasets raise, and
-    NanoEulerError for examples in a run that was not begun with examples.
-    """
-    if isinstance(part, str) or (isinstance(part, Sequence) and part and isinstance(part[0], str)):
-        return TextDataset(*split_text(part, valid, state.train, state.info.get("split")), state)
-    if isinstance(part, Shards):
-        return ShardDataset(part, valid, state)
-    if state.info.get("template") not in TEMPLATES:
-        raise NanoEulerError(f"{state.path}: was not begun by fine-tuning, expected a run of nanoeuler sft")
-    return SFTDataset(part, valid, state)
-
 
 # The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
 # all texts together, from a document's beginning on, however much that is.
