@@ -71,10 +71,17 @@ class Dataset:
     together = 1  # rows that stand or fall together: 2 for pairs
     figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
+    prompt: str | None = None  # of the held-out examples, the one that samples reply to
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
         """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """A text for the reader of the log: the model's own, or its reply to the prompt, which has its template on."""
+        if self.prompt is None:
+            return generate(model, self.tokenizer, "", 100, seed=seed)
+        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
 
 
 class TextDataset(Dataset):
@@ -137,10 +144,6 @@ class TextDataset(Dataset):
         if not len(self.valid.ids):
             return {}
         return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 REACHED = 0.95  # of a text; if rows reach less, that is told
@@ -292,10 +295,6 @@ class ShardDataset(Dataset):
             size, count = size + int(lengths[scored].sum()), count + len(scored)
             nats += nats_of(model, [(inputs, targets)])
         return nats / math.log(2), size, count
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 def _split_shards(shards, fraction, rule):
@@ -456,7 +455,3 @@ class SFTDataset(Dataset):
             parts.append((inputs, targets[..., 0]))
         scored = np.concatenate([e.ids[e.counted] for e in self.valid])
         return nats_of(model, parts) / np.log(2) / max(1, int(self.tokenizer.token_lengths[scored].sum()))
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """The reply to the first held-out prompt, which has its template on already."""
-        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))

@@ -14,7 +14,6 @@ import numpy as np
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.model import GPT, Weigh
-from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.text.examples import Encoded, Pair, count_last, encode, read_pairs, row_length, rows
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, parted
@@ -174,10 +173,6 @@ class PairsDataset(Dataset):
             self.drawn[self._drawn(step, count)] = True
         self.done = steps
         return float(self.drawn.mean()) * self.reach
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """The reply to the first held-out prompt, which has its template on already."""
-        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
 
 
 def pair_rows(pairs: Sequence[Sequence[Encoded]], context: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
