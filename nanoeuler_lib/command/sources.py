@@ -61,6 +61,6 @@ def questions(
 def floor(text: str) -> float | None:
     """Bits per byte that the source of a text needs: known for stories from Königsberg, None for other text."""
     try:
-        return world.floor(text) if SEPARATOR in text else None
+        return round(world.floor(text), 6) if SEPARATOR in text else None
     except NanoEulerError:
         return None

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text.shards import Shards
@@ -61,7 +60,7 @@ def files_of(info: Mapping, given: Mapping[str, Sequence | None], built_in: Coll
             old = before[name]
             if path is not None:
                 files[name] = path if kind and path in built_in else os.path.abspath(path)
-            elif (kind and old in built_in) or (name, old) == ("valid", None) or (old and _is_there(old)):
+            elif (kind and old in built_in) or (name, old) == ("valid", None) or (old and os.path.exists(old)):
                 files[name] = old
             else:
                 raise NanoEulerError(
@@ -69,10 +68,3 @@ def files_of(info: Mapping, given: Mapping[str, Sequence | None], built_in: Coll
                     f"where it is now: --{option} FILE"
                 )
     return files
-
-
-def _is_there(name):
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False

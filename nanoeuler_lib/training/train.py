@@ -50,7 +50,7 @@ def train(
     if tokenizer is None:
         special = (END_OF_TEXT,) if data.SEPARATOR in part else ()
         tokenizer = Tokenizer.train(part, model_config.vocab_size, special_tokens=special)
-    info = {"source": source, "floor_bits_per_byte": _floor(options, valid)} | split
+    info = {"source": source, "floor_bits_per_byte": options.floor and options.floor(valid)} | split
     state = fresh(run, model_config, config, tokenizer, info, options)
     return start_run(run, state, TextDataset(part, valid, state), options)
 
@@ -148,12 +148,6 @@ def _checked(run, model_config, options, named):
 def _split(valid, config):
     """By which rule a part of the data is held out, as a header keeps it; nothing where no part is."""
     return {"split": SPLIT} if valid is None and config.valid_fraction else {}
-
-
-def _floor(options, valid):
-    """Bits per byte that the source of the validation text needs, None where nobody knows."""
-    floor = options.floor and options.floor(valid)
-    return None if floor is None else round(floor, 6)
 
 
 def expect_memory(config: ModelConfig) -> None:
