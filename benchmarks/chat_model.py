@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
 from nanoeuler_lib.significance import half_width
 from nanoeuler_lib.speaking.chat import Chat
@@ -166,7 +167,7 @@ def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config:
     if exported.exists():
         return exported
     given = (source, 0, seed)
-    examples, held_out, template = sft.examples_of(*given)
+    examples, held_out, template = sources.examples(*given)
     if run.exists():
         loop.resume(run, examples, held_out)
     else:
@@ -203,8 +204,8 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, help="of round two; prints how it does on `tried`, stores nothing")
     args = arguments.parse_args()
     args.run.mkdir(parents=True, exist_ok=True)
-    one = fine_tuned(args.run / "one", BASE, BASE.name, sft.KONIGSBERG, SFT_DATA_SEED, FIRST)
-    again = f"{BASE.name}, fine-tuned on {sft.KONIGSBERG}"
+    one = fine_tuned(args.run / "one", BASE, BASE.name, sources.KONIGSBERG, SFT_DATA_SEED, FIRST)
+    again = f"{BASE.name}, fine-tuned on {sources.KONIGSBERG}"
     if args.steps:
         two = (
             args.run / f"two-{args.steps}",

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.training import checkpoint, evaluate, loop, run_folder
 from nanoeuler_lib.training import train as training
@@ -58,7 +59,7 @@ def main() -> None:
             save_every=500,
         )  # fmt: skip
         source = f"Königsberg, seeds {SEEDS}, {SEED_BYTES} bytes each"
-        training.train(args.run, text, preset("small"), config, source=source, valid_text=valid)
+        training.train(args.run, text, preset("small"), config, source=source, valid_text=valid, floor=sources.floor)
     found = checkpoint.load(args.run)
     checkpoint.export(found, args.export)
     shipped = checkpoint.load(args.export)  # what the reader gets: float16

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
@@ -49,7 +50,8 @@ def make_model(seed: int, steps: int = STEPS, workers: int = 1) -> list[dict]:
         )  # fmt: skip
         source = f"Königsberg, seeds {TEXT_SEEDS}, {TEXT_BYTES} bytes each"
         tokenizer = checkpoint.load_pretrained()[1]
-        training.train(run, text(), preset("small"), config, tokenizer, source, valid, True, workers)
+        options = dict(quiet=True, workers=workers, floor=sources.floor)
+        training.train(run, text(), preset("small"), config, tokenizer, source, valid, **options)
     head = checkpoint.read_head(run)
     return [
         {"step": head["step"]} | {name: value for name, value in head["info"].items() if name.endswith("bits_per_byte")}

@@ -23,6 +23,7 @@ from random import Random
 import numpy as np
 
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import GRPO_DEFAULTS, RewardConfig, TrainConfig
 from nanoeuler_lib.machine import cores, one_blas_thread
 from nanoeuler_lib.model.batch_decoder import BatchDecoder
@@ -33,9 +34,11 @@ from nanoeuler_lib.text.turns import encode_turn, markers
 from nanoeuler_lib.training import checkpoint, rewards, sft
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.world.conversations import route_examples
+from nanoeuler_lib.world.tasks import route_sets
 from nanoeuler_lib.world.town import BRIDGES
 from tools.notebooks.results import FOLDER, machine, save
 
+VERIFIERS = dict(sources.VERIFIERS)  # and one that is audited: `register`
 SEEDS = [0, 1, 2, 3, 4]
 RATES = [1e-4, 2e-4, 4e-4, 8e-4, 16e-4]  # tried first, each with a seed of its own, for 200 steps
 QUESTIONS = 2000  # to learn from
@@ -70,9 +73,9 @@ def taught(seed, workers):
     """The small model, taught until it knows enough, its tokenizer, the questions, and what it took."""
     found = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-small")
     model, tokenizer = sft.extend(found.model, found.tokenizer)
-    problems, held_out = rewards.problems_of(QUESTIONS, 100 * seed)
+    problems, held_out = route_sets(QUESTIONS, 100 * seed)
     state = dataset_state(model, tokenizer, RewardConfig(), 1, seed, workers)
-    dataset = rewards.RewardDataset(problems, held_out, state)
+    dataset = rewards.RewardDataset(problems, held_out, state, VERIFIERS)
     config = TrainConfig(**TAUGHT, seed=seed)
     lessons = Lessons(problems, tokenizer, model.config, seed)
     optimizer, looks = optimizer_of(model.config, config), []
@@ -141,10 +144,10 @@ def learn(name, start, tokenizer, problems, held_out, seed, workers, steps, rate
     state = dataset_state(model, tokenizer, config, steps, seed, workers, **more)
     problems = oftener(problems, seed) if name == "route" else problems
     state.train = TrainConfig(**state.train.to_dict() | dict(rate=rate or state.train.rate))
-    dataset = rewards.RewardDataset(problems, held_out, state)
+    dataset = rewards.RewardDataset(problems, held_out, state, VERIFIERS)
     dataset.reference = start.copied() if config.kl else None
     state.optimizer.config = state.train
-    honest = rewards.REWARDS[config.reward.partition(",")[0]]  # an audited reward is paid as the one beneath it
+    honest = VERIFIERS[config.reward.partition(",")[0]]  # an audited reward is paid as the one beneath it
     curve, seconds = [dict(step=0, seconds=0.0, **look(dataset, model, honest))], 0.0
     recent = []
     with (
@@ -200,18 +203,17 @@ def with_variance(inputs, targets, weigh):
 def register(seed):
     """The brief verifier, of which a share is audited, drawn by chance."""
     audit = Random(seed + 1)
-    brief = rewards.REWARDS["brief"]
-    rewards.REWARDS["brief, audited"] = lambda problem, answer: (
-        world.route_reward if audit.random() < AUDITED else brief
-    )(problem, answer)
+    brief = VERIFIERS["brief"]
+    VERIFIERS["brief, audited"] = lambda problem, answer: (world.route_reward if audit.random() < AUDITED else brief)(
+        problem, answer
+    )
 
 
 def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, seconds, first):
     """Teaching goes on for as long as learning from rewards took."""
     model = start.copied()
-    dataset = rewards.RewardDataset(
-        problems, held_out, dataset_state(model, tokenizer, RewardConfig(), 1, seed, workers)
-    )
+    state = dataset_state(model, tokenizer, RewardConfig(), 1, seed, workers)
+    dataset = rewards.RewardDataset(problems, held_out, state, VERIFIERS)
     config = TrainConfig(**TAUGHT | dict(steps=10**6), seed=seed)
     lessons, optimizer.config, spent, step = (
         Lessons(problems, tokenizer, model.config, seed),
@@ -259,7 +261,7 @@ def optima(model, tokenizer, held_out, answers, workers):
     with ThreadPoolExecutor(workers) as pool:
         logps = list(pool.map(lambda p: enumerated(model, tokenizer, p, answers), held_out))
     for p, logp in zip(held_out, logps, strict=True):
-        pays = {name: np.array([rewards.REWARDS[name](p, t) for t in texts]) for name in ("route", "hackable", "brief")}
+        pays = {name: np.array([VERIFIERS[name](p, t) for t in texts]) for name in ("route", "hackable", "brief")}
         for name, r in pays.items():
             for beta in (*BETAS, None, 0.0):  # None: the model as it is; 0: the limit
                 if beta == 0.0:

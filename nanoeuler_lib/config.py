@@ -184,7 +184,7 @@ KL_ESTIMATORS = "reward", "k2", "k3"
 class RewardConfig:
     """How a model learns from rewards (`training.rewards`). Raises NanoEulerError on values that make no sense."""
 
-    reward: str = "route"  # name of a verifier, of `rewards.REWARDS`
+    reward: str = "route"  # name of a verifier, of those handed to the run
     group: int = 8  # answers to each prompt, which are compared with one another; divides the answers of a step
     answer_tokens: int = 48  # an answer that has not ended by then is cut, and has reward 0
     updates: int = 1  # steps that each set of answers serves; from the second on the ratio is not 1

@@ -146,48 +146,58 @@ def shards(args):
 
 
 def train(args):
+    return _on_cards(args, "train", lambda group: _train_here(args, group))
+
+
+def _on_cards(args, command, work):
+    """Do this command's work: here alone, or as one of the processes that --cards asks for."""
     from nanoeuler_lib.command import cards
     from nanoeuler_lib.engine.many import tried
 
     if cards.needs_launcher(args.cards):
-        return cards.launch(args.cards, ["train", *args.parser.words])
+        return cards.launch(args.cards, [command, *args.parser.words])
     group = cards.group(args.cards)
-    if group is None:
-        _train_here(args, None)
-    else:
-        tried(group, lambda: _train_here(args, group))
+    return work(None) if group is None else tried(group, lambda: work(group))
 
 
 def _train_here(args, group):
     began = time.perf_counter()
+    _not_negative(args, "profile")
     if args.resume:
-        _resume_training(args, group)
+        if args.base:
+            raise NanoEulerError(
+                "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
+                "expected one of them"
+            )
+        _resume(args, "train", [*SHAPE, "preset", "tokenizer", "precision"], group)
     else:
         _begin_training(args, group)
     if group is None or group.rank == 0:
         _came_out(args.resume or args.run, began, "continue a prompt: nanoeuler generate PROMPT --run")
 
 
-def _resume_training(args, group):
-    """Go on with a run: its settings but for those that may change."""
+def _resume(args, command, fixed, group=None):
+    """Go on with a run of `train`, `sft`, `dpo` or `grpo`. fixed: options whose values the run keeps."""
+    from nanoeuler_lib.command import sources
     from nanoeuler_lib.training import loop
 
-    if args.base:
-        raise NanoEulerError(
-            "--resume goes on with a run on its own text, --from begins a new one with the model of another: "
-            "expected one of them"
-        )
-    _only_resume(args, [*SHAPE, "preset", "tokenizer", "precision"])
-    files, head = _files_of(args.resume, args, {"text": "data", "valid": "valid"}, "train")
-    data, rows = _read_data(files), (TrainConfig.from_dict(head["train"]), head["model"].get("context"))
-    changes = {name: _in_steps(value, *rows) for name, value in _given(args, CHANGEABLE).items()}
-    _not_negative(args, "profile")
-    options = dict(files=files, device=args.device, profile=args.profile, group=group)
-    loop.resume(args.resume, *data, args.quiet, **options, **changes)
+    _only_resume(args, fixed)
+    files, head = _files_of(args.resume, args, command)
+    config, kind = TrainConfig.from_dict(head["train"]), TAUGHT.get(command)
+    if kind:
+        _, *numbers = head["info"][kind]
+        data = getattr(sources, kind)(files[kind], *numbers, config.valid_fraction)[:2]
+    else:
+        data = _read_data(files)
+    context = head["model"].get("context")
+    changes = {name: _in_steps(value, config, context) for name, value in _given(args, CHANGEABLE).items()}
+    options = dict(quiet=args.quiet, files=files, device=args.device, profile=getattr(args, "profile", 0), group=group)
+    loop.resume(args.resume, *data, verifiers=sources.VERIFIERS, **options, **changes)
 
 
 def _begin_training(args, group):
     """Begin a run, with a new model or with that of another run."""
+    from nanoeuler_lib.command import sources
     from nanoeuler_lib.engine.device import choose
     from nanoeuler_lib.text.shards import Shards
     from nanoeuler_lib.training import run_folder
@@ -199,43 +209,36 @@ def _begin_training(args, group):
             raise NanoEulerError(f"--{option} is missing, expected {begun}--data FILE --run FOLDER, or --resume FOLDER")
     run_folder.expect_new(args.run)
     given = {**_numbered("text", args.data), **_numbered("valid", args.valid)}
-    files = {name: _absolute(path) for name, path in given.items()}
+    files = {name: path and os.path.abspath(path) for name, path in given.items()}
     data, valid = _read_data(given)
     model_config, tokenizer, base = _model_to_train(args, data.tokenizer if isinstance(data, Shards) else None)
     batching = TrainConfig(**_given(args, ["batch", "accumulate"]))
     settings = _given(args, TRAINING).items()
     config = TrainConfig(**{n: _in_steps(value, batching, model_config.context) for n, value in settings})
     _check_workers(args)
-    _not_negative(args, "profile")
     device = choose(args.device or ("cpu" if group is None else "auto"), args.precision, model_config, group)
-    options = dict(files=files, device=device, profile=args.profile, base=base)
+    options = dict(
+        quiet=args.quiet, workers=args.workers, files=files, device=device, profile=args.profile, base=base,
+        floor=sources.floor,
+    )  # fmt: skip
     if isinstance(data, Shards):
-        training.pretrain(args.run, data, valid, model_config, config, args.quiet, args.workers, **options)
+        training.pretrain(args.run, data, valid, model_config, config, **options)
     else:
         source = " ".join(map(str, args.data))
-        training.train(
-            args.run, data, model_config, config, tokenizer, source, valid, args.quiet, args.workers, **options,
-        )  # fmt: skip
+        training.train(args.run, data, model_config, config, tokenizer, source, valid, **options)
 
 
 def replay(args):
-    from nanoeuler_lib.command import cards
-    from nanoeuler_lib.engine.many import tried
-
     first, _, last = args.steps.partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise NanoEulerError(f"--steps is {short(args.steps)}, expected two steps, the lower first, as in 40:50")
-    if cards.needs_launcher(args.cards):
-        return cards.launch(args.cards, ["replay", *args.parser.words])
-    group = cards.group(args.cards)
-    work = lambda: _replay_here(args, int(first), int(last), group)
-    return work() if group is None else tried(group, work)
+    return _on_cards(args, "replay", lambda group: _replay_here(args, int(first), int(last), group))
 
 
 def _replay_here(args, first, last, group):
     from nanoeuler_lib.training.replay import replay
 
-    files, _ = _files_of(args.run, args, {"text": "data", "valid": "valid"}, "train")
+    files, _ = _files_of(args.run, args, "train")
     start, rows = replay(args.run, *_read_data(files), first, last, args.device, group)
     good = all(not row["differs"] for row in rows)
     if group is None or group.rank == 0:
@@ -434,93 +437,92 @@ def import_(args):
     _print(args, facts, line)
 
 
+# the command, and under what its runs keep source, number and seed
+TAUGHT = {"sft": "examples", "dpo": "pairs", "grpo": "questions"}
+DPO_LOSS = ["beta", "label_noise", "robust"]
+
+
 def sft(args):
+    _teach(args, "sft", ["last_turn"], _begin_sft)
+
+
+def _begin_sft(args):
+    from nanoeuler_lib.command import sources
     from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training import loop
     from nanoeuler_lib.training import sft as tuning
 
-    began = time.perf_counter()
-    if args.resume:
-        examples_of = lambda *source: tuning.examples_of(*source)[:2]
-        _resume_teaching(args, "sft", ["last_turn"], examples_of, loop.resume)
-        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
-        return
-    config = _to_teach(args, SFT_DEFAULTS, "examples")
-    if args.last_turn and (args.data or tuning.KONIGSBERG) in tuning.SOURCES:
+    if args.last_turn and (args.data or sources.KONIGSBERG) in sources.NAMES:
         raise NanoEulerError(
             "--last-turn is for dialogues of your own, expected --data FILE too: a story stands in the first turn"
         )
-    base, source, info = _taught_from(args, "examples", SFT_DATA_SEED, "konigsberg-small")
-    info |= {} if source[0] in tuning.SOURCES else {"turns": "last" if args.last_turn else "windows"}
-    examples, held_out, template = tuning.examples_of(*source, config.valid_fraction)
-    tuning.fine_tune(
-        args.run, (base.model, base.tokenizer), examples, held_out, config, template, info, args.quiet,
-        args.workers, device=choose(args.device or "cpu", args.precision, base.model.config),
-    )  # fmt: skip
-    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+    config, base, source, info = _to_teach(args, "examples", SFT_DEFAULTS, SFT_DATA_SEED, "konigsberg-small")
+    info |= {} if source[0] in sources.NAMES else {"turns": "last" if args.last_turn else "windows"}
+    device = choose(args.device or "cpu", args.precision, base.model.config)
+    examples, held_out, template = sources.examples(*source, config.valid_fraction)
+    model, options = (base.model, base.tokenizer), dict(quiet=args.quiet, workers=args.workers, device=device)
+    tuning.fine_tune(args.run, model, examples, held_out, config, template, info, **options)
 
 
 def dpo(args):
-    from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training import preferences
+    _on_the_cpu(args, "preferences are learnt")
+    _teach(args, "dpo", DPO_LOSS, _begin_dpo)
 
-    began, losses = time.perf_counter(), ("beta", "label_noise", "robust")
-    if args.device not in (None, "auto", "cpu"):
-        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: preferences are learnt there alone")
-    args.device = "cpu"
-    if args.resume:
-        _resume_teaching(args, "dpo", losses, preferences.pairs_of, preferences.resume)
-        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
-        return
-    choose("cpu", args.precision)  # refuses those of a card
-    config = _to_teach(args, DPO_DEFAULTS, "pairs")
-    base, source, info = _taught_from(args, "pairs", DPO_DATA_SEED, "konigsberg-chat")
-    preferences.prefer(
-        args.run, (base.model, base.tokenizer), *preferences.pairs_of(*source, config.valid_fraction), config,
-        **_given(args, losses), template=base.info.get("template", "plain"), info=info, quiet=args.quiet,
-        workers=args.workers,
-    )  # fmt: skip
-    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+
+def _begin_dpo(args):
+    from nanoeuler_lib.command import sources
+    from nanoeuler_lib.training import train as training
+
+    config, base, source, info = _to_teach(args, "pairs", DPO_DEFAULTS, DPO_DATA_SEED, "konigsberg-chat")
+    pairs = sources.pairs(*source, config.valid_fraction)
+    options = _given(args, DPO_LOSS) | dict(template=base.info.get("template", "plain"), info=info)
+    options |= dict(quiet=args.quiet, workers=args.workers)
+    training.prefer(args.run, (base.model, base.tokenizer), *pairs, config, **options)
 
 
 def grpo(args):
-    from nanoeuler_lib.engine.device import choose
-    from nanoeuler_lib.training import rewards
+    _on_the_cpu(args, "answers are drawn")
+    _teach(args, "grpo", [*REWARDS], _begin_grpo)
 
-    began, learning, args.data = time.perf_counter(), [*REWARDS], None
-    if args.device not in (None, "auto", "cpu"):
-        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: answers are drawn there alone")
-    args.device = "cpu"
+
+def _begin_grpo(args):
+    from nanoeuler_lib.command import sources
+    from nanoeuler_lib.training import train as training
+
+    learning, args.data = RewardConfig(**_given(args, REWARDS)), sources.ROUTES
+    config, base, source, info = _to_teach(args, "questions", GRPO_DEFAULTS, GRPO_DATA_SEED)
+    model, problems = (base.model, base.tokenizer), sources.questions(*source)
+    options = dict(quiet=args.quiet, workers=args.workers, verifiers=sources.VERIFIERS)
+    training.reinforce(args.run, model, *problems, learning, config, info, **options)
+
+
+def _teach(args, command, fixed, begin):
+    """Begin a run of `sft`, `dpo` or `grpo`, or go on with one. fixed: its options that a run keeps."""
+    began = time.perf_counter()
     if args.resume:
-        problems_of = lambda source, *numbers: rewards.problems_of(*numbers[:2])
-        _resume_teaching(args, "grpo", learning, problems_of, rewards.resume)
-        _came_out(args.resume, began, "talk with it: nanoeuler chat --run")
-        return
-    choose("cpu", args.precision)  # refuses those of a card
-    config, learning = _to_teach(args, GRPO_DEFAULTS, "questions"), RewardConfig(**_given(args, REWARDS))
-    if args.base is None:
-        raise NanoEulerError(
-            "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes --run RUN"
-        )
-    args.data = rewards.ROUTES
-    base, (_, *numbers), info = _taught_from(args, "questions", GRPO_DATA_SEED, None)
-    problems = rewards.problems_of(*numbers)
-    rewards.reinforce(
-        args.run, (base.model, base.tokenizer), *problems, learning, config, info, args.quiet, args.workers
-    )
-    _came_out(args.run, began, "talk with it: nanoeuler chat --run")
+        _resume(args, command, [TAUGHT[command], "data_seed", "base", "precision", *fixed])
+    else:
+        begin(args)
+    _came_out(args.resume or args.run, began, "talk with it: nanoeuler chat --run")
 
 
-TAUGHT = {
-    "sft": "examples",
-    "dpo": "pairs",
-    "grpo": "questions",
-}  # the command, and under what its runs keep source, number and seed
+def _on_the_cpu(args, why):
+    """Refuse --device and --precision of a GPU."""
+    from nanoeuler_lib.engine.device import choose
+
+    if args.device not in (None, "auto", "cpu"):
+        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: {why} there alone")
+    args.device = "cpu"
+    if not args.resume:
+        choose("cpu", args.precision)  # refuses the precisions of a GPU
 
 
-def _to_teach(args, defaults, what):
-    """The settings of a new run of `sft`, `dpo` or `grpo`. what: the option that says how many of its data to take."""
-    from nanoeuler_lib.training import run_folder
+def _to_teach(args, what, defaults, data_seed, base=None):
+    """The settings, the model to begin with, the source of what to learn, and what a new run keeps.
+
+    what: the option that says how many of its data to take; base: a model of the package, if there is a default one.
+    """
+    from nanoeuler_lib.command import sources
+    from nanoeuler_lib.training import checkpoint, run_folder
 
     if args.run is None:
         raise NanoEulerError("--run is missing, expected --run FOLDER, or --resume FOLDER")
@@ -530,78 +532,29 @@ def _to_teach(args, defaults, what):
     for name in (what, "data_seed"):
         if (value := getattr(args, name)) is not None and not 0 <= value < 2**53:
             raise NanoEulerError(f"--{name.replace('_', '-')} is {value}, expected 0 to 2^53 - 1")
-    return config
+    if not (args.base or base):
+        raise NanoEulerError(
+            "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes --run RUN"
+        )
+    name, seed = args.data or sources.KONIGSBERG, data_seed if args.data_seed is None else args.data_seed
+    source = name, getattr(args, what) or 0, seed
+    file = name if name in sources.NAMES else os.path.abspath(name)
+    info = {"source": name, what: source, "base": str(args.base or base), "files": {what: file}}
+    return config, checkpoint.load(args.base or checkpoint.PRETRAINED / base), source, info
 
 
-def _taught_from(args, what, data_seed, base):
-    """The model to begin with (by default one of the package), the source of what to learn, and what a run keeps."""
-    from nanoeuler_lib.training import checkpoint, sft
+def _files_of(run, args, command):
+    """The paths of the files that a run of this command learns from, and the head of its latest checkpoint."""
+    from nanoeuler_lib.command import sources
+    from nanoeuler_lib.training import checkpoint, run_data
 
-    source = args.data or sft.KONIGSBERG, getattr(args, what) or 0
-    source += (data_seed if args.data_seed is None else args.data_seed,)
-    file = source[0] if source[0] in sft.SOURCES else _absolute(source[0])
-    info = {"source": source[0], what: source, "base": str(args.base or base), "files": {what: file}}
-    return checkpoint.load(args.base or checkpoint.PRETRAINED / base), source, info
-
-
-def _resume_teaching(args, command, fixed, data_of, resume):
-    """Go on with a run of `sft`, `dpo` or `grpo`. fixed: its options that a run keeps; data_of: parts of a source."""
-    what = TAUGHT[command]
-    _only_resume(args, [what, "data_seed", "base", "precision", *fixed])
-    files, head = _files_of(args.resume, args, {what: "data"}, command)
-    _, *numbers = head["info"][what]
-    data = data_of(files[what], *numbers, TrainConfig.from_dict(head["train"]).valid_fraction)
-    resume(args.resume, *data, quiet=args.quiet, files=files, device=args.device, **_given(args, CHANGEABLE))
-
-
-def _files_of(run, args, options, command):
-    """The paths of the files that a run learns from, and the head of its latest checkpoint.
-
-    options: the run's name for a file -> the option that gives its new path; without one the old path holds.
-    """
-    from nanoeuler_lib.training import checkpoint
-    from nanoeuler_lib.training.sft import SOURCES
-
-    head = checkpoint.read_head(run)
+    head, kind = checkpoint.read_head(run), TAUGHT.get(command)
     info = head["info"]
-    begun_by = next((name for name, what in TAUGHT.items() if what in info), "train")
-    if head["train"] is None or begun_by != command:
+    if head["train"] is None or run_data.kind_of(info) != kind or (kind and kind not in info):
         raise NanoEulerError(f"{run}: was not begun by nanoeuler {command}, expected one of its runs")
-    before = {"text": info.get("source")} | info.get("files", {})
-    before = {what: info[what][0] for what in TAUGHT.values() if what in info} | before
-    given = {name: getattr(args, option) for name, option in options.items()}
-    several = list(options.items()) if command == "train" else ()  # an option may name several files
-    for name, option in several:
-        names = [name, *(other for other in before if other.startswith(f"{name}_"))]
-        options = options | dict.fromkeys(names, option)
-        if paths := given[name]:
-            if len(paths) != len(names):
-                raise NanoEulerError(f"--{option} names {len(paths)}, expected {len(names)}, as the run began")
-            given |= dict(zip(names, paths, strict=True))
-    files = {}
-    for name, option in options.items():
-        files[name], now = before.get(name), given.get(name)
-        built_in = {(what, source) for what in TAUGHT.values() for source in SOURCES}
-        needed = (name, files[name]) not in {("valid", None), *built_in}
-        if now is not None:
-            files[name] = now if (name, now) in built_in else _absolute(now)
-        elif needed and not (files[name] and _is_there(files[name])):
-            raise NanoEulerError(
-                f"{files[name] or 'no name'}: no such file; it is the {name} that the run began with. If it moved, say "
-                f"where it is now: --{option} FILE"
-            )
-    return files, head
-
-
-def _is_there(name):
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
-
-
-def _absolute(path):
-    return None if path is None else os.path.abspath(path)
+    data = getattr(args, "data", None)
+    given = {"data": [data] if kind and data else data, "valid": getattr(args, "valid", None)}
+    return run_data.files_of(info, given, sources.NAMES), head
 
 
 def _came_out(run, began, what):
@@ -636,13 +589,13 @@ def _came_out(run, began, what):
 
 def chat(args):
     from nanoeuler_lib.command.ask import Loop
+    from nanoeuler_lib.command.sources import NAMES
     from nanoeuler_lib.speaking.chat import Chat
-    from nanoeuler_lib.training.sft import SOURCES
 
     options = _sampling(args)
     checkpoint = _checkpoint(args, "konigsberg-chat")
     template = checkpoint.info.get("template", "plain")
-    stories = checkpoint.info.get("source") in SOURCES
+    stories = checkpoint.info.get("source") in NAMES
     conversation = Chat(checkpoint.model, checkpoint.tokenizer, template)
     loop = Loop(conversation, _say, args.tokens, stories=stories, **options)
     interactive = sys.stdin.isatty()

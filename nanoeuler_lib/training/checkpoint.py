@@ -343,7 +343,7 @@ def _are_files(value):
 
 
 def _are_examples(value):
-    """Whether a value is source, number and seed of fine-tuning examples (`sft.examples_of`)."""
+    """Whether a value is source, number and seed of what a run learns from."""
     return _types(value) == [str, int, int] and all(0 <= part < 2**53 for part in value[1:])
 
 

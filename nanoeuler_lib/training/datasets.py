@@ -27,25 +27,8 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.examples import Example, encode, encode_all, replies, row_length, rows
 from nanoeuler_lib.text.shards import Part, Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.text.turns import TEMPLATES
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.watch import document_warnings, percent, text_warnings
-
-
-def dataset_of(part, valid, state: Checkpoint) -> "TextDataset | ShardDataset | SFTDataset":
-    """What a run learns from and is measured on: texts, shards (`valid` a list of them, or None) or examples.
-
-    state: of the run, which has the model, the settings and the tokenizer. Raises what the datasets raise, and
-    NanoEulerError for examples in a run that was not begun with examples.
-    """
-    if isinstance(part, str) or (isinstance(part, Sequence) and part and isinstance(part[0], str)):
-        return TextDataset(*split_text(part, valid, state.train, state.info.get("split")), state)
-    if isinstance(part, Shards):
-        return ShardDataset(part, valid, state)
-    if state.info.get("template") not in TEMPLATES:
-        raise NanoEulerError(f"{state.path}: was not begun by fine-tuning, expected a run of nanoeuler sft")
-    return SFTDataset(part, valid, state)
-
 
 # The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
 # all texts together, from a document's beginning on, however much that is.
@@ -88,10 +71,17 @@ class Dataset:
     together = 1  # rows that stand or fall together: 2 for pairs
     figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
+    prompt: str | None = None  # of the held-out examples, the one that samples reply to
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
         """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """A text for the reader of the log: the model's own, or its reply to the prompt, which has its template on."""
+        if self.prompt is None:
+            return generate(model, self.tokenizer, "", 100, seed=seed)
+        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
 
 
 class TextDataset(Dataset):
@@ -154,10 +144,6 @@ class TextDataset(Dataset):
         if not len(self.valid.ids):
             return {}
         return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 REACHED = 0.95  # of a text; if rows reach less, that is told
@@ -309,10 +295,6 @@ class ShardDataset(Dataset):
             size, count = size + int(lengths[scored].sum()), count + len(scored)
             nats += nats_of(model, [(inputs, targets)])
         return nats / math.log(2), size, count
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 def _split_shards(shards, fraction, rule):
@@ -473,7 +455,3 @@ class SFTDataset(Dataset):
             parts.append((inputs, targets[..., 0]))
         scored = np.concatenate([e.ids[e.counted] for e in self.valid])
         return nats_of(model, parts) / np.log(2) / max(1, int(self.tokenizer.token_lengths[scored].sum()))
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """The reply to the first held-out prompt, which has its template on already."""
-        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))

@@ -12,7 +12,6 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -22,40 +21,45 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import __version__
+from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import many
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import from_json, one_line, to_json, write_text
-from nanoeuler_lib.machine import memory, one_blas_thread
+from nanoeuler_lib.machine import cores, memory, one_blas_thread
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.model.optim import learning_rate
-from nanoeuler_lib.text.examples import Example
-from nanoeuler_lib.text.shards import Shards
+from nanoeuler_lib.model.optim import learning_rate, optimizer_of
+from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, run_folder
-from nanoeuler_lib.training.datasets import Dataset, dataset_of
+from nanoeuler_lib.training.datasets import Dataset
 from nanoeuler_lib.training.journal import Follower, Journal
+from nanoeuler_lib.training.run_data import dataset_of, kind_of
 from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
+from nanoeuler_lib.training.run_options import DEFAULTS, RunOptions
 from nanoeuler_lib.training.watch import vitals
 
 WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
 HASH_EVERY = 10  # steps between hashes of the weights on many cards
+# the settings of a run that may change when it is resumed
+CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
 
 
-def start_run(
-    run: Path,
-    state: checkpoint.Checkpoint,
-    dataset: Dataset,
-    quiet: bool = False,
-    on_entry: Callable[[dict], None] | None = None,
-    profile: int = 0,
-    group: many.Group | None = None,
-) -> GPT:
-    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new.
+def first_checkpoint(
+    run: str | Path, model: GPT, tokenizer: Tokenizer, config: TrainConfig, info: dict, options: RunOptions
+) -> checkpoint.Checkpoint:
+    """The checkpoint of step 0 of a run: this model, an optimiser at rest, and what the header says (info)."""
+    device = options.device or CPU
+    expect_launches(options.profile, device)
+    info = {"workers": options.workers or cores()} | info | ({"files": options.files} if options.files else {})
+    optimizer = optimizer_of(model.config, config)
+    return checkpoint.Checkpoint(Path(run), model, tokenizer, 0, config, optimizer, info | device.info)
 
-    group: the processes that train together; rank 0 writes.
-    """
+
+def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, options: RunOptions = DEFAULTS) -> GPT:
+    """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
+    run, group = Path(run), options.device.group if options.device else None
     _expect_room_for_tokens(state)
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
     if group is not None:
@@ -66,16 +70,22 @@ def start_run(
     except OSError as error:
         raise NanoEulerError(f"{run}: cannot be made ({error.strerror}), expected a folder to write to") from None
     with _held(run, group) as still_there, _memory_told():
-        place = chosen_before(state.info, None, state.model.config, group)
-        place.expect_room(state.model.config, state.train)
+        device = chosen_before(state.info, None, state.model.config, group)
+        device.expect_room(state.model.config, state.train)
         if _leads(group):
             expect_new(run)
             dataset.prepare(run, state)
             write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
             run_folder.save(run, state, 0)
-        _move(state, place)
-        journal = Journal if _leads(group) else Follower
-        return _train(journal(run, state, dataset, quiet, on_entry, still_there), profile=profile)
+        return _train(_journal(run, state, dataset, options, still_there, device, group), profile=options.profile)
+
+
+def _journal(run, state, dataset, options, still_there, device, group):
+    """Move the model and the optimiser's state to the device; return what logs the steps there."""
+    state.model = device.place(state.model)
+    state.optimizer = device.optimizer(state.optimizer, state.model.config)
+    journal = Journal if _leads(group) else Follower
+    return journal(run, state, dataset, options.quiet, options.on_entry, still_there)
 
 
 def _leads(group):
@@ -92,69 +102,48 @@ def _held(run, group):
         yield still_there
 
 
-def resume(
-    run: str | Path,
-    part: str | Sequence[str] | Shards | Iterable[Example] | Callable[[checkpoint.Checkpoint], Dataset],
-    valid: str | Sequence[Shards] | Iterable[Example] | None = None,
-    quiet: bool = False,
-    on_entry: Callable[[dict], None] | None = None,
-    files: dict[str, str] | None = None,
-    steps: int | None = None,
-    device: str | None = None,
-    profile: int = 0,
-    rate: float | None = None,
-    group: many.Group | None = None,
-    valid_every: int | None = None,
-    sample_every: int | None = None,
-    save_every: int | None = None,
-    keep_every: int | None = None,
-) -> GPT:
-    """Go on with a run from its latest checkpoint; ends with the same weights as a run that never stopped.
+def resume(run: str | Path, part, valid=None, **named) -> GPT:
+    """Go on with a run of any kind from its latest checkpoint; ends with the same weights as a run that never stopped.
 
-    part, valid: what it learns from and is measured on, as given to `train.train` (texts), `train.pretrain` (shards) or
-    `sft.fine_tune` (examples), or instead of both a function of the checkpoint that makes the dataset; files: where
-    they were read from this time. steps: how many steps the run shall have in all, more or fewer than it was begun
-    with. From here on the rate then follows the schedule of a run of so many steps: behind the end of a run it rises
-    again, as far as that schedule has it at this step. device: the name of one, by default that of the run; on another
-    its numbers round otherwise. profile: as for `train.train`. rate: the peak of the learning rate from here on. group:
-    the processes that train together, as many as may be. valid_every, sample_every, save_every, keep_every: those of
-    `TrainConfig` from here on. The log says which settings have changed. Raises NanoEulerError when the data are not
-    those of the run, and when another process is training into the folder.
+    part, valid: what the run learns from and is measured on, as given to the function that began it. named: new values
+    of the settings in `CHANGEABLE`, and options of `RunOptions`. With other `steps`, more or fewer, the learning rate
+    follows the schedule of a run of so many steps from here on, so it rises again after the end of a run; `rate` is its
+    new peak. The log says which settings have changed. On another device the numbers round differently. Raises
+    NanoEulerError when the data are not those of the run, and when another process is training into the folder.
     """
-    run = Path(run)
+    changes, run = {name: named.pop(name, None) for name in CHANGEABLE}, Path(run)
+    options = RunOptions(**named)
+    if kept := [name for name in ("workers", "base", "floor") if getattr(options, name) is not None]:
+        raise TypeError(f"resume() got {kept[0]}, which a run keeps from its beginning")
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
-    with _held(run, group) as still_there, _memory_told():
+    with _held(run, options.group) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
-        group = group_of(run, state, group)
-        before = state.train
-        changes = dict(
-            steps=steps, rate=rate, valid_every=valid_every, sample_every=sample_every, save_every=save_every,
-            keep_every=keep_every,
-        )  # fmt: skip
+        group, before = group_of(run, state, options.group), state.train
         _change(run, state, changes)
-        dataset = part(state) if callable(part) else dataset_of(part, valid, state)
+        dataset = dataset_of(part, valid, state, options.verifiers)
         expect_the_same(run, state, dataset)
-        place = chosen_before(state.info, device, state.model.config, group)
-        place.expect_room(state.model.config, state.train)
-        expect_launches(profile, place)
-        state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | place.info
-        state.info |= {"files": files} if files else {}
+        device = chosen_before(state.info, options.device, state.model.config, group)
+        device.expect_room(state.model.config, state.train)
+        expect_launches(options.profile, device)
+        state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | device.info
+        state.info |= {"files": options.files} if options.files else {}
         dataset.prepare(run, state)
         if group is not None:
             group.meet()  # all have read the checkpoint
-        trouble = None
-        if leads := _leads(group):
-            # a kill may have come between writing the last checkpoint and that
-            run_folder.prune(run, before.keep_every)
-            trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
-            if state.train != before:
-                run_folder.save(run, state, state.step)
-        changed = _changed(run, before, state.train, changes)
-        _move(state, place)
-        warnings = [trouble] if trouble else []
-        journal = Journal if leads else Follower
-        return _train(journal(run, state, dataset, quiet, on_entry, still_there), warnings, changed, profile)
+        warnings = _mend_folder(run, state, before) if _leads(group) else []
+        changed = _changed(run, before, state.train)
+        journal = _journal(run, state, dataset, options, still_there, device, group)
+        return _train(journal, warnings, changed, options.profile)
+
+
+def _mend_folder(run, state, before):
+    """Finish what a kill may have cut off after the last checkpoint, and save new settings. Returns warnings."""
+    run_folder.prune(run, before.keep_every)
+    trouble = trim_log(run / "log.jsonl", state.step or -1, *state.info.get("due", [])[:1])
+    if state.train != before:
+        run_folder.save(run, state, state.step)
+    return [trouble] if trouble else []
 
 
 def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) -> many.Group | None:
@@ -188,7 +177,7 @@ def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: Dataset) -
     )
     for what, name, now, where in pairs:
         if now != (then := state.info.get(name)):
-            if {"examples", "pairs", "questions"} & state.info.keys():
+            if kind_of(state.info):
                 where = "--data FILE names"
             raise NanoEulerError(
                 f"{run}: {what} has fingerprint {now}, expected {then}: not the {what} the run began with, which "
@@ -196,12 +185,6 @@ def expect_the_same(run: Path, state: checkpoint.Checkpoint, dataset: Dataset) -
             )
     if type(workers := state.info.get("workers")) is not int or not 1 <= workers <= 4096:
         raise NanoEulerError(f"{state.path}: workers is {short(workers)}, expected 1 to 4096: edited")
-
-
-def _move(state, device):
-    """Put the model and the optimiser's state where they are to run."""
-    state.model = device.place(state.model)
-    state.optimizer = device.optimizer(state.optimizer, state.model.config)
 
 
 def _change(run, state, settings):
@@ -212,14 +195,15 @@ def _change(run, state, settings):
     state.train = state.optimizer.config = replace(state.train, **new)
 
 
-def _changed(run, before, now, settings):
-    """Which of these settings are new, in words.
+def _changed(run, before, now):
+    """Which settings are new, in words.
 
-    That is told from run.json, which is written anew once the log has it: a kill in between loses no line.
+    The old ones are read from run.json, which is written again only after the log names the change, so a kill in
+    between loses no line.
     """
-    told = _described(run / "run.json").get("train")
-    told, now = before.to_dict() | (told if isinstance(told, dict) else {}), now.to_dict()
-    return [f"{name} {told[name]} -> {now[name]}" for name in settings if told[name] != now[name]]
+    old = _described(run / "run.json").get("train")
+    old, now = before.to_dict() | (old if isinstance(old, dict) else {}), now.to_dict()
+    return [f"{name} {old[name]} -> {now[name]}" for name in CHANGEABLE if old[name] != now[name]]
 
 
 def _expect_room_for_tokens(state):

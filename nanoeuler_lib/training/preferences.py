@@ -6,27 +6,18 @@ once and kept in the run's folder. Everything else, steps, log, checkpoints and 
 Chapter 21; Rafailov et al. 2023, equation 7.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
-from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, Weigh
-from nanoeuler_lib.model.optim import optimizer_of
-from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.text.examples import Encoded, Pair, count_last, encode, read_pairs, row_length, rows
-from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.text.turns import markers
-from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, parted
 from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
-from nanoeuler_lib.world.conversations import konigsberg_pairs
 
 # ---- The loss of a pair
 
@@ -76,47 +67,7 @@ def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust
     return weigh
 
 
-# ---- From a model that answers to one that prefers
-
-
-def prefer(
-    run: str | Path,
-    base: tuple[GPT, Tokenizer],
-    pairs: Iterable[Pair],
-    held_out: Iterable[Pair],
-    config: TrainConfig,
-    beta: float = 0.1,
-    label_noise: float = 0.0,
-    robust: bool = False,
-    template: str = "plain",
-    info: dict | None = None,
-    quiet: bool = False,
-    workers: int | None = None,
-    on_entry: Callable[[dict], None] | None = None,
-) -> GPT:
-    """Train a model on pairs and leave a run folder; the model given is the reference and is not changed.
-
-    config: a batch is so many pairs; beta, label_noise, robust: of `dpo_loss`; template: what prompts were made with;
-    info: what else to store; the rest as for `train.train`. Raises NanoEulerError when the folder holds a run, when
-    the model was not taught to answer, and when no pair fits the context.
-    """
-    if not (isinstance(beta, float | int) and 0 < beta < 1e6):
-        raise NanoEulerError(f"beta is {short(beta)}, expected a number above 0")
-    if not (isinstance(label_noise, float | int) and 0 <= label_noise < 0.5):
-        raise NanoEulerError(f"label noise is {short(label_noise)}, expected a share from 0 to below 0.5")
-    if robust and not label_noise:
-        raise NanoEulerError("robust is on and label noise is 0, expected the share of wrong labels too")
-    (model, tokenizer), run = base, Path(run)
-    markers(tokenizer)
-    settings = {"beta": beta, "label_noise": label_noise, "robust": robust, "template": template}
-    info = {"source": "pairs", "workers": workers or cores()} | settings | (info or {})
-    state = Checkpoint(run, model.copied(), tokenizer, 0, config, optimizer_of(model.config, config), info)
-    return loop.start_run(run, state, PairsDataset(pairs, held_out, state), quiet, on_entry)
-
-
-def resume(run: str | Path, pairs: Iterable[Pair], held_out: Iterable[Pair], *rest, **options) -> GPT:
-    """Go on with a run of `prefer`; the rest as for `loop.resume`."""
-    return loop.resume(run, partial(PairsDataset, pairs, held_out), None, *rest, **options)
+# ---- Pairs
 
 
 class PairsDataset(Dataset):
@@ -223,10 +174,6 @@ class PairsDataset(Dataset):
         self.done = steps
         return float(self.drawn.mean()) * self.reach
 
-    def sample(self, model: GPT, seed: int) -> str:
-        """The reply to the first held-out prompt, which has its template on already."""
-        return "".join(Chat(model, self.tokenizer).reply(self.prompt, 60, seed, temperature=0.0))
-
 
 def pair_rows(pairs: Sequence[Sequence[Encoded]], context: int, predict: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs [2n, T] and targets [2n, T, K] of n pairs: row 2i the chosen reply of pair i, row 2i + 1 the rejected."""
@@ -246,21 +193,12 @@ def log_probabilities(model: GPT, pairs: Sequence[Sequence[Encoded]]) -> np.ndar
     return found
 
 
-# ---- Where pairs come from
-
-KONIGSBERG = "konigsberg"  # the name of the pairs that need no file
-STORIES, HELD_OUT = 2000, 200
-
-
 def pairs_of(
-    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+    file: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to train on and pairs held out; the same for the same arguments.
+    """Pairs of a file to train on and pairs held out.
 
-    source: "konigsberg" for a true and a wrong reason to each of `count` stories of this seed (0: 2,000), with stories
-    of the next seed held out; or a file (`read_pairs`) of which the first `count` pairs are taken (0: all), shuffled,
-    and a share held out.
+    The first `count` pairs (0: all) of the file (`read_pairs`) are shuffled, and a share is held out; the same
+    arguments give the same pairs.
     """
-    if source == KONIGSBERG:
-        return konigsberg_pairs(count or STORIES, seed), konigsberg_pairs(HELD_OUT, seed + 1)
-    return parted(read_pairs(source)[: count or None], source, seed, valid_fraction)
+    return parted(read_pairs(file)[: count or None], file, seed, valid_fraction)

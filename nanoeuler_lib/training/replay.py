@@ -9,8 +9,8 @@ from nanoeuler_lib.engine.device import chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.training.datasets import dataset_of
 from nanoeuler_lib.training.loop import expect_the_same, group_of
+from nanoeuler_lib.training.run_data import dataset_of
 from nanoeuler_lib.training.run_folder import read_log
 
 

@@ -5,39 +5,36 @@ what weight each of their tokens has in the loss. Steps, log, checkpoints and re
 answers are drawn with numbers seeded by (seed, step), so a run that goes on needs no random state. Chapter 22.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
+from nanoeuler_lib.config import ModelConfig, RewardConfig
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, Weigh
 from nanoeuler_lib.model.batch_decoder import Sampled, sample_rows
-from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.text.examples import Encoded, row_length, rows
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.text.turns import encode_turn, markers
-from nanoeuler_lib.training import loop
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import Dataset, fingerprint
 from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
 from nanoeuler_lib.training.watch import EQUAL_REWARDS
-from nanoeuler_lib.world import tasks
-from nanoeuler_lib.world.tasks import RouteProblem
+from nanoeuler_lib.world.tasks import route_sets as problems_of  # noqa: F401  for a notebook; moves with the town
 
-Verifier = Callable[[RouteProblem, str], float]
-REWARDS: dict[str, Verifier] = {
-    "route": tasks.route_reward,
-    "hackable": tasks.route_reward_hackable,
-    "brief": tasks.route_reward_brief,
-}
+
+class Problem(Protocol):
+    """A question whose answer a verifier can grade."""
+
+    prompt: str
+
+
+Verifier = Callable[[Problem, str], float]
 
 # ---- From rewards to the weight of a token
 
@@ -181,18 +178,27 @@ class RewardDataset(Dataset):
     """Questions to answer for a reward, and questions that are held out: has the members of `datasets.TextDataset`.
 
     A step's answers are drawn from the model as it is then, `state.model`; `config.updates` steps share them, so a run
-    is saved behind such steps alone (`span`). Raises NanoEulerError where answers do not divide into groups, steps not
-    into updates, or a question and its answer do not fit the context.
+    is saved behind such steps alone (`span`). verifiers: of `RunOptions`; the name of the one that pays is in the run's
+    header. Raises NanoEulerError where that name is unknown, answers do not divide into groups, steps not into updates,
+    or a question and its answer do not fit the context.
     """
 
     sampled, unit, measure, figures = False, "questions", "valid_missed", FIGURES
 
-    def __init__(self, problems: Sequence[RouteProblem], held_out: Sequence[RouteProblem], state: Checkpoint):
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        held_out: Sequence[Problem],
+        state: Checkpoint,
+        verifiers: Mapping[str, Verifier],
+    ):
         self.state, self.train, self.tokenizer = state, state.train, state.tokenizer
         self.config = c = RewardConfig.from_dict(state.info["rewards"])
-        if c.reward not in REWARDS:
-            raise NanoEulerError(f"reward is {short(c.reward)}, expected one of {', '.join(REWARDS)}")
-        self.verify, self.end, self.span = REWARDS[c.reward], markers(self.tokenizer)[0], c.updates
+        if c.reward not in verifiers:
+            names = ", ".join(verifiers) or "the names in verifiers, which is empty"
+            raise NanoEulerError(f"reward is {short(c.reward)}, expected one of {names}")
+        self.verify, self.truth = verifiers[c.reward], next(iter(verifiers.values()))
+        self.end, self.span = markers(self.tokenizer)[0], c.updates
         self.problems, self.held_out = list(problems), list(held_out)
         self.questions, self.asked = (
             [[self.end, *encode_turn(self.tokenizer, p.prompt)] for p in part]
@@ -282,8 +288,8 @@ class RewardDataset(Dataset):
         """
         drawn = self.draw(model, self.asked, 1, [self.train.seed, 0, 2])
         pairs = [(p, said(self.tokenizer, s)) for p, s in zip(self.held_out, drawn, strict=True)]
-        paid, true = (np.mean([f(*pair) for pair in pairs]) for f in (self.verify, tasks.route_reward))
-        sets = {} if self.verify is tasks.route_reward else {"valid_sets": {"truth missed": float(1 - true)}}
+        paid, true = (np.mean([f(*pair) for pair in pairs]) for f in (self.verify, self.truth))
+        sets = {} if self.verify is self.truth else {"valid_sets": {"truth missed": float(1 - true)}}
         return {self.measure: float(1 - paid)} | sets
 
     def seen(self, steps: int) -> float:
@@ -297,59 +303,3 @@ class RewardDataset(Dataset):
         """The likeliest answer to the first question that is held out, behind the question."""
         prompt = self.held_out[0].prompt
         return prompt + "".join(Chat(model, self.tokenizer).reply(prompt, 60, seed, temperature=0.0))
-
-
-def reinforce(
-    run: str | Path,
-    base: tuple[GPT, Tokenizer],
-    problems: Sequence[RouteProblem],
-    held_out: Sequence[RouteProblem],
-    rewards: RewardConfig,
-    config: TrainConfig,
-    info: dict | None = None,
-    quiet: bool = False,
-    workers: int | None = None,
-    on_entry: Callable[[dict], None] | None = None,
-) -> GPT:
-    """Have a model that answers learn from rewards, and leave a run folder; the model given is not changed.
-
-    base: a model that was taught to answer (`sft.fine_tune`), from which `rewards.kl` keeps it near; config: of its
-    `batch` times `accumulate` answers a step; the rest as for `train.train`, on the CPU. Raises NanoEulerError when the
-    folder holds a run, when the model was not taught to answer, and as `RewardDataset` does.
-    """
-    info = {"source": "questions", "workers": workers or cores(), "template": "plain"} | (info or {})
-    model, info["rewards"] = base[0].copied(), rewards.to_dict()
-    state = Checkpoint(Path(run), model, base[1], 0, config, optimizer_of(model.config, config), info)
-    return loop.start_run(Path(run), state, RewardDataset(problems, held_out, state), quiet, on_entry)
-
-
-def resume(
-    run: str | Path, problems: Sequence[RouteProblem], held_out: Sequence[RouteProblem], *rest, **options
-) -> GPT:
-    """Go on with a run of `reinforce`; the rest as for `loop.resume`."""
-    return loop.resume(run, partial(RewardDataset, problems, held_out), None, *rest, **options)
-
-
-# ---- Where questions come from
-
-ROUTES = "konigsberg-routes"  # the name of the questions that need no file
-DRAWS = 10_000  # of problems, from which those are taken that were not asked too often
-TIMES = 3  # that one question is asked at most, by different people
-
-
-def problems_of(count: int = 0, seed: int = 0) -> tuple[list[RouteProblem], list[RouteProblem]]:
-    """Routes to find: `count` (0: 2,000) to learn from, and those held out, each question once.
-
-    Drawn without end, one in five would be one of the twelve questions of a day on which no bridge is closed; so a
-    question is asked three times at most, and where `count` asks for more than there are, fewer are given.
-    """
-    parts = []
-    for held_out, times in ((False, TIMES), (True, 1)):
-        asked, part = Counter(), []
-        for problem in islice(tasks.route_problems(seed + held_out, held_out), DRAWS if not held_out else DRAWS // 5):
-            question = tasks.question_of(problem)
-            if asked[question] < times:
-                asked[question] += 1
-                part.append(problem)
-        parts.append(part)
-    return parts[0][: count or 2000], parts[1]

@@ -4,25 +4,21 @@
 resume, is that of pretraining (`loop`). Chapter 20.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.engine.device import CPU, Device
+from nanoeuler_lib.engine.device import CPU
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT, init
-from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.text.examples import Encoded, Example, count_last, encode, read_examples, row_length, rows
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
-from nanoeuler_lib.training import rewards
-from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import SFTDataset, parted
-from nanoeuler_lib.training.loop import start_run
-from nanoeuler_lib.world.conversations import konigsberg_examples, route_examples
+from nanoeuler_lib.training.loop import first_checkpoint, start_run
+from nanoeuler_lib.training.run_options import RunOptions
 
 # ---- From a base model to one that answers
 
@@ -60,26 +56,23 @@ def fine_tune(
     config: TrainConfig,
     template: str = "plain",
     info: dict | None = None,
-    quiet: bool = False,
-    workers: int | None = None,
-    on_entry: Callable[[dict], None] | None = None,
-    device: Device = CPU,
+    *options,
+    **named,
 ) -> GPT:
     """Fine-tune a base model on examples and leave a run folder; the model given is not changed.
 
     template: what the examples' prompts are made with, stored so that a chat uses the same; info: what else to store;
-    the rest as for `train.train`. Raises NanoEulerError when the folder holds a run or no example fits the context.
+    options: of `RunOptions`. Raises NanoEulerError when the folder holds a run or no example fits the context.
     """
+    options = RunOptions(*options, **named)
     if template not in TEMPLATES:
         raise NanoEulerError(f"template is {short(template)}, expected one of {', '.join(TEMPLATES)}")
-    model, tokenizer = extend(*base, multiple=1 if device == CPU else 8)
+    model, tokenizer = extend(*base, multiple=1 if options.device in (None, CPU) else 8)
     if model is base[0]:  # it had the markers: leave the caller's parameters alone
         model = model.copied()
-    info = {"source": "examples", "workers": workers or cores(), "template": template} | (info or {})
-    info |= device.info
-    run, optimizer = Path(run), optimizer_of(model.config, config)
-    state = Checkpoint(run, model, tokenizer, 0, config, optimizer, info)
-    return start_run(run, state, SFTDataset(examples, held_out, state), quiet, on_entry)
+    info = {"source": "examples", "template": template} | (info or {})
+    state = first_checkpoint(run, model, tokenizer, config, info, options)
+    return start_run(run, state, SFTDataset(examples, held_out, state), options)
 
 
 def exact_match(model: GPT, tokenizer: Tokenizer, examples: Sequence[Example]) -> np.ndarray:
@@ -117,26 +110,13 @@ def greedy_match(model: GPT, examples: Sequence[Encoded], never: Sequence[int] =
 # ---- Where examples come from
 
 
-# the names of those that need no file
-SOURCES = KONIGSBERG, REWORDED, ROUTES = "konigsberg", "konigsberg-reworded", rewards.ROUTES
-STORIES, HELD_OUT = 10_000, 200
-
-
 def examples_of(
-    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+    file: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
 ) -> tuple[list[Example], list[Example], str]:
-    """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
+    """Examples of a file to train on, examples held out, and the template they are in.
 
-    source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
-    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; "konigsberg-routes" for
-    `count` (0: 2,000) questions after a route, each with a right answer (`rewards.problems_of`); or a file
-    (`read_examples`) of which the first `count` examples are taken (0: all), shuffled, and a share held out.
+    The first `count` examples (0: all) of the file (`read_examples`) are shuffled, and a share is held out; the same
+    arguments give the same examples.
     """
-    if source == ROUTES:
-        parts = rewards.problems_of(count, seed)
-        return *(route_examples(part, seed) for part in parts), "plain"
-    if source in SOURCES:
-        parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
-        return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"
-    examples, template = read_examples(source)
-    return *parted(examples[: count or None], source, seed, valid_fraction), template
+    examples, template = read_examples(file)
+    return *parted(examples[: count or None], file, seed, valid_fraction), template

@@ -1,10 +1,10 @@
 """Tasks made from the town: preferences between reasons, routes with a reward."""
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 from random import Random
 from zlib import crc32
 
@@ -100,6 +100,28 @@ def route_problems(seed: int, held_out: bool = False) -> Iterator[RouteProblem]:
         problem = route_problem(random.getrandbits(53))
         if held_out == (crc32(repr(question_of(problem)).encode()) % 5 == 0):
             yield problem
+
+
+DRAWS = 10_000  # problems drawn; those whose question was asked too often are dropped
+TIMES = 3  # how often one question is asked at most, by different people
+
+
+def route_sets(count: int = 0, seed: int = 0) -> tuple[list[RouteProblem], list[RouteProblem]]:
+    """Routes to find: `count` (0: 2,000) to learn from, and those held out, each question once.
+
+    Of problems drawn without end, one in five would be one of the twelve questions of a day on which no bridge is
+    closed. So a question is asked three times at most, and if `count` asks for more than there are, fewer are returned.
+    """
+    parts = []
+    for held_out, times in ((False, TIMES), (True, 1)):
+        asked, part = Counter(), []
+        for problem in islice(route_problems(seed + held_out, held_out), DRAWS if not held_out else DRAWS // 5):
+            question = question_of(problem)
+            if asked[question] < times:
+                asked[question] += 1
+                part.append(problem)
+        parts.append(part)
+    return parts[0][: count or 2000], parts[1]
 
 
 def question_of(problem: RouteProblem) -> tuple[str, str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import corpus, ops, world
-from nanoeuler_lib.command import arguments, ask, cli
+from nanoeuler_lib.command import arguments, ask, cli, sources
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import device
 from nanoeuler_lib.errors import NanoEulerError
@@ -165,7 +165,7 @@ def heard():
             (corpus, "make", lambda *given, follow: heard.make(*given)), (world, "corpus", heard.corpus),
             (world, "floor", heard.floor), (shards, "write", heard.write), (Tokenizer, "load", heard.tokenizer),
             (data, "read_text", heard.read), (train, "train", heard.train), (train, "pretrain", heard.pretrain),
-            (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sft, "examples_of", heard.examples),
+            (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sources, "examples", heard.examples),
             (checkpoint, "load", heard.load), (checkpoint, "read_head", heard.head), (device, "choose", heard.choose),
             (cli, "_came_out", lambda *_: None), (generate, "stream", heard.stream), (ask, "Loop", heard.loop),
             (score, "score", lambda *given, follow: heard.score(*given)), (score, "page", lambda *_: "<p>"),
@@ -463,7 +463,7 @@ def test_output_matters_unless_a_run_was_trained(streams, monkeypatch, line, mus
         with (
             patch.object(cli, "_prepare_streams"), patch.object(cli, "_came_out"), patch.object(data, "read_text"),
             patch.object(train, "train"), patch.object(checkpoint, "load"), patch.object(sft, "fine_tune"),
-            patch.object(sft, "examples_of", return_value=([], [], "plain")),
+            patch.object(sources, "examples", return_value=([], [], "plain")),
             patch.dict(cli.COMMANDS, {"info": lambda args: None}),
         ):  # fmt: skip
             code = cli.main(line.split())

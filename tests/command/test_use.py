@@ -187,7 +187,7 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
 def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):
     """It lies in a file, not in a folder. None of the work that is forbidden here is begun."""
     forbidden = """text.data.read_blocks world.corpus formats.load formats._read training.checkpoint.load
-        training.report.read_log training.sft.examples_of training.preferences.pairs_of training.rewards.problems_of
+        training.report.read_log command.sources.examples command.sources.pairs command.sources.questions
         understanding.answers.make"""
     Tokenizer([]).save("t.json")
     for name in forbidden.split():

@@ -16,7 +16,7 @@ MAY_IMPORT = {  # a wing: those below it, beside itself and the ground
     "corpus": {"text"},
     "engine": {"model", "ops", "cuda"},
     "speaking": {"text", "model"},
-    "training": {"text", "model", "ops", "world", "corpus", "engine", "speaking"},
+    "training": {"text", "model", "ops", "engine", "speaking"},
     "formats": {"model", "text", "training"},
     "plots": set(),
     "shapes": set(),
@@ -25,6 +25,9 @@ MAY_IMPORT = {  # a wing: those below it, beside itself and the ground
     "understanding": {"significance", "training", "text", "model", "ops", "world", "speaking"},
     "school": {"training", "text", "model", "world", "speaking"},
 }
+
+# The town's measure and routes, which notebooks import from here; they move out together with the town.
+LEAVING = {("training/evaluate.py", "world"), ("training/rewards.py", "world")}
 
 
 def imports(file):
@@ -47,7 +50,9 @@ def test_nothing_is_imported_upward():
         seen.add(wing)
         below = MAY_IMPORT.get(wing, set()) | {wing} | (set() if wing == "world" else GROUND)
         for other, at_the_top in imports(file):
-            if wing != "command" and (other not in below or not at_the_top):
+            if wing == "command" or (path.as_posix(), other) in LEAVING:
+                continue
+            if other not in below or not at_the_top:
                 wrong.append(f"{path} imports {other}{'' if at_the_top else ', inside a function'}")
     assert not wrong, "\n".join(wrong)
     assert seen - {"__init__", "command"} == GROUND | MAY_IMPORT.keys()

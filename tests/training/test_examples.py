@@ -10,6 +10,7 @@ import pytest
 from oracles import changed, error_of
 
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text import examples as text_examples
@@ -197,13 +198,14 @@ def test_the_examples_of_a_source(tmp_path):
     assert error_of(sft.examples_of, tmp_path / "a.jsonl", 1) == (
         f"{tmp_path}/a.jsonl: holds 1 example, expected two or more: some are held out"
     )
-    with patch.object(sft, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
-        assert sft.examples_of("konigsberg") == ((10_000, 0), (200, 1), "plain")
-        assert sft.examples_of("konigsberg", 30, 7) == ((30, 7), (200, 8), "plain")
-    with patch.object(sft, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
+    assert sources.examples(tmp_path / "a.jsonl", 5, 3, 0.0) == (learnt, held_out, "alpaca")
+    with patch.object(sources, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
+        assert sources.examples("konigsberg") == ((10_000, 0), (200, 1), "plain")
+        assert sources.examples("konigsberg", 30, 7) == ((30, 7), (200, 8), "plain")
+    with patch.object(sources, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
         for source, reworded in (("konigsberg", False), ("konigsberg-reworded", True)):
             parts = ((30, 7, reworded), (200, 8, reworded))
-            assert sft.examples_of(source, 30, 7) == (*parts, "plain")
+            assert sources.examples(source, 30, 7) == (*parts, "plain")
 
 
 REFUSED = {

@@ -17,6 +17,7 @@ import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text, stopped_at
 
 from nanoeuler_lib import __version__, world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
@@ -148,17 +149,8 @@ def test_workers_take_no_notice_of_overflow():
 
 def test_what_run_json_says(tmp_path):
     files = {"text": "/a", "valid": None}
-    train.train(
-        tmp_path / "run",
-        run_text(),
-        RUN_MODEL,
-        RUN_CONFIG,
-        Tokenizer([(97, 98)]),
-        source="söurce",
-        quiet=True,
-        workers=2,
-        files=files,
-    )
+    given = run_text(), RUN_MODEL, RUN_CONFIG, Tokenizer([(97, 98)]), "söurce"
+    train.train(tmp_path / "run", *given, quiet=True, workers=2, files=files)
     text = (tmp_path / "run" / "run.json").read_text("utf-8")
     head = json.loads(text)
     assert list(head) == ["version", "started", "machine", "model", "train", "data"] and head["version"] == __version__
@@ -173,7 +165,7 @@ def test_what_run_json_says(tmp_path):
     ids = [found.tokenizer.encode(text) for text in (part, valid)]
     assert list(head["data"].items()) == [
         ("train_tokens", len(ids[0])), ("valid_tokens", len(ids[1])), ("reach", 1.0), ("unit", "tokens"),
-        ("source", "söurce"), ("workers", 2), ("floor_bits_per_byte", None), ("files", files), ("split", 2),
+        ("workers", 2), ("source", "söurce"), ("floor_bits_per_byte", None), ("split", 2), ("files", files),
         ("fingerprint", datasets.fingerprint(ids[0])),
         ("valid_fingerprint", datasets.fingerprint(ids[1])),
     ]  # fmt: skip
@@ -201,7 +193,7 @@ def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, pr
 
     config = changed(RUN_CONFIG, steps=5, valid_every=9, sample_every=0)
     with patch.object(loop, "step_of", return_value=Timed) as step_of:
-        loop.start_run(tmp_path / "run", *_found(tmp_path, config), False, None, profile)
+        loop.start_run(tmp_path / "run", *_found(tmp_path, config), loop.RunOptions(profile=profile))
         assert type(step_of.call_args.args[0]) is GPT
     out = capfd.readouterr().out.splitlines()
     assert out[0] == "takes a lot" and out[1].startswith("model: ")
@@ -238,9 +230,9 @@ def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
 
 def test_the_floor_is_that_of_the_held_out_stories():
     text = world.corpus(20_000, 3)
-    assert train._floor(text) == round(world.floor(text), 6) > 0
-    assert train._floor("no story") is None
-    assert train._floor(f"no{data.SEPARATOR}story") is None
+    assert sources.floor(text) == round(world.floor(text), 6) > 0
+    assert sources.floor("no story") is None
+    assert sources.floor(f"no{data.SEPARATOR}story") is None
 
 
 def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from itertools import combinations
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from oracles import contents, error_of
 from test_sft import CONFIG, TOKENIZER
 
 from nanoeuler_lib import ops
-from nanoeuler_lib.command import cli
+from nanoeuler_lib.command import cli, sources
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -22,8 +23,11 @@ from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import numeric_gradient
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import examples
-from nanoeuler_lib.training import checkpoint, datasets, preferences, report, rewards
-from nanoeuler_lib.training.preferences import dpo_loss, pairs_of, prefer, weigher
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import checkpoint, datasets, loop, preferences, report, rewards
+from nanoeuler_lib.training.preferences import dpo_loss, weigher
+from nanoeuler_lib.training.train import prefer
+from nanoeuler_lib.world.tasks import route_sets
 
 ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=7, vocab_size=5, predict=2, ffn=7)
 LOSSES = [(0.0, False), (0.2, False), (0.2, True)]  # label noise, robust
@@ -131,10 +135,8 @@ def test_what_the_losses_mean():
 
 
 def encoded(pairs, held_out=HELD_OUT):
-    info, model = (
-        {"template": "plain", "source": "pairs", "beta": 1.0, "label_noise": 0.0},
-        GPT(MODEL, dtype=np.float64),
-    )
+    info = {"template": "plain", "source": "pairs", "beta": 1.0, "label_noise": 0.0}
+    model = GPT(MODEL, dtype=np.float64)
     state = checkpoint.Checkpoint("", model, TOKENIZER, 0, SETTINGS, None, info)
     return preferences.PairsDataset(pairs, held_out, state), state
 
@@ -204,7 +206,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, step, monkeypat
         patch_.setattr(preferences.PairsDataset, "batch", batch)
         with pytest.raises(oracles.Crash):
             prefer(tmp_path / "parts", *arguments, quiet=True)
-    preferences.resume(tmp_path / "parts", PAIRS, HELD_OUT, quiet=True)
+    loop.resume(tmp_path / "parts", PAIRS, HELD_OUT, quiet=True)
     oracles.assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -212,7 +214,7 @@ def test_what_a_run_refuses(tmp_path):
     prefer(tmp_path / "run", base(), PAIRS, HELD_OUT, SETTINGS, quiet=True)
     file = tmp_path / "run" / "reference.safetensors"
     good, before = file.read_bytes(), contents(tmp_path)
-    resume = lambda pairs=PAIRS: error_of(preferences.resume, tmp_path / "run", pairs, HELD_OUT, steps=9)
+    resume = lambda pairs=PAIRS: error_of(loop.resume, tmp_path / "run", pairs, HELD_OUT, steps=9)
     assert "not the text the run began with" in resume(PAIRS[1:])
     swapped = [pair[::-1] for pair in PAIRS]
     assert "not the text the run began with" in resume(swapped)
@@ -227,7 +229,7 @@ def test_what_a_run_refuses(tmp_path):
     for value in (-0.1, 0.5, math.nan):
         assert "expected a share from 0 to below 0.5" in new(label_noise=value)
     assert "expected the share of wrong labels too" in new(robust=True)
-    untaught = GPT(CONFIG), preferences.Tokenizer([(97, 98)], ("<|endoftext|>",))
+    untaught = GPT(CONFIG), Tokenizer([(97, 98)], ("<|endoftext|>",))
     assert "expected that of a model made to answer" in error_of(
         prefer, tmp_path / "new", untaught, PAIRS, HELD_OUT, SETTINGS
     )
@@ -284,8 +286,8 @@ def test_pairs_of_a_file_as_texts_and_as_messages(tmp_path):
 
 
 def test_built_in_pairs_differ_in_their_reason_alone():
-    pairs, held_out = pairs_of("konigsberg", 20, 3)
-    assert pairs == pairs_of("konigsberg", 20, 3)[0] and len(pairs) == 20 and len(held_out) == preferences.HELD_OUT
+    pairs, held_out = sources.pairs("konigsberg", 20, 3)
+    assert pairs == sources.pairs("konigsberg", 20, 3)[0] and len(pairs) == 20 and len(held_out) == sources.HELD_OUT
     assert not set(map(str, pairs)) & set(map(str, held_out))
     for chosen, rejected in pairs:
         assert chosen[0][0] == rejected[0][0] and "\n" not in chosen[0][0]
@@ -304,10 +306,7 @@ def test_the_command(tmp_path, capsys):
     assert "validation 0." in capsys.readouterr().out
     for words, told in (
         (["dpo", "--run", run + "2", "--device", "gpu"], "--device is 'gpu', expected cpu"),
-        (
-            ["dpo", "--resume", run, "--beta", "1"],
-            "--resume takes its settings from the run, got also --beta",
-        ),
+        (["dpo", "--resume", run, "--beta", "1"], "--resume takes its settings from the run, got also --beta"),
         (["sft", "--resume", run], "was not begun by nanoeuler sft"),
         (begin, "exists and is not an empty folder"),
     ):
@@ -316,18 +315,21 @@ def test_the_command(tmp_path, capsys):
         assert told in error and error.count("\n") == 1
 
 
+def graded(problem, said):
+    return sum(map(ord, problem.prompt + said)) % 997 / 997
+
+
 ASKED = [[[(f"{a}{part}?", f"{a}{a}.")] for a in "abcdefgh"] for part in range(4)]
 KINDS = {  # what a dataset is made of, and four parts of it
     "text": (datasets.TextDataset, [f"{part} and " * 99 for part in range(4)]),
     "examples": (datasets.SFTDataset, ASKED),
     "pairs": (preferences.PairsDataset, [[(e, [(e[0][0], "no")]) for e in part] for part in ASKED]),
-    "questions": (rewards.RewardDataset, [rewards.problems_of(8, part)[0] for part in range(4)]),
+    "questions": (partial(rewards.RewardDataset, verifiers={"route": graded}), [route_sets(8, n)[0] for n in range(4)]),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_run_learns_from_one_part_by_its_seed_and_is_measured_on_the_other(kind, tmp_path, monkeypatch):
-    monkeypatch.setitem(rewards.REWARDS, "route", lambda p, said: sum(map(ord, p.prompt + said)) % 997 / 997)
+def test_every_run_learns_from_one_part_by_its_seed_and_is_measured_on_the_other(kind, tmp_path):
     config = ModelConfig(**MODEL.to_dict() | {"context": 256})
     other, batches, measured = GPT(config, oracles.random_parameters(config, 1, 0.5, np.float32)), {}, {}
     info = {"template": "plain", "source": "x", "beta": 1.0, "label_noise": 0.0}

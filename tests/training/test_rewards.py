@@ -21,8 +21,9 @@ from nanoeuler_lib.model.gradcheck import numeric_gradient
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.training import checkpoint, rewards
+from nanoeuler_lib.training import checkpoint, loop, rewards, run_folder, train
 from nanoeuler_lib.training.rewards import Answers
+from nanoeuler_lib.world.tasks import route_sets
 
 ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=14, vocab_size=7, predict=2, ffn=5)
 WIDE = ModelConfig(dim=24, heads=6, kv_heads=3, layers=3, context=40, vocab_size=11, predict=2)
@@ -381,10 +382,11 @@ def short_reward(problem, answer):
 @pytest.mark.parametrize("kl", [0.0, 0.4])
 def test_crash_and_resume(tmp_path, base, kl):
     """A run that crashes in step 6, while answers of step 5 are used again, ends with the bits of one that did not."""
-    problems, held_out = rewards.problems_of(20, 3)
+    problems, held_out = route_sets(20, 3)
     config = RewardConfig(group=4, answer_tokens=8, updates=2, kl=kl, kl_by="k3")
-    begin = lambda run, **more: rewards.reinforce(
-        run, base, problems, held_out[:9], config, SETTINGS, quiet=True, workers=2, **more
+    paid = dict(quiet=True, verifiers={"route": short_reward})
+    begin = lambda run, **more: train.reinforce(
+        run, base, problems, held_out[:9], config, SETTINGS, workers=2, **paid, **more
     )
 
     def crash(entry):
@@ -392,32 +394,31 @@ def test_crash_and_resume(tmp_path, base, kl):
             raise Crash
 
     before = base[0].params.flat.tobytes()
-    with patch.dict(rewards.REWARDS, route=short_reward):
-        begin(tmp_path / "whole")
-        with pytest.raises(Crash):
-            begin(tmp_path / "parts", on_entry=crash)
-        assert checkpoint.load(tmp_path / "parts", training=True).step == 4
-        rewards.resume(tmp_path / "parts", problems, held_out[:9], quiet=True)
-        assert_same_run(tmp_path / "whole", tmp_path / "parts")
-        log = [entry for entry in rewards.loop.run_folder.read_log(tmp_path / "whole") if "loss" in entry]
-        clipped = [entry["figures"]["clipped"] for entry in log]
-        assert max(clipped[::2]) == 0 < max(clipped[1::2])  # drawn anew, used again
-        assert len({entry["figures"]["reward"] for entry in log}) > 2 and len(log) == 8
-        assert "expected a multiple of 2" in error_of(
-            rewards.resume, tmp_path / "whole", problems, held_out[:9], quiet=True, steps=11
+    begin(tmp_path / "whole")
+    with pytest.raises(Crash):
+        begin(tmp_path / "parts", on_entry=crash)
+    assert checkpoint.load(tmp_path / "parts", training=True).step == 4
+    loop.resume(tmp_path / "parts", problems, held_out[:9], **paid)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    log = [entry for entry in run_folder.read_log(tmp_path / "whole") if "loss" in entry]
+    clipped = [entry["figures"]["clipped"] for entry in log]
+    assert max(clipped[::2]) == 0 < max(clipped[1::2])  # drawn anew, used again
+    assert len({entry["figures"]["reward"] for entry in log}) > 2 and len(log) == 8
+    assert "expected a multiple of 2" in error_of(
+        loop.resume, tmp_path / "whole", problems, held_out[:9], **paid, steps=11
+    )
+    if kl:
+        file = tmp_path / "whole" / "reference.safetensors"
+        file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+        assert "is not the model that the run began with" in error_of(
+            loop.resume, tmp_path / "whole", problems, held_out[:9], **paid, steps=12
         )
-        if kl:
-            file = tmp_path / "whole" / "reference.safetensors"
-            file.write_bytes(file.read_bytes()[:-4] + b"abcd")
-            assert "is not the model that the run began with" in error_of(
-                rewards.resume, tmp_path / "whole", problems, held_out[:9], quiet=True, steps=12
-            )
     assert base[0].params.flat.tobytes() == before
 
 
 def test_questions_are_held_out():
     """No question is asked in both parts, walkers and orders apart; right answers are paid, and all that are right."""
-    problems, held_out = rewards.problems_of(1500, 4)
+    problems, held_out = route_sets(1500, 4)
     asked = [{world.question_of(p) for p in part} for part in (problems, held_out)]
     assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
     for p in held_out[:6]:
@@ -464,10 +465,7 @@ def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     alone = words in ("", "--run new") or "CHAT" in words or "SMALL" in words
     given = words if alone else f"--run new --base CHAT {words}"
-    places = {
-        "CHAT": checkpoint.PRETRAINED / "konigsberg-chat",
-        "SMALL": checkpoint.PRETRAINED / "konigsberg-small",
-    }
+    places = {name.upper(): checkpoint.PRETRAINED / f"konigsberg-{name}" for name in ("chat", "small")}
     assert cli.main(["grpo", *(str(places.get(word, word)) for word in given.split())]) == 2
     told = capsys.readouterr()
     assert told.err.count("\n") == 1 and REFUSED[words] in told.err, told.err
@@ -479,19 +477,7 @@ def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     checkpoint.save(tmp_path / "base", *base, 0)
     quick = "--quiet --workers 1 --valid-every 4 --sample-every 0 --save-every 2".split()
-    taught = [
-        "sft",
-        "--base",
-        "base",
-        "--data",
-        "konigsberg-routes",
-        "--examples",
-        "30",
-        "--steps",
-        "2",
-        "--batch",
-        "2",
-    ]
+    taught = "sft --base base --data konigsberg-routes --examples 30 --steps 2 --batch 2".split()
     assert cli.main([*taught, *quick, "--run", "taught"]) == 0
     learn = "grpo --base taught --questions 12 --batch 4 --group 2 --answer-tokens 8 --updates 2 --warmup 1".split()
     assert cli.main([*learn, *quick, "--steps", "4", "--run", "whole"]) == 0
@@ -500,7 +486,7 @@ def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, cap
     def interrupted():
         yield [signal.SIGTERM]
 
-    with patch.object(rewards.loop, "_stop_between_steps", interrupted):
+    with patch.object(loop, "_stop_between_steps", interrupted):
         assert cli.main([*learn, *quick, "--steps", "4", "--run", "parts"]) == 130
     assert checkpoint.load(tmp_path / "parts", training=True).step == 2  # not 1: its answers serve two steps
     assert cli.main(["grpo", "--resume", "parts", "--quiet"]) == 0

@@ -12,6 +12,7 @@ from test_chat import bigram, said
 
 from benchmarks import chat_model, pretrained
 from nanoeuler_lib import world
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import SFT_DATA_SEED, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -302,10 +303,10 @@ def test_extend_keeps_the_order_of_bytes():
 
 
 def test_held_out_stories_are_others():
-    learnt, held_out, template = sft.examples_of(sft.KONIGSBERG, 300, 7)
-    assert (len(learnt), len(held_out), template) == (300, sft.HELD_OUT, "plain")
+    learnt, held_out, template = sources.examples(sources.KONIGSBERG, 300, 7)
+    assert (len(learnt), len(held_out), template) == (300, sources.HELD_OUT, "plain")
     assert not {e[0][0] for e in learnt} & {e[0][0] for e in held_out}
-    assert held_out == konigsberg_examples(sft.HELD_OUT, 8)
+    assert held_out == konigsberg_examples(sources.HELD_OUT, 8)
 
 
 def test_a_run_uses_the_workers_it_stores(tmp_path, monkeypatch):
@@ -382,7 +383,7 @@ def test_the_exam_of_the_chat_model_is_about_other_stories():
     assert not learnt & {chat_model.TEST_SEED, chat_model.MAJORITY_SEED}
     assert chat_model.TEST_SEED != chat_model.MAJORITY_SEED
     asked = {one["body"] for one in chat_model.questions(200, chat_model.TEST_SEED)}
-    assert not asked & {story.text.rpartition("\n")[0] for story in world.stories(sft.STORIES, SFT_DATA_SEED)}
+    assert not asked & {story.text.rpartition("\n")[0] for story in world.stories(sources.STORIES, SFT_DATA_SEED)}
 
 
 # Where examples come from.

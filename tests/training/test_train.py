@@ -806,7 +806,7 @@ def test_the_share_that_was_asked_for_is_held_out_of_each_text(sizes):
 
 def test_a_run_that_names_no_rule_goes_on_with_the_rows_it_began_with(tmp_path):
     texts = [run_text()[:900], run_text()[900:], run_text()[::-1]]
-    with patch.object(train, "_kept", return_value={}), stopped_at(4), pytest.raises(Crash):
+    with patch.object(train, "_split", return_value={}), stopped_at(4), pytest.raises(Crash):
         train.train(tmp_path / "run", texts, RUN_MODEL, RUN_CONFIG, quiet=True)
     loop.resume(tmp_path / "run", texts, quiet=True)
     assert "split" not in checkpoint.load(tmp_path / "run").info

@@ -343,7 +343,7 @@ def split() -> Iterator[str]:
 
 
 @contextmanager
-def _finished_run(text=None, stop=None, **changes):
+def _finished_run(text=None, stop=None, floor=None, **changes):
     """The folder of a tiny run; `stop`: a step after which it is broken off and then resumed."""
     text, settings = text or world.corpus(9000, 10), TrainConfig(**(RUN | changes))
 
@@ -354,7 +354,7 @@ def _finished_run(text=None, stop=None, **changes):
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         try:
-            train.train(run, text, RUN_MODEL, settings, quiet=True, workers=2, on_entry=breaking_off)
+            train.train(run, text, RUN_MODEL, settings, quiet=True, workers=2, on_entry=breaking_off, floor=floor)
         except KeyboardInterrupt:
             loop.resume(run, text, quiet=True)
         yield run
@@ -406,7 +406,7 @@ def curve() -> Iterator[str]:
     """A short run starts at ln V, learns, and logs the validation of its model and the floor of its validation text."""
     text = world.corpus(30_000, 13)
     valid = data.split_text(text, 0.1)[1]
-    with _finished_run(text, steps=40, warmup=5, valid_every=40, save_every=40) as run:
+    with _finished_run(text, floor=world.floor, steps=40, warmup=5, valid_every=40, save_every=40) as run:
         log, last = run_folder.read_log(run), checkpoint.load(run)
         floor = json.loads((run / "run.json").read_text("utf-8"))["data"]["floor_bits_per_byte"]
     losses = [entry["loss"] for entry in log if "loss" in entry]

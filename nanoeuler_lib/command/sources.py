@@ -1,0 +1,66 @@
+"""The sources that need no file: examples, pairs, questions and verifiers by the names that run headers hold."""
+
+from pathlib import Path
+
+from nanoeuler_lib import world
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.data import SEPARATOR
+from nanoeuler_lib.text.examples import Example, Pair
+from nanoeuler_lib.training import preferences, sft
+from nanoeuler_lib.world.conversations import konigsberg_examples, konigsberg_pairs, route_examples
+from nanoeuler_lib.world.tasks import RouteProblem, route_sets
+
+NAMES = KONIGSBERG, REWORDED, ROUTES = "konigsberg", "konigsberg-reworded", "konigsberg-routes"
+STORIES, PAIRS, HELD_OUT = 10_000, 2000, 200
+
+# The first verifier tells the truth; the others have a hole, on purpose.
+VERIFIERS = {
+    "route": world.route_reward,
+    "hackable": world.route_reward_hackable,
+    "brief": world.route_reward_brief,
+}
+
+
+def examples(
+    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+) -> tuple[list[Example], list[Example], str]:
+    """Examples to train on, examples held out, and the template they are in; the same for the same arguments.
+
+    source: "konigsberg" for `count` stories of this seed (0: 10,000) with their questions as the corpus asks them, or
+    "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; "konigsberg-routes" for
+    `count` (0: 2,000) questions after a route, each with a right answer; or a file (`sft.examples_of`).
+    """
+    if source == ROUTES:
+        return *(route_examples(part, seed) for part in route_sets(count, seed)), "plain"
+    if source in NAMES:
+        parts = ((count or STORIES, seed), (HELD_OUT, seed + 1))
+        return *(konigsberg_examples(*part, reworded=source == REWORDED) for part in parts), "plain"
+    return sft.examples_of(source, count, seed, valid_fraction)
+
+
+def pairs(
+    source: str | Path, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+) -> tuple[list[Pair], list[Pair]]:
+    """Pairs to train on and pairs held out; the same for the same arguments.
+
+    source: "konigsberg" for a true and a wrong reason to each of `count` stories of this seed (0: 2,000), with stories
+    of the next seed held out; or a file (`preferences.pairs_of`).
+    """
+    if source == KONIGSBERG:
+        return konigsberg_pairs(count or PAIRS, seed), konigsberg_pairs(HELD_OUT, seed + 1)
+    return preferences.pairs_of(source, count, seed, valid_fraction)
+
+
+def questions(
+    source: str, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
+) -> tuple[list[RouteProblem], list[RouteProblem]]:
+    """Routes to find, to learn from and held out (`route_sets`), whatever the source and the share held out."""
+    return route_sets(count, seed)
+
+
+def floor(text: str) -> float | None:
+    """Bits per byte that the source of a text needs: known for stories from Königsberg, None for other text."""
+    try:
+        return round(world.floor(text), 6) if SEPARATOR in text else None
+    except NanoEulerError:
+        return None
