@@ -45,7 +45,7 @@ TRAINING = {  # fields of TrainConfig
     "batch": "sequences per batch",
     "accumulate": "gradient accumulation: batches per step, whose gradients are averaged",
     "optimizer": "adamw; or muon for the matrices inside blocks, with AdamW for all other parameters",
-    "rate": "peak learning rate, reached after warm-up; decays along a cosine to a tenth; with --resume, the new peak",
+    "rate": "peak learning rate, reached after warm-up; a cosine lowers it to a tenth; with --resume, a new peak",
     "warmup": "steps of linear warm-up, in which the learning rate rises from 0 to its peak",
     "decay": "weight decay of matrices, multiplied by the learning rate",
     "clip": "maximum gradient norm; larger gradients are scaled down; 0: off",
@@ -59,7 +59,7 @@ TRAINING = {  # fields of TrainConfig
 }
 HELD_OUT = {"valid_fraction": "fraction of the examples, but at least one, held out for validation, 0 to 0.9"}
 REWARDS = {  # fields of RewardConfig
-    "reward": "verifier; route: reward 1 for an open way to the goal; hackable, brief: flawed on purpose",
+    "reward": "verifier; route: reward 1 for an open way to the goal; hackable and brief are flawed on purpose",
     "group": "answers sampled for each question, which are compared with one another",
     "answer_tokens": "maximum answer length in tokens; an unfinished answer has reward 0",
     "updates": "steps per set of sampled answers; --save-every and --steps must be multiples of it",
@@ -245,7 +245,7 @@ def _text(command):
         elif name == "books":
             add(p, "--skip N", str, [], "numbers of books to leave out, such as 1342", nargs="+")
         if (fraction := VALID_FRACTION.get(name)) is not None:
-            add(p, "--seed N", int, 0, "seed of the choice of validation documents")
+            add(p, "--seed N", int, 0, "seed that selects the validation documents")
             add(p, "--valid-fraction X", float, fraction, "fraction of the documents held out for validation")
     p = command("shards", "tokenize text larger than memory, for training")
     add(p, "texts TEXT", Path, None, f"{TEXTS}; several are read one after another", nargs="+")
@@ -276,7 +276,7 @@ def _pretraining(command):
     add(p, "--steps A:B", str, REQUIRED, "steps to repeat: A+1 to B, from the last checkpoint before them, as in 40:50")
     add(p, "--data FILE", Path, None, "new path of the run's data, if it moved", **SEVERAL)
     add(p, "--valid FILE", Path, None, "new path of the run's validation data, if it moved", **REPEATED)
-    _device(p, "the run's")
+    _device(p, "default: the run's")
     add(p, "--gpus N", int, None, "number of GPUs, as for nanoeuler train; may differ from the run's")
 
 
@@ -290,7 +290,7 @@ def _fine_tuning(command):
     add(p, "--base RUN", Path, None, "run or checkpoint to begin with (default: the model in the package)")
     _run(p)
     _settings(p, "training", TRAINING | HELD_OUT, config.SFT_DEFAULTS, leave_out=["keep_every"])
-    p = command("dpo", "DPO: train a chat model on preference pairs", as_json=False)
+    p = command("dpo", "DPO: train a chat model on preference pairs, on the CPU", as_json=False)
     text = "konigsberg (the default: true and false reasons), or a file of JSON objects with prompt, chosen and "
     add(p, "--data FILE", str, None, f"{text}rejected, each a text or messages (also .xz, .gz); {MOVED}")
     add(p, "--pairs N", int, None, "number of stories (default 2000) or of the file's pairs (default all)")
@@ -302,7 +302,7 @@ def _fine_tuning(command):
     _run(p)
     meanings = TRAINING | HELD_OUT | {"batch": "pairs per batch"}
     _settings(p, "training", meanings, config.DPO_DEFAULTS, leave_out=["later_heads", "keep_every"])
-    p = command("grpo", "GRPO: train a chat model with rewards on its samples", as_json=False)
+    p = command("grpo", "GRPO: train a chat model with rewards on its samples, on the CPU", as_json=False)
     add(p, "--base RUN", Path, None, "run trained on routes (sft --data konigsberg-routes), also the reference of --kl")
     add(p, "--questions N", int, None, "number of questions to learn from (default 2000)")
     add(p, "--data-seed N", int, None, f"seed of the questions (default {config.GRPO_DATA_SEED})")
@@ -315,14 +315,14 @@ def _fine_tuning(command):
 def _run(p):
     add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
     add(p, "--resume RUN", Path, None, "run to continue; only --steps, --lr and the --...-every options may change")
-    _device(p, "cpu; with --resume: the run's")
+    _device(p, "default cpu; with --resume: the run's")
     add(p, "--workers N", int, None, "number of threads (default: one per core)")
     add(p, "--quiet", bool, False, "print only the result: no plan, progress or samples")
 
 
-def _device(p, default="cpu"):
+def _device(p, default="default cpu"):
     text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if one can run the model; checked: the GPU's code on the "
-    add(p, "--device NAME", str, None, f"{text}CPU, with every memory access checked, slow (default {default})")
+    add(p, "--device NAME", str, None, f"{text}CPU, with every memory access checked, slow ({default})")
     add(p, "--precision NAME", str, None, "GPU matmuls in float32, tf32 or bfloat16 (default: bfloat16 if supported)")
 
 
@@ -346,7 +346,7 @@ def _use(command):
     add(p, "prompt", str, "", "text to continue (default: start a new one)", nargs="?")
     add(p, "--propose N", int, 0, "speculative decoding: tokens drafted per pass by later prediction heads")
     add(p, "--prompt-file FILE", str, None, "file with the prompt; its last line end is ignored; -: standard input")
-    add(p, "--samples N", int, 1, "continuations, from consecutive seeds, separated by a line <|endoftext|>")
+    add(p, "--samples N", int, 1, "number of continuations, with consecutive seeds, separated by a line <|endoftext|>")
     add(p, "--stop TEXT", str, [], "text that ends the continuation and is left out; repeatable", **REPEATED)
     add(p, "--repetition-penalty X", float, 1.0, "penalty above 1 for repeated tokens; 1: off; not with --propose")
     _sampling(p)
@@ -394,7 +394,7 @@ def _tools(command):
     add(p, "--hand-in FOLDER", Path, None, text)
     add(p, "--reveal FOLDER", Path, None, "folder whose bug is explained (default: --seed's)", nargs="?", const=True)
     p = command("assign", "hand out and grade assignments, a different one for each student")
-    add(p, "chapter", str, None, "03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
+    add(p, "chapter", str, None, "chapter number: 03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")
     add(p, "--seed NAME", str, REQUIRED, "secret text, the same for handing out and grading; -: read standard input")
     what = p.add_mutually_exclusive_group()
     add(what, "--student NAME", str, None, "student who gets an assignment")
@@ -422,7 +422,7 @@ def _formats(command):
     add(p, "run", Path, None, "run or checkpoint folder")
     add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
     add(p, "--to FORMAT", str, None, "hf or gguf; repeatable (default: all the model has)", choices=FORMATS, **REPEATED)
-    add(p, "--corpus FOLDER", Path, None, "corpus folder with the licence of a text in shards; repeatable", **REPEATED)
+    add(p, "--corpus FOLDER", Path, None, "folder of nanoeuler corpus, for the text's licence; repeatable", **REPEATED)
     p = command("import", "convert other people's weights to a run")
     add(p, "path", Path, None, "folder of a Llama or GPT-2 (config.json and safetensors), or llama2.c's model.bin")
     add(p, "--run FOLDER", Path, REQUIRED, "new folder for the run")

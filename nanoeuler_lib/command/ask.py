@@ -1,4 +1,4 @@
-"""The loop of `nanoeuler chat`: lines in, replies and what commands say out."""
+"""The loop of `nanoeuler chat`: it answers lines and runs commands such as /story."""
 
 import json
 import os
@@ -14,24 +14,24 @@ from nanoeuler_lib.files import one_line, write_text
 from nanoeuler_lib.speaking.chat import Chat
 from nanoeuler_lib.speaking.generate import sample
 
-HELP = """/story [SEED]     a new story from Königsberg and the questions it answers; each line after it asks about it.
-                  A story of your own, in one line with its question, takes its place
-/reset            forget the story and what was said
-/temperature T    0, the likeliest answer, is the default
-/save FILE        write what was said, in lines of JSON that `nanoeuler sft --data FILE` reads
-/quit             end; so does Ctrl-D. Ctrl-C stops a reply"""
+HELP = """/story [SEED]     show a new story from Königsberg and questions it answers; your next lines ask about it.
+                  To use a story of your own, write it in one line, followed by a question
+/reset            forget the story and the conversation
+/temperature T    set the sampling temperature; 0, the default, gives the most likely answer
+/save FILE        write the conversation as lines of JSON that `nanoeuler sft --data FILE` reads
+/quit             end the chat, as Ctrl-D does; Ctrl-C stops a reply"""
 COMMANDS = [line.split()[0] for line in HELP.splitlines() if line.startswith("/")]
-STORY_AND_QUESTION = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question behind the last full stop
+STORY_AND_QUESTION = re.compile(r'(.*\."?) +(\S.*)')  # a story, and its question after the last full stop
 
 
 class Loop:
-    """The loop of `nanoeuler chat`: lines in, replies and what commands say out.
+    """The loop of `nanoeuler chat`: it answers lines and runs commands such as /story.
 
-    While a story stands, each line asks about it in a conversation of its own, so that no earlier story or answer is in
-    the model's context. Without one, lines are the turns of one conversation.
+    After /story, each line asks about the story in a new conversation, so that no earlier story or answer is in the
+    model's context. Without a story, lines are the turns of one conversation.
 
     write: called with each piece of text; tokens, seed, options: those of `Chat.reply`; each turn takes the next seed.
-    stories: begin with an empty story: for a model that was taught to answer about stories and nothing else. Raises
+    stories: begin with an empty story, for a model that was trained to answer only about stories. Raises
     NanoEulerError on options that `generate.sample` refuses.
     """
 
@@ -49,10 +49,10 @@ class Loop:
         self.chat, self.write, self.tokens, self.seed, self.options = chat, write, tokens, seed, options
         self.no_story = "" if stories else None
         self.story: str | None = self.no_story
-        self.over: list[list[dict[str, str]]] = []  # conversations that are over, as messages
+        self.over: list[list[dict[str, str]]] = []  # earlier conversations, as messages
 
     def line(self, text: str) -> bool:
-        """Answer a line, or do what it commands. Returns whether to go on."""
+        """Answer a line or run its command. Returns whether the chat continues."""
         command, _, argument = text.strip().partition(" ")
         if command == "/quit":
             return False
@@ -78,7 +78,7 @@ class Loop:
                 self.write(piece)
         except KeyboardInterrupt:
             self.write(" ...")
-        self.story = story  # not before: a story that was refused takes no other's place
+        self.story = story  # only now: a refused story must not replace the one before
         self.write("\n")
         if lost := self.chat.forgotten - forgotten:
             context = self.chat.model.config.context
@@ -112,15 +112,15 @@ class Loop:
         elif command == "/help":
             self.write(f"{HELP}\n")
         else:
-            hint = did_you_mean(command, COMMANDS)
-            raise NanoEulerError(f"{one_line(command, 60)} is no command{hint or ','} expected one of these:\n{HELP}")
+            name, hint = one_line(command, 60), did_you_mean(command, COMMANDS) or ","
+            raise NanoEulerError(f"{name} is not a command{hint} expected one of these:\n{HELP}")
 
     def _save(self, name):
         conversations = [*self.over, *([self.chat.messages()] if self.chat.turns else [])]
         if not conversations:
-            raise NanoEulerError("/save: nothing was said yet, expected a turn")
+            raise NanoEulerError("/save: there is no conversation yet")
         if not name or _taken(name):
-            raise NanoEulerError(f"/save: got {short(name)}, expected the name of a new file")
+            raise NanoEulerError(f"/save: FILE must be the name of a new file, got {short(name)}")
         lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in conversations]
         write_text(Path(name), "".join(lines))
         turns = sum(map(len, conversations)) // 2
@@ -131,9 +131,9 @@ def _taken(name):
     """Whether no new file can have this name. Path.exists() hides the system's errors since Python 3.14."""
     try:
         os.stat(name)
-    except (FileNotFoundError, NotADirectoryError):  # of its folder speaks who writes the file
+    except (FileNotFoundError, NotADirectoryError):  # a missing folder is reported when the file is written
         return False
-    except (OSError, ValueError):  # too long, or with a NUL
+    except (OSError, ValueError):  # the name is too long or holds a NUL
         return True
     return True
 
@@ -144,5 +144,5 @@ def _number(text, kind, name, low, high):
     except ValueError:
         value = None
     if value is None or not low <= value <= high:
-        raise NanoEulerError(f"{name} is {short(text)}, expected a number from {low} to {high}")
+        raise NanoEulerError(f"{name} must be a number from {low} to {high}, got {short(text)}")
     return value

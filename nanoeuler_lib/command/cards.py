@@ -1,4 +1,4 @@
-"""`--gpus N`: the same command as N processes, started by Open MPI's mpirun, and what they say, in one voice."""
+"""`--gpus N`: run the command as N processes of Open MPI's mpirun, and show their errors once."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from pathlib import Path
 from nanoeuler_lib.engine.many import Group, started_by_launcher
 from nanoeuler_lib.errors import NanoEulerError
 
-OPTIONS = {  # Open MPI refuses root, and more processes than cores, unless it is told otherwise
+OPTIONS = {  # by default Open MPI refuses root, and more processes than cores
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -23,9 +23,9 @@ OPTIONS = {  # Open MPI refuses root, and more processes than cores, unless it i
 
 
 def group(cards: int | None) -> Group | None:
-    """The processes of this command: those that a launcher started, or one alone for --gpus 1; None without --gpus.
+    """Return the processes that a launcher started, one process for --gpus 1, or None without --gpus.
 
-    Ends them with one line where a launcher started another number than --gpus says.
+    Ends them with one line where a launcher started a different number than --gpus.
     """
     if not started_by_launcher():
         return None if cards is None else Group()
@@ -36,18 +36,18 @@ def group(cards: int | None) -> Group | None:
 
 
 def needs_launcher(cards: int | None) -> bool:
-    """Whether --gpus asks for processes that nobody has started."""
+    """Return whether --gpus needs processes that no launcher has started."""
     return cards not in (None, 1) and not started_by_launcher()
 
 
 def launch(cards: int, words: Sequence[str]) -> int:
-    """Run a command, given by its words, as so many processes; returns the exit code.
+    """Run the command with these words as `cards` processes; return the exit code.
 
     Each Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 adds a byte to a file that all processes watch (`group.Watch`): the first
     stops the run after its step, the second ends it at once. The signals are not left to mpirun, because it does not
     forward them on every machine: hwloc's OpenCL plugin may load PoCL into it, whose LLVM takes the handler of SIGUSR1.
-    Of what the processes write to standard error a line of ours is shown, and what mpirun adds is not. Raises
-    NanoEulerError where there is no mpirun.
+    Of standard error, only the command's first line is shown, without what mpirun adds. Raises NanoEulerError where
+    there is no mpirun.
     """
     installed = Path(sys.executable).with_name("mpirun")
     mpirun = str(installed) if installed.exists() else shutil.which("mpirun")
@@ -68,16 +68,16 @@ def launch(cards: int, words: Sequence[str]) -> int:
                 ours = True
         code = process.wait()
     fault = (code not in (0, 1) and not ours) or any(line.startswith("Traceback") for line in lines)
-    if fault and not asked:  # of the library, or of mpirun; 1: a check failed
+    if fault and not asked:  # a bug, or an error of mpirun; 1: a check failed
         sys.stderr.writelines(lines)
     return 130 if asked and code else 2 if ours else code
 
 
 @contextmanager
 def _asked(requests):
-    """Give the list of the signals that came; each also adds a byte to a file.
+    """Collect the signals received in a list; each also adds a byte to a file.
 
-    A second SIGHUP is none: an ending shell sends it after the terminal has sent it.
+    A second SIGHUP does not count, because a shell that ends sends one after the terminal did.
     """
     asked = []
 
@@ -91,7 +91,7 @@ def _asked(requests):
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if hangup and signal.getsignal(hangup) != signal.SIG_IGN:  # ignored under nohup
         numbers.append(hangup)
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         numbers = []
     before = {number: signal.signal(number, ask) for number in numbers}
     try:

@@ -123,7 +123,7 @@ def test_the_temperature_of_the_next_replies(loop):
         assert loop.line(f"/temperature {text}") == (True, "") and loop.loop.options == {"temperature": value}
     for text in ("", "-0.1", "100.1", "warm", "nan"):
         assert loop.line(f"/temperature {text}") == (
-            True, f"temperature is {text!r}, expected a number from 0 to 100\n",
+            True, f"temperature must be a number from 0 to 100, got {text!r}\n",
         )  # fmt: skip
     assert loop.loop.options == {"temperature": 2.5}
 
@@ -133,7 +133,7 @@ def test_the_seed_of_a_story(loop):
         shown = f"{text!r}"
         assert loop.line(f"/story {text}") == (
             True,
-            f"seed is {shown}, expected a number from 0 to {2**63}\n",
+            f"seed must be a number from 0 to {2**63}, got {shown}\n",
         )
     assert loop.line(f"/story {2**63}") == (True, told(2**63))
 
@@ -149,19 +149,19 @@ def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
         ["x", "y"], [f"{body} Who?"], [f"{body} Where?"]
     ]  # fmt: skip
     loop.line("/reset")
-    assert loop.line(f"/save {tmp_path / 'b'}") == (True, "/save: nothing was said yet, expected a turn\n")
+    assert loop.line(f"/save {tmp_path / 'b'}") == (True, "/save: there is no conversation yet\n")
 
 
 def test_what_was_said_is_saved_as_one_line(loop, tmp_path):
     file = tmp_path / "a b.json"
-    assert loop.line(f"/save {file}") == (True, "/save: nothing was said yet, expected a turn\n")
+    assert loop.line(f"/save {file}") == (True, "/save: there is no conversation yet\n")
     loop.line("x")
     loop.line("y")
     assert loop.line(f"/save  {file} ") == (True, f"{file}: 2 turns\n")
     assert file.read_text("utf-8") == json.dumps({"messages": loop.chat.messages()}, ensure_ascii=False) + "\n"
     for name in ("", str(file), "a\0b", "x" * 300):
         assert loop.line(f"/save {name}") == (
-            True, f"/save: got {chat.short(name)}, expected the name of a new file\n",
+            True, f"/save: FILE must be the name of a new file, got {chat.short(name)}\n",
         )  # fmt: skip
     none = tmp_path / "none" / "x"
     assert loop.line(f"/save {none}") == (True, f"{none}: cannot be written (No such file or directory)\n")
@@ -171,10 +171,10 @@ def test_commands_are_told(loop):
     assert loop.line("/help") == (True, f"{HELP}\n") and loop.line("/quit") == (False, "")
     assert loop.line(" /quit now") == (False, "")
     assert loop.line("/rest me") == (
-        True, f"/rest is no command, did you mean /reset? expected one of these:\n{HELP}\n",
+        True, f"/rest is not a command, did you mean /reset? expected one of these:\n{HELP}\n",
     )  # fmt: skip
-    assert loop.line("/x\x1by") == (True, f"/x\ufffdy is no command, expected one of these:\n{HELP}\n")
-    assert loop.line("/" + "x" * 99)[1].startswith("/" + "x" * 29 + " ... " + "x" * 30 + " is no command,")
+    assert loop.line("/x\x1by") == (True, f"/x\ufffdy is not a command, expected one of these:\n{HELP}\n")
+    assert loop.line("/" + "x" * 99)[1].startswith("/" + "x" * 29 + " ... " + "x" * 30 + " is not a command,")
     for name in ("/reset", "/temperature", "/story", "/save", "/quit"):
         assert f"\n{name}" in f"\n{HELP}"
 

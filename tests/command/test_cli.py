@@ -295,7 +295,7 @@ def test_sft_and_chat(here, answering, nanoeuler):
     found = checkpoint.load("answers")
     assert found.info["template"] == "plain" and found.info["examples"] == ["konigsberg", 30, 201]
     code, out, err = nanoeuler("chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n")
-    assert (code, err) == (0, "") and "/x is no command" in out
+    assert (code, err) == (0, "") and "/x is not a command" in out
     story = world.sample(3).text.rpartition("\n")[0]
     assert out.startswith(f"{story}\n") and len(out.splitlines()) >= 4
     assert nanoeuler("chat", "--run", "answers", stdin="") == (0, "", "")
