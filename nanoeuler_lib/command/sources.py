@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from nanoeuler_lib import world
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.examples import Example, Pair
 from nanoeuler_lib.training import preferences, sft
@@ -62,5 +61,5 @@ def floor(text: str) -> float | None:
     """Bits per byte that the source of a text needs: known for stories from Königsberg, None for other text."""
     try:
         return round(world.floor(text), 6) if SEPARATOR in text else None
-    except NanoEulerError:
+    except world.KonigsbergError:
         return None
