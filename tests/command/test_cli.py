@@ -491,7 +491,7 @@ BAD = {
     "context too long": (
         (*TRAIN, "text.txt", "--context", 100_000), "at least 100002, 100000 of --context and 2 of --predict"),
     "seed of nanoseconds": (
-        (*TRAIN, "text.txt", "--seed", 1_764_000_000_000_000_000), "expected a whole number of at most 2^53 - 1"),
+        (*TRAIN, "text.txt", "--seed", 1_764_000_000_000_000_000), "expected a whole number from 0 to 2^53 - 1"),
     "folder of checkpoints": (
         ("generate", "a", "--run", "run/checkpoints"), "holds checkpoints, expected its run run, or one of them: "
         "run/checkpoints/step-000004"),

@@ -322,7 +322,7 @@ def test_train_config_refuses(name, value):
         ({"layers": 0}, "layers is 0, expected a whole number from 1"),
         ({"context": 2.0}, "context is 2.0, expected a whole number"),
         ({"predict": True}, "predict is True"),
-        ({"rope_theta": math.nan}, "rope_theta is nan, expected a number from 1 to 1e+09"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, expected a number from 1 to 1000000000"),
         ({"norm_eps": 0}, "norm_eps is 0, expected a number from 1e-12 to 1"),
     ],
 )
