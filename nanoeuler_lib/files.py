@@ -226,6 +226,28 @@ def from_json(text: str) -> object:
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
+def fits(value: object, kind: object) -> bool:
+    """Whether a JSON value is of a kind.
+
+    kind: a type (True is no int); a tuple of kinds, one of which must fit; a list, the kind of each item; {str: kind},
+    the kind of all values; a function that decides; or a value that must be equal.
+    """
+    if isinstance(kind, type):
+        return type(value) is kind
+    if isinstance(kind, tuple):
+        return any(fits(value, one) for one in kind)
+    if isinstance(kind, list):
+        return type(value) is list and len(value) == len(kind) and all(map(fits, value, kind))
+    if isinstance(kind, dict):
+        return type(value) is dict and all(fits(one, kind[str]) for one in value.values())
+    return kind(value) if callable(kind) else type(value) is type(kind) and value == kind
+
+
+def is_count(value: object) -> bool:
+    """Whether a JSON value is an integer from 0 to 2^53 - 1, which every JSON reader keeps."""
+    return type(value) is int and 0 <= value < 2**53
+
+
 def _finite(digits):
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"a number is {digits[:20]}, expected a finite one")

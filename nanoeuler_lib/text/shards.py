@@ -282,10 +282,9 @@ class Shards:
 def _read_head(file):
     head = files.read_head(file, FORMAT, expected="a folder that nanoeuler shards wrote")
     files.unsealed(head, file, "truncated or edited")
-    kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": dict}
-    good = all(type(head.get(key)) is kind for key, kind in kinds.items())
+    kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}
+    good = all(files.fits(head.get(key), kind) for key, kind in kinds.items())
     good = good and all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
-    good = good and all(isinstance(digest, str) for digest in head["sha256"].values())
     names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
     if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
