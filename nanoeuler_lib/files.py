@@ -92,40 +92,32 @@ def expect_writable(path: str | Path, parents: bool = False) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails."""
-    partial = out.with_name(f".{out.name}.partial")
+    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails.
+
+    A folder that a killed process left there is emptied and used. Raises NanoEulerError when nothing can be written,
+    when the disk is full, and when another process is making this folder.
+    """
+    partial, lock = out.with_name(f".{out.name}.partial"), None
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with unfinished(partial, out):
+        if os.name != "nt":  # Windows opens no folder
+            hold(lock := os.open(partial, os.O_RDONLY), out)
+        try:
+            for left in partial.iterdir():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
             yield partial
-            for file in partial.iterdir():
+            for file in (*partial.iterdir(), partial):
                 sync(file)
             os.replace(partial, out)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-        reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(f"{out}: cannot be written ({reason})") from None
-
-
-@contextmanager
-def unfinished(folder: Path, path: Path, doing: str = "writing it") -> Iterator[None]:
-    """A folder for the unfinished files of `path`: emptied, locked against other processes, removed on any failure.
-
-    folder: is there, perhaps with files that a killed process left. Raises NanoEulerError as `hold` does.
-    """
-    handle = None if os.name == "nt" else os.open(folder, os.O_RDONLY)  # Windows opens no folder
-    try:
-        if handle is not None:
-            hold(handle, path, doing)
-        try:
-            for left in folder.iterdir():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-            yield
+            sync(out.parent)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        raise NanoEulerError(f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
     finally:
-        if handle is not None:
-            os.close(handle)
+        if lock is not None:
+            os.close(lock)
 
 
 def hold(file: BinaryIO | TextIO | int, path: Path, doing: str = "writing it") -> None:

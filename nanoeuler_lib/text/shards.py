@@ -67,35 +67,24 @@ def write(
     the folder exists, a text is missing or none, and when the tokenizer has no end-of-text token or more than 65,536.
     """
     out = Path(out)
-    if os.path.lexists(out):
-        raise NanoEulerError(f"{out}: exists already, expected a new folder")
+    files.expect_new(out, parents=True)
     if tokenizer.vocab_size > 1 << 16:
         raise NanoEulerError(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most 65536: shards hold ids of 16 bits"
         )
     if END_OF_TEXT not in tokenizer.special_tokens:
         raise NanoEulerError(f"tokenizer has no token {END_OF_TEXT}, expected one that was trained with --end-of-text")
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with files.unfinished(partial, out):
-            tokenizer.save(partial / "tokenizer.json")
-            stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
-            total = sum(os.stat(text).st_size for text in texts if os.path.isfile(text))
-            parts = (part for text in texts for part in pieces(text, piece))
-            bar = tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, file=Voice(sys.stderr))
-            with bar:
-                for goes_on, documents, size in _encoded(parts, tokenizer, workers or cores()):
-                    stream.add(goes_on, documents, size)
-                    bar.update(size)
-            stream.close()
-            _write_index(partial, tokenizer, stream)
-            for file in (*partial.iterdir(), partial):
-                files.sync(file)
-            os.replace(partial, out)
-            files.sync(out.parent)
-    except OSError as error:
-        raise NanoEulerError(f"{out}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+    with files.new_folder(out) as partial:
+        tokenizer.save(partial / "tokenizer.json")
+        stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
+        total = sum(os.stat(text).st_size for text in texts if os.path.isfile(text))
+        parts = (part for text in texts for part in pieces(text, piece))
+        with tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, file=Voice(sys.stderr)) as bar:
+            for goes_on, documents, size in _encoded(parts, tokenizer, workers or cores()):
+                stream.add(goes_on, documents, size)
+                bar.update(size)
+        stream.close()
+        _write_index(partial, tokenizer, stream)
     return Shards(out)
 
 
