@@ -446,17 +446,10 @@ def test_only_the_files_that_the_budget_needs_are_fetched(pages):
 
 def test_spoilt_parquet_is_one_line(pages):
     whole = Path("have/0.parquet").read_bytes()
-    for spoilt, said in [
-        (whole[:-100], "is no parquet file"),
-    ]:
+    for spoilt in (whole[:-100], whole[:1000] + bytes(8000) + whole[9000:]):
         Path("have/0.parquet").write_bytes(spoilt)
-        with pytest.raises(NanoEulerError, match=rf"have/0\.parquet: {said}"):
+        with pytest.raises(NanoEulerError, match=r"have/0\.parquet: cannot be read \(.*\), expected parquet"):
             make("web", "out", have="have", quiet=True)
-    holes = bytearray(whole)
-    holes[1000:9000] = bytes(8000)
-    Path("have/0.parquet").write_bytes(holes)
-    with pytest.raises(NanoEulerError, match=r"have/0\.parquet: cannot be read \(.*\), expected parquet"):
-        make("web", "out", have="have", quiet=True)
     assert not Path("out").exists()
 
 
