@@ -93,6 +93,10 @@ class Dataset:
     def prepare(self, run: Path, state: Checkpoint) -> None:
         """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
 
+    def sample(self, model: GPT, seed: int) -> str:
+        """Something for the reader of the log."""
+        return generate(model, self.tokenizer, "", 100, seed=seed)
+
 
 class TextDataset(Dataset):
     """A text, tokenised, in rows of the model's context.
@@ -154,10 +158,6 @@ class TextDataset(Dataset):
         if not len(self.valid.ids):
             return {}
         return {"valid_bits_per_byte": bits_per_byte(model, self.valid)}
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 REACHED = 0.95  # of a text; if rows reach less, that is told
@@ -298,21 +298,15 @@ class ShardDataset(Dataset):
     def _scored(self, model, part, chosen):
         """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
         time, nats, size, count = self.row_tokens, 0.0, 0, 0
-        lengths, rows = np.asarray(self.tokenizer.token_lengths), min(ROWS, len(chosen))
+        rows = min(ROWS, len(chosen))
         for first in range(0, len(chosen), rows):
-            inputs, targets = np.zeros((rows, time), np.int64), np.full((rows, time), -1, np.int64)
-            for row, window in enumerate(chosen[first : first + rows]):
-                start = int(window) * time
-                ids = part.read(start, min(start + time + 1, part.tokens))
-                inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
+            starts = [int(window) * time for window in chosen[first : first + rows]]
+            windows = [part.read(start, min(start + time + 1, part.tokens)) for start in starts]
+            inputs, targets = data.window_rows(windows, time, rows)
             scored = targets[targets >= 0]
-            size, count = size + int(lengths[scored].sum()), count + len(scored)
+            size, count = size + int(self.tokenizer.token_lengths[scored].sum()), count + len(scored)
             nats += nats_of(model, [(inputs, targets)])
         return nats / math.log(2), size, count
-
-    def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
 
 
 def _split_shards(shards, fraction, rule):
