@@ -32,34 +32,22 @@ def write_text(path: str | Path, text: str) -> None:
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
-    content = text.encode()
-    try:
-        with _sole_writer(partial, path) as file:
-            try:
-                file.truncate(0)
-                file.write(content)
-                file.flush()
-                synced(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-    except NanoEulerError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(f"{path}: cannot be written ({reason})") from None
-
-
-@contextmanager
-def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
-    """The partial file, opened and locked; what a killed process left of it is still inside."""
-    while True:
-        with open(partial, "ab") as file:
-            hold(file, path)
-            if is_still(file, partial):  # else its last writer renamed it before it was locked here
-                yield file
-                return
+    with writing(path):
+        while True:
+            with open(partial, "ab") as file:
+                hold(file, path)
+                if not is_still(file, partial):  # its last writer renamed it before it was locked here
+                    continue
+                try:
+                    file.truncate(0)  # a killed process may have left something
+                    file.write(text.encode())
+                    file.flush()
+                    synced(file.fileno())
+                    os.replace(partial, path)
+                    return
+                except BaseException:
+                    partial.unlink(missing_ok=True)
+                    raise
 
 
 @contextmanager
@@ -67,8 +55,10 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turn the system's error about writing this file or folder into a NanoEulerError of one line."""
     try:
         yield
-    except OSError as error:
-        raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except NanoEulerError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:  # safetensors has its own; ValueError: NUL in the name
+        raise NanoEulerError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def expect_new(path: str | Path, parents: bool = False) -> None:
@@ -121,24 +111,18 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def hold(file: BinaryIO | TextIO | int, path: Path, doing: str = "writing it") -> None:
-    """Lock an open file, or a folder's number, as `locked` does. Raises NanoEulerError if another process holds it.
+    """Lock an open file, or a folder's number, until it is closed or the process ends, however it ends.
 
-    path, doing: what is written under this lock, and what the other process is then said to be doing.
+    Raises NanoEulerError if another process holds it. path, doing: what is written under this lock, and what the other
+    process is then said to be doing.
     """
-    if not locked(file):
-        raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time")
-
-
-def locked(file: BinaryIO | TextIO | int) -> bool:
-    """Lock an open file until it is closed or the process ends, however it ends. False if another one holds it."""
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time") from None
         except OSError:  # a file system without locks
             pass
-    return True
 
 
 def is_still(file: BinaryIO | TextIO, path: Path) -> bool:

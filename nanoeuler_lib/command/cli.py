@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -820,8 +821,6 @@ def _mark(args, seed):
 
 
 def info(args):
-    import numpy as np
-
     from nanoeuler_lib.model import parameter_shapes
     from nanoeuler_lib.model.plan import shapes
 
@@ -838,8 +837,8 @@ def info(args):
         config = preset(args.preset)
         facts = {"preset": args.preset}
     tensors = {name: list(shape) for name, shape in parameter_shapes(config).items()}
-    size = sum(int(np.prod(shape)) for shape in tensors.values())
     layer, step, scratch = shapes(config, 1, config.context)
+    size = _count(tensors)
     buffers = 4 * (config.layers * _count(layer) + _count(step) + _count(scratch))
     lines = [
         f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}" for key, value in facts.items() if key != "train"
@@ -863,8 +862,6 @@ def _shown(value):
 
 
 def _count(shapes):
-    import math
-
     return sum(math.prod(shape) for shape in shapes.values())
 
 

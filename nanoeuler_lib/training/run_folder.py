@@ -32,6 +32,7 @@ from nanoeuler_lib.files import (
     one_line,
     to_json,
     write_text,
+    writing,
 )
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
@@ -63,10 +64,8 @@ def drop(run: Path, step: int) -> None:
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write what a run needs beside its checkpoints. Raises NanoEulerError where that cannot be done."""
-    try:
+    with writing(file):
         save_file(dict(tensors), file)
-    except (OSError, SafetensorError) as error:
-        raise NanoEulerError(f"{file}: cannot be written ({one_line(str(error), 200)})") from None
 
 
 def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
