@@ -229,10 +229,7 @@ def expect_title(book: Book, title: str, author: str) -> None:
     """
     page = f"{book.header}\n{book.text[:2000]}"
     lines = {key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header) for key in ("Title", "Author")}
-    wanted = {
-        "Title": _words(title).removeprefix("the ").removeprefix("a "),
-        "Author": _words(author).split()[-1],
-    }
+    wanted = {"Title": _words(title).removeprefix("the ").removeprefix("a "), "Author": _words(author).split()[-1]}
     for key, line in lines.items():
         text = line[1] if line else page
         if f" {wanted[key]} " not in f" {_words(text)} ":

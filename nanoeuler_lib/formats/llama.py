@@ -19,13 +19,7 @@ from nanoeuler_lib.text.tokenizer import read_json
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
-KINDS = {
-    int: "a whole number",
-    (int, float): "a number",
-    bool: "true or false",
-    dict: "an object",
-    str: "text",
-}
+KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
 WINDOWS = {"mistral": 4096}  # what the absence of sliding_window means, where that is not "none"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

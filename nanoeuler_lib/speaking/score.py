@@ -103,10 +103,7 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
     for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
         pending += bits
         if token == tokenizer.end:
-            piece, end = (
-                characters.decode(b"", final=True),
-                f'<hr title="end of the document, {bits:.1f} bits">',
-            )
+            piece, end = (characters.decode(b"", final=True), f'<hr title="end of the document, {bits:.1f} bits">')
         else:
             piece, end = characters.decode(tokenizer.token_bytes[token]), ""
         if piece:  # tokens that are parts of a character are marked together

@@ -237,12 +237,7 @@ def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def batch(
-    tokens: Tokens,
-    rng: np.random.Generator,
-    rows: int,
-    time: int,
-    predict: int,
-    starts: np.ndarray | None = None,
+    tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int, starts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
 

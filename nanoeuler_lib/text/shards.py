@@ -145,10 +145,7 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
             "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
             "fewer --workers take less"
         ) from None
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # no further process or thread, or no memory that processes share
+    except (OSError, RuntimeError) as error:  # no further process or thread, or no memory that processes share
         for begun in set(multiprocessing.active_children()).difference(others):
             begun.kill()  # nobody will tell it to end
             begun.join()
