@@ -231,15 +231,16 @@ def _finite(digits):
 
 
 def seal(head: dict) -> dict:
-    """The head of a folder, as its JSON file holds it: with the digest of its content, which `unsealed` looks at."""
-    return head | {"digest": _digest(head)}
+    """The head of a folder, as its JSON file holds it: with the digest of its content, which `read_head` checks."""
+    return head | {"digest": hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()}
 
 
-def read_head(file: Path, form: str, largest: int | None = None, expected: str = "") -> dict:
-    """The head of a folder from its JSON file, with the digest in it, which is not looked at yet: see `unsealed`.
+def read_head(file: Path, form: str, kinds: dict, largest: int | None = None, expected: str = "") -> dict:
+    """The head of a folder, from the JSON file that holds it sealed.
 
-    form: the "format" it must have; largest: in bytes; expected: what to say was expected where there is no such file.
-    Raises NanoEulerError when the file is missing, too large, not JSON, or of another format.
+    form: the "format" it must have; kinds: of what it must hold (`fits`); largest: in bytes; expected: what to say was
+    expected where there is no such file. Raises NanoEulerError when the file is missing, too large, not JSON, of
+    another format, or not what was sealed.
     """
     try:
         if largest is not None and (size := file.stat().st_size) > largest:
@@ -247,29 +248,30 @@ def read_head(file: Path, form: str, largest: int | None = None, expected: str =
         head = from_json(file.read_bytes().decode())
     except NanoEulerError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON
         if expected and isinstance(error, FileNotFoundError):
             raise NanoEulerError(f"{file}: no such file, expected {expected}") from None
-        raise NanoEulerError(
-            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
-        ) from None
+        reason = one_line(str(error), 200)
+        raise NanoEulerError(f"{file}: not readable as JSON ({reason}): truncated or edited") from None
     if not isinstance(head, dict) or head.get("format") != form:
         actual = head.get("format") if isinstance(head, dict) else type(head).__name__
         raise NanoEulerError(f"{file}: format is {short(actual)}, expected {form!r}")
+    for key, kind in kinds.items():
+        if not fits(head.get(key, ...), kind):
+            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
+    digest = head.pop("digest", None)
+    if seal(head)["digest"] != digest:
+        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
     return head
 
 
-def unsealed(head: dict, file: Path, fault: str = "edited") -> dict:
-    """The content of a head, without its digest. If the two do not agree, raises NanoEulerError: it was `fault`."""
-    content = {key: value for key, value in head.items() if key != "digest"}
-    if head.get("digest") != _digest(content):
-        raise NanoEulerError(f"{file}: its digest does not match its content: {fault}")
-    return content
-
-
-def _digest(head):
-    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+def expect_digest(file: Path, digest: str, head: str) -> None:
+    """Raise NanoEulerError unless a file is there and has the SHA-256 that is written in the head beside it."""
+    if not file.is_file():
+        raise NanoEulerError(f"{file}: no such file, expected it beside {head}")
+    if (actual := sha256(file)) != digest:
+        expected = one_line(digest[:12])
+        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {expected}...: truncated or edited")
 
 
 # Control characters but for tab, line feed and the carriage return before one; halves of surrogate pairs; the two

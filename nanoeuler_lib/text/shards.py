@@ -40,6 +40,7 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 FORMAT = "nanoeuler-shards-1"
+KINDS = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}  # of shards.json
 SHARD_TOKENS = 1 << 25  # 64 MiB a shard
 PIECE = 1 << 22  # bytes of text that a process tokenizes at a time
 
@@ -246,9 +247,9 @@ class Shards:
         self.name = Path(os.path.abspath(folder)).name
         head = _read_head(self.path / "shards.json")
         for name, digest in head["sha256"].items():
-            _check_digest(self.path / name, digest)
+            files.expect_digest(self.path / name, digest, "shards.json")
         self.tokens, self.documents, self.bytes = head["tokens"], head["documents"], head["bytes"]
-        self.digest, self.vocabulary = head["digest"], head["sha256"]["tokenizer.json"]
+        self.digest, self.vocabulary = files.seal(head)["digest"], head["sha256"]["tokenizer.json"]
         self.tokenizer = Tokenizer.load(self.path / "tokenizer.json")
         self.shards = [_mapped(self.path / _name(i), np.uint16, (n,)) for i, n in enumerate(head["shards"])]
         self.starts, self.sums = _mapped(self.path / "documents.npy", np.int64, (self.documents, 2)).T
@@ -266,24 +267,12 @@ class Shards:
 
 
 def _read_head(file):
-    head = files.read_head(file, FORMAT, expected="a folder that nanoeuler shards wrote")
-    files.unsealed(head, file, "truncated or edited")
-    kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}
-    good = all(files.fits(head.get(key), kind) for key, kind in kinds.items())
-    good = good and all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
-    names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
+    head = files.read_head(file, FORMAT, KINDS, expected="a folder that nanoeuler shards wrote")
+    names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))]
+    good = all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
     if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
     return head
-
-
-def _check_digest(file, digest):
-    try:
-        actual = files.sha256(file)
-    except OSError as error:
-        raise NanoEulerError(f"{file}: {error.strerror}, expected it beside shards.json") from None
-    if actual != digest:
-        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...: truncated or edited")
 
 
 def _mapped(file, dtype, shape):
