@@ -1,4 +1,4 @@
-"""Files written whole or not at all, by one process at a time; sealed heads; text that can be shown to who listens."""
+"""Write files whole or not at all, by one process at a time; read and check JSON; print text safely."""
 
 import errno
 import hashlib

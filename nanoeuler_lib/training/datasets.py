@@ -84,14 +84,14 @@ def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float
 class Dataset:
     """What all datasets have, as it is unless they say otherwise."""
 
-    span = 1  # steps behind which alone a run may be saved
-    together = 1  # rows that stand or fall together: 2 for pairs
+    span = 1  # a run may only be saved every `span` steps
+    together = 1  # rows of a batch that belong together: 2 for pairs
     figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
-        """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
+        """Write, or read again, this data's own files in the run's folder, before a run begins or goes on."""
 
     def sample(self, model: GPT, seed: int) -> str:
         """Something for the reader of the log."""
@@ -234,7 +234,7 @@ class ShardDataset(Dataset):
         self.tokens, self.row_tokens = self.part.tokens, self.model.context
         self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
         self.reach, self.unit = 1.0, "tokens"
-        # the last two: where it begins, the order of its windows
+        # the last two epochs: where each begins, and the order of its windows
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
