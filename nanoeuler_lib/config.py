@@ -10,8 +10,52 @@ from dataclasses import asdict, dataclass, field, fields
 from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 
+LARGEST = 2**53 - 1  # the largest integer that every JSON reader keeps
 
-class _Shape:
+
+class _Config:
+    """What all configurations have: checks of their numbers, and the way into a file and back."""
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict):
+        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
+        if not isinstance(values, dict):
+            raise NanoEulerError(f"{cls.__name__} is {type(values).__name__}, expected an object with its fields")
+        names = {f.name for f in fields(cls)}
+        before = {f.name: f.metadata["before"] for f in fields(cls) if "before" in f.metadata}
+        if unknown := sorted(set(values) - names):
+            raise NanoEulerError(
+                f"{cls.__name__} has {short(unknown)}, unknown to nanoeuler {__version__}: expected the newer version "
+                "that wrote it"
+            )
+        if missing := sorted(names - set(values) - set(before)):
+            raise NanoEulerError(f"{cls.__name__} lacks {short(missing)}: truncated or edited")
+        return cls(**before | values)
+
+    def _expect_numbers(self, integers: dict, numbers: dict) -> None:
+        """Raise NanoEulerError unless each named field is an integer, or a number, in its range: (lowest, highest)."""
+        for name, (low, high) in (integers | numbers).items():
+            value, whole = getattr(self, name), name in integers
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not low <= value <= high
+            ):
+                most = "2^53 - 1" if high == LARGEST else f"{high:.10g}"
+                kind = "a whole number" if whole else "a number"
+                raise NanoEulerError(f"{name} is {short(value)}, expected {kind} from {low:g} to {most}")
+
+    def _expect_choice(self, name: str, known: tuple) -> None:
+        """Raise NanoEulerError unless a field is one of these words."""
+        if (value := getattr(self, name)) not in known:
+            hint = did_you_mean(value, known) if isinstance(value, str) else ""
+            raise NanoEulerError(f"{name} is {short(value)}, expected one of {', '.join(known)}{hint}")
+
+
+class _Shape(_Config):
     """What shapes of both kinds of model have."""
 
     @property
@@ -24,19 +68,9 @@ class _Shape:
         """Columns of the packed query, key and value projection: (H + 2G) C."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-    def _expect_numbers(self, whole: dict, numbers: dict) -> None:
-        """Raises NanoEulerError unless fields are whole numbers from 1 to a limit, or numbers in a range."""
-        for name, high in whole.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number from 1 to {high}")
-        for name, (low, high) in numbers.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low:g} to {high:g}")
+    def _expect_shape(self, **more: dict) -> None:
+        """Raise NanoEulerError unless the numbers of a shape are in their ranges and fit together."""
+        self._expect_numbers({name: (1, high) for name, high in (MOST | more).items()}, dict(norm_eps=(1e-12, 1)))
         if self.dim % self.heads:
             raise NanoEulerError(f"dim is {self.dim}, expected a multiple of heads ({self.heads})")
 
@@ -64,10 +98,10 @@ class ModelConfig(_Shape):
     norm_eps: float = 1e-5
 
     def __post_init__(self):
-        if self.ffn == 0:
+        if self.ffn == 0 and type(self.dim) is int:
             object.__setattr__(self, "ffn", -(-8 * self.dim // 24) * 8)
-        ranges = dict(rope_theta=(1, 1e9), norm_eps=(1e-12, 1))
-        self._expect_numbers(MOST | dict(kv_heads=2**12, predict=2**8), ranges)
+        self._expect_shape(kv_heads=2**12, predict=2**8)
+        self._expect_numbers({}, dict(rope_theta=(1, 1e9)))
         if self.head_dim % 2:
             raise NanoEulerError(f"head width dim/heads is {self.head_dim}, expected an even number (RoPE turns pairs)")
         if self.heads % self.kv_heads:
@@ -80,8 +114,8 @@ class ModelConfig(_Shape):
         A file that names the architecture "gpt2" holds a `GPT2Config`; files of this one name none.
         """
         if isinstance(values, dict) and values.get("architecture") == GPT2Config.architecture:
-            return _from_dict(GPT2Config, {name: x for name, x in values.items() if name != "architecture"})
-        return _from_dict(cls, values)
+            return GPT2Config.from_dict({name: x for name, x in values.items() if name != "architecture"})
+        return super().from_dict(values)
 
 
 @dataclass(frozen=True)
@@ -107,7 +141,7 @@ class GPT2Config(_Shape):
     def __post_init__(self):
         if self.ffn == 0 and type(self.dim) is int:
             object.__setattr__(self, "ffn", 4 * self.dim)
-        self._expect_numbers(MOST, dict(norm_eps=(1e-12, 1)))
+        self._expect_shape()
 
     def to_dict(self) -> dict:
         return {"architecture": self.architecture, **asdict(self)}
@@ -117,7 +151,7 @@ OPTIMIZERS = "adamw", "muon"
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(_Config):
     """How a model is trained. Raises NanoEulerError on values that make no sense."""
 
     steps: int = 2000
@@ -140,48 +174,27 @@ class TrainConfig:
     optimizer: str = field(default="adamw", metadata={"before": "adamw"})  # or "muon", for matrices inside blocks
     # steps between checkpoints that stay; 0: only the last ones do
     keep_every: int = field(default=0, metadata={"before": 0})
-    # whether documents longer than a row go on in further rows; before, what lies behind a row's length was not read
+    # whether documents longer than a row go on in further rows; in older runs the rest of a document was not read
     cut_documents: bool = field(default=True, metadata={"before": False})
 
     def __post_init__(self):
-        at_least = dict(
-            steps=1, batch=1, accumulate=1, warmup=0, seed=0, valid_every=1, sample_every=0, save_every=1, keep_every=0
-        )  # fmt: skip
-        for name, low in at_least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**53:
-                past = type(value) is int and value >= 2**53
-                most = "at most 2^53 - 1" if past else f"at least {low}"
-                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of {most}")
+        ones, zeros = "steps batch accumulate valid_every save_every", "warmup seed sample_every keep_every"
+        integers = dict.fromkeys(ones.split(), (1, LARGEST)) | dict.fromkeys(zeros.split(), (0, LARGEST))
+        ranges = dict(rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10))
+        self._expect_numbers(integers, ranges | dict(clip=(0, 1e9), later_heads=(0, 100), valid_fraction=(0, 0.9)))
         if not isinstance(self.cut_documents, bool):
             raise NanoEulerError(f"cut_documents is {short(self.cut_documents)}, expected true or false")
-        ranges = dict(rate=(0, 10), rate_end=(0, 1), beta1=(0, 1), beta2=(0, 1), adam_eps=(0, 1), decay=(0, 10))
-        ranges |= dict(clip=(0, 1e9), later_heads=(0, 100), valid_fraction=(0, 0.9))
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a number from {low} to {high}")
-        if self.optimizer not in OPTIMIZERS:
-            hint = did_you_mean(self.optimizer, OPTIMIZERS) if isinstance(self.optimizer, str) else ""
-            raise NanoEulerError(f"optimizer is {short(self.optimizer)}, expected one of {', '.join(OPTIMIZERS)}{hint}")
+        self._expect_choice("optimizer", OPTIMIZERS)
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
-
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "TrainConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
-        return _from_dict(cls, values)
 
 
 KL_ESTIMATORS = "reward", "k2", "k3"
 
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(_Config):
     """How a model learns from rewards (`training.rewards`). Raises NanoEulerError on values that make no sense."""
 
     reward: str = "route"  # name of a verifier, of those handed to the run
@@ -193,42 +206,12 @@ class RewardConfig:
     kl_by: str = "reward"  # its estimator
 
     def __post_init__(self):
-        for name, low in dict(group=2, answer_tokens=1, updates=1).items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value < 2**31:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a whole number of at least {low}")
-        for name, high in dict(clip_ratio=1, kl=100).items():
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= high:
-                raise NanoEulerError(f"{name} is {short(value)}, expected a number from 0 to {high}")
+        most = 2**31 - 1
+        integers = dict(group=(2, most), answer_tokens=(1, most), updates=(1, most))
+        self._expect_numbers(integers, dict(clip_ratio=(0, 1), kl=(0, 100)))
         if self.kl_by == "k1":
             raise NanoEulerError("kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3")
-        if self.kl_by not in KL_ESTIMATORS:
-            raise NanoEulerError(f"kl_by is {short(self.kl_by)}, expected one of {', '.join(KL_ESTIMATORS)}")
-
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "RewardConfig":
-        """Build from a mapping read from a file. Raises NanoEulerError on missing or unknown names."""
-        return _from_dict(cls, values)
-
-
-def _from_dict(cls, values):
-    """A configuration from what a file holds of it; fields that are younger than the file mean what they say."""
-    if not isinstance(values, dict):
-        raise NanoEulerError(f"{cls.__name__} is {type(values).__name__}, expected an object with its fields")
-    names = [f.name for f in fields(cls)]
-    before = {f.name: f.metadata["before"] for f in fields(cls) if "before" in f.metadata}
-    if unknown := sorted(set(values) - set(names)):
-        raise NanoEulerError(
-            f"{cls.__name__} has {short(unknown)}, unknown to nanoeuler {__version__}: expected the newer version "
-            "that wrote it"
-        )
-    if missing := sorted(set(names) - set(values) - set(before)):
-        raise NanoEulerError(f"{cls.__name__} lacks {short(missing)}: truncated or edited")
-    return cls(**before | values)
+        self._expect_choice("kl_by", KL_ESTIMATORS)
 
 
 # `large` is `base` wider and deeper by the same factor, 4/3 (22 layers for 21.3): same head width, vocabulary, context

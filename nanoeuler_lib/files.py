@@ -1,4 +1,4 @@
-"""Files written whole or not at all, by one process at a time; sealed heads; text that can be shown to who listens."""
+"""Write files whole or not at all, by one process at a time; read and check JSON; print text safely."""
 
 import errno
 import hashlib
@@ -32,34 +32,22 @@ def write_text(path: str | Path, text: str) -> None:
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
-    content = text.encode()
-    try:
-        with _sole_writer(partial, path) as file:
-            try:
-                file.truncate(0)
-                file.write(content)
-                file.flush()
-                synced(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-    except NanoEulerError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(f"{path}: cannot be written ({reason})") from None
-
-
-@contextmanager
-def _sole_writer(partial: Path, path: Path) -> Iterator[BinaryIO]:
-    """The partial file, opened and locked; what a killed process left of it is still inside."""
-    while True:
-        with open(partial, "ab") as file:
-            hold(file, path)
-            if is_still(file, partial):  # else its last writer renamed it before it was locked here
-                yield file
-                return
+    with writing(path):
+        while True:
+            with open(partial, "ab") as file:
+                hold(file, path)
+                if not is_still(file, partial):  # its last writer renamed it before it was locked here
+                    continue
+                try:
+                    file.truncate(0)  # a killed process may have left something
+                    file.write(text.encode())
+                    file.flush()
+                    synced(file.fileno())
+                    os.replace(partial, path)
+                    return
+                except BaseException:
+                    partial.unlink(missing_ok=True)
+                    raise
 
 
 @contextmanager
@@ -67,8 +55,10 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turn the system's error about writing this file or folder into a NanoEulerError of one line."""
     try:
         yield
-    except OSError as error:
-        raise NanoEulerError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except NanoEulerError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:  # safetensors has its own; ValueError: NUL in the name
+        raise NanoEulerError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def expect_new(path: str | Path, parents: bool = False) -> None:
@@ -92,61 +82,47 @@ def expect_writable(path: str | Path, parents: bool = False) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails."""
-    partial = out.with_name(f".{out.name}.partial")
+    """A hidden folder beside `out`, which takes that name once the block is done, and is removed if it fails.
+
+    A folder that a killed process left there is emptied and used. Raises NanoEulerError when nothing can be written,
+    when the disk is full, and when another process is making this folder.
+    """
+    partial, lock = out.with_name(f".{out.name}.partial"), None
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with unfinished(partial, out):
+        if os.name != "nt":  # Windows opens no folder
+            hold(lock := os.open(partial, os.O_RDONLY), out)
+        try:
+            for left in partial.iterdir():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
             yield partial
-            for file in partial.iterdir():
+            for file in (*partial.iterdir(), partial):
                 sync(file)
             os.replace(partial, out)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-        reason = getattr(error, "strerror", None) or error
-        raise NanoEulerError(f"{out}: cannot be written ({reason})") from None
-
-
-@contextmanager
-def unfinished(folder: Path, path: Path, doing: str = "writing it") -> Iterator[None]:
-    """A folder for the unfinished files of `path`: emptied, locked against other processes, removed on any failure.
-
-    folder: is there, perhaps with files that a killed process left. Raises NanoEulerError as `hold` does.
-    """
-    handle = None if os.name == "nt" else os.open(folder, os.O_RDONLY)  # Windows opens no folder
-    try:
-        if handle is not None:
-            hold(handle, path, doing)
-        try:
-            for left in folder.iterdir():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-            yield
+            sync(out.parent)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        raise NanoEulerError(f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
     finally:
-        if handle is not None:
-            os.close(handle)
+        if lock is not None:
+            os.close(lock)
 
 
 def hold(file: BinaryIO | TextIO | int, path: Path, doing: str = "writing it") -> None:
-    """Lock an open file, or a folder's number, as `locked` does. Raises NanoEulerError if another process holds it.
+    """Lock an open file, or a folder's number, until it is closed or the process ends, however it ends.
 
-    path, doing: what is written under this lock, and what the other process is then said to be doing.
+    Raises NanoEulerError if another process holds it. path, doing: what is written under this lock, and what the other
+    process is then said to be doing.
     """
-    if not locked(file):
-        raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time")
-
-
-def locked(file: BinaryIO | TextIO | int) -> bool:
-    """Lock an open file until it is closed or the process ends, however it ends. False if another one holds it."""
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            raise NanoEulerError(f"{path}: another process is {doing}, expected one at a time") from None
         except OSError:  # a file system without locks
             pass
-    return True
 
 
 def is_still(file: BinaryIO | TextIO, path: Path) -> bool:
@@ -226,6 +202,28 @@ def from_json(text: str) -> object:
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
+def fits(value: object, kind: object) -> bool:
+    """Whether a JSON value is of a kind.
+
+    kind: a type (True is no int); a tuple of kinds, one of which must fit; a list, the kind of each item; {str: kind},
+    the kind of all values; a function that decides; or a value that must be equal.
+    """
+    if isinstance(kind, type):
+        return type(value) is kind
+    if isinstance(kind, tuple):
+        return any(fits(value, one) for one in kind)
+    if isinstance(kind, list):
+        return type(value) is list and len(value) == len(kind) and all(map(fits, value, kind))
+    if isinstance(kind, dict):
+        return type(value) is dict and all(fits(one, kind[str]) for one in value.values())
+    return kind(value) if callable(kind) else type(value) is type(kind) and value == kind
+
+
+def is_count(value: object) -> bool:
+    """Whether a JSON value is an integer from 0 to 2^53 - 1, which every JSON reader keeps."""
+    return type(value) is int and 0 <= value < 2**53
+
+
 def _finite(digits):
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"a number is {digits[:20]}, expected a finite one")
@@ -233,15 +231,16 @@ def _finite(digits):
 
 
 def seal(head: dict) -> dict:
-    """The head of a folder, as its JSON file holds it: with the digest of its content, which `unsealed` looks at."""
-    return head | {"digest": _digest(head)}
+    """The head of a folder, as its JSON file holds it: with the digest of its content, which `read_head` checks."""
+    return head | {"digest": hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()}
 
 
-def read_head(file: Path, form: str, largest: int | None = None, expected: str = "") -> dict:
-    """The head of a folder from its JSON file, with the digest in it, which is not looked at yet: see `unsealed`.
+def read_head(file: Path, form: str, kinds: dict, largest: int | None = None, expected: str = "") -> dict:
+    """The head of a folder, from the JSON file that holds it sealed.
 
-    form: the "format" it must have; largest: in bytes; expected: what to say was expected where there is no such file.
-    Raises NanoEulerError when the file is missing, too large, not JSON, or of another format.
+    form: the "format" it must have; kinds: of what it must hold (`fits`); largest: in bytes; expected: what to say was
+    expected where there is no such file. Raises NanoEulerError when the file is missing, too large, not JSON, of
+    another format, or not what was sealed.
     """
     try:
         if largest is not None and (size := file.stat().st_size) > largest:
@@ -249,29 +248,30 @@ def read_head(file: Path, form: str, largest: int | None = None, expected: str =
         head = from_json(file.read_bytes().decode())
     except NanoEulerError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        # ValueError: not UTF-8, not JSON, a number of 5,000 digits
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON
         if expected and isinstance(error, FileNotFoundError):
             raise NanoEulerError(f"{file}: no such file, expected {expected}") from None
-        raise NanoEulerError(
-            f"{file}: not readable as JSON ({one_line(str(error), 200)}): truncated or edited"
-        ) from None
+        reason = one_line(str(error), 200)
+        raise NanoEulerError(f"{file}: not readable as JSON ({reason}): truncated or edited") from None
     if not isinstance(head, dict) or head.get("format") != form:
         actual = head.get("format") if isinstance(head, dict) else type(head).__name__
         raise NanoEulerError(f"{file}: format is {short(actual)}, expected {form!r}")
+    for key, kind in kinds.items():
+        if not fits(head.get(key, ...), kind):
+            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
+    digest = head.pop("digest", None)
+    if seal(head)["digest"] != digest:
+        raise NanoEulerError(f"{file}: its digest does not match its content: edited")
     return head
 
 
-def unsealed(head: dict, file: Path, fault: str = "edited") -> dict:
-    """The content of a head, without its digest. If the two do not agree, raises NanoEulerError: it was `fault`."""
-    content = {key: value for key, value in head.items() if key != "digest"}
-    if head.get("digest") != _digest(content):
-        raise NanoEulerError(f"{file}: its digest does not match its content: {fault}")
-    return content
-
-
-def _digest(head):
-    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+def expect_digest(file: Path, digest: str, head: str) -> None:
+    """Raise NanoEulerError unless a file is there and has the SHA-256 that is written in the head beside it."""
+    if not file.is_file():
+        raise NanoEulerError(f"{file}: no such file, expected it beside {head}")
+    if (actual := sha256(file)) != digest:
+        expected = one_line(digest[:12])
+        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {expected}...: truncated or edited")
 
 
 # Control characters but for tab, line feed and the carriage return before one; halves of surrogate pairs; the two

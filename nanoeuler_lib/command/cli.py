@@ -1,8 +1,8 @@
 """The `nanoeuler` command: each subcommand is one function below; `arguments` says what its options mean."""
 
-import errno
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -637,38 +637,28 @@ def check(args):
         return _check_engine(args, device)
     tables, good = {}, True
     with ops.use(args.ops):
-        for std in (0.3, 0.02):
-            rows = gradcheck.check_model(std=std)
-            tables[std] = rows
-            passed = all(row.ok for row in rows) if std == 0.3 else all(row.norm_rel <= 1e-6 for row in rows)
-            good = good and passed
+        for std, definition in ((0.3, gradcheck.DEFINITION), (0.02, gradcheck.DEFINITION_NORM)):
+            rows, by_norm = gradcheck.check_model(std=std), std != 0.3
+            passed = all(row.norm_rel <= 1e-6 if by_norm else row.ok for row in rows)
+            tables[str(std)], good = [vars(row) for row in rows], good and passed
             if not args.json:
-                print(f"weights N(0, {std}); {gradcheck.DEFINITION if std == 0.3 else gradcheck.DEFINITION_NORM}")
-                print(gradcheck.table(rows, by_norm=std != 0.3))
+                print(f"weights N(0, {std}); {definition}\n{gradcheck.table(rows, by_norm)}")
                 print(f"worst: {max(r.norm_rel for r in rows):.1e} in norm, {'passed' if passed else 'FAILED'}\n")
     if args.json:
-        by_std = {str(std): [vars(row) for row in rows] for std, rows in tables.items()}
-        print(json.dumps({"definition": gradcheck.DEFINITION, "passed": good, "weights_std": by_std}, default=str))
+        print(json.dumps({"definition": gradcheck.DEFINITION, "passed": good, "weights_std": tables}, default=str))
     return 0 if good else 1
 
 
 def _check_engine(args, device):
-    """The engine's gradients against the reference's."""
+    """Compare the engine's gradients with the reference's."""
     from nanoeuler_lib.model import gradcheck
 
-    rows = gradcheck.check_engine(device.place, device.precision)
+    rows, definition = gradcheck.check_engine(device.place, device.precision), gradcheck.DEFINITION_ENGINE
     good = all(row.norm_rel <= allowed for row, _, allowed in rows)
-    tensors = [
-        {"tensor": row.name, "error": row.norm_rel, "float32": float32, "allowed": a} for row, float32, a in rows
-    ]
-    facts = {
-        "definition": gradcheck.DEFINITION_ENGINE,
-        "device": str(device),
-        "passed": good,
-        "tensors": tensors,
-    }
-    text = f"{device}; {gradcheck.DEFINITION_ENGINE}\n{gradcheck.engine_table(rows)}"
-    _print(args, facts, f"{text}\n{'passed' if good else 'FAILED'}")
+    tensors = [dict(tensor=row.name, error=row.norm_rel, float32=float32, allowed=a) for row, float32, a in rows]
+    facts = {"definition": definition, "device": str(device), "passed": good, "tensors": tensors}
+    text = f"{device}; {definition}\n{gradcheck.engine_table(rows)}\n{'passed' if good else 'FAILED'}"
+    _print(args, facts, text)
     return 0 if good else 1
 
 
@@ -784,8 +774,6 @@ def _mark(args, seed):
 
 
 def info(args):
-    import numpy as np
-
     from nanoeuler_lib.model import parameter_shapes
     from nanoeuler_lib.model.plan import shapes
 
@@ -802,8 +790,8 @@ def info(args):
         config = preset(args.preset)
         facts = {"preset": args.preset}
     tensors = {name: list(shape) for name, shape in parameter_shapes(config).items()}
-    size = sum(int(np.prod(shape)) for shape in tensors.values())
     layer, step, scratch = shapes(config, 1, config.context)
+    size = _count(tensors)
     buffers = 4 * (config.layers * _count(layer) + _count(step) + _count(scratch))
     lines = [
         f"{one_line(key.replace('_', ' '), 60)}: {_shown(value)}" for key, value in facts.items() if key != "train"
@@ -827,8 +815,6 @@ def _shown(value):
 
 
 def _count(shapes):
-    import math
-
     return sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -968,7 +954,9 @@ def main(words: list[str] | None = None) -> int:
             code = args.function(args) or 0
         except SystemExit as end:  # --help, --version
             args, code = None, end.code or 0
-        _flush(must=getattr(args, "function", None) not in (train, sft, dpo, grpo))
+        lost = _flush()
+        if lost and getattr(args, "function", None) not in (train, sft, dpo, grpo):  # their result is the run's folder
+            return _fail(f"standard output: {lost}")
         return code
     except ValueError as error:
         if not isinstance(error, NanoEulerError) and type(error).__name__ != "KonigsbergError":
@@ -977,13 +965,14 @@ def main(words: list[str] | None = None) -> int:
     except MemoryError as error:
         return _fail(error if str(error) else "not enough memory")
     except KeyboardInterrupt:
-        _flush(must=False)
+        _flush()
         return 130
     except BrokenPipeError:  # `nanoeuler corpus ... | head`
-        _flush(must=False)
+        _flush()
         return 0
     except OSError as error:
-        return _fail(_told(error))
+        name = error.filename or ("standard output" if _flush() else "")
+        return _fail(f"{name}: {error.strerror or error}".removeprefix(": "))
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
@@ -993,65 +982,32 @@ def main(words: list[str] | None = None) -> int:
         )
 
 
-def _told(error):
-    """An error of the system in one line, with the file or the stream that it is about, if it says which."""
-    reason = str(error.strerror or error)
-    if "temporary directory" in reason:
-        return "there is no folder for temporary files that can be written, expected one: set TMPDIR"
-    last = error.__traceback__
-    while last.tb_next:
-        last = last.tb_next
-    printing = Path(last.tb_frame.f_code.co_filename).parent == Path(__file__).parent  # else of no name here
-    name = error.filename or ("standard output" if printing else None)
-    return f"{name}: {reason}" if name else reason
-
-
 def _fail(error):
-    _flush(must=False)
+    _flush()
     Voice(sys.stderr).line(f"nanoeuler: {one_line(str(error))}")
-    _flush(must=False)
+    _flush()
     return 2
 
 
-def _flush(must):
-    """Write out what was printed. must: raise if nobody takes what went to standard output."""
+def _flush():
+    """Write out what was printed. Returns why standard output does not take it; "" if it does or its reader is gone."""
+    lost = ""
     for stream in (sys.stderr, sys.stdout):
         try:
             stream.flush()
         except (OSError, ValueError) as error:  # ValueError: it was closed
-            with suppress(OSError, ValueError):
-                # What is left goes nowhere; else Python would try once more at its end, and end with exit code 120.
+            with suppress(OSError, ValueError):  # else Python tries again when it ends, and its exit code is 120
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            if must and stream is sys.stdout:
-                error.filename = "standard output"
-                raise
-
-
-class _Closed(io.TextIOBase):
-    """A standard stream that the process was started without: using it is an error that names it."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def write(self, text):
-        raise OSError(errno.EBADF, "is closed", self.name)
-
-    def read(self, size=-1):
-        raise OSError(errno.EBADF, "is closed", self.name)
-
-    readline = read
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                lost = getattr(error, "strerror", None) or str(error)
+    return lost
 
 
 def _prepare_streams():
-    """Make the three streams usable, whatever the process was started with."""
-    names = {"stdin": "standard input", "stdout": "standard output", "stderr": "standard error"}
-    for number, (stream, name) in enumerate(names.items()):
-        try:
-            os.fstat(number)
-        except OSError:  # else the next file to be opened gets this number, and with it what is printed
-            os.open(os.devnull, os.O_RDWR)
-        if getattr(sys, stream) is None:
-            setattr(sys, stream, _Closed(name))
+    """Open the standard streams that the process was started without, and choose their encodings."""
+    for name, access, mode in (("stdin", os.O_RDWR, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_RDWR, "w")):
+        if getattr(sys, name) is None:  # its number is free, and the next file to be opened would get it
+            setattr(sys, name, open(os.open(os.devnull, access), mode))  # O_RDONLY: to print is an error
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ü gets a ? for it, a file gets UTF-8

@@ -16,10 +16,9 @@ a prepared corpus that is decided, and no document is dropped.
 """
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nanoeuler_lib import __version__
@@ -28,7 +27,7 @@ from nanoeuler_lib.corpus.documents import Document
 from nanoeuler_lib.corpus.fetch import Fetcher
 from nanoeuler_lib.corpus.registry import Corpus, corpora
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
-from nanoeuler_lib.files import sha256, synced, to_json, unfinished, write_text, writing
+from nanoeuler_lib.files import expect_new, new_folder, sha256, to_json, write_text
 from nanoeuler_lib.text.data import SEPARATOR
 
 READERS = {
@@ -74,7 +73,8 @@ def make(
     files, skipped = _without(corpus, list(skip))
     notes, used = [], []
     with ExitStack() as stack:
-        folder = stack.enter_context(_new_folder(Path(out)))
+        expect_new(out)
+        folder = stack.enter_context(new_folder(Path(out)))
         fetcher = stack.enter_context(Fetcher(Path(downloads) / name, have, corpus.pause, quiet))
 
         def get(file, check=lambda path, fetched: None):
@@ -115,25 +115,6 @@ def _without(corpus: Corpus, skip):
     return [file for file in corpus.files if file.name not in left_out], sorted(left_out)
 
 
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder, renamed to `out` on success and removed on failure.
-
-    A folder that a killed process left is emptied and used. Raises NanoEulerError when `out` exists or another process
-    makes it.
-    """
-    if os.path.lexists(out):
-        raise NanoEulerError(f"{out}: exists already, expected a new folder")
-    folder = out.with_name(f".{out.name}.partial")
-    with ExitStack() as stack:
-        with writing(out):
-            folder.mkdir(exist_ok=True)
-            stack.enter_context(unfinished(folder, out, "making it"))
-        yield folder
-        with writing(out):
-            os.rename(folder, out)
-
-
 class _Writer:
     """Writes the documents that are of use into their parts, and a line on each."""
 
@@ -154,7 +135,8 @@ class _Writer:
 
     def __exit__(self, *exception):
         for part in (*self.texts, self.lines):
-            part.close()
+            with suppress(OSError):  # of a full disk, which has been told
+                part.file.close()
 
     @property
     def bytes(self):
@@ -192,7 +174,7 @@ class _Writer:
         return "nearly an earlier one", f"nearly {twin.name}: similarity {twin.similarity:.2f}"
 
     def expect_parts(self):
-        """Refuse a corpus with an empty part, and see the rest to the disk."""
+        """Refuse a corpus with an empty part, and close the files."""
         for part in self.texts:
             if part.documents == 0:
                 count = sum(other.documents for other in self.texts)
@@ -201,7 +183,7 @@ class _Writer:
                     "another --valid-fraction or --seed"
                 )
         for part in (*self.texts, self.lines):
-            part.finish()
+            part.file.close()
 
     def parts(self):
         """What was written, by the names of the files."""
@@ -217,24 +199,13 @@ class _Part:
     def __init__(self, path, between="", after=""):
         self.path, self.between, self.after = path, between.encode(), after.encode()
         self.documents, self.text = 0, 0
-        with writing(path):
-            self.file = open(path, "wb")
+        self.file = open(path, "wb")
 
     def write(self, text):
         content = text.encode()
-        with writing(self.path):
-            self.file.write((self.between if self.documents else b"") + content + self.after)
+        self.file.write((self.between if self.documents else b"") + content + self.after)
         self.documents += 1
         self.text += len(content)
-
-    def finish(self):
-        with writing(self.path):
-            self.file.flush()
-            synced(self.file.fileno())
-
-    def close(self):
-        with suppress(OSError):  # a full disk, told before
-            self.file.close()
 
 
 def held_out(name: str, seed: int, fraction: float) -> bool:

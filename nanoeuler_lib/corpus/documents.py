@@ -1,6 +1,5 @@
 """The documents of each corpus, one by one, from files that a `Fetcher` gives."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +9,8 @@ from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import to_json
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import read_examples
-from nanoeuler_lib.text.sources import expect_texts, need, opened, pages
+from nanoeuler_lib.text.examples import json_values, read_examples
+from nanoeuler_lib.text.sources import need, opened, pages
 
 Get = Callable[..., Fetched]  # Fetcher.get
 
@@ -57,7 +56,7 @@ def web(get: Get, files: Sequence[File], note: Callable[[str], object]) -> Itera
     """The pages of parquet files, a row group in memory at a time; the next file is fetched when one is used up."""
     need("`nanoeuler corpus`", "pyarrow", PACKAGES)
     for file in files:
-        local = get(file, lambda path, fetched: expect_texts(path))
+        local = get(file, lambda path, fetched: next(pages(path), None))  # looks at its columns
         for number, page in enumerate(pages(local.path)):
             name, url = str(page.get("id") or f"{file.name}:{number}"), page.get("url")
             text = (page["text"] or "").replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -68,10 +67,7 @@ def examples(get: Get, files: Sequence[File], note: Callable[[str], object]) -> 
     """Instructions with answers, as `nanoeuler sft` reads them: each is written as one line of JSON."""
     for file in files:
         local = get(file, lambda path, fetched: read_examples(path))
-        content = _content(local.path).decode("utf-8-sig")
-        lines = [line for line in content.split("\n") if line.strip()]
-        values = json.loads(content) if content.lstrip().startswith("[") else map(json.loads, lines)
-        for number, value in enumerate(values, 1):
+        for number, (_, value) in enumerate(json_values(local.path), 1):
             keys = ("input", "output") if "output" in value else ("context", "response")
             texts = [value.get(key, "") for key in ("instruction", *keys)]
             fault = "" if texts[2].strip() else "no answer"

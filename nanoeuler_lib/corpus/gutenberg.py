@@ -12,71 +12,65 @@ from dataclasses import dataclass
 
 from nanoeuler_lib.errors import NanoEulerError, short
 
+
+def _pattern(text: str, flags: int = 0) -> re.Pattern:
+    """A pattern that ignores case. A space in it stands for any white space: lines are broken anywhere."""
+    return re.compile(text.replace(" ", r"\s+"), re.IGNORECASE | flags)
+
+
 OF_GUTENBERG = r"\s*OF\s*(?:TH(?:E|IS)\s*)?PROJECT\s*GUTENBERG"
 # Stars are looked at from the first of a run on, and what is taken is kept (++): a run costs no more than its length.
 # They are of the marker's own line: those that close a book stand in a line above it.
 STARS = r"(?<!\*)\*++[^\S\n]*+"
-START = re.compile(rf"{STARS}START{OF_GUTENBERG}", re.IGNORECASE)
-END = re.compile(
-    rf"{STARS}END{OF_GUTENBERG}|^[^\S\n]*+(?:{STARS})?+(?:THIS\s+IS\s+)?(?:THE\s+)?END{OF_GUTENBERG}",
-    re.IGNORECASE | re.MULTILINE,
+START = _pattern(rf"{STARS}START{OF_GUTENBERG}")
+END = _pattern(
+    rf"{STARS}END{OF_GUTENBERG}|^[^\S\n]*+(?:{STARS})?+(?:THIS IS )?(?:THE )?END{OF_GUTENBERG}", re.MULTILINE
 )
-SMALL_PRINT = re.compile(r"^.*\*\s*START\s*\**\s*THE\s+SMALL\s+PRINT!?.*\n", re.IGNORECASE | re.MULTILINE)
-SMALL_PRINT_ENDS = re.compile(
-    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?(?:[^\n]*+\n){0,2}?[^\n]*\*\s*END\s*\*+[^\n]*\n?|"
-    r"\*\s*END\s*\**\s*THE\s+SMALL\s+PRINT!?[^\n]*\n?",
-    re.IGNORECASE,
+SMALL_PRINT = _pattern(r"^.*\*\s*START\s*\**\s*THE SMALL PRINT!?.*\n", re.MULTILINE)
+SMALL_PRINT_ENDS = _pattern(
+    r"\*\s*END\s*\**\s*THE SMALL PRINT!?(?:[^\n]*+\n){0,2}?[^\n]*\*\s*END\s*\*+[^\n]*\n?|"
+    r"\*\s*END\s*\**\s*THE SMALL PRINT!?[^\n]*\n?"
 )
 
-# With these a licence begins that stands behind a book without an end marker; what is left of any is refused.
-LICENCE = re.compile(
-    rf"(?:{STARS})?+(?:START\s*+\**+:?+\s*+(?:THE\s+SMALL\s+PRINT|FULL\s+LICENSE)|THE\s+FULL\s+PROJECT\s+GUTENBERG|"
-    r"Updated\s+editions\s+will\s+replace\s+the\s+previous\s+one|"
-    r"Creating\s+the\s+works\s+from\s+(?:public\s+domain\s+)?print\s+editions|"
-    r"This\s+file\s+should\s+be\s+named\s+\S+\.(?:txt|zip)|"
-    r"This\s+and\s+all\s+associated\s+files\s+of\s+various\s+formats\s+will\s+be\s+found|"
-    r"A\s+Word\s+from\s+Project\s+Gutenberg|"
-    r"(?:Section\s+1\.\s+)?General\s+Terms\s+of\s+Use\s+(?:and|&)\s+Redistributing\s+Project)|"
-    r"^[^\w\n]*+The\s+Legal\s+Small\s+Print[^\w\n]*+$",
-    re.IGNORECASE | re.MULTILINE,
-)
+# A licence begins with one of these where a book has no end marker. A book that still holds LEFT_OVER is refused.
+LICENCE = _pattern(
+    rf"(?:{STARS})?+(?:START\s*+\**+:?+\s*+(?:THE SMALL PRINT|FULL LICENSE)|THE FULL PROJECT GUTENBERG|"
+    r"Updated editions will replace the previous one|Creating the works from (?:public domain )?print editions|"
+    r"This file should be named \S+\.(?:txt|zip)|This and all associated files of various formats will be found|"
+    r"A Word from Project Gutenberg|(?:Section 1\. )?General Terms of Use (?:and|&) Redistributing Project)|"
+    r"^[^\w\n]*+The Legal Small Print[^\w\n]*+$", re.MULTILINE,
+)  # fmt: skip
 # A book may hold these words, too: with them a licence begins at a paragraph's start, if more of it follows soon.
-DOUBTFUL = re.compile(r"\W*(?:Updated|Creating)", re.IGNORECASE)
-OF_A_LICENCE = re.compile(r"Project\s+Gutenberg|electronic\s+works", re.IGNORECASE)
-LEFT_OVER = re.compile(
-    r"Project\s+Gutenberg\s*(?:-?tm|™|\(TM\)|Licen[sc]e|Literary\s+Archive|Association|E-?text|E-?book)|"
-    r"THE\s+SMALL\s+PRINT!|START\s*+\**+:?+\s*+FULL\s+LICENSE|gutenberg\.(?:org|net)/licen[sc]e|"
-    r"almost\s+no\s+restrictions\s+whatsoever",
-    re.IGNORECASE,
+DOUBTFUL = _pattern(r"\W*(?:Updated|Creating)")
+OF_A_LICENCE = _pattern(r"Project Gutenberg|electronic works")
+LEFT_OVER = _pattern(
+    r"Project Gutenberg\s*(?:-?tm|™|\(TM\)|Licen[sc]e|Literary Archive|Association|E-?text|E-?book)|THE SMALL PRINT!|"
+    r"START\s*+\**+:?+\s*+FULL LICENSE|gutenberg\.(?:org|net)/licen[sc]e|almost no restrictions whatsoever"
 )
 
 # Paragraphs at the top of a file: of a header without a start marker, and of people who made the transcription.
-HEADER = re.compile(
-    r"Project\s+Gutenberg|^\W*(?:Title|Author|Translator|Illustrator|Editor|Contributor|Posting\s+Date|"
-    r"Release\s+Date|Last\s+Updated|Most\s+recently\s+updated|Edition|Language|Credits|"
-    r"Character\s+set\s+encoding|Original\s+publication)\s*:|E-?(?:book|text)\s+#\d|"
-    r"almost\s+no\s+restrictions|Plain\s+Vanilla\s+Electronic\s+Texts|"
-    r"(?:eBooks|Etexts)\s+(?:Readable\s+By|(?:Were\s+)?Prepared\s+By)|Copyright\s+laws\s+are\s+changing",
-    re.IGNORECASE,
+HEADER = _pattern(
+    r"Project Gutenberg|^\W*(?:Title|Author|Translator|Illustrator|Editor|Contributor|Posting Date|Release Date|"
+    r"Last Updated|Most recently updated|Edition|Language|Credits|Character set encoding|Original publication)\s*:|"
+    r"E-?(?:book|text) #\d|almost no restrictions|Plain Vanilla Electronic Texts|"
+    r"(?:eBooks|Etexts) (?:Readable By|(?:Were )?Prepared By)|Copyright laws are changing"
 )
-CREDITS = re.compile(
-    r"^\W*(?:This\s+(?:e-?book|e-?text|file)\s+was\s+)?(?:E-?(?:book|text)\s+)?"
-    r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b",
-    re.IGNORECASE,
+CREDITS = _pattern(
+    r"^\W*(?:This (?:e-?book|e-?text|file) was )?(?:E-?(?:book|text) )?"
+    r"(?:produced|prepared|transcribed|scanned|digitized|proofread|typed)\b[^\n]{0,60}(?:\n[^\n]{0,30})?\b(?:by|from)\b"
 )
-# What stands between: titles of the file, what else the project has, who transcribed and how, in brackets and boxes.
-TRANSCRIBER = r"(?:Transcriber|Redactor)(?:['’]?s?|s['’])\s+(?:Foot)?notes?\b"
-NOTES = re.compile(
-    rf"^\W*(?:This\s+is\s+)?(?:The\s+)?Project\s+Gutenberg(?:['’]s)?\s+E-?(?:book|text)|^\W*E-?(?:book|text)\s+#\d+|"
-    rf"^\W*{TRANSCRIBER}|^\W*This\s+file\s+should\s+be\s+named|images\s+generously\s+made\s+available|"
-    r"Distributed\s+Proofread|^\W*Note:(?=[^]]*(?:Project\s+Gutenberg|HTML|images|original\s+pages|archive\.org))|"
-    r"^\[(?=[^]]*(?:\be-?texts?\b|\be-?books?\b|transcri|Project\s+Gutenberg|Michael\s+S\.\s+Hart))",
-    re.IGNORECASE,
+# Notes between header and book: titles of the file, its other forms, who transcribed and how, in brackets and boxes.
+TRANSCRIBER = r"(?:Transcriber|Redactor)(?:['’]?s?|s['’]) (?:Foot)?notes?\b"
+NOTES = _pattern(
+    rf"^\W*(?:This is )?(?:The )?Project Gutenberg(?:['’]s)? E-?(?:book|text)|^\W*E-?(?:book|text) #\d+|"
+    rf"^\W*{TRANSCRIBER}|^\W*This file should be named|images generously made available|Distributed Proofread|"
+    r"^\W*Note:(?=[^]]*(?:Project Gutenberg|HTML|images|original pages|archive\.org))|"
+    r"^\[(?=[^]]*(?:\be-?texts?\b|\be-?books?\b|transcri|Project Gutenberg|Michael S\. Hart))"
 )
-HEADING = re.compile(rf"\W*{TRANSCRIBER}\W*\Z", re.IGNORECASE)
-IN_BRACKETS = re.compile(rf" ?\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]", re.IGNORECASE)
-FIRST_IN_BRACKETS = re.compile(rf"\s*+\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]", re.IGNORECASE)
-AT_THE_END = re.compile(rf"\n[^\S\n]*\n[^\S\n]*\n[^\w\n]*(?:\+-+\+\n\W*)?{TRANSCRIBER}", re.IGNORECASE)
+HEADING = _pattern(rf"\W*{TRANSCRIBER}\W*\Z")
+IN_BRACKETS = _pattern(rf"\x20?\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]")
+FIRST_IN_BRACKETS = _pattern(rf"\s*+\[\s*+{TRANSCRIBER}[^][]{{0,4000}}\]")
+AT_THE_END = _pattern(rf"\n[^\S\n]*\n[^\S\n]*\n[^\w\n]*(?:\+-+\+\n\W*)?{TRANSCRIBER}")
 PARAGRAPH = re.compile(r"\s*+((?:[^\S\n]*+\S[^\n]*+(?:\n|\Z))++)")
 
 
@@ -235,10 +229,7 @@ def expect_title(book: Book, title: str, author: str) -> None:
     """
     page = f"{book.header}\n{book.text[:2000]}"
     lines = {key: re.search(rf"{key}:\s*(\S[^\n]*(?:\n[^\S\n]+\S[^\n]*)*)", book.header) for key in ("Title", "Author")}
-    wanted = {
-        "Title": _words(title).removeprefix("the ").removeprefix("a "),
-        "Author": _words(author).split()[-1],
-    }
+    wanted = {"Title": _words(title).removeprefix("the ").removeprefix("a "), "Author": _words(author).split()[-1]}
     for key, line in lines.items():
         text = line[1] if line else page
         if f" {wanted[key]} " not in f" {_words(text)} ":

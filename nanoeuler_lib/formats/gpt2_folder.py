@@ -62,13 +62,7 @@ def read(folder: Path, values: dict) -> GPT2:
         if not MASKS.fullmatch(name := name.removeprefix("transformer.")):
             found[name] = where
     head, names, shapes = found.pop("lm_head.weight", None), tensor_names(config), parameter_shapes(config)
-    if odd := sorted(found.keys() ^ set(names.values())):
-        what = "has the unknown" if odd[0] in found else "lacks"
-        raise NanoEulerError(f"{folder}: {what} tensor {short(odd[0])}, {len(odd)} in all do not fit config.json")
-    for ours, theirs in names.items():
-        file, _, shape, _ = found[theirs]
-        if shape != shapes[ours]:
-            raise NanoEulerError(f"{file}: {theirs} is {list(shape)}, expected {list(shapes[ours])}")
+    llama.expect_tensors(folder, found, {theirs: shapes[ours] for ours, theirs in names.items()})
     expect_memory(config, folder)
     params = Parameters(config)
     for ours, theirs in names.items():

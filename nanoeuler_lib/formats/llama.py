@@ -19,13 +19,7 @@ from nanoeuler_lib.text.tokenizer import read_json
 from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
-KINDS = {
-    int: "a whole number",
-    (int, float): "a number",
-    bool: "true or false",
-    dict: "an object",
-    str: "text",
-}
+KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}
 WINDOWS = {"mistral": 4096}  # what the absence of sliding_window means, where that is not "none"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -124,12 +118,7 @@ def read(folder: Path, values: dict) -> GPT:
     found = {name: where for name, where in found.items() if not name.endswith("rotary_emb.inv_freq")}
     if tied and "model.embed_tokens.weight" in found:
         found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
-    if odd := sorted(found.keys() ^ shapes.keys()):
-        what = "lacks" if odd[0] in shapes else "has the unknown"
-        raise NanoEulerError(f"{folder}: {what} tensor {odd[0][:80]!r}, and in all {len(odd)} do not fit config.json")
-    for name, (file, _, shape, _) in found.items():
-        if shape != shapes[name]:
-            raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
+    expect_tensors(folder, found, shapes)
     expect_memory(config, folder)
     params = Parameters(config)
     for name, view in llama_views(params, config).items():
@@ -137,6 +126,16 @@ def read(folder: Path, values: dict) -> GPT:
     if tied and not is_tied(params, config):
         raise NanoEulerError(f"{folder}: lm_head is not the embedding, expected that: config.json ties them")
     return GPT(config, params)
+
+
+def expect_tensors(folder: Path, found: dict[str, tuple], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise NanoEulerError unless a folder's tensors, as `headers` gives them, are these, of these shapes."""
+    if odd := sorted(found.keys() ^ shapes.keys()):
+        what = "lacks" if odd[0] in shapes else "has the unknown"
+        raise NanoEulerError(f"{folder}: {what} tensor {odd[0][:80]!r}, {len(odd)} in all do not fit config.json")
+    for name, (file, _, shape, _) in found.items():
+        if shape != shapes[name]:
+            raise NanoEulerError(f"{file}: {name} is {list(shape)}, expected {list(shapes[name])}")
 
 
 def llama_config(values: dict, file: Path) -> tuple[ModelConfig, bool]:

@@ -19,11 +19,7 @@ MAGIC, HEAD = 0x616B3432, 256  # "ak42"; bytes before the tensors, from version 
 NORMS = "input_layernorm", "post_attention_layernorm"
 ATTENTION = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"
 MLP = "mlp.gate_proj", "mlp.down_proj", "mlp.up_proj"
-SPECIAL = {
-    "<unk>": 0,
-    "<s>": 1,
-    "</s>": 2,
-}  # run.c takes these ids for granted, and those of the bytes behind them
+SPECIAL = {"<unk>": 0, "<s>": 1, "</s>": 2}  # run.c takes these ids for granted, and those of the bytes behind them
 FIRST = len(SPECIAL)
 
 
@@ -113,10 +109,7 @@ def read_tokenizer(file: Path) -> PieceTokenizer:
         at += 8 + length
     first = FIRST + 256
     for byte in range(256):  # the second way until August 2023
-        if pieces[FIRST + byte : FIRST + byte + 1] not in (
-            [f"<0x{byte:02X}>".encode()],
-            [chr(byte).encode()],
-        ):
+        if pieces[FIRST + byte : FIRST + byte + 1] not in ([f"<0x{byte:02X}>".encode()], [chr(byte).encode()]):
             raise NanoEulerError(f"{file}: token {FIRST + byte} is not <0x{byte:02X}>, expected a tokenizer.bin")
         pieces[FIRST + byte] = bytes([byte])
     pieces[:FIRST] = [name.encode() for name in SPECIAL]

@@ -157,10 +157,7 @@ def _card(name, found, log, about, texts, forms, curves) -> Iterator[str]:
     yield from ["", "## Texts, licences, attribution", ""]
     for text in texts:
         yield from _text(text)
-    yield from [
-        "",
-        "The licence of the weights is the publisher's to choose, within what those of the texts allow.",
-    ]
+    yield from ["", "The licence of the weights is the publisher's to choose, within what those of the texts allow."]
     yield from ["", "## Curves", "", *_curves(log, curves), "", "## Limits", ""]
     yield from (f"* {line}" for line in _limits(found))
     yield from ["", "## What it must not be used for", ""]
@@ -211,12 +208,7 @@ def _curves(log, curves) -> Iterator[str]:
     if not curves:
         yield f"The log of the run is not here. Its curves: {BLANK}"
         return
-    yield from [
-        "![Loss and validation by step](loss.png)",
-        "",
-        "![Gradients and updates by step](layers.png)",
-        "",
-    ]
+    yield from ["![Loss and validation by step](loss.png)", "", "![Gradients and updates by step](layers.png)", ""]
     warnings = [one_line(entry["warning"], 2000) for entry in log if "warning" in entry]
     yield from ["", "The run warned:", "", *(f"* {text}" for text in warnings)] if warnings else []
 

@@ -29,10 +29,7 @@ CUTS = {
     "digits": (None, _in_turn("pretokenizers", _DIGITS, _BYTES)),
     "llama3": (None, _in_turn("pretokenizers", _SPLIT, _BYTES | {"use_regex": False})),
     "meta": (_in_turn("normalizers", {"type": "Prepend", "prepend": META}, _TO_META), None),
-    "one space": (
-        None,
-        {"type": "Metaspace", "replacement": META, "prepend_scheme": "first", "split": False},
-    ),
+    "one space": (None, {"type": "Metaspace", "replacement": META, "prepend_scheme": "first", "split": False}),
 }
 
 

@@ -285,13 +285,8 @@ class _Penalising:
     """A model for `generate_tokens`, and its decoder, whose logits are `penalised` for what it has read but `free`."""
 
     def __init__(self, model, penalty, free):
-        self.config, self.inner, self.penalty, self.free, self.seen = (
-            model.config,
-            model.decoder(),
-            penalty,
-            free,
-            set(),
-        )
+        self.config, self.inner, self.seen = model.config, model.decoder(), set()
+        self.penalty, self.free = penalty, free
 
     def decoder(self):
         return self

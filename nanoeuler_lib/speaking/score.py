@@ -58,11 +58,9 @@ def score(
     bits = [np.zeros(len(ids)) for ids in streams]
     for at in follow(range(0, len(windows), rows)):
         some = windows[at : at + rows]
-        inputs, targets = np.zeros((len(some), time), np.int64), np.full((len(some), time), -1, np.int64)
-        for row, (number, start, first, stop) in enumerate(some):
-            ids = streams[number][start:stop]
-            inputs[row, : len(ids) - 1] = ids[:-1]
-            targets[row, first - start - 1 : len(ids) - 1] = ids[first - start :]
+        inputs, targets = data.window_rows([streams[number][start:stop] for number, start, _, stop in some], time)
+        for row, (_, start, first, _) in enumerate(some):
+            targets[row, : first - start - 1] = -1  # the window before has scored them
         nats = model.losses(inputs, targets)
         for row, (number, start, first, stop) in enumerate(some):
             bits[number][first:stop] = nats[row, first - start - 1 : stop - start - 1] / math.log(2)
@@ -105,10 +103,7 @@ def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
     for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
         pending += bits
         if token == tokenizer.end:
-            piece, end = (
-                characters.decode(b"", final=True),
-                f'<hr title="end of the document, {bits:.1f} bits">',
-            )
+            piece, end = (characters.decode(b"", final=True), f'<hr title="end of the document, {bits:.1f} bits">')
         else:
             piece, end = characters.decode(tokenizer.token_bytes[token]), ""
         if piece:  # tokens that are parts of a character are marked together

@@ -10,7 +10,7 @@ import codecs
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,12 +237,7 @@ def tokenize(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def batch(
-    tokens: Tokens,
-    rng: np.random.Generator,
-    rows: int,
-    time: int,
-    predict: int,
-    starts: np.ndarray | None = None,
+    tokens: Tokens, rng: np.random.Generator, rows: int, time: int, predict: int, starts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """A random batch: inputs [B, T] and targets [B, T, K], where target k of position t is token t+1+k.
 
@@ -308,8 +303,16 @@ def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
         ]
     else:
         spans = [(start, min(start + time + 1, len(tokens.ids))) for start in range(0, len(tokens.ids) - 1, time)]
-    inputs, targets = np.zeros((len(spans), time), np.int64), np.full((len(spans), time), -1, np.int64)
-    for row, (start, end) in enumerate(spans):
-        inputs[row, : end - 1 - start] = tokens.ids[start : end - 1]
-        targets[row, : end - 1 - start] = tokens.ids[start + 1 : end]
+    return window_rows([tokens.ids[start:end] for start, end in spans], time)
+
+
+def window_rows(windows: Sequence[np.ndarray], time: int, rows: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and head-0 targets [R, T] of windows of up to T + 1 ids, one a row; other targets are -1.
+
+    rows: R, where there may be fewer windows.
+    """
+    inputs = np.zeros((max(rows, len(windows)), time), np.int64)
+    targets = np.full_like(inputs, -1)
+    for row, ids in enumerate(windows):
+        inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
     return inputs, targets

@@ -5,7 +5,7 @@ has a row of its own, so none can see another. Chapter 20.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     mixture.
     """
     examples, template = [], None
-    for place, value in _objects(path):
+    for place, value in json_values(path):
         example, its_template = _example(place, value)
         if its_template != (template := template or its_template):
             raise NanoEulerError(f"{place} is of another kind than those before, expected one kind a file")
@@ -126,7 +126,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     These are texts; or chosen and rejected are lists of messages that differ in the last alone, with a prompt of
     messages before both, or with none. Raises NanoEulerError, with the place, for anything else.
     """
-    pairs = [_unicode(place, _pair(place, value)) for place, value in _objects(path)]
+    pairs = [_unicode(place, _pair(place, value)) for place, value in json_values(path)]
     if not pairs:
         raise NanoEulerError(f"{path}: holds no pair, expected one or more")
     return pairs
@@ -163,20 +163,23 @@ def _unicode(place, turns):
     return turns
 
 
-def _objects(path):
-    """The JSON values of a file, plain or compressed, each with where it stands."""
+def json_values(path: str | Path) -> Iterator[tuple[str, object]]:
+    """The JSON values of a file, plain or packed, each with its place: the items of one array, or one value a line.
+
+    Raises NanoEulerError for a file that cannot be read or holds too much, and for what is not JSON.
+    """
     path = Path(path)
     try:
         with opened(path) as file:
             data = file.read(LARGEST + 1)
-        text = (without_mark(path, data[:4]) + data[4:]).decode() if len(data) <= LARGEST else None
+        if len(data) > LARGEST:
+            raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
+        text = (without_mark(path, data[:4]) + data[4:]).decode()
     except NanoEulerError:
         raise
     except (OSError, EOFError, *UNPACKING, ValueError) as error:  # ValueError: not UTF-8; NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise NanoEulerError(f"{path}: cannot be read ({reason}), expected UTF-8 JSON, perhaps as .xz or .gz") from None
-    if text is None:
-        raise NanoEulerError(f"{path}: holds more than {LARGEST:,} bytes, expected at most that many")
     if text.lstrip().startswith("[") and not _lists_by_line(text):
         yield from ((f"{path}: item {n}", value) for n, value in enumerate(_json(path, "the file", text), 1))
         return

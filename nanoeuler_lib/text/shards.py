@@ -40,6 +40,7 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 FORMAT = "nanoeuler-shards-1"
+KINDS = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": {str: str}}  # of shards.json
 SHARD_TOKENS = 1 << 25  # 64 MiB a shard
 PIECE = 1 << 22  # bytes of text that a process tokenizes at a time
 
@@ -67,35 +68,24 @@ def write(
     the folder exists, a text is missing or none, and when the tokenizer has no end-of-text token or more than 65,536.
     """
     out = Path(out)
-    if os.path.lexists(out):
-        raise NanoEulerError(f"{out}: exists already, expected a new folder")
+    files.expect_new(out, parents=True)
     if tokenizer.vocab_size > 1 << 16:
         raise NanoEulerError(
             f"tokenizer has {tokenizer.vocab_size} tokens, expected at most 65536: shards hold ids of 16 bits"
         )
     if END_OF_TEXT not in tokenizer.special_tokens:
         raise NanoEulerError(f"tokenizer has no token {END_OF_TEXT}, expected one that was trained with --end-of-text")
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-        with files.unfinished(partial, out):
-            tokenizer.save(partial / "tokenizer.json")
-            stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
-            total = sum(os.stat(text).st_size for text in texts if os.path.isfile(text))
-            parts = (part for text in texts for part in pieces(text, piece))
-            bar = tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, file=Voice(sys.stderr))
-            with bar:
-                for goes_on, documents, size in _encoded(parts, tokenizer, workers or cores()):
-                    stream.add(goes_on, documents, size)
-                    bar.update(size)
-            stream.close()
-            _write_index(partial, tokenizer, stream)
-            for file in (*partial.iterdir(), partial):
-                files.sync(file)
-            os.replace(partial, out)
-            files.sync(out.parent)
-    except OSError as error:
-        raise NanoEulerError(f"{out}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+    with files.new_folder(out) as partial:
+        tokenizer.save(partial / "tokenizer.json")
+        stream = _Stream(partial, tokenizer.special_tokens[END_OF_TEXT], shard_tokens)
+        total = sum(os.stat(text).st_size for text in texts if os.path.isfile(text))
+        parts = (part for text in texts for part in pieces(text, piece))
+        with tqdm(total=total, unit="B", unit_scale=True, disable=quiet or None, file=Voice(sys.stderr)) as bar:
+            for goes_on, documents, size in _encoded(parts, tokenizer, workers or cores()):
+                stream.add(goes_on, documents, size)
+                bar.update(size)
+        stream.close()
+        _write_index(partial, tokenizer, stream)
     return Shards(out)
 
 
@@ -156,10 +146,7 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
             "a process that tokenizes was ended from outside, perhaps for want of memory: expected it to finish; "
             "fewer --workers take less"
         ) from None
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # no further process or thread, or no memory that processes share
+    except (OSError, RuntimeError) as error:  # no further process or thread, or no memory that processes share
         for begun in set(multiprocessing.active_children()).difference(others):
             begun.kill()  # nobody will tell it to end
             begun.join()
@@ -260,9 +247,9 @@ class Shards:
         self.name = Path(os.path.abspath(folder)).name
         head = _read_head(self.path / "shards.json")
         for name, digest in head["sha256"].items():
-            _check_digest(self.path / name, digest)
+            files.expect_digest(self.path / name, digest, "shards.json")
         self.tokens, self.documents, self.bytes = head["tokens"], head["documents"], head["bytes"]
-        self.digest, self.vocabulary = head["digest"], head["sha256"]["tokenizer.json"]
+        self.digest, self.vocabulary = files.seal(head)["digest"], head["sha256"]["tokenizer.json"]
         self.tokenizer = Tokenizer.load(self.path / "tokenizer.json")
         self.shards = [_mapped(self.path / _name(i), np.uint16, (n,)) for i, n in enumerate(head["shards"])]
         self.starts, self.sums = _mapped(self.path / "documents.npy", np.int64, (self.documents, 2)).T
@@ -280,25 +267,12 @@ class Shards:
 
 
 def _read_head(file):
-    head = files.read_head(file, FORMAT, expected="a folder that nanoeuler shards wrote")
-    files.unsealed(head, file, "truncated or edited")
-    kinds = {"tokens": int, "documents": int, "bytes": int, "shards": list, "sha256": dict}
-    good = all(type(head.get(key)) is kind for key, kind in kinds.items())
-    good = good and all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
-    good = good and all(isinstance(digest, str) for digest in head["sha256"].values())
-    names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))] if good else []
+    head = files.read_head(file, FORMAT, KINDS, expected="a folder that nanoeuler shards wrote")
+    names = ["documents.npy", "tokenizer.json", *(_name(i) for i in range(len(head["shards"])))]
+    good = all(type(n) is int and n > 0 for n in head["shards"]) and sum(head["shards"]) == head["tokens"]
     if not good or set(head["sha256"]) != set(names):
         raise NanoEulerError(f"{file}: its numbers or names of files do not fit together: edited")
     return head
-
-
-def _check_digest(file, digest):
-    try:
-        actual = files.sha256(file)
-    except OSError as error:
-        raise NanoEulerError(f"{file}: {error.strerror}, expected it beside shards.json") from None
-    if actual != digest:
-        raise NanoEulerError(f"{file}: SHA-256 is {actual[:12]}..., expected {digest[:12]}...: truncated or edited")
 
 
 def _mapped(file, dtype, shape):

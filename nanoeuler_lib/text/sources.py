@@ -84,54 +84,37 @@ def _json_text(place, line):
     return text
 
 
+TEXTS = "string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"  # kinds of a column
+
+
 def pages(path: str | Path) -> Iterator[dict]:
     """The rows of a parquet file, a row group in memory at a time: id, url, where they are, and text, None for none.
 
     A text of bytes that are no UTF-8 has "fault" beside it. Raises NanoEulerError when the file is no parquet, has no
     column of texts under "text", or cannot be read to its end.
     """
-    expect_texts(path)
-    import pyarrow
-    from pyarrow import parquet
+    need("a parquet file", "pyarrow")
+    from pyarrow import ArrowException, parquet, types
 
     try:
         with parquet.ParquetFile(path) as table:
-            columns = [name for name in ("id", "url", "text") if name in table.schema_arrow.names]
+            schema = table.schema_arrow
+            if "text" not in schema.names:
+                raise NanoEulerError(f"{path}: has the columns {short(schema.names)}, expected text among them")
+            kind = schema.field("text").type
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            if not any(getattr(types, f"is_{name}", lambda kind: False)(kind) for name in TEXTS):
+                raise NanoEulerError(f"{path}: its column text holds {one_line(str(kind), 60)}, expected texts")
+            columns = [name for name in ("id", "url", "text") if name in schema.names]
             for group in range(table.num_row_groups):
                 for page in table.read_row_group(group, columns=columns).to_pylist():
                     try:
-                        yield {name: _as_text(value) for name, value in page.items()}
+                        yield {name: x.decode() if isinstance(x, bytes) else x for name, x in page.items()}
                     except UnicodeDecodeError:
                         yield {"text": None, "fault": "bytes that are not UTF-8"}
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise NanoEulerError(f"{path}: cannot be read ({_first_line(error)}), expected parquet") from None
-
-
-def expect_texts(path: str | Path) -> None:
-    """Raise NanoEulerError unless a parquet file has a column text, of texts or of bytes."""
-    need("a parquet file", "pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        schema = parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise NanoEulerError(f"{path}: is no parquet file ({_first_line(error)})") from None
-    if "text" not in schema.names:
-        raise NanoEulerError(f"{path}: has the columns {short(schema.names)}, expected text among them")
-    kind = schema.field("text").type
-    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    names = "string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"
-    if not any(getattr(pyarrow.types, f"is_{name}", lambda kind: False)(kind) for name in names):
-        raise NanoEulerError(f"{path}: its column text holds {one_line(str(kind), 60)}, expected texts")
-
-
-def _as_text(value):
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _first_line(error):
-    return str(error).partition("\n")[0][:200]
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise NanoEulerError(f"{path}: cannot be read ({reason}), expected parquet") from None
 
 
 def need(what: str, module: str, packages: str = "") -> None:

@@ -17,15 +17,7 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line, write_text
-from nanoeuler_lib.text.tokenizer import (
-    _NUMBER,
-    _SPACE,
-    PathLike,
-    Tokenizer,
-    _split_special,
-    read_json,
-    split_words,
-)
+from nanoeuler_lib.text.tokenizer import _NUMBER, _SPACE, PathLike, Tokenizer, _split_special, read_json, split_words
 
 FORMAT = "nanoeuler-pieces-1"
 META = "▁"  # how SentencePiece writes a space

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib import files
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import from_json, one_line, seal, sha256, sync, to_json, unsealed
+from nanoeuler_lib.files import fits, from_json, is_count, one_line, seal, sha256, sync, to_json
 from nanoeuler_lib.model import GPT, Parameters, int8, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.text import vocabularies
@@ -153,14 +153,8 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     path = find(path)
     head = _read_head(path)
     for name, digest in head["sha256"].items():
-        if not (path / name).is_file():
-            if name == "optimizer.safetensors":  # is wanted for going on alone
-                continue
-            raise NanoEulerError(f"{path / name}: no such file, expected it beside checkpoint.json")
-        if (actual := sha256(path / name)) != digest:
-            raise NanoEulerError(
-                f"{path / name}: SHA-256 is {actual[:12]}..., expected {one_line(digest[:12])}...: truncated or edited"
-            )
+        if name != "optimizer.safetensors" or (path / name).is_file():  # only a run that goes on needs that one
+            files.expect_digest(path / name, digest, "checkpoint.json")
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
     tensors = _read_parameters(path / "model.safetensors", shapes)
@@ -302,81 +296,35 @@ def read_head(path: str | Path) -> dict:
 
 def _read_head(path):
     file = path / "checkpoint.json"
-    head = files.read_head(file, FORMAT, HEAD_BYTES)
-    kinds = {"model": dict, "train": (dict, type(None)), "step": int, "info": dict, "sha256": dict}
-    for key, kind in kinds.items():
-        if key not in head or not isinstance(head[key], kind) or (key == "step" and not 0 <= head["step"] < 2**53):
-            raise NanoEulerError(f"{file}: {key} is {short(head.get(key))}: truncated or edited")
-    head = unsealed(head, file)
+    head = files.read_head(file, FORMAT, HEAD, HEAD_BYTES)
     allowed = {"model.safetensors", "tokenizer.json", "optimizer.safetensors"}
     names = set(head["sha256"])
     if not {"model.safetensors", "tokenizer.json"} <= names <= allowed:
         raise NanoEulerError(f"{file}: lists files {short(sorted(names))}, expected {sorted(allowed)}")
-    if odd := [digest for digest in head["sha256"].values() if not isinstance(digest, str)]:
-        raise NanoEulerError(f"{file}: a SHA-256 is {short(odd[0])}, expected text")
     _expect_readable(head, file)
     return head
 
 
 def _expect_readable(head, file):
-    """Raises NanoEulerError for info of a kind that is not read again: looked at before it is written, and after."""
-    for name, value in head["info"].items():
-        what, good = INFO.get(name, ("", lambda value: True))
-        if not good(value):
-            raise NanoEulerError(f"{file}: info.{one_line(name, 40)} is {short(value)}, expected {what}")
+    """Raise NanoEulerError for info of a kind that is not read again: checked before it is written, and after."""
+    for name in head["info"].keys() & INFO.keys():
+        if not fits(value := head["info"][name], INFO[name][1]):
+            raise NanoEulerError(f"{file}: info.{name} is {short(value)}, expected {INFO[name][0]}")
 
 
-def _is_text(value):
-    return isinstance(value, str)
-
-
-def _is_number(value):
-    return value is None or type(value) in (int, float)
-
-
-def _are_numbers(value):
-    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
-
-
-def _are_files(value):
-    return isinstance(value, dict) and all(path is None or isinstance(path, str) for path in value.values())
-
-
-def _are_examples(value):
-    """Whether a value is source, number and seed of what a run learns from."""
-    return _types(value) == [str, int, int] and all(0 <= part < 2**53 for part in value[1:])
-
-
-def _types(value):
-    """The types of a list's items; None for what is no list."""
-    return [type(part) for part in value] if isinstance(value, list) else None
-
-
-# What the library itself writes into `info`, and reads again: of another kind it is damaged, or not ours.
-INFO = {
-    "source": ("text", _is_text),
-    "template": ("text", _is_text),
-    "base": ("text", _is_text),
-    "split": ("2", lambda value: value == 2),
-    "turns": ("first, windows or last", lambda value: value in ("first", "windows", "last")),
-    "fingerprint": ("text", _is_text),
-    "valid_fingerprint": ("text", _is_text),
-    **dict.fromkeys(MEASURES, ("a number", _is_number)),
-    "valid_sets": ("a number for each", _are_numbers),
-    "floor_bits_per_byte": ("a number", _is_number),
-    "files": ("names of files", _are_files),
-    "examples": ("a source, a number and a seed", _are_examples),
-    "pairs": ("a source, a number and a seed", _are_examples),
-    "questions": ("a source, a number and a seed", _are_examples),
-    "rewards": ("settings", lambda value: isinstance(value, dict)),
-    "reference": ("text", _is_text),
-    "beta": ("a number", _is_number),
-    "label_noise": ("a number", _is_number),
-    "robust": ("true or false", lambda value: isinstance(value, bool)),
-    "shards": ("a whole number", lambda value: type(value) is int),
-    "due": ("a number and three switches", lambda value: _types(value) == [int, bool, bool, bool]),
-    "bits": ("facts by name", lambda value: isinstance(value, dict)),
-}
+HEAD = {"model": dict, "train": (dict, None), "step": is_count, "info": dict, "sha256": {str: str}}
+TEXT, NUMBER = ("text", str), ("a number", (int, float, None))
+SOURCE = "a source, a number and a seed", [str, is_count, is_count]  # of what a run learns from
+# What the library writes into `info` and reads again: what is expected, and its kind (`files.fits`).
+INFO = dict.fromkeys("source template base fingerprint valid_fingerprint reference".split(), TEXT)
+INFO |= dict.fromkeys((*MEASURES, "floor_bits_per_byte", "beta", "label_noise"), NUMBER)
+INFO |= dict.fromkeys(("examples", "pairs", "questions"), SOURCE)
+INFO |= {
+    "split": ("2", 2), "turns": ("first, windows or last", ("first", "windows", "last")), "rewards": ("settings", dict),
+    "valid_sets": ("a number for each", {str: (int, float)}), "files": ("names of files", {str: (str, None)}),
+    "robust": ("true or false", bool), "shards": ("a whole number", int), "bits": ("facts by name", dict),
+    "due": ("a number and three switches", [int, bool, bool, bool]),
+}  # fmt: skip
 
 
 def _settings(kind, values, path):

@@ -67,15 +67,19 @@ def nats_of(model: GPT, parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> float
 class Dataset:
     """What all datasets have, as it is unless they say otherwise."""
 
-    span = 1  # steps behind which alone a run may be saved
-    together = 1  # rows that stand or fall together: 2 for pairs
+    span = 1  # a run may only be saved every `span` steps
+    together = 1  # rows of a batch that belong together: 2 for pairs
     figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
     prompt: str | None = None  # of the held-out examples, the one that samples reply to
     measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
-        """Make, or read again, what belongs into the run's folder; before a run begins or goes on."""
+        """Write, or read again, this data's own files in the run's folder, before a run begins or goes on."""
+
+    def sample(self, model: GPT, seed: int) -> str:
+        """Something for the reader of the log."""
+        return generate(model, self.tokenizer, "", 100, seed=seed)
 
     def sample(self, model: GPT, seed: int) -> str:
         """A text for the reader of the log: the model's own, or its reply to the prompt, which has its template on."""
@@ -220,7 +224,7 @@ class ShardDataset(Dataset):
         self.tokens, self.row_tokens = self.part.tokens, self.model.context
         self.windows = max(1, (self.tokens - self.model.predict) // self.row_tokens - 1)
         self.reach, self.unit = 1.0, "tokens"
-        # the last two: where it begins, the order of its windows
+        # the last two epochs: where each begins, and the order of its windows
         self.epochs: dict[int, tuple[int, np.ndarray]] = {}
         self.sizes = {"train_tokens": self.tokens, "valid_tokens": sum(p.tokens for p in self.valid.values())}
         self.sampled = self.sizes["valid_tokens"] > SAMPLE
@@ -284,15 +288,13 @@ class ShardDataset(Dataset):
     def _scored(self, model, part, chosen):
         """The bits that head 0 needs for the windows of these numbers, their bytes and their tokens."""
         time, nats, size, count = self.row_tokens, 0.0, 0, 0
-        lengths, rows = np.asarray(self.tokenizer.token_lengths), min(ROWS, len(chosen))
+        rows = min(ROWS, len(chosen))
         for first in range(0, len(chosen), rows):
-            inputs, targets = np.zeros((rows, time), np.int64), np.full((rows, time), -1, np.int64)
-            for row, window in enumerate(chosen[first : first + rows]):
-                start = int(window) * time
-                ids = part.read(start, min(start + time + 1, part.tokens))
-                inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
+            starts = [int(window) * time for window in chosen[first : first + rows]]
+            windows = [part.read(start, min(start + time + 1, part.tokens)) for start in starts]
+            inputs, targets = data.window_rows(windows, time, rows)
             scored = targets[targets >= 0]
-            size, count = size + int(lengths[scored].sum()), count + len(scored)
+            size, count = size + int(self.tokenizer.token_lengths[scored].sum()), count + len(scored)
             nats += nats_of(model, [(inputs, targets)])
         return nats / math.log(2), size, count
 

@@ -1,4 +1,4 @@
-"""What a run tells: the entries of its log, lines and a bar for who watches, warnings, and its checkpoints."""
+"""The journal of a run."""
 
 import math
 import sys
@@ -16,7 +16,7 @@ from nanoeuler_lib.training.watch import MEASURES, Watch, percent
 
 
 class Journal:
-    """What a run tells: the entries of its log, lines and a bar for who watches, warnings, and its checkpoints.
+    """Write a run's log, its lines and progress bar on the terminal, its warnings and its checkpoints.
 
     quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
     """
@@ -29,7 +29,7 @@ class Journal:
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
         self.saved = self.taken = state.step  # the step of the last checkpoint, and the last whole one
-        # of the last checkpoint: its step's entries in the log, and what of `look` comes after it
+        # what the last checkpoint still needs: its step's entries in the log, and the arguments of `look`
         self.due = state.info.pop("due", None)
         self.at, self.entries = state.step, 0  # the step of the last entry, and how many it has
         self.validation_seconds = 0.0
@@ -93,7 +93,7 @@ class Journal:
             f"{percent(self.dataset.reach)} of its {self.dataset.unit}{held_out}"
         )
         ahead = self.watch.begin()
-        said = set()  # what a process that was killed behind it had said of this step
+        said = set()  # changes that the log names for this step: a process was killed after it wrote them
         if first == 0:
             warnings = [*warnings, *self.dataset.warnings, *ahead]
         else:

@@ -15,13 +15,7 @@ from nanoeuler_lib.training.run_folder import read_log
 
 
 def replay(
-    run: str | Path,
-    part,
-    valid,
-    first: int,
-    last: int,
-    device: str | None = None,
-    group: many.Group | None = None,
+    run: str | Path, part, valid, first: int, last: int, device: str | None = None, group: many.Group | None = None
 ) -> tuple[int, list[dict]]:
     """Take the steps behind `first` up to `last` again, and those before them from a checkpoint; nothing is written.
 

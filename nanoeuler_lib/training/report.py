@@ -103,10 +103,7 @@ def _run_facts(head, log, steps):
     for step, change in _series(log, "changed"):
         yield f"from step {step} on", change
     yield "machine", head.get("machine")
-    yield (
-        "throughput",
-        f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps",
-    )
+    yield ("throughput", f"{speed:,.0f} tokens a second (median); {tokens:,.0f} tokens in {seconds:,.0f} s of steps")
     if beside:
         yield "validation and samples", f"{beside:,.0f} s, {beside / (beside + seconds):.1%} of the time"
     yield "gradient norm", f"median {median(entry['norm'] for entry in steps):.3g}"

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError
@@ -25,12 +24,15 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import (
     expect_writable,
+    fits,
     from_json,
     hold,
+    is_count,
     is_still,
     one_line,
     to_json,
     write_text,
+    writing,
 )
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.watch import MEASURES, measured
@@ -62,10 +64,8 @@ def drop(run: Path, step: int) -> None:
 
 def write_tensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write what a run needs beside its checkpoints. Raises NanoEulerError where that cannot be done."""
-    try:
+    with writing(file):
         save_file(dict(tensors), file)
-    except (OSError, SafetensorError) as error:
-        raise NanoEulerError(f"{file}: cannot be written ({one_line(str(error), 200)})") from None
 
 
 def read_tensors(file: Path, expected: str) -> dict[str, np.ndarray]:
@@ -184,14 +184,26 @@ def read_log(run: str | Path) -> list[dict]:
     return list(entries(Path(run) / "log.jsonl"))
 
 
-def entries(file: Path) -> Iterator[dict]:
-    """The entries of a log file. Raises NanoEulerError at the first line that is none."""
-    with _opened(file) as lines:
-        for number, line in enumerate(lines, 1):
-            if (entry := _entry(line)) is not None:
-                yield entry
-            elif line.endswith(b"\n"):  # else the last line, which a crash cut off
-                raise NanoEulerError(f"{file}: line {number} is no entry of a log: damaged or edited")
+def entries(file: Path, faults: list[str] | None = None) -> Iterator[dict]:
+    """The entries of a log file. Lines end with line feeds only: text may hold all other separators of Unicode.
+
+    faults: takes what is wrong, and the entries that can be read follow. Without it, raises NanoEulerError at the first
+    line that is no entry.
+    """
+    try:
+        if file.exists() and not file.is_file():
+            raise NanoEulerError(f"{file}: is no regular file, expected a run's log")
+        with open(file, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if (entry := _entry(line)) is not None:
+                    yield entry
+                elif line.endswith(b"\n"):  # else the last line, which a crash cut off
+                    fault = f"{file}: line {number} is no entry of a log: damaged or edited"
+                    if faults is None:
+                        raise NanoEulerError(fault)
+                    faults.append(fault)
+    except OSError as error:
+        raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
 
 
 def trim_log(file: Path, step: int, last: int | None = None) -> str | None:
@@ -200,21 +212,22 @@ def trim_log(file: Path, step: int, last: int | None = None) -> str | None:
     last: how many entries of the step itself stay (None: all). A log that cannot be read is no reason not to go on: it
     is set aside, the lines of it that can be read are kept, and what to say about it is returned.
     """
-    readable, trouble = [], None
+    faults, readable = [], []
     try:
-        for entry in entries(file) if os.path.lexists(file) else ():
-            readable.append(entry)
+        readable += entries(file, faults) if os.path.lexists(file) else ()
     except NanoEulerError as error:
-        trouble, readable = str(error), _readable(file)
+        faults, readable = [str(error)], []
     kept = [entry for entry in readable if entry["step"] <= step]
     kept = kept if last is None else kept[: sum(entry["step"] < step for entry in kept) + last]
-    text = "".join(to_json(entry) + "\n" for entry in kept)
-    if trouble:
+    text, trouble = "".join(to_json(entry) + "\n" for entry in kept), None
+    if faults:
         try:
             os.rename(file, aside := _free_name(file))
         except OSError as error:
             raise NanoEulerError(f"{file}: cannot be set aside ({error.strerror})") from None
-        trouble = f"{trouble}. It is set aside as {aside.name}, and the {len(readable)} entries that can be read go on"
+        trouble = (
+            f"{faults[0]}. It is set aside as {aside.name}, and the {len(readable)} entries that can be read go on"
+        )
     write_text(file, text)
     return trouble
 
@@ -224,24 +237,15 @@ def _free_name(file):
     return next(name for name in names if not os.path.lexists(name))
 
 
-def _readable(file):
-    try:
-        with _opened(file) as lines:
-            return [entry for line in lines if (entry := _entry(line)) is not None]
-    except NanoEulerError:
-        return []
+def _is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    """A log's lines, ended by line feeds alone: text in it may hold every other separator that Unicode knows."""
-    try:
-        if file.exists() and not file.is_file():
-            raise NanoEulerError(f"{file}: is no regular file, expected a run's log")
-        with open(file, "rb") as lines:
-            yield lines
-    except OSError as error:
-        raise NanoEulerError(f"{file}: cannot be read ({error.strerror}), expected a run's log") from None
+ENTRY = {  # the kinds of what an entry of a log may hold
+    **dict.fromkeys("loss rate norm seconds tokens_per_second valid_share seen".split(), _is_number),
+    **dict.fromkeys(MEASURES, _is_number), **dict.fromkeys(("sample", "warning", "changed"), str), "step": is_count,
+    "valid_sets": {str: _is_number}, "figures": {str: _is_number}, "groups": {str: [_is_number, _is_number]},
+}  # fmt: skip
 
 
 def _entry(line: bytes) -> dict | None:
@@ -250,22 +254,7 @@ def _entry(line: bytes) -> dict | None:
         entry = from_json(line.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
-    numbers = (*"loss rate norm seconds tokens_per_second valid_share seen".split(), *MEASURES)
-    groups, sets, figures = (
-        entry.get(key, {}) if isinstance(entry, dict) else None for key in ("groups", "valid_sets", "figures")
-    )
-    good = (
-        isinstance(groups, dict)
-        and all(isinstance(part, dict) and all(map(_is_number, part.values())) for part in (sets, figures))
-        and type(entry.get("step")) is int
-        and 0 <= entry["step"] < 2**53
-        and all(_is_number(entry[name]) for name in numbers if name in entry)
-        and all(isinstance(entry.get(name, ""), str) for name in ("sample", "warning", "changed"))
-        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in groups.values())
-        and (("loss" in entry) <= ("rate" in entry and "norm" in entry and "tokens_per_second" in entry))
-    )
-    return entry if good else None
-
-
-def _is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
+    if type(entry) is not dict or "step" not in entry:
+        return None
+    good = all(fits(entry[name], kind) for name, kind in ENTRY.items() if name in entry)
+    return entry if good and ("loss" not in entry or {"rate", "norm", "tokens_per_second"} <= entry.keys()) else None

@@ -13,11 +13,7 @@ WINDOW = 50  # steps over which a loss is averaged before two of them are compar
 # repeating a text teaches about as much as new text for this many passes (Muennighoff et al. 2023)
 PASSES = 4
 # what validations are judged by, less being better: its name in a log, and its unit
-MEASURES = {
-    "valid_bits_per_byte": "bits per byte",
-    "valid_loss": "nats a pair",
-    "valid_missed": "of the reward",
-}
+MEASURES = {"valid_bits_per_byte": "bits per byte", "valid_loss": "nats a pair", "valid_missed": "of the reward"}
 # So many windows of the validation text, each of so many characters, are searched in the training text; a warning is
 # given if more than this share is found. In ordinary text none is; in stories made by a grammar some of 100 characters
 # are.

@@ -466,7 +466,7 @@ BAD = {
     "context too long": (
         (*TRAIN, "text.txt", "--context", 100_000), "at least 100002, 100000 of --context and 2 of --predict"),
     "seed of nanoseconds": (
-        (*TRAIN, "text.txt", "--seed", 1_764_000_000_000_000_000), "expected a whole number of at most 2^53 - 1"),
+        (*TRAIN, "text.txt", "--seed", 1_764_000_000_000_000_000), "expected a whole number from 0 to 2^53 - 1"),
     "folder of checkpoints": (
         ("generate", "a", "--run", "run/checkpoints"), "holds checkpoints, expected its run run, or one of them: "
         "run/checkpoints/step-000004"),
@@ -611,10 +611,7 @@ def shell(line, **options):
 
 TINY = f"--data text.txt {' '.join(SMALL)} --batch 4 --warmup 1 --valid-every 1 --workers 1"
 GONE = {
-    "reader of stdout": f"NE train --run new --steps 60 {TINY} | head -n 1; exit ${{PIPESTATUS[0]}}",
     "reader of both": f"NE train --run new --steps 60 {TINY} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}",
-    "stdout": f"NE train --run new --steps 60 {TINY} >&-",
-    "stderr": f"NE train --run new --steps 60 {TINY} 2>&-",
     "all three": f"NE train --run new --steps 60 {TINY} <&- >&- 2>&-",
     "full": f"NE train --run new --steps 60 {TINY} >/dev/full 2>/dev/full",
 }
@@ -631,17 +628,7 @@ def test_training_outlives_its_output(here, gone):
     assert sorted(f.name for f in Path("new").iterdir()) == ["checkpoints", "lock", "log.jsonl", "run.json"]
 
 
-UNHEARD = [
-    "generate a --run run",
-    "info",
-    "corpus konigsberg --bytes 99",
-    "tokenizer encode a",
-    "tokenizer decode 65",
-]
-SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in [*UNHEARD[1:], "--version", "check --help"]]
-
-
-@pytest.mark.parametrize("command", [UNHEARD[0], "--help", *SLOW])
+@pytest.mark.parametrize("command", ["generate a --run run", "info", "--help"])
 @pytest.mark.parametrize("sink", [">&-", ">/dev/full"])
 def test_output_that_cannot_be_written(here, command, sink):
     """Output is what these commands are for: one line, exit code 2."""
@@ -650,18 +637,9 @@ def test_output_that_cannot_be_written(here, command, sink):
     assert done.stderr.startswith(b"nanoeuler: standard output: ")
 
 
-@pytest.mark.parametrize("sink", ["2>&-", "2>/dev/full", ">/dev/full 2>/dev/full"])
-def test_a_complaint_that_cannot_be_written(here, sink):
+def test_a_complaint_that_cannot_be_written(here):
     """The exit code still says what happened."""
-    assert shell(f"NE info --run none {sink}").returncode == 2
-    assert shell(f"NE generate --no-such-option {sink}").returncode == 2
-
-
-@pytest.mark.parametrize("command", ["chat", "tokenizer encode", "tokenizer decode"])
-def test_input_that_cannot_be_read(here, command):
-    done = shell(f"NE {command} <&-")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"nanoeuler: standard input: is closed\n"
+    assert shell("NE info --run none >/dev/full 2>/dev/full").returncode == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")

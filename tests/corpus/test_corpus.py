@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import corpus
+from nanoeuler_lib import corpus, files
 from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.corpus import dedup, held_out, make
 from nanoeuler_lib.corpus import registry as registered
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_no_corpus(own):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(NanoEulerError, match=r"train\.txt: cannot be written \(File too large\)"):
+        with pytest.raises(NanoEulerError, match=r"^out: cannot be written \(File too large\)"):
             own([text_of(np.random.default_rng(i), 2000) for i in range(30)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -308,10 +308,7 @@ def test_a_file_that_is_one_document_is_named_by_it(tmp_path):
 
 
 def test_a_folder_that_someone_removed_hides_no_error(tmp_path):
-    with (
-        pytest.raises(NanoEulerError, match="the first error"),
-        corpus._new_folder(tmp_path / "out") as folder,
-    ):
+    with pytest.raises(NanoEulerError, match="the first error"), files.new_folder(tmp_path / "out") as folder:
         shutil.rmtree(folder)
         raise NanoEulerError("the first error")
     assert os.listdir(tmp_path) == []
@@ -449,17 +446,10 @@ def test_only_the_files_that_the_budget_needs_are_fetched(pages):
 
 def test_spoilt_parquet_is_one_line(pages):
     whole = Path("have/0.parquet").read_bytes()
-    for spoilt, said in [
-        (whole[:-100], "is no parquet file"),
-    ]:
+    for spoilt in (whole[:-100], whole[:1000] + bytes(8000) + whole[9000:]):
         Path("have/0.parquet").write_bytes(spoilt)
-        with pytest.raises(NanoEulerError, match=rf"have/0\.parquet: {said}"):
+        with pytest.raises(NanoEulerError, match=r"have/0\.parquet: cannot be read \(.*\), expected parquet"):
             make("web", "out", have="have", quiet=True)
-    holes = bytearray(whole)
-    holes[1000:9000] = bytes(8000)
-    Path("have/0.parquet").write_bytes(holes)
-    with pytest.raises(NanoEulerError, match=r"have/0\.parquet: cannot be read \(.*\), expected parquet"):
-        make("web", "out", have="have", quiet=True)
     assert not Path("out").exists()
 
 
@@ -560,7 +550,7 @@ BAD = {
     "budget of nothing": (["web", "--out", "o", "--bytes", "0"], "--bytes is 0, expected at least 1"),
     "seed below 0": (["books", "--out", "o", "--seed", "-1"], "--seed is -1, expected 0 or more"),
     "all held out": (["books", "--out", "o", "--valid-fraction", "1"], "--valid-fraction is 1.0, expected 0"),
-    "there already": (["books", "--out", "file"], "file: exists already, expected a new folder"),
+    "there already": (["books", "--out", "file"], "file: exists already, expected a new name"),
     "no place for it": (["books", "--out", "no/o"], "no/o: cannot be written (No such file or directory)"),
     "no place for files": (["books", "--out", "o", "--downloads", "file"], "file/books: cannot be written (Not a"),
 }  # fmt: skip

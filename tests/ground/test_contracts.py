@@ -149,22 +149,12 @@ def test_settings_that_do_not_fit_together():
         TrainConfig(**{name: 0}), TrainConfig(**{name: 0.999})
         with pytest.raises(NanoEulerError, match=f"^{name} is 1, expected a number below 1"):
             TrainConfig(**{name: 1})
-    for name, low in dict(
-        steps=1,
-        batch=1,
-        accumulate=1,
-        warmup=0,
-        seed=0,
-        valid_every=1,
-        sample_every=0,
-        save_every=1,
-        keep_every=0,
-    ).items():
+    zeros, ones = "warmup seed sample_every keep_every", "steps batch accumulate valid_every save_every"
+    for name, low in (dict.fromkeys(zeros.split(), 0) | dict.fromkeys(ones.split(), 1)).items():
         assert getattr(TrainConfig(**{name: low}), name) == low
         for bad in (low - 1, 2**53, True, 1.5):
             with pytest.raises(
-                NanoEulerError,
-                match=f"^{name} is .*, expected a whole number of at {'most' if bad == 2**53 else 'least'} ",
+                NanoEulerError, match=rf"^{name} is .*, expected a whole number from {low} to 2\^53 - 1"
             ):
                 TrainConfig(**{name: bad})
 

@@ -132,9 +132,7 @@ def test_what_a_killed_writer_left_is_written_over(tmp_path):
 
 def test_two_writers_of_a_file_are_kept_apart(tmp_path):
     with open(tmp_path / ".a.txt.partial", "ab") as other:
-        assert files.locked(other) is True
-        with open(tmp_path / ".a.txt.partial", "ab") as same:
-            assert files.locked(same) is False
+        files.hold(other, tmp_path / "a.txt")
         assert error_of(files.write_text, tmp_path / "a.txt", "x") == (
             f"{tmp_path}/a.txt: another process is writing it, expected one at a time"
         )
@@ -144,15 +142,15 @@ def test_two_writers_of_a_file_are_kept_apart(tmp_path):
 
 def test_a_file_that_was_renamed_before_it_was_locked_is_opened_again(tmp_path, monkeypatch):
     """Its last writer finished between the opening and the locking: what it wrote is not written into."""
-    original, opened = files.locked, []
+    original, opened = files.hold, []
 
-    def locked(file):
+    def hold(file, path):
         opened.append(file)
         if len(opened) == 1:
             (tmp_path / ".a.txt.partial").rename(tmp_path / "a.txt")
-        return original(file)
+        return original(file, path)
 
-    monkeypatch.setattr(files, "locked", locked)
+    monkeypatch.setattr(files, "hold", hold)
     files.write_text(tmp_path / "a.txt", "new")
     assert len(opened) == 2 and (tmp_path / "a.txt").read_text() == "new"
     assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
@@ -164,10 +162,9 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     with open(tmp_path / "a", "a") as file:
-        assert files.locked(file) is True
-    monkeypatch.setattr(files, "fcntl", None)
-    with open(tmp_path / "a", "a") as file:
-        assert files.locked(file) is True
+        files.hold(file, tmp_path / "a")
+        monkeypatch.setattr(files, "fcntl", None)
+        files.hold(file, tmp_path / "a")
 
 
 def test_names_that_no_file_can_have(tmp_path):

@@ -1,11 +1,7 @@
 """What older versions have written is read: the shipped models, and a checkpoint of each form there was."""
 
-import importlib
-import subprocess
-import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from nanoeuler_lib import config
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.optim import AdamW
-from nanoeuler_lib.training import checkpoint, datasets
+from nanoeuler_lib.training import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -60,36 +56,3 @@ def test_fields_of_the_first_version_stay_required():
             without = {key: value for key, value in one.to_dict().items() if key != name}
             with pytest.raises(NanoEulerError, match=rf"lacks \['{name}'\]"):
                 type(one).from_dict(without)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["copy", "assignment"])
-def test_what_readers_have_of_version_0_1_runs(name):
-    """A reader's copy of chapter 14 and an assignment of chapter 06, code cells alone, import by the old names."""
-    nbclient = pytest.importorskip("nbclient", reason="the book is not installed: make setup")
-    notebook = pytest.importorskip("nbformat").read(FIXTURES / "version-0.1" / f"{name}.ipynb", as_version=4)
-    folder = FIXTURES / "version-0.1" if name == "assignment" else ROOT / "notebooks"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": folder}}).execute()
-    printed = [output for cell in notebook.cells for output in cell.outputs if output.output_type == "stream"]
-    said = [output.text for output in printed if output.name == "stderr" and "since 0.2" in output.text]
-    assert said, "one line for each old name"
-
-
-def test_what_is_set_in_a_module_by_its_old_name_is_set_where_it_is_now(capsys):
-    from nanoeuler_lib import train as old  # as the copies do
-    from nanoeuler_lib.training import run_folder
-
-    with patch.object(old, "KEEP", 99):
-        assert run_folder.KEEP == 99
-    assert run_folder.KEEP == 2 and old.TextDataset is datasets.TextDataset
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("nanoeuler_lib.nothing")
-    importlib.import_module("nanoeuler_lib.plan")
-    assert capsys.readouterr().err.endswith(
-        "nanoeuler_lib.plan: since 0.2 nanoeuler_lib.{model.plan}, until 0.3 as well\n"
-    )
-
-
-def test_the_command_is_found_by_its_old_name():
-    done = subprocess.run([sys.executable, "-m", "nanoeuler_lib.cli", "--version"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("nanoeuler "), done.stderr

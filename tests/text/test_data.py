@@ -208,8 +208,8 @@ NO_TEXT = {
     "d.jsonl": (b'{"text": null}\n{"text": " "}', "holds no text under text, expected one or more"),
     "e.jsonl": (b'{"text": "a\\ud83d"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
     "f.jsonl": (b'{"text": "a\\u0000"}', "line 1 holds NUL, or half a surrogate pair: expected Unicode text"),
-    "a.parquet": (b"PAR1", "is no parquet file (Parquet file size is 4 bytes, smaller than the minimum file footer (8 "
-                  "bytes))"),
+    "a.parquet": (b"PAR1", "cannot be read (Parquet file size is 4 bytes, smaller than the minimum file footer (8 "
+                  "bytes)), expected parquet"),
 }  # fmt: skip
 
 

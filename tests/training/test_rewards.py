@@ -447,7 +447,7 @@ REFUSED = {  # the words behind --run new --base CHAT, if none of the three stan
     "--precision bfloat16": "precision is bfloat16, expected float32 on the CPU, or --device gpu",
     "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer "
     "(nanoeuler sft)",
-    "--group 1": "group is 1, expected a whole number of at least 2",
+    "--group 1": "group is 1, expected a whole number from 2 to 2147483647",
     "--group 7": "batch times accumulate is 64, expected a multiple of 7: the group, which answer one question",
     "--updates 3 --steps 10": "steps is 10, expected a multiple of 3: the updates that a set of answers serves",
     "--kl-by k1": "kl_by is k1, whose gradient is 0 on average: expected reward, k2 or k3",

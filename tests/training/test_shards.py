@@ -183,7 +183,7 @@ def test_what_cannot_be_tokenized_is_told_and_leaves_nothing(tmp_path):
 
 
 DAMAGE = {
-    "a shard that is missing": ("00001.npy: No such file", lambda f: (f / "00001.npy").unlink()),
+    "a shard that is missing": ("00001.npy: no such file", lambda f: (f / "00001.npy").unlink()),
     "a shard cut short": ("00001.npy: SHA-256 is", lambda f: os.truncate(f / "00001.npy", 700)),
     "a changed token": ("00002.npy: SHA-256 is", lambda f: _flip(f / "00002.npy", -2)),
     "a changed document": ("documents.npy: SHA-256 is", lambda f: _flip(f / "documents.npy", -9)),
@@ -195,7 +195,7 @@ DAMAGE = {
     "an index that is a list": ("shards.json: format is 'list'", lambda f: (f / "shards.json").write_text("[]")),
     "numbers that do not fit": ("do not fit together", lambda f: _edit(f, True, tokens=3)),
     "a name that is none": ("do not fit together", lambda f: _edit(f, True, sha256={"../x": "0"})),
-    "shards that are no list": ("do not fit together", lambda f: _edit(f, True, shards=3)),
+    "shards that are no list": ("shards is 3: truncated or edited", lambda f: _edit(f, True, shards=3)),
     "numbers of another file": ("holds uint16", lambda f: _edit(f, True, shards=[499, 501])),
 }  # fmt: skip
 
