@@ -21,7 +21,7 @@ from nanoeuler_lib.cuda.source import Text
 from nanoeuler_lib.errors import NanoEulerError
 
 HERE = Path(__file__).parent
-INCLUDE = HERE.parent / "include"
+INCLUDE = HERE / "include"
 KERNELS = HERE.parents[1] / "kernels"
 
 DAY = 86_400  # seconds

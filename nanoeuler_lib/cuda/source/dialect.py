@@ -21,7 +21,7 @@ from nanoeuler_lib.cuda.source.reading import (
 )
 from nanoeuler_lib.errors import NanoEulerError
 
-INCLUDE = Path(__file__).parent.parent / "include"
+INCLUDE = Path(__file__).parents[1] / "checker" / "include"
 OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "cuda_pipeline.h", "math_constants.h"]
 
 # A pattern with the group `name`, why it is refused, and what to write instead.
