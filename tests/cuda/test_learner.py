@@ -13,6 +13,7 @@ from test_nvrtc import cubin, nvrtc
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda import magic
 from nanoeuler_lib.cuda.checker.complaints import first_error
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -218,7 +219,7 @@ def test_a_text_that_is_wrong(mistake):
 @pytest.mark.parametrize("mistake", SYNTAX)
 def test_the_compiler_of_the_gpu_is_put_into_the_same_words(mistake):
     text, line, words = SYNTAX[mistake]
-    with pytest.raises(NanoEulerError) as caught:
+    with pytest.raises(CudaCheckError) as caught:
         signatures(text)
         prepared = prepare("kernel.cu", text, cuda.KERNELS)
         with pytest.raises(AssertionError) as log:

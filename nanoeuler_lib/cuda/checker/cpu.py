@@ -96,7 +96,7 @@ class CpuLaunch:
         shared_limit: int,
         seconds: float,
     ):
-        self.library, self.signature = library, signature
+        self.library, self.signature, self.name = library, signature, signature.name
         self.grid, self.block, self.shared_mem = grid, block, shared_mem
         self.run = getattr(library.functions, f"run_kernel_{number}")
         self.arrays = [(p.name, v) for p, v in zip(signature.parameters, values) if p.pointer]

@@ -6,8 +6,10 @@ for the CPU alone. A branch of `#ifdef __CUDACC__` belongs to the GPU, its `#els
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source.reading import (
     blank_comments,
     bracket_fault,
@@ -19,7 +21,6 @@ from nanoeuler_lib.cuda.source.reading import (
     open_braces,
     words_of,
 )
-from nanoeuler_lib.errors import NanoEulerError
 
 INCLUDE = Path(__file__).parents[1] / "checker" / "include"
 OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "cuda_pipeline.h", "math_constants.h"]
@@ -82,8 +83,8 @@ HEADERS = [
 ]  # fmt: skip
 
 
-def refuse(text, folder: Path, where: str) -> None:
-    """Raise NanoEulerError for the first thing in a text (source.Text) that this side does not have."""
+def refuse(text, headers: Iterable[str], where: str) -> None:
+    """Raise CudaCheckError for the first thing in a text (source.Text) that this side does not have."""
     sources = [(text.name, text.source), *text.headers]
     if any(bracket_fault(live(source, where)) for _, source in sources):
         return  # the compiler's error, of which complaints.py makes this one
@@ -92,7 +93,7 @@ def refuse(text, folder: Path, where: str) -> None:
     for name, source in sources:
         alive = live(source, where)
         faults = [
-            _include(alive, folder, where),
+            _include(alive, headers, where),
             _host_function(alive, words),
             _host_variable(alive, words),
             _variable_of_a_function(alive),
@@ -102,12 +103,12 @@ def refuse(text, folder: Path, where: str) -> None:
         for place, message, advice in sorted(fault for fault in faults if fault):
             line = alive[:place].count("\n") + 1
             report = [f"{name}, line {line}: {message}", source.split("\n")[line - 1].strip(), advice]
-            raise NanoEulerError("\n  ".join(part for part in report if part))
+            raise CudaCheckError("\n  ".join(part for part in report if part))
 
 
-def _include(alive: str, folder: Path, where: str) -> tuple[int, str, str] | None:
+def _include(alive: str, headers: Iterable[str], where: str) -> tuple[int, str, str] | None:
     """The first header that this side does not find: place, why, and what to do."""
-    offered = [*sorted(f.name for f in [*INCLUDE.glob("*.cuh"), *folder.glob("*.cuh")]), *OF_CUDA]
+    offered = [*sorted([*(file.name for file in INCLUDE.glob("*.cuh")), *headers]), *OF_CUDA]
     for match in re.finditer(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)", alive, re.M):
         known = next((entry for entry in HEADERS if match[1].startswith(entry[0])), None)
         if match[1] in offered or (known and known[1] != _NO_LIBRARY and where == "gpu"):
