@@ -171,9 +171,7 @@ def _unknown(name: str, source: str) -> str:
     if name in _INSTEAD:
         return f"'{name}' is not there for a kernel: write {_INSTEAD[name]}"
     if re.fullmatch(_GPU_ONLY, name):
-        return (
-            f"'{name}' is for the GPU alone: put it under #ifdef __CUDACC__, and what the CPU is to check behind #else"
-        )
+        return f"'{name}' is for the GPU alone: put it under #ifdef __CUDACC__, with #else for the CPU"
     words = set(re.findall(r"[A-Za-z_]\w+", blank_comments(source, strings=True)))
     near = difflib.get_close_matches(name, sorted((words | set(NAMES)) - {name}), 1, 0.7)
     lower = [word for word in NAMES if word.lower() == name.lower()]

@@ -1,8 +1,8 @@
 """What the language of kernels leaves out, each in a sentence: what CUDA has on the GPU only, and what kernels lack.
 
-The GPU's compiler refuses most of it as well, in other words; some of it fails there only when it runs. What stands in
-ON_NEITHER is refused for both sides, so that a text which runs here runs there; what stands in ON_GPU_ONLY is refused
-for the CPU alone. A branch of `#ifdef __CUDACC__` belongs to the GPU, its `#else` to the CPU; each side reads its own.
+ON_NEITHER is refused for both sides, so that a text which runs on the CPU runs on the GPU; ON_GPU_ONLY and unknown
+headers are refused for the CPU. What a compiler refuses by itself with a readable message is left to it. A branch of
+`#ifdef __CUDACC__` belongs to the GPU, its `#else` to the CPU; each side reads its own.
 """
 
 import re
@@ -38,49 +38,15 @@ ON_NEITHER = [
     (r"(?<![\w.>:])(?P<name>exit|abort)\s*\(", *_END),
     (r"(?<!\w)(?P<name>thread_local)(?!\w)", "a GPU has no variables of one thread that last",
      "a plain local variable of the kernel belongs to its thread alone"),
-    (r"(?<!\w)(?P<name>try|throw|catch)(?!\w)", "a kernel has no exceptions", "assert(condition) stops the launch"),
     (r"(?<!\w)(?P<name>__activemask)(?!\w)", "it tells which lanes happen to run, and that may change from run to run",
      "use the mask that your branch knows, e.g. __ballot_sync(0xffffffff, condition)"),
 ]  # fmt: skip
 
-_TWIN = "under #ifdef __CUDACC__, and behind #else what the CPU is to check instead"
+_TWIN = "put it under #ifdef __CUDACC__, and behind #else what the CPU is to check instead"
 ON_GPU_ONLY = [
-    (r"(?<!\w)(?P<name>asm|__asm__|__asm)(?!\w)", "inline PTX is for the GPU",
-     f"nanoeuler.cuh has copy_async, ldmatrix and mma for both; else put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>__cluster_\w+)(?!\w)", "clusters of blocks are for the GPU (9.0 and later)", f"put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>cooperative_groups|cg(?=\s*::))(?!\w)", "cooperative groups are for the GPU",
-     f"write __syncthreads(), __syncwarp(mask), __shfl_down_sync(mask, ...), or put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>nvcuda)\s*::", "CUDA's header of tensor cores is for the GPU",
-     "include <nanoeuler.cuh>, which has wmma::fragment and mma for both"),
-    (r"(?<!\w)(?P<name>cuda\s*::\s*\w+)", "CUDA's C++ library is for the GPU",
-     f"write __syncthreads() and copy_async, or put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>__nv_fp[468]\w*|__nv_cvt_\w+)", "numbers of 8 bits and fewer are for the GPU",
-     f"put them {_TWIN}"),
-    (r"(?<!\w)(?P<name>cudaTextureObject_t|cudaSurfaceObject_t|tex[123]D\w*|surf[123]D\w*)(?!\w)",
-     "textures and surfaces are for the GPU", "read the array itself"),
-]  # fmt: skip
-_NO_LIBRARY = "a GPU has no C or C++ library"
-_KNOWN_ANYWAY = [
-    (("stdio.h", "cstdio", "iostream"), "printf is there"),
-    (("assert.h", "cassert"), "assert is there"),
-    (("math.h", "cmath"), "expf, sqrtf and their kin are there"),
+    (r"(?<!\w)(?P<name>asm|__asm__|__asm)(?!\w)", "inline PTX is for the GPU", _TWIN),
+    (r"(?<!\w)(?P<name>__cluster_\w+)(?!\w)", "clusters of blocks are for the GPU (9.0 and later)", _TWIN),
 ]
-# What the names of CUDA's other headers begin with, why the CPU does not have them, and what to do.
-HEADERS = [
-    ("cooperative_groups", "cooperative groups are for the GPU", "__syncthreads() and the shuffles need no header"),
-    ("mma.h", "it is for the GPU", "<nanoeuler.cuh> has wmma::fragment and mma for both"),
-    ("cuda_fp", "numbers of 8 bits and fewer are for the GPU", ""),
-    ("cuda_awbarrier", "barriers in shared memory are for the GPU", "<hopper.cuh> has them"),
-    ("cuda/", "CUDA's C++ library is for the GPU", "<nanoeuler.cuh> has copy_async for both"),
-    ("cub/", "CUB is for the GPU", "write the reduction or scan itself"),
-    ("thrust/", "Thrust is called by C++ on the host, and here Python is the host", ""),
-    ("curand", "random numbers come from Python, as an array", ""),
-    ("device_launch_parameters.h", "threadIdx and its kin are there without it", "leave the line out"),
-    ("vector_types.h", "float4 and its kin are there without it", "leave the line out"),
-    ("cuda", "it is not among the headers that the CPU has", ""),
-    *((name, _NO_LIBRARY, f"{what} without it: leave the line out") for names, what in _KNOWN_ANYWAY for name in names),
-    *((name, _NO_LIBRARY, "write int, unsigned, long long, ...") for name in ("stdint.h", "cstdint")),
-]  # fmt: skip
 
 
 def refuse(text, headers: Iterable[str], where: str) -> None:
@@ -93,7 +59,7 @@ def refuse(text, headers: Iterable[str], where: str) -> None:
     for name, source in sources:
         alive = live(source, where)
         faults = [
-            _include(alive, headers, where),
+            _include(alive, headers) if where == "cpu" else None,
             _host_function(alive, words),
             _host_variable(alive, words),
             _variable_of_a_function(alive),
@@ -106,19 +72,12 @@ def refuse(text, headers: Iterable[str], where: str) -> None:
             raise CudaCheckError("\n  ".join(part for part in report if part))
 
 
-def _include(alive: str, headers: Iterable[str], where: str) -> tuple[int, str, str] | None:
-    """The first header that this side does not find: place, why, and what to do."""
+def _include(alive: str, headers: Iterable[str]) -> tuple[int, str, str] | None:
+    """The first header that a kernel on the CPU cannot have: place, message, and what there is."""
     offered = [*sorted([*(file.name for file in INCLUDE.glob("*.cuh")), *headers]), *OF_CUDA]
     for match in re.finditer(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)", alive, re.M):
-        known = next((entry for entry in HEADERS if match[1].startswith(entry[0])), None)
-        if match[1] in offered or (known and known[1] != _NO_LIBRARY and where == "gpu"):
-            continue
-        _, why, advice = known or ("", _NO_LIBRARY, "")
-        return (
-            match.start(),
-            f"a kernel cannot include <{match[1]}>: {why}",
-            advice or f"there are {', '.join(offered)}",
-        )
+        if match[1] not in offered:
+            return match.start(), f"a kernel on the CPU cannot include <{match[1]}>", f"there are {', '.join(offered)}"
     return None
 
 
