@@ -124,9 +124,6 @@ SYNTAX = {
     "a template that nobody names": (
         "template <int N>\n" + change('extern "C" ', ""),
         2, "scale is a template: name what to compile, as %%cuda -i 'scale<...>'"),
-    "a head behind a macro": (
-        '#define KERNEL(name, \\\n  most) extern "C" __global__ void name\nKERNEL(k, 64)(float* x) { x[0] = 1; }\n',
-        1, "the macro KERNEL hides the head: write extern \"C\" __global__ void"),
 }  # fmt: skip
 
 # What compiles, and is nearly always a bug: a checked module refuses it, and a fast one takes it.

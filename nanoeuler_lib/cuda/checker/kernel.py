@@ -132,14 +132,11 @@ class Kernel:
         if len(args) != len(parameters):
             names = ", ".join(p.name for p in parameters)
             raise CudaCheckError(f"{self.name} takes {len(parameters)} arguments ({names}), got {len(args)}")
-        return (
-            grid,
-            block,
-            [
-                _array(self.name, k, p, a, self.module.arrays) if p.pointer else _value(self.name, k, p, a)
-                for k, (p, a) in enumerate(zip(parameters, args))
-            ],
-        )
+        values = [
+            _array(self.name, k, p, a, self.module.arrays) if p.pointer else _value(self.name, k, p, a)
+            for k, (p, a) in enumerate(zip(parameters, args))
+        ]
+        return grid, block, values
 
     def _check_shape(self, grid, block, shared_mem: int, shared_limit: int) -> None:
         threads = block[0] * block[1] * block[2]
@@ -236,9 +233,8 @@ def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
     """What is passed by value: a number, or the bytes of a vector or struct as an array of one element."""
     where = f"{kernel}: argument {k} `{p.name}` is {_article(p.type)} {p.type}"
     if p.width > 1:
-        return _numbers(where, numpy_dtype(p.dtype), (p.width,), value).view(
-            f"V{p.width * numpy_dtype(p.dtype).itemsize}"
-        )
+        numbers = _numbers(where, numpy_dtype(p.dtype), (p.width,), value)
+        return numbers.view(f"V{numbers.nbytes}")
     if not p.fields:
         return _number(where, numpy_dtype(p.dtype), value)
     names = [field.name for field in p.fields]
@@ -248,10 +244,7 @@ def _value(kernel: str, k: int, p: Parameter, value) -> np.generic | np.ndarray:
         raise CudaCheckError(f"{where}: pass a dict or a structured scalar with {', '.join(names)}, got {got}")
     packed = np.zeros(p.bytes, np.uint8)
     for field in p.fields:
-        dtype, there = (
-            numpy_dtype(field.dtype),
-            f"{where}, whose `{field.name}` is {_article(field.type)} {field.type}",
-        )
+        dtype, there = numpy_dtype(field.dtype), f"{where}, whose `{field.name}` is {_article(field.type)} {field.type}"
         if field.shape:
             number = _numbers(there, dtype, field.shape, given[field.name])
         else:

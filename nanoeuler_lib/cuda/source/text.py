@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source.dialect import refuse
-from nanoeuler_lib.cuda.source.layout import DTYPES, VECTORS, Field, plain_type, structs_of
+from nanoeuler_lib.cuda.source.layout import DTYPES, Field, element_of, plain_type, structs_of
 from nanoeuler_lib.cuda.source.reading import (
     blank_comments,
     bracket_fault,
@@ -162,9 +162,6 @@ def _no_kernel(source: str) -> str:
         return "the text is empty: a kernel is a function that is __global__ void"
     if fault := bracket_fault(source):
         line, message, _ = fault
-    elif hidden := re.search(r"^[ \t]*#\s*define\s+(\w+)(?:\\\n|[^\n])*__global__", bare, re.M):
-        line = bare[: hidden.start(1)].count("\n") + 1
-        message = f'the macro {hidden[1]} hides the head: write extern "C" __global__ void before the name of a kernel'
     elif almost := re.search(r"^[^\n;{}#]*?(\w+)\s*\([^(){};]*\)\s*\{", bare, re.M):
         line = bare[: almost.start(1)].count("\n") + 1
         message = f'`{almost[1]}` would be one as: extern "C" __global__ void {almost[1]}('
@@ -222,19 +219,15 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
             f"parameter `{name}` is a {kind}{'*' * stars}, an array of pointers, which no array of Python is: pass one "
             f"array as {kind}* {name} and the place where each part begins"
         )
-    pointer, width, dtype = stars == 1, 1, DTYPES.get(kind)
-    vector = re.fullmatch(r"([a-z]+)([1234])", kind)
-    if dtype:
-        width = 2 if kind.endswith(("half2", "bfloat162")) else 1
-    elif vector and vector[1] in VECTORS:
-        dtype, width = VECTORS[vector[1]], int(vector[2])
-    elif kind in structs and not pointer:
+    pointer, element = stars == 1, element_of(kind)
+    if not element and kind in structs and not pointer:
         fields, size, _ = structs[kind]
         if isinstance(fields, str):
             raise CudaCheckError(f"parameter `{name}` is a {kind}, and {fields}")
         return Parameter(name, kind, "", False, const, 1, fields, size)
-    if dtype is None:
+    if not element:
         raise CudaCheckError(_no_type(name, kind, "*" * stars, structs))
+    dtype, width = element
     if pointer:
         for count in inner:
             width *= number(count, words) or 1
