@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source.reading import (
+    at_top,
     blank_comments,
     bracket_fault,
     code_only,
@@ -26,10 +27,7 @@ INCLUDE = Path(__file__).parents[1] / "checker" / "include"
 OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "cuda_pipeline.h", "math_constants.h"]
 
 # A pattern with the group `name`, why it is refused, and what to write instead.
-_HEAP = (
-    "a kernel has no heap here",
-    "declare a local array of a constant size, or pass an array from Python",
-)
+_HEAP = ("a kernel has no heap here", "declare a local array of a constant size, or pass an array from Python")
 _END = ("a kernel cannot end the process", "return ends the thread, and assert(condition) stops the launch")
 ON_NEITHER = [
     (r"(?<![\w.>:])(?P<name>malloc|calloc|realloc|free|alloca)\s*\(", *_HEAP),
@@ -136,11 +134,7 @@ def _host_function(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
             if not marked and (lambdas or (function and (operators or "=" not in hollow(head)))):
                 place = begin + (len(head) - len(head.lstrip()) if lambdas else function.start("name"))
                 if lambdas:
-                    return (
-                        place,
-                        "a lambda outside of functions belongs to the host",
-                        "write it inside the kernel",
-                    )
+                    return place, "a lambda outside of functions belongs to the host", "write it inside the kernel"
                 if hollow(head)[: function.start("name")].strip() or "scope" in around:
                     name = " ".join(function["name"].split())
                     advice = "write __device__ before it"
@@ -162,7 +156,6 @@ _NO_VARIABLE = re.compile(
     r"(?<!\w)(?:const|constexpr|__\w+__|extern|using|typedef|template|namespace|struct|class|union|enum|friend|return"
     r"|static_assert|operator)(?!\w)"
 )
-_SPACE = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
 
 
 def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | None:
@@ -173,9 +166,7 @@ def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
         variable = _VARIABLE.fullmatch(hollow(_without_alignment(head)))
         if match[0] == "}" or not variable or (match[0] == "{" and "=" not in head):
             continue
-        if _NO_VARIABLE.search(expand(head, words)) or any(
-            not _SPACE.search(code[:brace].rstrip()) for brace in open_braces(code, begin)
-        ):
+        if _NO_VARIABLE.search(expand(head, words)) or not at_top(code, begin):
             continue
         return (
             begin + variable.start("name"),
