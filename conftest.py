@@ -82,11 +82,11 @@ def gpu_missing() -> str:
 def compiler_missing() -> str:
     """Why no kernel can run on the CPU; empty when a C++ compiler is there."""
     from nanoeuler_lib.cuda.checker.compiler import find_compiler
-    from nanoeuler_lib.errors import NanoEulerError
+    from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 
     try:
         find_compiler()
-    except NanoEulerError as error:
+    except CudaCheckError as error:
         return str(error)
     return ""
 

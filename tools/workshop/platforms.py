@@ -89,11 +89,12 @@ def row(compiler: str, python: str, how: str) -> list:
 
 def built(compiler: str, target: str) -> list:
     """Compile and link the runtime with each kernel, checked and fast, for a machine that is not here."""
+    from nanoeuler_lib.cuda import KERNELS
     from nanoeuler_lib.cuda.checker import compiler as c
     from nanoeuler_lib.cuda.source import prepare, signatures
 
     zig = [*compiler.split(), "-target", target]
-    texts, passed = {file.name: file.read_text("utf-8") for file in sorted(c.KERNELS.glob("*.cu"))}, 0
+    texts, passed = {file.name: file.read_text("utf-8") for file in sorted(KERNELS.glob("*.cu"))}, 0
     with tempfile.TemporaryDirectory() as folder:
         source, kernel, runtime, library = (str(Path(folder, n)) for n in ("k.cpp", "k.o", "r.o", "k.dylib"))
         for flags, defines in ((c.checked_flags(tuple(compiler.split())), ["-DCHECKED"]), (c.FAST, [])):
@@ -111,7 +112,7 @@ def built(compiler: str, target: str) -> list:
             subprocess.run(made, check=True)
             for name, text in texts.items():
                 exports = "\n".join(f"NANOEULER_EXPORT_KERNEL({i}, {s.name})" for i, s in enumerate(signatures(text)))
-                prepared = prepare(name, text, c.KERNELS).prepared
+                prepared = prepare(name, text, KERNELS).prepared
                 Path(source).write_text(f'#include "device.h"\n{prepared}\n{exports}\n', "utf-8")
                 include = [f"-I{c.INCLUDE / 'cpu'}", f"-I{c.INCLUDE}"]
                 compiled = subprocess.run([*zig, *c.COMMON, *flags, *include, "-c", source, "-o", kernel], check=False)

@@ -17,12 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nanoeuler_lib.cuda.checker.complaints import WARNINGS, first_error
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source import Text
-from nanoeuler_lib.errors import NanoEulerError
 
 HERE = Path(__file__).parent
-INCLUDE = HERE.parent / "include"
-KERNELS = HERE.parents[1] / "kernels"
+INCLUDE = HERE / "include"
 
 DAY = 86_400  # seconds
 CACHE_BYTES = 1 << 30  # thousands of kernels, each 30 to 100 KB
@@ -46,7 +45,7 @@ RUNTIME = "-std=c++17 -O2 -w -fPIC -pthread -fno-exceptions -fno-rtti -fvisibili
 def build(text: Text, exports: str, checked: bool, defines: Sequence[str] = ()) -> Path:
     """The library of a text; exports: the lines that hand its kernels to the launcher; defines: macros, "TILE=32".
 
-    Raises KernelError with the compiler's first error, NanoEulerError without a compiler.
+    Raises KernelError with the compiler's first error, CudaCheckError without a compiler.
     """
     compiler = find_compiler()
     machine = (_identity(compiler), _processor(), headers())
@@ -96,16 +95,16 @@ def _make(
     if error := first_error(text, logs[0], warnings=checked):
         raise error
     if running[0].returncode:
-        raise NanoEulerError(f"{text.name} does not compile with {' '.join(compiler)}:\n{logs[0][:2000]}")
+        raise CudaCheckError(f"{text.name} does not compile with {' '.join(compiler)}:\n{logs[0][:2000]}")
     if runtime_missing:
         if running[1].returncode:
-            raise NanoEulerError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
+            raise CudaCheckError(f"the runtime does not compile with {' '.join(compiler)}:\n{logs[1]}")
         _keep(Path(runtime_o), runtime)
     link = _start([*_linker(compiler), kernel_o, str(runtime), "-o", library_so])
     log = link.communicate()[0]
     if link.returncode:
         _check_space(folder, [log])
-        raise NanoEulerError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
+        raise CudaCheckError(f"{text.name} does not link with {' '.join(compiler)}:\n{log}")
     _keep(Path(library_so), library)
 
 
@@ -115,8 +114,8 @@ def _check_space(folder: Path, logs: list[str]) -> None:
         raise _disk_full("a compiled kernel takes about 100 KB")
 
 
-def _disk_full(why: str) -> NanoEulerError:
-    return NanoEulerError(
+def _disk_full(why: str) -> CudaCheckError:
+    return CudaCheckError(
         f"disk full: {cache_folder()} holds no more ({why}); free some space there, or name another folder in "
         "XDG_CACHE_HOME"
     )
@@ -126,7 +125,7 @@ def _disk_full(why: str) -> NanoEulerError:
 def find_compiler() -> tuple[str, ...]:
     """The C++ compiler's command: $NANOEULER_CXX, else g++, clang++, or the ziglang package.
 
-    Raises NanoEulerError if there is none.
+    Raises CudaCheckError if there is none.
     """
     if chosen := os.environ.get("NANOEULER_CXX"):
         return tuple(chosen.split())
@@ -135,7 +134,7 @@ def find_compiler() -> tuple[str, ...]:
             return (name,)
     if find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
-    raise NanoEulerError(
+    raise CudaCheckError(
         "running a kernel on the CPU takes a C++ compiler, found none: install g++ or clang, or `pip install ziglang`"
     )
 
@@ -259,8 +258,8 @@ def _temporary() -> tempfile.TemporaryDirectory:
 
 @functools.cache
 def headers() -> str:
-    """A digest of every header that a kernel may include."""
-    files = sorted([*INCLUDE.rglob("*.h"), *INCLUDE.rglob("*.cuh"), *KERNELS.glob("*.cuh")])
+    """A digest of the headers in `include`."""
+    files = sorted([*INCLUDE.rglob("*.h"), *INCLUDE.rglob("*.cuh")])
     return _digest(*(file.read_text("utf-8") for file in files))
 
 
@@ -280,7 +279,7 @@ def _runtime_text() -> str:
 def _identity(compiler: tuple[str, ...]) -> tuple:
     path = shutil.which(compiler[0])
     if path is None:
-        raise NanoEulerError(f"NANOEULER_CXX is {' '.join(compiler)!r}, but there is no such command")
+        raise CudaCheckError(f"NANOEULER_CXX is {' '.join(compiler)!r}, but there is no such command")
     version = os.stat(path)
     return (compiler, os.path.realpath(path), version.st_size, version.st_mtime_ns)
 

@@ -85,18 +85,10 @@ class CpuLaunch:
     """One launch, ready to run again and again, in one thread at a time. Raises KernelError on a finding."""
 
     def __init__(
-        self,
-        library: Library,
-        number: int,
-        signature,
-        grid,
-        block,
-        values,
-        shared_mem: int,
-        shared_limit: int,
+        self, library: Library, number: int, signature, grid, block, values, shared_mem: int, shared_limit: int,
         seconds: float,
-    ):
-        self.library, self.signature = library, signature
+    ):  # fmt: skip
+        self.library, self.signature, self.name = library, signature, signature.name
         self.grid, self.block, self.shared_mem = grid, block, shared_mem
         self.run = getattr(library.functions, f"run_kernel_{number}")
         self.arrays = [(p.name, v) for p, v in zip(signature.parameters, values) if p.pointer]
@@ -135,14 +127,8 @@ class CpuLaunch:
         if config.finding.kind == b"interrupted":
             raise KeyboardInterrupt
         if config.finding.kind:
-            raise explain(
-                config.finding,
-                self.signature.name,
-                self.library.text,
-                self.library.line_of,
-                self.arrays,
-                self.block,
-            )
+            library = self.library
+            raise explain(config.finding, self.name, library.text, library.line_of, self.arrays, self.block)
 
     def trace(self, block_index: int, capacity: int) -> tuple[np.ndarray, list[str]]:
         """Run, and return every access of one block, records of dtype ACCESS in order, and the shared arrays' names.

@@ -4,9 +4,9 @@ import re
 import textwrap
 from dataclasses import dataclass
 
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source import Text
 from nanoeuler_lib.cuda.source.reading import blank_comments
-from nanoeuler_lib.errors import NanoEulerError
 
 WIDTH = 95  # of a finding's lines: what a page of the book shows
 
@@ -75,7 +75,7 @@ class Finding:
     other_line: int = 0
 
 
-class KernelError(NanoEulerError):
+class KernelError(CudaCheckError):
     """A kernel does not compile, or the checker found a bug in it; `finding` holds what is known of it."""
 
     def __init__(self, finding: Finding):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 
 _FUNCTION = re.compile(
     r"(?:(?:exp|log)(?:2|10|m1|1p)?|pow|sinh?|cosh?|tanh?|sqrt|cbrt|erfc?|.*(?:reciprocal_root|(?:7|9co)sine_pi).*)f?"
@@ -31,7 +31,7 @@ Work = tuple[int, int]  # operations, functions
 def block_work(library: Path, line_of: Callable[[int], int]) -> dict[int, dict[int, Work]]:
     """What each basic block of a library's kernels computes: by site (the address after its call), then by line.
 
-    line_of: the line of the instruction before an address, 0 outside the kernel's text. Raises NanoEulerError without
+    line_of: the line of the instruction before an address, 0 outside the kernel's text. Raises CudaCheckError without
     a disassembler.
     """
     code = _disassembled(library)
@@ -72,7 +72,7 @@ def _disassembled(library: Path) -> dict[str, list[tuple[int, str, str]]]:
     """The instructions of each function: address, mnemonic, the name that a call or jump goes to."""
     program = shutil.which("objdump") or shutil.which("llvm-objdump")
     if program is None:
-        raise NanoEulerError("counting operations takes objdump, found none: install binutils (or llvm)")
+        raise CudaCheckError("counting operations takes objdump, found none: install binutils (or llvm)")
     command = [program, "-d", "--no-show-raw-insn", str(library)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     code, rows = defaultdict(list), []

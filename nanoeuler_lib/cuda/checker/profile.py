@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.checker.flops import block_work
-from nanoeuler_lib.errors import NanoEulerError
 
 SECTOR, BANKS, WORD = 32, 32, 4  # bytes, banks, bytes
 CAPACITY = 8_000_000  # accesses and basic blocks of the traced block that are kept, 32 bytes each
@@ -86,7 +86,7 @@ class Profile:
 
     @functools.cached_property
     def work(self) -> list[Work]:
-        """Bytes and operations of the block by line. Raises NanoEulerError without a disassembler."""
+        """Bytes and operations of the block by line. Raises CudaCheckError without a disassembler."""
         sums = Counter()
         for what, mine in {
             "global_read": (self.trace["array"] >= 0) & np.isin(self.trace["kind"], (READ, ATOMIC)),
@@ -156,7 +156,7 @@ class Profile:
         mine = (self.line == line) & np.isin(self.trace["array"], ids)
         requests = list(dict.fromkeys(self.request[mine].tolist()))
         if number >= len(requests):
-            raise NanoEulerError(f"line {line} makes {len(requests)} requests to {array}, asked for number {number}")
+            raise CudaCheckError(f"line {line} makes {len(requests)} requests to {array}, asked for number {number}")
         access = self.trace[mine & (self.request == requests[number])]
         width = SECTOR if access["array"][0] >= 0 else BANKS * WORD
         used = np.unique(access["offset"] // width)
@@ -185,9 +185,9 @@ def profile(kernel, grid, block, args, shared_mem: int, block_index: int) -> Pro
     launch = kernel.bind(grid, block, args, shared_mem)
     trace, shared = launch.trace(block_index, CAPACITY)
     if not (trace["kind"] < ENTERED).any():
-        raise NanoEulerError(f"block {block_index} of {kernel.name} touches no memory; the grid is {grid}")
+        raise CudaCheckError(f"block {block_index} of {kernel.name} touches no memory; the grid is {grid}")
     if len(trace) == CAPACITY:
-        raise NanoEulerError(
+        raise CudaCheckError(
             f"one block of {kernel.name} makes more than {CAPACITY} accesses: profile a smaller launch"
         )
     names = [p.name for p in kernel.signature.parameters if p.pointer] + kernel.module.library.variables

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#include "../include/cpu/thread.h"
+#include "include/cpu/thread.h"
 
 namespace runtime {
 

@@ -1,14 +1,17 @@
 """What the language of kernels leaves out, each in a sentence: what CUDA has on the GPU only, and what kernels lack.
 
-The GPU's compiler refuses most of it as well, in other words; some of it fails there only when it runs. What stands in
-ON_NEITHER is refused for both sides, so that a text which runs here runs there; what stands in ON_GPU_ONLY is refused
-for the CPU alone. A branch of `#ifdef __CUDACC__` belongs to the GPU, its `#else` to the CPU; each side reads its own.
+ON_NEITHER is refused for both sides, so that a text which runs on the CPU runs on the GPU; ON_GPU_ONLY and unknown
+headers are refused for the CPU. What a compiler refuses by itself with a readable message is left to it. A branch of
+`#ifdef __CUDACC__` belongs to the GPU, its `#else` to the CPU; each side reads its own.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source.reading import (
+    at_top,
     blank_comments,
     bracket_fault,
     code_only,
@@ -19,16 +22,12 @@ from nanoeuler_lib.cuda.source.reading import (
     open_braces,
     words_of,
 )
-from nanoeuler_lib.errors import NanoEulerError
 
-INCLUDE = Path(__file__).parent.parent / "include"
+INCLUDE = Path(__file__).parents[1] / "checker" / "include"
 OF_CUDA = ["cuda_fp16.h", "cuda_bf16.h", "cuda_runtime.h", "cuda_pipeline.h", "math_constants.h"]
 
 # A pattern with the group `name`, why it is refused, and what to write instead.
-_HEAP = (
-    "a kernel has no heap here",
-    "declare a local array of a constant size, or pass an array from Python",
-)
+_HEAP = ("a kernel has no heap here", "declare a local array of a constant size, or pass an array from Python")
 _END = ("a kernel cannot end the process", "return ends the thread, and assert(condition) stops the launch")
 ON_NEITHER = [
     (r"(?<![\w.>:])(?P<name>malloc|calloc|realloc|free|alloca)\s*\(", *_HEAP),
@@ -37,53 +36,19 @@ ON_NEITHER = [
     (r"(?<![\w.>:])(?P<name>exit|abort)\s*\(", *_END),
     (r"(?<!\w)(?P<name>thread_local)(?!\w)", "a GPU has no variables of one thread that last",
      "a plain local variable of the kernel belongs to its thread alone"),
-    (r"(?<!\w)(?P<name>try|throw|catch)(?!\w)", "a kernel has no exceptions", "assert(condition) stops the launch"),
     (r"(?<!\w)(?P<name>__activemask)(?!\w)", "it tells which lanes happen to run, and that may change from run to run",
      "use the mask that your branch knows, e.g. __ballot_sync(0xffffffff, condition)"),
 ]  # fmt: skip
 
-_TWIN = "under #ifdef __CUDACC__, and behind #else what the CPU is to check instead"
+_TWIN = "put it under #ifdef __CUDACC__, and behind #else what the CPU is to check instead"
 ON_GPU_ONLY = [
-    (r"(?<!\w)(?P<name>asm|__asm__|__asm)(?!\w)", "inline PTX is for the GPU",
-     f"nanoeuler.cuh has copy_async, ldmatrix and mma for both; else put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>__cluster_\w+)(?!\w)", "clusters of blocks are for the GPU (9.0 and later)", f"put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>cooperative_groups|cg(?=\s*::))(?!\w)", "cooperative groups are for the GPU",
-     f"write __syncthreads(), __syncwarp(mask), __shfl_down_sync(mask, ...), or put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>nvcuda)\s*::", "CUDA's header of tensor cores is for the GPU",
-     "include <nanoeuler.cuh>, which has wmma::fragment and mma for both"),
-    (r"(?<!\w)(?P<name>cuda\s*::\s*\w+)", "CUDA's C++ library is for the GPU",
-     f"write __syncthreads() and copy_async, or put it {_TWIN}"),
-    (r"(?<!\w)(?P<name>__nv_fp[468]\w*|__nv_cvt_\w+)", "numbers of 8 bits and fewer are for the GPU",
-     f"put them {_TWIN}"),
-    (r"(?<!\w)(?P<name>cudaTextureObject_t|cudaSurfaceObject_t|tex[123]D\w*|surf[123]D\w*)(?!\w)",
-     "textures and surfaces are for the GPU", "read the array itself"),
-]  # fmt: skip
-_NO_LIBRARY = "a GPU has no C or C++ library"
-_KNOWN_ANYWAY = [
-    (("stdio.h", "cstdio", "iostream"), "printf is there"),
-    (("assert.h", "cassert"), "assert is there"),
-    (("math.h", "cmath"), "expf, sqrtf and their kin are there"),
+    (r"(?<!\w)(?P<name>asm|__asm__|__asm)(?!\w)", "inline PTX is for the GPU", _TWIN),
+    (r"(?<!\w)(?P<name>__cluster_\w+)(?!\w)", "clusters of blocks are for the GPU (9.0 and later)", _TWIN),
 ]
-# What the names of CUDA's other headers begin with, why the CPU does not have them, and what to do.
-HEADERS = [
-    ("cooperative_groups", "cooperative groups are for the GPU", "__syncthreads() and the shuffles need no header"),
-    ("mma.h", "it is for the GPU", "<nanoeuler.cuh> has wmma::fragment and mma for both"),
-    ("cuda_fp", "numbers of 8 bits and fewer are for the GPU", ""),
-    ("cuda_awbarrier", "barriers in shared memory are for the GPU", "<hopper.cuh> has them"),
-    ("cuda/", "CUDA's C++ library is for the GPU", "<nanoeuler.cuh> has copy_async for both"),
-    ("cub/", "CUB is for the GPU", "write the reduction or scan itself"),
-    ("thrust/", "Thrust is called by C++ on the host, and here Python is the host", ""),
-    ("curand", "random numbers come from Python, as an array", ""),
-    ("device_launch_parameters.h", "threadIdx and its kin are there without it", "leave the line out"),
-    ("vector_types.h", "float4 and its kin are there without it", "leave the line out"),
-    ("cuda", "it is not among the headers that the CPU has", ""),
-    *((name, _NO_LIBRARY, f"{what} without it: leave the line out") for names, what in _KNOWN_ANYWAY for name in names),
-    *((name, _NO_LIBRARY, "write int, unsigned, long long, ...") for name in ("stdint.h", "cstdint")),
-]  # fmt: skip
 
 
-def refuse(text, folder: Path, where: str) -> None:
-    """Raise NanoEulerError for the first thing in a text (source.Text) that this side does not have."""
+def refuse(text, headers: Iterable[str], where: str) -> None:
+    """Raise CudaCheckError for the first thing in a text (source.Text) that this side does not have."""
     sources = [(text.name, text.source), *text.headers]
     if any(bracket_fault(live(source, where)) for _, source in sources):
         return  # the compiler's error, of which complaints.py makes this one
@@ -92,7 +57,7 @@ def refuse(text, folder: Path, where: str) -> None:
     for name, source in sources:
         alive = live(source, where)
         faults = [
-            _include(alive, folder, where),
+            _include(alive, headers) if where == "cpu" else None,
             _host_function(alive, words),
             _host_variable(alive, words),
             _variable_of_a_function(alive),
@@ -102,22 +67,15 @@ def refuse(text, folder: Path, where: str) -> None:
         for place, message, advice in sorted(fault for fault in faults if fault):
             line = alive[:place].count("\n") + 1
             report = [f"{name}, line {line}: {message}", source.split("\n")[line - 1].strip(), advice]
-            raise NanoEulerError("\n  ".join(part for part in report if part))
+            raise CudaCheckError("\n  ".join(part for part in report if part))
 
 
-def _include(alive: str, folder: Path, where: str) -> tuple[int, str, str] | None:
-    """The first header that this side does not find: place, why, and what to do."""
-    offered = [*sorted(f.name for f in [*INCLUDE.glob("*.cuh"), *folder.glob("*.cuh")]), *OF_CUDA]
+def _include(alive: str, headers: Iterable[str]) -> tuple[int, str, str] | None:
+    """The first header that a kernel on the CPU cannot have: place, message, and what there is."""
+    offered = [*sorted([*(file.name for file in INCLUDE.glob("*.cuh")), *headers]), *OF_CUDA]
     for match in re.finditer(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)", alive, re.M):
-        known = next((entry for entry in HEADERS if match[1].startswith(entry[0])), None)
-        if match[1] in offered or (known and known[1] != _NO_LIBRARY and where == "gpu"):
-            continue
-        _, why, advice = known or ("", _NO_LIBRARY, "")
-        return (
-            match.start(),
-            f"a kernel cannot include <{match[1]}>: {why}",
-            advice or f"there are {', '.join(offered)}",
-        )
+        if match[1] not in offered:
+            return match.start(), f"a kernel on the CPU cannot include <{match[1]}>", f"there are {', '.join(offered)}"
     return None
 
 
@@ -176,11 +134,7 @@ def _host_function(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
             if not marked and (lambdas or (function and (operators or "=" not in hollow(head)))):
                 place = begin + (len(head) - len(head.lstrip()) if lambdas else function.start("name"))
                 if lambdas:
-                    return (
-                        place,
-                        "a lambda outside of functions belongs to the host",
-                        "write it inside the kernel",
-                    )
+                    return place, "a lambda outside of functions belongs to the host", "write it inside the kernel"
                 if hollow(head)[: function.start("name")].strip() or "scope" in around:
                     name = " ".join(function["name"].split())
                     advice = "write __device__ before it"
@@ -202,7 +156,6 @@ _NO_VARIABLE = re.compile(
     r"(?<!\w)(?:const|constexpr|__\w+__|extern|using|typedef|template|namespace|struct|class|union|enum|friend|return"
     r"|static_assert|operator)(?!\w)"
 )
-_SPACE = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
 
 
 def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | None:
@@ -213,9 +166,7 @@ def _host_variable(alive: str, words: dict[str, str]) -> tuple[int, str, str] | 
         variable = _VARIABLE.fullmatch(hollow(_without_alignment(head)))
         if match[0] == "}" or not variable or (match[0] == "{" and "=" not in head):
             continue
-        if _NO_VARIABLE.search(expand(head, words)) or any(
-            not _SPACE.search(code[:brace].rstrip()) for brace in open_braces(code, begin)
-        ):
+        if _NO_VARIABLE.search(expand(head, words)) or not at_top(code, begin):
             continue
         return (
             begin + variable.start("name"),

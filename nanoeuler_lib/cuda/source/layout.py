@@ -35,6 +35,14 @@ def plain_type(words: list[str]) -> str:
     return "signed char" if size == "char" and "signed" in words else size or "int"
 
 
+def element_of(kind: str) -> tuple[str, int] | None:
+    """The NumPy type of a type's numbers and how many it holds (4 of float4); None if it is no type of numbers."""
+    if kind in DTYPES:
+        return DTYPES[kind], 2 if kind.endswith(("half2", "bfloat162")) else 1
+    vector = re.fullmatch(r"([a-z]+)([1234])", kind)
+    return (VECTORS[vector[1]], int(vector[2])) if vector and vector[1] in VECTORS else None
+
+
 @dataclass(frozen=True)
 class Field:
     """A number of a struct, or an array of numbers, as C++ lays it out."""
@@ -77,7 +85,6 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
             shape = [number(n, words) for n in re.findall(r"\[([^]]*)\]", declarator[2] if declarator else "[?]")]
             if None in shape:
                 return f"the size of its member `{part.strip()}` is no plain number", 0, 1
-            vector = re.fullmatch(r"([a-z]+)([1234])", kind)
             if kind in structs and isinstance(structs[kind][0], tuple) and not shape:
                 inner, size, unit = structs[kind]
                 offset = -(-offset // unit) * unit
@@ -86,13 +93,9 @@ def _layout(body: str, words: dict[str, str], structs: dict, align: int) -> tupl
                 ]
                 offset, align = offset + size, max(align, unit)
                 continue
-            if kind in DTYPES:
-                dtype = DTYPES[kind]
-                width = 2 if kind.endswith(("half2", "bfloat162")) else 1
-            elif vector and vector[1] in VECTORS:
-                dtype, width = VECTORS[vector[1]], int(vector[2])
-            else:
+            if not (element := element_of(kind)):
                 return f"its member `{declarator[1]}` is a {kind}, which is no number", 0, 1
+            dtype, width = element
             size = numpy_dtype(dtype).itemsize
             unit = size if width in (1, 3) else min(16, size * width)
             shape += [width] if width > 1 else []

@@ -105,6 +105,12 @@ def open_braces(code: str, place: int) -> list[int]:
     return waiting
 
 
+def at_top(code: str, place: int) -> bool:
+    """Whether a place lies in no braces but those of namespaces and extern "C"."""
+    space = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
+    return all(space.search(code[:brace].rstrip()) for brace in open_braces(code, place))
+
+
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

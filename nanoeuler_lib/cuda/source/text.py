@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 from nanoeuler_lib.cuda.source.dialect import refuse
-from nanoeuler_lib.cuda.source.layout import DTYPES, VECTORS, Field, plain_type, structs_of
+from nanoeuler_lib.cuda.source.layout import DTYPES, Field, element_of, plain_type, structs_of
 from nanoeuler_lib.cuda.source.reading import (
     blank_comments,
     bracket_fault,
@@ -21,7 +22,6 @@ from nanoeuler_lib.cuda.source.reading import (
     words_of,
 )
 from nanoeuler_lib.cuda.source.variables import announce_variables
-from nanoeuler_lib.errors import NanoEulerError
 
 _CONSTANT = re.compile(
     r"(?<!\w)(?:constexpr|const)\s+(?:static\s+)?(?:int|unsigned|unsigned int)\s+(\w+)\s*=\s*([^;,{}]+);"
@@ -114,7 +114,7 @@ def signatures(
 ) -> list[Signature]:
     """The kernels of a text, in order; templates once for each name in `instantiate` ("matmul<16>").
 
-    Raises NanoEulerError for a text without a kernel, a type that cannot be passed, or an unknown name to instantiate.
+    Raises CudaCheckError for a text without a kernel, a type that cannot be passed, or an unknown name to instantiate.
     """
     alive = live(source, where)
     words = words_of(blank_comments(alive)) | {name: str(value) for name, value in (defines or {}).items()}
@@ -129,14 +129,14 @@ def signatures(
         base, _, arguments = name.partition("<")
         if base.strip() not in templates:
             known = ", ".join(sorted(templates)) or "none"
-            raise NanoEulerError(f"instantiate: the text holds no template {base}, found {known}")
+            raise CudaCheckError(f"instantiate: the text holds no template {base}, found {known}")
         kernel = templates[base.strip()]
         formal = [re.findall(r"\w+", p.partition("=")[0])[-1] for p in split(kernel.template)]
         actual = [a.strip() for a in split(arguments.rstrip()[:-1]) if a.strip()]
         needed = sum("=" not in hollow(p) and "..." not in p for p in split(kernel.template))
         most = len(actual) if "..." in kernel.template else len(formal)
         if not needed <= len(actual) <= most or not (arguments.rstrip().endswith(">") or not needed):
-            raise NanoEulerError(
+            raise CudaCheckError(
                 f"instantiate: {kernel.name} is a template of <{' '.join(kernel.template.split())}>, got {name}: name "
                 f"its arguments, as in {kernel.name}<{'...' if len(formal) > 1 else '4'}>"
             )
@@ -151,7 +151,7 @@ def signatures(
                 f"{kernel.name} is a template: name what to compile, as %%cuda -i '{kernel.name}<...>', or "
                 f"instantiate=('{kernel.name}<...>',)",
             )
-        raise NanoEulerError(_no_kernel(source))
+        raise CudaCheckError(_no_kernel(source))
     return plain
 
 
@@ -162,9 +162,6 @@ def _no_kernel(source: str) -> str:
         return "the text is empty: a kernel is a function that is __global__ void"
     if fault := bracket_fault(source):
         line, message, _ = fault
-    elif hidden := re.search(r"^[ \t]*#\s*define\s+(\w+)(?:\\\n|[^\n])*__global__", bare, re.M):
-        line = bare[: hidden.start(1)].count("\n") + 1
-        message = f'the macro {hidden[1]} hides the head: write extern "C" __global__ void before the name of a kernel'
     elif almost := re.search(r"^[^\n;{}#]*?(\w+)\s*\([^(){};]*\)\s*\{", bare, re.M):
         line = bare[: almost.start(1)].count("\n") + 1
         message = f'`{almost[1]}` would be one as: extern "C" __global__ void {almost[1]}('
@@ -180,9 +177,9 @@ def _signature(alive: str, source: str, kernel: _Kernel, name: str, words: dict[
     line = alive[: kernel.start].count("\n") + 1
     try:
         parameters = tuple(_parameter(p, words, structs) for p in split(kernel.parameters) if p.strip())
-    except NanoEulerError as error:
+    except CudaCheckError as error:
         quoted = source.split("\n")[line - 1].strip()
-        raise NanoEulerError(f"line {line}: {kernel.name}: {error}\n  {quoted}") from None
+        raise CudaCheckError(f"line {line}: {kernel.name}: {error}\n  {quoted}") from None
     if len(parameters) == 1 and parameters[0].type == "void":
         parameters = ()
     return Signature(name, parameters, bound or 1024, not kernel.extern)
@@ -193,7 +190,7 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     text = _QUALIFIERS.sub(" ", text)
     rows = re.search(r"\(\s*\*\s*(?:const\b)?\s*(\w*)\s*\)", text)  # float (*x)[32]
     if rows and text[rows.end() :].lstrip().startswith("("):
-        raise NanoEulerError(
+        raise CudaCheckError(
             f"parameter `{rows[1] or '?'}` is a function, which Python cannot pass: call a __device__ function by its "
             "name, or choose one by a number"
         )
@@ -213,28 +210,24 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
     const = "const" in pointee
     kind = plain_type([word for word in pointee if word not in ("const", "struct")])
     if "&" in declared:
-        raise NanoEulerError(
+        raise CudaCheckError(
             f"parameter `{name}` is a reference, and the caller is in Python: write {kind} {name} for a number, "
             f"{kind}* {name} for an array"
         )
     if stars > 1:
-        raise NanoEulerError(
+        raise CudaCheckError(
             f"parameter `{name}` is a {kind}{'*' * stars}, an array of pointers, which no array of Python is: pass one "
             f"array as {kind}* {name} and the place where each part begins"
         )
-    pointer, width, dtype = stars == 1, 1, DTYPES.get(kind)
-    vector = re.fullmatch(r"([a-z]+)([1234])", kind)
-    if dtype:
-        width = 2 if kind.endswith(("half2", "bfloat162")) else 1
-    elif vector and vector[1] in VECTORS:
-        dtype, width = VECTORS[vector[1]], int(vector[2])
-    elif kind in structs and not pointer:
+    pointer, element = stars == 1, element_of(kind)
+    if not element and kind in structs and not pointer:
         fields, size, _ = structs[kind]
         if isinstance(fields, str):
-            raise NanoEulerError(f"parameter `{name}` is a {kind}, and {fields}")
+            raise CudaCheckError(f"parameter `{name}` is a {kind}, and {fields}")
         return Parameter(name, kind, "", False, const, 1, fields, size)
-    if dtype is None:
-        raise NanoEulerError(_no_type(name, kind, "*" * stars, structs))
+    if not element:
+        raise CudaCheckError(_no_type(name, kind, "*" * stars, structs))
+    dtype, width = element
     if pointer:
         for count in inner:
             width *= number(count, words) or 1
@@ -268,7 +261,7 @@ def _no_type(name: str, kind: str, star: str, structs: dict) -> str:
 class Text:
     """A kernel's text for a C++ compiler, with what it takes to find a line of it again.
 
-    Headers from nanoeuler_lib/kernels stand in `prepared` where they were included, the first with lines from 100,001
+    Headers that the text includes stand in `prepared` where they were included, the first with lines from 100,001
     on, the second from 200,001: a line number by itself tells in which file it is.
     """
 
@@ -306,25 +299,27 @@ class Text:
 HEADER_LINES = 100_000
 
 
-def prepare(name: str, source: str, folder: Path, where: str = "cpu") -> Text:
-    """The text for a C++ compiler: headers in `folder` inserted, shared arrays announced; a line keeps its number.
+def prepare(name: str, source: str, include: Path | Sequence[Path] = (), where: str = "cpu") -> Text:
+    """The text for a C++ compiler: headers inserted, shared arrays announced; a line keeps its number.
 
-    Raises NanoEulerError for what that side cannot run (see dialect.py).
+    include: the folder or folders of the .cuh files to insert. Raises CudaCheckError for what that side cannot run (see
+    dialect.py).
     """
+    folders = [include] if isinstance(include, Path) else include
+    files = {file.name: file for folder in reversed(folders) for file in sorted(folder.glob("*.cuh"))}
     headers, prepared = {}, []
     for place, line in enumerate(_announce(source).split("\n"), 1):
         match = re.match(r'\s*#\s*include\s*[<"](\w+\.cuh)[>"]', line)
-        header = match and folder / match[1]
-        if not header or not header.exists():
+        if not match or match[1] not in files:
             prepared.append(line)
             continue
         if match[1] not in headers:
-            headers[match[1]] = header.read_text("utf-8")
+            headers[match[1]] = files[match[1]].read_text("utf-8")
             inserted = _announce(headers[match[1]]).replace("#pragma once", "")
             prepared += [f'#line {len(headers) * HEADER_LINES + 1} "{name}"', inserted]
         prepared.append(f'#line {place + 1} "{name}"')
     text = Text(name, source, _own_symbols("\n".join(prepared)), tuple(headers.items()))
-    refuse(text, folder, where)
+    refuse(text, files, where)
     return text
 
 
@@ -387,9 +382,9 @@ def _announce(source: str) -> str:
     return source
 
 
-def _at(source: str, line: int, message: str) -> NanoEulerError:
+def _at(source: str, line: int, message: str) -> CudaCheckError:
     quoted = source.split("\n")[line - 1].strip()
-    return NanoEulerError(f"line {line}: {message}\n  {quoted}")
+    return CudaCheckError(f"line {line}: {message}\n  {quoted}")
 
 
 def _dynamic(source: str, declaration: str, line: int) -> str:

@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanoeuler_lib.cuda.source.reading import code_only, open_braces, split
+from nanoeuler_lib.cuda.source.reading import at_top, code_only, split
 
 _KEYWORD = re.compile(r"(?<!\w)__(device|constant)__(?!\w)")
 _ATTRIBUTE = re.compile(r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
-_NAMESPACE = re.compile(r"(?:\bnamespace\b[\s\w:]*|\bextern\s*)$")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -50,8 +49,8 @@ def _declarations(code: str) -> Iterator[_Declaration]:
         before = code[start : match.start()]
         if match.start() < seen or re.search(r"\b(?:template|extern)\b", before):
             continue
-        if any(not _NAMESPACE.search(code[:brace].rstrip()) for brace in open_braces(code, start)):
-            continue  # inside a function or a class
+        if not at_top(code, start):
+            continue
         end, plain = _statement(code, match.end())
         if plain is None or re.search(r"\bextern\b", plain):
             continue
