@@ -78,10 +78,6 @@ class Dataset:
         """Write, or read again, this data's own files in the run's folder, before a run begins or goes on."""
 
     def sample(self, model: GPT, seed: int) -> str:
-        """Something for the reader of the log."""
-        return generate(model, self.tokenizer, "", 100, seed=seed)
-
-    def sample(self, model: GPT, seed: int) -> str:
         """A text for the reader of the log: the model's own, or its reply to the prompt, which has its template on."""
         if self.prompt is None:
             return generate(model, self.tokenizer, "", 100, seed=seed)
