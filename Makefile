@@ -27,7 +27,7 @@ $(READY): requirements.txt pyproject.toml tools/setup.sh
 
 # A changed chapter alone is read and written again; anything else that is changed makes all pages anew, and so does a
 # page with a fault, which would not be reported again.
-SHARED := $(wildcard project.toml) _toc.yml _config.yml Makefile book tools nanoeuler_lib
+SHARED := $(wildcard project.toml) _toc.yml _config.yml Makefile book tools nanoeuler_lib nanoeuler_book konigsberg cudacheck
 
 book: $(READY)  ## the rendered book: _build/html/index.html (warnings are errors, the pages are checked)
 	@[ -f _build/html/objects.inv ] && [ -z "$$(find $(SHARED) -name __pycache__ -prune -o -type f \
@@ -44,8 +44,8 @@ pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (n
 # Each process computes with one BLAS thread: JOBS processes share the cores already.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300
-QUICK  := tests/model/test_ops.py tests/model/test_settings.py tests/model/test_step.py tests/text tests/speaking/test_generate.py \
-          tests/training/test_train.py tests/ground/test_floors.py tests/ground/test_contracts.py
+QUICK  := tests/model/test_ops.py tests/model/test_settings.py tests/model/test_step.py tests/text tests/generation/test_generate.py \
+          tests/training/test_train.py tests/common/test_floors.py tests/common/test_contracts.py
 
 quick: $(READY)  ## a minute: layers, model, tokenizer, data, sampling, a step, runs, and the mirror cells
 	$(PYTEST) -q $(QUICK) $(ARGS)
@@ -58,13 +58,13 @@ test-all: $(READY)  ## the same, and what it leaves out: planted bugs, gap runs,
 	$(PYTEST) $(NBVAL) --all tests $(wildcard notebooks/*.ipynb) $(ARGS)
 
 portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
-	$(BIN)/python -m tools.workshop.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
+	$(BIN)/python -m tools.release.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
 
 mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--check check_forward")
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.workshop.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.release.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0 SKIP=0)
-	@$(BIN)/python -m tools.workshop.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
+	@$(BIN)/python -m tools.release.mutants --module "$(MODULE)" --sample $(SAMPLE) --seed $(SEED) --skip $(SKIP)
 
 # Who is root is so in a container, as a rule; Jupyter refuses to start for root unless it is told that this is meant.
 lab: $(READY)  ## JupyterLab on your own copies of the notebooks, in work/ (NB=notebooks/06_attention.ipynb: on the book's own)
@@ -94,7 +94,7 @@ assignment: $(READY)  ## the students' version of a chapter, without solutions: 
 
 assignments: $(READY)  ## that of every chapter, each tried with right, wrong and untouched submissions (20 minutes)
 	@$(BIN)/python -m tools.course.assignment $(patsubst notebooks/%,%,$(foreach n,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(n)))))
-	$(BIN)/python -m pytest --slow -n $(JOBS) tests/school/test_assignment.py $(ARGS)
+	$(BIN)/python -m pytest --slow -n $(JOBS) tests/course/test_assignment.py $(ARGS)
 
 autograde: $(READY)  ## grade a folder of submissions: pages and grades-06.csv in _build/assignments (CH=06 FROM=FOLDER STUDENTS=FILE DUE=DATE)
 	@$(BIN)/python -m tools.course.autograde "$(CH)" "$(FROM)" "$(STUDENTS)" "$(DUE)"
@@ -133,7 +133,7 @@ oracle: $(READY)  ## PyTorch and other independent oracles, and mpirun, for the 
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[oracle,cards]"
 
 look: book browser  ## ten pages at three widths, light and dark, and three chapters in JupyterLab: _build/screenshots
-	@$(BIN)/python -m tools.workshop.look _build/html _build/screenshots
+	@$(BIN)/python -m tools.release.look _build/html _build/screenshots
 
 browser: $(READY)  ## Playwright, axe and (with npm) KaTeX, for the tests that look at the pages and are otherwise skipped
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[browser]"

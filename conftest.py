@@ -81,8 +81,8 @@ def gpu_missing() -> str:
 @functools.cache
 def compiler_missing() -> str:
     """Why no kernel can run on the CPU; empty when a C++ compiler is there."""
-    from nanoeuler_lib.cuda.checker.compiler import find_compiler
-    from nanoeuler_lib.cuda.checker.errors import CudaCheckError
+    from cudacheck.compiler import find_compiler
+    from cudacheck.errors import CudaCheckError
 
     try:
         find_compiler()

@@ -10,7 +10,7 @@ class BuildWithResults(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:
-            self.copy_tree("data/results", str(Path(self.build_lib, "nanoeuler_lib", "results")))
+            self.copy_tree("data/results", str(Path(self.build_lib, "nanoeuler_book", "results")))
 
 
 setup(cmdclass={"build_py": BuildWithResults})

@@ -20,16 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import world
+import konigsberg
+from konigsberg import wordings
+from nanoeuler_book import evaluate
+from nanoeuler_book.significance import half_width
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import SFT_DATA_SEED, SFT_DEFAULTS, TrainConfig
-from nanoeuler_lib.significance import half_width
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.text import examples
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.text import sft_data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.training import checkpoint, evaluate, loop, sft
+from nanoeuler_lib.training import checkpoint, loop, sft
 from nanoeuler_lib.training.checkpoint import PRETRAINED
-from nanoeuler_lib.world import wordings
 from tools.notebooks.results import save
 
 TEST_STORIES, TEST_SEED, MAJORITY_SEED = 1000, 203, 204
@@ -48,18 +49,18 @@ ASKED = {
 def questions(count: int, seed: int) -> list[dict]:
     """All questions of some stories: kind, the story without its last line, question, answer, words since the fact."""
     found = []
-    for story in world.stories(count, seed):
+    for story in konigsberg.stories(count, seed):
         body = story.text.rpartition("\n")[0]
         for question in story.questions:
             found.append({"kind": f"{story.kind}: {question.kind}", "body": body, "question": question})
     return found
 
 
-def as_chat(asked: list[dict]) -> list[examples.Example]:
+def as_chat(asked: list[dict]) -> list[sft_data.Example]:
     return [[(f"{one['body']} {one['question'].text}", one["question"].answer)] for one in asked]
 
 
-def as_text(asked: list[dict], tokenizer) -> list[examples.Encoded]:
+def as_text(asked: list[dict], tokenizer) -> list[sft_data.Encoded]:
     """Story, question and answer as the corpus has them, the answer and the end of the text counted."""
     end, found = tokenizer.special_tokens[END_OF_TEXT], []
     for one in asked:
@@ -67,7 +68,7 @@ def as_text(asked: list[dict], tokenizer) -> list[examples.Encoded]:
         ids = tokenizer.encode(f"{one['body']}\n{one['question'].text} {one['question'].answer}").tolist()
         assert ids[: len(before)] == before
         counted = [False] * (1 + len(before)) + [True] * (len(ids) - len(before) + 1)
-        found.append(examples.Encoded(np.array([end, *ids, end]), np.array(counted)))
+        found.append(sft_data.Encoded(np.array([end, *ids, end]), np.array(counted)))
     return found
 
 
@@ -90,7 +91,7 @@ def shares(asked: list[dict], right: dict[str, np.ndarray]) -> list[dict]:
     return found
 
 
-def by_wording(asked: list[dict], stories: list[world.Story]) -> list[dict]:
+def by_wording(asked: list[dict], stories: list[konigsberg.Story]) -> list[dict]:
     """Questions in other wordings, each of another story: as `questions` gives them, with the wording and its group."""
     found, of_kind = [], {}
     for one, story in zip(asked, stories, strict=True):
@@ -146,7 +147,7 @@ def taught_by_author(rows: list[dict]) -> list[dict]:
 
 def wrong_answers(found: checkpoint.Checkpoint, asked: list[dict], right: np.ndarray) -> list[dict]:
     """The wrong answers to wordings never taught: what was said, and the question of the story that it is right for."""
-    told = {story.body: story for story in world.stories(TEST_STORIES, TEST_SEED)}
+    told = {story.body: story for story in konigsberg.stories(TEST_STORIES, TEST_SEED)}
     wrong = []
     for one, good in zip(asked, right, strict=True):
         if one["group"] == "never taught" and not good:
@@ -180,9 +181,9 @@ def fine_tuned(run: Path, base: Path, name: str, source: str, seed: int, config:
 
 def try_out(found: checkpoint.Checkpoint) -> None:
     """Print the share right of the wordings set apart for choosing, the mean over kinds of question."""
-    told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
+    told = [story for story in konigsberg.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
     asked = [one for one in by_wording(questions(TEST_STORIES, TEST_SEED), told) if one["group"] == "tried"]
-    encoded = [examples.encode(chat, found.tokenizer) for chat in as_chat(asked)]
+    encoded = [sft_data.encode(chat, found.tokenizer) for chat in as_chat(asked)]
     asked = [asked[i] for i in fitting(asked, encoded, most=found.model.config.context + 1)]
     right = {"right": sft.exact_match(found.model, found.tokenizer, as_chat(asked))}
     kinds: dict[str, list[float]] = {}
@@ -192,7 +193,7 @@ def try_out(found: checkpoint.Checkpoint) -> None:
     print(f"tried: {np.mean(means):.1%} +- {half_width(means):.1%} of {len(asked)} questions")
 
 
-def fitting(asked: list[dict], *forms: list[examples.Encoded], most: int) -> list[int]:
+def fitting(asked: list[dict], *forms: list[sft_data.Encoded], most: int) -> list[int]:
     """Which questions fit into so many tokens, in all their forms."""
     return [i for i in range(len(asked)) if max(len(form[i].ids) for form in forms) <= most]
 
@@ -222,12 +223,12 @@ def main() -> None:
     base, first, shipped = (checkpoint.load(path) for path in (BASE, one, args.export))
 
     asked, most = questions(TEST_STORIES, TEST_SEED), base.model.config.context + 1
-    told = [story for story in world.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
-    encoded = [examples.encode(chat, shipped.tokenizer) for chat in as_chat(asked)]
+    told = [story for story in konigsberg.stories(TEST_STORIES, TEST_SEED) for _ in story.questions]
+    encoded = [sft_data.encode(chat, shipped.tokenizer) for chat in as_chat(asked)]
     kept = fitting(asked, as_text(asked, base.tokenizer), encoded, most=most)
     reworded = by_wording([asked[i] for i in kept], [told[i] for i in kept])
     left_out, asked = len(asked) - len(kept), [asked[i] for i in kept]
-    encoded = [examples.encode(chat, shipped.tokenizer) for chat in as_chat(reworded)]
+    encoded = [sft_data.encode(chat, shipped.tokenizer) for chat in as_chat(reworded)]
     reworded = [reworded[i] for i in fitting(reworded, encoded, most=most)]
     chats, rounds = as_chat(asked), {"one_wording": first, "chat": shipped}
     right = {
@@ -238,13 +239,13 @@ def main() -> None:
     in_words = {
         name: sft.exact_match(found.model, found.tokenizer, as_chat(reworded)) for name, found in rounds.items()
     }
-    stories = list(world.stories(TEST_STORIES, 3))
+    stories = list(konigsberg.stories(TEST_STORIES, 3))
     forgetting = {}
     for name, model in (("base", base), ("chat", shipped)):
         measured = evaluate.measure(model.model, model.tokenizer, stories)
         forgetting[name] = {
             "bits_per_byte": round(measured.bits_per_byte, 4),
-            "fact_accuracy_beyond_10_words": round(measured.accuracy(world.FACT, 10), 4),
+            "fact_accuracy_beyond_10_words": round(measured.accuracy(konigsberg.FACT, 10), 4),
         }
     rows = [
         {"shares": shares(asked, right), "too_long": left_out, "stories": forgetting,

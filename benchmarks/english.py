@@ -38,14 +38,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nanoeuler_book.ngram import Ngrams
+from nanoeuler_book.significance import half_width
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine.device import choose
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.machine import cores
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.significance import half_width
-from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import data, shards
-from nanoeuler_lib.text.ngram import Ngrams
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, run_folder, train
 from nanoeuler_lib.training.checkpoint import PRETRAINED

@@ -29,15 +29,16 @@ from pathlib import Path
 
 import numpy as np
 
+from nanoeuler_book import evaluate
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import SFT_DATA_SEED, TrainConfig, preset
 from nanoeuler_lib.engine.device import choose
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.model import optim
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.speaking.generate import generate
-from nanoeuler_lib.text import examples, shards
+from nanoeuler_lib.text import sft_data, shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.training import checkpoint, datasets, evaluate, sft, train
+from nanoeuler_lib.training import checkpoint, datasets, sft, train
 from tools.notebooks.results import FOLDER, save
 
 RATES = [3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3]
@@ -120,11 +121,11 @@ def known(options):
         starts = np.sort(rng.integers(0, part.tokens - 2 * HALF, options.windows))
         windows = [part.read(int(at), int(at) + 2 * HALF).astype(np.int64) for at in starts]
         counted = np.arange(2 * HALF) >= HALF
-        same = sft.greedy_match(made, [examples.Encoded(ids, counted) for ids in windows])
+        same = sft.greedy_match(made, [sft_data.Encoded(ids, counted) for ids in windows])
         nats = []
         for i in range(0, len(windows), 16):
-            inputs, targets = examples.rows(
-                [examples.Encoded(ids, counted) for ids in windows[i : i + 16]], 2 * HALF - 1, 1
+            inputs, targets = sft_data.rows(
+                [sft_data.Encoded(ids, counted) for ids in windows[i : i + 16]], 2 * HALF - 1, 1
             )
             of_each = made.losses(inputs, targets[..., 0]).sum(axis=1, dtype=np.float64)
             nats += of_each.tolist()
@@ -156,7 +157,7 @@ def replies(options):
     found, made = loaded(options)
     _, held_out, template = sft.examples_of(options.examples, 0, SFT_DATA_SEED, options.valid_fraction)
     room = found.model.config.context
-    fitting = [e[0] for e in held_out if len(examples.encode(e, found.tokenizer, room + 1).ids) > 1]
+    fitting = [e[0] for e in held_out if len(sft_data.encode(e, found.tokenizer, room + 1).ids) > 1]
     chosen = np.random.default_rng(0).permutation(len(fitting))[: options.count]
     for name, how in (
         ("greedy", dict(temperature=0.0)),

@@ -18,7 +18,7 @@ import numpy as np
 
 from nanoeuler_lib import engine
 from nanoeuler_lib.engine.device import choose
-from nanoeuler_lib.speaking.generate import rounds
+from nanoeuler_lib.generation.generate import rounds
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint
 from tools.notebooks.results import FOLDER, save

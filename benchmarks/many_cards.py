@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu_step import batch
+from konigsberg import corpus
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
-from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.world import corpus
 from tools.notebooks.results import FOLDER, ROOT, commit, save
 
 PARTS = "speed", "memory", "ddp", "tree", "bits"
@@ -48,11 +48,11 @@ Take = Callable[[np.ndarray, np.ndarray], float]
 weights_of = functools.cache(functools.partial(model.init, seed=0))
 
 
-def stepping(config: ModelConfig, group: many.Group, rows: int, shards: int, where: str, precision: str):
-    """A function that takes a step on a batch of `shards` times `rows`, and its `many.Step`."""
+def stepping(config: ModelConfig, group: data_parallel.Group, rows: int, shards: int, where: str, precision: str):
+    """A function that takes a step on a batch of `shards` times `rows`, and its `data_parallel.Step`."""
     settings = TrainConfig(**SETTINGS.to_dict() | {"batch": rows, "accumulate": shards})
-    made = many.GPT(config, weights_of(config), group, precision=precision, where=where, checked=False)
-    take = many.Step(made, many.AdamW(config, settings, where, group), settings, rows * shards)
+    made = data_parallel.GPT(config, weights_of(config), group, precision=precision, where=where, checked=False)
+    take = data_parallel.Step(made, data_parallel.AdamW(config, settings, where, group), settings, rows * shards)
     return (lambda tokens, targets: float(take(tokens, targets)[0] @ take.weights)), take
 
 
@@ -63,7 +63,7 @@ def one_card(config: ModelConfig, rows: int, shards: int, where: str, precision:
     return lambda tokens, targets: float(take(tokens, targets)[0] @ take.weights)
 
 
-def torch_step(config: ModelConfig, group: many.Group, device: str, precision: str, joint: bool) -> Take:
+def torch_step(config: ModelConfig, group: data_parallel.Group, device: str, precision: str, joint: bool) -> Take:
     """The same in PyTorch, compiled, on this rank's card: alone, or joined by DDP with a static graph.
 
     Blocks are compiled one by one, and the loss: to the compiler all blocks are one text, so that it is done soon. A
@@ -90,14 +90,14 @@ def torch_step(config: ModelConfig, group: many.Group, device: str, precision: s
                 return self.inner.loss(*arguments)
 
         if not torch.distributed.is_initialized():
-            where = f"file://{group.everyones(tempfile.mktemp())[0]}"
+            where = f"file://{group.all_gather(tempfile.mktemp())[0]}"
             backend = "nccl" if device == "cuda" else "gloo"
             torch.distributed.init_process_group(backend, where, rank=group.rank, world_size=group.size)
         trainer.loss = DistributedDataParallel(Loss(), static_graph=True, gradient_as_bucket_view=True)
     return lambda tokens, targets: trainer.step(tokens, targets, SETTINGS.rate)
 
 
-def rounds_of(group: many.Group, contestants: dict, config: ModelConfig, rows: int, rounds: int) -> dict:
+def rounds_of(group: data_parallel.Group, contestants: dict, config: ModelConfig, rows: int, rounds: int) -> dict:
     """Milliseconds of a step in each round, by name. contestants: a function, and how many cards' rows it takes."""
     batches = [batch(config, rows * group.size, number) for number in range(STEPS)]
     mine = slice(group.rank * rows, (group.rank + 1) * rows)
@@ -105,17 +105,17 @@ def rounds_of(group: many.Group, contestants: dict, config: ModelConfig, rows: i
     taken = {name: [] for name in contestants}
     for turn in range(-1, rounds):
         for name, (take, width) in contestants.items():
-            group.meet()
+            group.barrier()
             began = time.perf_counter()
             for one in parts[width] if turn >= 0 else parts[width][:WARM]:
                 take(*one)
             seconds = (time.perf_counter() - began) / STEPS
             if turn >= 0:
-                taken[name] += [round(1e3 * max(group.everyones(seconds)), 4)]
+                taken[name] += [round(1e3 * max(group.all_gather(seconds)), 4)]
     return taken
 
 
-def compared(group: many.Group, what: str, rows: int, precision: str, taken: dict) -> dict:
+def compared(group: data_parallel.Group, what: str, rows: int, precision: str, taken: dict) -> dict:
     """The row of a case: milliseconds of each round, and the efficiency with its interval."""
     each = [a / b for a, b in zip(taken["alone"], taken["joint"], strict=True)]
     row = {"what": what, "cards": group.size, "rows": rows, "precision": precision, "rounds": len(each)}
@@ -123,7 +123,7 @@ def compared(group: many.Group, what: str, rows: int, precision: str, taken: dic
     return row | {"efficiency": round(statistics.median(each), 4), "interval": interval(each)}
 
 
-def speed(group: many.Group, config: ModelConfig, rows: int, rounds: int, where="gpu") -> dict:
+def speed(group: data_parallel.Group, config: ModelConfig, rows: int, rounds: int, where="gpu") -> dict:
     """N cards together beside the engine of one card on each."""
     N, precision = group.size, "bfloat16" if where == "gpu" else "float32"
     contestants = {
@@ -133,7 +133,7 @@ def speed(group: many.Group, config: ModelConfig, rows: int, rounds: int, where=
     return compared(group, "speed", rows, precision, rounds_of(group, contestants, config, rows, rounds))
 
 
-def ddp(group: many.Group, config: ModelConfig, rows: int, rounds: int, device="cuda") -> dict:
+def ddp(group: data_parallel.Group, config: ModelConfig, rows: int, rounds: int, device="cuda") -> dict:
     """PyTorch's N cards together beside PyTorch on each."""
     precision = "bfloat16" if device == "cuda" else "float32"
     contestants = {
@@ -151,7 +151,7 @@ def interval(each: list[float], draws: int = 4000) -> list[float]:
 def tree(config: ModelConfig, rows: int, shards: int, rounds: int, where="gpu") -> dict:
     """One card: shards added by the tree beside the same shards accumulated."""
     precision = "bfloat16" if where == "gpu" else "float32"
-    by_tree, _ = stepping(config, many.Group(), rows, shards, where, precision)
+    by_tree, _ = stepping(config, data_parallel.Group(), rows, shards, where, precision)
     in_turn = one_card(config, rows, shards, where, precision)
     one, taken = batch(config, rows * shards, 0), {"accumulated": [], "tree": []}
     for turn in range(-2, rounds):
@@ -168,13 +168,13 @@ def tree(config: ModelConfig, rows: int, shards: int, rounds: int, where="gpu") 
     }
 
 
-def memory(group: many.Group, config: ModelConfig) -> dict:
+def memory(group: data_parallel.Group, config: ModelConfig) -> dict:
     """Bytes of weights, copies, gradients, moments and what arrives, as they lie on each card, beside one card's."""
     _, take = stepping(config, group, 1, group.size, "gpu", "bfloat16")
     m, o = take.model, take.optimizer
     masters = [x for x, whole in zip(m.params.slices, m.read, strict=True) if whole.dtype != np.float32]
     arrays = [*m.read, *masters, *o.m.slices, *o.v.slices, *(x.flat for x in take.levels), take.inbox]
-    states = max(group.everyones(sum(x.nbytes for x in arrays)))
+    states = max(group.all_gather(sum(x.nbytes for x in arrays)))
     one = engine.bytes_needed(config, 1, config.context, "bfloat16")["states"]
     return {"what": "memory", "cards": group.size, "states_bytes": states, "one_card_bytes": one} | {
         "share": round(states / one, 4)
@@ -229,7 +229,7 @@ def digest(run: Path) -> str:
 
 def worker(options) -> None:
     """What each rank does; rank 0 prints a row as JSON a line."""
-    group, config = many.Group.world(), preset("base")
+    group, config = data_parallel.Group.world(), preset("base")
     work = {"speed": speed, "ddp": ddp}
     if "ddp" in options.only:
         import torch

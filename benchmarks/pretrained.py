@@ -11,10 +11,11 @@ import argparse
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from nanoeuler_lib import world
+import konigsberg
+from nanoeuler_book import evaluate
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import TrainConfig, preset
-from nanoeuler_lib.training import checkpoint, evaluate, loop, run_folder
+from nanoeuler_lib.training import checkpoint, loop, run_folder
 from nanoeuler_lib.training import train as training
 from nanoeuler_lib.training.checkpoint import PRETRAINED
 from tools.notebooks.results import save
@@ -25,18 +26,18 @@ TEST_SEED, TEST_STORIES = 3, 1000
 
 
 def text_of(seed: int) -> str:
-    return world.corpus(SEED_BYTES, seed)
+    return konigsberg.corpus(SEED_BYTES, seed)
 
 
 def figures(model, tokenizer) -> dict:
     """The model beside the truth on stories that were never trained on."""
-    tested = evaluate.measure(model, tokenizer, world.stories(TEST_STORIES, TEST_SEED))
+    tested = evaluate.measure(model, tokenizer, konigsberg.stories(TEST_STORIES, TEST_SEED))
     return {
         "bits_per_byte": round(tested.bits_per_byte, 5),
         "floor": round(tested.floor, 5),
-        "fact_accuracy": round(tested.accuracy(world.FACT), 4),
-        "fact_accuracy_beyond_10_words": round(tested.accuracy(world.FACT, 10), 4),
-        "fact_accuracy_beyond_20_words": round(tested.accuracy(world.FACT, 20), 4),
+        "fact_accuracy": round(tested.accuracy(konigsberg.FACT), 4),
+        "fact_accuracy_beyond_10_words": round(tested.accuracy(konigsberg.FACT, 10), 4),
+        "fact_accuracy_beyond_20_words": round(tested.accuracy(konigsberg.FACT, 20), 4),
     }
 
 
@@ -49,8 +50,8 @@ def main() -> None:
     arguments.add_argument("--export", type=Path, default=PRETRAINED / "konigsberg-small")
     args = arguments.parse_args()
     with ProcessPoolExecutor() as pool:
-        text = world.SEPARATOR.join(pool.map(text_of, SEEDS))
-    valid = world.corpus(VALID_BYTES, VALID_SEED)
+        text = konigsberg.SEPARATOR.join(pool.map(text_of, SEEDS))
+    valid = konigsberg.corpus(VALID_BYTES, VALID_SEED)
     if args.run.exists():
         loop.resume(args.run, text, valid)
     else:
@@ -77,7 +78,7 @@ def main() -> None:
         "train": found.train.to_dict(),
         "data": found.info["source"],
     }
-    valid_floor = round(world.floor(valid), 5)
+    valid_floor = round(konigsberg.floor(valid), 5)
     save("konigsberg-small", config | {"valid_floor": valid_floor}, [result | {"valid": curve, "loss": loss}])
 
 

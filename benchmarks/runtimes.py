@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler_lib import cuda, engine, formats, world
+import konigsberg
+from nanoeuler_lib import cuda, engine, formats
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
 from nanoeuler_lib.text.data import SEPARATOR
@@ -59,7 +60,7 @@ def trained() -> Path:
     if run.exists():
         return run
     FOLDER.mkdir(parents=True, exist_ok=True)
-    stories = (story.text for story in world.stories(8000, seed=34))
+    stories = (story.text for story in konigsberg.stories(8000, seed=34))
     (FOLDER / "stories.txt").write_text(SEPARATOR.join(stories) + "\n")
     words = f"--data {FOLDER / 'stories.txt'} --valid-fraction 0.01 --run {run} --quiet {MODEL} {TRAIN}"
     tokenizer = PRETRAINED / "konigsberg-small" / "tokenizer.json"
@@ -87,7 +88,7 @@ def strings(count: int = STRINGS, seed: int = 34) -> list[str]:
 
 def request(model: GPT, tokenizer: Tokenizer) -> dict:
     """A row of ids as long as the context, prompts, and how far they are continued."""
-    end, stories = tokenizer.special_tokens[END_OF_TEXT], list(world.stories(40, seed=36))
+    end, stories = tokenizer.special_tokens[END_OF_TEXT], list(konigsberg.stories(40, seed=36))
     row = [i for story in stories for i in (end, *tokenizer.encode(story.text).tolist())][: model.config.context]
     prompts = [[end, *tokenizer.encode(story.text).tolist()[:12]] for story in stories[:PROMPTS]]
     return {"row": row, "prompts": prompts, "tokens": TOKENS}

@@ -27,9 +27,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine.device import choose
-from nanoeuler_lib.text.ngram import Ngrams
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.training import checkpoint, datasets
 from tools.notebooks.results import save

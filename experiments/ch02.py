@@ -18,8 +18,8 @@ from time import process_time
 
 import nbformat
 
+import konigsberg
 from benchmarks import tokenizer as peers
-from nanoeuler_lib import world
 from nanoeuler_lib.text.tokenizer import Tokenizer, count_words, find_merges, split_words
 from tools.notebooks.results import ROOT, save
 
@@ -101,9 +101,9 @@ def compression(name: str, text: str, held_out: str) -> list[dict]:
     rows = []
     for size in VOCABULARIES:
         tokenizer = Tokenizer(merges[: size - 257])
-        parts = [tokenizer.encode(document) for document in held_out.split(world.SEPARATOR)]
+        parts = [tokenizer.encode(document) for document in held_out.split(konigsberg.SEPARATOR)]
         tokens, used = sum(map(len, parts)), {int(id) for part in parts for id in part}
-        total = sum(len(document.encode()) for document in held_out.split(world.SEPARATOR))
+        total = sum(len(document.encode()) for document in held_out.split(konigsberg.SEPARATOR))
         rows.append(
             {
                 "what": "compression",
@@ -125,7 +125,7 @@ def main() -> None:
     rows = ladder(books) + words(books)
     with lzma.open(data / "books/books_val.txt.xz", "rt", encoding="utf-8") as file:
         rows += compression("books", books, file.read())
-    rows += compression("stories", world.corpus(5_000_000, seed=0), world.corpus(1_000_000, seed=1))
+    rows += compression("stories", konigsberg.corpus(5_000_000, seed=0), konigsberg.corpus(1_000_000, seed=1))
     for row in peers.reference(data) + peers.fuzz(data) + peers.exact(data):
         rows.append({"what": "equal", "to": row.pop("what"), **row})
     loads = [round(os.getloadavg()[0], 1)]

@@ -4,7 +4,8 @@ The miniature, its text and the eight pairs of functions are the notebook's own:
 here. A learning rate is chosen for each form by one seed that is not among those of the comparison.
 """
 
-from nanoeuler_lib import ops, world
+import konigsberg
+from nanoeuler_lib import ops
 from nanoeuler_lib.text import data
 from nanoeuler_lib.training.datasets import bits_per_byte
 from tools.notebooks.cells import run_tagged
@@ -15,7 +16,7 @@ STEPS, SEEDS, CHOOSING_SEED, RATES = 600, [0, 1, 2, 3, 4], 99, (5e-3, 1e-2)
 
 def main() -> None:
     names, rows = run_tagged("09_swiglu", "experiment"), []
-    valid = data.tokenize(world.corpus(60_000, seed=9009), names["tokens_of"])
+    valid = data.tokenize(konigsberg.corpus(60_000, seed=9009), names["tokens_of"])
 
     def run(form: str, function: str, rate: float, seed: int) -> float:
         with ops.use(**names["pair_of"](form, function)):

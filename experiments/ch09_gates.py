@@ -5,7 +5,8 @@
 The file is written after every layer, so that a run that is stopped leaves what it has.
 """
 
-from nanoeuler_lib import ops, world
+import konigsberg
+from nanoeuler_lib import ops
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.text import data
 from nanoeuler_lib.training.datasets import bits_per_byte
@@ -19,7 +20,7 @@ LAYERS = ["plain SiLU", "plain ReLU", "gated SiLU", "plain GELU", "plain linear"
 
 def main() -> None:
     names, rows = run_tagged("09_swiglu", "experiment"), []
-    valid = data.tokenize(world.corpus(60_000, seed=9009), names["tokens_of"])
+    valid = data.tokenize(konigsberg.corpus(60_000, seed=9009), names["tokens_of"])
 
     def run(layer: str, gates: float, seed: int) -> None:
         form, function = layer.split()

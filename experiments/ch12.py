@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nanoeuler_lib import world
+import konigsberg
 from tools.notebooks.cells import run_tagged
 from tools.notebooks.results import save
 
@@ -29,8 +29,8 @@ WORDS = {"0-4 words": (0, 5), "5-9 words": (5, 10), "10-19 words": (10, 20), "20
 def order(names: dict, seed: int) -> dict:
     """Shares of right tokens by step, on stories of one kind."""
     kind, tests = ORDER["kind"], ORDER["tests"]
-    train = names["tokens_of"]([world.sample(10**6 + i, kind) for i in range(ORDER["stories"])])
-    test = [world.sample(2 * 10**6 + i, kind) for i in range(tests)]
+    train = names["tokens_of"]([konigsberg.sample(10**6 + i, kind) for i in range(ORDER["stories"])])
+    test = [konigsberg.sample(2 * 10**6 + i, kind) for i in range(tests)]
     config = replace(names["BRIEF"], steps=ORDER["steps"], rate=ORDER["rate"], warmup=50, seed=seed)
     model = names["GPT"](names["MINI"], seed=seed)
     row = {"experiment": "order", "seed": seed, "steps": [], "grammar": []} | {name: [] for name in WORDS}
@@ -40,9 +40,9 @@ def order(names: dict, seed: int) -> dict:
             return
         found = names["evaluate"].measure(model, names["tokenizer"], test)
         row["steps"].append(entry["step"])
-        row["grammar"].append(round(found.accuracy(world.GRAMMAR), 4))
+        row["grammar"].append(round(found.accuracy(konigsberg.GRAMMAR), 4))
         for name, (low, high) in WORDS.items():
-            far = (found.tag == world.FACT) & (found.words >= low) & (found.words < high)
+            far = (found.tag == konigsberg.FACT) & (found.words >= low) & (found.words < high)
             row[name].append(round(float(found.right[far].mean()), 4))
 
     names["run"](train, config, model, on_entry=look)
@@ -50,8 +50,8 @@ def order(names: dict, seed: int) -> dict:
 
 
 def ladder(names: dict, seed: int, rung: str) -> dict:
-    train = names["tokens_of"](world.stories(LADDER["stories"], seed=1))
-    test = list(world.stories(LADDER["tests"], seed=3))
+    train = names["tokens_of"](konigsberg.stories(LADDER["stories"], seed=1))
+    test = list(konigsberg.stories(LADDER["tests"], seed=3))
     with names["ops"].use(**names["RUNGS"][rung]):
         _, model = names["run"](train, replace(names["BRIEF"], steps=LADDER["steps"], seed=seed))
         found = names["evaluate"].measure(model, names["tokenizer"], test)
@@ -60,16 +60,16 @@ def ladder(names: dict, seed: int, rung: str) -> dict:
         "name": rung,
         "seed": seed,
         "bits_per_byte": round(found.bits_per_byte, 5),
-        "fact_accuracy": round(found.accuracy(world.FACT), 4),
-        "fact_accuracy_beyond_10_words": round(found.accuracy(world.FACT, 10), 4),
+        "fact_accuracy": round(found.accuracy(konigsberg.FACT), 4),
+        "fact_accuracy_beyond_10_words": round(found.accuracy(konigsberg.FACT, 10), 4),
     }
 
 
 def overfit(names: dict, seed: int, stories: int) -> dict:
-    train = names["tokens_of"](world.stories(stories, seed=100 + seed))
-    valid = names["tokens_of"](world.stories(OVERFIT["tests"], seed=2))
+    train = names["tokens_of"](konigsberg.stories(stories, seed=100 + seed))
+    valid = names["tokens_of"](konigsberg.stories(OVERFIT["tests"], seed=2))
     shown = min(stories - 2, OVERFIT["tests"])  # no row reaches to the end of the last two
-    few = names["tokens_of"](world.stories(shown, seed=100 + seed))
+    few = names["tokens_of"](konigsberg.stories(shown, seed=100 + seed))
     config = replace(names["BRIEF"], steps=OVERFIT["steps"], valid_every=OVERFIT["every"], seed=seed)
     log, model = names["run"](train, config, valid=valid)
     bits = names["series"](log, "valid_bits_per_byte")
@@ -80,7 +80,7 @@ def overfit(names: dict, seed: int, stories: int) -> dict:
 
 def canaries(names: dict, seed: int, setting: str) -> dict:
     tokens, planted = names["with_canaries"](seed)
-    valid = names["tokens_of"](world.stories(CANARIES["tests"], seed=2))
+    valid = names["tokens_of"](konigsberg.stories(CANARIES["tests"], seed=2))
     changes = {"steps": CANARIES["steps"]} | SETTINGS[setting]
     _, model = names["run"](tokens, replace(names["BRIEF"], seed=seed, **changes))
     return {

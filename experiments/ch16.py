@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import world
+import konigsberg
+from nanoeuler_book import evaluate
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
+from nanoeuler_lib.generation.generate import speculate
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.speaking.generate import speculate
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.training import evaluate
 from nanoeuler_lib.training import train as training
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.notebooks.results import FOLDER, save
@@ -63,9 +63,9 @@ def heads_on(model: GPT, tokenizer, stories: list) -> tuple[list[float], list[fl
 
 def train_all() -> list[dict]:
     _, tokenizer = load_pretrained()
-    text, stories = world.corpus(TEXT_BYTES, TEXT_SEED), list(world.stories(TEST_STORIES, TEST_SEED))
+    text, stories = konigsberg.corpus(TEXT_BYTES, TEXT_SEED), list(konigsberg.stories(TEST_STORIES, TEST_SEED))
     stories = [story for story in stories if len(tokenizer.encode(story.text)) < MINI.context]
-    valid = world.corpus(20_000, TEST_SEED + 1)
+    valid = konigsberg.corpus(20_000, TEST_SEED + 1)
     rows = []
     for seed in SEEDS:
         for weight in WEIGHTS:
@@ -92,8 +92,8 @@ def train_all() -> list[dict]:
                 {
                     "kind": "training", "weight": weight, "seed": seed,
                     "bits_above_floor": round(found.bits_per_byte - found.floor, 5),
-                    "fact_accuracy": round(found.accuracy(world.FACT), 4),
-                    "fact_accuracy_beyond_10_words": round(found.accuracy(world.FACT, 10), 4),
+                    "fact_accuracy": round(found.accuracy(konigsberg.FACT), 4),
+                    "fact_accuracy_beyond_10_words": round(found.accuracy(konigsberg.FACT, 10), 4),
                     "nats": nats, "overlap": overlap,
                 }
             )  # fmt: skip

@@ -21,28 +21,28 @@ import numpy as np
 
 from experiments import ch18_reading
 from experiments.ch18_models import FOLDER, SEEDS, STEPS, make_model, model_of
+from konigsberg.stories import tell
+from nanoeuler_book.interpretability import answers
+from nanoeuler_book.interpretability.edits import (
+    HEADS,
+    STREAM,
+    along,
+    carriers,
+    forward,
+    instead,
+    patched,
+    random_moves,
+    random_subspace,
+    scaled_moves,
+    share_inside,
+)
+from nanoeuler_book.interpretability.twins import FACT, PERSON, Batch, Twins, batch_of, bits, pairs
+from nanoeuler_book.town import TokenReader
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import write_text
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.understanding import answers
-from nanoeuler_lib.understanding.edits import (
-    HEADS,
-    STREAM,
-    along,
-    as_far,
-    as_strong,
-    carriers,
-    forward,
-    instead,
-    patched,
-    random_subspace,
-    share_inside,
-)
-from nanoeuler_lib.understanding.twins import FACT, PERSON, Batch, Twins, batch_of, bits, pairs
-from nanoeuler_lib.world.stories import tell
-from nanoeuler_lib.world.tokens import TokenReader
 from tools.notebooks.results import save
 
 # ---- Edits
@@ -141,8 +141,8 @@ def as_strong_as_the_patch(key: answers.Key, depth: int, rng: np.random.Generato
         edit = {(STREAM, depth): patched(batch.place, values)}
         return float(((forward(key.model, batch.story, edit)[batch.behind] - before) ** 2).mean())
 
-    random = as_far(seen.stream, seen.twin, rng)
-    moved, scale = as_strong(effect, seen.stream, random, effect(seen.twin), steps=6)
+    random = random_moves(seen.stream, seen.twin, rng)
+    moved, scale = scaled_moves(effect, seen.stream, random, effect(seen.twin), steps=6)
     score = answers.score(key, depth, lambda x: moved)
     return {"method": "random, as strong", "depth": depth, "scale": scale} | score
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.model import GPT
@@ -25,7 +25,9 @@ def text() -> str:
     if not file.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")  # several processes may want it at once
-        partial.write_text(world.SEPARATOR.join(world.corpus(TEXT_BYTES, seed) for seed in TEXT_SEEDS), "utf-8")
+        partial.write_text(
+            konigsberg.SEPARATOR.join(konigsberg.corpus(TEXT_BYTES, seed) for seed in TEXT_SEEDS), "utf-8"
+        )
         os.replace(partial, file)
     return file.read_text("utf-8")
 
@@ -40,7 +42,7 @@ def make_model(seed: int, steps: int = STEPS, workers: int = 1) -> list[dict]:
     if seed == 0:
         head = checkpoint.read_head(checkpoint.PRETRAINED / "konigsberg-small")
         return [{"step": head["step"], "valid_bits_per_byte": head["info"]["valid_bits_per_byte"]}]
-    run, valid = run_of(seed), world.corpus(VALID_BYTES, VALID_SEED)
+    run, valid = run_of(seed), konigsberg.corpus(VALID_BYTES, VALID_SEED)
     if checkpoint.folders(run):
         if checkpoint.read_head(run)["step"] < steps:
             loop.resume(run, text(), valid, quiet=True)

@@ -15,18 +15,18 @@ from random import Random
 
 import numpy as np
 
+import konigsberg
 from experiments.ch18_models import FOLDER, SEEDS, model_of
-from nanoeuler_lib import world
+from konigsberg import rumours
+from nanoeuler_book.interpretability.activations import row_of
+from nanoeuler_book.interpretability.posteriors import FACTS, belief, role
+from nanoeuler_book.interpretability.probes import Reading, bits, last_tokens, score, sites, softmax
+from nanoeuler_book.significance import differences, half_width
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
-from nanoeuler_lib.significance import differences, half_width
-from nanoeuler_lib.understanding.activations import row_of
-from nanoeuler_lib.understanding.posteriors import FACTS, believed, role
-from nanoeuler_lib.understanding.probes import Reading, bits, last_tokens, score, sites, softmax
-from nanoeuler_lib.world import rumours
 
 STORIES = 3000  # a part's, of which 6 in 10 train probes, 1 in 10 says when to stop, 3 in 10 are scored
 CONTEXT = preset("small").context  # a story in ten thousand is longer
@@ -109,8 +109,8 @@ def readings_of(seed: int, part: str, name: str, fact, tokenizer, stories: int) 
     """The stories of a part, with what is to be believed and where probes read."""
     random, found = Random(f"{part} {name} {seed}"), []
     for i in range(stories):
-        text = world.sample(1_800_000_000 + seed * 1_000_000 + i, fact.kind).text
-        story = believed(text, tokenizer, fact)
+        text = konigsberg.sample(1_800_000_000 + seed * 1_000_000 + i, fact.kind).text
+        story = belief(text, tokenizer, fact)
         if part == "told":
             places = far_from(story, text, tokenizer, random)
         elif part == "names":

@@ -20,9 +20,9 @@ import numpy as np
 
 from experiments import ch19_runs
 from experiments.ch19_runs import RULES, Run
+from nanoeuler_book import scaling
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import parameter_shapes
-from nanoeuler_lib.understanding import scaling
 from tools.notebooks.results import save
 
 STORIES = 560_000

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import engine, world
+import konigsberg
+from nanoeuler_book import scaling
+from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine import device
 from nanoeuler_lib.engine.memory import layout, upload
@@ -24,7 +26,6 @@ from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import datasets
 from nanoeuler_lib.training.checkpoint import load_pretrained
-from nanoeuler_lib.understanding import scaling
 
 LAYERS, HEAD, CONTEXT, VOCABULARY, BASE = 4, 32, 128, 512, 64  # BASE: the width at which all rules agree
 WARMUP = 0.05  # of the steps
@@ -208,7 +209,7 @@ def draw_stories(folder: Path, count: int, processes: int) -> None:
 
 def _drawn(count, seed):
     tokenizer = konigsberg_tokenizer()
-    ids = [tokenizer.encode(story.text) for story in world.stories(count, seed)]
+    ids = [tokenizer.encode(story.text) for story in konigsberg.stories(count, seed)]
     ids = [row for row in ids if len(row) < CONTEXT]
     rows = np.full((len(ids), CONTEXT + 1), tokenizer.special_tokens[END_OF_TEXT], np.uint16)
     for i, row in enumerate(ids):
@@ -245,7 +246,7 @@ def konigsberg_tokenizer() -> Tokenizer:
 def source() -> scaling.Source:
     """The stories on which all models are measured; each fits the context."""
     tokenizer = konigsberg_tokenizer()
-    stories = [s for s in world.stories(TEST_STORIES, TEST_SEED) if len(tokenizer.encode(s.text)) < CONTEXT]
+    stories = [s for s in konigsberg.stories(TEST_STORIES, TEST_SEED) if len(tokenizer.encode(s.text)) < CONTEXT]
     return scaling.source_of(stories, tokenizer)
 
 

@@ -19,15 +19,16 @@ from unittest import mock
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+import konigsberg
 from benchmarks.chat_model import as_chat, questions
-from nanoeuler_lib import world
+from nanoeuler_book import evaluate
+from nanoeuler_book.town import konigsberg_examples
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.text import sft_data as text_examples
+from nanoeuler_lib.text.chat_template import ASSISTANT, alpaca_prompt
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
-from nanoeuler_lib.text.turns import ASSISTANT, alpaca_prompt
-from nanoeuler_lib.training import checkpoint, evaluate, sft
-from nanoeuler_lib.world.conversations import konigsberg_examples
+from nanoeuler_lib.training import checkpoint, sft
 from tools.notebooks.results import FOLDER, save
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -79,8 +80,8 @@ def tune(base, examples, config, seed, look=None):
 
 def remembered(model, tokenizer):
     """Bits per byte on stories, and the share right of facts more than ten words back."""
-    found = evaluate.measure(model, tokenizer, world.stories(50, 3))
-    return round(found.bits_per_byte, 4), round(found.accuracy(world.FACT, 10), 4)
+    found = evaluate.measure(model, tokenizer, konigsberg.stories(50, 3))
+    return round(found.bits_per_byte, 4), round(found.accuracy(konigsberg.FACT, 10), 4)
 
 
 def right(pair, asked):
@@ -103,7 +104,7 @@ def all_counted(original):
 def with_stories(original, tokenizer, seed):
     """`rows`, with the last quarter of a training batch replaced by stories as the base model's corpus has them."""
     end = tokenizer.special_tokens[END_OF_TEXT]
-    told = [np.array([end, *tokenizer.encode(s.text), end]) for s in world.stories(400, 300 + seed)]
+    told = [np.array([end, *tokenizer.encode(s.text), end]) for s in konigsberg.stories(400, 300 + seed)]
     told = cycle([text_examples.Encoded(ids, np.arange(len(ids)) > 0) for ids in told if len(ids) <= 129])
 
     def rows(examples, time, predict):

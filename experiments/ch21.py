@@ -17,17 +17,17 @@ from random import Random
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from konigsberg.grammar import Tale, Writer
+from konigsberg.stories import PHRASES, tell
+from konigsberg.tasks import REASONS
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
-from nanoeuler_lib.text.examples import encode, row_length, rows
+from nanoeuler_lib.text.sft_data import encode, row_length, rows
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.training.preferences import weigher
 from nanoeuler_lib.training.sft import extend
-from nanoeuler_lib.world.grammar import Tale, Writer
-from nanoeuler_lib.world.stories import PHRASES, tell
-from nanoeuler_lib.world.tasks import REASONS
 from tools.notebooks.results import save
 
 SEEDS = [0, 1, 2, 3, 4]

@@ -22,23 +22,23 @@ from random import Random
 
 import numpy as np
 
-from nanoeuler_lib import world
+import konigsberg
+from konigsberg.tasks import route_sets
+from konigsberg.town import BRIDGES
+from nanoeuler_book.town import route_examples
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import GRPO_DEFAULTS, RewardConfig, TrainConfig
 from nanoeuler_lib.machine import cores, one_blas_thread
 from nanoeuler_lib.model.batch_decoder import BatchDecoder
 from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.model.step import Step
-from nanoeuler_lib.text.examples import BUCKET, Encoded, encode, row_length, rows
-from nanoeuler_lib.text.turns import encode_turn, markers
+from nanoeuler_lib.text.chat_template import encode_turn, markers
+from nanoeuler_lib.text.sft_data import BUCKET, Encoded, encode, row_length, rows
 from nanoeuler_lib.training import checkpoint, rewards, sft
 from nanoeuler_lib.training.checkpoint import Checkpoint
-from nanoeuler_lib.world.conversations import route_examples
-from nanoeuler_lib.world.tasks import route_sets
-from nanoeuler_lib.world.town import BRIDGES
 from tools.notebooks.results import FOLDER, machine, save
 
-VERIFIERS = dict(sources.VERIFIERS)  # and one that is audited: `register`
+VERIFIERS = dict(sources.verifiers())  # and one that is audited: `register`
 SEEDS = [0, 1, 2, 3, 4]
 RATES = [1e-4, 2e-4, 4e-4, 8e-4, 16e-4]  # tried first, each with a seed of its own, for 200 steps
 QUESTIONS = 2000  # to learn from
@@ -124,8 +124,8 @@ def look(dataset, model, verify, times=2):
     """Shares of held-out questions, with several answers each, that are paid and that are true; by length of route."""
     drawn = dataset.draw(model, dataset.asked, times, [dataset.train.seed, 0, 2])
     problems = [p for p in dataset.held_out for _ in range(times)]
-    texts = [rewards.said(dataset.tokenizer, s) for s in drawn]
-    true = np.array([world.route_reward(*pair) for pair in zip(problems, texts, strict=True)])
+    texts = [rewards.answer_text(dataset.tokenizer, s) for s in drawn]
+    true = np.array([konigsberg.route_reward(*pair) for pair in zip(problems, texts, strict=True)])
     paid = np.array([verify(*pair) for pair in zip(problems, texts, strict=True)])
     length = np.array([bridges(p) for p in problems])
     said = np.array([text.count("Bridge") for text in texts])
@@ -204,9 +204,9 @@ def register(seed):
     """The brief verifier, of which a share is audited, drawn by chance."""
     audit = Random(seed + 1)
     brief = VERIFIERS["brief"]
-    VERIFIERS["brief, audited"] = lambda problem, answer: (world.route_reward if audit.random() < AUDITED else brief)(
-        problem, answer
-    )
+    VERIFIERS["brief, audited"] = lambda problem, answer: (
+        konigsberg.route_reward if audit.random() < AUDITED else brief
+    )(problem, answer)
 
 
 def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, seconds, first):
@@ -221,15 +221,15 @@ def go_on(start, optimizer, tokenizer, problems, held_out, seed, workers, second
         0.0,
         first,
     )
-    curve = [dict(step=0, seconds=0.0, **look(dataset, model, world.route_reward))]
+    curve = [dict(step=0, seconds=0.0, **look(dataset, model, konigsberg.route_reward))]
     with one_blas_thread(), Step(model, optimizer, config, config.batch, workers) as take_step:
         while spent < seconds:
             began = time.perf_counter()
             take_step(*lessons.batch(step, config.batch))
             spent, step = spent + time.perf_counter() - began, step + 1
             if (step - first) % (3 * EVERY) == 0:
-                curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, world.route_reward)))
-    curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, world.route_reward, 8)))
+                curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, konigsberg.route_reward)))
+    curve.append(dict(step=step - first, seconds=spent, **look(dataset, model, konigsberg.route_reward, 8)))
     return curve
 
 
@@ -317,7 +317,7 @@ def sums_of_scores(model, tokenizer, p, answers):
     end, texts = markers(tokenizer)[0], [answer_of(route) for route in LISTS]
     prompt = [end, *encode_turn(tokenizer, p.prompt)]
     pi, lengths = np.exp(enumerated(model, tokenizer, p, answers)), np.array([len(a) for a in answers])
-    right = np.array([world.route_reward(p, t) for t in texts])
+    right = np.array([konigsberg.route_reward(p, t) for t in texts])
     encoded = [Encoded(np.array([*prompt, *a]), np.arange(len(prompt) + len(a)) >= len(prompt)) for a in answers]
     weights = {"right": pi * right, "right, by length": pi * right / lengths}
     weights["wrong, by length"], sums = pi * (1 - right) / lengths, {}
@@ -331,7 +331,7 @@ def sums_of_scores(model, tokenizer, p, answers):
 
 
 def _weighted(weights, rows_, nats):
-    """A `Weigh` of these weights [B], the same at each token."""
+    """A `RowLoss` of these weights [B], the same at each token."""
     return np.zeros(1), np.broadcast_to(weights[:, None], nats.shape)
 
 

@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
+import konigsberg
 from benchmarks.pretrained import SEED_BYTES, SEEDS, TEST_SEED, VALID_BYTES, VALID_SEED, text_of
-from nanoeuler_lib import world
+from nanoeuler_book import evaluate
+from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.ngram import Ngrams
-from nanoeuler_lib.training import evaluate
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.notebooks.results import save
 
@@ -38,9 +38,9 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         text = data.SEPARATOR.join(pool.map(text_of, SEEDS))
     ngrams = Ngrams(data.tokenize(text, tokenizer).ids, tokenizer.vocab_size, max(ORDERS))
-    held_out = data.tokenize(world.corpus(VALID_BYTES, VALID_SEED), tokenizer)
+    held_out = data.tokenize(konigsberg.corpus(VALID_BYTES, VALID_SEED), tokenizer)
     order, strength = chosen(ngrams, *data.validation_rows(held_out, model.config.context))
-    stories = list(world.stories(TEST_STORIES, TEST_SEED))
+    stories = list(konigsberg.stories(TEST_STORIES, TEST_SEED))
 
     def of_order(n):
         return lambda tokens: np.log(ngrams.probabilities(tokens, n))
@@ -60,8 +60,8 @@ def main() -> None:
             {
                 "name": name,
                 "bits_per_byte": round(found.bits_per_byte, 5),
-                "fact_accuracy": round(found.accuracy(world.FACT), 4),
-                "fact_accuracy_beyond_10_words": round(found.accuracy(world.FACT, 10), 4),
+                "fact_accuracy": round(found.accuracy(konigsberg.FACT), 4),
+                "fact_accuracy_beyond_10_words": round(found.accuracy(konigsberg.FACT, 10), 4),
             }
         )
         print(rows[-1], flush=True)

@@ -31,7 +31,7 @@ KINDS = {
     ".toml": "data",
     ".json": "data",
 }
-TREES = ("nanoeuler_lib", "tests")  # whose folders are counted one by one
+TREES = ("nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck", "tests")  # whose folders are counted one by one
 NBVAL = "--nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg"
 
 
@@ -55,7 +55,7 @@ def parts() -> dict[str, str]:
     folders = sorted({path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")})
     found = {"quick": "make quick"}
     found |= {f"test: {path.stem}": f"{one} {NBVAL} {path}" for path in notebooks}
-    found |= {f"test: {name}": f"{many} tests/{name}" for name in folders if name != "workshop"}
+    found |= {f"test: {name}": f"{many} tests/{name}" for name in folders if name != "release"}
     found |= {f"test-all: {name}": f"{many} --all tests/{name}" for name in folders}
     return found | {"CI: portable": "make portable ARGS=--sample", "CI: book": "make book"}
 

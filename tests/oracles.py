@@ -22,6 +22,7 @@ import pytest
 from nanoeuler_lib import machine, ops
 from nanoeuler_lib.config import GPT2Config, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation.generate import sample
 from nanoeuler_lib.model import GPT, Parameters, head_weights, init, loss_scale, optim
 from nanoeuler_lib.model import plan as plan_module
 from nanoeuler_lib.model import step as step_module
@@ -29,7 +30,6 @@ from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.model.gradcheck import check_batch, check_layer, numeric_gradient
 from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import cpu, reference
-from nanoeuler_lib.speaking.generate import sample
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
@@ -365,10 +365,10 @@ def check_equality(
             close(a.sigmoid, reference.swiglu_forward(gate, up)[1][2], rtol, "sigmoid")
         q, k, v = _heads(b.qkv, config, batch, time)
         probs = reference.attention_forward(q * math.sqrt(config.head_dim), k, v)[1][3]
-        found = np.zeros((*a.row_sums.shape[:-1], time), dtype)  # the fast one leaves out blocks of the future
-        for rows, end, scores in cpu.score_blocks(a.probs, a.row_sums.shape):
+        found = np.zeros((*a.softmax_stats.shape[:-1], time), dtype)  # the fast one leaves out blocks of the future
+        for rows, end, scores in cpu.score_blocks(a.probs, a.softmax_stats.shape):
             found[:, :, :, rows, :end] = scores
-        close((found * a.row_sums).reshape(probs.shape), probs, rtol, "probs * row_sums")
+        close((found * a.softmax_stats).reshape(probs.shape), probs, rtol, "probs * softmax_stats")
 
 
 def _heads(qkv, config, batch, time):

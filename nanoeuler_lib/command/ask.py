@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import world
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.files import one_line, write_text
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.speaking.generate import sample
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.generation.generate import sample
 
 HELP = """/story [SEED]     show a new story from Königsberg and questions it answers; your next lines ask about it.
                   To use a story of your own, write it in one line, followed by a question
@@ -103,7 +102,9 @@ class Loop:
         elif command == "/story":
             seed = _number(argument, int, "seed", 0, 2**63) if argument else self._next_seed()
             self._end_conversation()
-            story = world.sample(seed)
+            import konigsberg
+
+            story = konigsberg.sample(seed)
             self.story = story.body
             asks = " ".join(question.text for question in story.questions)
             self.write(f"{story.body}\n(It answers: {asks})\n")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nanoeuler_lib.engine.many import Group, started_by_launcher
+from nanoeuler_lib.engine.data_parallel import Group, started_by_launcher
 from nanoeuler_lib.errors import NanoEulerError
 
 OPTIONS = {  # by default Open MPI refuses root, and more processes than cores

@@ -73,20 +73,20 @@ def tokenizer_decode(args):
 
 
 def corpus_konigsberg(args):
-    from nanoeuler_lib import world
+    import konigsberg
 
     _not_negative(args, "seed")
     if args.bytes < 1:
         raise NanoEulerError(f"--bytes is {args.bytes}, expected at least 1")
     if args.out is None:
-        sys.stdout.write(world.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
+        sys.stdout.write(konigsberg.corpus(args.bytes, args.seed) + "\n" * sys.stdout.isatty())
         return
     expect_new(args.out)
-    text = world.corpus(args.bytes, args.seed)
+    text = konigsberg.corpus(args.bytes, args.seed)
     write_text(args.out, text)
     if not args.json:
         print(f"{args.out}: {len(text.encode())} bytes", flush=True)
-    bits = world.floor(_progress(text.split(world.SEPARATOR), "measuring the floor", "stories"))
+    bits = konigsberg.floor(_progress(text.split(konigsberg.SEPARATOR), "measuring the floor", "stories"))
     facts = {
         "out": str(args.out),
         "bytes": len(text.encode()),
@@ -152,7 +152,7 @@ def train(args):
 def _on_cards(args, command, work):
     """Do this command's work: here alone, or as one of the processes that --cards asks for."""
     from nanoeuler_lib.command import cards
-    from nanoeuler_lib.engine.many import tried
+    from nanoeuler_lib.engine.data_parallel import tried
 
     if cards.needs_launcher(args.cards):
         return cards.launch(args.cards, [command, *args.parser.words])
@@ -192,7 +192,7 @@ def _resume(args, command, fixed, group=None):
     context = head["model"].get("context")
     changes = {name: _in_steps(value, config, context) for name, value in _given(args, CHANGEABLE).items()}
     options = dict(quiet=args.quiet, files=files, device=args.device, profile=getattr(args, "profile", 0), group=group)
-    loop.resume(args.resume, *data, verifiers=sources.VERIFIERS, **options, **changes)
+    loop.resume(args.resume, *data, verifiers=sources.verifiers(), **options, **changes)
 
 
 def _begin_training(args, group):
@@ -330,7 +330,7 @@ def _drawing():
 
 
 def generate(args):
-    from nanoeuler_lib.speaking.generate import stream, unread
+    from nanoeuler_lib.generation.generate import stream, unread
     from nanoeuler_lib.text.data import SEPARATOR
 
     if not 1 <= args.samples <= 1_000_000:
@@ -368,7 +368,7 @@ def _prompt(args):
 
 
 def score(args):
-    from nanoeuler_lib.speaking import score
+    from nanoeuler_lib.generation import score
     from nanoeuler_lib.text.data import read_text
 
     if args.out:
@@ -391,14 +391,14 @@ def score(args):
 
 
 def answers(args):
+    from nanoeuler_book.interpretability import answers
+    from nanoeuler_book.interpretability.posteriors import FACTS, belief
     from nanoeuler_lib.training.checkpoint import load
-    from nanoeuler_lib.understanding import answers
-    from nanoeuler_lib.understanding.posteriors import FACTS, believed
 
     expect_new(args.out, parents=True)
     _not_negative(args, "seed")
     found = load(_folder(args, "konigsberg-small"))
-    holder = lambda text: believed(text, found.tokenizer, FACTS["holder"]).beliefs
+    holder = lambda text: belief(text, found.tokenizer, FACTS["holder"]).beliefs
     key = answers.make(found.model, found.tokenizer, args.pairs, args.seed, args.told, holder)
     rows = answers.rows(key)
     about = {"pairs": args.pairs, "told": args.told, "seed": args.seed, "run": str(found.path), "rows": rows}
@@ -491,7 +491,7 @@ def _begin_grpo(args):
     learning, args.data = RewardConfig(**_given(args, REWARDS)), sources.ROUTES
     config, base, source, info = _to_teach(args, "questions", GRPO_DEFAULTS, GRPO_DATA_SEED)
     model, problems = (base.model, base.tokenizer), sources.questions(*source)
-    options = dict(quiet=args.quiet, workers=args.workers, verifiers=sources.VERIFIERS)
+    options = dict(quiet=args.quiet, workers=args.workers, verifiers=sources.verifiers())
     training.reinforce(args.run, model, *problems, learning, config, info, **options)
 
 
@@ -561,8 +561,8 @@ def _came_out(run, began, what):
     """The last lines of a training: results, and how to look at them. If nobody takes these lines, that is no error."""
     from nanoeuler_lib.training import checkpoint
     from nanoeuler_lib.training.journal import duration
+    from nanoeuler_lib.training.monitor import MEASURES, measured, percent
     from nanoeuler_lib.training.run_folder import read_log
-    from nanoeuler_lib.training.watch import MEASURES, measured, percent
 
     head, out = checkpoint.read_head(run), Voice(sys.stdout)
     try:
@@ -590,7 +590,7 @@ def _came_out(run, began, what):
 def chat(args):
     from nanoeuler_lib.command.ask import Loop
     from nanoeuler_lib.command.sources import NAMES
-    from nanoeuler_lib.speaking.chat import Chat
+    from nanoeuler_lib.generation.chat import Chat
 
     options = _sampling(args)
     checkpoint = _checkpoint(args, "konigsberg-chat")
@@ -663,8 +663,8 @@ def _check_engine(args, device):
 
 
 def diagnose(args):
-    from nanoeuler_lib.school.drills.diagnose import TOOLS
-    from nanoeuler_lib.school.drills.diagnose import diagnose as examine
+    from nanoeuler_book.drills.diagnose import TOOLS
+    from nanoeuler_book.drills.diagnose import diagnose as examine
 
     by_tool = {}
     for name, findings in examine(args.tool):
@@ -679,9 +679,10 @@ def diagnose(args):
 
 
 def break_(args):
-    if not (Path(__file__).parents[1] / "school" / "drills" / "breaks.toml").exists():
-        raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break")
-    from nanoeuler_lib.school.drills import breaks
+    try:
+        from nanoeuler_book.drills import breaks
+    except ImportError:  # a broken copy leaves it out
+        raise NanoEulerError("this is a broken copy, expected the installed command: nanoeuler break") from None
 
     chosen = [args.seed is not None, args.hand_in is not None, isinstance(args.reveal, Path)]
     if sum(chosen) != 1 or (args.out and (args.seed is None or args.reveal)):
@@ -700,77 +701,17 @@ def break_(args):
 
 
 def assign(args):
-    from nanoeuler_lib.school import roster
-    from nanoeuler_lib.school.assign import papers
+    clones = Path(__file__).parents[2], Path.cwd()
+    clone = next((folder for folder in clones if (folder / "tools/course/papers").is_dir()), None)
+    if clone is None:
+        raise NanoEulerError(
+            "nanoeuler assign must be run in a clone of the book's repository, got a folder without one"
+        )
+    if str(clone) not in sys.path:
+        sys.path.append(str(clone))
+    from tools.course.papers import command
 
-    if not (args.student or args.students or args.grade) or (args.student and args.students):
-        got = "--student and --students" if args.student else "none of them"
-        raise NanoEulerError(f"got {got}, expected --student, --students or --grade")
-    seed = _stdin_text().strip() if args.seed == "-" else args.seed
-    if not seed:
-        raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
-    if args.grade:
-        _mark(args, seed)
-        return
-    out = args.out
-    if args.student is not None:
-        folders = {args.student: out or Path(f"paper-{args.chapter}-{args.student}")}
-    else:
-        out = out or Path(f"papers-{args.chapter}")
-        folders = {name: out / name for name in (s.name for s in roster.read(args.students).students)}
-    for student, folder in folders.items():
-        papers.hand_out(args.chapter, seed, student, folder)
-    line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
-    if len(seed) < 12:
-        line += "; the seed is short: whoever tries all of that length has the data that papers are marked with"
-    _print(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line)
-
-
-def _mark(args, seed):
-    from nanoeuler_lib.school import roster
-    from nanoeuler_lib.school.assign import papers
-
-    out = args.out or Path(f"marks-{args.chapter}")
-    problems = papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
-    papers.check_user(args.user)
-    known, due = roster.read(args.students) if args.students else None, roster.due_date(args.due or "")
-    students = roster.handed_in(args.grade, "answers.py", known)
-    path = out / "marks.csv"
-    if not path.exists():
-        expect_new(out, parents=True)
-        out.mkdir(parents=True)
-    table = papers.read_marks(path, problems)
-    papers.write_marks(path, problems, list(table.values()))  # from now on another call goes on with it
-    if known is None:
-        text = "names are taken from the folders as they are, and a paper depends on its name: --students FILE"
-        Voice(sys.stderr).line(f"nanoeuler: warning: {text}")
-    for student, found in students.items():
-        name, before = papers.cell(student), ""
-        row = table.get(name, {})
-        if found.path or not row:
-            seen = papers.fingerprint(args.chapter, seed, student, found.path) if found.path else ""
-            if seen and seen == row.get("fingerprint"):
-                before = "marked before  "
-            else:
-                marks = papers.grade(args.chapter, seed, student, found.path, args.user) if found.path else []
-                row = papers.row(problems, marks) | {"student": student, "fingerprint": seen}
-                if marks:
-                    write_text(out / f"{student}.txt", papers.page(args.chapter, student, marks))
-            row = table[name] = row | {"late days": found.late_days(due), "remark": found.remark}
-            papers.write_marks(path, problems, list(table.values()))
-        if not args.json:
-            each = "  ".join(f"{p.name} {row[p.name]}" for p in problems if row["fingerprint"])
-            said = printable(f"{each}  {before}{row['remark']}".strip())
-            print(f"{printable(student):20} {row['points']} of {papers.POINTS:<5} {said}", flush=True)
-    if known and known.platform:
-        points = {name: row["points"] if row["fingerprint"] else None for name, row in table.items()}
-        grades = out / f"marks-{known.platform}.csv"
-        roster.write_grades(grades, known, f"Chapter {args.chapter}: paper", points, papers.POINTS)
-    absent = sum(not row["fingerprint"] for row in table.values())
-    line = f"{path}: {len(table)} students, and a page for each"
-    line += f" but {absent} who handed in nothing that can be read" if absent else ""
-    by_student = {name: papers.told(problems, row) for name, row in table.items()}
-    _print(args, {"out": str(out), "students": by_student}, line)
+    command.assign(args)
 
 
 def info(args):
@@ -865,7 +806,7 @@ def _folder(args, default):
 
 
 def _tokenizer(args):
-    from nanoeuler_lib.text.vocabularies import load
+    from nanoeuler_lib.text.other_tokenizers import load
     from nanoeuler_lib.training.checkpoint import load_pretrained
 
     return load(args.tokenizer) if args.tokenizer else load_pretrained()[1]
@@ -958,9 +899,13 @@ def main(words: list[str] | None = None) -> int:
         if lost and getattr(args, "function", None) not in (train, sft, dpo, grpo):  # their result is the run's folder
             return _fail(f"standard output: {lost}")
         return code
+    except NanoEulerError as error:
+        return _fail(error)
     except ValueError as error:
-        if not isinstance(error, NanoEulerError) and type(error).__name__ != "KonigsbergError":
-            raise  # the town's error goes by its name: --help does not load the town
+        from konigsberg import KonigsbergError
+
+        if not isinstance(error, KonigsbergError):
+            raise
         return _fail(error)
     except MemoryError as error:
         return _fail(error if str(error) else "not enough memory")

@@ -1,23 +1,22 @@
 """The sources that need no file: examples, pairs, questions and verifiers by the names that run headers hold."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from nanoeuler_lib import world
 from nanoeuler_lib.text.data import SEPARATOR
-from nanoeuler_lib.text.examples import Example, Pair
+from nanoeuler_lib.text.sft_data import Example, Pair
 from nanoeuler_lib.training import preferences, sft
-from nanoeuler_lib.world.conversations import konigsberg_examples, konigsberg_pairs, route_examples
-from nanoeuler_lib.world.tasks import RouteProblem, route_sets
 
 NAMES = KONIGSBERG, REWORDED, ROUTES = "konigsberg", "konigsberg-reworded", "konigsberg-routes"
 STORIES, PAIRS, HELD_OUT = 10_000, 2000, 200
 
-# The first verifier tells the truth; the others have a hole, on purpose.
-VERIFIERS = {
-    "route": world.route_reward,
-    "hackable": world.route_reward_hackable,
-    "brief": world.route_reward_brief,
-}
+
+def verifiers() -> dict[str, Callable]:
+    """The verifiers by name: the first tells the truth, the others have a hole, on purpose."""
+    import konigsberg
+
+    names = "route_reward", "route_reward_hackable", "route_reward_brief"
+    return {short: getattr(konigsberg, name) for short, name in zip(("route", "hackable", "brief"), names, strict=True)}
 
 
 def examples(
@@ -29,6 +28,9 @@ def examples(
     "konigsberg-reworded" for the same in many wordings, with stories of the next seed held out; "konigsberg-routes" for
     `count` (0: 2,000) questions after a route, each with a right answer; or a file (`sft.examples_of`).
     """
+    from konigsberg.tasks import route_sets
+    from nanoeuler_book.town import konigsberg_examples, route_examples
+
     if source == ROUTES:
         return *(route_examples(part, seed) for part in route_sets(count, seed)), "plain"
     if source in NAMES:
@@ -45,21 +47,25 @@ def pairs(
     source: "konigsberg" for a true and a wrong reason to each of `count` stories of this seed (0: 2,000), with stories
     of the next seed held out; or a file (`preferences.pairs_of`).
     """
+    from nanoeuler_book.town import konigsberg_pairs
+
     if source == KONIGSBERG:
         return konigsberg_pairs(count or PAIRS, seed), konigsberg_pairs(HELD_OUT, seed + 1)
     return preferences.pairs_of(source, count, seed, valid_fraction)
 
 
-def questions(
-    source: str, count: int = 0, seed: int = 0, valid_fraction: float = 0.1
-) -> tuple[list[RouteProblem], list[RouteProblem]]:
+def questions(source: str, count: int = 0, seed: int = 0, valid_fraction: float = 0.1) -> tuple[list, list]:
     """Routes to find, to learn from and held out (`route_sets`), whatever the source and the share held out."""
+    from konigsberg.tasks import route_sets
+
     return route_sets(count, seed)
 
 
 def floor(text: str) -> float | None:
     """Bits per byte that the source of a text needs: known for stories from Königsberg, None for other text."""
+    import konigsberg
+
     try:
-        return round(world.floor(text), 6) if SEPARATOR in text else None
-    except world.KonigsbergError:
+        return round(konigsberg.floor(text), 6) if SEPARATOR in text else None
+    except konigsberg.KonigsbergError:
         return None

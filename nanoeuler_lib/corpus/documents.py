@@ -9,7 +9,7 @@ from nanoeuler_lib.corpus.registry import File
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import to_json
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import json_values, read_examples
+from nanoeuler_lib.text.sft_data import json_values, read_examples
 from nanoeuler_lib.text.sources import need, opened, pages
 
 Get = Callable[..., Fetched]  # Fetcher.get

@@ -16,7 +16,7 @@ and `runtime.cpp` runs the blocks over NumPy arrays; there every load and store 
 asks for speed, and a bug raises `KernelError`, whose `Finding` names the kernel, block, thread and line.
 """
 
-from nanoeuler_lib.cuda.checker.findings import Finding
+from cudacheck.findings import Finding
 from nanoeuler_lib.cuda.clock import copy_seconds, median_seconds
 from nanoeuler_lib.cuda.launch import (
     KERNELS,

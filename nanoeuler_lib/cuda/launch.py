@@ -14,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler_lib.cuda.checker import compiler, findings, kernel
-from nanoeuler_lib.cuda.checker.complaints import first_error
-from nanoeuler_lib.cuda.checker.cpu import CpuLaunch
-from nanoeuler_lib.cuda.checker.errors import CudaCheckError
-from nanoeuler_lib.cuda.checker.kernel import SECONDS, SHARED_LIMIT, Launch
+from cudacheck import compiler, findings, kernel
+from cudacheck.complaints import first_error
+from cudacheck.cpu import CpuLaunch
+from cudacheck.errors import CudaCheckError
+from cudacheck.kernel import SECONDS, SHARED_LIMIT, Launch
+from cudacheck.source import Text
 from nanoeuler_lib.cuda.overlap import OverlappingLaunch, overlaps
-from nanoeuler_lib.cuda.source import Text
 from nanoeuler_lib.errors import NanoEulerError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-compiler.KERNELS = KERNELS  # appendix A1 reads it there
 
 
 class KernelError(findings.KernelError, NanoEulerError):

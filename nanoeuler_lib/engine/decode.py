@@ -195,7 +195,7 @@ class Drawn:
         self.counts, self.turn = xp.zeros((rows, rows), np.int32), xp.zeros(4, np.int32)
         self.dense = xp.zeros((2, rows, rows, V), np.float64)
         self.uniforms, self.given = xp.zeros(2 * UNIFORMS, np.float64), 0
-        self.lines, self.told = mapped(where, (SLOTS, 4 + decoder.ahead), np.int32)
+        self.lines, self.results = mapped(where, (SLOTS, 4 + decoder.ahead), np.int32)
         self.events = []
 
     def begin(self, inputs, length: int, token: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from nanoeuler_lib import engine, model
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.engine import flash, many, memory, program
+from nanoeuler_lib.engine import data_parallel, flash, memory, program
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, did_you_mean, short
 from nanoeuler_lib.model import optim, step
@@ -26,7 +26,7 @@ class Device:
 
     name: str
     precision: str | None = None
-    group: many.Group | None = field(default=None, compare=False)
+    group: data_parallel.Group | None = field(default=None, compare=False)
 
     def __str__(self):
         return self.name if self.precision is None else f"{self.name}, {self.precision}"
@@ -38,7 +38,9 @@ class Device:
 
     def expect_room(self, shape: ModelConfig, train: TrainConfig) -> None:
         """Raises OutOfMemory where training has no room for one row at a time. Before anything lies there."""
-        if self.name == "cpu" or self.group is not None:  # many cards: `many.Step` tells, for it cuts the states
+        if (
+            self.name == "cpu" or self.group is not None
+        ):  # many cards: `data_parallel.Step` tells, for it cuts the states
             return
         need = memory.bytes_needed(shape, 1, shape.context, self.precision, optimizer=train.optimizer)
         need["buffers"] += memory.RESERVED if self.name == "gpu" else 0
@@ -55,13 +57,13 @@ class Device:
             return source if step_of(source) is step.Step else model.GPT(source.config, source.params.host())
         options = dict(precision=self.precision, where=_where(self.name))
         if self.group is not None:
-            return many.GPT(source.config, source.params.host(), self.group, **options)
+            return data_parallel.GPT(source.config, source.params.host(), self.group, **options)
         return engine.GPT(source.config, source.params.host(), **options)
 
     def optimizer(self, source: optim.AdamW, shape: ModelConfig):
         """The optimiser's state there."""
         if self.group is not None:
-            return many.AdamW.of(source, shape, _where(self.name), self.group)
+            return data_parallel.AdamW.of(source, shape, _where(self.name), self.group)
         return source if self.name == "cpu" else engine.AdamW.of(source, shape, _where(self.name))
 
 
@@ -69,9 +71,9 @@ CPU = Device("cpu")
 
 
 def step_of(placed: model.GPT) -> type:
-    """The class of steps for a model: `step.Step`, `engine.Step` or `many.Step`."""
-    if isinstance(placed, many.GPT):
-        return many.Step
+    """The class of steps for a model: `step.Step`, `engine.Step` or `data_parallel.Step`."""
+    if isinstance(placed, data_parallel.GPT):
+        return data_parallel.Step
     return engine.Step if isinstance(placed, engine.GPT) else step.Step
 
 
@@ -79,7 +81,7 @@ def choose(
     name: str = "auto",
     precision: str | None = None,
     shape: ModelConfig | None = None,
-    group: many.Group | None = None,
+    group: data_parallel.Group | None = None,
 ) -> Device:
     """The device that a name means: auto, cpu, gpu (or cuda, gpu:1 for the second card), checked.
 
@@ -123,7 +125,7 @@ def chosen_before(
     info: dict,
     name: str | None = None,
     shape: ModelConfig | None = None,
-    group: many.Group | None = None,
+    group: data_parallel.Group | None = None,
 ) -> Device:
     """The device of a run that goes on: the one it had, or the one that `name` asks for, in the run's precision."""
     before = info.get("device", "cpu")

@@ -27,7 +27,7 @@ LOGIT_ROWS = 256  # positions whose logits exist at one time, where they find no
 # right below it; `heads_loss` the logits; the backward pass the others.
 SHARED = {
     "x": "dx_full",
-    "dy": "delta",
+    "dy": "update",
     "dqkv": "dgate_up",
     "dattended": "dhidden",
     "y_final": "dhidden",
@@ -176,7 +176,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
         rstd1=("f", N),
         y1=("n", N, D),
         qkv=("n", N, (H + 2 * G) * C),
-        row_sums=("f", B, H, T),  # of exp(scores), kept as their logarithm
+        softmax_stats=("f", B, H, T),  # of exp(scores), kept as their logarithm
         attended=("n", N, H * C),
         rstd2=("f", N),
         y2=("n", N, D),
@@ -187,7 +187,7 @@ def shapes(config: ModelConfig, batch: int, time: int, keep_x: bool = False, pro
         tokens=("i", N),
         targets=("i", N, K),
         scale=("f", K),
-        delta=("n", N, D),
+        update=("n", N, D),
         rstd_final=("f", N),
         y_final=("n", N, D),
         losses=("f", N, K),
@@ -352,7 +352,7 @@ class Plan:
 
         s = named(step)
         self.tokens, self.targets, self.scale, self.losses = s.tokens, s.targets, s.scale, s.losses
-        self.delta, self.rstd_final, self.y_final = s.delta, s.rstd_final, s.y_final
+        self.update, self.rstd_final, self.y_final = s.update, s.rstd_final, s.y_final
         self.dx, self.dy, self.dqkv = program.Residual(s.dx_full, s.dx_half), s.dy, s.dqkv
         self.dattended, self.dgate_up, self.dhidden = s.dattended, s.dgate_up, s.dhidden
         self.x_final = s.x_final if owner.keep_x else s.x

@@ -290,13 +290,13 @@ class Program:
         self._product("linear_back", dx, dy, w, transpose_b=True)
         self._product("linear_back", dw, x, dy, transpose_a=True, add=bool(accumulate))
 
-    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
-        """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N]; x may be before; delta None adds nothing."""
+    def add_rmsnorm(self, x, y, rstd, residual, update, gain, eps):
+        """x = residual + update, y = rmsnorm(x). All [N, D] but rstd [N]; x may be residual; None adds nothing."""
         N, D = x.shape
         threads, keep = _row(D)
-        kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(delta is not None)}>"
-        arguments = before, y if delta is None else delta, gain, x, y, rstd, D, float(eps)
-        moved = before.nbytes + y.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
+        kernel = f"add_rmsnorm<{self.number}, {keep}, {_flag(update is not None)}>"
+        arguments = residual, y if update is None else update, gain, x, y, rstd, D, float(eps)
+        moved = residual.nbytes + y.nbytes + (0 if update is None else x.nbytes + update.nbytes)
         self._engine("add_rmsnorm", kernel, N, threads, arguments, moved)
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, gain_parts):
@@ -511,7 +511,7 @@ class Program:
         self._decode("order", (kernel,), kernel, (heads, rows), threads, arguments, shared, moved, "draw.cu")
 
     def judge(self, drawn, inputs, end):
-        """Take or replace the proposals, draw, propose; what is new goes to `drawn.told`."""
+        """Take or replace the proposals, draw, propose; what is new goes to `drawn.results`."""
         V, (_, heads), ring = self.config.vocab_size, drawn.counts.shape, len(drawn.uniforms)
         arrays = (
             drawn.tokens,
@@ -521,11 +521,11 @@ class Program:
             drawn.uniforms,
             inputs,
             drawn.turn,
-            drawn.told,
+            drawn.results,
         )
-        arguments = *arrays, V, heads - 1, end, ring, len(drawn.told)
+        arguments = *arrays, V, heads - 1, end, ring, len(drawn.results)
         keys = 4 if V <= 4096 else 16
-        self._decode("judge", (f"order<{keys}>",), "judge", 1, 512, arguments, 0, drawn.told.nbytes, "draw.cu")
+        self._decode("judge", (f"order<{keys}>",), "judge", 1, 512, arguments, 0, drawn.results.nbytes, "draw.cu")
 
     def _decode(self, composite, names, kernel, grid, block, arguments, shared, bytes, file="decode.cu"):
         launch = self._file(file, names)[kernel].bind(grid, block, arguments, shared, seconds=60.0, overlap=True)

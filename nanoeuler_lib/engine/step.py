@@ -38,7 +38,7 @@ class Step:
     Where a loss or the norm is not finite nothing moves; the card decides that itself.
     """
 
-    whose = ""  # on which of many cards a number is not finite
+    bad_rank = ""  # on which of many cards a number is not finite
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Step:
         pass
 
     @property
-    def told(self) -> str:
+    def memory_line(self) -> str:
         """The line that says what memory a step takes, for whoever starts a run."""
         m, config = self.model, self.model.config
         sizes = config, self.micro, config.context, m.precision, m.keep_x

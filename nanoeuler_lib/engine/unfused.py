@@ -118,10 +118,10 @@ class Unfused(program.Program):
         if accumulate:
             self._each("embed_back", "vector_add", V * D, (dtable, to, dtable, V * D))
 
-    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
+    def add_rmsnorm(self, x, y, rstd, residual, update, gain, eps):
         N, D = x.shape
-        if delta is not None:
-            self._each("add_rmsnorm", "vector_add", N * D, (before, delta, x, N * D))
+        if update is not None:
+            self._each("add_rmsnorm", "vector_add", N * D, (residual, update, x, N * D))
         self._run("add_rmsnorm", "rmsnorm_forward", N, _block(D), (x, gain, y, rstd, D, float(eps)))
 
     def add_rmsnorm_back(self, dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, gain_parts):

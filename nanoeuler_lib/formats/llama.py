@@ -15,8 +15,8 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.formats import tokenizers
 from nanoeuler_lib.formats.layout import expect_memory, is_tied, llama_shapes, llama_views
 from nanoeuler_lib.model import GPT, Parameters
+from nanoeuler_lib.text.chat_template import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.text.tokenizer import read_json
-from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER
 from nanoeuler_lib.training.checkpoint import Checkpoint
 
 KINDS = {int: "a whole number", (int, float): "a number", bool: "true or false", dict: "an object", str: "text"}

@@ -13,7 +13,7 @@ from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.formats.layout import dequantise, expect_memory, llama_shapes, llama_views, to_halves
 from nanoeuler_lib.model import GPT, Parameters
-from nanoeuler_lib.text.vocabularies import PieceTokenizer
+from nanoeuler_lib.text.other_tokenizers import PieceTokenizer
 
 MAGIC, HEAD = 0x616B3432, 256  # "ak42"; bytes before the tensors, from version 1 on
 NORMS = "input_layernorm", "post_attention_layernorm"

@@ -26,12 +26,12 @@ from nanoeuler_lib import __version__
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import expect_new, from_json, markdown, new_folder, one_line, sha256
 from nanoeuler_lib.formats import forms_of, release_check, write
-from nanoeuler_lib.text.turns import ASSISTANT, USER
+from nanoeuler_lib.text.chat_template import ASSISTANT, USER
 from nanoeuler_lib.training import checkpoint as checkpoints
 from nanoeuler_lib.training.checkpoint import Checkpoint
+from nanoeuler_lib.training.monitor import MEASURES, measured
 from nanoeuler_lib.training.report import description, draw_layers, draw_loss
 from nanoeuler_lib.training.run_folder import read_log
-from nanoeuler_lib.training.watch import MEASURES, measured
 
 BLANK = release_check.BLANK
 PROBE = 16  # tokens whose logits are kept

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.text import vocabularies
+from nanoeuler_lib.text import other_tokenizers
+from nanoeuler_lib.text.other_tokenizers import BYTE_LEVEL, META, PieceTokenizer
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, byte_characters, read_json
-from nanoeuler_lib.text.vocabularies import BYTE_LEVEL, META, PieceTokenizer
 
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
 _LLAMA3 += r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,7 +88,7 @@ def read(path: Path, begin: int | None = None, end: int | None = None) -> Tokeni
     """
     spec = read_json(path)
     if isinstance(spec, dict) and str(spec.get("format")).startswith("nanoeuler"):
-        return vocabularies.load(path)
+        return other_tokenizers.load(path)
     try:
         return _from_json(spec, begin, end)
     except NanoEulerError as error:

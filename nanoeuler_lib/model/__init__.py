@@ -4,7 +4,8 @@
 spreads a step over cores; `gradcheck.py` asks whether each gradient is a slope. `gpt2.py` is the line of GPT-2.
 """
 
-from nanoeuler_lib.model.gpt import GPT, Weigh, backward, forward, head_weights, loss_scale
+from nanoeuler_lib._moved import name_of
+from nanoeuler_lib.model.gpt import GPT, RowLoss, backward, forward, head_weights, loss_scale
 from nanoeuler_lib.model.gpt2 import GPT2
 from nanoeuler_lib.model.parameters import Parameters, init, parameter_shapes
 
@@ -12,7 +13,7 @@ __all__ = [
     "GPT",
     "GPT2",
     "Parameters",
-    "Weigh",
+    "RowLoss",
     "backward",
     "forward",
     "head_weights",
@@ -20,3 +21,7 @@ __all__ = [
     "loss_scale",
     "parameter_shapes",
 ]
+
+
+def __getattr__(name: str) -> object:
+    return name_of(f"model.{name}")

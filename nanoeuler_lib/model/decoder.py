@@ -53,7 +53,7 @@ class Decoder:
         self.length = 0
         # the residual stream behind each token that was read last, normed but for the gain: [T, D]
         self.stream = np.empty((0, c.dim), dtype)
-        self.x, self.y, self.delta = np.empty((3, c.dim), dtype)
+        self.x, self.y, self.update = np.empty((3, c.dim), dtype)
         self.qkv, self.gate_up = np.empty(c.qkv_dim, dtype), np.empty(2 * c.ffn, dtype)
         self.gate, self.up, self.hidden = *self.gate_up.reshape(2, c.ffn), np.empty(c.ffn, dtype)
         self.pairs = self.qkv[: (H + G) * C].view(rope.turn.dtype)
@@ -92,7 +92,7 @@ class Decoder:
 
     def _one(self, token):
         """The residual stream behind one more token, normed: [D]."""
-        c, x, y, delta, hidden, attended = self.config, self.x, self.y, self.delta, self.hidden, self.attended
+        c, x, y, update, hidden, attended = self.config, self.x, self.y, self.update, self.hidden, self.attended
         position, end = self.length, self.length + 1
         x[...] = self.embed[token]
         turn = self.turn[position]
@@ -108,8 +108,8 @@ class Decoder:
                 np.exp(scores, out=scores)
                 np.matmul(scores, values, out=attended)
                 attended /= np.add.reduce(scores, axis=-1, keepdims=True)
-                np.dot(attended.reshape(-1), a.out, out=delta)
-                x += delta
+                np.dot(attended.reshape(-1), a.out, out=update)
+                x += update
                 np.multiply(x, 1 / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps), out=y)
                 np.dot(y, a.gate_up, out=self.gate_up)
                 np.negative(self.gate, out=hidden)
@@ -117,8 +117,8 @@ class Decoder:
                 hidden += 1
                 np.divide(self.gate, hidden, out=hidden)
                 hidden *= self.up
-                np.dot(hidden, a.down, out=delta)
-                x += delta
+                np.dot(hidden, a.down, out=update)
+                x += update
         self.length = end
         return x / math.sqrt(np.dot(x, x) / c.dim + c.norm_eps)
 

@@ -41,20 +41,20 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
     tokens: integers [B, T] as the plan was made for.
     """
     op, config, eps = plan.op, plan.config, plan.config.norm_eps
-    before, delta = plan.layers[0].x1, None
-    op.embed(before, tokens, params["embed"])
+    residual, update = plan.layers[0].x1, None
+    op.embed(residual, tokens, params["embed"])
     for i, a in enumerate(plan.layers):
         w = {name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")}
-        op.add_rmsnorm(a.x1, a.y1, a.rstd1, before, delta, w["norm1"], eps)
+        op.add_rmsnorm(a.x1, a.y1, a.rstd1, residual, update, w["norm1"], eps)
         op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config)
-        op.attention(a.attended, a.probs, a.row_sums, a.qkv, config)
-        op.linear(plan.delta, a.attended, w["out"])
-        op.add_rmsnorm(a.x2, a.y2, a.rstd2, a.x1, plan.delta, w["norm2"], eps)
+        op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, config)
+        op.linear(plan.update, a.attended, w["out"])
+        op.add_rmsnorm(a.x2, a.y2, a.rstd2, a.x1, plan.update, w["norm2"], eps)
         op.linear(a.gate_up, a.y2, w["gate_up"])
         op.swiglu(a.hidden, a.sigmoid, a.gate_up)
-        op.linear(plan.delta, a.hidden, w["down"])
-        before, delta = a.x2, plan.delta
-    op.add_rmsnorm(plan.x_final, plan.y_final, plan.rstd_final, before, delta, params["norm_final"], eps)
+        op.linear(plan.update, a.hidden, w["down"])
+        residual, update = a.x2, plan.update
+    op.add_rmsnorm(plan.x_final, plan.y_final, plan.rstd_final, residual, update, params["norm_final"], eps)
 
 
 def backward(
@@ -86,7 +86,7 @@ def backward(
         op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], add)
         op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, add)
         op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], add)
-        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, config)
+        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, config)
         op.qkv_rope_back(dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config, add)
         op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, add)
     op.embed_back(grads["embed"], dx, tokens, add)
@@ -94,7 +94,7 @@ def backward(
 
 # A loss of whole rows. For a slice of a batch's rows and their nats of head 0, [B, T], it returns figures [m] that add
 # up over slices, the loss first, and the derivative of the loss by each nat, [B, T]. Later heads have no part in it.
-Weigh = Callable[[slice, np.ndarray], tuple[np.ndarray, np.ndarray]]
+RowLoss = Callable[[slice, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 KINDS: dict[type, type] = {}  # the class of a configuration -> that of its models, where it is not GPT
 
@@ -216,9 +216,9 @@ class GPT:
 
     @ops.again()
     def weighted_gradients(
-        self, tokens: np.ndarray, targets: np.ndarray, weigh: Weigh
+        self, tokens: np.ndarray, targets: np.ndarray, weigh: RowLoss
     ) -> tuple[np.ndarray, Parameters]:
-        """The figures that `weigh` gives for all rows, and the gradient of the first of them: see `Weigh`.
+        """The figures that `weigh` gives for all rows, and the gradient of the first of them: see `RowLoss`.
 
         tokens: [B, T]; targets: [B, T, K], -1 for "no target".
         """
@@ -229,7 +229,7 @@ class GPT:
         self.backward(grads, plan, tokens, targets, scale)
         return figures, grads
 
-    def weights(self, plan: Plan, targets: np.ndarray, rows: slice, weigh: Weigh) -> tuple[np.ndarray, np.ndarray]:
+    def weights(self, plan: Plan, targets: np.ndarray, rows: slice, weigh: RowLoss) -> tuple[np.ndarray, np.ndarray]:
         """Between `forward` and `backward`: the figures of `weigh` for these rows of a batch, and the scale [N, K].
 
         targets: [B, T, K]. Later heads have weight 0: the policy is head 0 alone.

@@ -72,23 +72,23 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
     tokens: integers [B, T] as the plan was made for.
     """
     op, config, eps = plan.op, plan.config, plan.config.norm_eps
-    before, delta = plan.layers[0].x1, None
-    op.embed(before, tokens, params["embed"])
-    op.positions(before, params["positions"], plan.time)
+    residual, update = plan.layers[0].x1, None
+    op.embed(residual, tokens, params["embed"])
+    op.positions(residual, params["positions"], plan.time)
     for i, a in enumerate(plan.layers):
         w = _block(params, i)
-        op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, before, delta, w.norm1, w.norm1_bias, eps)
+        op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, residual, update, w.norm1, w.norm1_bias, eps)
         op.affine(a.qkv, a.y1, w.qkv, w.qkv_bias)
         _divide_queries(a.qkv, config)
-        op.attention(a.attended, a.probs, a.row_sums, a.qkv, config)
-        op.affine(plan.delta, a.attended, w.out, w.out_bias)
-        op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, a.x1, plan.delta, w.norm2, w.norm2_bias, eps)
+        op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, config)
+        op.affine(plan.update, a.attended, w.out, w.out_bias)
+        op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, a.x1, plan.update, w.norm2, w.norm2_bias, eps)
         op.affine(a.up, a.y2, w.up, w.up_bias)
         op.gelu(a.hidden, a.sigmoid, a.up)
-        op.affine(plan.delta, a.hidden, w.down, w.down_bias)
-        before, delta = a.x2, plan.delta
+        op.affine(plan.update, a.hidden, w.down, w.down_bias)
+        residual, update = a.x2, plan.update
     gain, bias = params["norm_final"], params["norm_final_bias"]
-    op.add_layernorm(plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, before, delta, gain, bias, eps)
+    op.add_layernorm(plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, residual, update, gain, bias, eps)
 
 
 def backward(
@@ -118,7 +118,7 @@ def backward(
         op.affine_back(dy, dw.up, dw.up_bias, plan.dup, a.y2, w.up, add)
         op.add_layernorm_back(dx, dw.norm2, dw.norm2_bias, dy, a.x2, a.mean2, a.rstd2, w.norm2, eps, add)
         op.affine_back(plan.dattended, dw.out, dw.out_bias, dx, a.attended, w.out, add)
-        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, config)
+        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, config)
         _divide_queries(plan.dqkv, config)
         op.affine_back(dy, dw.qkv, dw.qkv_bias, plan.dqkv, a.y1, w.qkv, add)
         op.add_layernorm_back(dx, dw.norm1, dw.norm1_bias, dy, a.x1, a.mean1, a.rstd1, w.norm1, eps, add)

@@ -37,7 +37,7 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
         qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
         # exp(scores), not yet divided by their row sums
         probs=(B * H * sum((b.stop - b.start) * b.stop for b in blocks),),
-        row_sums=(B, G, H // G, T, 1),  # of exp(scores), kept as 1 / sum
+        softmax_stats=(B, G, H // G, T, 1),  # of exp(scores), kept as 1 / sum
         attended=(N, H * C),  # attention's output, heads side by side
         x2=(N, D),  # residual stream between the halves
         rstd2=(N, 1),
@@ -47,7 +47,7 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
         hidden=(N, F),  # silu(gate) * up
     )
     step = dict(
-        delta=(N, D),  # what the last half-block adds to the residual stream
+        update=(N, D),  # what the last half-block adds to the residual stream
         x_final=(N, D),
         rstd_final=(N, 1),
         y_final=(N, D),

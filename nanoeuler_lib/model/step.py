@@ -9,7 +9,7 @@ import numpy as np
 from nanoeuler_lib import ops
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Parameters, Weigh, head_weights, loss_scale
+from nanoeuler_lib.model import GPT, Parameters, RowLoss, head_weights, loss_scale
 from nanoeuler_lib.model.optim import AdamW, clip_factor, moved
 from nanoeuler_lib.model.plan import Plan
 
@@ -52,7 +52,7 @@ class Step:
         self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: np.seterr(all="ignore"))
         self.names = list(model.params)
 
-    told = whose = ""  # of the GPU's steps: what they take, and on which of many cards a number is not finite
+    memory_line = bad_rank = ""  # of the GPU's steps: what they take, and on which of many cards a number is not finite
 
     def __enter__(self):
         return self
@@ -74,10 +74,10 @@ class Step:
         return [future.result() for future in futures]
 
     @ops.again()
-    def gradient(self, tokens: np.ndarray, targets: np.ndarray, weigh: Weigh | None = None) -> np.ndarray:
+    def gradient(self, tokens: np.ndarray, targets: np.ndarray, weigh: RowLoss | None = None) -> np.ndarray:
         """Fill `grads` (one part each worker) for tokens [B, T], targets [B, T, K]. Returns mean nats by head [K].
 
-        weigh: a loss of whole rows (`model.Weigh`), whose figures are then returned.
+        weigh: a loss of whole rows (`model.RowLoss`), whose figures are then returned.
         """
         self.fit(tokens.shape[1])
         by_head = loss_scale(targets, self.weights)

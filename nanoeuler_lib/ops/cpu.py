@@ -89,10 +89,10 @@ def _product(dw, x, dy, work, accumulate):
 # residual add and RMSNorm
 
 
-def add_rmsnorm(x, y, rstd, before, delta, gain, eps):
-    """x = before + delta, y = rmsnorm(x). All [N, D] but rstd [N, 1]; delta None adds nothing (x is before)."""
-    if delta is not None:
-        np.add(before, delta, out=x)
+def add_rmsnorm(x, y, rstd, residual, update, gain, eps):
+    """x = residual + update, y = rmsnorm(x). All [N, D] but rstd [N, 1]; update None adds nothing (x is residual)."""
+    if update is not None:
+        np.add(residual, update, out=x)
     np.vecdot(x, x, out=rstd[:, 0])
     rstd *= 1.0 / x.shape[1]
     rstd += eps
@@ -105,7 +105,7 @@ def add_rmsnorm(x, y, rstd, before, delta, gain, eps):
 def add_rmsnorm_back(dx, dgain, dy, x, y, rstd, gain, eps, accumulate, *, work_rows):
     """dx += the gradient through rmsnorm; dgain (+)= its own. Overwrites dy; y, the norm's output, is for the GPU.
 
-    The sum x = before + delta hands dx to both of its terms unchanged, so there is nothing more to do.
+    The sum x = residual + update hands dx to both of its terms unchanged, so there is nothing more to do.
     """
     product = _cut(work_rows, 0, *x.shape)
     np.multiply(dy, x, out=product)
@@ -160,38 +160,38 @@ def _turn(qkv, turn):
 # causal grouped-query attention
 
 
-def attention(y, probs, inv_sum, qkv, config):
+def attention(y, probs, softmax_stats, qkv, config):
     """y = softmax(q k^T + mask) v per head. y: [N, HC]; qkv: [N, (H+2G)C]; probs: see `plan.shapes`.
 
-    inv_sum: [B, G, H/G, T, 1], 1 / row sums of exp(scores).
+    softmax_stats: [B, G, H/G, T, 1], 1 / row sums of exp(scores).
     """
-    q, k, v = _heads(qkv, config, inv_sum.shape)
-    out = _query_heads(y, config, inv_sum.shape)
-    for rows, end, scores in score_blocks(probs, inv_sum.shape):
+    q, k, v = _heads(qkv, config, softmax_stats.shape)
+    out = _query_heads(y, config, softmax_stats.shape)
+    for rows, end, scores in score_blocks(probs, softmax_stats.shape):
         np.matmul(q[:, :, :, rows], k[:, :, None, :end].mT, out=scores)
         _exp_scores(scores)
-        inv_sum[:, :, :, rows, 0] = scores @ np.ones(end, scores.dtype)
+        softmax_stats[:, :, :, rows, 0] = scores @ np.ones(end, scores.dtype)
         np.matmul(scores, v[:, :, None, :end], out=out[:, :, :, rows])
-    np.reciprocal(inv_sum, out=inv_sum)
-    out *= inv_sum
+    np.reciprocal(softmax_stats, out=softmax_stats)
+    out *= softmax_stats
 
 
-def attention_back(dqkv, dy, y, probs, inv_sum, qkv, config, *, work_heads, work_probs):
+def attention_back(dqkv, dy, y, probs, softmax_stats, qkv, config, *, work_heads, work_probs):
     """dqkv of `attention`. Overwrites dy.
 
     The rows of the query heads that share a key stand below each other (`group_...`), so that one product adds up what
     all of them send back to it.
     """
-    q, k, v = _heads(qkv, config, inv_sum.shape)
-    dq, dk, dv = _heads(dqkv, config, inv_sum.shape)
-    out, dout = _query_heads(y, config, inv_sum.shape), _query_heads(dy, config, inv_sum.shape)
-    dout *= inv_sum  # probs lack this factor, so dout carries it
+    q, k, v = _heads(qkv, config, softmax_stats.shape)
+    dq, dk, dv = _heads(dqkv, config, softmax_stats.shape)
+    out, dout = _query_heads(y, config, softmax_stats.shape), _query_heads(dy, config, softmax_stats.shape)
+    dout *= softmax_stats  # probs lack this factor, so dout carries it
     along = np.vecdot(dout, out)[..., None]  # sum_j dP_ij P_ij equals dout_i . out_i
-    for rows, end, p in reversed(score_blocks(probs, inv_sum.shape)):  # first the one that reaches every key
+    for rows, end, p in reversed(score_blocks(probs, softmax_stats.shape)):  # first the one that reaches every key
         B, G, R, t, _ = p.shape
         dp, block = _cut(work_probs, 0, *p.shape), _cut(work_heads, 0, B, G, R, t, config.head_dim)
         group_p, group_dp, group = (x.reshape(B, G, R * t, -1) for x in (p, dp, block))
-        work, accumulate = work_heads[block.size :], end < inv_sum.shape[3]
+        work, accumulate = work_heads[block.size :], end < softmax_stats.shape[3]
         block[...] = dout[:, :, :, rows]
         _product(dv[:, :, :end], group_p, group, work, accumulate)
         np.matmul(group, v[:, :, :end].mT, out=group_dp)
@@ -331,10 +331,10 @@ def _sum_rows(total, rows, accumulate):
         np.matmul(ones, rows, out=total)
 
 
-def add_layernorm(x, y, mean, rstd, before, delta, gain, bias, eps):
-    """x = before + delta, y = layernorm(x). All [N, D] but mean and rstd [N, 1]; delta None adds nothing."""
-    if delta is not None:
-        np.add(before, delta, out=x)
+def add_layernorm(x, y, mean, rstd, residual, update, gain, bias, eps):
+    """x = residual + update, y = layernorm(x). All [N, D] but mean and rstd [N, 1]; update None adds nothing."""
+    if update is not None:
+        np.add(residual, update, out=x)
     np.matmul(x, _mean(x), out=mean)
     np.subtract(x, mean, out=y)
     add_rmsnorm(y, y, rstd, y, None, gain, eps)

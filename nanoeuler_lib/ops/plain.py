@@ -35,9 +35,9 @@ class Plain:
             _store(dx, new_dx)
         _store(dw, new_dw, accumulate)
 
-    def add_rmsnorm(self, x, y, rstd, before, delta, gain, eps):
-        if delta is not None:
-            x[...] = before + delta
+    def add_rmsnorm(self, x, y, rstd, residual, update, gain, eps):
+        if update is not None:
+            x[...] = residual + update
         # `ops/cpu.py`'s backward reads it
         rstd[...] = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
         _store(y, self.f["rmsnorm_forward"](x, gain, eps)[0])
@@ -65,13 +65,13 @@ class Plain:
         _store(dy, new_dy)
         _store(dw, new_dw, accumulate)
 
-    def attention(self, y, probs, inv_sum, qkv, config):
-        q, k, v = _split(qkv, inv_sum.shape[3], config)
+    def attention(self, y, probs, softmax_stats, qkv, config):
+        q, k, v = _split(qkv, softmax_stats.shape[3], config)
         _pack(y, self.f["attention_forward"](q * math.sqrt(config.head_dim), k, v)[0])
 
-    def attention_back(self, dqkv, dy, y, probs, inv_sum, qkv, config):
+    def attention_back(self, dqkv, dy, y, probs, softmax_stats, qkv, config):
         root = math.sqrt(config.head_dim)
-        q, k, v = _split(qkv, inv_sum.shape[3], config)
+        q, k, v = _split(qkv, softmax_stats.shape[3], config)
         _, saved = self.f["attention_forward"](q * root, k, v)
         B, H, T, C = q.shape
         dq, dk, dv = self.f["attention_backward"](dy.reshape(B, T, H, C).swapaxes(1, 2), saved)
@@ -102,9 +102,9 @@ class Plain:
         _store(dw, new_dw, accumulate)
         _store(db, new_db, accumulate)
 
-    def add_layernorm(self, x, y, mean, rstd, before, delta, gain, bias, eps):
-        if delta is not None:
-            x[...] = before + delta
+    def add_layernorm(self, x, y, mean, rstd, residual, update, gain, bias, eps):
+        if update is not None:
+            x[...] = residual + update
         # `ops/cpu.py`'s backward reads them
         mean[...] = x.mean(axis=-1, keepdims=True)
         rstd[...] = 1 / np.sqrt(x.var(axis=-1, keepdims=True) + eps)

@@ -26,9 +26,9 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import fits, from_json, is_count, one_line, seal, sha256, sync, to_json
 from nanoeuler_lib.model import GPT, Parameters, int8, parameter_shapes
 from nanoeuler_lib.model.optim import AdamW, optimizer_of
-from nanoeuler_lib.text import vocabularies
+from nanoeuler_lib.text import other_tokenizers
 from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.training.watch import MEASURES
+from nanoeuler_lib.training.monitor import MEASURES
 
 FORMAT = "nanoeuler-checkpoint-1"
 BEST = "best"  # the folder of a run's best checkpoint by validation, beside those of its last steps; has no optimizer
@@ -158,7 +158,7 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     config = _settings(ModelConfig, head["model"], path)
     shapes = parameter_shapes(config)
     tensors = _read_parameters(path / "model.safetensors", shapes)
-    tokenizer = vocabularies.load(path / "tokenizer.json")
+    tokenizer = other_tokenizers.load(path / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
         raise NanoEulerError(
             f"{path}: tokenizer has {tokenizer.vocab_size} tokens, expected at most the model's {config.vocab_size}"

@@ -20,15 +20,15 @@ import numpy as np
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import Example, encode, encode_all, replies, row_length, rows
+from nanoeuler_lib.text.sft_data import Example, encode, encode_all, replies, row_length, rows
 from nanoeuler_lib.text.shards import Part, Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training.checkpoint import Checkpoint
-from nanoeuler_lib.training.watch import document_warnings, percent, text_warnings
+from nanoeuler_lib.training.monitor import document_warnings, percent, text_warnings
 
 # The rule by which a share of the data is held out, as runs keep it ("split"). Runs that name none hold out the end of
 # all texts together, from a document's beginning on, however much that is.

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
-from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice, one_line
 from nanoeuler_lib.training import checkpoint, run_folder
+from nanoeuler_lib.training.monitor import MEASURES, Watch, percent
 from nanoeuler_lib.training.run_folder import entries
-from nanoeuler_lib.training.watch import MEASURES, Watch, percent
 
 
 class Journal:
@@ -21,7 +21,7 @@ class Journal:
     quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
     """
 
-    leads = True
+    is_rank0 = True
 
     def __init__(self, run, state, dataset, quiet, on_entry, still_there):
         self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
@@ -103,7 +103,7 @@ class Journal:
                 said |= {entry["changed"]} if entry["step"] == first and "changed" in entry else set()
         if self.due:
             self.look(first, *self.due[1:])
-            self.settle()
+            self.wait_for_checkpoint()
         for change in changed:
             if change not in said:
                 self.note(step=first, changed=change)
@@ -128,21 +128,21 @@ class Journal:
         whole = duration(left * min(times) + validations)
         self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
 
-    def step(self, done, losses, norm, rate, tokens, seconds, whose="", **more):
+    def step(self, done, losses, norm, rate, tokens, seconds, bad_rank="", **more):
         """A step was taken; an error if it was not, because its loss or gradient is no finite number.
 
         whose: on which of many cards; more: for the entry.
         """
         if not math.isfinite(norm):
-            self.settle()
+            self.wait_for_checkpoint()
             clip = f"the clip ({self.config.clip:g})" if self.config.clip else "set a clip (it is 0: none)"
             raise NanoEulerError(
-                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}{whose}, expected finite numbers: "
-                f"lower the rate ({self.config.rate:g}) or {clip}; the checkpoint of step {self.saved} is intact, and "
-                f"--resume {self.run} --lr X continues from it with another rate"
+                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}{bad_rank}, expected finite "
+                f"numbers: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint of step "
+                f"{self.saved} is intact, and --resume {self.run} --lr X continues from it with another rate"
             )
         self.still_there()
-        self.settle(wait=False)
+        self.wait_for_checkpoint(wait=False)
         loss, *others = (round(float(x), 6) for x in losses)
         names = self.dataset.figures
         beside = {"figures": dict(zip(names, others, strict=True))} if names else {"later": others}
@@ -162,7 +162,7 @@ class Journal:
             self.validate(step, whole)
         if samples:
             self.sample(step)
-        if self.due and self.leads:
+        if self.due and self.is_rank0:
             path, info = run_folder.folder_of(self.run, step), dict(self.state.info)
             self.pending += [(step, self.writer.submit(checkpoint.renew, path, info))]
         self.due = None
@@ -171,9 +171,9 @@ class Journal:
         began = time.perf_counter()
         work, model = (lambda model: self.dataset.validation(model, whole)), self.state.model
         try:
-            entry = many.shared_out(model, work) if isinstance(model, many.GPT) else work(model)
+            entry = data_parallel.shared_out(model, work) if isinstance(model, data_parallel.GPT) else work(model)
         except Exception as error:
-            if step == 0 or isinstance(model, many.GPT):  # nothing is lost yet; the other cards would wait
+            if step == 0 or isinstance(model, data_parallel.GPT):  # nothing is lost yet; the other cards would wait
                 raise
             for name in (self.dataset.measure, "valid_sets"):  # of an earlier step
                 self.state.info.pop(name, None)
@@ -191,8 +191,8 @@ class Journal:
         self.validation_seconds = time.perf_counter() - began
         self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
-            self.settle()
-            if self.due and self.leads:  # nobody could go on from it
+            self.wait_for_checkpoint()
+            if self.due and self.is_rank0:  # nobody could go on from it
                 run_folder.drop(self.run, step)
                 self.saved = checkpoint.step_of(checkpoint.folders(self.run)[-1])
             raise NanoEulerError(
@@ -223,11 +223,11 @@ class Journal:
         self.say(f"step {step}: {text!r}")
 
     def save(self, step, *looks):
-        """Have the checkpoint of a step written while the run goes on. One at a time: see `settle`.
+        """Have the checkpoint of a step written while the run goes on. One at a time: see `wait_for_checkpoint`.
 
         looks: those of `look` that come now. Until they are done the checkpoint says that they are due.
         """
-        self.settle()
+        self.wait_for_checkpoint()
         self.due = [self.entries, *looks] if any(looks) else None
         self._write(run_folder.save, step)
 
@@ -241,7 +241,7 @@ class Journal:
         self.pending += [(step if training else None, written)]
         self.spent["checkpoints"] += time.perf_counter() - began
 
-    def settle(self, wait=True):
+    def wait_for_checkpoint(self, wait=True):
         """Take note of the checkpoints that were being written; raises what went wrong with them."""
         while self.pending and (wait or self.pending[0][1].done()):
             step, written = self.pending.pop(0)
@@ -261,7 +261,7 @@ class Journal:
 class Follower(Journal):
     """The journal of a rank that only follows rank 0: nothing is told or written, and what all ranks do is done."""
 
-    leads = False
+    is_rank0 = False
 
     def say(self, text, always=False):
         pass

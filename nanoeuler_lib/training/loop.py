@@ -22,7 +22,7 @@ import numpy as np
 
 from nanoeuler_lib import __version__
 from nanoeuler_lib.config import TrainConfig
-from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
 from nanoeuler_lib.engine.step import LESS
@@ -35,10 +35,10 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, run_folder
 from nanoeuler_lib.training.datasets import Dataset
 from nanoeuler_lib.training.journal import Follower, Journal
+from nanoeuler_lib.training.monitor import vitals
 from nanoeuler_lib.training.run_data import dataset_of, kind_of
 from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
 from nanoeuler_lib.training.run_options import DEFAULTS, RunOptions
-from nanoeuler_lib.training.watch import vitals
 
 WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
 HASH_EVERY = 10  # steps between hashes of the weights on many cards
@@ -63,7 +63,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
     _expect_room_for_tokens(state)
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
     if group is not None:
-        many.expect_shards(state.train, group.size)
+        data_parallel.expect_shards(state.train, group.size)
         state.info |= {"shards": state.train.accumulate}
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
     with _held(run, group) as still_there, _memory_told():
         device = chosen_before(state.info, None, state.model.config, group)
         device.expect_room(state.model.config, state.train)
-        if _leads(group):
+        if _is_rank0(group):
             expect_new(run)
             dataset.prepare(run, state)
             write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
@@ -84,11 +84,11 @@ def _journal(run, state, dataset, options, still_there, device, group):
     """Move the model and the optimiser's state to the device; return what logs the steps there."""
     state.model = device.place(state.model)
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
-    journal = Journal if _leads(group) else Follower
+    journal = Journal if _is_rank0(group) else Follower
     return journal(run, state, dataset, options.quiet, options.on_entry, still_there)
 
 
-def _leads(group):
+def _is_rank0(group):
     """Whether this process writes the run: rank 0, or the only one."""
     return group is None or group.rank == 0
 
@@ -96,9 +96,9 @@ def _leads(group):
 @contextmanager
 def _held(run, group):
     """Hold the run's lock; the other processes of a group wait until rank 0 has it."""
-    with sole_writer(run) if _leads(group) else nullcontext(lambda: None) as still_there:
+    with sole_writer(run) if _is_rank0(group) else nullcontext(lambda: None) as still_there:
         if group is not None:
-            group.meet()
+            group.barrier()
         yield still_there
 
 
@@ -130,8 +130,8 @@ def resume(run: str | Path, part, valid=None, **named) -> GPT:
         state.info |= {"files": options.files} if options.files else {}
         dataset.prepare(run, state)
         if group is not None:
-            group.meet()  # all have read the checkpoint
-        warnings = _mend_folder(run, state, before) if _leads(group) else []
+            group.barrier()  # all have read the checkpoint
+        warnings = _mend_folder(run, state, before) if _is_rank0(group) else []
         changed = _changed(run, before, state.train)
         journal = _journal(run, state, dataset, options, still_there, device, group)
         return _train(journal, warnings, changed, options.profile)
@@ -146,7 +146,7 @@ def _mend_folder(run, state, before):
     return [trouble] if trouble else []
 
 
-def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) -> many.Group | None:
+def group_of(run: Path, state: checkpoint.Checkpoint, group: data_parallel.Group | None) -> data_parallel.Group | None:
     """The processes that go on with a run: those that are there, or this one alone with the sums of many.
 
     Raises NanoEulerError for several, or for cards, where the run adds its gradients in another order.
@@ -157,8 +157,8 @@ def group_of(run: Path, state: checkpoint.Checkpoint, group: many.Group | None) 
                 f"{run}: was begun without --gpus and adds its gradients in another order: resume it without --gpus"
             )
         return None
-    group = group or many.Group()
-    many.expect_shards(state.train, group.size)
+    group = group or data_parallel.Group()
+    data_parallel.expect_shards(state.train, group.size)
     return group
 
 
@@ -265,11 +265,11 @@ def _train(journal, warnings=(), changed=(), profile=0):
     model, rows = state.model, config.batch * config.accumulate * dataset.together
     pairs = {"together": dataset.together} if dataset.together > 1 else {}
     take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"), **pairs)
-    group = model.group if isinstance(model, many.GPT) else None
+    group = model.group if isinstance(model, data_parallel.GPT) else None
     if group is not None:
         warnings = [*warnings, *_bits(journal, take_step)]
         group.say_when_lost(lambda: _last_whole(journal.run))
-        group.meet()
+        group.barrier()
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
@@ -278,15 +278,15 @@ def _train(journal, warnings=(), changed=(), profile=0):
         journal.bar,
         journal.writer,
         appending(journal.run / "log.jsonl", lambda: journal.saved)
-        if journal.leads
+        if journal.is_rank0
         else nullcontext() as journal.append,
         ThreadPoolExecutor(1) as ahead,
         _saved_when_full(journal, group),
     ):
-        if take_step.told:
-            journal.say(take_step.told)
+        if take_step.memory_line:
+            journal.say(take_step.memory_line)
         journal.begin(warnings, changed)
-        if _leads(group):
+        if _is_rank0(group):
             _update_description(journal.run / "run.json", state, dataset)
         if group is None:
             journal.estimate(take_step)
@@ -310,10 +310,10 @@ def _train(journal, warnings=(), changed=(), profile=0):
             if group is not None and math.isfinite(norm) and (done % HASH_EVERY == 0 or done == config.steps):
                 more["hash"] = take_step.hash()
             rate = learning_rate(step, config)
-            journal.step(done, losses, norm, rate, batch[0].size, seconds, take_step.whose, **more)
+            journal.step(done, losses, norm, rate, batch[0].size, seconds, take_step.bad_rank, **more)
             if before is not None:
                 after, gradient = model.params.host(), take_step.whole_gradient()
-                if journal.leads:
+                if journal.is_rank0:
                     journal.vitals(done, vitals(before, after, gradient, norm))
             samples = bool(config.sample_every) and done % config.sample_every == 0
             kept = bool(config.keep_every) and done % config.keep_every == 0
@@ -321,12 +321,12 @@ def _train(journal, warnings=(), changed=(), profile=0):
             if saves:  # whatever comes of the look, these steps are not lost
                 journal.save(done, validates, whole and validates, samples)
             journal.look(done, validates, whole, samples)
-            ends = bool(stop) if group is None else any(group.everyones(bool(stop)))
+            ends = bool(stop) if group is None else any(group.all_gather(bool(stop)))
             ends = ends and done % dataset.span == 0
             if ends and not saves:
                 journal.save(done)
             if ends or done == config.steps:
-                journal.settle()
+                journal.wait_for_checkpoint()
                 journal.bill()
             if ends and done < config.steps:
                 journal.say(
@@ -350,7 +350,7 @@ def _saved_when_full(journal, group):
             raise
         if group is None and journal.taken > journal.saved and journal.taken % journal.dataset.span == 0:
             journal.save(journal.taken)
-        journal.settle()
+        journal.wait_for_checkpoint()
         told = error if isinstance(error, OutOfMemory) else f"out of memory ({one_line(str(error), 120)}): {LESS}"
         raise OutOfMemory(
             f"{told}; the checkpoint of step {journal.saved} is whole: --resume {journal.run} goes on"
@@ -377,10 +377,10 @@ def _bits(journal, take_step):
         if before.get(name) != now.get(name):
             was, now_is = (short(x.get(name)) for x in (before, now))
             warnings += [f"numbers round otherwise from here on: {name} was {was}, is {now_is}"]
-    if any(other != now for other in journal.state.model.group.everyones(now)):
+    if any(other != now for other in journal.state.model.group.all_gather(now)):
         warnings += ["the cards are not all alike: another number of them would give other bits"]
     state.info["bits"] = now
-    if journal.leads:
+    if journal.is_rank0:
         _update_description(journal.run / "run.json", state, journal.dataset)
     return warnings
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line
-from nanoeuler_lib.model import GPT, Weigh
-from nanoeuler_lib.text.examples import Encoded, Pair, count_last, encode, read_pairs, row_length, rows
+from nanoeuler_lib.model import GPT, RowLoss
+from nanoeuler_lib.text.sft_data import Encoded, Pair, count_last, encode, read_pairs, row_length, rows
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import MEASURABLE, Dataset, fingerprint, parted
 from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
@@ -46,7 +46,7 @@ def dpo_loss(
 FIGURES = "accuracy", "margin", "chosen", "rejected"
 
 
-def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust: bool = False) -> Weigh:
+def weigher(reference: np.ndarray, beta: float, label_noise: float = 0.0, robust: bool = False) -> RowLoss:
     """The mean of `dpo_loss` over the pairs of a batch, as a loss of its rows: chosen and rejected by turns.
 
     reference: [B], nats of each row's reply under the reference. The figures are the loss; the share of pairs whose
@@ -148,7 +148,7 @@ class PairsDataset(Dataset):
     def _digest(self):
         return fingerprint(np.concatenate([self.reference[name].view(np.int64).ravel() for name in ("train", "valid")]))
 
-    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, Weigh]:
+    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, RowLoss]:
         """Inputs [B, T] and targets [B, T, K], chosen and rejected replies by turns, and the loss of these rows."""
         some = self._drawn(step, rows_ // 2)
         inputs, targets = pair_rows([self.part[i] for i in some], self.model.context, self.model.predict)

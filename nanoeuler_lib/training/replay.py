@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -15,7 +15,13 @@ from nanoeuler_lib.training.run_folder import read_log
 
 
 def replay(
-    run: str | Path, part, valid, first: int, last: int, device: str | None = None, group: many.Group | None = None
+    run: str | Path,
+    part,
+    valid,
+    first: int,
+    last: int,
+    device: str | None = None,
+    group: data_parallel.Group | None = None,
 ) -> tuple[int, list[dict]]:
     """Take the steps behind `first` up to `last` again, and those before them from a checkpoint; nothing is written.
 

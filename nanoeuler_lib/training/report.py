@@ -13,8 +13,8 @@ from matplotlib import ticker
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import expect_writable, from_json, markdown, one_line, printable, write_text
+from nanoeuler_lib.training.monitor import MEASURES, WINDOW, measured, percent
 from nanoeuler_lib.training.run_folder import read_log
-from nanoeuler_lib.training.watch import MEASURES, WINDOW, measured, percent
 
 
 def report(run: str | Path, out: str | Path | None = None) -> Path:

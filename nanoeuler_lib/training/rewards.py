@@ -12,20 +12,20 @@ from typing import Protocol
 
 import numpy as np
 
+from nanoeuler_lib._moved import name_of
 from nanoeuler_lib.config import ModelConfig, RewardConfig
 from nanoeuler_lib.errors import NanoEulerError, short
+from nanoeuler_lib.generation.chat import Chat
 from nanoeuler_lib.machine import cores
-from nanoeuler_lib.model import GPT, Weigh
+from nanoeuler_lib.model import GPT, RowLoss
 from nanoeuler_lib.model.batch_decoder import Sampled, sample_rows
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.text.examples import Encoded, row_length, rows
+from nanoeuler_lib.text.chat_template import encode_turn, markers
+from nanoeuler_lib.text.sft_data import Encoded, row_length, rows
 from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.text.turns import encode_turn, markers
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import Dataset, fingerprint
+from nanoeuler_lib.training.monitor import EQUAL_REWARDS
 from nanoeuler_lib.training.run_folder import read_tensors, write_tensors
-from nanoeuler_lib.training.watch import EQUAL_REWARDS
-from nanoeuler_lib.world.tasks import route_sets as problems_of  # noqa: F401  for a notebook; moves with the town
 
 
 class Problem(Protocol):
@@ -140,7 +140,7 @@ class Answers:
         self.advantages = advantages(graded.reshape(-1, config.group)).reshape(-1)
 
     def weigh(self, part: slice, nats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of these rows from their nats [b, T], and its derivative by each nat (`model.Weigh`).
+        """The loss of these rows from their nats [b, T], and its derivative by each nat (`model.RowLoss`).
 
         The loss is that of all rows divided by their number, so any split into parts has the same sum. It is written so
         that it equals minus the mean reward (plus beta times the distance) when the answers have just been drawn.
@@ -166,7 +166,7 @@ class Answers:
         return np.array([x.sum() for x in told]) / N, slope / N
 
 
-def said(tokenizer: Tokenizer, drawn: Sampled) -> str:
+def answer_text(tokenizer: Tokenizer, drawn: Sampled) -> str:
     """The text of an answer; "..." follows where it did not end, or holds a marker or an id without a text."""
     ids = drawn.ids[:-1] if drawn.ended else drawn.ids
     plain = set(tokenizer.special_tokens.values()).isdisjoint(ids.tolist()) and (ids < tokenizer.vocab_size).all()
@@ -247,7 +247,7 @@ class RewardDataset(Dataset):
         if not fits or fingerprint(self.reference.params.flat.view(np.int32)) != known:
             raise NanoEulerError(f"{file}: is not the model that the run began with: truncated or edited")
 
-    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, Weigh]:
+    def batch(self, step: int, rows_: int) -> tuple[np.ndarray, np.ndarray, RowLoss]:
         """Inputs [B, T] and targets [B, T, K] of step 0, 1, ..., and the loss of these rows."""
         first = step - step % self.span
         if self.drawn_at != first:
@@ -255,7 +255,9 @@ class RewardDataset(Dataset):
             questions = [self.questions[i] for i in chosen]
             drawn = self.draw(self.state.model, questions, self.config.group, [self.train.seed, first, 1])
             problems = [self.problems[i] for i in np.repeat(chosen, self.config.group)]
-            paid = np.array([self.verify(p, said(self.tokenizer, s)) for p, s in zip(problems, drawn, strict=True)])
+            paid = np.array(
+                [self.verify(p, answer_text(self.tokenizer, s)) for p, s in zip(problems, drawn, strict=True)]
+            )
             self.answers = Answers(questions, drawn, paid, self.state.model.config, self.config, self.reference)
             self.drawn_at = first
         return self.answers.inputs, self.answers.targets, self.answers.weigh
@@ -287,7 +289,7 @@ class RewardDataset(Dataset):
         The numbers that the answers are drawn with are the same each time.
         """
         drawn = self.draw(model, self.asked, 1, [self.train.seed, 0, 2])
-        pairs = [(p, said(self.tokenizer, s)) for p, s in zip(self.held_out, drawn, strict=True)]
+        pairs = [(p, answer_text(self.tokenizer, s)) for p, s in zip(self.held_out, drawn, strict=True)]
         paid, true = (np.mean([f(*pair) for pair in pairs]) for f in (self.verify, self.truth))
         sets = {} if self.verify is self.truth else {"valid_sets": {"truth missed": float(1 - true)}}
         return {self.measure: float(1 - paid)} | sets
@@ -303,3 +305,7 @@ class RewardDataset(Dataset):
         """The likeliest answer to the first question that is held out, behind the question."""
         prompt = self.held_out[0].prompt
         return prompt + "".join(Chat(model, self.tokenizer).reply(prompt, 60, seed, temperature=0.0))
+
+
+def __getattr__(name: str) -> object:
+    return name_of(f"training.rewards.{name}")

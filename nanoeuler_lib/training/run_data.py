@@ -4,8 +4,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.text.chat_template import TEMPLATES
 from nanoeuler_lib.text.shards import Shards
-from nanoeuler_lib.text.turns import TEMPLATES
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import Dataset, SFTDataset, ShardDataset, TextDataset, split_text
 from nanoeuler_lib.training.preferences import PairsDataset

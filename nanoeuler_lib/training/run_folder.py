@@ -35,7 +35,7 @@ from nanoeuler_lib.files import (
     writing,
 )
 from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.training.watch import MEASURES, measured
+from nanoeuler_lib.training.monitor import MEASURES, measured
 
 # What a process may leave that was killed before its first checkpoint, and files that were never finished.
 BEGUN = {"lock", "run.json", "checkpoints", "reference.safetensors"}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nanoeuler_lib.engine import many
+from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import CPU, Device
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ class RunOptions:
     device: Device | str | None = None
     profile: int = 0
     base: Checkpoint | None = None
-    group: many.Group | None = None
+    group: data_parallel.Group | None = None
     floor: Callable[[str], float | None] | None = None
     verifiers: Mapping[str, Callable] | None = None
 

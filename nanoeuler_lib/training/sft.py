@@ -13,9 +13,9 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.engine.device import CPU
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.model import GPT, init
-from nanoeuler_lib.text.examples import Encoded, Example, count_last, encode, read_examples, row_length, rows
+from nanoeuler_lib.text.chat_template import ASSISTANT, TEMPLATES, USER, markers
+from nanoeuler_lib.text.sft_data import Encoded, Example, count_last, encode, read_examples, row_length, rows
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, markers
 from nanoeuler_lib.training.datasets import SFTDataset, parted
 from nanoeuler_lib.training.loop import first_checkpoint, start_run
 from nanoeuler_lib.training.run_options import RunOptions

@@ -12,10 +12,10 @@ from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.machine import memory
 from nanoeuler_lib.model import GPT, parameter_shapes
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import Pair
+from nanoeuler_lib.text.chat_template import markers
+from nanoeuler_lib.text.sft_data import Pair
 from nanoeuler_lib.text.shards import Shards
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import markers
 from nanoeuler_lib.training.checkpoint import Checkpoint
 from nanoeuler_lib.training.datasets import SPLIT, ShardDataset, TextDataset, split_text
 from nanoeuler_lib.training.loop import first_checkpoint, start_run
@@ -140,7 +140,7 @@ def _checked(run, model_config, options, named):
     options = RunOptions(*options, **named)
     expect_new(Path(run))
     if options.device and options.device.group is not None:
-        options.device.group.meet()  # before any process of the group writes there
+        options.device.group.barrier()  # before any process of the group writes there
     expect_memory(model_config)
     return options
 

@@ -10,7 +10,7 @@ from tools.book import pdf
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = ("06_attention", "23_first_kernels")
 PAGES = ("book/intro", "book/how_to_read", "book/notation", "book/glossary", "book/references")
-PAGES += ("book/api/speaking",)
+PAGES += ("book/api/generation",)
 ENTRY = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
 
 
@@ -30,7 +30,7 @@ def axe() -> str:
 
 def build(folder: Path, base: str = "") -> Path:
     """Build the small book in `folder`; its pages. Links to chapters that are left out are not the tests' subject."""
-    for shared in ("book", "tools", "nanoeuler_lib"):
+    for shared in ("book", "tools", "nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck"):
         (folder / shared).symlink_to(ROOT / shared)
     config = (ROOT / "_config.yml").read_text("utf-8")
     (folder / "_config.yml").write_text(config.replace("  config:\n", f'  config:\n    html_baseurl: "{base}"\n'))

@@ -101,7 +101,7 @@ def too_small(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [*NOTEBOOKS, *(ROOT / "nanoeuler_lib" / name for name in ("plots.py", "nanoeuler.mplstyle"))],
+    [*NOTEBOOKS, ROOT / "nanoeuler_book/figures.py", ROOT / "nanoeuler_lib/nanoeuler.mplstyle"],
     ids=lambda path: path.stem,
 )
 def test_the_letters_of_figures_can_be_read_on_a_phone(path):

@@ -14,12 +14,14 @@ import pytest
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
 
-from nanoeuler_lib import ops, world
+import konigsberg
+from nanoeuler_book import town
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation import generate
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.speaking import generate
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint
 from tools.book import live
@@ -115,7 +117,7 @@ def nasty_texts() -> list[str]:
         "\r\n",
     ]
     texts += ["".join(rng.choice(letters, rng.integers(1, 40))) for _ in range(300)]
-    return texts + [world.sample(seed).text for seed in range(40)]
+    return texts + [konigsberg.sample(seed).text for seed in range(40)]
 
 
 @browser
@@ -138,7 +140,7 @@ def test_tokens_are_the_librarys(folder):
 def sequences() -> list[list[int]]:
     """Token ids to read one after another: some begin alike, some are noise, some fill the context."""
     rng = np.random.default_rng(8)
-    story = [END, *map(int, TOKENIZER.encode(world.sample(3, "belief").text))]
+    story = [END, *map(int, TOKENIZER.encode(konigsberg.sample(3, "belief").text))]
     other = [END, *map(int, TOKENIZER.encode("Käthe lent the moon to 77 geese; it’s naïve!\n\n" * 3))]
     noise = rng.integers(0, TOKENIZER.vocab_size, MODEL.config.context).tolist()
     return [story, story[:20] + other[1:60], [END], noise, other]
@@ -289,7 +291,7 @@ def test_the_writer_works(folder):
     assert found["choose"].startswith(found["follow"][0]) and len(found["choose"]) > len(found["follow"][0])
     assert found["focus"]
     assert found["typed"][1] == "" and all(row[2] == "–" for row in found["typed"][0])
-    first = world.next_tokens(world.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
+    first = town.next_tokens(konigsberg.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
     shown = {row[0].replace("␣", " "): row[2] for row in found["empty"]}
     said = {decode([token]): p for token, p in first.items()}
     assert all(
@@ -323,7 +325,7 @@ def test_the_cuts_work(folder):
     data = page_data(folder)
     story, places = data["stories"][0]["ids"], data["places"]
     logits = MODEL.logits(np.array([[END, *story]]))[0]
-    source = world.next_tokens(TOKENIZER.decode(story), TOKENIZER)[1]
+    source = town.next_tokens(TOKENIZER.decode(story), TOKENIZER)[1]
     rows, summary, at = found["start"]
     assert at == places["free"]
     assert summary.startswith("512 of 512 tokens are left") and found["again"] == [rows, summary]
@@ -533,7 +535,7 @@ def test_the_page_is_written_anew_when_any_file_of_the_town_changes(monkeypatch)
     read, read_bytes = set(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.add(path) or read_bytes(path))
     live.digest(Path(live.__file__))
-    assert {path for path in Path(world.__file__).parent.iterdir() if path.is_file()} <= read
+    assert {path for path in Path(konigsberg.__file__).parent.iterdir() if path.is_file()} <= read
 
 
 def test_the_pages_that_hold_an_instrument_have_its_picture():

@@ -144,7 +144,7 @@ def test_the_page_reads_the_stories_that_were_packed(folder, stories):
         return all.map((story) => tokenizer.decode(Array.from(story)));""",
     )
     texts = [
-        training.world.corpus(size, seed).split(training.data.SEPARATOR)
+        training.konigsberg.corpus(size, seed).split(training.data.SEPARATOR)
         for size, seed in ((3_000, training.HELD_SEED), (60_000, training.TRAIN_SEED))
     ]
     assert found == [*texts[0], *texts[1]]
@@ -153,8 +153,8 @@ def test_the_page_reads_the_stories_that_were_packed(folder, stories):
 
 def test_the_trigram_stands_between_the_floor_and_a_guess(stories):
     """On stories that it has not counted."""
-    held = training.world.corpus(training.HELD_BYTES, training.HELD_SEED).split(training.data.SEPARATOR)
-    known = training.world.corpus(300_000, training.TRAIN_SEED).split(training.data.SEPARATOR)
+    held = training.konigsberg.corpus(training.HELD_BYTES, training.HELD_SEED).split(training.data.SEPARATOR)
+    known = training.konigsberg.corpus(300_000, training.TRAIN_SEED).split(training.data.SEPARATOR)
     assert not set(held) & set(known)
     assert 0.1 < stories["floor"] < stories["trigram"] < 2
 

@@ -1,6 +1,7 @@
 """The way in: README.md, the first page, the project's addresses, and a chapter in a folder of its own."""
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -115,7 +116,8 @@ def test_links_lead_to_files_and_headings(page):
                 assert anchor in slugs, f"{path.name}: {target}#{anchor}"
 
 
-WINGS = "nanoeuler_lib tests tools benchmarks experiments book data notebooks contributing .github".split()
+PACKAGES = "nanoeuler_lib nanoeuler_book konigsberg cudacheck".split()
+WINGS = [*PACKAGES, *"tests tools benchmarks experiments book data notebooks contributing .github".split()]
 PLACEHOLDER = re.compile(r"\bname\.|NN|_name|FOLDER|^_build/")  # `notebooks/NN_name.ipynb`: a file to be written
 
 
@@ -142,7 +144,10 @@ def test_paths_that_chapters_and_pages_name_exist():
         cells = nbformat.read(path, as_version=4).cells
         texts[path.name] = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     for name, text in texts.items():
-        named = re.findall(r"(?<![\w/])(?:nanoeuler_lib|experiments|benchmarks|tests|tools)/[\w./]*\w", text)
+        named = re.findall(
+            r"(?<![\w/])(?:nanoeuler_lib|nanoeuler_book|konigsberg|cudacheck|experiments|benchmarks|tests|tools)/[\w./]*\w",
+            text,
+        )
         missing = [path for path in named if not (ROOT / path).exists()]
         assert not missing, f"{name}: {missing}"
 
@@ -262,14 +267,23 @@ importlib.util.find_spec = lambda name: None if name == "nanoeuler_lib" else rea
 def test_a_chapter_runs_where_the_library_is(tmp_path):
     """From any folder it finds what the chapters read."""
     cell = project.library_cell(project.Project()).source
-    look = "from nanoeuler_lib.practice import results\nprint(results('ladder')['name'])"
+    look = "from nanoeuler_book.checks import results\nprint(results('ladder')['name'])"
     done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{cell}\n{look}", tmp_path)
     assert done.stdout == "ladder\n", done.stderr
 
 
+RACE = """import numpy as np, cudacheck.kernel
+text = "__global__ void add(float* x) { x[0] += threadIdx.x; }"
+try:
+    cudacheck.kernel.compile(text)["add"](1, 32, (np.zeros(1, np.float32),))
+except cudacheck.errors.CudaCheckError as error:
+    print(error)
+"""
+
+
 def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
     """In a virtual environment that has the wheel alone; all other packages are the tests' own."""
-    for name in ("nanoeuler_lib", "data/results", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in (*PACKAGES, "data/results", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / "source" / name)
     wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, tmp_path / "source"]
@@ -281,7 +295,7 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
     cells = json.loads((ROOT / "notebooks/18_what_the_model_knows.ipynb").read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     reads = next(text for text in code if "results(" in text)
-    text = "\n".join([*code[:2], reads, "print(plots.__file__)", "results('ch99')"])
+    text = "\n".join([*code[:2], reads, "print(figures.__file__)", "results('ch99')"])
     empty.mkdir()
     env = {"PYTHONPATH": sysconfig.get_path("purelib")}
     done = subprocess.run([python, "-c", text], cwd=empty, env=env, capture_output=True, text=True)
@@ -289,6 +303,13 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
     assert models.startswith("5 models") and file.startswith(str(tmp_path)), done.stdout + done.stderr
     assert "NanoEulerError: the stored result must be a file of data/results" in done.stderr
     assert "pip install" in done.stderr and "FileNotFoundError" not in done.stderr
+    tells = "print(konigsberg.sample(seed=7, kind='errand').text); " + RACE
+    command = [python.with_name("nanoeuler"), "generate", "Euler", "--tokens", "8"]
+    for words, expected in (([python, "-c", f"import konigsberg; {tells}"], "race"), (command, "Euler")):
+        env = {"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        done = subprocess.run(words, cwd=empty, env=env, capture_output=True, text=True)
+        assert expected in done.stdout and not done.returncode, done.stdout + done.stderr
+    assert all((tmp_path / "venv").glob(f"lib/*/site-packages/{package}") for package in PACKAGES)
 
 
 def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):

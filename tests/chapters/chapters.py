@@ -11,8 +11,8 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 
+from nanoeuler_book.checks import verdict  # noqa: E402
 from nanoeuler_lib import cuda  # noqa: E402
-from nanoeuler_lib.practice import verdict  # noqa: E402
 from tools.notebooks.cells import ROOT, code_cells, kernels, python, run_tagged  # noqa: E402
 
 __all__ = [

@@ -27,8 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 import other_answers  # noqa: E402
 
+from nanoeuler_book.checks import verdict  # noqa: E402
 from nanoeuler_lib import cuda  # noqa: E402
-from nanoeuler_lib.practice import verdict  # noqa: E402
 from tools.notebooks.cells import code_cells, python  # noqa: E402
 
 MODES = ("right", "wrong", "raising", "half", "other")

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from chapters import accepts, gap_tests, rejects
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
 
@@ -301,7 +301,7 @@ def test_the_helper_with_nothing_wrong_is_right(chapter):
 
 
 def test_bridges_are_those_of_the_world(chapter):
-    from nanoeuler_lib.world import town
+    from konigsberg import town
 
     assert chapter.BRIDGES == {name: tuple(map(str, shores)) for name, shores in town.SPAN.items()}
 

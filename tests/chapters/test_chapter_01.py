@@ -8,9 +8,9 @@ from chapters import gap_tests, rejects, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoeuler_lib.practice import verdict
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.text import tokenizer
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "01_bytes_and_pairs", "_", "LATIN", "TABLE"
 CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")

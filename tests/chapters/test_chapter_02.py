@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from chapters import accepts, rejects, slips
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "02_fast_tokenizer", "_"
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 from chapters import accepts, definitions, gap_tests, rejects
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("03_measuring_prediction",)
 BOOK = definitions(*NOTEBOOK)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from chapters import accepts, rejected, rejects
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("05_checking_gradients", "UNIT", "PARTS", "SUSPECTS", "BUGS", "cross_entropy_backward")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, gap_tests, slips
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
 

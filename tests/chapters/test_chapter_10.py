@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, gap_tests, rewritten_tests
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "norm_back", "no_", "late_")
 

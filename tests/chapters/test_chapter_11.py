@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, rejects, rewritten_tests, run_tagged
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, code_cells, rejects, rewritten_tests, run_tagged
 
+from nanoeuler_book.checks import verdict
+from nanoeuler_book.drills import breaks
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import GPT, gradcheck, init
 from nanoeuler_lib.model.optim import AdamW, clip_factor
-from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.school.drills import breaks
 from nanoeuler_lib.text import data
-from tools.workshop.chapter_mutants import Gap
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("12_pretraining",)
 

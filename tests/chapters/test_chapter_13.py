@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, code_cells, rejects
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATCH", "FEW", "MINI")
 

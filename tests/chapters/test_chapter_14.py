@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from chapters import gap_tests, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 

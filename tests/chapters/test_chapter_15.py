@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from chapters import accepts, definitions, gap_tests, rejected, rejects, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops.reference import (
@@ -15,8 +16,7 @@ from nanoeuler_lib.ops.reference import (
     rope_forward,
     rope_tables,
 )
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from chapters import accepts, gap_tests, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("16_many_tokens", "model", "config", "END")
 

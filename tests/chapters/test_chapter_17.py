@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 from chapters import gap_tests, rejected, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 

@@ -3,9 +3,9 @@
 import numpy as np
 from chapters import gap_tests, slips
 
-from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.understanding.scaling import PowerLaw, Runs, Source
-from tools.workshop.chapter_mutants import Gap
+from nanoeuler_book.checks import verdict
+from nanoeuler_book.scaling import PowerLaw, Runs, Source
+from tools.release.chapter_mutants import Gap
 
 # ---- The gaps
 
@@ -54,7 +54,7 @@ WRONG_PROJECT = {
 }
 
 
-def not_ruled_out(value, variance, rss, limit, union=True, root=True, minimum=False, ruled=True):
+def confidence_set(value, variance, rss, limit, union=True, root=True, minimum=False, ruled=True):
     """Each pair's own interval, with one thing wrong, if asked."""
     rss = np.asarray(rss)
     spare = np.where(np.isfinite(rss), limit - np.where(np.isfinite(rss), rss, 0), -1)
@@ -79,7 +79,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
     {
         "check_by_part": ([by_part], slips(by_part, WRONG_BY_PART)),
         "check_project": ([project], slips(project, WRONG_PROJECT)),
-        "check_not_ruled_out": ([not_ruled_out], slips(not_ruled_out, WRONG_NOT_RULED_OUT)),
+        "check_not_ruled_out": ([confidence_set], slips(confidence_set, WRONG_NOT_RULED_OUT)),
     }
 )
 
@@ -173,8 +173,8 @@ DOMAINS = [
         lambda c, x: c.by_part(*x), split_from),
     Gap("check_project", ("project",), lambda c: verdict(c.check_project, c.project),
         lambda c, x: short(*c.project(*x)), runs_from),
-    Gap("check_not_ruled_out", ("not_ruled_out",), lambda c: verdict(c.check_not_ruled_out, c.not_ruled_out),
-        lambda c, x: c.not_ruled_out(*x), pairs_from),
+    Gap("check_not_ruled_out", ("confidence_set",), lambda c: verdict(c.check_not_ruled_out, c.confidence_set),
+        lambda c, x: c.confidence_set(*x), pairs_from),
     Gap("check_bottom", ("bottom",), lambda c: verdict(c.check_bottom, c.bottom),
         lambda c, x: short(c.bottom(*x)), lambda rng: (law_from(rng), float(10 ** rng.uniform(12, 15)))),
     Gap("check_rounding", ("rounding",), lambda c: verdict(c.check_rounding, c.rounding),

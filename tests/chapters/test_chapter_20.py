@@ -5,10 +5,10 @@ import json
 import numpy as np
 from chapters import ROOT, accepts, gap_tests, rejected, slips
 
-from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.text.examples import Encoded
-from nanoeuler_lib.world import wordings
-from tools.workshop.chapter_mutants import Gap
+from konigsberg import wordings
+from nanoeuler_book.checks import verdict
+from nanoeuler_lib.text.sft_data import Encoded
+from tools.release.chapter_mutants import Gap
 
 # ---- The gaps of the text, with wrong answers
 

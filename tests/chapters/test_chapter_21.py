@@ -6,8 +6,8 @@ from math import exp, inf, log
 import numpy as np
 from chapters import ROOT, gap_tests, rejected, slips
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("21_preferences",)
 

@@ -3,10 +3,10 @@
 import numpy as np
 from chapters import gap_tests, slips
 
-from nanoeuler_lib import world
-from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.world.town import across, shores_of
-from tools.workshop.chapter_mutants import Gap, Value
+import konigsberg
+from konigsberg.town import across, shores_of
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "22_rewards", "LISTS", "SENTENCES"
 
@@ -102,7 +102,7 @@ WRONG_TERMS = slips(
 
 def walks(problem, answer, goal=True, closed=True, twice=False, nothing=0.0):
     """A walk, with one thing wrong, if asked."""
-    here = next(shore for shore in world.town.SHORES if str(shore) == problem.start)
+    here = next(shore for shore in konigsberg.town.SHORES if str(shore) == problem.start)
     named = list(bridges(answer))
     if not named:
         return nothing
@@ -116,20 +116,20 @@ def walks(problem, answer, goal=True, closed=True, twice=False, nothing=0.0):
 
 
 def bridges(answer):
-    places = ((answer.find(str(b)), b) for b in world.town.BRIDGES for _ in range(answer.count(str(b))))
+    places = ((answer.find(str(b)), b) for b in konigsberg.town.BRIDGES for _ in range(answer.count(str(b))))
     return [b for at, b in sorted(places, key=lambda pair: pair[0]) if at >= 0]
 
 
 def hole(problem):
     """Any answer of two bridges that the loose verifier pays and that does not arrive."""
-    for a in world.town.BRIDGES:
-        for b in world.town.BRIDGES:
+    for a in konigsberg.town.BRIDGES:
+        for b in konigsberg.town.BRIDGES:
             if a is not b and not {str(a), str(b)} & set(problem.closed):
                 answer = f"Over {a} and {b}."
                 touches = problem.start in map(str, shores_of(a)) and problem.goal in map(str, shores_of(b))
                 if touches and not walks(problem, answer):
                     return answer
-    for a in world.town.BRIDGES:
+    for a in konigsberg.town.BRIDGES:
         ends = list(map(str, shores_of(a)))
         if problem.start in ends and problem.goal in ends and not walks(problem, f"Over {a}."):
             return f"Over {a}."
@@ -172,10 +172,10 @@ def test_an_own_search_for_a_hole_is_right(chapter):
     """Another search and another walk than the book's, on the problems of the check and beyond."""
     assert verdict(chapter.check_mend, (chapter.broken, walks)) == "right"
     for seed in range(60):
-        problem = world.route_problem(seed)
-        assert all(walks(problem, s) == world.route_reward(problem, s) for s in chapter.SENTENCES[::5])
+        problem = konigsberg.route_problem(seed)
+        assert all(walks(problem, s) == konigsberg.route_reward(problem, s) for s in chapter.SENTENCES[::5])
         found = chapter.broken(problem)
-        assert not found or (chapter.loose(problem, found) and not world.route_reward(problem, found))
+        assert not found or (chapter.loose(problem, found) and not konigsberg.route_reward(problem, found))
         assert found or not hole(problem)
 
 
@@ -206,7 +206,7 @@ DOMAINS = [
     Gap("check_objective", ("objective",), lambda c: verdict(c.check_objective, c.objective),
         lambda c, p: c.objective(p) - c.objective(0.4), lambda rng: float(rng.uniform(0.02, 0.98))),
     Gap("check_mend", ("mended",), lambda c: verdict(c.check_mend, (c.broken, c.mended)),
-        lambda c, x: c.mended(world.route_problem(x[0]), c.SENTENCES[x[1]]),
+        lambda c, x: c.mended(konigsberg.route_problem(x[0]), c.SENTENCES[x[1]]),
         lambda rng: (int(rng.integers(40)), int(rng.integers(259)))),
     Value("check_curves", "curves_named", lambda c, value: verdict(c.check_curves, lambda: value),
           lambda c, value: isinstance(value, str) and "".join(x for x in value if x.isalpha()).upper() == "DBAC"),

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from chapters import rejected
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("23_first_kernels", "xp", "shift_changes", "HEADS", "BUGS")
 ON_GPU = cuda.device() == "gpu"

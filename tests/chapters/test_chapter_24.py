@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from chapters import rejected, rewritten_tests, run_tagged
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("24_reductions", "xp", "UNWRITTEN")
 pytestmark = pytest.mark.compiler

@@ -6,8 +6,8 @@ import pytest
 from chapters import rejected, rewritten_tests
 
 from experiments import ch26
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "KEYS", "FORMATS", "SEEN", "READ")
 pytestmark = pytest.mark.compiler

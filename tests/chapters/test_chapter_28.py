@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from chapters import accepts, gap_tests, rewritten_tests
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "28_flash_backward", "xp", "MISTAKES"
 pytestmark = pytest.mark.compiler

@@ -12,10 +12,10 @@ import pytest
 from chapters import gap_tests
 
 from experiments import ch30
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"

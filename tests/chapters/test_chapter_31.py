@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 from chapters import gap_tests, rejected
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
 NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from chapters import gap_tests, rejected
 
+from nanoeuler_book import evaluate
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
-from nanoeuler_lib.practice import verdict
-from nanoeuler_lib.training import evaluate
-from tools.workshop.chapter_mutants import Gap
+from tools.release.chapter_mutants import Gap
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"

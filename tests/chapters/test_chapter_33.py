@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from chapters import ROOT, gap_tests, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import preset
-from nanoeuler_lib.engine.many.cut import buckets
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_lib.engine.data_parallel.cut import buckets
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "33_many_cards", "DEALS", "PROGRAMS", "FAULTS", "SECRET"
 FAULTS = "early", "owner", "means", "stale", "data"

@@ -3,8 +3,8 @@
 import numpy as np
 from chapters import gap_tests, slips
 
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "34_formats", "model", "END", "exchange", "NAMES", "TRUE", "CONVENTIONS", "MADE"
 

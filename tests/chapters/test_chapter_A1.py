@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from chapters import ROOT, gap_tests, slips
 
+from cudacheck import compiler
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker import compiler
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap, Value
+from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "A1_cpu_runtime", "DONE", "WARP", "Access", "here", "meet"
 

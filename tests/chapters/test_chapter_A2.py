@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, gap_tests, rejects, run_tagged, slips
 
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model import Parameters
 from nanoeuler_lib.model.optim import Muon
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = "A2_muon", "QUINTIC", "SCHULZ_STEPS", "SMALLEST", "MOVE"
 A, B, C = 3.4445, -4.7750, 2.0315

@@ -11,8 +11,8 @@ import pytest
 from chapters import ROOT, accepts, gap_tests, rejects, slips
 
 from benchmarks import race
-from nanoeuler_lib.practice import verdict
-from tools.workshop.chapter_mutants import Gap
+from nanoeuler_book.checks import verdict
+from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("A3_the_race",)
 

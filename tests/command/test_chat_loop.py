@@ -8,12 +8,12 @@ import pytest
 from oracles import error_of
 from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER, bigram
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.command.ask import HELP, Loop
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation import chat
+from nanoeuler_lib.generation.chat import Chat
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.speaking import chat
-from nanoeuler_lib.speaking.chat import Chat
 
 
 class Listener:
@@ -65,19 +65,19 @@ def test_options_are_looked_at_before_the_first_line():
 
 def told(seed):
     """What /story writes."""
-    story = world.sample(seed)
+    story = konigsberg.sample(seed)
     return f"{story.body}\n(It answers: {' '.join(question.text for question in story.questions)})\n"
 
 
 def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
-    body = world.sample(5).body
+    body = konigsberg.sample(5).body
     assert loop.line("hi")[0] and loop.line("/story  5 ") == (True, told(5)) and loop.chat.turns == []
     for text in ("hello", "Who?", "Where?"):
         loop.line(text)
         assert loop.chat.turns == [(f"{body} {text}", "ü")]  # nothing else is in the conversation
     assert loop.line("/story") == (True, told(4))  # the next seed, of which the four turns took 0 to 3
     loop.line("x")
-    assert loop.chat.asked[-1][:1] + loop.chat.asked[-1][2:3] == (f"{world.sample(4).body} x", 5)
+    assert loop.chat.asked[-1][:1] + loop.chat.asked[-1][2:3] == (f"{konigsberg.sample(4).body} x", 5)
     loop.line("/story 0")
     loop.line("/reset")
     for text in ("y", "z"):
@@ -144,7 +144,7 @@ def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
         said = loop.line(text)[1]
     assert said == f"{tmp_path / 'a'}: 4 turns\n"
     lines = [json.loads(line)["messages"] for line in (tmp_path / "a").read_text("utf-8").splitlines()]
-    body = world.sample(6).body
+    body = konigsberg.sample(6).body
     assert [[m["content"] for m in line if m["role"] == "u"] for line in lines] == [
         ["x", "y"], [f"{body} Who?"], [f"{body} Where?"]
     ]  # fmt: skip
@@ -193,8 +193,8 @@ def test_a_reply_that_is_stopped(loop):
 
     loop.chat.reply = refuse
     loop.line("/story 5")
-    assert loop.line("x") == (True, "too long\n") and loop.loop.story == world.sample(5).body
-    assert loop.line("My own. x") == (True, "too long\n") and loop.loop.story == world.sample(5).body
+    assert loop.line("x") == (True, "too long\n") and loop.loop.story == konigsberg.sample(5).body
+    assert loop.line("My own. x") == (True, "too long\n") and loop.loop.story == konigsberg.sample(5).body
 
 
 # The chat itself.

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from oracles import assert_same_run, run_text, seal
 
-from nanoeuler_lib import __version__, world
+import konigsberg
+from nanoeuler_lib import __version__
 from nanoeuler_lib.command import arguments, cli
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import gradcheck
+from nanoeuler_lib.text.chat_template import alpaca_prompt
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import alpaca_prompt
 from nanoeuler_lib.training import checkpoint, run_folder
 
 SMALL = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 12 --predict 2".split()
@@ -296,7 +297,7 @@ def test_sft_and_chat(here, answering, nanoeuler):
     assert found.info["template"] == "plain" and found.info["examples"] == ["konigsberg", 30, 201]
     code, out, err = nanoeuler("chat", "--run", "answers", "--temperature", 0, stdin="/story 3\nWho?\n\n/x\nWho?\n")
     assert (code, err) == (0, "") and "/x is not a command" in out
-    story = world.sample(3).text.rpartition("\n")[0]
+    story = konigsberg.sample(3).text.rpartition("\n")[0]
     assert out.startswith(f"{story}\n") and len(out.splitlines()) >= 4
     assert nanoeuler("chat", "--run", "answers", stdin="") == (0, "", "")
     assert nanoeuler("chat", "--run", "answers", stdin="/quit\nWho?\n") == (0, "", "")
@@ -356,7 +357,7 @@ def test_sft_from_a_file_in_all_its_parts(here, nanoeuler, monkeypatch):
     assert checkpoint.load("again").info["base"] == "new"
     seen = []
     monkeypatch.setattr(
-        "nanoeuler_lib.speaking.chat.Chat.reply",
+        "nanoeuler_lib.generation.chat.Chat.reply",
         lambda self, text, tokens, seed, **options: (
             seen.append((self.prompt_of("t"), tokens, seed, options["temperature"])) or iter(["a\x1b[2Jb"])
         ),
@@ -403,7 +404,7 @@ def test_info(here, nanoeuler):
 
 
 def test_corpus(tmp_path, monkeypatch, nanoeuler):
-    pytest.importorskip("nanoeuler_lib.world")
+    pytest.importorskip("konigsberg")
     monkeypatch.chdir(tmp_path)
     code, out, err = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "w.txt", "--json")
     found = json.loads(out)
@@ -412,7 +413,7 @@ def test_corpus(tmp_path, monkeypatch, nanoeuler):
     code, said, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3, "--out", "again.txt")
     assert code == 0 and re.fullmatch(
         r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said
-    ).groups() == (str(len(text.encode())), f"{world.floor(text.split(world.SEPARATOR)):.4f}")
+    ).groups() == (str(len(text.encode())), f"{konigsberg.floor(text.split(konigsberg.SEPARATOR)):.4f}")
     code, out, _ = nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 3)
     assert code == 0 and out == text
     assert nanoeuler("corpus", "konigsberg", "--bytes", 3000, "--seed", 4)[1] != text

@@ -17,17 +17,18 @@ from unittest.mock import DEFAULT, MagicMock, patch
 import numpy as np
 import pytest
 
-from nanoeuler_lib import corpus, ops, world
+import konigsberg
+from nanoeuler_lib import corpus, ops
 from nanoeuler_lib.command import arguments, ask, cli, sources
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import device
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation import chat, generate, score
 from nanoeuler_lib.model import gradcheck
-from nanoeuler_lib.school.assign import papers
-from nanoeuler_lib.speaking import chat, generate, score
 from nanoeuler_lib.text import data, shards
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, report, sft, train
+from tools.course.papers import papers
 
 
 class Stream(io.TextIOWrapper):
@@ -113,8 +114,8 @@ def test_bytes_follow_what_was_printed_before_them(streams):
 def test_a_corpus_in_a_file_is_told_before_it_is_measured(run):
     shown = []
     with (
-        patch.object(world, "corpus", return_value="ab"),
-        patch.object(world, "floor", lambda stories: shown.append(sys.stdout.flushed()) or len(list(stories)) / 8),
+        patch.object(konigsberg, "corpus", return_value="ab"),
+        patch.object(konigsberg, "floor", lambda stories: shown.append(sys.stdout.flushed()) or len(list(stories)) / 8),
     ):
         code, _, err = run("corpus konigsberg --out a.txt", terminal=True)
     assert (code, shown) == (0, ["a.txt: 2 bytes\n"]) and "measuring the floor" in err
@@ -161,8 +162,8 @@ def heard():
     heard.model.return_value, heard.engine.return_value = [ROW], [(ROW, 0.0, 1.0)]
     with ExitStack() as stack:
         for owner, name, child in (
-            (corpus, "make", lambda *given, follow: heard.make(*given)), (world, "corpus", heard.corpus),
-            (world, "floor", heard.floor), (shards, "write", heard.write), (Tokenizer, "load", heard.tokenizer),
+            (corpus, "make", lambda *given, follow: heard.make(*given)), (konigsberg, "corpus", heard.corpus),
+            (konigsberg, "floor", heard.floor), (shards, "write", heard.write), (Tokenizer, "load", heard.tokenizer),
             (data, "read_text", heard.read), (train, "train", heard.train), (train, "pretrain", heard.pretrain),
             (sft, "fine_tune", heard.tune), (loop, "resume", heard.resume), (sources, "examples", heard.examples),
             (checkpoint, "load", heard.load), (checkpoint, "read_head", heard.head), (device, "choose", heard.choose),

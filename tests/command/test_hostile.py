@@ -175,7 +175,7 @@ def test_fuzzed_tokenizers(finished, tmp_path, part):
 @pytest.mark.parametrize("files", [42, pytest.param(1000, marks=pytest.mark.slow)])
 def test_hostile_files_and_closed_streams(files):
     """Every command that reads a spoilt file works or refuses in one line, also without stdin, stdout or stderr."""
-    command = [sys.executable, Path(__file__).parents[1] / "workshop" / "hostile.py", "--files", files]
+    command = [sys.executable, Path(__file__).parents[1] / "release" / "hostile.py", "--files", files]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=2400)
     print(done.stdout)

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from oracles import RUN_MODEL, run_text
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation import score
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.speaking import score
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.run_folder import read_log
@@ -164,8 +164,8 @@ def test_samples_are_those_of_the_seeds_and_end_before_a_stop(nanoeuler):
 def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
     """Documents that fit cost what the log of the run says; the page has every letter, and marks the dear ones."""
     sizes = [*TINY, "--context", 512, "--valid", "v.txt"]
-    Path("a.txt").write_text(world.corpus(6000, 4))
-    Path("v.txt").write_text(world.corpus(3000, 5))
+    Path("a.txt").write_text(konigsberg.corpus(6000, 4))
+    Path("v.txt").write_text(konigsberg.corpus(3000, 5))
     assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *sizes)[0] == 0
     code, out, _ = nanoeuler("score", "v.txt", "--run", "r", "--out", "p.html", "--json")
     facts, text = json.loads(out), Path("v.txt").read_text()
@@ -186,12 +186,12 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
 ])  # fmt: skip
 def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):
     """It lies in a file, not in a folder. None of the work that is forbidden here is begun."""
-    forbidden = """text.data.read_blocks world.corpus formats.load formats._read training.checkpoint.load
-        training.report.read_log command.sources.examples command.sources.pairs command.sources.questions
-        understanding.answers.make"""
+    forbidden = """text.data.read_blocks formats.load formats._read training.checkpoint.load
+        training.report.read_log command.sources.examples command.sources.pairs command.sources.questions"""
     Tokenizer([]).save("t.json")
-    for name in forbidden.split():
-        monkeypatch.setattr(f"nanoeuler_lib.{name}", None)
+    others = "konigsberg.corpus", "nanoeuler_book.interpretability.answers.make"
+    for name in (*(f"nanoeuler_lib.{name}" for name in forbidden.split()), *others):
+        monkeypatch.setattr(name, None)
     code, out, err = nanoeuler(*command.split(), "a.txt/x")
     assert (code, out, err.count("\n")) == (2, "", 1) and "Not a directory" in err, err
 

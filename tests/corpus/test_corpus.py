@@ -26,7 +26,7 @@ from nanoeuler_lib.corpus.documents import Document, _book, examples, whole
 from nanoeuler_lib.corpus.registry import File, corpora
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data as text_data
-from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text import sft_data as text_examples
 from nanoeuler_lib.text.data import SEPARATOR, read_text
 
 DATA = Path(os.environ.get("NANOEULER_DATA", "nowhere"))

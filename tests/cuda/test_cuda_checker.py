@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
+from cudacheck.source.variables import announce_variables
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.source.variables import announce_variables
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from test_nvrtc import cubin, in_wheels, nvrtc
 
+from cudacheck.complaints import first_error
+from cudacheck.source import prepare
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker.complaints import first_error
-from nanoeuler_lib.cuda.source import prepare
 
 pytestmark = [pytest.mark.compiler, pytest.mark.full]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from test_nvrtc import cubin, nvrtc
 
+from cudacheck.compiler import INCLUDE, find_compiler
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker.compiler import INCLUDE, find_compiler
 
 pytestmark = [
     pytest.mark.full,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matrix_kernels import MATMUL
 
+from cudacheck import compiler, flops
+from cudacheck.errors import CudaCheckError
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker import compiler, flops
-from nanoeuler_lib.cuda.checker.errors import CudaCheckError
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]
 if not COMPILERS or not shutil.which("objdump") or sys.platform != "linux":

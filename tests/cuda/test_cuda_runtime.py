@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cudacheck import compiler
+from cudacheck.errors import CudaCheckError
+from cudacheck.source import signatures
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker import compiler
-from nanoeuler_lib.cuda.checker.errors import CudaCheckError
-from nanoeuler_lib.cuda.source import signatures
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler

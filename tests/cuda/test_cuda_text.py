@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from test_nvrtc import cubin, nvrtc
 
+from cudacheck import compiler
+from cudacheck.errors import CudaCheckError
+from cudacheck.source import prepare, signatures
 from nanoeuler_lib import cuda
-from nanoeuler_lib.cuda.checker import compiler
-from nanoeuler_lib.cuda.checker.errors import CudaCheckError
-from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler

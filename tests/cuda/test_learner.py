@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_nvrtc import cubin, nvrtc
 
+from cudacheck.complaints import first_error
+from cudacheck.errors import CudaCheckError
+from cudacheck.source import prepare, signatures
 from nanoeuler_lib import cuda
 from nanoeuler_lib.cuda import magic
-from nanoeuler_lib.cuda.checker.complaints import first_error
-from nanoeuler_lib.cuda.checker.errors import CudaCheckError
-from nanoeuler_lib.cuda.source import prepare, signatures
 from nanoeuler_lib.errors import NanoEulerError
 
 pytestmark = pytest.mark.compiler

@@ -19,10 +19,10 @@ from hopper_kernel import PRODUCT
 from matrix_kernels import MATMUL, ONE_AT_A_TIME
 
 from benchmarks import gpu_flash_step
+from cudacheck.compiler import INCLUDE
+from cudacheck.source import signatures
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.cuda import KERNELS
-from nanoeuler_lib.cuda.checker.compiler import INCLUDE
-from nanoeuler_lib.cuda.source import signatures
 from nanoeuler_lib.engine import flash, flash_backward, program
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]

@@ -14,9 +14,9 @@ import numpy as np
 
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.engine import many
-from nanoeuler_lib.engine.many import group as group_module
-from nanoeuler_lib.engine.many import step as step_module
+from nanoeuler_lib.engine import data_parallel
+from nanoeuler_lib.engine.data_parallel import group as group_module
+from nanoeuler_lib.engine.data_parallel import step as step_module
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import init
 
@@ -69,10 +69,10 @@ def planted(bug):
     return module.Step
 
 
-def taken(group, precision, step=many.Step, checked=False, poison=None, shards=4):
+def taken(group, precision, step=data_parallel.Step, checked=False, poison=None, shards=4):
     """What comes out of some steps: losses, norms, the hash or what is said in its place, SHA-256 of the states."""
-    model = many.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
-    optimizer, config = many.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
+    model = data_parallel.GPT(MODEL, init(MODEL, 0, 0.2), group, precision=precision, where="cpu", checked=checked)
+    optimizer, config = data_parallel.AdamW(MODEL, CONFIG, "cpu", group), replace(CONFIG, accumulate=shards)
     take = step(model, optimizer, config, shards)
     rows = [take(*batch(number, shards)) for number in range(STEPS)]
     try:
@@ -85,13 +85,15 @@ def taken(group, precision, step=many.Step, checked=False, poison=None, shards=4
         "norms": [norm for _, norm in rows],
         "hash": told,
     }
-    found["validation"] = many.shared_out(model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5)))
+    found["validation"] = data_parallel.shared_out(
+        model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5))
+    )
     found["sha256"] = hashlib.sha256(b"".join(x.tobytes() for x in states)).hexdigest()
     if poison is not None:
         if group.rank == poison:
             model.weights["heads"][0, 0] = 0x7FC0  # NaN
         _, norm = take(*batch(9))
-        found["poisoned"] = {"norm": str(norm), "whose": take.whose, "step": optimizer.step}
+        found["poisoned"] = {"norm": str(norm), "whose": take.bad_rank, "step": optimizer.step}
         after = model.params.host().flat
         found["poisoned"]["moved"] = (
             hashlib.sha256(after.tobytes()).hexdigest() != hashlib.sha256(states[0].tobytes()).hexdigest()
@@ -108,16 +110,16 @@ def reference():
 
 
 def main(case):
-    group = many.Group.world() if many.started_by_launcher() else many.Group()
+    group = data_parallel.Group.world() if data_parallel.started_by_launcher() else data_parallel.Group()
     if case in ("stop", "kill", "sleep"):
         group_module.LATE = group_module.STUCK = 2.0
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a run: the launcher ends the others by it
         group.say_when_lost(lambda: "; words")
-        group.meet()
+        group.barrier()
         if group.rank == 1:
             end = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
             time.sleep(60) if case == "sleep" else os.kill(os.getpid(), end[case])
-        group.meet()  # never over
+        group.barrier()  # never over
     if case == "eight":
         found = {precision: taken(group, precision, shards=8) for precision in ("float32", "bfloat16")}
         if group.rank == 0:

@@ -11,7 +11,7 @@ from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.engine import decode
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.speaking import generate
+from nanoeuler_lib.generation import generate
 
 pytestmark = pytest.mark.compiler
 CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=24, vocab_size=96, predict=3, ffn=24)

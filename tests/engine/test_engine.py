@@ -27,10 +27,10 @@ from nanoeuler_lib.cuda.blas import from_bfloat16, product, to_bfloat16
 from nanoeuler_lib.engine import device, embedding, flash, gpt, memory, program, unfused
 from nanoeuler_lib.engine import step as engine_step
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation.generate import speculate
 from nanoeuler_lib.model import GPT, backward, forward, gradcheck, init, step
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.model.optim import AdamW
-from nanoeuler_lib.speaking.generate import speculate
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, sft, train
 
@@ -798,9 +798,9 @@ ENGINE_BUGS = {
         ("(rope.cos, rope.sin)", "(rope.sin, rope.cos)"),
     ],
     memory: [
-        ('    "dy": "delta",', '    "dx_half": "dattended",\n    "dy": "delta",'),
+        ('    "dy": "update",', '    "dx_half": "dattended",\n    "dy": "update",'),
         ("upload(self.scratch.order, order)", "upload(self.scratch.order, order[::-1])"),
-        ("s.x_final if owner.keep_x else s.x", "s.x_final if owner.keep_x else s.delta"),
+        ("s.x_final if owner.keep_x else s.x", "s.x_final if owner.keep_x else s.update"),
     ],
     engine_step: [
         ("self._gradient_lists(plan, start > 0)", "self._gradient_lists(plan, True)"),

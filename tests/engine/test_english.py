@@ -5,8 +5,8 @@ import lzma
 
 import pytest
 
+import konigsberg
 from benchmarks import english
-from nanoeuler_lib import world
 from nanoeuler_lib.text import data
 from nanoeuler_lib.training import checkpoint
 
@@ -23,7 +23,7 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.setenv("NANOEULER_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "books").mkdir(parents=True)
     for file, stories in ((english.BOOKS["train"], 12), (english.BOOKS["valid"], 5)):
-        books = data.SEPARATOR.join(f"Title {i}\n\n{world.sample(100 * stories + i).text}" for i in range(stories))
+        books = data.SEPARATOR.join(f"Title {i}\n\n{konigsberg.sample(100 * stories + i).text}" for i in range(stories))
         (tmp_path / "data" / "books" / file).write_bytes(lzma.compress(books.encode()))
     common = [
         "--folder",

@@ -26,9 +26,9 @@ from benchmarks.gpu_step import batch
 from nanoeuler_lib import cuda, engine
 from nanoeuler_lib.command import cards, cli
 from nanoeuler_lib.config import TrainConfig, preset
-from nanoeuler_lib.engine import many, memory
-from nanoeuler_lib.engine.many import step as many_step
-from nanoeuler_lib.engine.many.cut import PARTS, Bucket, buckets
+from nanoeuler_lib.engine import data_parallel, memory
+from nanoeuler_lib.engine.data_parallel import step as many_step
+from nanoeuler_lib.engine.data_parallel.cut import PARTS, Bucket, buckets
 from nanoeuler_lib.model import init
 from nanoeuler_lib.training import checkpoint, run_folder
 
@@ -56,8 +56,10 @@ def found(count, case):
 def test_the_tree_adds_neighbours_first_whoever_computes_a_half():
     parts = [np.float32(x) for x in (1e8, 1, -1e8, 1, 3e7, 1, 1, 1)]
     a, b, c, d, e, f, g, h = parts
-    assert many.tree(parts) == ((a + b) + (c + d)) + ((e + f) + (g + h)) != np.float32(sum(map(float, parts)))
-    assert many.tree([many.tree(parts[:4]), many.tree(parts[4:])]) == many.tree(parts)
+    assert data_parallel.tree(parts) == ((a + b) + (c + d)) + ((e + f) + (g + h)) != np.float32(sum(map(float, parts)))
+    assert data_parallel.tree([data_parallel.tree(parts[:4]), data_parallel.tree(parts[4:])]) == data_parallel.tree(
+        parts
+    )
 
 
 @pytest.mark.parametrize("config", [preset("small"), preset("base"), many_worker.MODEL])
@@ -88,7 +90,7 @@ def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
     module = cuda.module(cuda.KERNELS / "many.cu", where="cpu", instantiate=KERNELS)
     rng, bucket = np.random.default_rng(0), Bucket(0, 19 * memory.ALIGN)
     shards = rng.standard_normal((8, bucket.stop), dtype=np.float32)
-    of_card = [many.tree(shards[8 * r // count : 8 * (r + 1) // count]) for r in range(count)]
+    of_card = [data_parallel.tree(shards[8 * r // count : 8 * (r + 1) // count]) for r in range(count)]
     whole, squares = np.zeros(bucket.stop, np.float32), np.full((PARTS, 3, 2), np.nan, np.float32)
     for rank in range(count):
         part = bucket.of(rank, count)
@@ -97,7 +99,7 @@ def test_owners_sums_and_squares_do_not_depend_on_how_many_there_are(count):
         numbers = own.size, rank, bucket.units, PARTS * rank // count, 1, 3
         module[f"sum_slices<{count}>"]((2, PARTS // count), 64, (own, others, squares, *numbers))
         whole[part] = own
-    assert whole.tobytes() == many.tree(shards).tobytes()
+    assert whole.tobytes() == data_parallel.tree(shards).tobytes()
     exact = [(whole[bucket.share(k, k + 1)].astype(np.float64) ** 2).sum() for k in range(PARTS)]
     np.testing.assert_allclose(squares[:, 1].sum(axis=1), exact, rtol=1e-5)
     alone = np.full_like(squares, np.nan)
@@ -239,7 +241,7 @@ def test_a_signal_stops_a_run_after_its_step_where_mpirun_forwards_none(on_one, 
 
 
 def test_the_first_request_is_passed_on_once_and_the_second_ends_a_rank(tmp_path, monkeypatch):
-    watch, sent, left = object.__new__(many.group.Watch), [], []
+    watch, sent, left = object.__new__(data_parallel.group.Watch), [], []
     watch.requests, watch.leave = 0, left.append
     monkeypatch.setenv("NANOEULER_STOP", str(tmp_path / "stop"))
     monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
@@ -333,10 +335,10 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     Path("text.txt").write_text(run_text())
     for accumulate, size, words in ((3, 1, "a power of two that 1 divides"), (2, 4, "that 4 divides")):
         config = TrainConfig(**RUN_CONFIG.to_dict() | {"accumulate": accumulate})
-        assert words in error_of(many.expect_shards, config, size)
+        assert words in error_of(data_parallel.expect_shards, config, size)
     muon = TrainConfig(**RUN_CONFIG.to_dict() | {"optimizer": "muon"})
-    assert "must be adamw with --gpus" in error_of(many.expect_shards, muon, 1)
-    assert error_of(many.expect_shards, RUN_CONFIG, 3) == "cards are 3, expected 1, 2, 4 or 8"
+    assert "must be adamw with --gpus" in error_of(data_parallel.expect_shards, muon, 1)
+    assert error_of(data_parallel.expect_shards, RUN_CONFIG, 3) == "cards are 3, expected 1, 2, 4 or 8"
     train = ["train", "--data", "text.txt", "--run", "run", *TRAIN.split()]
     assert cli.main([*train, "--cards", "1", "--device", "cpu"]) == 2
     assert "expected --device gpu, or checked" in capsys.readouterr().err
@@ -349,10 +351,10 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.full
 def test_a_card_that_cannot_hold_a_shard_is_told(monkeypatch):
-    group, (model, config) = many.Group(), (many_worker.MODEL, many_worker.CONFIG)
-    placed = many.GPT(model, init(model, 0), group, where="cpu", checked=False)
+    group, (model, config) = data_parallel.Group(), (many_worker.MODEL, many_worker.CONFIG)
+    placed = data_parallel.GPT(model, init(model, 0), group, where="cpu", checked=False)
     monkeypatch.setattr(many_step, "free_bytes", lambda where: 1 << 10)
-    message = error_of(many.Step, placed, many.AdamW(model, config, "cpu", group), config, 4)
+    message = error_of(data_parallel.Step, placed, data_parallel.AdamW(model, config, "cpu", group), config, 4)
     assert message.startswith("a shard of 1 rows takes 0.0 GiB, 0.0 GiB are free, and the rows of a shard never change")
 
 
@@ -378,7 +380,7 @@ def test_a_run_without_cards_is_not_gone_on_with_by_shards(tmp_path, capsys, mon
 def test_the_benchmark_pairs_its_rounds(monkeypatch):
     """On the CPU, one process: efficiencies of rounds, their median, its interval; one card with and without a tree."""
     monkeypatch.setattr(many_cards, "STEPS", 1)
-    row = many_cards.speed(many.Group(), many_worker.MODEL, 1, 3, where="cpu")
+    row = many_cards.speed(data_parallel.Group(), many_worker.MODEL, 1, 3, where="cpu")
     each = sorted(a / b for a, b in zip(row["alone_ms"], row["joint_ms"], strict=True))
     assert row["efficiency"] == round(each[1], 4) and len(each) == 3
     assert row["interval"] == [round(each[0], 4), round(each[2], 4)]
@@ -386,7 +388,7 @@ def test_the_benchmark_pairs_its_rounds(monkeypatch):
     placed = engine.GPT(model, init(model, 0), where="cpu", checked=False)
     plain = engine.Step(placed, engine.AdamW(model, settings, "cpu"), settings, 2, micro=1)
     loss = pytest.approx(float(plain(*one)[0] @ plain.weights), rel=1e-6)
-    assert many_cards.stepping(model, many.Group(), 1, 2, "cpu", "float32")[0](*one) == loss
+    assert many_cards.stepping(model, data_parallel.Group(), 1, 2, "cpu", "float32")[0](*one) == loss
     assert many_cards.one_card(model, 1, 2, "cpu", "float32")(*one) == loss
     row = many_cards.tree(many_worker.MODEL, 1, 2, 1, where="cpu")
     assert row["slower"] == round(row["tree_ms"][0] / row["accumulated_ms"][0] - 1, 4)
@@ -397,7 +399,7 @@ def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
     """PyTorch, not compiled, alone and under DDP in a group of one."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
     monkeypatch.setattr(torch._dynamo.config, "disable", True)
-    shape, group, one = many_worker.MODEL, many.Group(), batch(many_worker.MODEL, 2, 0)
+    shape, group, one = many_worker.MODEL, data_parallel.Group(), batch(many_worker.MODEL, 2, 0)
     engines = many_cards.one_card(shape, 2, 1, "cpu", "float32")
     losses = [engines(*one) for _ in range(3)]
     try:
@@ -410,7 +412,7 @@ def test_the_benchmarks_peer_takes_the_steps_of_the_engine(monkeypatch):
 
 @pytest.mark.full
 def test_nccl_ends_when_all_part_and_once():
-    group, ended = many.Group(), []
+    group, ended = data_parallel.Group(), []
     group.nccl = SimpleNamespace(destroy=lambda: ended.append(group.watch))
     group.close()
     group.close()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import konigsberg
 from benchmarks import large, million, yardsticks
-from nanoeuler_lib import world
 from nanoeuler_lib.config import ModelConfig, preset
 from nanoeuler_lib.engine import program
 from nanoeuler_lib.text import shards
@@ -28,7 +28,7 @@ def texts(tmp_path):
         (tmp_path / name).mkdir()
         parts = {}
         for part, count in (("train", 5), ("valid", 2)):
-            stories = [world.corpus(2000, 10 * number + i) for i in range(count)]
+            stories = [konigsberg.corpus(2000, 10 * number + i) for i in range(count)]
             (tmp_path / name / f"{part}.txt").write_text(SEPARATOR.join(s.replace(SEPARATOR, "\n") for s in stories))
             parts[f"{part}.txt"] = {"documents": count}
         (tmp_path / name / "report.json").write_text(json.dumps({"parts": parts}))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import error_of
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.formats import tokenizers
-from nanoeuler_lib.text import vocabularies
+from nanoeuler_lib.text import other_tokenizers
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 theirs = pytest.importorskip("tokenizers", reason="tokenizers is not installed: make oracle")
-TEXT = world.corpus(40_000, 3) + " 12 345 6789 don't DON'T I'LL \n\n  x\r\n\ty  日本語 日本 ½ Ⅷ " * 20
+TEXT = konigsberg.corpus(40_000, 3) + " 12 345 6789 don't DON'T I'LL \n\n  x\r\n\ty  日本語 日本 ½ Ⅷ " * 20
 # Characters that Unicode's tables of all versions agree about, and the names of special tokens, which are text here.
 PARTS = list("aAbzZ019 \n\r\t'.,!-_<>|▁½Ⅷ²é日本語ñßſ\u00a0\u2003\u200d\u0300😀\x00\x1c\x7f")
 PARTS += ["'s", "'LL", "<s>", END_OF_TEXT, "<0x41>", "   ", "▁the", " of", "123", "\r\n"]
@@ -86,7 +86,7 @@ def both(request, tmp_path_factory):
     end = their.token_to_id(END_OF_TEXT) if request.param == "ours" else None
     found = tokenizers.read(folder / "tokenizer.json", end, end)
     found.save(folder / "saved.json")
-    again = vocabularies.load(folder / "saved.json")
+    again = other_tokenizers.load(folder / "saved.json")
     assert again.__reduce__() == found.__reduce__()
     assert (type(again) is Tokenizer) == (request.param == "ours") and getattr(again, "cut", "ours") == request.param
     their.encode_special_tokens = True  # the names of special tokens are text
@@ -128,6 +128,6 @@ def test_damaged_vocabularies_of_pieces_are_refused(tmp_path):
         spoilt = whole["arguments"].copy()
         spoilt[number] = value
         file.write_text(json.dumps(whole | {"arguments": spoilt}))
-        assert str(file) in error_of(vocabularies.load, file)
+        assert str(file) in error_of(other_tokenizers.load, file)
     assert "expected one of this library" in error_of(lambda: found.byte_order)
     assert "expected a text" in error_of(found.encode_file, file)

@@ -13,21 +13,22 @@ import pytest
 from oracles import contents, error_of, random_parameters, run_text
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler_lib import formats, world
+import konigsberg
+from nanoeuler_lib import formats
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.formats import layout, llama
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.model import GPT, GPT2
 from nanoeuler_lib.ops import reference
-from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.text.chat_template import ASSISTANT, TEMPLATES, USER, encode_turn
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import ASSISTANT, TEMPLATES, USER, encode_turn
 from nanoeuler_lib.training import checkpoint
 
 REASON = "transformers is not installed: make oracle"
 ODD = ModelConfig(dim=48, heads=6, kv_heads=2, layers=3, context=512, vocab_size=328, predict=3, ffn=40,
                   rope_theta=5e4, norm_eps=1e-3)  # fmt: skip
-TOKENIZER = Tokenizer(Tokenizer.train(world.corpus(30_000, 5), 318).merges, [END_OF_TEXT, USER, ASSISTANT])
+TOKENIZER = Tokenizer(Tokenizer.train(konigsberg.corpus(30_000, 5), 318).merges, [END_OF_TEXT, USER, ASSISTANT])
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
@@ -126,7 +127,7 @@ def test_greedy_text_and_chat_are_those_of_transformers(run):
     assert theirs.generation_config.eos_token_id == [end] and theirs.generation_config.bos_token_id == end
     settings = json.loads((folder / "tokenizer_config.json").read_text())  # a Llama's class loses spaces in some of 5
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and not settings["clean_up_tokenization_spaces"]
-    text = world.corpus(600, 9)[:200]
+    text = konigsberg.corpus(600, 9)[:200]
     ids = [end, *spoken(text)["input_ids"]]
     unsaid = range(TOKENIZER.vocab_size, ODD.vocab_size)
     made = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=100, suppress_tokens=list(unsaid))[0]

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import error_of, random_parameters
 
-from nanoeuler_lib import formats, world
+import konigsberg
+from nanoeuler_lib import formats
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.formats import layout, llama2c
-from nanoeuler_lib.speaking.generate import generate
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.training import checkpoint
 
 D, F, L, H, G, V, T = 24, 20, 2, 6, 2, 300, 40
@@ -192,7 +193,7 @@ def test_long_texts_merge_in_time_and_old_files_open(tmp_path):
     old = [(chr(i - 3).encode(), 0.0) if 3 <= i < 259 else piece for i, piece in enumerate(pieces())]
     tokenizer, text = (
         llama2c.read_tokenizer(tokenizer_bin(tmp_path / "old.bin", old)),
-        world.corpus(50_000, 3),
+        konigsberg.corpus(50_000, 3),
     )
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text and tokenizer.token_lengths[ids].sum() == len(text.encode()) + 1

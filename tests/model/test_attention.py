@@ -58,10 +58,10 @@ def run(version, q, k, v, dy):
     op = composites(version, vars(plan.scratch))
     a = plan.layers[0]
     a.qkv[...] = np.concatenate([q, k, v]).swapaxes(0, 1).reshape(T, -1)
-    op.attention(a.attended, a.probs, a.row_sums, a.qkv, LONG)
+    op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, LONG)
     y = a.attended.copy()
     plan.dattended[...] = dy.swapaxes(0, 1).reshape(T, -1)
-    op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.row_sums, a.qkv, LONG)
+    op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, LONG)
     found = plan.dqkv.reshape(T, -1, C).swapaxes(0, 1)
     return [y.reshape(T, H, C).swapaxes(0, 1), found[:H], found[H : H + G], found[H + G :]]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler_lib import ops, practice
+from nanoeuler_book import checks
+from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
@@ -249,7 +250,7 @@ def test_in_a_notebook_the_whole_step_is_taken_again(monkeypatch, capsys, name, 
             by_layer = trained()
         expected = trained()
         oracles.close(by_layer, expected, 1e-9)
-        monkeypatch.setattr(ops, "on_failure", practice.say_failure)
+        monkeypatch.setattr(ops, "on_failure", checks.say_failure)
         with ops.use(**{name: late(ops.FUNCTIONS[name], change)}):
             found = trained()
             assert name not in ops.functions()

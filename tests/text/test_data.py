@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracles import error_of
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data
@@ -87,7 +87,7 @@ def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(
 def test_rows_of_the_books_stories_are_what_they_were():
     """Its longest, 131 tokens, fits into a row of 128 and 4 to predict: nothing is cut, and no batch is another one."""
     tokenizer, config = load_pretrained()[1], preset("small")
-    before, valid = (data.tokenize(world.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2)))
+    before, valid = (data.tokenize(konigsberg.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2)))
     now = replace(before, cut=True)
     assert np.diff(before.starts).max() == 131
     drawn = [data.batch(one, np.random.default_rng(3), 16, 128, config.predict) for one in (before, now)]

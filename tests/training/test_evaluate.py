@@ -11,15 +11,15 @@ import matplotlib
 import numpy as np
 import pytest
 
-from nanoeuler_lib import plots, world
+import konigsberg
+from nanoeuler_book import evaluate, figures, town
+from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, head_weights, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.examples import read_examples
-from nanoeuler_lib.text.ngram import Ngrams
+from nanoeuler_lib.text.sft_data import read_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.training import evaluate
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.training.datasets import bits_per_byte
 
@@ -80,17 +80,17 @@ def test_without_any_order_all_tokens_are_alike():
 
 def test_measure_counts_a_gpt_as_bits_per_byte_does():
     model, tokenizer = load_pretrained()
-    stories = list(world.stories(5, seed=77))
+    stories = list(konigsberg.stories(5, seed=77))
     found = evaluate.measure(model, tokenizer, stories, rows=2)
     tokens = data.tokenize(data.SEPARATOR.join(story.text for story in stories), tokenizer)
     assert found.bits_per_byte == pytest.approx(bits_per_byte(model, tokens), rel=1e-4)
-    assert found.floor == pytest.approx(world.floor(story.text for story in stories))
+    assert found.floor == pytest.approx(konigsberg.floor(story.text for story in stories))
 
 
 def test_the_first_id_is_a_token_as_any_other():
     """A tokenizer whose id 0 is the letter e: all ids but that of the end of text stand for what was scored."""
     order = [ord("e"), *(byte for byte in range(256) if byte != ord("e"))]
-    tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(world.stories(3, seed=5))
+    tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(konigsberg.stories(3, seed=5))
     found = evaluate.measure(lambda tokens: np.zeros((*tokens.shape, 257)) - np.log(257), tokenizer, stories)
     assert len(found.nats) == sum(len(story.text.encode()) + 1 for story in stories)
 
@@ -98,7 +98,7 @@ def test_the_first_id_is_a_token_as_any_other():
 def test_measure_takes_any_function_of_tokens():
     """A predictor that knows nothing pays log V nats each; one that is told the text pays nothing."""
     _, tokenizer = load_pretrained()
-    stories, V = list(world.stories(3, seed=5)), tokenizer.vocab_size
+    stories, V = list(konigsberg.stories(3, seed=5)), tokenizer.vocab_size
     uniform = evaluate.measure(lambda tokens: np.full((*tokens.shape, V), -np.log(V)), tokenizer, stories)
     assert np.allclose(uniform.nats, np.log(V))
 
@@ -107,14 +107,14 @@ def test_measure_takes_any_function_of_tokens():
         return np.where(np.arange(V) == following[..., None], 0.0, -np.inf)
 
     known = evaluate.measure(told, tokenizer, stories)
-    assert known.bits_per_byte == 0 and known.right.all() and known.accuracy(world.FACT) == 1
+    assert known.bits_per_byte == 0 and known.right.all() and known.accuracy(konigsberg.FACT) == 1
     assert len(known.nats) == sum(len(tokenizer.encode(story.text)) + 1 for story in stories)
 
 
 def test_every_number_of_a_measurement():
     """Rows of end-of-text, story, end-of-text, sixteen at a time; the truth of each token, 0 bits for a story's end."""
     _, tokenizer = load_pretrained()
-    stories, asked = list(world.stories(35, seed=8)), []
+    stories, asked = list(konigsberg.stories(35, seed=8)), []
     end, V = tokenizer.special_tokens[END_OF_TEXT], tokenizer.vocab_size
     scores = np.random.default_rng(0).standard_normal((V, V))
 
@@ -135,10 +135,12 @@ def test_every_number_of_a_measurement():
     after = np.concatenate([[*ids, end] for ids in texts])
     assert found.nats.dtype == np.float64 and np.array_equal(found.nats, -scores[before, after])
     assert np.array_equal(found.right, scores[before].argmax(axis=1) == after) and found.right.any()
-    truths = [world.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)]
-    costs = [world.token_costs(story.text, tokenizer) for story in stories]
+    truths = [
+        konigsberg.token_truth(s.text, tokenizer.token_lengths[ids]) for s, ids in zip(stories, texts, strict=True)
+    ]
+    costs = [town.token_costs(story.text, tokenizer) for story in stories]
     assert np.array_equal(found.bits, np.concatenate([[*bits, 0.0] for bits in costs]))
-    assert np.array_equal(found.tag, np.concatenate([[*truth.tag, world.GRAMMAR] for truth in truths]))
+    assert np.array_equal(found.tag, np.concatenate([[*truth.tag, konigsberg.GRAMMAR] for truth in truths]))
     assert np.array_equal(found.words, np.concatenate([[*truth.words, -1] for truth in truths]))
     assert found.bytes == sum(len(story.text.encode()) for story in stories)
 
@@ -160,7 +162,7 @@ def test_accuracy_is_over_a_tag_beyond_a_distance():
 def test_measure_takes_a_story_that_just_fits():
     """A row has one place more than a story has tokens: a context of that length takes it, a shorter one does not."""
     _, tokenizer = load_pretrained()
-    stories = sorted(world.stories(6, seed=3), key=lambda s: len(tokenizer.encode(s.text)))
+    stories = sorted(konigsberg.stories(6, seed=3), key=lambda s: len(tokenizer.encode(s.text)))
     longest = len(tokenizer.encode(stories[-1].text))
     for context, count in ((longest + 1, 6), (longest, 5)):
         model = GPT(replace(CHECK_CONFIG, context=context, vocab_size=tokenizer.vocab_size))
@@ -202,7 +204,7 @@ def test_surprise_text_marks_tokens():
     text, lengths = "Käthe ran. She won.", [6, 4, 1, 4, 5]
     values, underlined = np.array([0.2, 3.4, 0.0, 12.0, 0.94, 9.9]), np.array([0, 1, 0, 0, 1, 1], bool)
     fig, ax = plt.subplots()
-    plots.surprise_text(ax, text, lengths, values, underlined, columns=11)
+    figures.surprise_text(ax, text, lengths, values, underlined, columns=11)
     letters = [t for t in ax.texts if t.get_family() == ["monospace"]]
     assert "".join(t.get_text() for t in letters) == text
     assert [t.get_text() for t in ax.texts if t not in letters] == ["3", "12"]
@@ -219,7 +221,7 @@ def test_surprise_text_numbers_a_line_break_at_the_end_of_its_line():
     import matplotlib.pyplot as plt
 
     fig, ax = plt.subplots()
-    plots.surprise_text(ax, "It ran.\nDone", [7, 1, 4], np.array([2.0, 3.0, 4.0]), np.zeros(3, bool))
+    figures.surprise_text(ax, "It ran.\nDone", [7, 1, 4], np.array([2.0, 3.0, 4.0]), np.zeros(3, bool))
     numbers = {t.get_text(): t.get_position() for t in ax.texts if t.get_family() != ["monospace"]}
     assert {text: np.floor(place).tolist() for text, place in numbers.items()} == {
         "2": [6, 0],
@@ -244,7 +246,7 @@ def test_ladder_draws_every_row():
         for name, bits, right in (("low", 3.0, 0.1), ("high", 1.0, 0.9))
     ]
     rows[-1]["goal"] = True
-    fig = plots.ladder(rows, 0.5)
+    fig = figures.ladder(rows, 0.5)
     above, below = fig.axes
     assert np.allclose(above.collections[0].get_offsets(), [[2.5, 0], [0.5, 1]])
     assert [label.get_text() for label in above.get_yticklabels()] == ["low", "high ★"]

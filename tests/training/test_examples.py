@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from oracles import changed, error_of
 
-from nanoeuler_lib import world
+import konigsberg
+from konigsberg import wordings
+from nanoeuler_book import town
+from nanoeuler_book.town import konigsberg_examples
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text import sft_data as text_examples
+from nanoeuler_lib.text.chat_template import ASSISTANT, USER, alpaca_prompt
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt
 from nanoeuler_lib.training import datasets, sft
-from nanoeuler_lib.world import wordings
-from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=20, vocab_size=260, predict=2)
 TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))  # ids 257, 258, 259
@@ -199,10 +200,10 @@ def test_the_examples_of_a_source(tmp_path):
         f"{tmp_path}/a.jsonl: holds 1 example, expected two or more: some are held out"
     )
     assert sources.examples(tmp_path / "a.jsonl", 5, 3, 0.0) == (learnt, held_out, "alpaca")
-    with patch.object(sources, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
+    with patch.object(town, "konigsberg_examples", lambda count, seed, **_: (count, seed)):
         assert sources.examples("konigsberg") == ((10_000, 0), (200, 1), "plain")
         assert sources.examples("konigsberg", 30, 7) == ((30, 7), (200, 8), "plain")
-    with patch.object(sources, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
+    with patch.object(town, "konigsberg_examples", lambda *part, reworded: (*part, reworded)):
         for source, reworded in (("konigsberg", False), ("konigsberg-reworded", True)):
             parts = ((30, 7, reworded), (200, 8, reworded))
             assert sources.examples(source, 30, 7) == (*parts, "plain")
@@ -348,7 +349,7 @@ def test_stories_in_other_words(monkeypatch):
     monkeypatch.setattr(wordings, "reworded", reworded)
     assert konigsberg_examples(12, 5) == plain and not drawn
     found = konigsberg_examples(12, 5, True)
-    for example, other, story in zip(plain, found, world.stories(12, 5), strict=True):
+    for example, other, story in zip(plain, found, konigsberg.stories(12, 5), strict=True):
         body = f"{story.body} "
         asked = [text.removeprefix(body) for text, _ in example]
         texts = [f"<{text}>" for text in asked]

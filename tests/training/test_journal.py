@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, Crash, assert_same_run, changed, error_of, run_text, stopped_at
 
-from nanoeuler_lib import __version__, world
+import konigsberg
+from nanoeuler_lib import __version__
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import AdamW
@@ -178,7 +179,7 @@ def test_a_profile_is_of_the_second_step_and_those_behind_it(tmp_path, capfd, pr
     heard = []
 
     class Timed(Step):
-        told = "takes a lot"
+        memory_line = "takes a lot"
 
         def __call__(self, *batch):
             heard.append(self.optimizer.step + 1)
@@ -229,8 +230,8 @@ def test_a_run_that_gets_more_steps_is_told_what_they_mean(tmp_path):
 
 
 def test_the_floor_is_that_of_the_held_out_stories():
-    text = world.corpus(20_000, 3)
-    assert sources.floor(text) == round(world.floor(text), 6) > 0
+    text = konigsberg.corpus(20_000, 3)
+    assert sources.floor(text) == round(konigsberg.floor(text), 6) > 0
     assert sources.floor("no story") is None
     assert sources.floor(f"no{data.SEPARATOR}story") is None
 

@@ -28,7 +28,7 @@ LONG = TrainConfig(**RUN_CONFIG.to_dict() | {"steps": 60, "save_every": 3, "vali
 )
 def test_killed_and_started_again(options, least):
     """kill -9 at file events and random moments of four commands: all end as if never killed, nothing is left."""
-    command = [sys.executable, ROOT / "tests" / "workshop" / "kills.py", *options]
+    command = [sys.executable, ROOT / "tests" / "release" / "kills.py", *options]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, timeout=300)
     print(done.stdout)

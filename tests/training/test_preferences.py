@@ -12,6 +12,7 @@ import pytest
 from oracles import contents, error_of
 from test_sft import CONFIG, TOKENIZER
 
+from konigsberg.tasks import route_sets
 from nanoeuler_lib import ops
 from nanoeuler_lib.command import cli, sources
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig, preset
@@ -22,12 +23,11 @@ from nanoeuler_lib.model import plan as plan_module
 from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import numeric_gradient
 from nanoeuler_lib.model.step import Step
-from nanoeuler_lib.text import examples
+from nanoeuler_lib.text import sft_data
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, preferences, report, rewards
 from nanoeuler_lib.training.preferences import dpo_loss, weigher
 from nanoeuler_lib.training.train import prefer
-from nanoeuler_lib.world.tasks import route_sets
 
 ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=7, vocab_size=5, predict=2, ffn=7)
 LOSSES = [(0.0, False), (0.2, False), (0.2, True)]  # label noise, robust
@@ -149,7 +149,7 @@ def test_a_log_probability_is_that_of_the_last_reply_and_its_end():
     for pair, logps in zip([talk, *PAIRS], found, strict=True):
         for example, logp in zip(pair, logps, strict=True):
             reply = [*TOKENIZER.encode(example[-1][1]), TOKENIZER.end]
-            ids = examples.encode(example, TOKENIZER).ids
+            ids = sft_data.encode(example, TOKENIZER).ids
             assert ids[-len(reply) :].tolist() == reply
             logits = state.model.logits(ids[None, :-1])[0][-len(reply) :]
             oracles.close(logp, sum(z[t] - np.logaddexp.reduce(z) for z, t in zip(logits, reply, strict=True)), 1e-12)
@@ -265,7 +265,7 @@ WRONG = {
 @pytest.mark.parametrize("line", WRONG)
 def test_a_file_of_pairs_is_told_what_is_wrong(tmp_path, line):
     (tmp_path / "pairs.jsonl").write_text(line)
-    message = error_of(examples.read_pairs, tmp_path / "pairs.jsonl")
+    message = error_of(sft_data.read_pairs, tmp_path / "pairs.jsonl")
     assert WRONG[line] in message and message.startswith(str(tmp_path)) and "\n" not in message
 
 
@@ -279,10 +279,10 @@ def test_pairs_of_a_file_as_texts_and_as_messages(tmp_path):
         {"prompt": [ask], "chosen": [yes], "rejected": [no]},
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, forms)))
-    assert examples.read_pairs(tmp_path / "pairs.jsonl") == [([("a", "b")], [("a", "c")])] * 3
+    assert sft_data.read_pairs(tmp_path / "pairs.jsonl") == [([("a", "b")], [("a", "c")])] * 3
     other = {"chosen": [ask, yes], "rejected": [ask | {"content": "z"}, no]}
     (tmp_path / "other.jsonl").write_text(json.dumps(other))
-    assert "differ before the last reply" in error_of(examples.read_pairs, tmp_path / "other.jsonl")
+    assert "differ before the last reply" in error_of(sft_data.read_pairs, tmp_path / "other.jsonl")
 
 
 def test_built_in_pairs_differ_in_their_reason_alone():

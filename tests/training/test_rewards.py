@@ -11,7 +11,9 @@ import pytest
 from oracles import Crash, assert_same_run, close, error_of, random_parameters
 from test_mutations import planted
 
-from nanoeuler_lib import ops, world
+import konigsberg
+from konigsberg.tasks import route_sets
+from nanoeuler_lib import ops
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
 from nanoeuler_lib.machine import one_blas_thread
@@ -23,7 +25,6 @@ from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT
 from nanoeuler_lib.training import checkpoint, loop, rewards, run_folder, train
 from nanoeuler_lib.training.rewards import Answers
-from nanoeuler_lib.world.tasks import route_sets
 
 ODD = ModelConfig(dim=6, heads=3, kv_heads=1, layers=2, context=14, vocab_size=7, predict=2, ffn=5)
 WIDE = ModelConfig(dim=24, heads=6, kv_heads=3, layers=3, context=40, vocab_size=11, predict=2)
@@ -321,7 +322,7 @@ def test_gradient_of_the_small_model():
     model.params.flat[...] = found.model.params.flat
     old.params.flat[...] = model.params.flat + 0.003 * rng.standard_normal(model.size)
     end = found.tokenizer.special_tokens[END_OF_TEXT]
-    questions = [[end, *rewards.encode_turn(found.tokenizer, world.route_problem(s).prompt)] for s in (0, 2)]
+    questions = [[end, *rewards.encode_turn(found.tokenizer, konigsberg.route_problem(s).prompt)] for s in (0, 2)]
     drawn = batch_decoder.sample_rows(old, questions, 2, end, rng.random((6, 4)))
     answers = Answers(questions, drawn, np.array([1.0, 0, 0, 1]), model.config, config, old)
     _, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
@@ -419,13 +420,13 @@ def test_crash_and_resume(tmp_path, base, kl):
 def test_questions_are_held_out():
     """No question is asked in both parts, walkers and orders apart; right answers are paid, and all that are right."""
     problems, held_out = route_sets(1500, 4)
-    asked = [{world.question_of(p) for p in part} for part in (problems, held_out)]
+    asked = [{konigsberg.question_of(p) for p in part} for part in (problems, held_out)]
     assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
     for p in held_out[:6]:
-        right = world.valid_answers(p)
-        assert p.answer in right and all(world.route_reward(p, answer) for answer in right)
+        right = konigsberg.valid_answers(p)
+        assert p.answer in right and all(konigsberg.route_reward(p, answer) for answer in right)
         named = p.answer.count("Bridge")
-        assert world.route_reward_brief(p, p.answer) == 1 / named
+        assert konigsberg.route_reward_brief(p, p.answer) == 1 / named
 
 
 def test_said_tells_cut_answers_from_whole_ones(base):
@@ -433,10 +434,10 @@ def test_said_tells_cut_answers_from_whole_ones(base):
     end = tokenizer.special_tokens[END_OF_TEXT]
     ids = tokenizer.encode("Over the Honey Bridge.")
     drawn = lambda tokens, ended: batch_decoder.Sampled(np.array(tokens), np.zeros(len(tokens)), ended)
-    assert rewards.said(tokenizer, drawn([*ids, end], True)) == "Over the Honey Bridge."
+    assert rewards.answer_text(tokenizer, drawn([*ids, end], True)) == "Over the Honey Bridge."
     user = tokenizer.special_tokens["<|user|>"]
     for tokens, ended in (([*ids], False), ([*ids, user, end], True), ([*ids, 600, end], True)):
-        assert rewards.said(tokenizer, drawn(tokens, ended)).endswith("...")
+        assert rewards.answer_text(tokenizer, drawn(tokens, ended)).endswith("...")
 
 
 REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said

@@ -10,22 +10,22 @@ import pytest
 from oracles import contents, error_of
 from test_chat import bigram, said
 
+import konigsberg
 from benchmarks import chat_model, pretrained
-from nanoeuler_lib import world
+from nanoeuler_book.town import konigsberg_examples
 from nanoeuler_lib.command import sources
 from nanoeuler_lib.config import SFT_DATA_SEED, ModelConfig, TrainConfig
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation.chat import Chat
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT, head_weights
 from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
-from nanoeuler_lib.speaking.chat import Chat
-from nanoeuler_lib.text import examples as text_examples
+from nanoeuler_lib.text import sft_data as text_examples
+from nanoeuler_lib.text.chat_template import ASSISTANT, USER, alpaca_prompt, markers
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.text.turns import ASSISTANT, USER, alpaca_prompt, markers
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, sft, train
-from nanoeuler_lib.world.conversations import konigsberg_examples
 
 CONFIG = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=48, vocab_size=258, predict=2)
 BASE = Tokenizer([(97, 98)], (END_OF_TEXT,))
@@ -193,7 +193,7 @@ def test_the_chat_model_of_the_package_answers():
     talks = konigsberg_examples(40, 987)
     alone = [
         [(f"{story.text.rpartition(chr(10))[0]} {q.text}", q.answer)]
-        for story in world.stories(40, 987)
+        for story in konigsberg.stories(40, 987)
         for q in story.questions
     ]
     assert sft.exact_match(model, tokenizer, alone).mean() > 0.97
@@ -383,7 +383,7 @@ def test_the_exam_of_the_chat_model_is_about_other_stories():
     assert not learnt & {chat_model.TEST_SEED, chat_model.MAJORITY_SEED}
     assert chat_model.TEST_SEED != chat_model.MAJORITY_SEED
     asked = {one["body"] for one in chat_model.questions(200, chat_model.TEST_SEED)}
-    assert not asked & {story.text.rpartition("\n")[0] for story in world.stories(sources.STORIES, SFT_DATA_SEED)}
+    assert not asked & {story.text.rpartition("\n")[0] for story in konigsberg.stories(sources.STORIES, SFT_DATA_SEED)}
 
 
 # Where examples come from.
@@ -393,7 +393,7 @@ def test_konigsberg_examples_are_its_questions():
     examples = konigsberg_examples(40, 7)
     assert examples == konigsberg_examples(40, 7) != konigsberg_examples(40, 8)
     kinds = Counter()
-    for example, story in zip(examples, world.stories(40, 7), strict=True):
+    for example, story in zip(examples, konigsberg.stories(40, 7), strict=True):
         asked = {question.text: question for question in story.questions}
         body = story.text.rpartition("\n")[0]
         first, *others = example

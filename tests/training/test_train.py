@@ -21,12 +21,12 @@ from safetensors.numpy import load_file, save_file
 from nanoeuler_lib import __version__, files, machine, ops
 from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation.generate import generate
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model import gpt as gpt_module
 from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import check_batch
 from nanoeuler_lib.model.optim import AdamW
-from nanoeuler_lib.speaking.generate import generate
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint, datasets, loop, run_folder, train
@@ -226,7 +226,7 @@ def test_loss_that_is_not_finite(tmp_path, bad):
     run = tmp_path / "run"
     with patch.object(gpt_module, "forward", forward), patch.object(step_module.Step, "__call__", call):
         message = error_of(train.train, run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
-    assert message.startswith("step 5: loss is nan") and "lower the rate" in message
+    assert message.startswith("step 5: loss is nan") and "lower the learning rate" in message
     assert "the checkpoint of step 4 is intact" in message
     found = checkpoint.load(run, training=True)
     assert found.step == 4 and np.isfinite(found.model.params.flat).all()

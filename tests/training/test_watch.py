@@ -14,13 +14,13 @@ import oracles
 import pytest
 from oracles import RUN_CONFIG, RUN_MODEL, run_text
 
-from nanoeuler_lib import world
+import konigsberg
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.model import Parameters
 from nanoeuler_lib.model import gpt as gpt_module
 from nanoeuler_lib.training import loop, run_folder, train
+from nanoeuler_lib.training.monitor import WINDOW, Watch, group_of, text_warnings, vitals
 from nanoeuler_lib.training.report import Live, draw_loss
-from nanoeuler_lib.training.watch import WINDOW, Watch, group_of, text_warnings, vitals
 
 GROUPS = ["embed", "layers.0", "heads"]
 CONFIG = ModelConfig(8, 2, 1, 2, 8, 11, predict=2, ffn=6)
@@ -288,7 +288,7 @@ def test_texts_that_repeat_or_leak():
         "of its own"
     ]
     assert said(["a", "", "b"], [""]) == [], "empty documents are none"
-    one = world.corpus(30_000, 1).replace(world.SEPARATOR, " ")  # a single document
+    one = konigsberg.corpus(30_000, 1).replace(konigsberg.SEPARATOR, " ")  # a single document
     part, other = one[5000:10_000], one[20_000:25_000]
     for valid, found in ((part, 25), (part + other, 12)):
         assert said([one[:20_000]], [valid])[0].startswith(f"validation leaks: {found} of 25 windows of 200 char")

@@ -22,6 +22,7 @@ from tools.notebooks import maps, mirror
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "book/api/"
 DERIVED = "Derived in "
+RENAMED = {"practice": "nanoeuler_book", "speaking": "generation", "understanding": "nanoeuler_book"}  # pages
 DEFAULT = re.compile(r"<class '([\w.]+)'>|<(?:built-in )?function (\w+)>|<function \S*<lambda>>|<factory>")
 INLINE = re.compile(r"`([^`]+)`|(\[[^\[\]`]*\])|([\\*|]|_(?!\w))")
 
@@ -145,6 +146,13 @@ def mark_derived(app: Sphinx, doctree: nodes.document) -> None:
                 line["classes"].append("derived")
 
 
+def lead_on(app: Sphinx, error: Exception | None) -> None:
+    """Write a page at each old address of a renamed page; it leads to the new one."""
+    for old, new in RENAMED.items() if error is None and app.builder.name == "html" else ():
+        text = f'<meta http-equiv="refresh" content="0; url={new}.html"><a href="{new}.html">{new}</a>'
+        Path(app.outdir, PAGES, f"{old}.html").write_text(f'<!DOCTYPE html><html lang="en">{text}</html>\n', "utf-8")
+
+
 def plain_type(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node) -> nodes.Node | None:
     """A type in a signature that has no page, such as another library's, stays text."""
     return content if node.get("refdoc", "").startswith(PAGES) and node["refdomain"] == "py" else None
@@ -196,6 +204,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-read", mark_derived)
     app.connect("missing-reference", plain_type, priority=900)  # after the inventories of other projects
     app.connect("env-get-outdated", chapters_changed)
+    app.connect("build-finished", lead_on)
     app.add_directive("kernel-file", KernelFile)
     app.add_css_file("api.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import nbformat
 
-from nanoeuler_lib.school.assign.papers import CHAPTERS as PAPERS
 from tools.course.mend import asked
+from tools.course.papers.papers import CHAPTERS as PAPERS
 from tools.notebooks import count
 from tools.notebooks.heads import ROOT, Chapter
 

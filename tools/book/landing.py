@@ -86,7 +86,7 @@ def total(chapters: list[Chapter]) -> tuple[float, float]:
     return sum(c.hours[0] for c in chapters), sum(c.hours[1] for c in chapters)
 
 
-def said(hours: tuple[float, float]) -> str:
+def hours_text(hours: tuple[float, float]) -> str:
     return f"{hours[0]:g} h, {hours[1]:g} with exercises"
 
 
@@ -107,7 +107,7 @@ def book_parts(root: Path = ROOT) -> str:
         cards.append(
             f'<li><img src="../_static/parts/{figure}.png" alt="{alt}" loading="lazy">'
             f'<a class="name" href="{chapters[0].address}">{html.escape(caption)}</a>'
-            f'<span class="gives">{gives}</span><span class="hours">{said(total(chapters))}</span></li>'
+            f'<span class="gives">{gives}</span><span class="hours">{hours_text(total(chapters))}</span></li>'
         )
     return f'<ul class="book-parts">{"".join(cards)}</ul>'
 
@@ -129,7 +129,7 @@ def chapter_map(root: Path = ROOT) -> str:
     for caption, chapters in parts(root):
         rows.append(
             f'<li class="part"><span class="name">{html.escape(caption)}</span>'
-            f'<span class="hours">{said(total(chapters))}</span></li>'
+            f'<span class="hours">{hours_text(total(chapters))}</span></li>'
         )
         for chapter in chapters:
             row_of[chapter.number] = len(rows)
@@ -173,7 +173,9 @@ def reading_paths(root: Path = ROOT) -> str:
     for name, (numbers, what) in PATHS.items():
         way = [chapters[number] for number in numbers.split()]
         links = " ".join(f'<a href="{c.address}" title="{html.escape(c.title)}">{c.number}</a>' for c in way)
-        rows.append(f'<tr><th scope="row">{name}</th><td>{what}</td><td>{said(total(way))}</td><td>{links}</td></tr>')
+        rows.append(
+            f'<tr><th scope="row">{name}</th><td>{what}</td><td>{hours_text(total(way))}</td><td>{links}</td></tr>'
+        )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("way", "what for", "hours", "chapters"))
     return (
         '<div class="pst-scrollable-table-container"><table class="table paths">'

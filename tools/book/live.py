@@ -23,7 +23,8 @@ from safetensors.numpy import load_file
 from sphinx.application import Sphinx
 from threadpoolctl import threadpool_limits
 
-from nanoeuler_lib import world
+import konigsberg
+from nanoeuler_book import town
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, int8
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -35,7 +36,7 @@ PIECE = 750_000  # a megabyte in base 64
 CLASSES = {"live-model", "live-cuts", "live-training"}
 SCRIPT = "live/konigsberg.js"
 # The stories whose source is looked up; chapter 14 looks at the first. No model has seen these seeds in training.
-STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind in world.KINDS)]
+STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind in konigsberg.KINDS)]
 
 
 # ---- The file that a page loads
@@ -43,7 +44,7 @@ STORIES = [("errand", 8), *((kind, seed) for seed in (7001, 7002, 7003) for kind
 
 def story_for_page(kind: str, seed: int, tokenizer: Tokenizer) -> dict:
     """A story's ids, and before each and behind the last what the source says: [id, probability, ...], likely first."""
-    ids, rows = world.next_tokens(world.sample(seed, kind).text, tokenizer)
+    ids, rows = town.next_tokens(konigsberg.sample(seed, kind).text, tokenizer)
     likely_first = [sorted(row.items(), key=lambda item: (-item[1], item[0])) for row in rows]
     return {
         "kind": kind,
@@ -55,14 +56,14 @@ def story_for_page(kind: str, seed: int, tokenizer: Tokenizer) -> dict:
 def places(ids: list[int], model: GPT, tokenizer: Tokenizer) -> dict[str, int]:
     """Chapter 14's two places of a story: a fact of which the model is sure to about 0.9, the least sure free token."""
     text = tokenizer.decode(ids)
-    truth = world.token_truth(text, [len(tokenizer.token_bytes[token]) for token in ids])
+    truth = konigsberg.token_truth(text, [len(tokenizer.token_bytes[token]) for token in ids])
     with threadpool_limits(1, user_api="blas"):  # a build has other work for the other cores
         logits = model.logits(np.array([[tokenizer.special_tokens[END_OF_TEXT], *ids]]))[0, :-1].astype(np.float64)
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1)
-    fact = min(np.flatnonzero(truth.tag == world.FACT), key=lambda i: abs(p[i].max() - 0.9))
-    free = max(np.flatnonzero(truth.tag == world.FREE), key=lambda i: entropy[i])
+    fact = min(np.flatnonzero(truth.tag == konigsberg.FACT), key=lambda i: abs(p[i].max() - 0.9))
+    free = max(np.flatnonzero(truth.tag == konigsberg.FREE), key=lambda i: entropy[i])
     return {"fact": int(fact), "free": int(free)}
 
 
@@ -148,7 +149,7 @@ def digest(maker: Path) -> str:
     made_from = [
         *sorted((PRETRAINED / MODEL).iterdir()),
         *sorted((PRETRAINED / ENGLISH).glob("*")),
-        *sorted(Path(world.__file__).parent.glob("*.*")),
+        *sorted(Path(konigsberg.__file__).parent.glob("*.*")),
         *{Path(__file__), maker},
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(made_from))).hexdigest()

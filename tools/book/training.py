@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from sphinx.application import Sphinx
 
-from nanoeuler_lib import world
+import konigsberg
+from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model.parameters import parameter_shapes
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.ngram import Ngrams
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from tools.book.live import MODEL, tokenizer_for_page, write_if_new
@@ -46,7 +46,7 @@ def trigram_bits(train: data.Tokens, held: data.Tokens) -> float:
 def page_data(train_bytes: int = TRAIN_BYTES, held_bytes: int = HELD_BYTES) -> dict:
     """What `NanoEuler.Training` in live/training.js reads."""
     tokenizer: Tokenizer = load_pretrained(MODEL)[1]
-    texts = world.corpus(train_bytes, TRAIN_SEED), world.corpus(held_bytes, HELD_SEED)
+    texts = konigsberg.corpus(train_bytes, TRAIN_SEED), konigsberg.corpus(held_bytes, HELD_SEED)
     train, held = (data.tokenize(text, tokenizer) for text in texts)
     ids = np.concatenate([held.ids[:-1], train.ids]).astype(np.int64)
     return {
@@ -55,7 +55,7 @@ def page_data(train_bytes: int = TRAIN_BYTES, held_bytes: int = HELD_BYTES) -> d
         "tokenizer": tokenizer_for_page(tokenizer),
         "held": len(held.starts),
         "count": len(train.starts),
-        "floor": round(world.floor(texts[1]), 4),
+        "floor": round(konigsberg.floor(texts[1]), 4),
         "trigram": round(trigram_bits(train, held), 4),
         "length": len(ids),
         "ids": base64.b64encode(pack(ids)).decode(),

@@ -23,7 +23,7 @@ from tools.notebooks.bindings import Bindings, statements
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = ROOT / "_build" / "assignments"
 
-JUDGE = "from nanoeuler_lib.practice import judge  # anew: the name may be another by now"
+JUDGE = "from nanoeuler_book.checks import judge  # anew: the name may be another by now"
 JUDGED = re.compile(r"^(own_\w+) = judge\(", re.M)
 IN_ITS_PLACE = re.compile(r"\bown_\w+ or (?!own_)(\w+)|\bown_\w+ or \((\w+), (\w+)\)|\b(\w+) if own_\w+ is None")
 LINK = re.compile(r"\[([^\]]*)\]\((?:\.\./)*(?:notebooks/)?[\w-]+\.ipynb(?:#[\w-]*)?\)")

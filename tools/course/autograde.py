@@ -26,12 +26,11 @@ from tqdm import tqdm
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import one_line, printable, read_regular, write_text
-from nanoeuler_lib.school import roster
-from nanoeuler_lib.school.assign.papers import cell
-from nanoeuler_lib.school.roster import HandedIn
-from tools.course import feedback
+from tools.course import feedback, roster
 from tools.course.assignment import COURSE, ROOT, nbgrader, notebook_of
 from tools.course.mend import mend
+from tools.course.papers.papers import cell
+from tools.course.roster import HandedIn
 
 HEAD = ("student", "points", "waiting for a person", "of", "late days", "remark", "same answers as")
 LARGEST = 2**27  # bytes of a notebook

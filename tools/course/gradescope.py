@@ -22,15 +22,24 @@ from pathlib import Path
 import nbformat
 
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.school import roster
-from nanoeuler_lib.school.assign import papers
-from tools.course import assignment, autograde, feedback
+from tools.course import assignment, autograde, feedback, roster
 from tools.course.assignment import ROOT
 from tools.course.mend import mark
+from tools.course.papers import papers
 
 SECONDS = 540  # of a notebook: Gradescope stops a container after ten minutes, unless it is told otherwise
 USER = "nobody"
-NEEDED = ("nanoeuler_lib", "tools", "pyproject.toml", "requirements.txt", "README.md", "LICENSE")
+NEEDED = (
+    "nanoeuler_lib",
+    "nanoeuler_book",
+    "konigsberg",
+    "cudacheck",
+    "tools",
+    "pyproject.toml",
+    "requirements.txt",
+    "README.md",
+    "LICENSE",
+)
 STUDENT = "student"  # Gradescope knows the name
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import nbformat
 
-from nanoeuler_lib.cuda.source.reading import blank_comments
+from cudacheck.source.reading import blank_comments
 
 ROOT = Path(__file__).resolve().parents[2]
 

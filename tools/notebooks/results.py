@@ -5,7 +5,7 @@ A script `experiments/chNN.py` (run by `make results CH=NN`) ends in
     config = {"steps": 2000, "seeds": [0, 1, 2, 3, 4]}
     save("ch15", config, [{"heads": 4, "seed": 0, "bits_per_byte": ...}, ...])
 
-and the chapter reads it with `results("ch15")` (nanoeuler_lib/practice.py).
+and the chapter reads it with `results("ch15")` (nanoeuler_book/checks.py).
 """
 
 import json

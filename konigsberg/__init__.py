@@ -1,0 +1,75 @@
+"""Königsberg: short stories from a seed, with the truth behind every sentence and the exact cost of every byte.
+
+    >>> story = sample(seed=7, kind="errand")
+    >>> print(story.text)               # the story; its last line is a question with its answer, or `Ende.`
+    >>> story.questions                 # all that may be asked, each with its answer and wrong ones
+    >>> parse(story.text) == story      # the text gives the whole derivation back
+    >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
+
+`grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
+above, `tasks` what is built from them: preferences, routes and their rewards, `wordings` other ways to ask.
+`nanoeuler_book.town` has the source by the tokens of a tokenizer. `rumours` is a world of its own, for chapter 18.
+"""
+
+from konigsberg import wordings
+from konigsberg.errors import KonigsbergError
+from konigsberg.stories import KINDS, Question
+from konigsberg.story import (
+    FACT,
+    FREE,
+    GRAMMAR,
+    SEPARATOR,
+    Story,
+    TokenTruth,
+    byte_costs,
+    code_length,
+    corpus,
+    floor,
+    parse,
+    sample,
+    stories,
+    token_truth,
+)
+from konigsberg.tasks import (
+    Preference,
+    RouteProblem,
+    preference,
+    question_of,
+    route_problem,
+    route_problems,
+    route_reward,
+    route_reward_brief,
+    route_reward_hackable,
+    valid_answers,
+)
+
+__all__ = [
+    "FACT",
+    "FREE",
+    "GRAMMAR",
+    "KINDS",
+    "SEPARATOR",
+    "KonigsbergError",
+    "Preference",
+    "Question",
+    "RouteProblem",
+    "Story",
+    "TokenTruth",
+    "byte_costs",
+    "code_length",
+    "corpus",
+    "floor",
+    "parse",
+    "preference",
+    "question_of",
+    "route_problem",
+    "route_problems",
+    "route_reward",
+    "route_reward_brief",
+    "route_reward_hackable",
+    "sample",
+    "stories",
+    "token_truth",
+    "valid_answers",
+    "wordings",
+]

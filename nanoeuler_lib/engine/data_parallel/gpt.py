@@ -1,0 +1,158 @@
+"""A model and an optimiser's state on many cards: what products read is whole on each, all else lies with its owner."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanoeuler_lib import cuda, model
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.cuda.blas import to_bfloat16
+from nanoeuler_lib.engine import gpt, memory
+from nanoeuler_lib.engine.data_parallel.cut import buckets
+from nanoeuler_lib.engine.data_parallel.group import Group
+from nanoeuler_lib.engine.memory import download, layout, upload
+from nanoeuler_lib.model import optim, parameter_shapes
+
+
+class Owned:
+    """One number for each parameter (a weight, a moment, a gradient), each with its owner.
+
+    slices: of each bucket what this rank owns, flat float32 arrays in the order of `buckets`.
+    """
+
+    def __init__(self, config: ModelConfig, group: Group, slices: list):
+        self.config, self.group, self.slices = config, group, slices
+
+    @classmethod
+    def zeros(cls, config: ModelConfig, group: Group, where: str) -> "Owned":
+        """Zeros in the device's memory."""
+        xp, parts = cuda.array_module(where), [b.of(group.rank, group.size) for b in buckets(config)]
+        return cls(config, group, [xp.zeros(part.stop - part.start, np.float32) for part in parts])
+
+    def fill(self, flat: np.ndarray) -> None:
+        """Take this rank's numbers from the flat array of all."""
+        for bucket, mine in zip(buckets(self.config), self.slices, strict=True):
+            upload(mine, flat[bucket.of(self.group.rank, self.group.size)])
+
+    def host(self) -> model.Parameters:
+        """All of them as NumPy's arrays, on rank 0; on the others zeros. Every rank has to call it."""
+        rank, size, cut = self.group.rank, self.group.size, buckets(self.config)
+        mine = [download(x) for x in self.slices]
+        if rank:
+            self.group.exchange([(0, x) for x in mine], [])
+            return model.Parameters(self.config)
+        whole = memory.Parameters(self.config, "cpu")
+        self.group.exchange([], [(other, whole.flat[b.of(other, size)]) for other in range(1, size) for b in cut])
+        for bucket, x in zip(cut, mine, strict=True):
+            whole.flat[bucket.of(0, size)] = x
+        return whole.host()
+
+
+class AdamW:
+    """First and second moments by owner. The face of `engine.AdamW`."""
+
+    def __init__(self, shape: ModelConfig, config: TrainConfig, where: str, group: Group):
+        self.config, self.step = config, 0
+        with memory.room_for("AdamW's state", 8 * layout(shape)[2] // group.size, where, memory.SMALLER):
+            self.m, self.v = (Owned.zeros(shape, group, where) for _ in range(2))
+
+    @classmethod
+    def of(cls, host: optim.AdamW, shape: ModelConfig, where: str, group: Group) -> "AdamW":
+        """The same state, cut among the ranks."""
+        state = cls(shape, host.config, where, group)
+        state.m.fill(flat_of(shape, host.m)), state.v.fill(flat_of(shape, host.v))
+        state.step = host.step
+        return state
+
+
+class GPT(gpt.GPT):
+    """`engine.GPT` on each of many cards.
+
+    Every rank has what products read: bfloat16 (or float32) of all matrices, float32 of embedding and gains. The
+    float32 weights that AdamW moves lie with their owner where they are not the same; `params` collects them.
+    """
+
+    def __init__(self, config: ModelConfig, params: Mapping, group: Group, **options: Any):
+        self.group = group
+        super().__init__(config, params, **options)
+
+    def _bytes_of_weights(self):
+        count = layout(self.config)[2]
+        return count * self.half.itemsize + 4 * count // self.group.size
+
+    def _take_memory(self):
+        config, xp = self.config, cuda.array_module(self.program.where)
+        starts, *_ = layout(config)
+        rank, size, cut = self.group.rank, self.group.size, buckets(config)
+        types = [np.dtype(np.float32) if b.full else self.half for b in cut]
+        self.read = [xp.zeros(b.stop - b.start, kind) for b, kind in zip(cut, types, strict=True)]
+        self.weights, owned = {}, []
+        for name, shape in parameter_shapes(config).items():
+            place = next(k for k, b in enumerate(cut) if b.start <= starts[name] < b.stop)
+            begin = starts[name] - cut[place].start
+            self.weights[name] = self.read[place][begin : begin + int(np.prod(shape))].reshape(shape)
+        for bucket, whole in zip(cut, self.read, strict=True):
+            mine = whole[bucket.inside(rank, size)]
+            owned += [mine if mine.dtype == np.float32 else xp.zeros(mine.size, np.float32)]
+        self.params, self.copy = Owned(config, self.group, owned), None
+        self.arriving = {}  # by bucket: the event behind which all of it is there
+
+    def wait_for_weights(self, number: int | None = None) -> None:
+        """What is launched from here on waits until a bucket of what products read is there; None: all of it."""
+        for k in [*self.arriving] if number is None else [number]:
+            if k in self.arriving:
+                import cupy
+
+                cupy.cuda.get_current_stream().wait_event(self.arriving.pop(k))
+
+    def plan(self, batch: int, time: int, settled: bool = True) -> memory.Plan:
+        """As `engine.GPT.plan`; settled: for launches that may read any weight."""
+        if settled:
+            self.wait_for_weights()
+        return super().plan(batch, time)
+
+    def fill(self, host: Mapping) -> None:
+        """Take the numbers of NumPy's arrays of the same names."""
+        flat = flat_of(self.config, host)
+        for bucket, whole in zip(buckets(self.config), self.read, strict=True):
+            numbers = flat[bucket.start : bucket.stop]
+            upload(whole, numbers if whole.dtype == np.float32 else to_bfloat16(numbers))
+        self.params.fill(flat)
+
+    def decoder(self, ahead: int = 0):
+        """A decoder on rank 0, for which the model is collected: the others call `params.host()` meanwhile."""
+        options = dict(precision=self.precision, where=self.program.where, checked=self.program.checked)
+        return gpt.GPT(self.config, self.params.host(), **options).decoder(ahead)
+
+
+def shared_out(owner: GPT, work: Callable[[Any], Any]) -> Any:
+    """What `work(owner)` returns, where it asks for sums of `losses` alone: each rank computes some of the calls.
+
+    work is called twice, to learn what it asks and to be answered, so that it adds in its own order, with the same bits
+    on any number of cards. Every rank has to call it.
+    """
+    work(asked := _Asked(owner))
+    sums = np.sum(owner.group.all_gather(asked.sums), axis=0)  # of each call all ranks but one have 0
+    return work(_Asked(owner, sums))
+
+
+class _Asked:
+    """A model that notes the sums of its losses, or knows them."""
+
+    def __init__(self, owner, known=None):
+        self.owner, self.config, self.known, self.sums = owner, owner.config, known, []
+
+    def losses(self, tokens, targets):
+        number, nats, group = len(self.sums), 0.0, self.owner.group
+        if self.known is not None:
+            nats = float(self.known[number])
+        elif number % group.size == group.rank:
+            nats = float(self.owner.losses(tokens, targets).sum(dtype=np.float64))
+        self.sums.append(nats)
+        return np.array(nats)
+
+
+def flat_of(config: ModelConfig, host: Mapping) -> np.ndarray:
+    """NumPy's arrays by name as the engine's flat array."""
+    return memory.Parameters(config, "cpu").fill(host).flat

@@ -1,0 +1,223 @@
+"""What docstrings promise and no module's own tests hold: fingerprints, files, settings, defaults, messages."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib import files
+from nanoeuler_lib.config import ModelConfig, TrainConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.text import sft_data as text_examples
+from nanoeuler_lib.text.tokenizer import Tokenizer
+from nanoeuler_lib.training import datasets, journal
+from nanoeuler_lib.training.checkpoint import load_pretrained
+
+# Data.
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 20_000), st.floats(0, 1), st.integers(1, 500), st.integers(0, 9))
+def test_a_fingerprint_sees_every_token(length, where, change, seed):
+    """Another token anywhere, one more, one fewer, two exchanged: another fingerprint; the dtype is no part of it."""
+    ids = np.random.default_rng(seed).integers(0, 500, length)
+    at = min(int(where * length), length - 1)
+    changed = ids.copy()
+    changed[at] += change
+    same = datasets.fingerprint(ids)
+    assert datasets.fingerprint(ids.astype(np.uint16)) == datasets.fingerprint(ids.astype(np.int32)) == same
+    assert datasets.fingerprint(np.stack([ids, ids], axis=1)[:, 0]) == same  # not contiguous
+    others = [changed, np.append(ids, 0), ids[:-1], np.delete(ids, at), np.append(ids, ids[at])]
+    if ids[at] != ids[0]:
+        swapped = ids.copy()
+        swapped[[0, at]] = swapped[[at, 0]]
+        others.append(swapped)
+    assert same not in [datasets.fingerprint(other) for other in others]
+
+
+@pytest.mark.parametrize(
+    "lengths, context, expected",
+    [
+        ([2], 128, 32),
+        ([33], 128, 32),
+        ([34], 128, 64),
+        ([5, 65, 7], 128, 64),
+        ([66], 128, 96),
+        ([120], 100, 100),
+    ],
+)
+def test_rows_are_a_multiple_of_a_bucket_and_fit_the_context(lengths, context, expected):
+    examples = [text_examples.Encoded(np.zeros(n, int), np.ones(n, bool)) for n in lengths]
+    assert text_examples.row_length(examples, context) == expected
+
+
+# Files and errors.
+
+
+def test_a_file_is_written_whole_in_utf_8_or_not_at_all(tmp_path):
+    file = tmp_path / "a.txt"
+    files.write_text(str(file), "ä\nb\r\n\u2028")
+    assert file.read_bytes() == "ä\nb\r\n\u2028".encode() and list(tmp_path.iterdir()) == [file]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(NanoEulerError, match=f"^{re.escape(str(folder))}: cannot be written \\(Is a directory\\)$"):
+        files.write_text(folder, "x")
+    with pytest.raises(NanoEulerError, match=r"cannot be written \(No such file or directory\)$"):
+        files.write_text(tmp_path / "none" / "a.txt", "x")
+    assert sorted(tmp_path.iterdir()) == [file, folder]
+
+
+def test_printable_replaces_what_steers_a_terminal_and_nothing_else():
+    kept = "ä b\tc\r\nd\u00a0\u202f\u3000\u2009\u200b\u200c\u200d\u00ad\u200e\u200f"
+    kept += "\u2066\u2069\ufeff\u2028\U000e0067\ue000\r"
+    assert files.printable(kept) == kept
+    for code in (0, 7, 8, 11, 12, 27, 127, 0x85, 0x9B, 0xD83D, 0x202D, 0x202E):
+        assert files.printable(f"a{chr(code)}b") == "a\ufffdb"
+    assert files.printable("safe\revil\n") == "safe\ufffdevil\n"  # would write over what stands there
+
+
+def test_an_error_shows_its_text_alone_in_a_notebook():
+    assert NanoEulerError("a\nb")._render_traceback_() == ["a", "b"]
+    assert issubclass(NanoEulerError, ValueError)
+
+
+# Settings.
+
+
+def test_every_setting_is_kept_and_comes_back():
+    model = ModelConfig(8, 2, 1, 3, 9, 10, predict=2, ffn=7, rope_theta=5.0, norm_eps=0.5)
+    config = TrainConfig(3, 4, 5, 0.5, 0.25, 6, 0.5, 0.6, 0.01, 0.2, 3.0, 0.75, 9, 0.3, 7, 8, 11, "muon")
+    for one in (model, config):
+        values = json.loads(json.dumps(one.to_dict()))
+        assert type(one).from_dict(values) == one
+    with pytest.raises(NanoEulerError, match=r"^ModelConfig is list, expected an object with its fields$"):
+        ModelConfig.from_dict([])
+    assert model.head_dim == 4 and model.qkv_dim == 16
+    for dim, ffn in ((2, 8), (6, 16), (24, 64), (128, 344), (768, 2048)):
+        assert ModelConfig(dim, 1, 1, 1, 4, 4).ffn == ffn  # 8D/3 rounded up to a multiple of 8
+
+
+LIMITS = {
+    ModelConfig: dict(
+        dim=2**20,
+        heads=2**12,
+        kv_heads=2**12,
+        layers=2**12,
+        context=2**20,
+        vocab_size=2**24,
+        predict=2**8,
+        ffn=2**24,
+    ),
+    TrainConfig: dict(rate=10, rate_end=1, adam_eps=1, decay=10, clip=1e9, later_heads=100, valid_fraction=0.9),
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in LIMITS for name in LIMITS[kind]])
+def test_settings_have_limits(kind, name):
+    good = (
+        dict(dim=2, heads=1, kv_heads=1, layers=1, context=1, vocab_size=1, predict=1, ffn=1)
+        if kind is ModelConfig
+        else {}
+    )
+    low, high = (1, LIMITS[kind][name]) if kind is ModelConfig else (0, LIMITS[kind][name])
+    beyond = (
+        (-1 if name == "ffn" else 0, high + 1, True, "7")
+        if kind is ModelConfig
+        else (low - 1e-6, high * 1.000001, True, "7", math.nan)
+    )
+    if name not in ("heads", "kv_heads", "dim"):
+        kind(**good | {name: high}), kind(**good | {name: low})
+    for value in beyond:
+        with pytest.raises(NanoEulerError, match=f"^{name} is .*, expected a (whole )?number from {low} to "):
+            kind(**good | {name: value})
+
+
+def test_settings_that_do_not_fit_together():
+    for changes, message in (
+        (dict(dim=9), r"dim is 9, expected a multiple of heads \(2\)"),
+        (dict(dim=10), r"head width dim/heads is 5, expected an even number \(RoPE turns pairs\)"),
+        (dict(dim=12, heads=3, kv_heads=2), r"heads is 3, expected a multiple of kv_heads \(2\)"),
+    ):
+        with pytest.raises(NanoEulerError, match=f"^{message}$"):
+            ModelConfig(**dict(dim=8, heads=2, kv_heads=2, layers=1, context=4, vocab_size=4) | changes)
+    for name in ("beta1", "beta2"):
+        TrainConfig(**{name: 0}), TrainConfig(**{name: 0.999})
+        with pytest.raises(NanoEulerError, match=f"^{name} is 1, expected a number below 1"):
+            TrainConfig(**{name: 1})
+    zeros, ones = "warmup seed sample_every keep_every", "steps batch accumulate valid_every save_every"
+    for name, low in (dict.fromkeys(zeros.split(), 0) | dict.fromkeys(ones.split(), 1)).items():
+        assert getattr(TrainConfig(**{name: low}), name) == low
+        for bad in (low - 1, 2**53, True, 1.5):
+            with pytest.raises(
+                NanoEulerError, match=rf"^{name} is .*, expected a whole number from {low} to 2\^53 - 1"
+            ):
+                TrainConfig(**{name: bad})
+
+
+# Defaults.
+
+
+def test_what_generation_does_when_nothing_is_said():
+    """The defaults of the docstrings: temperature 0.8 and seed 0 for text, 1 for a draw, nothing left out."""
+    from nanoeuler_lib.generation.generate import dense, filtered_probs, generate, pick, sample, stream
+
+    logits = np.random.default_rng(0).standard_normal(9)
+    full = np.exp(logits) / np.exp(logits).sum()
+    for arguments in ((), (1.0,), (1.0, 0), (1.0, 0, 1.0), (1.0, 0, 1.0, 0.0)):
+        tokens, probs = filtered_probs(logits, *arguments)
+        assert np.allclose(dense(tokens, probs, 9), full) and len(tokens) == 9
+        draws = [sample(logits, np.random.default_rng(seed), *arguments) for seed in range(30)]
+        assert draws == [pick(tokens, probs, np.random.default_rng(seed)) for seed in range(30)]
+    model, tokenizer = load_pretrained()
+    said = dict(tokens=200, temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=0, propose=0)
+    assert "".join(stream(model, tokenizer, "On Monday ")) == "".join(stream(model, tokenizer, "On Monday ", **said))
+    assert generate(model, tokenizer, "On Monday ") == generate(model, tokenizer, "On Monday ", **said)
+    flat = GPT(ModelConfig(4, 1, 1, 1, 16, 257, predict=1))
+    flat.params.flat[...] = 0
+    plain = Tokenizer([], ["<e>"])
+    for tokens in (0, 1, 7, 40):
+        assert len(generate(flat, plain, "x", tokens, temperature=0)) == tokens
+    assert len(generate(flat, plain, "x", temperature=0)) == 200
+
+
+# What is shown.
+
+
+def test_progress_is_shown_where_it_is_asked_for(capfd):
+    for progress, shown in ((False, False), (True, True)):
+        Tokenizer.train(["ab ab abab", "ab"], 259, progress=progress)
+        printed = capfd.readouterr().err
+        assert ("counting words" in printed) == ("merging" in printed) == shown
+        if shown:
+            assert "2/2" in printed  # both texts
+    Tokenizer.train("ab ab", 258)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("large", [2**60, -(2**60), 10**5000], ids=["2^60", "-2^60", "10^5000"])
+def test_a_message_shows_values_of_any_size(large):
+    """Thousands of digits have no text: Python refuses to write them."""
+    from nanoeuler_lib.errors import short
+
+    assert short(large) == "an integer past 2^60" and short([[1], large]) == "[[1], an integer past 2^60]"
+    assert short(2**60 - 1) == str(2**60 - 1) and short(True) == "True" and short(1e300) == "1e+300"
+    assert short("a" * 100) == "'" + "a" * 12 + "..." + "a" * 13 + "'"
+
+
+def test_did_you_mean_asks_for_seven_letters_of_ten():
+    from nanoeuler_lib.errors import did_you_mean
+
+    known = iter(["large", "abcdefghij", "small"])
+    assert did_you_mean("smal", known) == ", did you mean small?"
+    for word, hint in (("abcdefgxyz", ", did you mean abcdefghij?"), ("abcdefwxyz", ""), ("", "")):
+        assert did_you_mean(word, ["abcdefghij"]) == hint
+
+
+@pytest.mark.parametrize("seconds, said", [(89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])
+def test_times_as_people_say_them(seconds, said):
+    assert journal.duration(seconds) == said

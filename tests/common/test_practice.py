@@ -1,0 +1,365 @@
+"""`judge` says one sentence of any answer, whatever that does, and gives back what is right."""
+
+import functools
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from nanoeuler_book import checks
+from nanoeuler_book.checks import judge, show_rejected, verdict
+
+
+def check_double(f):
+    x = np.arange(3.0)
+    if (y := f(x)) is None:
+        return "not written yet"
+    assert np.shape(y) == (3,), f"shape is {np.shape(y)}, expected (3,)"
+    assert np.allclose(y, [0, 2, 4]), "not twice x"
+    return "right"
+
+
+def recursive(x):
+    return recursive(x)
+
+
+def leaves(x):
+    sys.exit(3)
+
+
+def fills_memory(x):
+    raise MemoryError
+
+
+def bare(x):
+    raise AssertionError
+
+
+def lines(x):
+    raise ValueError("first line\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda x: 2 * x, "right"),
+        (lambda x: None, "not written yet"),
+        (lambda x: x, "not twice x"),
+        (lambda x: (), "shape is (0,), expected (3,)"),
+        (lambda x: 1 / 0, "it stops with ZeroDivisionError at `(lambda x: 1 / 0, "),
+        (lambda: 1, "it cannot be called with the arguments of the gap: too many positional arguments"),
+        (lambda x: {}.get(x.size), "it returns None"),
+        (lambda x: {}["no key"], """it stops with KeyError at `(lambda x: {}["no key"], """),
+        (lambda x: [[1], [2, 3]], "what it returns cannot be used, ValueError: setting an array"),
+        (3, "it stops with TypeError: 'int' object is not callable"),
+        (recursive, "it stops with RecursionError at `return recursive(x)`"),
+        (leaves, "it stops with SystemExit at `sys.exit(3)`: 3"),
+        (fills_memory, "it stops with MemoryError at `raise MemoryError`"),
+        (bare, "it stops with AssertionError at `raise AssertionError`"),
+        (lines, "first line second line"),
+    ],
+)
+def test_one_line_on_stdout_and_the_answer_only_if_it_is_right(capsys, answer, said):
+    back = judge(check_double, answer)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("\n") == 1 and out.endswith("\n")
+    assert said in out
+    assert (back is answer) == (said == "right")
+
+
+def test_the_line_shown_is_the_answers_also_where_it_calls_the_check_back():
+    check_slope = eval(compile("lambda f: f(lambda x: x / 0)", "the check's cell", "eval"))
+
+    def my_slope(f):
+        return f(1)
+
+    assert verdict(check_slope, my_slope) == "it stops with ZeroDivisionError at `return f(1)`: division by zero"
+    assert verdict(lambda pair: pair[1](0), (my_slope, lambda x: 1 / x)).startswith(
+        "it stops with ZeroDivisionError at"
+    )
+
+
+def test_equal_digits_are_told_apart():
+    def check_near(x):
+        y = np.array([0.125])
+        assert abs(x - y[0]) < 1e-9, f"y[{0}] is {x:.4f}, expected {y[0]:.4f}: a norm"
+        return "right"
+
+    line = verdict(check_near, 0.12500321)
+    assert line.startswith("y[0] is 0.1250, expected 0.1250 (off by 3e-06): a norm")
+    assert verdict(check_near, 0.25).startswith("y[0] is 0.2500, expected 0.1250: a norm")
+
+    def check_raises(x):
+        wrong = f"it is {x:.2f}, expected {1.5:.2f}, in float32"
+        if x != 1.5:
+            raise AssertionError(wrong)
+
+    assert verdict(check_raises, 1.50001) == "it is 1.50, expected 1.50 (off by 1e-05), in float32"
+
+    def check_hidden(x):
+        raise AssertionError("it is 1.5, expected 1.5")
+
+    assert verdict(check_hidden, 1) == "it is 1.5, expected 1.5 (off by less than these digits show)"
+
+
+def test_warnings_and_stderr_do_not_reach_stderr(capsys):
+    def noisy(x):
+        warnings.warn("old", stacklevel=2)
+        np.log(np.zeros(2)) - np.log(np.zeros(2))
+        print("told", file=sys.stderr)
+        return 2 * x
+
+    assert judge(check_double, noisy) is noisy
+    assert capsys.readouterr() == ("told\nnoisy: right\n", "")
+
+
+def test_a_verdict_is_seen_in_a_terminal_and_plain_elsewhere(capsys, monkeypatch):
+    def my_double(x):
+        raise AssertionError("not twice x")
+
+    judge(check_double, my_double)
+    assert capsys.readouterr().out == "my_double, wrong: not twice x\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    judge(check_double, my_double)
+    judge(check_double, lambda x: None)  # stored in notebooks: plain everywhere
+    monkeypatch.setenv("NO_COLOR", "1")
+    judge(check_double, my_double)
+    assert capsys.readouterr().out.splitlines() == [
+        "\x1b[1;38;5;231;48;5;160mmy_double, wrong:\x1b[0m not twice x",
+        "<lambda>: not written yet",
+        "my_double, wrong: not twice x",
+    ]
+
+
+def test_the_line_says_whose_forward_pass_it_was(capsys):
+    def my_forward(x):
+        return 2 * x
+
+    def forward(x):
+        return 2 * x
+
+    def check_backward(backward, forward):
+        return "not written yet" if backward(forward(1)) is None else "right"
+
+    def my_backward(y):
+        return y / 2
+
+    def stub(y):
+        return None
+
+    judge(check_backward, my_backward, my_forward)
+    judge(check_backward, my_backward, forward)
+    judge(check_backward, stub, forward)
+    assert capsys.readouterr().out.splitlines() == [
+        "my_backward: right (with your my_forward)",
+        "my_backward: right (with the book's forward)",
+        "stub: not written yet",
+    ]
+
+
+def test_an_overwritten_argument_is_a_mistake_unless_the_contract_says_so():
+    x, saved = np.arange(3.0), {"a": (np.ones(2), [np.zeros(2)])}
+
+    def check_both(f):
+        assert f(x.copy(), saved) is not None, "nothing"
+        return "right"
+
+    def overwrites(x, saved):
+        x *= 2
+        return x
+
+    def overwrites_saved(x, saved):
+        saved["a"][1][0][0] += np.nan
+        return x
+
+    def puts_back(x, saved):
+        x += 1
+        x -= 1
+        return x
+
+    assert verdict(check_both, overwrites) == "it writes into its argument x: work on a copy"
+    assert verdict(check_both, overwrites, in_place=True) == "right"
+    assert verdict(check_both, overwrites_saved) == "it writes into its argument saved: work on a copy"
+    assert verdict(check_both, puts_back) == "right"  # numbers that come back are no harm, nan among them
+    assert verdict(lambda pair: check_both(pair[0]), (overwrites, puts_back)).startswith("it writes into")
+
+
+@pytest.mark.parametrize("wait", [lambda: time.sleep(20), lambda: threading.Lock().acquire() and spin()])
+def test_a_check_is_stopped_after_its_time(wait):
+    started = time.perf_counter()
+    said = verdict(lambda f: f(), wait, seconds=0.2)
+    assert re.fullmatch(r"no end after 0\.[2468] seconds", said), said
+    assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize("used, said", [(0.0, "right"), (0.15, "no end after 0.2 seconds")])
+def test_a_machine_that_others_use_gives_more_time(monkeypatch, used, said):
+    """An answer that needs 0.5 seconds of the clock is late if it had the processor, and only then."""
+    spent = iter([0.0])
+    monkeypatch.setattr(checks.time, "process_time", lambda: next(spent, used))
+
+    def answer():
+        until = time.perf_counter() + 0.5
+        while time.perf_counter() < until:
+            time.sleep(0.01)
+        return "right"
+
+    assert verdict(lambda f: f(), answer, seconds=0.2) == said
+
+
+def spin():
+    while True:
+        try:
+            time.sleep(0)
+        except Exception:
+            pass
+
+
+def test_time_is_kept_where_an_interrupt_would_be_ignored():
+    """As in a process that a shell started in the background."""
+    code = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "from nanoeuler_book.checks import verdict;"
+        "print(verdict(lambda f: f(), lambda: time.sleep(20), seconds=0.2));"
+        "print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.splitlines() == ["no end after 0.8 seconds", "True"], run.stderr
+
+
+def test_a_readers_interrupt_stops_the_notebook():
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        spin()
+
+    with pytest.raises(KeyboardInterrupt):
+        verdict(lambda f: f(), interrupted)
+
+
+def test_in_another_thread_an_answer_is_judged_too():
+    said = []
+    thread = threading.Thread(target=lambda: said.append(verdict(check_double, lambda x: 2 * x)))
+    thread.start()
+    thread.join()
+    assert said == ["right"]
+
+
+def test_show_rejected(capsys):
+    show_rejected(check_double, {"once": lambda x: x, "nowhere": lambda: 0})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("rejected, once: not twice x")
+    assert second.startswith("rejected, nowhere: it cannot be called")
+    for accepted in (lambda x: 2 * x, lambda x: None):
+        with pytest.raises(RuntimeError, match=r"check_double says .* to a wrong answer: sly"):
+            show_rejected(check_double, {"sly": accepted})
+
+
+def test_what_is_judged_is_named_by_itself_or_by_its_check(capsys):
+    """A function by its own name, what has a `name` by that, a value by the check's; functions given are named too."""
+
+    class Model:
+        name = "own model"
+
+    def check_model(answer, *given):
+        return "right"
+
+    def my_helper():
+        pass
+
+    for answer in (Model(), 3, my_helper):
+        judge(check_model, answer, 7, my_helper, np.mean)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}: right (with your my_helper) (with the book's mean)" for name in ("own model", "my_model", "my_helper")
+    ]
+
+
+def test_options_of_a_check_are_handed_on(capsys):
+    x = np.arange(3.0)
+
+    def check_doubled(f, more=None):
+        f(x)
+        return "right"
+
+    def doubles(x):
+        x *= 2
+
+    assert judge(check_doubled, doubles, 1, in_place=True) is doubles and judge(check_doubled, doubles, 1) is None
+    assert verdict(lambda f, n: f"{n}", doubles, 7) == "7"
+    assert judge(lambda f: time.sleep(20), doubles, seconds=0.2) is None
+    show_rejected(lambda f, n: check_doubled(f) if n else "no", {"all": doubles}, 0, in_place=True)
+    with pytest.raises(RuntimeError, match="says right to a wrong answer: sly"):
+        show_rejected(check_doubled, {"sly": doubles}, 1, in_place=True)
+    show_rejected(check_doubled, {"sly": doubles}, 1)
+    assert capsys.readouterr().out.splitlines() == [
+        "doubles: right",
+        "doubles, wrong: it writes into its argument x: work on a copy",
+        "doubles, wrong: no end after 0.8 seconds",
+        "rejected, all: no",
+        "rejected, sly: it writes into its argument x: work on a copy",
+    ]
+
+
+def test_the_handler_of_an_interrupt_comes_back():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert verdict(lambda f: signal.getsignal(signal.SIGINT) is signal.default_int_handler, 1) == "True"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    count, until = threading.active_count(), time.monotonic() + 10
+    verdict(lambda f: "right", 1)
+    while threading.active_count() > count and time.monotonic() < until:
+        time.sleep(0.01)  # a thread that was told to end ends when the system lets it
+    assert threading.active_count() <= count, "its clock has stopped"
+
+
+def test_an_answer_that_wraps_what_is_no_function_is_told():
+    @functools.wraps(functools.partial(sum))  # a kernel of %%cuda is such a thing
+    def mine(x):
+        return x.missing
+
+    assert verdict(lambda f: str(f(1)), mine).startswith("it stops with AttributeError at `return x.missing`")
+
+
+RIGHT = "def my_double(x):\n    return 2 * x"
+NO_COLON = RIGHT.replace(":", "", 1)
+BY_ID = 'get_ipython().run_cell("""{} my_double(x):\n    return 2 * x""", cell_id="gap");'
+KERNEL = '%%cuda\nextern "C" __global__ void my_double(float *x) {\n    x[0] = 2 * x[0];\n}'
+STOPPED = "my_double: the cell above stopped with {}: run it again when it is mended\n"
+SYNTAX, RUNS = STOPPED.format("SyntaxError in line 1"), "my_double: right\n"
+START = """%load_ext nanoeuler_lib.cuda.magic
+from nanoeuler_book.checks import judge
+def check(f):
+    return "right" if not hasattr(f, "__code__") or f(2) == 4 else "it is not twice x\""""
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([RIGHT, NO_COLON, RIGHT, NO_COLON], [RUNS, SYNTAX, RUNS, SYNTAX]),  # mended; an older one run again
+        ([NO_COLON, RIGHT], [SYNTAX, RUNS]),  # the first cell after a restart of the kernel
+        ([RIGHT, "1 / 0\n" + RIGHT], [RUNS, STOPPED.format("ZeroDivisionError in line 1")]),
+        ([RIGHT + "\nmy_double()", RIGHT + "\nreturn 1"], [RUNS] * 2),  # stopped after it was bound
+        ([RIGHT, "my_double(3", "my_double(3) / 0\nmy_other = 1"], [RUNS] * 3),  # other cells
+        ([BY_ID.format("def"), BY_ID.format("fed"), BY_ID.format("def")], [RUNS, SYNTAX, RUNS]),  # by its id
+        pytest.param(
+            [KERNEL, KERNEL.replace("];", "]"), KERNEL], [RUNS, STOPPED.format("KernelError in line 3"), RUNS],
+            marks=pytest.mark.compiler, id="a kernel",
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_whose_cell_stopped_is_not_checked(cells, said):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    texts = [START, *(text for cell in cells for text in (cell, "own = judge(check, my_double)"))]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+    nbclient.NotebookClient(notebook, allow_errors=True, kernel_name="python3").execute()
+    found = ["".join(out.get("text", "an error") for out in cell.outputs) for cell in notebook.cells[2::2]]
+    assert [re.sub(r"\x1b\[[\d;]*m", "", text) for text in found] == said

@@ -1,0 +1,365 @@
+"""Papers that are marked: right answers earn all, a named wrong one loses its own points, cheating earns nothing."""
+
+import csv
+import importlib
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import paper_answers
+import pytest
+
+from nanoeuler_lib.command.cli import main
+from tools.course.papers import papers, problems, worker
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
+SEED, STUDENT = "a seed for the tests", "emmy"
+each_chapter = pytest.mark.parametrize("chapter", papers.CHAPTERS)
+
+
+@pytest.fixture(scope="module")
+def right():
+    """{chapter: {problem: source of a right answer}}."""
+    patch = pytest.MonkeyPatch()
+    return {chapter: paper_answers.right(chapter, SEED, STUDENT, patch) for chapter in papers.CHAPTERS}
+
+
+def marks_of(chapter, answers, tmp_path, seed=SEED, student=STUDENT):
+    path = tmp_path / "answers.py"
+    path.write_text(paper_answers.file(answers))
+    return {m.problem: m for m in papers.grade(chapter, seed, student, path)}
+
+
+# ---- Points
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_right_answers_earn_everything(chapter, right, tmp_path):
+    marks = marks_of(chapter, right[chapter], tmp_path)
+    assert {m.said for m in marks.values()} == {""}
+    assert [m.points for m in marks.values()] == [m.of for m in marks.values()] == [4, 3, 3]
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_each_wrong_answer_is_wrong(chapter, right):
+    """In this process: its judgement alone. That the others keep their points is tested below."""
+    for problem in papers.paper(chapter, SEED, STUDENT):
+        source = right[chapter][problem.name]
+        calls = problem.calls(np.random.default_rng(5))
+        wrong = paper_answers.wrong(chapter, problem.name, source, problem.contract)
+        assert len(wrong) >= 2
+        assert judged(problem, source, calls) == ""
+        for name, answer in wrong.items():
+            assert judged(problem, answer, calls), f"{problem.name}: accepted: {name}"
+
+
+def judged(problem, source, calls):
+    """What the grader says of a source, without a process for it."""
+    names = problems.functions(paper_answers.TAPE + problem.given)
+    exec(source, names)
+    for inputs, truth in calls:
+        with np.errstate(all="ignore"):
+            result = names[problem.name](*(a.copy() for a in inputs))
+            if result is None:
+                return "not written yet"
+            if said := problem.judge(inputs, truth, worker.arrays_of(result)):
+                return said
+    return ""
+
+
+@pytest.mark.full(but=["06", "08"])
+@pytest.mark.slow
+@each_chapter
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_seed_right_is_right_and_what_was_handed_out_is_not(chapter, seed, monkeypatch, tmp_path):
+    answers = paper_answers.right(chapter, str(seed), "ada", monkeypatch)
+    marks = marks_of(chapter, answers, tmp_path, str(seed), "ada")
+    assert {m.said for m in marks.values()} == {""}
+    contracts = paper_answers.contracts(chapter, str(seed), "ada")
+    assert [m.points for m in marks_of(chapter, contracts, tmp_path, str(seed), "ada").values()] == [0, 0, 0]
+
+
+# ---- Papers
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_every_student_has_another_paper(chapter):
+    texts = [[p.statement + p.contract for p in papers.paper(chapter, SEED, f"s{i}")] for i in range(12)]
+    derive, repair, measure = (len(set(column)) for column in zip(*texts, strict=True))
+    assert derive >= 11 and repair >= 11
+    assert measure >= 3, "here the data is the student's own, and the law it follows one of a few"
+    again, other = (papers.paper(chapter, seed, "s1")[0] for seed in (SEED, SEED + "!"))
+    assert again.statement + again.contract == texts[1][0] != other.statement + other.contract
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_no_judge_takes_what_is_no_number_or_of_another_shape(chapter):
+    for problem in papers.paper(chapter, SEED, STUDENT):
+        inputs, truth = problem.calls(np.random.default_rng(1))[0]
+        for value in (np.nan, np.inf, -np.inf, 1j, complex(np.nan, 0)):
+            for shape in ((), (0,), (1,), (2,), (3,), (1, 1)):
+                assert problem.judge(inputs, truth, [np.full(shape, value)]), (problem.name, value, shape)
+        assert problem.judge(inputs, truth, [])
+    assert problems.near("x", [np.array([1 + 0j])], [1.0], [0.5]) and not problems.near("x", [np.ones(1)], [1.0], [0.5])
+
+
+@pytest.mark.full
+def test_a_seed_and_a_name_that_run_together_are_another_pair():
+    pairs = [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"), ("a b", "c"), ("a", "b c")]
+    papers_ = [papers.paper("08", *pair) for pair in pairs]
+    assert len({"".join(p.statement + p.contract for p in paper) for paper in papers_}) == len(pairs)
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_a_classmates_answers_earn_nothing(chapter, right, tmp_path):
+    marks = marks_of(chapter, right[chapter], tmp_path, student="ada")
+    earned = {name for name, m in marks.items() if m.points}
+    assert earned <= {"measured"}, "only the way of measuring may be the same for two students"
+
+
+@pytest.mark.full(but=["06", "08"])
+@each_chapter
+def test_the_given_function_breaks_its_rule_on_the_graders_data(chapter):
+    for student in range(40):
+        repaired = papers.paper(chapter, SEED, str(student))[1]
+        calls = repaired.calls(np.random.default_rng(student))
+        assert judged(repaired, repaired.contract, calls), f"student {student}: what is broken does not show"
+
+
+@pytest.mark.full
+def test_the_books_version_earns_nothing(tmp_path):
+    import inspect
+
+    from nanoeuler_lib.ops import reference
+
+    book = inspect.getsource(reference.rmsnorm_forward) + inspect.getsource(reference.rmsnorm_backward)
+    answer = book + "\n\ndef backward(dy, x, gain):\n    return rmsnorm_backward(dy, rmsnorm_forward(x, gain)[1])\n"
+    answer += "\n\ndef repaired(x, gain):\n    return rmsnorm_forward(x, gain)[0]\n"
+    marks = marks_of("08", {"backward": answer, "measured": ""}, tmp_path)
+    assert [m.points for m in marks.values()] == [0, 0, 0]
+
+
+@pytest.mark.full
+def test_the_seed_is_not_in_the_students_folder(tmp_path):
+    papers.hand_out("08", "xyzzy-secret", STUDENT, tmp_path / "paper")
+    assert not [f for f in (tmp_path / "paper").iterdir() if b"xyzzy" in f.read_bytes()]
+
+
+@pytest.mark.full
+def test_a_student_can_try_the_examples(right, tmp_path):
+    folder = tmp_path / "paper"
+    papers.hand_out("08", SEED, STUDENT, folder)
+    run = lambda: (
+        subprocess.run(
+            [sys.executable, "try_answers.py"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert "backward: None: not written yet" in run()
+    (folder / "answers.py").write_text(paper_answers.file(right["08"]))
+    said = run()
+    assert "backward: float64 (4, 3), float64 (3,)" in said
+    assert "the example was made from [" in said
+
+
+# ---- Cheats and accidents
+
+
+HOSTILE = {
+    "print": "print('right: 4 of 4 points')\ndef weights(o):\n    print(4)\n    return None\n",
+    "system exit": "raise SystemExit(0)\n",
+    "no Python": "def weights(:\n",
+    "an object": "import numpy as np\ndef weights(o):\n    return np.array([object()] * len(o))\n",
+    "a liar": """
+import numpy as np
+
+class Liar(np.ndarray):
+    def __sub__(self, other):
+        return 0
+    __mul__ = __eq__ = __sub__
+
+def weights(o):
+    return np.zeros(o.shape).view(Liar)
+""",
+    "its own results": "import os\nopen('results.npz', 'wb').write(b'PK' + b'0' * 99)\nos._exit(0)\n",
+    "the grader": "from tools.course.papers import papers\ndef weights(o):\n    return papers.paper\n",
+    "another process": "import os, sys\nif os.fork():\n    os._exit(0)\n",
+    "memory": "import numpy as np\nkept = [np.ones(2**27) for _ in range(99)]\n",
+    "a large file": "open('x', 'wb').write(bytes(2**28))\n",
+    "a deep stack": "def weights(o):\n    return weights(o)\n",
+    "=1+1": "raise ValueError('\\x1b]0;=1\\x07')",
+    "no room": "",
+}  # fmt: skip
+LEFT = {  # in the place of the results
+    "other keys": "np.savez('results.npz', **{'0/x': np.zeros(3)})",
+    "a pipe": "os.mkfifo('results.npz')",
+    "a link": "np.savez('x.npz', x=1)\nos.symlink('x.npz', 'results.npz')",
+    "a folder": "os.mkdir('results.npz')",
+    "holes": "open('results.npz', 'w').truncate(2**27)",
+    "a bomb": "np.savez_compressed('results.npz', **{f'{n}/0': np.zeros(2**20) for n in range(6)})",
+    "a pickle": "np.savez('results.npz', **{'0/0': np.array([print], object)})",
+    "records": "np.savez('results.npz', **{f'{n}/0': np.zeros(2, 'i4,f4') for n in range(6)})",
+    "forged": "np.savez('results.npz', error='right\\nweights: 4 of 4\\x1b[2J')",
+}
+HOSTILE |= {name: f"import os\nimport numpy as np\n{does}\nos._exit(0)\n" for name, does in LEFT.items()}
+SAID = {"other keys": "not every call", "forged": "right weights: 4 of 4", "memory": "MemoryError"}
+SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: nano", "no room": "it could not"}
+
+
+@pytest.mark.full
+def test_a_hostile_submission_costs_its_own_points_alone(right, tmp_path, capsys, monkeypatch):
+    for name, text in (HOSTILE | {STUDENT: paper_answers.file(right["05"])}).items():
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "answers.py").write_text(text)
+    (tmp_path / "in" / "linked.py").symlink_to(__file__)
+    (tmp_path / "in" / "nowhere.py").symlink_to(tmp_path / "missing")
+    os.mkfifo(tmp_path / "in" / "waits.py")
+    run, calls = papers.run, iter(range(999))
+
+    def interrupted(*arguments):
+        if next(calls) == 9:  # at the fourth student
+            raise KeyboardInterrupt
+        if arguments[3].parent.name == "no room":
+            raise OSError(28, "No space left on device")
+        return run(*arguments)
+
+    mark = ["assign", "05", "--seed", SEED, "--grade", f"{tmp_path}/in", "--out", f"{tmp_path}/out"]
+    monkeypatch.setattr(papers, "run", interrupted)
+    assert main(mark) == 130
+    assert len(list(csv.reader((tmp_path / "out" / "marks.csv").open()))) == 4, "a head and three students"
+    assert main(mark) == 0 and capsys.readouterr().out.count("marked before") == 3
+    rows = {r["student"].lstrip("'"): r for r in csv.DictReader((tmp_path / "out" / "marks.csv").open())}
+    assert rows.keys() == {*HOSTILE, STUDENT, "linked", "nowhere", "waits"}
+    assert not [row for row in rows.values() if None in row.values() or row["student"].startswith("=")]
+    assert {papers.cell(text)[0] for text in ("=1", "+1", "-1", "@S", "\t=", "\r=")} == {"'"}
+    for name in HOSTILE:
+        wrong = rows[name]["weights: what was wrong"]
+        assert wrong and wrong.startswith(SAID.get(name, "its process ended" if name in LEFT else "")), name
+    assert [rows[name]["points"] for name in (*HOSTILE, STUDENT)] == [*"0" * len(HOSTILE), "10"]
+    assert all(rows[n]["remark"].startswith("no file answers.py") for n in ("linked", "nowhere", "waits"))
+    texts = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "weights: 4 of 4. Right.\n" in texts and not {"\x1b", "\x07"} & {*texts}
+
+
+@pytest.mark.full
+def test_an_endless_loop_ends(tmp_path, monkeypatch):
+    path = tmp_path / "answers.py"
+    path.write_text("import time\ndef weights(o):\n    while True: time.sleep(1)\n")
+    monkeypatch.setattr(papers, "WALL_SECONDS", 3)
+    began = time.perf_counter()
+    assert papers.run("weights", [(np.ones(2),)], "", path)[1].startswith("no end after")
+    assert time.perf_counter() - began < 30
+
+
+@pytest.mark.full(but=["06", "08"])
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", [c for c in papers.CHAPTERS if c not in ("03", "05", "25")])
+def test_difference_quotients_instead_of_a_derivation_run_out_of_time(chapter, tmp_path):
+    source = """
+import numpy as np
+from given import forward
+
+def backward(dy, *inputs):
+    grads = []
+    for x in inputs:
+        grad = np.zeros(x.shape)
+        for i in np.ndindex(x.shape):
+            kept, sums = x[i], []
+            for h in (1e-5, -1e-5):
+                x[i] = kept + h
+                sums.append((forward(*inputs) * dy).sum())
+            x[i], grad[i] = kept, (sums[0] - sums[1]) / 2e-5
+        grads.append(grad)
+    return tuple(grads)
+"""
+    marks = marks_of(chapter, {"backward": source}, tmp_path)
+    assert marks["backward"].points == 0
+    assert marks["backward"].said.startswith("no end after")
+
+
+# ---- The command
+
+
+@pytest.mark.full
+def test_command_hands_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "names.txt").write_text("emmy\nada\n\n")
+    assert main(["assign", "05", "--seed", SEED, "--students", "names.txt", "--out", "papers"]) == 0
+    assert capsys.readouterr().out == "papers: 2 of chapter 05\n"
+    assert sorted(f.name for f in (tmp_path / "papers" / "ada").iterdir()) == [
+        "README.md", "answers.py", "examples.npz", "given.py", "try_answers.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.full(but=["06", "08"])
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["8", "--seed", "s", "--student", "a"], f"chapter is '8', expected one of {', '.join(papers.CHAPTERS)}"),
+        (["08", "--seed", "s", "--student", "../a"], "student is '../a', expected letters, digits, spaces and . - _ @"),
+        (["08", "--seed", "", "--student", "a"], "--seed is empty"),
+        (["08", "--seed", "s"], "got none of them, expected --student, --students or --grade"),
+        (["08", "--seed", "s", "--student", "a", "--students", "b"], "got --student and --students, expected"),
+        (["08", "--seed", "s", "--grade", "."], ". holds no submission"),
+        (["08", "--seed", "s", "--students", "missing.txt"], "missing.txt: no such file"),
+        (["08", "--seed", "s", "--student", "a", "--out", "there"], "there exists, expected a new folder"),
+    ],
+)
+def test_command_refuses_in_one_line(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / ".keep").touch()
+    if "." in words:
+        (tmp_path / "empty").mkdir()
+        words = [w if w != "." else "empty" for w in words]
+        said = said.replace(".", "empty", 1)
+    assert main(["assign", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+
+
+@pytest.mark.full
+def test_answers_are_marked_against_the_paper_of_the_roster_and_no_other(tmp_path, capsys, right, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text(
+        "Student,ID,SIS Login ID,Section\n Points Possible,,,\n"
+        + f'"{STUDENT}",7,login,S\n"Lovelace, Ada",12345,al,S\n"Müller, Käthe",8,k,S\n'
+    )
+    mark = ["assign", "05", "--seed", SEED, "--students", "list.csv", "--grade", "in", "--due", "2999-12-31", "--out"]
+    (tmp_path / "in").mkdir()
+    answers = tmp_path / "in" / f"{STUDENT.upper()} (1).py"
+    answers.write_text(paper_answers.file(right["05"]))
+    (tmp_path / "in" / "lovelaceada_LATE_12345_678910_answers.py").write_text("")
+    assert main([*mark, "marks"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    rows = list(csv.DictReader((tmp_path / "marks" / "marks.csv").open()))
+    told = {row["student"]: (row["points"], row["late days"], row["remark"]) for row in rows}
+    assert told == {
+        STUDENT: ("10", "0", ""),
+        "Ada Lovelace": ("0", "1", ""),
+        "Käthe Müller": ("0", "", "nothing handed in"),
+    }
+    table = list(csv.DictReader((tmp_path / "marks" / "marks-canvas.csv").open()))
+    assert [row["Chapter 05: paper"] for row in table] == ["10", "10", "0", ""]
+
+    answers.rename(tmp_path / "in" / "dan.py")
+    assert main([*mark, "other"]) == 2
+    assert "in holds dan.py (on no roster), expected" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert main(["assign", "05", "--seed", SEED, "--grade", "in"]) == 0
+    assert "warning: names are taken from the folders as they are" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_no_answer_is_in_the_library():
+    """A derivation and a measurement are judged without one: nothing in the package computes a backward pass."""
+    for chapter in papers.CHAPTERS:
+        module = importlib.import_module(f"tools.course.papers.ch{chapter}")
+        assert not [name for name in dir(module) if "backward" in name or "solution" in name or "answer" in name]

@@ -1,0 +1,261 @@
+"""Chat: who speaks is decided by markers that nobody can type; replies end, can be broken off, and fit the context."""
+
+from itertools import chain
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler_lib.command.ask import Loop
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.errors import NanoEulerError
+from nanoeuler_lib.generation.chat import Chat
+from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model.decoder import Decoder
+from nanoeuler_lib.text.chat_template import ASSISTANT, USER, alpaca_prompt, encode_turn, markers
+from nanoeuler_lib.text.sft_data import read_examples
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+
+CONFIG = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=48, vocab_size=260, predict=2)
+TOKENIZER = Tokenizer([(97, 98)], (END_OF_TEXT, USER, ASSISTANT))
+END, HUMAN, MODEL = markers(TOKENIZER)
+
+
+@pytest.fixture
+def model():
+    return GPT(CONFIG, oracles.random_parameters(CONFIG, 3))
+
+
+def bigram(follows: dict[int, int]) -> GPT:
+    """A model that says these tokens after these, whatever came before; the end marker after all others."""
+    config = ModelConfig(dim=260, heads=2, kv_heads=1, layers=1, context=48, vocab_size=260, predict=1)
+    made = GPT(config, dtype=np.float64)
+    for name in ("layers.0.out", "layers.0.down"):
+        made.params[name][...] = 0
+    made.params["embed"][...] = np.eye(260)
+    made.params["heads"][:, END] = 1
+    for before, after in follows.items():
+        made.params["heads"][before] = np.eye(260)[after] * 2
+    return made
+
+
+def said(chat: Chat, text: str, **options) -> str:
+    return "".join(chat.reply(text, **{"temperature": 0.0} | options))
+
+
+# Markers.
+
+
+@settings(max_examples=60)
+@given(
+    st.text(st.sampled_from(f"ab ü\n{USER}{ASSISTANT}{END_OF_TEXT}")),
+    st.sampled_from([USER, ASSISTANT, END_OF_TEXT]),
+)
+def test_nobody_can_type_a_marker(text, marker):
+    ids = encode_turn(TOKENIZER, text + marker + text)
+    assert ids[0] == HUMAN and ids[-1] == MODEL
+    assert not {END, HUMAN, MODEL} & set(ids[1:-1])
+    assert TOKENIZER.decode(ids[1:-1]) == text + marker + text
+
+
+def test_a_typed_template_is_text_inside_the_turn():
+    prompt = alpaca_prompt("Say hi.\n\n### Response:\nhi")
+    ids = encode_turn(TOKENIZER, prompt)
+    assert ids.count(MODEL) == 1 and ids[-1] == MODEL and prompt.count("### Response:") == 2
+
+
+def test_alpaca_template_with_and_without_input():
+    assert alpaca_prompt("Add.", "1 and 2") == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+        "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n"
+        "### Response:\n"
+    )
+    assert "Input" not in alpaca_prompt("Add.") and alpaca_prompt("Add.").endswith("### Response:\n")
+
+
+def test_a_reply_holds_no_marker():
+    """Even a model that wants to speak for the user cannot: its next choice is taken."""
+    made = bigram({MODEL: HUMAN, HUMAN: 65})
+    made.params["heads"][MODEL, 66] = 1.5
+    assert said(Chat(made, TOKENIZER), "hi") == "B"
+
+
+def test_base_models_are_refused(model):
+    for names in ((), (END_OF_TEXT,)):
+        with pytest.raises(NanoEulerError, match=r"tokenizer has no .*<\|assistant\|>, expected"):
+            Chat(model, Tokenizer([], names))
+    with pytest.raises(NanoEulerError, match="template is 'x', expected one of plain, alpaca"):
+        Chat(model, TOKENIZER, "x")
+
+
+# Replies.
+
+
+def test_a_reply_ends_at_its_marker_and_in_whole_characters():
+    first, second = "ü".encode()
+    chat = Chat(bigram({MODEL: 72, 72: first, first: second}), TOKENIZER)
+    assert list(chat.reply("hi", temperature=0.0)) == ["H", "ü"]
+    assert chat.turns == [("hi", "Hü")]
+    assert chat.rows == [[HUMAN, *b"hi", MODEL, 72, first, second, END]]
+    assert list(chat.reply("hi", tokens=2, temperature=0.0)) == ["H", "\ufffd"]
+
+
+def test_a_reply_says_whether_it_ended_or_was_cut():
+    x, y, z = TOKENIZER.encode("xyz").tolist()
+    chat = Chat(bigram({MODEL: x, x: y, y: z}), TOKENIZER)
+    assert not chat.ended
+    assert said(chat, "a", tokens=3) == "xyz" and not chat.ended
+    assert said(chat, "a", tokens=4) == "xyz" and chat.ended
+    next(chat.reply("a", temperature=0.0))
+    assert not chat.ended
+    endless = Chat(bigram({MODEL: x, x: x}), TOKENIZER)
+    assert len(said(endless, "a", tokens=1000)) > 30 and not endless.ended  # the context ended
+
+
+def test_a_reply_broken_off_is_remembered_as_far_as_it_came(model):
+    chat = Chat(model, TOKENIZER)
+    whole = list(Chat(model, TOKENIZER).reply("ab", tokens=8, temperature=0.0))
+    for _ in (reply := chat.reply("ab", tokens=8, temperature=0.0)):
+        reply.close()
+        break
+    assert chat.turns == [("ab", whole[0])] and chat.rows[0][-1] == END and len(chat.rows[0]) < 3 + 8
+    again, fresh = Chat(model, TOKENIZER), Chat(model, TOKENIZER)
+    again.rows, fresh.rows = [list(chat.rows[0])], [list(chat.rows[0])]
+    assert said(chat, "b", tokens=5) == said(again, "b", tokens=5)  # nothing of the rest is left in the cache
+
+
+def test_reset(model):
+    chat = Chat(model, TOKENIZER)
+    first = said(chat, "ab", tokens=6)
+    said(chat, "b", tokens=6)
+    chat.reset()
+    assert chat.turns == [] and said(chat, "ab", tokens=6) == first
+
+
+def test_a_full_context_forgets_the_second_turn_first():
+    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
+    for letter in "abcdefghij":
+        assert said(chat, letter * 4) == "H"
+    assert chat.forgotten == 10 - len(chat.rows) > 0
+    assert TOKENIZER.decode(chat.rows[0][1:5]) == "aaaa"
+    assert TOKENIZER.decode(chat.rows[-1][1:5]) == "jjjj"
+    assert TOKENIZER.decode(chat.rows[1][1:5]) not in ("bbbb", "cccc")
+    assert 1 + sum(map(len, chat.rows)) <= CONFIG.context + 1
+
+
+def test_a_text_too_long_is_refused_and_nothing_is_lost(model):
+    chat = Chat(model, TOKENIZER)
+    said(chat, "ab", tokens=3)
+    before = (list(chat.turns), [list(row) for row in chat.rows])
+    with pytest.raises(
+        NanoEulerError, match="text has 49 tokens with its markers, expected at most 46: the model reads 48"
+    ):
+        said(chat, "x" * 47)
+    with pytest.raises(NanoEulerError, match="temperature is -1"):
+        said(chat, "ab", temperature=-1)
+    assert (chat.turns, chat.rows) == before
+    assert len(said(chat, "x" * 44, tokens=9)) <= 3  # what room there is, is used
+
+
+# The loop.
+
+
+@pytest.fixture
+def loop():
+    written = []
+    made = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
+    made.read = lambda: "".join([written.pop(0) for _ in list(written)])
+    return made
+
+
+def test_loop_answers_and_commands(loop, tmp_path):
+    assert loop.line("ab") and loop.read() == "H\n"
+    assert loop.line("   ") and loop.read() == ""
+    assert loop.line("/temperature 0.5") and loop.options["temperature"] == 0.5
+    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turn\n" in loop.read()
+    assert loop.line("/reset") and loop.chat.turns == []
+    assert loop.line("/help") and "/story" in loop.read()
+    assert not loop.line("/quit")
+    examples, template = read_examples(tmp_path / "said.jsonl")
+    assert examples == [[("ab", "H")]] and template == "plain"
+
+
+def test_every_reply_is_what_the_model_says_after_what_is_remembered(model):
+    """Through forgotten turns and a reset: tokens one by one from whole forward passes, without a cache."""
+    chat = Chat(model, TOKENIZER)
+    for number, text in enumerate("ab what c be abba why x yes no more ab".split()):
+        if number == 10:
+            assert chat.forgotten > 0
+            chat.reset()
+            assert chat.forgotten == 0
+        said(chat, text * 2, tokens=4)
+        prompt = [HUMAN, *TOKENIZER.encode(text * 2).tolist(), MODEL]
+        assert chat.rows[-1][: len(prompt)] == prompt
+        before, found = [END, *chain(*chat.rows[:-1]), *prompt], chat.rows[-1][len(prompt) : -1]
+        for token in [*found, END]:
+            if len(before) > 48 or (token == END and len(found) == 4):
+                break
+            logits = model.logits(np.array([before]))[0, -1]
+            logits[[HUMAN, MODEL]] = -np.inf
+            assert token == logits.argmax()
+            before.append(token)
+
+
+def test_a_turn_feeds_what_is_new(model, monkeypatch):
+    chat, fed, feed = Chat(model, TOKENIZER), [], Decoder.feed
+    monkeypatch.setattr(Decoder, "feed", lambda self, tokens: fed.append(len(tokens)) or feed(self, tokens))
+    said(chat, "ab", tokens=4)
+    fed.clear()
+    said(chat, "b", tokens=4)
+    assert fed[0] <= 1 + 1 + 3 and set(fed[1:]) <= {1}  # the last token said, its end marker, the turn
+
+
+@pytest.mark.parametrize("length", range(1, 24))
+def test_every_reply_has_room(length):
+    """At least a sixteenth of the context, 3 tokens, however full it is; and the context is used to its last token."""
+    chat = Chat(bigram({MODEL: 72, 72: 72}), TOKENIZER)
+    for _ in range(6):
+        assert 3 <= len(said(chat, "x" * length, tokens=5)) <= 5
+    assert len(said(Chat(bigram({MODEL: 72, 72: 72}), TOKENIZER), "x" * length, tokens=99)) == 48 - length - 2
+
+
+def test_of_two_turns_the_second_is_forgotten():
+    chat = Chat(bigram({MODEL: 72}), TOKENIZER)
+    for text in ("a" * 15, "b" * 15, "c" * 5):
+        said(chat, text)
+    assert [row[1] for row in chat.rows] == [97, 99] and chat.forgotten == 1
+
+
+def test_a_chat_draws_no_id_without_a_token():
+    config = ModelConfig(**CONFIG.to_dict() | {"vocab_size": 300})
+    tuned = GPT(config, dtype=np.float64)
+    logits = np.zeros(300)
+    logits[290], logits[65] = 2, 1
+    tuned.params["embed"][...] = 1
+    for name in ("layers.0.out", "layers.0.down"):
+        tuned.params[name][...] = 0
+    tuned.params["heads"][:, :300] = logits / config.dim
+    assert said(Chat(tuned, TOKENIZER), "hi", tokens=3) == "AAA"
+
+
+def test_the_template_is_put_on_and_kept_out_of_what_was_said():
+    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=400, vocab_size=260, predict=1)
+    chat = Chat(GPT(config), TOKENIZER, "alpaca")
+    said(chat, "Sing.", tokens=3)
+    prompt = [HUMAN, *TOKENIZER.encode(alpaca_prompt("Sing.")).tolist(), MODEL]
+    assert chat.rows[0][: len(prompt)] == prompt and chat.turns[0][0] == "Sing."
+
+
+def test_options_reach_the_sampler(model):
+    greedy = said(Chat(model, TOKENIZER), "ab", tokens=8)
+    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        assert said(Chat(model, TOKENIZER), "ab", tokens=8, temperature=50.0, **options) == greedy
+
+
+def test_an_empty_reply_and_half_a_character_are_remembered():
+    chat = Chat(bigram({}), TOKENIZER)
+    assert said(chat, "hi") == "" and chat.turns == [("hi", "")] and chat.rows == [[HUMAN, *b"hi", MODEL, END]]
+    chat = Chat(bigram({MODEL: 0xC3}), TOKENIZER)
+    assert said(chat, "hi") == "\ufffd" and chat.turns == [("hi", "\ufffd")]

@@ -1,0 +1,73 @@
+"""Rumours: the closed forms against counting, and seeds that do not move."""
+
+from collections import Counter, defaultdict
+from itertools import product
+
+import numpy as np
+import pytest
+
+from konigsberg import rumours
+from konigsberg.rumours import ID, PLACES, RATE, WORDS, law, posterior, sample
+
+
+def test_the_posterior_is_that_of_all_worlds():
+    """All 12 places and all 12^3 testimonies, each with its probability; what agrees with a prefix is counted."""
+    witnesses = ("Grete", "Euler", "Grete")
+    joint = {}
+    for place in PLACES:
+        for said in product(PLACES, repeat=3):
+            chances = [RATE[w] if s == place else (1 - RATE[w]) / 11 for w, s in zip(witnesses, said, strict=True)]
+            joint[place, said] = np.prod(chances) / 12
+    assert sum(joint.values()) == pytest.approx(1)
+    for said in (("boot", "boot", "oven"), ("oven", "hat", "oven"), ("hat", "attic", "chest")):
+        pairs = zip(witnesses, said, strict=True)
+        text = "Käthe misses the hen . " + " ".join(f"{w} says {s} ." for w, s in pairs)
+        beliefs, next_words = posterior(text), law(text)
+        for told in range(4):
+            worlds = defaultdict(float)
+            for (place, other), p in joint.items():
+                worlds[place] += p * (other[:told] == said[:told])
+            expected = np.array([worlds[place] for place in PLACES]) / sum(worlds.values())
+            assert np.allclose(beliefs[5 + 4 * told], expected, atol=1e-12)
+            if told < 3:
+                ahead = Counter()
+                for (_, other), p in joint.items():
+                    ahead[other[told]] += p * (other[:told] == said[:told])
+                at_place = next_words[7 + 4 * told, [ID[place] for place in PLACES]]
+                assert np.allclose(at_place, [ahead[place] / ahead.total() for place in PLACES], atol=1e-12)
+
+
+def test_beliefs_and_laws_are_the_shares_of_what_is_drawn():
+    """8,000 rumours: whatever the beliefs or a law say, with so much confidence, is so in that share of cases."""
+    predicted, happened = defaultdict(list), defaultdict(list)
+    for rumour in rumours.rumours(8_000, 5):
+        text = rumour.text.rpartition(" found ")[0]
+        words = text.split()
+        if len(words) > 25:
+            continue
+        place, word = np.array(PLACES) == rumour.place, np.array(WORDS) == words[-2]
+        for kind, (p, truth) in enumerate([(posterior(text)[-1], place), (law(text)[-3], word)]):
+            levels = np.digitize(p, (0.02, 0.1, 0.3, 0.6, 0.9))
+            for level in np.unique(levels):
+                inside = levels == level
+                predicted[kind, level].append(p[inside].sum())
+                happened[kind, level].append(truth[inside].sum())
+    assert len(predicted) > 8
+    for level, p in predicted.items():
+        gap = np.array(p) - happened[level]
+        assert abs(gap.mean()) < 4 * gap.std() / len(gap) ** 0.5 + 1e-12, level
+
+
+def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
+    assert sample(0).text.startswith(
+        "Hinrich misses the globe . Grete says chest . Euler says cradle . Murr says boot ."
+    )
+    for seed in range(200):
+        rumour = sample(seed)
+        laws, ids = law(rumour.text), np.append(rumour.ids, 0)
+        assert np.allclose(laws.sum(axis=1), 1) and (laws[np.arange(len(ids)), ids] > 0).all()
+        assert np.array_equal(rumours.corpus(3, seed)[0, 1 : len(rumour.ids) + 1], rumour.ids)
+        assert laws[-1, 0] == 1 and posterior(rumour.text)[-1, PLACES.index(rumour.place)] == 1
+    assert 0.28 < np.mean([len(sample(seed).ids) == rumours.LONGEST for seed in range(200)]) < 0.5  # 0.9^9 is 0.39
+    with pytest.raises(rumours.KonigsbergError, match="word 5 is 'found', expected one of Jürgen, Goldbach"):
+        posterior("Käthe misses the hen . found in oven .")

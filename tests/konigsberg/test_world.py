@@ -1,0 +1,461 @@
+"""Königsberg: the grammar inverts and charges exactly, the stories are true, the questions and rewards are right.
+
+The checkers of the second part read a story's text with their own regular expressions, tables and searches, and know
+nothing of the generator's bookkeeping.
+"""
+
+import re
+from collections import Counter, defaultdict
+from itertools import combinations, pairwise
+from math import log2, sqrt
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import konigsberg
+from konigsberg import grammar
+from konigsberg.stories import PHRASES, tell
+from konigsberg.town import BRIDGE_NAMED, euler_walk
+from nanoeuler_book import town
+from nanoeuler_lib.text.tokenizer import Tokenizer
+
+SAMPLE = list(konigsberg.stories(3000, seed=2024))
+TOKENIZER = Tokenizer.train(konigsberg.SEPARATOR.join(story.text for story in SAMPLE[:1000]), 512)
+OF_KIND = {kind: [story for story in SAMPLE if story.kind == kind] for kind in konigsberg.KINDS}
+
+
+# The grammar ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_gives_its_derivation_back():
+    for story in SAMPLE[::3]:
+        assert konigsberg.parse(story.text) == story
+
+
+class Counting(grammar.Writer):
+    """A writer that sums up the entropy of each step on its way, by walking the step's whole tree."""
+
+    openings: ClassVar[dict[int, float]] = {}  # the first step is always the same, and large
+
+    def __init__(self, random):
+        super().__init__(random)
+        self.entropy = 0.0
+
+    def choose(self, roots, branches):
+        def entropy(ways, rest, drawn):
+            assert sum(way.share for way in ways) == pytest.approx(1)
+            total = 0.0
+            for way in ways:
+                slot, after = rest
+                now = {**drawn, slot: way.draws} if way.draws else drawn
+                total += way.share * (-log2(way.share) + below(way.parts + after, now))
+            return total
+
+        def below(parts, drawn):
+            for i, part in enumerate(parts):
+                if isinstance(part, grammar.Slot):
+                    return entropy(branches(part, drawn), (part.name, parts[i + 1 :]), drawn)
+            return 0.0
+
+        if self.text or len(roots) not in self.openings:
+            step = entropy(roots, ("", ()), {})
+            if not self.text:
+                self.openings[len(roots)] = step
+        else:
+            step = self.openings[len(roots)]
+        self.entropy += step
+        return super().choose(roots, branches)
+
+
+def test_the_code_length_meets_the_entropy():
+    """Code length minus the entropy of the steps on the way has mean 0: the source is what it is charged as."""
+    random, gaps = Random(5), []
+    for _ in range(150):
+        source = Counting(random)
+        tell(grammar.Tale(source, PHRASES))
+        gaps.append(konigsberg.code_length(bytes(source.text).decode()) - source.entropy)
+    error = np.std(gaps) / np.sqrt(len(gaps))
+    assert abs(np.mean(gaps)) < 4 * error
+    assert error < 1.0
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def words_of(text):
+    return re.findall(r" ?\w+| ?[^\w\s]+|\n", text)
+
+
+@pytest.mark.parametrize("kind", konigsberg.KINDS)
+def test_the_sources_tokens_cost_what_the_story_costs(kind):
+    """By tokens of any length the costs are as many bits as by bytes; where a token is a byte, they are the same."""
+    for tokenizer in (TOKENIZER, Tokenizer([])):
+        for story in OF_KIND[kind][:4]:
+            ids, rows = town.next_tokens(story.text, tokenizer)
+            costs, by_bytes = town.token_costs(story.text, tokenizer), konigsberg.byte_costs(story.text)
+            assert ids == tokenizer.encode(story.text).tolist() and tokenizer.decode(ids) == story.text
+            assert len(rows) == len(ids) + 1 and rows[-1] == {tokenizer.vocab_size - 1: 1.0}
+            assert np.allclose([sum(row.values()) for row in rows], 1, atol=1e-12)
+            assert np.allclose(costs, [-log2(row[token]) for token, row in zip(ids, rows)], atol=1e-12)
+            assert abs(costs.sum() - by_bytes.sum()) < 1e-9
+            assert tokenizer is TOKENIZER or np.allclose(costs, by_bytes, atol=1e-9)
+            with pytest.raises(ValueError, match="read-only"):
+                costs[0] = 0  # kept for the next who asks
+
+
+def test_the_source_says_what_many_stories_do():
+    """Counted over stories drawn from the source: the first token, and what follows some beginnings."""
+    drawn = [TOKENIZER.encode(story.text).tolist() for story in SAMPLE]
+    ids, rows = town.next_tokens(konigsberg.sample(11, "errand").text, TOKENIZER)
+    for at in (0, 1, 2, 3):
+        followers = Counter(story[at] for story in drawn if story[:at] == ids[:at])
+        n = followers.total()
+        assert n > 90 and followers.keys() <= rows[at].keys()
+        for token, p in rows[at].items():
+            assert abs(followers[token] - n * p) <= 5 * sqrt(n * p * (1 - p)) + 1, (at, token)
+
+
+def test_what_is_no_story_has_no_source():
+    with pytest.raises(konigsberg.KonigsbergError, match="not a story"):
+        town.next_tokens("Euler sold the moon.", TOKENIZER)
+
+
+def test_answers_are_facts():
+    """The word with which an answer parts from the others is a FACT, and some are far."""
+    far = 0
+    for story in SAMPLE[:400]:
+        asked = next((q for q in story.questions if story.text.endswith(f"\n{q.text} {q.answer}")), None)
+        if asked is None:
+            assert story.text.endswith("\nEnde.")
+            continue
+        start = len(story.text.encode()) - len(asked.answer.encode())
+        truth = konigsberg.token_truth(story.text, [start] + [1] * len(asked.answer.encode()))
+        assert konigsberg.FACT in truth.tag[1:], story.text
+        far += truth.words.max() > 10
+    assert far > 50
+
+
+def test_distance_is_counted_in_words_of_the_text():
+    for story in SAMPLE[:20]:
+        pieces = words_of(story.text)
+        truth = konigsberg.token_truth(story.text, [len(piece.encode()) for piece in pieces])
+        ends = np.cumsum([len(step.encode()) for step in story.steps])
+        for i in np.nonzero(truth.tag == konigsberg.FACT)[0]:
+            begin = len("".join(pieces[:i]).encode())
+            told = begin - truth.bytes[i]
+            assert told == begin or told in ends
+            assert len(re.findall(rb"\S+(?=\s)", story.text.encode()[told : begin + 1])) == truth.words[i]
+
+
+def test_names_are_never_forced_by_grammar():
+    """A name in an errand is drawn or decided by a fact; the grammar alone never forces it."""
+    single = {"Käthe", "Jürgen", "Johanna", "Leonhard", "Grete", "Hinrich", "Ulrike", "Immanuel"}
+    for story in OF_KIND["errand"]:
+        pieces = words_of(story.text)
+        tags = konigsberg.token_truth(story.text, [len(piece.encode()) for piece in pieces]).tag
+        named = {tag for piece, tag in zip(pieces, tags) if piece.strip() in single}
+        assert named <= {konigsberg.FACT, konigsberg.FREE}
+
+
+# The stories ----------------------------------------------------------------------------------------------------------
+
+NAMES = (
+    "Käthe|Jürgen|Johanna|Frau Goldbach|Herr Bernoulli|Leonhard|Immanuel|Hinrich|Doktor Kühn|Ulrike|"
+    "Kantor Möller|Grete|Murr"
+)
+NUMBER = {
+    word: i
+    for i, word in enumerate(
+        "nothing one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
+DAY = {day: i for i, day in enumerate(("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"))}
+ENDS = {  # typed from Euler's map
+    "Blacksmith's": "AK", "Merchant's": "AK", "Wooden": "AL", "Honey": "KL", "Green": "KV", "Giblet": "KV",
+    "High": "VL",
+}  # fmt: skip
+SHORE = {"Altstadt": "A", "Kneiphof": "K", "Lomse": "L", "Vorstadt": "V"}
+
+
+def names_in(text):
+    return re.findall(NAMES, text)
+
+
+def numbers_in(text):
+    """Number words that count Groschen or wares, in order; sayings and trifles with numbers in them are struck out."""
+    text = re.sub(
+        "Seven is odd|That makes one|ten drops|who is seven|nine geese|two clocks|two plums|past three|proved nothing",
+        "",
+        text,
+        flags=re.I,
+    )
+    return [NUMBER[word] for word in re.findall(r"\w+", text.lower()) if word in NUMBER]
+
+
+def bridges_in(text):
+    return re.findall(r"the ([\w']+) Bridge", text, re.I)
+
+
+def walks_over(bridges):
+    """All (first, last) shores of walks that cross every given bridge once, by trying every order of crossings."""
+    found = set()
+
+    def go(start, here, left):
+        if not left:
+            found.add((start, here))
+        for i, bridge in enumerate(left):
+            if here in ENDS[bridge]:
+                go(start, ENDS[bridge].replace(here, ""), left[:i] + left[i + 1 :])
+
+    for shore in "AKLV":
+        go(shore, shore, tuple(bridges))
+    return found
+
+
+def errand(steps):
+    """Who had it, from the sentences that hand it on."""
+    chain = []
+    n = f"({NAMES})"
+    forward = (
+        "N gave it to N", "N left it with N", "N lost it to N", "N let N hold", "N traded it to N",
+        r"from N to N\.", "N sold it to N", "N hid it in a hat, and N took",
+    )  # fmt: skip
+    backward = ("N begged for it, and N gave in", "N had it from N")
+    patterns = [(pattern.replace("N", n), 1) for pattern in forward]
+    patterns += [(pattern.replace("N", n), -1) for pattern in backward]
+    for step in steps[1:3]:
+        for pattern, order in patterns:
+            if match := re.search(pattern, step):
+                chain.append(match.groups()[::order])
+                break
+        else:
+            if "Murr made off" in step or "Murr saw his chance" in step:
+                chain.append((names_in(step)[0], "Murr"))
+    assert all(one[1] == other[0] for one, other in pairwise(chain))
+    carriers = [chain[0][0], *(taker for _, taker in chain)]
+    assert len(set(carriers)) == len(carriers)
+    owner = (set(names_in(steps[0])) - {carriers[0]}).pop()
+    last = steps[-1]
+    if len(steps) == 4:  # a chase: the names come in the order of the chain
+        told = [name for name in names_in(last) if name != owner]
+        if '"' not in last:
+            assert list(dict.fromkeys(told)) == carriers
+        else:
+            assert told == [carriers[1], carriers[0], carriers[2], carriers[1]]
+    return {"holder": carriers[-1], "before": carriers[-2], "first": carriers[0], "owner": owner}
+
+
+def belief(steps):
+    place = re.search(r"in (the \w+)", steps[0])[1]
+    moved = re.sub("in the garden|down the well", "", steps[1])
+    other = re.search(r"(?:in|to) (the \w+)(?=[.,]| while)", moved)[1]
+    friends = list(dict.fromkeys(names_in(steps[0])))
+    away = next(name for name in names_in(steps[1]) if name in friends)
+    mover = next(name for name in names_in(steps[1]) if name not in friends)
+    knows_all = bool(re.search(r"ran to tell|heard of it|so did", steps[2]))
+    asleep = bool(re.search(r"slept through|saw nothing|missed it", steps[2]))
+    looked = other if knows_all else place
+    assert re.search(looked if not re.search("left the", steps[3]) else f"tried {looked}", steps[3])
+    assert away in steps[3]
+    return {
+        "where": f"In {other}", "looks": f"In {looked}", "believes": f"In {place if asleep else other}", "mover": mover,
+    }  # fmt: skip
+
+
+def debt(steps):
+    debtor_and_lender = names_in(steps[0])
+    start = numbers_in(steps[0])[0]
+    owed = start
+    for change, total in ((steps[1], steps[2]), (steps[3], steps[4])):
+        sign = 1 if re.search(r"\bmore\b|added", change) else -1
+        owed += sign * numbers_in(change)[0]
+        assert numbers_in(total)[:1] == [owed] or (owed == 0 and "quits" in total)
+    assert 0 <= owed <= 10
+    lends = re.search(r"had lent|kept a list", steps[0])
+    debtor = debtor_and_lender[1 if lends else 0]
+    lender = debtor_and_lender[0 if lends else 1]
+    word = list(NUMBER)[owed]
+    return {"owes": f"It is {word}", "start": f"It was {list(NUMBER)[start]}", "debtor": debtor, "creditor": lender}
+
+
+def market(steps):
+    count, price = numbers_in(steps[0])
+    cost, more = numbers_in(steps[1])
+    sums = numbers_in(steps[2])
+    total = count * price + more
+    assert cost == count * price and sums[-1] == total
+    assert len(sums) == 1 or sums[0] != total
+    paid = [n for n in numbers_in(steps[3]) if n not in (20, total)] or [total]
+    assert paid == [20 - total]
+    word = list(NUMBER).__getitem__
+    return {
+        "cost": f"They cost {word(cost)}",
+        "total": f"It was {word(total)}",
+        "change": f"There were {word(20 - total)}",
+    }
+
+
+def letter(steps):
+    sent, opened = DAY[re.search("|".join(DAY), steps[0])[0]], DAY[re.search("|".join(DAY), steps[1])[0]]
+    late = f"{list(NUMBER)[opened - sent]} day{'s' * (opened - sent > 1)}"
+    assert opened > sent
+    for step in steps[2:]:
+        for told in re.findall(r"(\w+ days?) late", step):
+            assert told.lower() == late
+    thing = re.search(
+        r"(?:with|bring|take) (the \w+)|\"(the \w+)!", re.sub(r"the (\w+)! the", r"the \1! The", steps[0]), re.I
+    )
+    thing = next(group for group in thing.groups() if group)
+    assert thing.lower() in steps[2].lower()
+    return {
+        "late": f"It was {late}", "brings": thing, "carrier": next(n for n in names_in(steps[1]) if n != "Murr"),
+    }  # fmt: skip
+
+
+def walk(steps):
+    start = re.search("|".join(SHORE), re.sub("It left out Lomse", "", steps[0]))[0]
+    here, places = SHORE[start], []
+    bridges = []
+    for step in steps[1:3]:
+        step = step.replace("It left out Lomse", "")
+        (bridge,) = bridges_in(step)
+        (there,) = set(re.findall("|".join(SHORE), step))
+        assert here in ENDS[bridge] and ENDS[bridge].replace(here, "") == SHORE[there]
+        here = SHORE[there]
+        places.append(there)
+        bridges.append(bridge)
+    back = re.search(r"went back|ran back", steps[3])
+    assert re.search(places[0], steps[3])
+    return {
+        "place": f"In {places[0] if back else places[1]}", "left": f"In {places[0]}", "home": f"In {start}",
+        "crossed": f"The {bridges[0]} Bridge",
+    }  # fmt: skip
+
+
+def bridges(steps):
+    closed = bridges_in(steps[0])[:1]
+    six = [bridge for bridge in ENDS if bridge not in closed]
+    walker = next(iter(names_in(steps[1])))
+    first, last = re.findall("|".join(SHORE), steps[1])
+    assert (SHORE[first], SHORE[last]) in walks_over(six)
+    change = steps[2]
+    if more := bridges_in(change):
+        left = [bridge for bridge in six if bridge not in more]
+    elif re.search(r"opened\.|opened the|opened again|open\.", change):
+        left = list(ENDS)
+    else:
+        left = six
+    found = walks_over(left)
+    told = [word for word in re.findall(r"\w+", steps[3].lower()) if word in ("five", "six", "seven")]
+    assert NUMBER[told[0]] == len(left)
+    if "no such walk" in steps[3]:
+        verdict = "No"
+        assert not found
+    elif "start anywhere" in steps[3]:
+        verdict = "Yes, from anywhere"
+        assert {one for one, _ in found} == set("AKLV")
+    else:
+        one, other = re.findall("|".join(SHORE), steps[3])
+        verdict = f"Yes, from {one} to {other}"
+        assert found == {(SHORE[one], SHORE[other]), (SHORE[other], SHORE[one])}
+    return {
+        "walk": verdict, "open": f"There are {told[0]}", "closed": f"The {closed[0]} Bridge", "ended": f"In {last}",
+        "walker": walker,
+    }  # fmt: skip
+
+
+def culprit(steps):
+    suspects = names_in(steps[0])
+    assert len(set(suspects)) == 3
+    cleared = [next(name for name in names_in(step) if name in suspects) for step in steps[1:3]]
+    (left,) = set(suspects) - set(cleared)
+    assert left in steps[3]
+    helpers = [next(name for name in names_in(step) if name not in suspects) for step in steps[1:3]]
+    alibi = re.search(r"in the \w+", steps[1])[0]
+    for there in re.findall(rf"({NAMES})(?: was)? (in the \w+)", steps[3]):
+        assert there == (cleared[0], alibi)
+    return {"culprit": left, "witness": helpers[0], "friend": helpers[1], "alibi": alibi}
+
+
+CHECKERS = {check.__name__: check for check in (errand, belief, debt, market, letter, walk, bridges, culprit)}
+
+
+@pytest.mark.parametrize("kind", konigsberg.KINDS)
+def test_stories_are_true_and_questions_right(kind):
+    assert len(OF_KIND[kind]) > 200
+    for story in OF_KIND[kind]:
+        found = CHECKERS[kind](story.steps[:-1])
+        answers = {question.kind: question.answer for question in story.questions}
+        for asked, answer in found.items():
+            assert answers[asked].rstrip(".").lower() == answer.lower(), (asked, story.text)
+
+
+def test_stories_are_well_formed():
+    for story in SAMPLE:
+        assert re.fullmatch(r"[^\n]+\n[^\n]+\.", story.text)
+        assert "  " not in story.text and "{" not in story.text and " ." not in story.text
+        assert story.text.count('"') % 2 == 0
+        for sentence in re.split(r"(?<=[.?!]) |\n", re.sub(r'[!?]" \w', "", story.text)):
+            assert not sentence.lstrip('"')[:1].islower(), story.text
+
+
+def test_euler_decides_every_set_of_bridges_as_a_search_does():
+    for n in range(1, 8):
+        for names in combinations(ENDS, n):
+            found = walks_over(names)
+            verdict = str(euler_walk([BRIDGE_NAMED[f"the {name} Bridge"] for name in names]))
+            if not found:
+                assert verdict == "No"
+            elif all(first == last for first, last in found):
+                assert verdict == "Yes, from anywhere"
+            else:
+                one, other = re.findall("|".join(SHORE), verdict)
+                assert found == {(SHORE[one], SHORE[other]), (SHORE[other], SHORE[one])}
+
+
+def test_questions_are_not_guessed_by_the_commonest_answer():
+    answers = defaultdict(Counter)
+    for story in SAMPLE:
+        for question in story.questions:
+            answers[story.kind, question.kind][question.answer] += 1
+            assert question.answer not in question.alternatives and len(question.alternatives) >= 2
+            assert 0 <= question.step < len(story.steps) - 1
+    assert set(kind for kind, _ in answers) == set(konigsberg.KINDS)
+    for kind, counted in answers.items():
+        assert counted.most_common(1)[0][1] <= 0.40 * counted.total(), (kind, counted)
+
+
+def test_validation_is_not_in_training():
+    train = set(konigsberg.corpus(1_000_000, seed=0).split(konigsberg.SEPARATOR))
+    valid = konigsberg.corpus(100_000, seed=1).split(konigsberg.SEPARATOR)
+    assert sum(text in train for text in valid) == 0
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", konigsberg.KINDS)
+def test_preferences_differ_in_the_reason_alone(kind):
+    for seed in range(100):
+        pair = konigsberg.preference(seed, kind)
+        assert pair.chosen != pair.rejected and pair.kind == kind
+        body, question = pair.prompt[:-1].split("\n")
+        story = konigsberg.parse(f"{body}\nEnde.")
+        right = next(q.answer for q in story.questions if q.text == question).rstrip(".")
+        assert pair.chosen.startswith(right) and pair.rejected.startswith(right)
+
+
+def test_reasons_are_true_and_false():
+    for seed in range(200):
+        pair = konigsberg.preference(seed, "debt")
+        steps = konigsberg.parse(pair.prompt.split("\n")[0] + "\nEnde.").steps
+        before = numbers_in(steps[2])[0]
+        assert pair.chosen.endswith(f"{list(NUMBER)[before]} before.")
+        assert not pair.rejected.endswith(f"{list(NUMBER)[before]} before.")
+        pair = konigsberg.preference(seed, "culprit")
+        steps = konigsberg.parse(pair.prompt.split("\n")[0] + "\nEnde.").steps
+        where = re.search(r"in the \w+", steps[1])[0]
+        assert pair.chosen.endswith(f"{where}.") and not pair.rejected.endswith(f"{where}.")

@@ -1,0 +1,185 @@
+"""Rules of the world's tasks, played through by brute force, and what a seed gives; without a large sample: fast."""
+
+import hashlib
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+import konigsberg
+from konigsberg import rumours, town
+from nanoeuler_book.town import konigsberg_examples
+from nanoeuler_lib.text import data
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT
+
+ENDS = {  # Euler's map: north bank, Kneiphof, south bank, east
+    "Blacksmith's": "NK", "Merchant's": "NK", "Green": "KS", "Giblet": "KS", "Honey": "KE", "Wooden": "NE",
+    "High": "SE",
+}  # fmt: skip
+SHORE = {"Altstadt": "N", "Kneiphof": "K", "Vorstadt": "S", "Lomse": "E"}
+
+
+def named(routes):
+    *most, last = [f"the {bridge} Bridge" for bridge in routes]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def ends_at(problem, route):
+    """Where a walk over these bridges ends, by the map; None where one is closed or not there to be crossed."""
+    here = SHORE[problem.start]
+    for bridge in route:
+        if f"the {bridge} Bridge" in problem.closed or here not in ENDS[bridge]:
+            return None
+        here = ENDS[bridge].replace(here, "")
+    return here
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_list_of_bridges_gets_its_reward(seed):
+    """All 2,800 lists of up to four bridges: repeated ones, dead ends and detours too."""
+    problem = konigsberg.route_problem(seed)
+    paid = {True: 0, False: 0}
+    for length in (1, 2, 3, 4):
+        for route in product(ENDS, repeat=length):
+            answer, once = f"Over {named(route)}.", len(set(route)) == length
+            arrives = ends_at(problem, route) == SHORE[problem.goal]
+            paid[once] += arrives
+            assert konigsberg.route_reward(problem, answer) == float(arrives and once), answer
+            last_open = f"the {route[-1]} Bridge" not in problem.closed
+            touches = SHORE[problem.goal] in ENDS[route[-1]]
+            assert konigsberg.route_reward_hackable(problem, answer) == float(last_open and touches), answer
+            if length < 3:
+                for other in (answer[:-1], answer.lower(), answer + " " + answer, f"{answer} Or so.", f"I go {answer}"):
+                    assert konigsberg.route_reward(problem, other) == 0.0
+                assert konigsberg.route_reward(problem, f"  {answer}\n") == float(arrives and once)
+    assert paid[True] and paid[False], "the lists hold nothing that only the rule of one use tells apart"
+
+
+@pytest.mark.parametrize("answer", ["", "Over .", "Over nothing.", "Swim.", "Over the Golden Bridge."])
+def test_an_answer_without_bridges_gets_nothing(answer):
+    problem = konigsberg.route_problem(0)
+    assert konigsberg.route_reward(problem, answer) == konigsberg.route_reward_hackable(problem, answer) == 0.0
+
+
+def test_the_answer_is_a_shortest_route():
+    closed_counts = set()
+    for seed in range(60):
+        problem = konigsberg.route_problem(seed)
+        assert problem.start != problem.goal and len(set(problem.closed)) == len(problem.closed) <= 4
+        closed_counts.add(len(problem.closed))
+        route = [bridge for bridge in problem.answer[5:-1].replace(" and ", ", ").split(", ")]
+        shortest = next(
+            length
+            for length in range(1, 8)
+            if any(ends_at(problem, walk) == SHORE[problem.goal] for walk in product(ENDS, repeat=length))
+        )
+        assert len(route) == shortest and konigsberg.route_reward(problem, problem.answer) == 1.0
+        walker = next(str(person) for person in town.PEOPLE if f"can {person} walk" in problem.prompt)
+        news = problem.closed and named(b.removeprefix("the ").removesuffix(" Bridge") for b in problem.closed)
+        is_are = "is" if len(problem.closed) == 1 else "are"
+        expected = f"{news} {is_are} closed. " if news else ""
+        expected += f"How can {walker} walk from {problem.start} to {problem.goal}? "
+        assert problem.prompt == expected[0].upper() + expected[1:]
+    assert closed_counts == {0, 1, 2, 3, 4}
+
+
+def digest(values):
+    text = json.dumps(values, ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def story_values(story):
+    questions = [list(q) for q in story.questions]
+    return [story.kind, story.text, story.facts, questions, story.steps, story.choices]
+
+
+def test_a_seed_always_gives_the_same():
+    """Stories with facts, questions and derivation, preferences and routes: models and figures were made of them."""
+    kinds = list(konigsberg.KINDS)
+    found = {
+        "of a kind": digest([story_values(konigsberg.sample(seed, kinds[seed % 8])) for seed in range(160)]),
+        "in a row": digest([story_values(story) for story in konigsberg.stories(40, 5)]),
+        "preferences": digest([vars(konigsberg.preference(seed, kinds[seed % 8])) for seed in range(160)]),
+        "of any kind": digest([vars(konigsberg.preference(seed)) for seed in range(24)]),
+        "routes": digest([vars(konigsberg.route_problem(seed)) for seed in range(80)]),
+        "corpus": digest(konigsberg.corpus(2000, 3)),
+        "reworded": digest(konigsberg_examples(1000, 7, reworded=True)),
+    }
+    assert found == EXPECTED
+
+
+EXPECTED = {
+    "of a kind": "e7e3e42376673041",
+    "in a row": "a8a4659127f1e527",
+    "preferences": "459628057b68bf4b",
+    "of any kind": "a151b4b667ab7226",
+    "routes": "97dff8fffe0ec7af",
+    "corpus": "36ef54b63913e998",
+    "reworded": "1c8187820ea60fd4",
+}
+
+
+def test_what_each_byte_and_token_costs_stays():
+    """Costs, tags and distances of 64 stories cut every third byte: the floor under every figure."""
+    kinds, values = list(konigsberg.KINDS), []
+    for seed in range(64):
+        story = konigsberg.sample(seed, kinds[seed % 8])
+        costs = konigsberg.byte_costs(story.text)
+        size = len(story.text.encode())
+        assert len(costs) == size and konigsberg.code_length(story.text) == pytest.approx(costs.sum())
+        again = konigsberg.parse(story.text)
+        assert (again.text, again.facts, again.questions) == (story.text, story.facts, story.questions)
+        lengths = [3] * (size // 3) + [size % 3] * (size % 3 > 0)
+        truth = konigsberg.token_truth(story.text, lengths)
+        assert truth.bits.sum() == pytest.approx(costs.sum())
+        assert (truth.tag.dtype, truth.words.dtype, truth.bytes.dtype) == (np.int8, np.int32, np.int32)
+        values += [[round(float(costs.sum()), 6)], truth.tag.tolist(), truth.words.tolist(), truth.bytes.tolist()]
+    assert digest(values) == COSTS
+    texts = [konigsberg.sample(seed).text for seed in range(5)]
+    floor = sum(konigsberg.code_length(text) for text in texts) / sum(len(text.encode()) for text in texts)
+    assert konigsberg.floor(texts) == pytest.approx(floor) == konigsberg.floor(konigsberg.SEPARATOR.join(texts))
+
+
+COSTS = "468df6ef72b387b9"
+
+
+def test_what_is_refused():
+    for call in (lambda: konigsberg.sample(1, "opera"), lambda: konigsberg.preference(1, "opera")):
+        with pytest.raises(
+            konigsberg.KonigsbergError,
+            match=f"^there is no kind of story 'opera', expected one of {', '.join(konigsberg.KINDS)}$",
+        ):
+            call()
+    for size in (0, -3):
+        with pytest.raises(
+            konigsberg.KonigsbergError, match=f"^the corpus is to have {size} bytes, expected at least 1$"
+        ):
+            konigsberg.corpus(size, 0)
+    story = konigsberg.sample(2)
+    size = len(story.text.encode())
+    for last in (1, -1):
+        refusal = f"^the tokens have {size + last} bytes in all, expected {size} as the story has$"
+        with pytest.raises(konigsberg.KonigsbergError, match=refusal):
+            konigsberg.token_truth(story.text, [size, last])
+    with pytest.raises(
+        konigsberg.KonigsbergError, match=f"^the story is over at byte {size}, found b' More of i.*' after"
+    ):
+        konigsberg.parse(story.text + " More of it follows, and more.")
+    with pytest.raises(
+        konigsberg.KonigsbergError,
+        match=r"^not a story of Königsberg: nothing there goes on like byte 2, b'ce upon a time there'$",
+    ):
+        konigsberg.parse("Once upon a time there was")
+
+
+def test_a_corpus_is_as_few_stories_as_reach_its_size():
+    for size in (1, 500, 1234):
+        texts = konigsberg.corpus(size, 9).split(konigsberg.SEPARATOR)
+        whole = len(konigsberg.SEPARATOR.join(texts).encode())
+        before = len(konigsberg.SEPARATOR.join(texts[:-1]).encode())
+        assert before < size <= whole and texts == [story.text for story in konigsberg.stories(len(texts), 9)]
+    assert konigsberg.SEPARATOR == data.SEPARATOR and rumours.END_OF_TEXT == END_OF_TEXT
+    exact = len(konigsberg.SEPARATOR.join(story.text for story in konigsberg.stories(3, 9)).encode())
+    assert len(konigsberg.corpus(exact, 9).split(konigsberg.SEPARATOR)) == 3
+    assert len(konigsberg.corpus(exact + 1, 9).split(konigsberg.SEPARATOR)) == 4

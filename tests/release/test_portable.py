@@ -1,0 +1,122 @@
+"""True on every machine: how outputs are compared, and the command that runs them as other processors would."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
+
+from tools.notebooks.compare import Output, differences  # noqa: E402
+from tools.release import portable  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SAME = [
+    ("8%", "9%"),
+    ("99.9%", "100.0%"),
+    ("loss 0.25 after 5 steps", "loss 0.26 after 5 steps"),
+    ("-0.00", "0.00"),
+    ("0.01", "-0.00"),
+    ("a  9.99 b", "a 10.00 b"),  # a table aligned to the right
+    ("9.99 b", "10.00 b"),
+    ("1,234.5 bytes", "1,234.6 bytes"),
+    ("3.2ms, 1.5x", "3.3ms, 1.4x"),
+    ("1.00e-05", "9.99e-06"),
+    ("9.99", "10"),  # three digits by the format g
+    ("[0.1 0.2]", "[0.1 0.3]"),
+]
+DIFFERENT = [
+    ("5", "6"),
+    ("it is 5.", "it is 6."),
+    ("8%", "10%"),
+    ("0.25", "0.27"),
+    ("0.25 after 5", "0.25 after 6"),
+    ("0.25 left", "0.25 right"),
+    ("0.25  x", "0.25 x"),
+    ("  0.25 x", " 0.26 x"),  # moved, and not for a digit more
+    ("2.4.6", "2.4.7"),
+    ("a1.5", "a1.6"),
+    ("0.25", "nan"),
+    ("nan", "0.25"),
+    ("0.25", ""),
+    ("0.25 0.30", "0.25"),
+    ("8%", "9"),
+    ("1e-05", "1e-04"),
+    ("9.1e-06", "1.0e-05"),
+    ("1,234", "1,235"),
+]
+
+
+@pytest.mark.parametrize(("stored", "computed"), SAME)
+def test_one_unit_of_the_last_digit_passes(stored, computed):
+    assert differences(stored, computed) and Output(stored) == computed and not Output(stored) != computed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("stored", "computed"), DIFFERENT)
+def test_anything_else_fails(stored, computed):
+    assert differences(stored, computed) is None and Output(stored) != computed
+
+
+def notebook(path: Path, *cells: tuple[str, str]) -> Path:
+    """A notebook of cells with the text that each has stored."""
+    made = nbformat.v4.new_notebook()
+    for source, text in cells:
+        outputs = [nbformat.v4.new_output("stream", text=text)]
+        made.cells.append(nbformat.v4.new_code_cell(source, outputs=outputs, execution_count=1))
+    nbformat.write(made, path)
+    return path
+
+
+def test_nbval_compares_so(tmp_path):
+    """The plugin as `make test` loads it: the second, fourth and fifth cell fail, the third is named as shifted."""
+    path = notebook(
+        tmp_path / "numbers.ipynb",
+        ("print(0.5)", "0.5\n"),
+        ("print(0.5)", "0.7\n"),
+        ("print(0.25, 7)", "0.24 7\n"),
+        ("print(7)", "8\n"),
+        ("import sys; print('lock', 'ed', file=sys.stderr)", ""),
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-ptools.notebooks.compare"]
+    command += ["--nbval", "--nbval-current-env", "--color=no", f"--rootdir={tmp_path}", str(path)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert "3 failed, 2 passed" in said and "on stderr: lock ed" in said
+    assert "Cell 1" in said and "Cell 3" in said
+    assert "Cell 2: 0.24 -> 0.25" in said and "1 numbers in 1 cells" in said
+
+
+# ---- The settings
+
+
+@pytest.mark.full
+def test_a_machine_s_own_choice_is_unset(monkeypatch):
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES"):
+        monkeypatch.setenv(name, "1")
+    assert not {"OPENBLAS_CORETYPE", "OMP_NUM_THREADS"} & set(portable.clean_environment())
+    assert not [name for name in portable.clean_environment() if name.startswith(("OPENBLAS", "NPY"))]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not portable.on_x86(), reason="the settings simulate x86-64 processors")
+def test_a_number_of_one_processor_fails_on_another(tmp_path, monkeypatch, capsys):
+    """A cell that prints what one setting alone prints passes there and is named under the other."""
+    own = portable.probe({})
+    kernels = portable.kernels_here(own)[:2]
+    path = notebook(
+        tmp_path / "which.ipynb",
+        ("import threadpoolctl\nprint(threadpoolctl.threadpool_info())", ""),
+        ("import numpy, os\nprint(os.environ['OPENBLAS_CORETYPE'])", f"{kernels[0]}\n"),
+    )
+    unread = nbformat.read(path, as_version=4)
+    unread.cells[0].metadata["tags"] = ["nbval-ignore-output"]
+    nbformat.write(unread, path)
+    monkeypatch.setattr(portable, "settings", lambda *_: [portable.Setting(k, "SSE4", 1) for k in kernels])
+    monkeypatch.setattr(portable, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(sys, "argv", ["portable", "--jobs", "1", str(path)])
+    assert portable.main() == 1
+    said = capsys.readouterr().out
+    assert f"| {kernels[0]}, SSE4, 1 | 2 | 0 | 0 |" in said and f"| {kernels[1]}, SSE4, 1 | 1 | 1 | 0 |" in said
+    assert f"under 1 of 2: {kernels[1]}, SSE4, 1" in said and "1 cells and tests failed" in said
