@@ -1,5 +1,10 @@
 """NanoEuler: a GPT-2-class language model by hand, and the book that derives it.
 
+    from nanoeuler_lib import GPT, Tokenizer, generate, load, train
+
+gives the five names that most programs need. `load` is `training.checkpoint.load_model`; the other four have the same
+name in their modules. Each is imported when it is first asked for, so `import nanoeuler_lib` is quick.
+
 Text, model and CUDA do not know one another; engine = model x kernels; generation = text x model; training = all of it.
 Nothing is imported upward, and nothing of this project is imported inside a function, except in `command`.
 
@@ -20,6 +25,28 @@ Beside it, in the same wheel: `konigsberg`, stories whose exact distribution is 
 with every access checked; `nanoeuler_book`, what the chapters import and a run does not.
 """
 
+from importlib import import_module
+
 from nanoeuler_lib import _moved as _moved  # old names of modules
 
 __version__ = "0.2.0"
+_HOMES = {  # public name -> module and name there
+    "GPT": ("model", "GPT"),
+    "Tokenizer": ("text.tokenizer", "Tokenizer"),
+    "generate": ("generation.generate", "generate"),
+    "load": ("training.checkpoint", "load_model"),
+    "train": ("training.train", "train"),
+}
+__all__ = ["GPT", "Tokenizer", "generate", "load", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for (PEP 562). Raises AttributeError on any other name."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _HOMES[name]
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{module}"), there))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -180,6 +180,22 @@ def load(path: str | Path, training: bool = False) -> Checkpoint:
     return Checkpoint(path, GPT(config, params), tokenizer, head["step"], settings, optimizer, head["info"])
 
 
+def load_model(source: str | Path = "konigsberg-small") -> tuple[GPT, Tokenizer]:
+    """Load a model and its tokenizer; `nanoeuler_lib.load` is this function.
+
+    source: the name of a model that comes with the package ("konigsberg-small", "konigsberg-chat", "english-small"), a
+    checkpoint, or a run folder, whose latest checkpoint is taken. A folder that has the name of such a model is written
+    "./NAME". Raises NanoEulerError for a name or folder that does not exist, and as `load` does.
+    """
+    if str(source) in shipped():
+        return load_pretrained(str(source))
+    if not os.path.exists(source):
+        expected = f"a checkpoint, a run folder, or one of {', '.join(shipped())}"
+        raise NanoEulerError(f"{short(str(source))}: no such folder, expected {expected}")
+    checkpoint = load(source)
+    return checkpoint.model, checkpoint.tokenizer
+
+
 def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
     """A model and its tokenizer that come with the package.
 
@@ -191,10 +207,14 @@ def load_pretrained(name: str = "konigsberg-small") -> tuple[GPT, Tokenizer]:
 
 def pretrained(name: str) -> Path:
     """The checkpoint folder of a model that comes with the package. Raises NanoEulerError on an unknown name."""
-    known = sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
-    if name not in known:
+    if name not in (known := shipped()):
         raise NanoEulerError(f"no pretrained model {short(name)}, the package has {', '.join(known) or 'none'}")
     return PRETRAINED / name
+
+
+def shipped() -> list[str]:
+    """Return the names of the models that come with the package."""
+    return sorted(file.parent.name for file in PRETRAINED.glob("*/checkpoint.json"))
 
 
 def find(path: str | Path) -> Path:

@@ -16,6 +16,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e .[book]")
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
+import konigsberg  # noqa: E402
 from tools.book import landing, project  # noqa: E402
 from tools.notebooks import count, maps, runs  # noqa: E402
 
@@ -114,6 +115,14 @@ def test_links_lead_to_files_and_headings(page):
                 headings = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.M)
                 slugs = [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
                 assert anchor in slugs, f"{path.name}: {target}#{anchor}"
+
+
+def test_readmes_example_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    text = "".join(f"{konigsberg.sample(seed=seed).text}\n" for seed in range(40))
+    (tmp_path / "FILE.txt").write_text(text, "utf-8")
+    done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code.replace('200', '2')}", tmp_path)
+    assert len(done.stdout) > 40 and (tmp_path / "runs/from-python/checkpoints").exists(), done.stderr
 
 
 PACKAGES = "nanoeuler_lib nanoeuler_book konigsberg cudacheck".split()

@@ -1,7 +1,14 @@
 """Which package may import which, and in nanoeuler_lib which folder: nothing looks back."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+
+import nanoeuler_lib
+from nanoeuler_lib.errors import NanoEulerError
 
 ROOT = Path(__file__).resolve().parents[2]
 MAY_IMPORT = {
@@ -51,3 +58,22 @@ def test_nothing_is_imported_upward():
     assert not wrong, "\n".join(wrong)
     folders = {f.parent.name for f in ROOT.glob("nanoeuler_lib/*/__init__.py")}
     assert folders == FOLDERS.keys() | {"command"}
+
+
+FACE = """import sys, time
+start = time.process_time()
+import nanoeuler_lib
+assert time.process_time() - start < 0.05 and "numpy" not in sys.modules
+from nanoeuler_lib import GPT, Tokenizer, generate, load, ops, train
+assert set(nanoeuler_lib.__all__) < set(dir(nanoeuler_lib)) and nanoeuler_lib.training.train.train is train
+"""
+
+
+def test_the_package_is_imported_quickly_and_gives_five_names():
+    subprocess.run([sys.executable, "-c", FACE], cwd=ROOT, check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        nanoeuler_lib.trian  # noqa: B018
+    folder = nanoeuler_lib.load(ROOT / "nanoeuler_lib/pretrained/konigsberg-small")
+    assert (nanoeuler_lib.load()[0].params.flat == folder[0].params.flat).all()
+    with pytest.raises(NanoEulerError, match="no such folder, expected a checkpoint, a run folder, or one of english"):
+        nanoeuler_lib.load("konigsbrg")
