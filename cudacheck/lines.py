@@ -49,8 +49,8 @@ def _section(data: bytes, wanted: bytes) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: bytes):
-        self.data, self.at = data, 0
+    def __init__(self, data: bytes, at: int = 0):
+        self.data, self.at = data, at
 
     def byte(self) -> int:
         self.at += 1
@@ -70,14 +70,14 @@ class _Reader:
         start, self.at = self.at, self.data.index(b"\0", self.at) + 1
         return self.data[start : self.at - 1]
 
+    def fixed(self, size: int) -> int:
+        """A number of so many bytes, the lowest first."""
+        self.at += size
+        return int.from_bytes(self.data[self.at - size : self.at], "little")
 
-def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
-    version, header_length, step, _, _, base, width, opcodes = struct.unpack_from("<HIBBBbBB", data)
-    if version != 4:
-        return []
-    read = _Reader(data)
-    read.at = 12
-    operands = [read.byte() for _ in range(opcodes - 1)]
+
+def _files_named(name: str, read: _Reader) -> set[int]:
+    """Read a unit's tables of directories and files; return the numbers, from 1, of the files of this name."""
     while read.text():
         pass  # directories
     files = []
@@ -85,7 +85,16 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
         files.append(file)
         for _ in range(3):
             read.number()  # its directory, time and length
-    ours = {i + 1 for i, file in enumerate(files) if Path(file.decode()).name == name}
+    return {i + 1 for i, file in enumerate(files) if Path(file.decode()).name == name}
+
+
+def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
+    version, header_length, step, _, _, base, width, opcodes = struct.unpack_from("<HIBBBbBB", data)
+    if version != 4:
+        return []
+    read = _Reader(data, 12)
+    operands = [read.byte() for _ in range(opcodes - 1)]
+    ours = _files_named(name, read)
     read.at = 6 + header_length
     rows, address, line, file = [], 0, 1, 1
 
@@ -100,14 +109,13 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
             line += base + (opcode - opcodes) % width
             row()
         elif opcode == 0:
-            length = read.number()
-            end = read.at + length
+            end = read.number() + read.at  # the length is read first
             extended = read.byte()
             if extended == 1:  # the end of a sequence
                 rows.append((address, 0))
                 address, line, file = 0, 1, 1
             elif extended == 2:
-                address = int.from_bytes(data[read.at : end], "little")
+                address = read.fixed(end - read.at)
             read.at = end
         elif opcode == 1:
             row()
@@ -120,8 +128,7 @@ def _unit(data: bytes, name: str) -> list[tuple[int, int]]:
         elif opcode == 8:
             address += (255 - opcodes) // width * step
         elif opcode == 9:
-            address += int.from_bytes(data[read.at : read.at + 2], "little")
-            read.at += 2
+            address += read.fixed(2)
         else:
             for _ in range(operands[opcode - 1]):
                 read.number()

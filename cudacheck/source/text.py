@@ -1,6 +1,8 @@
 """Reading the text of a kernel: its signatures, and the edits that a C++ compiler needs."""
 
 import difflib
+import functools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -202,8 +204,7 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
         return Parameter("", "void", "", False, False)
     bare = len(names) < 2 or hollow(plain).rstrip().endswith(("*", ">"))
     name = "?" if bare else names[-1]
-    declared = plain if bare else plain[: plain.rindex(name)]
-    declared = _QUALIFIERS.sub(" ", expand(declared, words))
+    declared = _QUALIFIERS.sub(" ", expand(plain if bare else plain[: plain.rindex(name)], words))
     inner = shape if rows else shape[1:]
     stars = declared.count("*") + (1 if shape and not rows else 0)
     pointee = re.findall(r"[\w:]+|<[^*&]*>", declared.split("*")[0].replace("&", " "))
@@ -229,8 +230,7 @@ def _parameter(text: str, words: dict[str, str], structs: dict) -> Parameter:
         raise CudaCheckError(_no_type(name, kind, "*" * stars, structs))
     dtype, width = element
     if pointer:
-        for count in inner:
-            width *= number(count, words) or 1
+        width *= math.prod(number(count, words) or 1 for count in inner)
     return Parameter(name, kind, dtype, pointer, const, width)
 
 
@@ -346,13 +346,10 @@ def _announce(source: str) -> str:
     for match in _SHARED.finditer(bare):
         start, line = match.start(), bare[: match.start()].count("\n") + 1
         end = match.end() + (hollow(bare[match.end() :]) + ";").index(";")
+        refused = functools.partial(_at, source, line)
         in_macro = code[start].isspace()
         if in_macro and not code[end : end + 1].isspace():
-            raise _at(
-                source,
-                line,
-                "write __shared__ where an array is declared: behind a macro the checker does not see it",
-            )
+            raise refused("write __shared__ where an array is declared: behind a macro the checker does not see it")
         before = re.search(rf"(?:\b(?:extern|static|volatile|const)\b|{_ALIGNED.pattern}|\s)*$", bare[:start])[0]
         declaration = _ALIGNED.sub(lambda m: " " * len(m[0]), bare[match.end() : end])
         if re.search(r"\bextern\b", before):
@@ -362,18 +359,16 @@ def _announce(source: str) -> str:
             continue
         emptied = hollow(declaration)
         if re.match(r"[^()\n]*=", emptied):
-            raise _at(source, line, "__shared__ memory has no value at first: let a thread write it")
+            raise refused("__shared__ memory has no value at first: let a thread write it")
         if re.search(r"\[\s*\]", declaration):
-            raise _at(
-                source,
-                line,
+            raise refused(
                 "this __shared__ array has no size: write one in its [ ], or extern before __shared__ and give "
-                "shared_mem at the launch",
+                "shared_mem at the launch"
             )
         if "=" in emptied:
             continue  # its ; is missing: the compiler will tell
         if not in_macro and bare[:start].count("{") == bare[:start].count("}"):
-            raise _at(source, line, "declare __shared__ arrays inside the kernel, found one outside")
+            raise refused("declare __shared__ arrays inside the kernel, found one outside")
         names = list(re.finditer(r"(\w+)\s*(?:\[\s*\]\s*)*(?=,|$)", emptied))
         edits += [(match.end() + name.end(),) * 2 + (" = {}",) for name in names]
         edits.append((end + 1,) * 2 + ("".join(f" NANOEULER_SHARED_ARRAY({name[1]});" for name in names),))

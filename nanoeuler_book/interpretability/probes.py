@@ -143,10 +143,8 @@ def logistic(
     """
     rng = np.random.default_rng(seed)
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
-    z, sizes = (
-        _with_one((x - mean) / scale).astype(np.float32),
-        [x.shape[1], *([hidden] if hidden else []), y.shape[1]],
-    )
+    z = _with_one((x - mean) / scale).astype(np.float32)
+    sizes = [x.shape[1], *([hidden] if hidden else []), y.shape[1]]
     weights = [
         rng.normal(0, (2 / a) ** 0.5 if i + 2 < len(sizes) else 0.01 / a**0.5, (a + 1, b)).astype(np.float32)
         for i, (a, b) in enumerate(pairwise(sizes))
@@ -161,22 +159,27 @@ def logistic(
                 best, kept, at = loss, probe, step
             elif step - at > PATIENCE:
                 break
-        h = [z]
-        for w in weights[:-1]:
-            h.append(_with_one(np.maximum(h[-1] @ w, 0)))
-        d = (softmax(h[-1] @ weights[-1]) - y) / len(y)
-        grads = []
-        for i in range(len(weights) - 1, -1, -1):
-            grads.append(h[i].T @ d)
-            grads[-1][:-1] += decay * weights[i][:-1]
-            if i:
-                d = (d @ weights[i][:-1].T) * (h[i][:, :-1] > 0)
-        for w, g, (m, v) in zip(weights, reversed(grads), moments, strict=True):
+        for w, g, (m, v) in zip(weights, _gradients(weights, z, y, decay), moments, strict=True):
             m += 0.1 * (g - m)
             v += 0.01 * (g * g - v)
             corrected = np.sqrt(v / (1 - 0.99 ** (step + 1))) + 1e-8
             w -= rate * (1 - step / (steps + 1)) * (m / (1 - 0.9 ** (step + 1))) / corrected
     return kept
+
+
+def _gradients(weights, z, y, decay):
+    """Return the gradients of the mean cross-entropy at z [m, D + 1], beliefs y [m, n], with those of the decay."""
+    h = [z]
+    for w in weights[:-1]:
+        h.append(_with_one(np.maximum(h[-1] @ w, 0)))
+    d = (softmax(h[-1] @ weights[-1]) - y) / len(y)
+    grads = []
+    for i in reversed(range(len(weights))):
+        grads.append(h[i].T @ d)
+        grads[-1][:-1] += decay * weights[i][:-1]
+        if i:
+            d = (d @ weights[i][:-1].T) * (h[i][:, :-1] > 0)
+    return grads[::-1]
 
 
 class Score(NamedTuple):

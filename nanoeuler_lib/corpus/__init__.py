@@ -59,7 +59,6 @@ def make(
     folder of files one has; size: bytes of text after which to stop (None: all); seed: of what is held out and of the
     comparison; valid_fraction: about this share of the documents is held out; skip: files to do without, by name or
     number; quiet: nothing but what came out; follow: may show the documents as they go by.
-
     Raises NanoEulerError when an argument is none of these, a file cannot be had or is not what it should be, the disk
     takes no more, or a part has no document.
     """
@@ -82,25 +81,25 @@ def make(
             return used[-1][1]
 
         writer = stack.enter_context(_Writer(folder, name, seed, valid_fraction))
-        for document in follow(READERS[name](get, files, notes.append)):
-            writer.add(document)
-            if size is not None and writer.bytes >= size:
-                break
-        if size is not None and writer.bytes < size:
+        if not writer.fill(follow(READERS[name](get, files, notes.append)), size):
             notes.append(f"{writer.bytes:,} bytes of text, {size:,} were asked for: the files hold no more")
-        writer.expect_parts()
-        report = {
-            "corpus": name, "about": corpus.about, "licence": corpus.licence, "source": corpus.source,
-            "nanoeuler": __version__, "seed": seed, "valid_fraction": valid_fraction, "bytes_asked_for": size,
-            "parts": writer.parts(), "dropped": dict(writer.dropped), "skipped": skipped, "notes": notes,
-            "compared_by": writer.seen.rule,
-            "files": [
-                {"name": file.name, "from": fetched.url, "bytes": fetched.bytes, "sha256": fetched.sha256}
-                for file, fetched in used
-            ],
-        }  # fmt: skip
+        report = _report(corpus, writer, size, skipped, notes, used)
         write_text(folder / "report.json", to_json(report, indent=1) + "\n")
     return report
+
+
+def _report(corpus: Corpus, writer, size, skipped, notes, used):
+    """Return what report.json holds. size: bytes of text that were asked for; used: files, and how each was fetched."""
+    return {
+        "corpus": corpus.name, "about": corpus.about, "licence": corpus.licence, "source": corpus.source,
+        "nanoeuler": __version__, "seed": writer.seed, "valid_fraction": writer.fraction, "bytes_asked_for": size,
+        "parts": writer.parts(), "dropped": dict(writer.dropped), "skipped": skipped, "notes": notes,
+        "compared_by": writer.seen.rule,
+        "files": [
+            {"name": file.name, "from": fetched.url, "bytes": fetched.bytes, "sha256": fetched.sha256}
+            for file, fetched in used
+        ],
+    }  # fmt: skip
 
 
 def _without(corpus: Corpus, skip):
@@ -142,6 +141,18 @@ class _Writer:
     def bytes(self):
         """Of the texts written so far."""
         return sum(part.text for part in self.texts)
+
+    def fill(self, documents, size):
+        """Write documents until the texts have `size` bytes (None: all of them); return whether they have.
+
+        Raises NanoEulerError where a part stays empty. The files are closed.
+        """
+        for document in documents:
+            self.add(document)
+            if size is not None and self.bytes >= size:
+                break
+        self.expect_parts()
+        return size is None or self.bytes >= size
 
     def add(self, document):
         reason, detail = self._reason(document)

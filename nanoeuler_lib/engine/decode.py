@@ -153,13 +153,8 @@ class Decoder:
         """
         c, ids, rows = self.config, list(ids), 1 + self.ahead
         drawn = Drawn(self, rng)
-        options = (
-            c.vocab_size if size is None else size,
-            float(temperature),
-            int(top_k),
-            float(top_p),
-            float(min_p),
-        )
+        size = c.vocab_size if size is None else size
+        options = size, float(temperature), int(top_k), float(top_p), float(min_p)
         self._pass(rows)
         self.program.order(drawn, self.buffers.logits[:rows], *options)
         self.program.judge(drawn, self.inputs, -1 if end is None else int(end))

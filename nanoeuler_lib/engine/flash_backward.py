@@ -98,12 +98,8 @@ def backward(
     on = on or card(where)
     number, B, T, C = _checked_shapes(out, lse, qkv, heads, groups)
     _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C)
+    _check_number(number, tf32, on)
     cores = number != "float" or tf32
-    if number == "__half":
-        raise NanoEulerError("the backward pass takes bfloat16 (or uint16) and float32, got float16")
-    if cores and on.capability < 80:
-        what = "TF32" if tf32 else "bfloat16"
-        raise NanoEulerError(f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}")
     size, turn = qkv.dtype.itemsize, tables is not None
     of_queries, of_keys = tiles(size, C, T, on.shared, cores)
     if work is not None:  # room for dS beside the tiles
@@ -121,11 +117,9 @@ def backward(
     )  # fmt: skip
     if work is None:
         arguments = (qkv, out, dout, lse, delta, dqkv, cosine, sine, B * heads, *shape)
-        grid, threads = (
-            side_by_side(B * heads, -(-T // of_queries.rows), HEADS_TOGETHER),
-            32 * of_queries.warps,
-        )
-        return [kernels[names[0]].bind(grid, threads, arguments, of_queries.bytes(C, size), **options), keys]
+        grid = side_by_side(B * heads, -(-T // of_queries.rows), HEADS_TOGETHER)
+        shared = of_queries.bytes(C, size)
+        return [kernels[names[0]].bind(grid, 32 * of_queries.warps, arguments, shared, **options), keys]
     few = min(1024, -(-B * heads * T // 8))  # blocks, of eight rows at a time
     return [
         kernels[names[0]].bind(few, 256, (out, dout, delta, work, B, T, heads), **options),
@@ -154,6 +148,15 @@ def _names(number: str, cores: bool, C: int, of_queries: Tile, of_keys: Tile, tu
 @functools.cache
 def _module(names: tuple[str, ...], where: str, checked: bool) -> cuda.Module:
     return cuda.module(cuda.KERNELS / "attention_backward.cu", where=where, checked=checked, instantiate=names)
+
+
+def _check_number(number: str, tf32: bool, on: Card) -> None:
+    """Refuse a type of numbers that the kernels, or this GPU, do not have."""
+    if number == "__half":
+        raise NanoEulerError("the backward pass takes bfloat16 (or uint16) and float32, got float16")
+    if (number != "float" or tf32) and on.capability < 80:
+        what = "TF32" if tf32 else "bfloat16"
+        raise NanoEulerError(f"{what} takes compute capability 8.0 or later, this card has {on.capability / 10}")
 
 
 def _check_arrays(dqkv, delta, dout, lse, qkv, out, tables, work, C: int) -> None:

@@ -145,17 +145,14 @@ def speculate(
     fresh, guesses, qs = ids[-context:], [], []
     while True:
         if decoder.length + len(fresh) > context:
-            decoder.length = 0
-            fresh = ids[-(context // 2 + 1) :]
+            decoder.length, fresh = 0, ids[-(context // 2 + 1) :]
         del guesses[context - decoder.length - len(fresh) :]
         places = decoder.read(np.array(fresh + guesses))[len(fresh) - 1 :]  # of the last token and each guess
         new = []
         for place, guess, q in zip(places, guesses, qs):
             p = filtered_probs(decoder.logits(place)[:size], **options)
-            if len(p[0]) == 1:  # nothing to draw
-                new.append(int(p[0][0]))
-            else:
-                new.append(accept_or_redraw(dense(*p, V), dense(*q, V), guess, rng))
+            alone = len(p[0]) == 1  # nothing to draw
+            new.append(int(p[0][0]) if alone else accept_or_redraw(dense(*p, V), dense(*q, V), guess, rng))
             if new[-1] != guess:
                 break
         else:

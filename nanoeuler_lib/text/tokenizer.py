@@ -201,9 +201,8 @@ def find_merges(words: Mapping[str, int], number: int, progress: bool = False) -
             totals[before] -= total
             totals[after] += total
             holders[after] = indices
-        for after in {after for _, after, _ in changes}:
-            if totals[after]:
-                heappush(heap, (-totals[after], order[after[0]] + order[after[1]], after))
+        for after in {after for _, after, _ in changes if totals[after]}:
+            heappush(heap, (-totals[after], order[after[0]] + order[after[1]], after))
     return merges
 
 
