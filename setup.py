@@ -1,5 +1,6 @@
-"""What pyproject.toml cannot say: a wheel holds the stored results, which lie outside the package."""
+"""Add to a wheel what pyproject.toml cannot say: the stored results, and the addresses in project.toml."""
 
+import tomllib
 from pathlib import Path
 
 from setuptools import setup
@@ -13,4 +14,12 @@ class BuildWithResults(build_py):
             self.copy_tree("data/results", str(Path(self.build_lib, "nanoeuler_book", "results")))
 
 
-setup(cmdclass={"build_py": BuildWithResults})
+def urls() -> dict[str, str]:
+    """Return the project's addresses by their labels; an empty address, or a missing file, gives none."""
+    file = Path("project.toml")
+    project = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    labels = {"Repository": "repository", "Documentation": "book"}
+    return {label: project[name] for label, name in labels.items() if project.get(name)}
+
+
+setup(cmdclass={"build_py": BuildWithResults}, project_urls=urls())

@@ -103,7 +103,7 @@ def test_the_first_page_takes_its_numbers_from_the_chapters():
     assert not re.search(r"\d+ (chapters|hours)", INTRO)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "contributing"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "AGENTS.md", "contributing"])
 def test_links_lead_to_files_and_headings(page):
     """As GitHub shows them: a heading's address is its words in small letters, joined by hyphens."""
     for path in sorted((ROOT / page).glob("*.md")) or [ROOT / page]:
@@ -126,13 +126,13 @@ def test_readmes_example_runs(tmp_path):
 
 
 PACKAGES = "nanoeuler_lib nanoeuler_book konigsberg cudacheck".split()
-WINGS = [*PACKAGES, *"tests tools benchmarks experiments book data notebooks contributing .github".split()]
+FOLDERS = [*PACKAGES, *"tests tools benchmarks experiments book data notebooks contributing .github".split()]
 PLACEHOLDER = re.compile(r"\bname\.|NN|_name|FOLDER|^_build/")  # `notebooks/NN_name.ipynb`: a file to be written
 
 
 def files() -> list[str]:
     """Every file of the repository but caches, as "/path"."""
-    inside = (path for wing in WINGS for path in (ROOT / wing).rglob("*.*") if "__pycache__" not in path.parts)
+    inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts)
     return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*ROOT.glob("*.*"), *inside]]
 
 
@@ -295,6 +295,7 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
     for name in (*PACKAGES, "data/results", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / "source" / name)
+    (tmp_path / "source/project.toml").write_text('repository = "https://github.com/anna/euler"')
     wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, tmp_path / "source"]
     subprocess.run([sys.executable, "-m", "pip", "--quiet", *wheel], check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
@@ -319,6 +320,8 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
         done = subprocess.run(words, cwd=empty, env=env, capture_output=True, text=True)
         assert expected in done.stdout and not done.returncode, done.stdout + done.stderr
     assert all((tmp_path / "venv").glob(f"lib/*/site-packages/{package}") for package in PACKAGES)
+    (facts,) = (tmp_path / "venv").glob("lib/*/site-packages/*.dist-info/METADATA")
+    assert "Project-URL: Repository, https://github.com/anna/euler\n" in facts.read_text("utf-8")
 
 
 def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):
