@@ -3,9 +3,8 @@
     python -m tools.course.assignment 06    # -> _build/assignments/release/06/
 
 The folder of a release is all that a student needs beside the library: the notebook, the stored results that it plots,
-`book_06.py` with the book's versions, a README, and AGENTS.md for an assistant. The folder _build/assignments is
-a whole nbgrader course;
-`python -m tools.course.autograde 06 FOLDER` grades what comes back.
+`book_06.py` with the book's versions, a README, and AGENTS.md for an assistant. The folder _build/assignments is a
+whole nbgrader course; `python -m tools.course.autograde 06 FOLDER` grades what comes back.
 """
 
 import ast
@@ -143,7 +142,7 @@ def make(chapter: str, notebooks: Path = ROOT / "notebooks", course: Path = COUR
     nbformat.write(notebook, source / path.name)
     (source / f"{book}.py").write_text(text)
     (source / "README.md").write_text(readme(chapter, notebook, path.name, book))
-    shutil.copy(ROOT / "AGENTS.md", source)
+    shutil.copy(ROOT / "notebooks" / "AGENTS.md", source)
     for stored in results_of(notebook):
         (source / "data" / "results").mkdir(parents=True, exist_ok=True)
         shutil.copy(stored, source / "data" / "results")
