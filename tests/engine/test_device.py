@@ -1,6 +1,6 @@
 """The choice of a device: every name, precision and message, what goes to the engine, and what a run remembers.
 
-No card is needed: CuPy and the engine's classes are stood in for; `test_engine.py` runs them.
+No GPU is needed: CuPy and the engine's classes are stood in for; `test_engine.py` runs them.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The GPU's engine, run whole through the CPU runtime, every access checked: what it computes is what the CPU computes.
 
-Tiny shapes, odd lengths. The lists of launches that a card would run stand in launches.txt (written anew by
+Tiny shapes, odd lengths. The lists of launches that a GPU would run stand in launches.txt (written anew by
 `python tests/engine/test_engine.py`), and thirty planted bugs are caught.
 """
 

@@ -1,4 +1,4 @@
-"""The benchmarks that need a graphics card, on a tiny model through the CPU runtime: do they compare the same work?"""
+"""The benchmarks that need a GPU, on a tiny model through the CPU runtime: do they compare the same work?"""
 
 import dataclasses
 

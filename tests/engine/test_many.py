@@ -1,4 +1,4 @@
-"""Training on many cards, as processes on the CPU: the same bits on 1, 2 and 4 of them, and planted bugs that show.
+"""Training on several GPUs, as processes on the CPU: the same bits on 1, 2 and 4 of them, and planted bugs that show.
 
 The engine runs through the CPU runtime, MPI stands in NCCL's place; what each process does is `many_worker.py`.
 """

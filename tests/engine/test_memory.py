@@ -1,4 +1,4 @@
-"""Where a device's memory ends: what is said, and that nothing of a run is lost. A pretended card counts its arrays."""
+"""Where a device's memory ends: what is said, and that nothing of a run is lost. A pretended GPU counts its arrays."""
 
 import gc
 import weakref

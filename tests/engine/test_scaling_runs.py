@@ -1,4 +1,4 @@
-"""Chapter 19's runs: the same on a card and on the CPU, each row read once."""
+"""Chapter 19's runs: the same on a GPU and on the CPU, each row read once."""
 
 import multiprocessing
 from dataclasses import asdict

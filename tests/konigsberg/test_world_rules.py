@@ -1,4 +1,4 @@
-"""Rules of the world's tasks, played through by brute force, and what a seed gives; without a large sample: fast."""
+"""Rules of Königsberg's tasks, played through by brute force, and what a seed gives; without a large sample: fast."""
 
 import hashlib
 import json

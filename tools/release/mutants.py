@@ -5,8 +5,8 @@
     make mutants-library SKIP=260               # the last 40 of the 300: a run that was stopped goes on
 
 The operators are those of mutmut: an argument dropped or None, + for -, <= for <, `and` for `or`, a number one larger,
-a string changed, an assignment of None, ... A mutant is caught when a test of its wing fails, or runs out of time, in a
-copy of the checkout; the checkout itself is never changed. mutants.toml lists the mutants that no test can catch,
+a string changed, an assignment of None, ... A mutant is caught when a test of its package fails, or runs out of time,
+in a copy of the checkout; the checkout itself is never changed. mutants.toml lists the mutants that no test can catch,
 each with the reason. Not planted: what stands outside of functions (mutmut leaves that out as well), annotations and
 decorators, and strings of several words, which are prose for people: a test that repeats a sentence says nothing.
 """
@@ -81,7 +81,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def tests_of(path: Path, root: Path) -> list[str]:
-    """The test files of a module's wing, below the checkout; those that bear its name first."""
+    """The test files of a module's package, below the checkout; those that bear its name first."""
     folder = path.parts[1] if len(path.parts) > 2 else "common"
     folder = "konigsberg" if path.parts[0] == "konigsberg" else {"ops": "model", "drills": "course"}.get(folder, folder)
     folder = Path("tests", folder)
