@@ -129,9 +129,12 @@ def named_defaults(
 
 
 def shown_by_package(app: Sphinx, what: str, name: str, documented: object, skip: bool, options: dict) -> bool | None:
-    """Skip in a module what its package exports: readers import it from there, and there it is described."""
+    """Skip in a module what its package exports: readers import it from there, and there it is described.
+
+    The page of nanoeuler_lib itself describes none of its five names, so their modules do.
+    """
     module = app.env.temp_data.get("autodoc:module", "")
-    while what == "module" and (module := module.rpartition(".")[0]):
+    while what == "module" and (module := module.rpartition(".")[0]) not in ("", "nanoeuler_lib"):
         package = sys.modules.get(module)
         if name in getattr(package, "__all__", ()) and getattr(package, name) is documented:
             return True
