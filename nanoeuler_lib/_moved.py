@@ -8,6 +8,8 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.util import spec_from_loader
 
+from nanoeuler_lib.errors import NanoEulerError
+
 LIBRARY = "nanoeuler_lib."
 MODULES = {  # the longest beginning of a name counts
     "cuda.checker": "cudacheck",
@@ -15,6 +17,7 @@ MODULES = {  # the longest beginning of a name counts
     "engine.many": "nanoeuler_lib.engine.data_parallel",
     "plots": "nanoeuler_book.figures",
     "practice": "nanoeuler_book.checks",
+    "school": "nanoeuler_book",
     "school.assign": "tools.course.papers",
     "school.drills": "nanoeuler_book.drills",
     "school.roster": "tools.course.roster",
@@ -78,6 +81,12 @@ class Finder(MetaPathFinder, Loader):
             owner, _, last = (LIBRARY + name).rpartition(".")
             if f"{owner}.".startswith(f"{old}."):
                 setattr(importlib.import_module(address(owner)), last, name_of(name))
+        if old == "nanoeuler_lib.world":  # its error was a NanoEulerError, which old code catches
+            town = [part for key, part in sys.modules.items() if key.split(".")[0] == "konigsberg"]
+            error = type("KonigsbergError", (sys.modules[old].KonigsbergError, NanoEulerError), {})
+            for part in town:
+                if hasattr(part, "KonigsbergError"):
+                    part.KonigsbergError = error
         if not Finder.noted:
             print(f"{old} is now {new}: old names work until version 0.4", file=sys.stderr)
         Finder.noted = True

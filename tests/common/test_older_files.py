@@ -72,6 +72,7 @@ from nanoeuler_lib.world.tokens import token_costs
 import konigsberg.town
 import nanoeuler_lib.world.town
 from nanoeuler_lib.understanding import scaling
+assert issubclass(konigsberg.KonigsbergError, nanoeuler_lib.errors.NanoEulerError)
 assert nanoeuler_lib.world.town is konigsberg.town and world.sample is konigsberg.sample
 print(evaluate.__name__, world.token_costs is token_costs, rewards.problems_of.__name__, compiler.KERNELS.name)
 """
