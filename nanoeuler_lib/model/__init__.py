@@ -7,7 +7,7 @@ spreads a step over cores; `gradcheck.py` asks whether each gradient is a slope.
 from nanoeuler_lib._moved import name_of
 from nanoeuler_lib.model.gpt import GPT, RowLoss, backward, forward, head_weights, loss_scale
 from nanoeuler_lib.model.gpt2 import GPT2
-from nanoeuler_lib.model.parameters import Parameters, init, parameter_shapes
+from nanoeuler_lib.model.parameters import Parameters, init, layer_tensors, parameter_shapes
 
 __all__ = [
     "GPT",
@@ -18,6 +18,7 @@ __all__ = [
     "forward",
     "head_weights",
     "init",
+    "layer_tensors",
     "loss_scale",
     "parameter_shapes",
 ]

@@ -1,11 +1,12 @@
 """The model: its parameters, and one straight line through forward and backward.
 
     x = embed(tokens)
-    for each layer:  x = x + attention(rmsnorm(x));  x = x + swiglu(rmsnorm(x))
-    losses of K heads on rmsnorm(x)
+    for each layer:  x = x + attend(norm(x));  x = x + feed_forward(norm(x))
+    losses of K heads on norm(x)
 
 Pre-norm RMSNorm, RoPE, grouped-query attention, SwiGLU, no biases, untied heads; head k predicts token t+1+k.
-`forward` and `backward` only call composites (`ops`), so they are the same text on every backend.
+`forward` and `backward` only call composites (`ops`), so they are the same text on every backend. The composite
+`add_rmsnorm` does a sum and the norm after it in one pass, so each half of a block hands on x and its update apart.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from nanoeuler_lib import ops
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model.decoder import Decoder
-from nanoeuler_lib.model.parameters import Parameters, init
+from nanoeuler_lib.model.parameters import Parameters, init, layer_tensors
 from nanoeuler_lib.model.plan import Plan
+
+BLOCK = "norm1", "qkv", "out", "norm2", "gate_up", "down"  # the tensors of a layer
 
 
 def loss_scale(targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -40,21 +43,35 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
 
     tokens: integers [B, T] as the plan was made for.
     """
-    op, config, eps = plan.op, plan.config, plan.config.norm_eps
-    residual, update = plan.layers[0].x1, None
-    op.embed(residual, tokens, params["embed"])
+    op, x, update = plan.op, plan.layers[0].x1, None
+    op.embed(x, tokens, params["embed"])
     for i, a in enumerate(plan.layers):
-        w = {name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")}
-        op.add_rmsnorm(a.x1, a.y1, a.rstd1, residual, update, w["norm1"], eps)
-        op.qkv_rope(a.qkv, a.y1, w["qkv"], plan.rope, config)
-        op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, config)
-        op.linear(plan.update, a.attended, w["out"])
-        op.add_rmsnorm(a.x2, a.y2, a.rstd2, a.x1, plan.update, w["norm2"], eps)
-        op.linear(a.gate_up, a.y2, w["gate_up"])
-        op.swiglu(a.hidden, a.sigmoid, a.gate_up)
-        op.linear(plan.update, a.hidden, w["down"])
-        residual, update = a.x2, plan.update
-    op.add_rmsnorm(plan.x_final, plan.y_final, plan.rstd_final, residual, update, params["norm_final"], eps)
+        w = layer_tensors(params, i, BLOCK)
+        x, update = attend(op, plan, a, w, x, update)
+        x, update = feed_forward(op, plan, a, w, x, update)
+    gain, eps = params["norm_final"], plan.config.norm_eps
+    op.add_rmsnorm(plan.x_final, plan.y_final, plan.rstd_final, x, update, gain, eps)
+
+
+def attend(op, plan, a, w, x, update):
+    """Run the first half of a block: x = x + update; update = attention(norm(x)). Return x and update.
+
+    op: the composites; a: the layer's buffers; w: its tensors; x, update: [N, D], no update before the first layer.
+    """
+    op.add_rmsnorm(a.x1, a.y1, a.rstd1, x, update, w.norm1, plan.config.norm_eps)
+    op.qkv_rope(a.qkv, a.y1, w.qkv, plan.rope, plan.config)
+    op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, plan.config)
+    op.linear(plan.update, a.attended, w.out)
+    return a.x1, plan.update
+
+
+def feed_forward(op, plan, a, w, x, update):
+    """Run the second half of a block: x = x + update; update = swiglu(norm(x)). Return x and update."""
+    op.add_rmsnorm(a.x2, a.y2, a.rstd2, x, update, w.norm2, plan.config.norm_eps)
+    op.linear(a.gate_up, a.y2, w.gate_up)
+    op.swiglu(a.hidden, a.sigmoid, a.gate_up)
+    op.linear(plan.update, a.hidden, w.down)
+    return a.x2, plan.update
 
 
 def backward(
@@ -71,25 +88,33 @@ def backward(
     targets: [B, T, K], -1 for "no target"; scale: [K], or [N, K] with a weight of either sign for each position;
     accumulate: add to `grads` instead of overwriting.
     """
-    op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
-    targets = targets.reshape(-1, config.predict)
-    dx, dy = plan.dx, plan.dy
+    op, dx, dy, add = plan.op, plan.dx, plan.dy, accumulate
+    targets = targets.reshape(-1, plan.config.predict)
     op.heads_loss(plan.losses, dy, grads["heads"], plan.y_final, params["heads"], targets, scale, add)
     plan.clear(dx)
-    gain, dgain = params["norm_final"], grads["norm_final"]
+    gain, dgain, eps = params["norm_final"], grads["norm_final"], plan.config.norm_eps
     op.add_rmsnorm_back(dx, dgain, dy, plan.x_final, plan.y_final, plan.rstd_final, gain, eps, add)
     for i, a in reversed(list(enumerate(plan.layers))):
-        w = {name: params[f"layers.{i}.{name}"] for name in ("norm1", "qkv", "out", "norm2", "gate_up", "down")}
-        dw = {name: grads[f"layers.{i}.{name}"] for name in w}
-        op.linear_back(plan.dhidden, dw["down"], dx, a.hidden, w["down"], add)
-        op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up)
-        op.linear_back(dy, dw["gate_up"], plan.dgate_up, a.y2, w["gate_up"], add)
-        op.add_rmsnorm_back(dx, dw["norm2"], dy, a.x2, a.y2, a.rstd2, w["norm2"], eps, add)
-        op.linear_back(plan.dattended, dw["out"], dx, a.attended, w["out"], add)
-        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, config)
-        op.qkv_rope_back(dy, dw["qkv"], plan.dqkv, a.y1, w["qkv"], plan.rope, config, add)
-        op.add_rmsnorm_back(dx, dw["norm1"], dy, a.x1, a.y1, a.rstd1, w["norm1"], eps, add)
+        w, dw = layer_tensors(params, i, BLOCK), layer_tensors(grads, i, BLOCK)
+        feed_forward_back(op, plan, a, w, dw, dx, add)
+        attend_back(op, plan, a, w, dw, dx, add)
     op.embed_back(grads["embed"], dx, tokens, add)
+
+
+def feed_forward_back(op, plan, a, w, dw, dx, add):
+    """Add to dx [N, D] the gradient through `feed_forward`; write the gradients of w into dw, or add them."""
+    op.linear_back(plan.dhidden, dw.down, dx, a.hidden, w.down, add)
+    op.swiglu_back(plan.dgate_up, plan.dhidden, a.sigmoid, a.gate_up)
+    op.linear_back(plan.dy, dw.gate_up, plan.dgate_up, a.y2, w.gate_up, add)
+    op.add_rmsnorm_back(dx, dw.norm2, plan.dy, a.x2, a.y2, a.rstd2, w.norm2, plan.config.norm_eps, add)
+
+
+def attend_back(op, plan, a, w, dw, dx, add):
+    """Add to dx [N, D] the gradient through `attend`; write the gradients of w into dw, or add them."""
+    op.linear_back(plan.dattended, dw.out, dx, a.attended, w.out, add)
+    op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, plan.config)
+    op.qkv_rope_back(plan.dy, dw.qkv, plan.dqkv, a.y1, w.qkv, plan.rope, plan.config, add)
+    op.add_rmsnorm_back(dx, dw.norm1, plan.dy, a.x1, a.y1, a.rstd1, w.norm1, plan.config.norm_eps, add)
 
 
 # A loss of whole rows. For a slice of a batch's rows and their nats of head 0, [B, T], it returns figures [m] that add

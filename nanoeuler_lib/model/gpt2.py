@@ -9,7 +9,6 @@ there: `Parameters`, plans, steps, optimisers and checkpoints ask the configurat
 """
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from nanoeuler_lib.config import GPT2Config, ModelConfig
 from nanoeuler_lib.model import plan as plan_module
 from nanoeuler_lib.model.decoder import Decoder
 from nanoeuler_lib.model.gpt import GPT, KINDS
-from nanoeuler_lib.model.parameters import Parameters, parameter_shapes
+from nanoeuler_lib.model.parameters import Parameters, layer_tensors, parameter_shapes
 from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.ops import reference
 
@@ -56,11 +55,6 @@ def _(config: GPT2Config, batch: int, time: int) -> tuple[dict, dict, dict]:
     return layer, step, scratch
 
 
-def _block(params, layer):
-    """The tensors of a layer, by the last part of their names."""
-    return SimpleNamespace(**{name: params[f"layers.{layer}.{name}"] for name in BLOCK})
-
-
 def _divide_queries(qkv, config):
     """Divide the queries in packed qkv [N, 3D], or their gradients, by sqrt(C), as `attention` takes them."""
     qkv[:, : config.dim] *= 1 / math.sqrt(config.head_dim)
@@ -71,24 +65,36 @@ def forward(params: Parameters, plan: Plan, tokens: np.ndarray) -> None:
 
     tokens: integers [B, T] as the plan was made for.
     """
-    op, config, eps = plan.op, plan.config, plan.config.norm_eps
-    residual, update = plan.layers[0].x1, None
-    op.embed(residual, tokens, params["embed"])
-    op.positions(residual, params["positions"], plan.time)
+    op, x, update = plan.op, plan.layers[0].x1, None
+    op.embed(x, tokens, params["embed"])
+    op.positions(x, params["positions"], plan.time)
     for i, a in enumerate(plan.layers):
-        w = _block(params, i)
-        op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, residual, update, w.norm1, w.norm1_bias, eps)
-        op.affine(a.qkv, a.y1, w.qkv, w.qkv_bias)
-        _divide_queries(a.qkv, config)
-        op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, config)
-        op.affine(plan.update, a.attended, w.out, w.out_bias)
-        op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, a.x1, plan.update, w.norm2, w.norm2_bias, eps)
-        op.affine(a.up, a.y2, w.up, w.up_bias)
-        op.gelu(a.hidden, a.sigmoid, a.up)
-        op.affine(plan.update, a.hidden, w.down, w.down_bias)
-        residual, update = a.x2, plan.update
-    gain, bias = params["norm_final"], params["norm_final_bias"]
-    op.add_layernorm(plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, residual, update, gain, bias, eps)
+        w = layer_tensors(params, i, BLOCK)
+        x, update = attend(op, plan, a, w, x, update)
+        x, update = feed_forward(op, plan, a, w, x, update)
+    gain, bias, eps = params["norm_final"], params["norm_final_bias"], plan.config.norm_eps
+    op.add_layernorm(plan.x_final, plan.y_final, plan.mean_final, plan.rstd_final, x, update, gain, bias, eps)
+
+
+def attend(op, plan, a, w, x, update):
+    """Run the first half of a block, as in `model.gpt`."""
+    eps = plan.config.norm_eps
+    op.add_layernorm(a.x1, a.y1, a.mean1, a.rstd1, x, update, w.norm1, w.norm1_bias, eps)
+    op.affine(a.qkv, a.y1, w.qkv, w.qkv_bias)
+    _divide_queries(a.qkv, plan.config)
+    op.attention(a.attended, a.probs, a.softmax_stats, a.qkv, plan.config)
+    op.affine(plan.update, a.attended, w.out, w.out_bias)
+    return a.x1, plan.update
+
+
+def feed_forward(op, plan, a, w, x, update):
+    """Run the second half of a block, as in `model.gpt`."""
+    eps = plan.config.norm_eps
+    op.add_layernorm(a.x2, a.y2, a.mean2, a.rstd2, x, update, w.norm2, w.norm2_bias, eps)
+    op.affine(a.up, a.y2, w.up, w.up_bias)
+    op.gelu(a.hidden, a.sigmoid, a.up)
+    op.affine(plan.update, a.hidden, w.down, w.down_bias)
+    return a.x2, plan.update
 
 
 def backward(
@@ -105,25 +111,37 @@ def backward(
     targets: [B, T, 1], -1 for "no target"; scale: [1]; accumulate: add to `grads` instead of overwriting. The
     embedding is used twice, as the head's matrix and as the table, so its two gradients add up.
     """
-    op, config, eps, add = plan.op, plan.config, plan.config.norm_eps, accumulate
-    dx, dy, targets = plan.dx, plan.dy, targets.reshape(-1, 1)
+    op, dx, dy, add, targets = plan.op, plan.dx, plan.dy, accumulate, targets.reshape(-1, 1)
     op.heads_loss(plan.losses, dy, grads["embed"].T, plan.y_final, params["embed"].T, targets, scale, add)
     plan.clear(dx)
     gain, dgain, dbias = params["norm_final"], grads["norm_final"], grads["norm_final_bias"]
+    eps = plan.config.norm_eps
     op.add_layernorm_back(dx, dgain, dbias, dy, plan.x_final, plan.mean_final, plan.rstd_final, gain, eps, add)
     for i, a in reversed(list(enumerate(plan.layers))):
-        w, dw = _block(params, i), _block(grads, i)
-        op.affine_back(plan.dhidden, dw.down, dw.down_bias, dx, a.hidden, w.down, add)
-        op.gelu_back(plan.dup, plan.dhidden, a.sigmoid, a.up)
-        op.affine_back(dy, dw.up, dw.up_bias, plan.dup, a.y2, w.up, add)
-        op.add_layernorm_back(dx, dw.norm2, dw.norm2_bias, dy, a.x2, a.mean2, a.rstd2, w.norm2, eps, add)
-        op.affine_back(plan.dattended, dw.out, dw.out_bias, dx, a.attended, w.out, add)
-        op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, config)
-        _divide_queries(plan.dqkv, config)
-        op.affine_back(dy, dw.qkv, dw.qkv_bias, plan.dqkv, a.y1, w.qkv, add)
-        op.add_layernorm_back(dx, dw.norm1, dw.norm1_bias, dy, a.x1, a.mean1, a.rstd1, w.norm1, eps, add)
+        w, dw = layer_tensors(params, i, BLOCK), layer_tensors(grads, i, BLOCK)
+        feed_forward_back(op, plan, a, w, dw, dx, add)
+        attend_back(op, plan, a, w, dw, dx, add)
     op.positions_back(grads["positions"], dx, plan.time, add)
     op.embed_back(grads["embed"], dx, tokens, True)
+
+
+def feed_forward_back(op, plan, a, w, dw, dx, add):
+    """Run the backward pass of `feed_forward`, as in `model.gpt`."""
+    dy, eps = plan.dy, plan.config.norm_eps
+    op.affine_back(plan.dhidden, dw.down, dw.down_bias, dx, a.hidden, w.down, add)
+    op.gelu_back(plan.dup, plan.dhidden, a.sigmoid, a.up)
+    op.affine_back(dy, dw.up, dw.up_bias, plan.dup, a.y2, w.up, add)
+    op.add_layernorm_back(dx, dw.norm2, dw.norm2_bias, dy, a.x2, a.mean2, a.rstd2, w.norm2, eps, add)
+
+
+def attend_back(op, plan, a, w, dw, dx, add):
+    """Run the backward pass of `attend`, as in `model.gpt`."""
+    dy, eps = plan.dy, plan.config.norm_eps
+    op.affine_back(plan.dattended, dw.out, dw.out_bias, dx, a.attended, w.out, add)
+    op.attention_back(plan.dqkv, plan.dattended, a.attended, a.probs, a.softmax_stats, a.qkv, plan.config)
+    _divide_queries(plan.dqkv, plan.config)
+    op.affine_back(dy, dw.qkv, dw.qkv_bias, plan.dqkv, a.y1, w.qkv, add)
+    op.add_layernorm_back(dx, dw.norm1, dw.norm1_bias, dy, a.x1, a.mean1, a.rstd1, w.norm1, eps, add)
 
 
 class GPT2(GPT):
@@ -156,7 +174,7 @@ class GPT2Decoder(Decoder):
     def __init__(self, model: GPT2):
         c, p = model.config, model.params
         self.config, self.params, self.heads, self.later = c, p, model.heads, model.heads[:, c.vocab_size :]
-        self.layers = [_block(p, i) for i in range(c.layers)]
+        self.layers = [layer_tensors(p, i, BLOCK) for i in range(c.layers)]
         # keys, then values
         self.caches = [np.empty((2 * c.heads, c.context, c.head_dim), model.dtype) for _ in self.layers]
         self.gain, self.length = 1, 0

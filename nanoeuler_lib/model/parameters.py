@@ -1,7 +1,8 @@
 """The parameters of a model: names, shapes, and one flat array with a view of each tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -52,6 +53,11 @@ class Parameters(Mapping):
     def host(self) -> "Parameters":
         """The parameters in this machine's memory: here the object itself. (`engine.Parameters` copies.)"""
         return self
+
+
+def layer_tensors(params: Mapping, layer: int, names: Iterable[str]) -> SimpleNamespace:
+    """Return the tensors of a layer by the last part of their names: `layer_tensors(params, 2, ["qkv"]).qkv`."""
+    return SimpleNamespace(**{name: params[f"layers.{layer}.{name}"] for name in names})
 
 
 def init(config: ModelConfig, seed: int = 0, std: float = 0.02, dtype=np.float32) -> Parameters:
