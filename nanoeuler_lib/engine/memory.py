@@ -17,6 +17,7 @@ from nanoeuler_lib.cuda.blas import from_bfloat16
 from nanoeuler_lib.engine import embedding, program
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import optim, parameter_shapes
+from nanoeuler_lib.model.plan import Array, Layer, StepBuffers
 from nanoeuler_lib.ops import reference
 
 ALIGN = 64  # numbers: a tensor begins at a multiple of 256 bytes, of 128 as bfloat16
@@ -324,12 +325,17 @@ def room(shape: tuple, dtype: np.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // (4 * ALIGN)) * 4 * ALIGN
 
 
-class Plan:
+class Plan(StepBuffers):
     """The buffers for a batch of B sequences of T tokens, in the device's memory, and the lists that fill them.
 
     Attributes as of `plan.Plan`. owner: the `engine.GPT` that runs here; writer: the program that writes the lists, by
     default the owner's. Raises NanoEulerError when `time` is not in 1..config.context.
     """
+
+    tokens: Array
+    targets: Array
+    scale: Array
+    dx: program.Residual
 
     def __init__(self, owner, batch: int, time: int, writer: program.Program | None = None):
         config = owner.config
@@ -347,23 +353,18 @@ class Plan:
             _, *shape = (step | scratch)[name]
             arrays[name, 0] = arrays[other, 0].reshape(-1)[: math.prod(shape)].reshape(shape)
 
-        def named(part, i=0):
-            return SimpleNamespace(**{name: arrays[name, i] for name in part})
-
-        s = named(step)
-        self.tokens, self.targets, self.scale, self.losses = s.tokens, s.targets, s.scale, s.losses
-        self.update, self.rstd_final, self.y_final = s.update, s.rstd_final, s.y_final
-        self.dx, self.dy, self.dqkv = program.Residual(s.dx_full, s.dx_half), s.dy, s.dqkv
-        self.dattended, self.dgate_up, self.dhidden = s.dattended, s.dgate_up, s.dhidden
-        self.x_final = s.x_final if owner.keep_x else s.x
-        self.layers = [named(layer, i) for i in range(config.layers)]
-        for names in self.layers:
-            names.probs = names.sigmoid = None  # the CPU alone keeps them
+        for name in step.keys() - {"x", "dx_full", "dx_half"}:  # all declared here or in `StepBuffers`
+            setattr(self, name, arrays[name, 0])
+        self.dx = program.Residual(arrays["dx_full", 0], arrays["dx_half", 0])
+        self.layers = [Layer(**{name: arrays[name, i] for name in layer}) for i in range(config.layers)]
+        self.x_final = arrays["x_final" if owner.keep_x else "x", 0]
+        for a in self.layers:
+            a.probs = a.sigmoid = None  # the CPU alone keeps them
             if not owner.keep_x:
-                names.x1 = names.x2 = self.x_final
+                a.x1 = a.x2 = self.x_final
         cos, sin = reference.rope_tables(time, config.head_dim, config.rope_theta)
         self.rope = SimpleNamespace(cos=xp.asarray(cos, np.float32), sin=xp.asarray(sin, np.float32))
-        self.scratch = named(scratch)
+        self.scratch = SimpleNamespace(**{name: arrays[name, 0] for name in scratch})
         self.scratch.square_parts = xp.empty(owner.program.on.processors, np.float32)
         names = (*ops.COMPOSITES, "sum_losses", "norm")  # but those that `check_config` refuses
         composites = {name: getattr(self.program, name) for name in names if hasattr(self.program, name)}

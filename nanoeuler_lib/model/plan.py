@@ -1,12 +1,13 @@
 """Every buffer of a training step, named and allocated once.
 
-Nothing is allocated while the model runs: each composite operation writes into a buffer of the plan. `shapes` is the
-whole memory plan on one page; `Plan.nbytes` says what it costs before a run starts.
+Nothing is allocated while the model runs: each composite operation writes into a buffer of the plan. `Layer` and
+`StepBuffers` say what each buffer means, `shapes` its size; `Plan.nbytes` is what all cost before a run starts.
 """
 
 import math
 from functools import singledispatch
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -20,39 +21,80 @@ LOGIT_ROWS = 256  # positions whose logits exist at one time: 256 x V float32 st
 ALIGN = 64
 
 
+Array = Any  # NumPy's on a CPU, CuPy's on a GPU
+
+
+class Layer(SimpleNamespace):
+    """The buffers of a layer. Names ending in 1 belong to the attention half, in 2 to the feed-forward half."""
+
+    x1: Array  # residual stream that enters the block
+    rstd1: Array  # 1 / root mean square of x1
+    y1: Array  # rmsnorm(x1)
+    qkv: Array  # packed: q (turned, divided by sqrt(C)), k (turned), v
+    probs: Array  # exp(scores), not yet divided by their row sums; on a CPU only
+    softmax_stats: Array  # of exp(scores), kept as 1 / sum; on a GPU as the logarithm of the sum
+    attended: Array  # attention's output, heads side by side
+    x2: Array  # residual stream between the halves
+    rstd2: Array
+    y2: Array
+    gate_up: Array  # packed: gate, up
+    sigmoid: Array  # sigmoid(gate), or that of GELU; on a CPU only
+    hidden: Array  # silu(gate) * up
+    mean1: Array  # of x1; this and the next two in GPT-2 only
+    mean2: Array
+    up: Array
+
+
+class StepBuffers:
+    """The buffers of a whole step, which all layers share."""
+
+    update: Array  # what the last half-block adds to the residual stream
+    x_final: Array
+    rstd_final: Array
+    y_final: Array
+    losses: Array  # nats, 0 where the target is -1
+    dx: Array  # gradient with respect to the residual stream, where the backward pass is
+    dy: Array
+    dqkv: Array
+    dattended: Array
+    dgate_up: Array
+    dhidden: Array
+    mean_final: Array  # this and the next in GPT-2 only
+    dup: Array
+
+
 @singledispatch
 def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict]:
-    """Shapes of the buffers: those of each layer, those of the whole step, and scratch space without a meaning.
+    """Shapes of the buffers: those of each `Layer`, of `StepBuffers`, and of scratch space without a meaning.
 
-    N = B T positions. Names ending in 1 belong to the attention half of a block, in 2 to the feed-forward half.
+    N = B T positions.
     """
     B, T, N = batch, time, batch * time
     D, F, V, K = config.dim, config.ffn, config.vocab_size, config.predict
     H, G, C = config.heads, config.kv_heads, config.head_dim
     blocks = cpu.row_blocks(T)
     layer = dict(
-        x1=(N, D),  # residual stream that enters the block
-        rstd1=(N, 1),  # 1 / root mean square of x1
-        y1=(N, D),  # rmsnorm(x1)
-        qkv=(N, (H + 2 * G) * C),  # packed: q (turned, divided by sqrt(C)), k (turned), v
-        # exp(scores), not yet divided by their row sums
+        x1=(N, D),
+        rstd1=(N, 1),
+        y1=(N, D),
+        qkv=(N, (H + 2 * G) * C),
         probs=(B * H * sum((b.stop - b.start) * b.stop for b in blocks),),
-        softmax_stats=(B, G, H // G, T, 1),  # of exp(scores), kept as 1 / sum
-        attended=(N, H * C),  # attention's output, heads side by side
-        x2=(N, D),  # residual stream between the halves
+        softmax_stats=(B, G, H // G, T, 1),
+        attended=(N, H * C),
+        x2=(N, D),
         rstd2=(N, 1),
         y2=(N, D),
-        gate_up=(N, 2 * F),  # packed: gate, up
-        sigmoid=(N, F),  # sigmoid(gate)
-        hidden=(N, F),  # silu(gate) * up
+        gate_up=(N, 2 * F),
+        sigmoid=(N, F),
+        hidden=(N, F),
     )
     step = dict(
-        update=(N, D),  # what the last half-block adds to the residual stream
+        update=(N, D),
         x_final=(N, D),
         rstd_final=(N, 1),
         y_final=(N, D),
-        losses=(N, K),  # nats, 0 where the target is -1
-        dx=(N, D),  # gradient with respect to the residual stream, where the backward pass is
+        losses=(N, K),
+        dx=(N, D),
         dy=(N, D),
         dqkv=(N, (H + 2 * G) * C),
         dattended=(N, H * C),
@@ -70,7 +112,7 @@ def shapes(config: ModelConfig, batch: int, time: int) -> tuple[dict, dict, dict
     return layer, step, scratch
 
 
-class Plan:
+class Plan(StepBuffers):
     """The buffers for a batch of B sequences of T tokens.
 
     Attributes are arrays: `plan.dx`, `plan.layers[3].qkv`, ... and the tables of RoPE, `plan.rope`. `scratch` holds the
@@ -83,16 +125,13 @@ class Plan:
             raise NanoEulerError(f"context is {config.context}, got {time} tokens: expected 1 to {config.context}")
         self.config, self.batch, self.time, self.dtype = config, batch, time, np.dtype(dtype)
         layer, step, scratch = shapes(config, batch, time)
-        self.buffers = {}
-        self.layers = [SimpleNamespace() for _ in range(config.layers)]
-        for index, names in enumerate(self.layers):
-            for name, shape in layer.items():
-                array = _empty(shape, self.dtype)
-                setattr(names, name, array)
-                self.buffers[f"layers.{index}.{name}"] = array
-        for name, shape in (step | scratch).items():
-            self.buffers[name] = _empty(shape, self.dtype)
-        vars(self).update({name: self.buffers[name] for name in step})
+        names = {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}
+        self.buffers = {name: _empty(shape, self.dtype) for name, shape in (names | step | scratch).items()}
+        self.layers = [
+            Layer(**{name: self.buffers[f"layers.{i}.{name}"] for name in layer}) for i in range(config.layers)
+        ]
+        for name in step:  # all declared in `StepBuffers`
+            setattr(self, name, self.buffers[name])
         self.scratch = SimpleNamespace(**{name: self.buffers[name] for name in scratch})
         self.rope = Rope(config, time, self.dtype) if config.rope_theta else None
 

@@ -800,7 +800,7 @@ ENGINE_BUGS = {
     memory: [
         ('    "dy": "update",', '    "dx_half": "dattended",\n    "dy": "update",'),
         ("upload(self.scratch.order, order)", "upload(self.scratch.order, order[::-1])"),
-        ("s.x_final if owner.keep_x else s.x", "s.x_final if owner.keep_x else s.update"),
+        ('"x_final" if owner.keep_x else "x"', '"x_final" if owner.keep_x else "update"'),
     ],
     engine_step: [
         ("self._gradient_lists(plan, start > 0)", "self._gradient_lists(plan, True)"),

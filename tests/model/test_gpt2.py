@@ -17,7 +17,7 @@ from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gpt2 import SIZES
 from nanoeuler_lib.model.gradcheck import check_batch, check_model
 from nanoeuler_lib.model.optim import optimizer_of
-from nanoeuler_lib.model.plan import Plan, shapes
+from nanoeuler_lib.model.plan import Layer, Plan, StepBuffers, shapes
 
 TINY = oracles.TINY_GPT2
 ODD = {
@@ -145,6 +145,7 @@ def test_a_plan_has_what_it_says():
     plan = Plan(TINY, 2, 5)
     assert set(layer) == vars(plan.layers[1]).keys() and set(scratch) == vars(plan.scratch).keys()
     assert all(getattr(plan, name).shape == shape for name, shape in step.items())
+    assert set(layer) <= Layer.__annotations__.keys() and set(step) <= StepBuffers.__annotations__.keys()
 
 
 def test_the_four_sizes():
