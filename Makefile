@@ -114,10 +114,11 @@ numbers: $(READY)  ## figures, equations, exercises and theorems count by chapte
 terms: $(READY)  ## glossary terms and symbols used before they are introduced
 	@$(BIN)/python -m tools.notebooks.terms
 
-lint: $(READY)  ## ruff, codespell
+lint: $(READY)  ## ruff, codespell, mypy on the layers, the model and the text
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/mypy
 
 format: $(READY)  ## let ruff fix and format code and notebooks
 	$(BIN)/ruff check --fix-only .

@@ -1,6 +1,7 @@
 """The model one token after another: a key/value cache, on a CPU. `generate` samples from what it says."""
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -18,7 +19,9 @@ class Weights(Protocol):
 
     config: ModelConfig
     params: Parameters
-    dtype: np.dtype
+
+    @property
+    def dtype(self) -> np.dtype: ...
 
 
 class Decoder:
@@ -149,7 +152,7 @@ class Decoder:
         return x / np.sqrt(np.vecdot(x, x)[:, None] / self.config.dim + self.config.norm_eps)
 
 
-def check_room(config: ModelConfig, length: int, tokens: np.ndarray) -> None:
+def check_room(config: ModelConfig, length: int, tokens: Sequence[int] | np.ndarray) -> None:
     """Raises NanoEulerError where tokens cannot follow `length` others: none, too many, or outside the vocabulary."""
     room, T = config.context - length, len(tokens)
     if not 1 <= T <= room:

@@ -137,7 +137,7 @@ class GPT:
     def __init__(self, config: ModelConfig, params: Parameters | None = None, seed: int = 0, dtype=np.float32):
         self.config = config
         self.params = init(config, seed, dtype=dtype) if params is None else params
-        self._plan = None
+        self._plan: Plan | None = None
 
     @property
     def dtype(self):
@@ -169,9 +169,9 @@ class GPT:
         """`forward` of this kind of model; `model.gpt2` has another."""
         forward(self.params, plan, tokens)
 
-    def backward(self, grads: Parameters, *batch, accumulate: bool = False) -> None:
-        """`backward` of this kind of model. batch: plan, tokens, targets, scale."""
-        backward(self.params, grads, *batch, accumulate)
+    def backward(self, grads: Parameters, plan: Plan, tokens, targets, scale, *, accumulate: bool = False) -> None:
+        """`backward` of this kind of model."""
+        backward(self.params, grads, plan, tokens, targets, scale, accumulate)
 
     def decoder(self, ahead: int = 0):
         """A `Decoder` of this model, which has seen nothing yet; ahead: later heads it will be asked for."""

@@ -34,10 +34,10 @@ BLOCK = (*WEIGHTS, *(f"{name}_bias" for name in WEIGHTS))
 
 
 @parameter_shapes.register
-def _(config: GPT2Config) -> dict[str, tuple[int, ...]]:
+def _(config: GPT2Config) -> dict[str, tuple[int, ...]]:  # type: ignore[misc]  # it is not a kind of ModelConfig
     D, F = config.dim, config.ffn
     block = dict(norm1=(D,), qkv=(D, 3 * D), out=(D, D), norm2=(D,), up=(D, F), down=(F, D))
-    shapes = {"embed": (config.vocab_size, D), "positions": (config.context, D)}
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, D), "positions": (config.context, D)}
     for layer in range(config.layers):
         for name, shape in block.items():
             shapes |= {f"layers.{layer}.{name}": shape, f"layers.{layer}.{name}_bias": shape[-1:]}
@@ -45,7 +45,7 @@ def _(config: GPT2Config) -> dict[str, tuple[int, ...]]:
 
 
 @plan_module.shapes.register
-def _(config: GPT2Config, batch: int, time: int) -> tuple[dict, dict, dict]:
+def _(config: GPT2Config, batch: int, time: int) -> tuple[dict, dict, dict]:  # type: ignore[misc]  # as above
     N, D, F = batch * time, config.dim, config.ffn
     layer, step, scratch = plan_module.shapes.dispatch(ModelConfig)(config, batch, time)
     del layer["gate_up"], step["dgate_up"], scratch["work_qkv_weight"]
@@ -156,9 +156,9 @@ class GPT2(GPT):
         """`forward` of this module."""
         forward(self.params, plan, tokens)
 
-    def backward(self, grads: Parameters, *batch, accumulate: bool = False) -> None:
-        """`backward` of this module. batch: plan, tokens, targets, scale."""
-        backward(self.params, grads, *batch, accumulate)
+    def backward(self, grads: Parameters, plan: Plan, tokens, targets, scale, *, accumulate: bool = False) -> None:
+        """`backward` of this module."""
+        backward(self.params, grads, plan, tokens, targets, scale, accumulate)
 
     def decoder(self, ahead: int = 0) -> Decoder:
         """A decoder of this model, which has seen nothing yet."""

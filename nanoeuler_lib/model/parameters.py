@@ -13,7 +13,7 @@ from nanoeuler_lib.config import ModelConfig
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of each parameter tensor, in the order in which they lie in memory. Matrices are [in, out]."""
     D, F = config.dim, config.ffn
-    shapes = {"embed": (config.vocab_size, D)}
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, D)}
     for layer in range(config.layers):
         shapes |= {
             f"layers.{layer}.norm1": (D,),

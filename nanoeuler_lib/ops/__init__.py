@@ -119,7 +119,7 @@ def _guarded(composite: Callable, mine: dict) -> Callable:
     return call
 
 
-_under_way = []  # calls that would be made again; the outermost is the one that is
+_under_way: list[Callable] = []  # calls that would be made again; the outermost is the one that is
 
 
 def again(state: Callable | None = None) -> Callable:

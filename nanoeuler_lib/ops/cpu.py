@@ -226,7 +226,7 @@ def _exp_scores(scores):
     np.exp(scores, out=scores)
 
 
-_masks = {}
+_masks: dict[tuple, np.ndarray] = {}
 
 
 def _mask(time, dtype):

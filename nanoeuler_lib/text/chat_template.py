@@ -31,7 +31,7 @@ def alpaca_prompt(text: str, context: str = "") -> str:
 TEMPLATES = {"plain": plain_prompt, "alpaca": alpaca_prompt}
 
 
-def markers(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def markers(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids of the end, user and assistant markers. Raises NanoEulerError for a tokenizer without them."""
     names = (END_OF_TEXT, USER, ASSISTANT)
     if missing := [name for name in names if name not in tokenizer.special_tokens]:

@@ -71,7 +71,8 @@ def count_file_words(*paths: str | Path, end_of_text: bool = False) -> tuple[Cou
     Returns also the special tokens that divide them: the end of texts, if `end_of_text` or a separator stands there.
     """
     for special in ((END_OF_TEXT,), ()):
-        words, divided, named = Counter(), end_of_text or len(paths) > 1, False
+        words: Counter[str] = Counter()
+        divided, named = end_of_text or len(paths) > 1, False
         for part in read_parts(*paths):
             words.update(count_words(part, special))
             divided, named = divided or SEPARATOR in part, named or END_OF_TEXT in part
@@ -275,7 +276,7 @@ def row_starts(tokens: Tokens, time: int, predict: int) -> np.ndarray | None:
     last targets of its heads hold to its end goes on in further rows, each begun where the one before it ended, and a
     last row ends with the text. Without it nothing is drawn of what lies behind a row's length.
     """
-    if not starts_at_documents(tokens, time):
+    if tokens.starts is None or not starts_at_documents(tokens, time):
         return None
     starts, last = tokens.starts, len(tokens.ids) - time - predict
     if tokens.cut:
@@ -294,7 +295,7 @@ def validation_rows(tokens: Tokens, time: int) -> tuple[np.ndarray, np.ndarray]:
     longer document among shorter ones is cut into windows too (`tokens.cut`), or left out. Targets after the end are
     -1.
     """
-    if starts_at_documents(tokens, time):
+    if tokens.starts is not None and starts_at_documents(tokens, time):
         ends = np.append(tokens.starts[1:], len(tokens.ids) - 1)  # of each document: its closing end-of-text
         spans = [
             (start, min(end + 1, start + time + 1))

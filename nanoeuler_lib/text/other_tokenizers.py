@@ -8,7 +8,7 @@ characters, or as the bytes of a character that is no piece. Both then merge the
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -35,8 +35,9 @@ def split_digits(text: str) -> list[str]:
     return [word for turn, part in parts for word in ([part] if turn % 2 else split_words(part))]
 
 
-BYTE_LEVEL = {"gpt2": split_words, "digits": split_digits, "llama3": _LLAMA3.findall}
-WHOLE = {  # the text behind a space, as one word
+_Cut = Callable[[str], Iterable[str]]
+BYTE_LEVEL: dict[str, _Cut] = {"gpt2": split_words, "digits": split_digits, "llama3": _LLAMA3.findall}
+WHOLE: dict[str, _Cut] = {  # the text behind a space, as one word
     "space": lambda text: [" " + text] if text else [],  # llama2.c
     "meta": lambda text: [" " + text.replace(META, " ")] if text else [],  # Llama 2
     "one space": lambda text: [re.sub(r"^(?=[^ ])", " ", text.replace(META, " "))] if text else [],  # newer conversions
@@ -75,6 +76,8 @@ class PieceTokenizer(Tokenizer):
     behind a document, or None; whole: a word that is a piece is not merged. The space that is put before a text counts
     as a byte of it; decoding takes it away. Raises NanoEulerError for what does not fit together.
     """
+
+    merges: list[tuple[int, ...]]  # type: ignore[assignment]  # left, right, new, priority
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class PieceTokenizer(Tokenizer):
         raise NanoEulerError(f"{path}: this vocabulary is another program's, expected a text to `encode`")
 
     @property
-    def byte_order(self) -> list[int]:
+    def byte_order(self) -> list[int]:  # type: ignore[override]  # it only raises
         """Not of these vocabularies, to which no special tokens can be added: raises NanoEulerError."""
         raise NanoEulerError("the vocabulary is another program's, expected one of this library to add tokens to")
 

@@ -56,10 +56,10 @@ def encode_all(example: Example, tokenizer: Tokenizer, most: int, turns: str) ->
     """
     if turns == "last":
         pieces = (encode(example[n:], tokenizer, most) for n in range(len(example)))
-        found = next((e for n, e in enumerate(pieces) if replies(e) == len(example) - n), None)
-        if found is not None:
-            count_last(found, tokenizer, example)
-        return [found] if found is not None else []
+        row = next((e for n, e in enumerate(pieces) if replies(e) == len(example) - n), None)
+        if row is not None:
+            count_last(row, tokenizer, example)
+        return [row] if row is not None else []
     found, begin = [], 0
     while begin < len(example):
         encoded = encode(example[begin:], tokenizer, most)
@@ -109,7 +109,7 @@ def read_examples(path: str | Path) -> tuple[list[Example], str]:
     first two get Alpaca's template, dialogues none. Raises NanoEulerError, with the place, for anything else and for a
     mixture.
     """
-    examples, template = [], None
+    examples, template = [], ""
     for place, value in json_values(path):
         example, its_template = _example(place, value)
         if its_template != (template := template or its_template):

@@ -183,7 +183,8 @@ class _Stream:
     def __init__(self, folder: Path, end: int, shard_tokens: int):
         self.folder, self.end = folder, np.array([end], np.uint16)
         self.room = np.empty(shard_tokens, np.uint16)
-        self.filled, self.tokens, self.bytes, self.shards = 0, 0, 0, []
+        self.filled, self.tokens, self.bytes = 0, 0, 0
+        self.shards: list = []
         self.starts, self.sums = array("q"), array("q")
 
     def add(self, goes_on: bool, documents: list[np.ndarray], size: int) -> None:
@@ -195,7 +196,7 @@ class _Stream:
                 self.sums.append(0)
                 self._put(self.end)
             self._put(ids)
-            self.sums[-1] = zlib.crc32(ids, self.sums[-1])
+            self.sums[-1] = zlib.crc32(ids, self.sums[-1])  # type: ignore[arg-type]  # a Buffer from Python 3.12 on
 
     def close(self) -> None:
         self._put(self.end)

@@ -6,7 +6,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import BinaryIO
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line
 
-PACKED = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}  # by their first bytes, which begin no text
+# by their first bytes, which begin no text
+PACKED: dict[bytes, Callable] = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}
 UNPACKING = lzma.LZMAError, zlib.error  # what they raise, beside OSError and EOFError
 ENCODINGS = {  # by the mark that a file begins with: UTF-32's begins with UTF-16's
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
@@ -47,7 +48,7 @@ def without_mark(path: str | Path, begin: bytes) -> bytes:
     return begin.removeprefix(codecs.BOM_UTF8)
 
 
-def form(path: Path) -> str:
+def form(path: str | Path) -> str:
     """The form that a file's name says it has: .jsonl, .parquet, or another ending, which means text."""
     path = Path(path)
     return Path(path.stem if path.suffix in (".xz", ".gz") else path.name).suffix.lower()

@@ -31,6 +31,7 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby, pairwise, repeat
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -423,7 +424,7 @@ class Tokenizer:
             raise NanoEulerError(f'{path}: no tokenizer, expected a JSON object with "format": "{_FORMAT}"')
         if content.get("version") != _VERSION:
             raise NanoEulerError(f"{path}: version is {short(content.get('version'))}, expected {_VERSION}")
-        merges, names, byte_order = (content.get(key) for key in ("merges", "special_tokens", "byte_order"))
+        merges, names, byte_order = (content.get(key, ()) for key in ("merges", "special_tokens", "byte_order"))
         if not all(isinstance(value, list) for value in (merges, names, byte_order)):
             raise NanoEulerError(f"{path}: expected lists of merges, special_tokens and byte_order")
         for number, pair in enumerate(merges):
@@ -445,7 +446,7 @@ class Tokenizer:
 
         Raises NanoEulerError unless ids are numbered as everywhere here: bytes, merges, special tokens.
         """
-        id_of = read_json(encoder_json)
+        id_of: Any = read_json(encoder_json)
         pairs = [line.partition(" ")[::2] for line in _read_text(vocab_bpe).split("\n")]
         pairs = [(a, b) for a, b in pairs if a and a != "#version:"]
         byte_of = byte_characters()
@@ -610,8 +611,11 @@ def _run(function: Callable[[str], object], tasks: Sequence[_Task], processes: i
         yield from pool.imap(_work, tasks)
 
 
+_function: Callable[[str], object]  # of a worker, kept from task to task: a tokenizer remembers the pieces it has met
+
+
 def _start_worker(function: Callable[[str], object]) -> None:
-    global _function  # kept from task to task, so that a tokenizer remembers the pieces it has met
+    global _function
     _function = function
 
 

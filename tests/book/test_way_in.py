@@ -319,9 +319,11 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
         env = {"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
         done = subprocess.run(words, cwd=empty, env=env, capture_output=True, text=True)
         assert expected in done.stdout and not done.returncode, done.stdout + done.stderr
-    assert all((tmp_path / "venv").glob(f"lib/*/site-packages/{package}") for package in PACKAGES)
-    (facts,) = (tmp_path / "venv").glob("lib/*/site-packages/*.dist-info/METADATA")
-    assert "Project-URL: Repository, https://github.com/anna/euler\n" in facts.read_text("utf-8")
+    site = next((tmp_path / "venv").glob("lib/*/site-packages"))
+    assert all((site / name).exists() for name in (*PACKAGES, "nanoeuler_lib/py.typed"))
+    (facts,) = site.glob("*.dist-info/METADATA")
+    assert "Project-URL: Repository, https://github.com/anna/euler
+" in facts.read_text("utf-8")
 
 
 def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):

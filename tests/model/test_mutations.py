@@ -399,7 +399,7 @@ BUGS = [
     bug("the last row of the text is never drawn", "text.data.draw",
         "rng.integers(0, last + 1, rows)", "rng.integers(0, last, rows)", by="targets"),
     bug("rows ignore where documents start", "text.data.row_starts",
-        "if not starts_at_documents(tokens, time):", "if True:", by="targets"),
+        "or not starts_at_documents(tokens, time):", "or True:", by="targets"),
     bug("validation skips a token at each window's end", "text.data.validation_rows",
         "len(tokens.ids) - 1, time)", "len(tokens.ids) - 1, time + 1)", by=("validation rows", "bits per byte")),
     bug("validation windows overlap", "text.data.validation_rows",
