@@ -190,6 +190,9 @@ class TrainConfig(_Config):
                 raise NanoEulerError(f"{name} is 1, expected a number below 1: the moment would never move")
 
 
+# the settings of a run that may change when it is resumed
+CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
+
 KL_ESTIMATORS = "reward", "k2", "k3"
 
 

@@ -92,7 +92,6 @@ WEB_BYTES = 1_000_000_000
 
 FORMATS = {"hf": "transformers and compatible programs", "gguf": "llama.cpp and compatible programs"}
 
-CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"  # with --resume
 IN_STEPS = "steps", "warmup", "valid_every", "sample_every", "save_every"  # `train` also takes them in tokens
 
 

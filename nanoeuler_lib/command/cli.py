@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nanoeuler_lib.command import arguments
-from nanoeuler_lib.command.arguments import CHANGEABLE, CORPORA, FORMATS, REWARDS, SHAPE, TRAINING
+from nanoeuler_lib.command.arguments import CORPORA, FORMATS, REWARDS, SHAPE, TRAINING
 from nanoeuler_lib.config import (
+    CHANGEABLE,
     DPO_DATA_SEED,
     DPO_DEFAULTS,
     GRPO_DATA_SEED,

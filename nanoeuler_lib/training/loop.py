@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib import __version__
-from nanoeuler_lib.config import TrainConfig
+from nanoeuler_lib.config import CHANGEABLE, TrainConfig
 from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
@@ -42,8 +42,6 @@ from nanoeuler_lib.training.run_options import DEFAULTS, RunOptions
 
 WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
 HASH_EVERY = 10  # steps between hashes of the weights on many cards
-# the settings of a run that may change when it is resumed
-CHANGEABLE = "steps", "rate", "valid_every", "sample_every", "save_every", "keep_every"
 
 
 def first_checkpoint(
