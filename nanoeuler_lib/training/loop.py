@@ -7,32 +7,28 @@ checkpoint is written, be started again in the same folder.
 """
 
 import math
-import os
-import platform
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib import __version__
 from nanoeuler_lib.config import CHANGEABLE, TrainConfig
 from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
 from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
 from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
-from nanoeuler_lib.files import from_json, one_line, to_json, write_text
+from nanoeuler_lib.files import one_line
 from nanoeuler_lib.machine import cores, memory, one_blas_thread
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.model.optim import learning_rate, optimizer_of
 from nanoeuler_lib.text.tokenizer import Tokenizer
-from nanoeuler_lib.training import checkpoint, run_folder
+from nanoeuler_lib.training import checkpoint, run_folder, run_json
 from nanoeuler_lib.training.datasets import Dataset
 from nanoeuler_lib.training.journal import Follower, Journal
 from nanoeuler_lib.training.monitor import vitals
@@ -73,7 +69,7 @@ def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, o
         if _is_rank0(group):
             expect_new(run)
             dataset.prepare(run, state)
-            write_text(run / "run.json", to_json(_description(state, dataset), indent=1) + "\n")
+            run_json.write(run, state, dataset)
             run_folder.save(run, state, 0)
         return _train(_journal(run, state, dataset, options, still_there, device, group), profile=options.profile)
 
@@ -130,7 +126,7 @@ def resume(run: str | Path, part, valid=None, **named) -> GPT:
         if group is not None:
             group.barrier()  # all have read the checkpoint
         warnings = _mend_folder(run, state, before) if _is_rank0(group) else []
-        changed = _changed(run, before, state.train)
+        changed = run_json.changed_settings(run, before, state.train)
         journal = _journal(run, state, dataset, options, still_there, device, group)
         return _train(journal, warnings, changed, options.profile)
 
@@ -193,17 +189,6 @@ def _change(run, state, settings):
     state.train = state.optimizer.config = replace(state.train, **new)
 
 
-def _changed(run, before, now):
-    """Which settings are new, in words.
-
-    The old ones are read from run.json, which is written again only after the log names the change, so a kill in
-    between loses no line.
-    """
-    old = _described(run / "run.json").get("train")
-    old, now = before.to_dict() | (old if isinstance(old, dict) else {}), now.to_dict()
-    return [f"{name} {old[name]} -> {now[name]}" for name in CHANGEABLE if old[name] != now[name]]
-
-
 def _expect_room_for_tokens(state):
     """Raises NanoEulerError where the token ids of a step, inputs and targets, are more than the memory holds."""
     shape, rows, there = state.model.config, state.train.batch * state.train.accumulate, memory()
@@ -224,37 +209,6 @@ def _memory_told():
         raise NanoEulerError(
             f"not enough memory ({one_line(str(error), 200)}): take a smaller --batch, --context, --dim or --vocab-size"
         ) from None
-
-
-def _description(state, dataset):
-    """What run.json says."""
-    return {
-        "version": __version__,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
-        "model": state.model.config.to_dict(),
-        "train": state.train.to_dict(),
-        "data": {**dataset.sizes, "reach": dataset.reach, "unit": dataset.unit, **state.info},
-    }
-
-
-def _described(file):
-    """What run.json says; nothing where it is damaged."""
-    try:
-        described = from_json(file.read_bytes().decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return described if isinstance(described, dict) else {}
-
-
-def _update_description(file, state, dataset):
-    """Rewrite run.json if it differs from the checkpoint: the run has other steps now, or the file was damaged."""
-    old, new = _described(file), _description(state, dataset)
-    data = old.get("data")
-    bits = data.get("bits") if isinstance(data, dict) else None
-    if (old.get("train"), old.get("model"), bits) != (new["train"], new["model"], new["data"].get("bits")):
-        beginning = {name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)}
-        write_text(file, to_json(new | beginning, indent=1) + "\n")
 
 
 def _train(journal, warnings=(), changed=(), profile=0):
@@ -285,7 +239,7 @@ def _train(journal, warnings=(), changed=(), profile=0):
             journal.say(take_step.memory_line)
         journal.begin(warnings, changed)
         if _is_rank0(group):
-            _update_description(journal.run / "run.json", state, dataset)
+            run_json.update(journal.run, state, dataset)
         if group is None:
             journal.estimate(take_step)
         draw = (lambda step: dataset.batch(step, rows)) if group is None else _drawn_ahead(dataset, rows, ahead)
@@ -379,7 +333,7 @@ def _bits(journal, take_step):
         warnings += ["the cards are not all alike: another number of them would give other bits"]
     state.info["bits"] = now
     if journal.is_rank0:
-        _update_description(journal.run / "run.json", state, journal.dataset)
+        run_json.update(journal.run, state, journal.dataset)
     return warnings
 
 

@@ -24,7 +24,7 @@ from nanoeuler_lib.model.optim import AdamW
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
-from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_folder, train
+from nanoeuler_lib.training import checkpoint, datasets, journal, loop, run_folder, run_json, train
 
 
 def test_a_copy_stays_what_it_is():
@@ -260,7 +260,7 @@ def test_what_is_known_of_a_run_is_kept_when_it_gets_other_steps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", [(loop, "_train"), (journal.Journal, "note"), (loop, "_update_description")], ids=lambda w: w[1]
+    "where", [(loop, "_train"), (journal.Journal, "note"), (run_json, "update")], ids=lambda w: w[1]
 )
 def test_a_change_stands_in_the_log_once_wherever_a_process_ended(tmp_path, where):
     """The checkpoint has the new settings already, and the log not yet; or the log has them, and run.json not yet."""

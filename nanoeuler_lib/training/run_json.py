@@ -1,0 +1,67 @@
+"""The file run.json of a run's folder: the settings, the data and the machine, for whoever looks at the run."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler_lib import __version__
+from nanoeuler_lib.config import CHANGEABLE, TrainConfig
+from nanoeuler_lib.files import from_json, to_json, write_text
+from nanoeuler_lib.training.checkpoint import Checkpoint
+from nanoeuler_lib.training.datasets import Dataset
+
+
+def write(run: Path, state: Checkpoint, dataset: Dataset) -> None:
+    """Write the file of a new run."""
+    _write(run, _description(state, dataset))
+
+
+def update(run: Path, state: Checkpoint, dataset: Dataset) -> None:
+    """Write the file again where it differs from the checkpoint: the run has other settings now, or it was damaged.
+
+    Which version began the run, when and on which machine is kept.
+    """
+    old, new = _read(run), _description(state, dataset)
+    data = old.get("data")
+    bits = data.get("bits") if isinstance(data, dict) else None
+    if (old.get("train"), old.get("model"), bits) != (new["train"], new["model"], new["data"].get("bits")):
+        beginning = {name: old[name] for name in ("version", "started", "machine") if isinstance(old.get(name), str)}
+        _write(run, new | beginning)
+
+
+def changed_settings(run: Path, before: TrainConfig, now: TrainConfig) -> list[str]:
+    """Which settings are new, in words.
+
+    The old ones are read from the file, which is written again only after the log names the change, so a kill in
+    between loses no line.
+    """
+    old = _read(run).get("train")
+    old, now = before.to_dict() | (old if isinstance(old, dict) else {}), now.to_dict()
+    return [f"{name} {old[name]} -> {now[name]}" for name in CHANGEABLE if old[name] != now[name]]
+
+
+def _description(state, dataset):
+    return {
+        "version": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
+        "model": state.model.config.to_dict(),
+        "train": state.train.to_dict(),
+        "data": {**dataset.sizes, "reach": dataset.reach, "unit": dataset.unit, **state.info},
+    }
+
+
+def _write(run, description):
+    write_text(run / "run.json", to_json(description, indent=1) + "\n")
+
+
+def _read(run):
+    """What the file says; nothing where it is damaged."""
+    try:
+        description = from_json((run / "run.json").read_bytes().decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return description if isinstance(description, dict) else {}
