@@ -4,31 +4,44 @@ import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
-from nanoeuler_lib.engine import data_parallel
+from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
+from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice, one_line
-from nanoeuler_lib.training import checkpoint, run_folder
-from nanoeuler_lib.training.monitor import MEASURES, Watch, percent
-from nanoeuler_lib.training.run_folder import entries
+from nanoeuler_lib.model.optim import learning_rate
+from nanoeuler_lib.training import checkpoint, run_folder, run_json
+from nanoeuler_lib.training.monitor import MEASURES, Watch, percent, vitals
+from nanoeuler_lib.training.run_folder import appending, entries
+
+
+class Taken(NamedTuple):
+    """A step that was taken. losses: mean nats by head [K]; norm: of the gradient; tokens: of its batch."""
+
+    step: int
+    losses: np.ndarray | None = None
+    norm: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 class Journal:
     """Write a run's log, its lines and progress bar on the terminal, its warnings and its checkpoints.
 
-    quiet: no lines and no bar; on_entry: called with each entry; still_there: raises when the run's folder is gone.
+    options: `RunOptions`; processes: those of the run; still_there: raises when the run's folder is gone.
     """
 
-    is_rank0 = True
-
-    def __init__(self, run, state, dataset, quiet, on_entry, still_there):
+    def __init__(self, run, state, dataset, options, processes, still_there):
         self.run, self.state, self.dataset, self.config = run, state, dataset, state.train
-        self.quiet, self.on_entry, self.still_there = quiet, on_entry, still_there
+        self.options, self.processes, self.still_there = options, processes, still_there
         self.append = None  # set while the log is open
         self.writer, self.pending = ThreadPoolExecutor(1, "checkpoint"), []
-        self.saved = self.taken = state.step  # the step of the last checkpoint, and the last whole one
+        self.saved, self.taken = state.step, Taken(state.step)  # the step of the last checkpoint; the last whole step
         # what the last checkpoint still needs: its step's entries in the log, and the arguments of `look`
         self.due = state.info.pop("due", None)
         self.at, self.entries = state.step, 0  # the step of the last entry, and how many it has
@@ -44,12 +57,18 @@ class Journal:
         self.out = Voice(sys.stdout)
         self.bar = tqdm(
             total=self.config.steps * self.step_tokens, initial=state.step * self.step_tokens, unit="tok",
-            unit_scale=True, disable=quiet or None, file=Voice(sys.stderr),  # None: shown on a terminal only
+            unit_scale=True, disable=options.quiet or None, file=Voice(sys.stderr),  # None: shown on a terminal only
         )  # fmt: skip
+
+    @contextmanager
+    def open(self):
+        """Inside, the bar is shown and the log takes entries."""
+        with self.bar, self.writer, appending(self.run / "log.jsonl", lambda: self.saved) as self.append:
+            yield
 
     def say(self, text, always=False):
         """A line above the bar."""
-        if always or not self.quiet:
+        if always or not self.options.quiet:
             with self.bar.get_lock():
                 self.bar.clear(nolock=True)
                 self.out.line(text)
@@ -60,8 +79,8 @@ class Journal:
         self.append(entry)
         self.entries = self.entries + 1 if entry["step"] == self.at else 1
         self.at = entry["step"]
-        if self.on_entry is not None:
-            self.on_entry(entry)
+        if self.options.on_entry is not None:
+            self.options.on_entry(entry)
         for warning in self.watch.see(entry):
             self.warn(entry["step"], warning)
 
@@ -73,12 +92,14 @@ class Journal:
         """Warn that a step has no validation or no sample; its weights are what they are."""
         self.warn(step, f"no {what}: {one_line(str(error) if isinstance(error, NanoEulerError) else repr(error))}")
 
-    def begin(self, warnings, changed):
+    def begin(self, take_step, warnings, changed):
         """What will be done, what is odd about it, and the validation before the first step.
 
         changed: what of the settings was changed, for the log.
         """
-        first = self.state.step
+        self.take_step, first = take_step, self.state.step
+        if take_step.memory_line:
+            self.say(take_step.memory_line)
         planned = self.config.steps * self.step_tokens
         sizes = ", ".join(f"{size:,} {name.replace('_', ' ')}" for name, size in self.dataset.sizes.items())
         self.say(f"model: {self.state.model.size:,} parameters; data: {sizes}")
@@ -112,34 +133,45 @@ class Journal:
             self.warn(first, warning)
         if first == 0:
             self.validate(0)
+        if self.processes.is_rank0:
+            run_json.update(self.run, self.state, self.dataset)
+        if self.processes.alone:
+            self.estimate()
 
-    def estimate(self, take_step):
+    def estimate(self):
         """Say how long the run will take, from the time of the next batch's gradient; nothing is changed."""
         left = self.config.steps - self.state.step
-        if self.quiet or left < 20:
+        if self.options.quiet or left < 20:
             return
         batch = self.dataset.batch(self.state.step, self.rows)
         times = []
         while len(times) < 3 and sum(times) < 5:  # the first one also takes memory
             began = time.perf_counter()
-            take_step.gradient(*batch)
+            self.take_step.gradient(*batch)
             times.append(time.perf_counter() - began)
         validations = left // self.config.valid_every * self.validation_seconds
         whole = duration(left * min(times) + validations)
         self.say(f"about {whole} to go, at {min(times):.2g} s a step, measured now")
 
-    def step(self, done, losses, norm, rate, tokens, seconds, bad_rank="", **more):
-        """A step was taken; an error if it was not, because its loss or gradient is no finite number.
+    def start_profile(self, step):
+        """Have every launch timed from now on."""
+        self.profile = self.take_step.watched()
 
-        whose: on which of many cards; more: for the entry.
-        """
+    def end_profile(self, step):
+        self.say(self.profile.table(self.options.profile), always=True)
+        self.take_step.unwatched()
+
+    def log(self, step):
+        """Log the step that was taken; an error if it was not, because its loss or gradient is no finite number."""
+        _, losses, norm, tokens, seconds = self.taken
+        more = self.processes.hash(step, self.config, norm, self.take_step)
         if not math.isfinite(norm):
             self.wait_for_checkpoint()
             clip = f"the clip ({self.config.clip:g})" if self.config.clip else "set a clip (it is 0: none)"
             raise NanoEulerError(
-                f"step {done}: loss is {losses[0]:.4g} and the gradient's norm {norm}{bad_rank}, expected finite "
-                f"numbers: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint of step "
-                f"{self.saved} is intact, and --resume {self.run} --lr X continues from it with another rate"
+                f"step {step}: loss is {losses[0]:.4g} and the gradient's norm {norm}{self.take_step.bad_rank}, "
+                f"expected finite numbers: lower the learning rate ({self.config.rate:g}) or {clip}; the checkpoint "
+                f"of step {self.saved} is intact, and --resume {self.run} --lr X continues from it with another rate"
             )
         self.still_there()
         self.wait_for_checkpoint(wait=False)
@@ -147,33 +179,45 @@ class Journal:
         names = self.dataset.figures
         beside = {"figures": dict(zip(names, others, strict=True))} if names else {"later": others}
         self.note(
-            step=done, loss=loss, **beside, rate=rate, norm=round(norm, 6), seconds=round(seconds, 6),
-            tokens_per_second=round(tokens / seconds), **more,
+            step=step, loss=loss, **beside, rate=learning_rate(step - 1, self.config), norm=round(norm, 6),
+            seconds=round(seconds, 6), tokens_per_second=round(tokens / seconds), **more,
         )  # fmt: skip
         self.bar.update(self.step_tokens)
-        self.bar.set_postfix(step=done, loss=f"{losses[0]:.3f}", refresh=False)
+        self.bar.set_postfix(step=step, loss=f"{losses[0]:.3f}", refresh=False)
 
-    def vitals(self, step, signs):
+    def keep_weights(self, step):
+        """Keep the weights before a step, for its vital signs. Every process has to call it."""
+        self.weights = self.state.model.params.host().flat.copy()
+
+    def vitals(self, step):
+        """Log the vital signs of a step. Every process has to call it."""
+        before, self.weights = self.weights, None
+        after, gradient = self.state.model.params.host(), self.take_step.whole_gradient()
+        signs = vitals(before, after, gradient, self.taken.norm)
         self.note(step=step, groups={group: [float(f"{x:.4g}") for x in pair] for group, pair in signs.items()})
 
     def look(self, step, validates, whole, samples):
-        """Validate and sample, where a step has that; its checkpoint, if there is one, then gets the validation."""
+        """Validate and sample, where a step has that; its checkpoint then gets the validation."""
         if validates:
             self.validate(step, whole)
         if samples:
             self.sample(step)
-        if self.due and self.is_rank0:
+        self.renew(step)
+
+    def renew(self, step):
+        """Write the header of a step's checkpoint again, if it said that validation and sample were due."""
+        if self.due and self.processes.is_rank0:
             path, info = run_folder.folder_of(self.run, step), dict(self.state.info)
             self.pending += [(step, self.writer.submit(checkpoint.renew, path, info))]
         self.due = None
 
     def validate(self, step, whole=True):
         began = time.perf_counter()
-        work, model = (lambda model: self.dataset.validation(model, whole)), self.state.model
         try:
-            entry = data_parallel.shared_out(model, work) if isinstance(model, data_parallel.GPT) else work(model)
+            work = lambda model: self.dataset.validation(model, whole)
+            entry = self.processes.validation(self.state.model, work)
         except Exception as error:
-            if step == 0 or isinstance(model, data_parallel.GPT):  # nothing is lost yet; the other cards would wait
+            if step == 0 or not self.processes.alone:  # nothing is lost yet; the other processes would wait
                 raise
             for name in (self.dataset.measure, "valid_sets"):  # of an earlier step
                 self.state.info.pop(name, None)
@@ -192,7 +236,7 @@ class Journal:
         self.spent["validation"] += self.validation_seconds
         if not math.isfinite(bits):
             self.wait_for_checkpoint()
-            if self.due and self.is_rank0:  # nobody could go on from it
+            if self.due and self.processes.is_rank0:  # nobody could go on from it
                 run_folder.drop(self.run, step)
                 self.saved = checkpoint.step_of(checkpoint.folders(self.run)[-1])
             raise NanoEulerError(
@@ -251,17 +295,49 @@ class Journal:
             self.spent["checkpoints"] += time.perf_counter() - began
             self.saved = self.saved if step is None else step
 
-    def bill(self):
-        """Say what the run's time went into beside its steps."""
+    @contextmanager
+    def saved_when_full(self):
+        """Where a GPU's memory ends between checkpoints, write one of the last whole step before the error goes on.
+
+        Writing takes no memory of the GPU, and a step that fails has moved nothing. Other processes would wait.
+        """
+        try:
+            yield
+        except (MemoryError, RuntimeError, OutOfMemory) as error:
+            if "device" not in self.state.info or not out_of_memory(error):
+                raise
+            step = self.taken.step
+            if self.processes.alone and step > self.saved and step % self.dataset.span == 0:
+                self.save(step)
+            self.wait_for_checkpoint()
+            told = error if isinstance(error, OutOfMemory) else f"out of memory ({one_line(str(error), 120)}): {LESS}"
+            raise OutOfMemory(
+                f"{told}; the checkpoint of step {self.saved} is whole: --resume {self.run} goes on"
+            ) from None
+
+    def finish(self, step):
+        """Wait for the last checkpoint, and say what the run's time went into beside its steps."""
+        self.wait_for_checkpoint()
         share = sum(self.spent.values()) / (time.perf_counter() - self.began)
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
         self.say(f"beside the steps: {parts}, {share:.1%} of the time")
+
+    def stop(self, step, saved):
+        """End the run between its steps; saved: whether the step has its checkpoint."""
+        if not saved:
+            self.save(step)
+        self.finish(step)
+        self.say(f"stopped; the checkpoint of step {step} is saved: --resume {self.run} goes on", always=True)
+        raise KeyboardInterrupt
 
 
 class Follower(Journal):
     """The journal of a rank that only follows rank 0: nothing is told or written, and what all ranks do is done."""
 
-    is_rank0 = False
+    @contextmanager
+    def open(self):
+        with self.bar, self.writer:
+            yield
 
     def say(self, text, always=False):
         pass
@@ -271,6 +347,9 @@ class Follower(Journal):
 
     def warn(self, step, warning):
         pass
+
+    def vitals(self, step):
+        self.state.model.params.host(), self.take_step.whole_gradient()  # rank 0 collects them
 
     def sample(self, step):
         self.state.model.params.host()  # as rank 0 does for its decoder

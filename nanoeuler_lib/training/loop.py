@@ -6,11 +6,9 @@ it had never stopped. The first checkpoint is that of step 0, so a run that was 
 checkpoint is written, be started again in the same folder.
 """
 
-import math
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,26 +16,22 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler_lib.config import CHANGEABLE, TrainConfig
-from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.engine.device import CPU, Device, chosen_before, step_of
-from nanoeuler_lib.engine.memory import OutOfMemory, out_of_memory
-from nanoeuler_lib.engine.step import LESS
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.files import one_line
 from nanoeuler_lib.machine import cores, memory, one_blas_thread
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.model.optim import learning_rate, optimizer_of
+from nanoeuler_lib.model.optim import optimizer_of
 from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, run_folder, run_json
 from nanoeuler_lib.training.datasets import Dataset
-from nanoeuler_lib.training.journal import Follower, Journal
-from nanoeuler_lib.training.monitor import vitals
+from nanoeuler_lib.training.journal import Follower, Journal, Taken
+from nanoeuler_lib.training.processes import Processes, processes_before
 from nanoeuler_lib.training.run_data import dataset_of, kind_of
-from nanoeuler_lib.training.run_folder import appending, expect_new, sole_writer, trim_log
+from nanoeuler_lib.training.run_folder import expect_new, sole_writer, trim_log
 from nanoeuler_lib.training.run_options import DEFAULTS, RunOptions
 
 WHOLE_EVERY = 10  # of so many validations one scores every token, as the last does
-HASH_EVERY = 10  # steps between hashes of the weights on many cards
 
 
 def first_checkpoint(
@@ -53,46 +47,38 @@ def first_checkpoint(
 
 def start_run(run: str | Path, state: checkpoint.Checkpoint, dataset: Dataset, options: RunOptions = DEFAULTS) -> GPT:
     """Make a run folder with a checkpoint of step 0, and train. Raises NanoEulerError when the folder is not new."""
-    run, group = Path(run), options.device.group if options.device else None
+    run, processes = Path(run), Processes(options.device.group if options.device else None)
     _expect_room_for_tokens(state)
     state.info |= {"fingerprint": dataset.fingerprint, "valid_fingerprint": dataset.valid_fingerprint}
-    if group is not None:
-        data_parallel.expect_shards(state.train, group.size)
-        state.info |= {"shards": state.train.accumulate}
+    state.info |= processes.shards(state.train)
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NanoEulerError(f"{run}: cannot be made ({error.strerror}), expected a folder to write to") from None
-    with _held(run, group) as still_there, _memory_told():
-        device = chosen_before(state.info, None, state.model.config, group)
+    with _held(run, processes) as still_there, _memory_told():
+        device = chosen_before(state.info, None, state.model.config, processes.group)
         device.expect_room(state.model.config, state.train)
-        if _is_rank0(group):
+        if processes.is_rank0:
             expect_new(run)
             dataset.prepare(run, state)
             run_json.write(run, state, dataset)
             run_folder.save(run, state, 0)
-        return _train(_journal(run, state, dataset, options, still_there, device, group), profile=options.profile)
+        return _train(_journal(run, state, dataset, options, device, processes, still_there))
 
 
-def _journal(run, state, dataset, options, still_there, device, group):
+def _journal(run, state, dataset, options, device, processes, still_there):
     """Move the model and the optimiser's state to the device; return what logs the steps there."""
     state.model = device.place(state.model)
     state.optimizer = device.optimizer(state.optimizer, state.model.config)
-    journal = Journal if _is_rank0(group) else Follower
-    return journal(run, state, dataset, options.quiet, options.on_entry, still_there)
-
-
-def _is_rank0(group):
-    """Whether this process writes the run: rank 0, or the only one."""
-    return group is None or group.rank == 0
+    journal = Journal if processes.is_rank0 else Follower
+    return journal(run, state, dataset, options, processes, still_there)
 
 
 @contextmanager
-def _held(run, group):
-    """Hold the run's lock; the other processes of a group wait until rank 0 has it."""
-    with sole_writer(run) if _is_rank0(group) else nullcontext(lambda: None) as still_there:
-        if group is not None:
-            group.barrier()
+def _held(run, processes):
+    """Hold the run's lock; the other processes of a run wait until rank 0 has it."""
+    with sole_writer(run) if processes.is_rank0 else nullcontext(lambda: None) as still_there:
+        processes.barrier()
         yield still_there
 
 
@@ -111,24 +97,22 @@ def resume(run: str | Path, part, valid=None, **named) -> GPT:
         raise TypeError(f"resume() got {kept[0]}, which a run keeps from its beginning")
     if (path := checkpoint.find(run)) == run:  # a folder without any checkpoint is left alone as well
         raise NanoEulerError(f"{run}: is a checkpoint, expected its run folder: {path.parent.parent}")
-    with _held(run, options.group) as still_there, _memory_told():
+    with _held(run, Processes(options.group)) as still_there, _memory_told():
         state = checkpoint.load(run, training=True)
-        group, before = group_of(run, state, options.group), state.train
+        processes, before = processes_before(run, state, options.group), state.train
         _change(run, state, changes)
         dataset = dataset_of(part, valid, state, options.verifiers)
         expect_the_same(run, state, dataset)
-        device = chosen_before(state.info, options.device, state.model.config, group)
+        device = chosen_before(state.info, options.device, state.model.config, processes.group)
         device.expect_room(state.model.config, state.train)
         expect_launches(options.profile, device)
         state.info = {k: v for k, v in state.info.items() if k not in ("device", "precision")} | device.info
         state.info |= {"files": options.files} if options.files else {}
         dataset.prepare(run, state)
-        if group is not None:
-            group.barrier()  # all have read the checkpoint
-        warnings = _mend_folder(run, state, before) if _is_rank0(group) else []
+        processes.barrier()  # all have read the checkpoint
+        warnings = _mend_folder(run, state, before) if processes.is_rank0 else []
         changed = run_json.changed_settings(run, before, state.train)
-        journal = _journal(run, state, dataset, options, still_there, device, group)
-        return _train(journal, warnings, changed, options.profile)
+        return _train(_journal(run, state, dataset, options, device, processes, still_there), warnings, changed)
 
 
 def _mend_folder(run, state, before):
@@ -138,22 +122,6 @@ def _mend_folder(run, state, before):
     if state.train != before:
         run_folder.save(run, state, state.step)
     return [trouble] if trouble else []
-
-
-def group_of(run: Path, state: checkpoint.Checkpoint, group: data_parallel.Group | None) -> data_parallel.Group | None:
-    """The processes that go on with a run: those that are there, or this one alone with the sums of many.
-
-    Raises NanoEulerError for several, or for cards, where the run adds its gradients in another order.
-    """
-    if "shards" not in state.info:
-        if group is not None:
-            raise NanoEulerError(
-                f"{run}: was begun without --gpus and adds its gradients in another order: resume it without --gpus"
-            )
-        return None
-    group = group or data_parallel.Group()
-    data_parallel.expect_shards(state.train, group.size)
-    return group
 
 
 def expect_launches(profile: int, device: Device) -> None:
@@ -211,140 +179,88 @@ def _memory_told():
         ) from None
 
 
-def _train(journal, warnings=(), changed=(), profile=0):
-    """The loop. warnings: what to say first; changed: which settings are new; profile: as for `train.train`."""
-    state, dataset, config = journal.state, journal.dataset, journal.state.train
+def _train(journal, warnings=(), changed=()):
+    """Take the steps that are left, and return the trained model.
+
+    warnings: what to say first; changed: which settings are new.
+    """
+    state, dataset, config, processes = journal.state, journal.dataset, journal.state.train, journal.processes
     model, rows = state.model, config.batch * config.accumulate * dataset.together
     pairs = {"together": dataset.together} if dataset.together > 1 else {}
     take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"), **pairs)
-    group = model.group if isinstance(model, data_parallel.GPT) else None
-    if group is not None:
-        warnings = [*warnings, *_bits(journal, take_step)]
-        group.say_when_lost(lambda: _last_whole(journal.run))
-        group.barrier()
+    warnings = [*warnings, *processes.begin(journal.run, state, dataset, take_step)]
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers
         _stop_between_steps() as stop,
         take_step,
-        journal.bar,
-        journal.writer,
-        appending(journal.run / "log.jsonl", lambda: journal.saved)
-        if journal.is_rank0
-        else nullcontext() as journal.append,
-        ThreadPoolExecutor(1) as ahead,
-        _saved_when_full(journal, group),
+        journal.open(),
+        processes.drawing(lambda step: dataset.batch(step, rows)) as draw,
+        journal.saved_when_full(),
     ):
-        if take_step.memory_line:
-            journal.say(take_step.memory_line)
-        journal.begin(warnings, changed)
-        if _is_rank0(group):
-            run_json.update(journal.run, state, dataset)
-        if group is None:
-            journal.estimate(take_step)
-        draw = (lambda step: dataset.batch(step, rows)) if group is None else _drawn_ahead(dataset, rows, ahead)
+        journal.begin(take_step, warnings, changed)
+        before, after = _hooks(journal, stop)
         for step in range(state.step, config.steps):
             done = step + 1
-            validates = done % config.valid_every == 0 or done == config.steps
-            whole = not dataset.sampled or done % (WHOLE_EVERY * config.valid_every) == 0 or done == config.steps
-            before = model.params.host().flat.copy() if (validates and whole) or done == 1 else None
+            _call_due(before, done)
             began = time.perf_counter()
-            if profile and step == state.step + 1:  # the first one has compiled and taken memory
-                times = take_step.watched()
+            # draw a batch
             batch = draw(step)
+            # take a step
             losses, norm = take_step(*batch)
-            journal.taken = done
-            seconds = time.perf_counter() - began
-            if profile and done == state.step + 1 + profile:
-                journal.say(times.table(profile), always=True)
-                take_step.unwatched()
-            more = {}
-            if group is not None and math.isfinite(norm) and (done % HASH_EVERY == 0 or done == config.steps):
-                more["hash"] = take_step.hash()
-            rate = learning_rate(step, config)
-            journal.step(done, losses, norm, rate, batch[0].size, seconds, take_step.bad_rank, **more)
-            if before is not None:
-                after, gradient = model.params.host(), take_step.whole_gradient()
-                if journal.is_rank0:
-                    journal.vitals(done, vitals(before, after, gradient, norm))
-            samples = bool(config.sample_every) and done % config.sample_every == 0
-            kept = bool(config.keep_every) and done % config.keep_every == 0
-            saves = done % config.save_every == 0 or done == config.steps or kept
-            if saves:  # whatever comes of the look, these steps are not lost
-                journal.save(done, validates, whole and validates, samples)
-            journal.look(done, validates, whole, samples)
-            ends = bool(stop) if group is None else any(group.all_gather(bool(stop)))
-            ends = ends and done % dataset.span == 0
-            if ends and not saves:
-                journal.save(done)
-            if ends or done == config.steps:
-                journal.wait_for_checkpoint()
-                journal.bill()
-            if ends and done < config.steps:
-                journal.say(
-                    f"stopped; the checkpoint of step {done} is saved: --resume {journal.run} goes on",
-                    always=True,
-                )
-                raise KeyboardInterrupt
+            journal.taken = Taken(done, losses, norm, batch[0].size, time.perf_counter() - began)
+            # log it; once in a while: measure, save, validate, sample; where a signal asks for it: stop
+            _call_due(after, done)
     return model
 
 
-@contextmanager
-def _saved_when_full(journal, group):
-    """Where a GPU's memory ends between checkpoints, one of the last whole step is written before the error goes on.
+def _hooks(journal, stop):
+    """What is called before a step and after it, in this order: [(whether it is due, the function)], both of a step.
 
-    Writing takes no memory of the GPU, and a step that fails has moved nothing. On many cards the others would wait.
+    A step has the number of steps that are done after it. stop: as `_stop_between_steps` gives it.
     """
-    try:
-        yield
-    except (MemoryError, RuntimeError, OutOfMemory) as error:
-        if "device" not in journal.state.info or not out_of_memory(error):
-            raise
-        if group is None and journal.taken > journal.saved and journal.taken % journal.dataset.span == 0:
-            journal.save(journal.taken)
-        journal.wait_for_checkpoint()
-        told = error if isinstance(error, OutOfMemory) else f"out of memory ({one_line(str(error), 120)}): {LESS}"
-        raise OutOfMemory(
-            f"{told}; the checkpoint of step {journal.saved} is whole: --resume {journal.run} goes on"
-        ) from None
+    config, dataset, first = journal.config, journal.dataset, journal.state.step
+    profile, watched = journal.options.profile, first + 2  # the step before has compiled and taken memory
+    every = lambda n, step: n > 0 and step % n == 0
+    last = lambda step: step == config.steps
+    validates = lambda step: every(config.valid_every, step) or last(step)
+    scores_all = lambda step: not dataset.sampled or every(WHOLE_EVERY * config.valid_every, step) or last(step)
+    whole = lambda step: validates(step) and scores_all(step)
+    samples = lambda step: every(config.sample_every, step)
+    saves = lambda step: every(config.save_every, step) or every(config.keep_every, step) or last(step)
+    measures = lambda step: step == 1 or whole(step)
+    asked = lambda step: journal.processes.any(bool(stop)) and step % dataset.span == 0 and not last(step)
+    before = [
+        (measures, journal.keep_weights),
+        (lambda step: profile and step == watched, journal.start_profile),
+    ]
+    after = [
+        (lambda step: profile and step == watched + profile - 1, journal.end_profile),
+        # always: log
+        (lambda step: True, journal.log),
+        # once in a while: vital signs
+        (measures, journal.vitals),
+        # once in a while: save, first of all, so that these steps are not lost whatever comes of validation and sample
+        (saves, lambda step: journal.save(step, validates(step), whole(step), samples(step))),
+        # once in a while: validate
+        (validates, lambda step: journal.validate(step, whole(step))),
+        # once in a while: sample
+        (samples, journal.sample),
+        # then the checkpoint gets the validation
+        (saves, journal.renew),
+        # where a signal asks for it: stop
+        (asked, lambda step: journal.stop(step, saves(step))),
+        # at the end: wait for the last checkpoint
+        (last, journal.finish),
+    ]
+    return before, after
 
 
-def _drawn_ahead(dataset, rows, pool):
-    """Batches of step after step, each drawn while the one before is computed: on many cards they have many rows."""
-    coming = {}
-
-    def draw(step):
-        batch = coming.pop(step, None) or pool.submit(dataset.batch, step, rows)
-        coming[step + 1] = pool.submit(dataset.batch, step + 1, rows)
-        return batch.result()
-
-    return draw
-
-
-def _bits(journal, take_step):
-    """Note what the bits of a run depend on in its folder; warnings where that is not what it was."""
-    state, now = journal.state, take_step.bits()
-    before, warnings = state.info.get("bits", now), []
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            was, now_is = (short(x.get(name)) for x in (before, now))
-            warnings += [f"numbers round otherwise from here on: {name} was {was}, is {now_is}"]
-    if any(other != now for other in journal.state.model.group.all_gather(now)):
-        warnings += ["the cards are not all alike: another number of them would give other bits"]
-    state.info["bits"] = now
-    if journal.is_rank0:
-        run_json.update(journal.run, state, journal.dataset)
-    return warnings
-
-
-def _last_whole(run):
-    """What to say of a run's last checkpoint when a process is lost."""
-    folders = checkpoint.folders(run)
-    return (
-        f"; the checkpoint of step {checkpoint.step_of(folders[-1])} is whole: --resume {run} goes on"
-        if folders
-        else ""
-    )
+def _call_due(hooks, step):
+    """Call each hook that is due."""
+    for due, hook in hooks:
+        if due(step):
+            hook(step)
 
 
 @contextmanager

@@ -4,24 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler_lib.engine import data_parallel
+from nanoeuler_lib.engine.data_parallel import Group
 from nanoeuler_lib.engine.device import chosen_before, step_of
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.training import checkpoint
-from nanoeuler_lib.training.loop import expect_the_same, group_of
+from nanoeuler_lib.training.loop import expect_the_same
+from nanoeuler_lib.training.processes import processes_before
 from nanoeuler_lib.training.run_data import dataset_of
 from nanoeuler_lib.training.run_folder import read_log
 
 
 def replay(
-    run: str | Path,
-    part,
-    valid,
-    first: int,
-    last: int,
-    device: str | None = None,
-    group: data_parallel.Group | None = None,
+    run: str | Path, part, valid, first: int, last: int, device: str | None = None, group: Group | None = None
 ) -> tuple[int, list[dict]]:
     """Take the steps behind `first` up to `last` again, and those before them from a checkpoint; nothing is written.
 
@@ -41,10 +36,10 @@ def replay(
     if not log.get(last):
         raise NanoEulerError(f"{run}: the log has no step {last}, expected steps that were taken")
     state = checkpoint.load(kept[-1], training=True)
-    group = group_of(run, state, group)
+    processes = processes_before(run, state, group)
     dataset = dataset_of(part, valid, state)
     expect_the_same(run, state, dataset)
-    place = chosen_before(state.info, device, state.model.config, group)
+    place = chosen_before(state.info, device, state.model.config, processes.group)
     model, config = place.place(state.model), state.train
     optimizer, rows = place.optimizer(state.optimizer, model.config), config.batch * config.accumulate
     found = []
@@ -58,7 +53,7 @@ def replay(
             told = log[step + 1]
             row = {"step": step + 1, "loss": round(float(losses[0]), 6), "norm": round(norm, 6)}
             row["later"] = [round(float(x), 6) for x in losses[1:]]
-            if group is not None and "hash" in told:
+            if processes.group is not None and "hash" in told:
                 row["hash"] = take_step.hash()
             differs = [name for name in row if row[name] != told.get(name)]
             found += [row | {"differs": [f"{name} was {told.get(name)}, is {row[name]}" for name in differs]}]

@@ -123,7 +123,7 @@ def test_what_a_run_logs_and_in_which_order(tmp_path):
 
     with (
         patch.object(checkpoint, "save", wraps=checkpoint.save) as save,
-        patch.object(loop, "appending", wraps=run_folder.appending) as appending,
+        patch.object(journal, "appending", wraps=run_folder.appending) as appending,
     ):
         train.train(tmp_path / "run", run_text(), RUN_MODEL, config, quiet=True, on_entry=on_entry)
     file, saved = appending.call_args.args
