@@ -131,10 +131,10 @@ class Journal:
             self.say(f"from step {first:,} on: {change}")
         for warning in warnings:
             self.warn(first, warning)
-        if first == 0:
-            self.validate(0)
         if self.processes.is_rank0:
             run_json.update(self.run, self.state, self.dataset)
+        if first == 0:
+            self.validate(0)
         if self.processes.alone:
             self.estimate()
 

@@ -188,7 +188,7 @@ def _train(journal, warnings=(), changed=()):
     model, rows = state.model, config.batch * config.accumulate * dataset.together
     pairs = {"together": dataset.together} if dataset.together > 1 else {}
     take_step = step_of(model)(model, state.optimizer, config, rows, state.info.get("workers"), **pairs)
-    warnings = [*warnings, *processes.begin(journal.run, state, dataset, take_step)]
+    warnings = [*warnings, *processes.begin(journal.run, state, take_step)]
     with (
         one_blas_thread(),
         np.errstate(all="ignore"),  # as in the workers

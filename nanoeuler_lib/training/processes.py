@@ -11,8 +11,7 @@ from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.engine import data_parallel
 from nanoeuler_lib.errors import NanoEulerError, short
 from nanoeuler_lib.model import GPT
-from nanoeuler_lib.training import checkpoint, run_json
-from nanoeuler_lib.training.datasets import Dataset
+from nanoeuler_lib.training import checkpoint
 
 HASH_EVERY = 10  # steps between hashes of the weights
 
@@ -42,7 +41,7 @@ class Processes:
         data_parallel.expect_shards(config, self.group.size)
         return {"shards": config.accumulate}
 
-    def begin(self, run: Path, state: checkpoint.Checkpoint, dataset: Dataset, take_step: Any) -> list[str]:
+    def begin(self, run: Path, state: checkpoint.Checkpoint, take_step: Any) -> list[str]:
         """Get ready for the first step. Returns warnings where what the bits depend on has changed."""
         if self.alone:
             return []
@@ -55,8 +54,6 @@ class Processes:
         if any(other != now for other in self.group.all_gather(now)):
             warnings += ["the cards are not all alike: another number of them would give other bits"]
         state.info["bits"] = now
-        if self.is_rank0:
-            run_json.update(run, state, dataset)
 
         def last_checkpoint():
             if not (folders := checkpoint.folders(run)):

@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import many_worker
 import numpy as np
@@ -29,8 +31,9 @@ from nanoeuler_lib.config import TrainConfig, preset
 from nanoeuler_lib.engine import data_parallel, memory
 from nanoeuler_lib.engine.data_parallel import step as many_step
 from nanoeuler_lib.engine.data_parallel.cut import PARTS, Bucket, buckets
+from nanoeuler_lib.engine.device import choose
 from nanoeuler_lib.model import init
-from nanoeuler_lib.training import checkpoint, run_folder
+from nanoeuler_lib.training import checkpoint, journal, loop, run_folder, train
 
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -328,6 +331,17 @@ def test_a_replay_tells_what_differs(on_one, capsys, monkeypatch):
     shutil.rmtree(on_one / "edited" / "checkpoints" / "step-000000")
     assert cli.main(["replay", "edited", "--steps", "1:3"]) == 2
     assert "no checkpoint at or before step 1 was kept, expected one: --keep-every N" in capsys.readouterr().err
+
+
+def test_a_change_stands_in_the_log_though_a_process_ended_before_it(tmp_path):
+    """run.json, with which a resumed run compares its settings, is written again after the log names the change."""
+    run, group = tmp_path / "run", data_parallel.Group()
+    model, config = replace(many_worker.MODEL, vocab_size=256), TrainConfig(steps=1, batch=1, accumulate=2)
+    train.train(run, run_text(), model, config, quiet=True, device=choose("checked", "float32", model, group))
+    with patch.object(journal.Journal, "note", side_effect=SystemExit), pytest.raises(SystemExit):
+        loop.resume(run, run_text(), quiet=True, group=group, steps=2)
+    loop.resume(run, run_text(), quiet=True, group=group)
+    assert [e["changed"] for e in run_folder.read_log(run) if "changed" in e] == ["steps 1 -> 2"]
 
 
 def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
