@@ -322,8 +322,7 @@ def test_a_chapter_reads_its_results_from_an_installed_library(tmp_path):
     site = next((tmp_path / "venv").glob("lib/*/site-packages"))
     assert all((site / name).exists() for name in (*PACKAGES, "nanoeuler_lib/py.typed"))
     (facts,) = site.glob("*.dist-info/METADATA")
-    assert "Project-URL: Repository, https://github.com/anna/euler
-" in facts.read_text("utf-8")
+    assert "Project-URL: Repository, https://github.com/anna/euler\n" in facts.read_text("utf-8")
 
 
 def test_a_chapter_says_what_to_do_where_the_library_is_not(tmp_path):
