@@ -712,7 +712,7 @@ def assign(args):
         sys.path.append(str(clone))
     from tools.course.papers import command
 
-    command.assign(args)
+    _print(args, *command.assign(args, _stdin_text))
 
 
 def info(args):

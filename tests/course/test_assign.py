@@ -209,7 +209,7 @@ LEFT = {  # in the place of the results
 }
 HOSTILE |= {name: f"import os\nimport numpy as np\n{does}\nos._exit(0)\n" for name, does in LEFT.items()}
 SAID = {"other keys": "not every call", "forged": "right weights: 4 of 4", "memory": "MemoryError"}
-SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: nano", "no room": "it could not"}
+SAID |= {"=1+1": "ValueError: \ufffd]0;=1\ufffd", "the grader": "ImportError: tool", "no room": "it could not"}
 
 
 @pytest.mark.full

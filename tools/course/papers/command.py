@@ -1,17 +1,20 @@
 """What `nanoeuler assign` does: hand papers out, mark what comes back."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from nanoeuler_lib.command.cli import _print as print_result
-from nanoeuler_lib.command.cli import _stdin_text as stdin_text
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.files import Voice, expect_new, printable, write_text
 from tools.course import roster
 from tools.course.papers import papers
 
 
-def assign(args):
+def assign(args, stdin_text: Callable[[], str]) -> tuple[dict, str]:
+    """Hand papers out or mark them, as the options of the command say; returns the facts and a line about them.
+
+    stdin_text: reads standard input, for the seed. Raises NanoEulerError for options that do not go together.
+    """
     if not (args.student or args.students or args.grade) or (args.student and args.students):
         got = "--student and --students" if args.student else "none of them"
         raise NanoEulerError(f"got {got}, expected --student, --students or --grade")
@@ -19,8 +22,7 @@ def assign(args):
     if not seed:
         raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
     if args.grade:
-        mark(args, seed)
-        return
+        return mark(args, seed)
     out = args.out
     if args.student is not None:
         folders = {args.student: out or Path(f"paper-{args.chapter}-{args.student}")}
@@ -32,10 +34,11 @@ def assign(args):
     line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
     if len(seed) < 12:
         line += "; the seed is short: whoever tries all of that length has the data that papers are marked with"
-    print_result(args, {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line)
+    return {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line
 
 
-def mark(args, seed):
+def mark(args, seed: str) -> tuple[dict, str]:
+    """Mark what is in a folder; the table is written after each student."""
     out = args.out or Path(f"marks-{args.chapter}")
     problems = papers.paper(args.chapter, seed, "")  # a wrong chapter is told before the first student
     papers.check_user(args.user)
@@ -76,4 +79,4 @@ def mark(args, seed):
     line = f"{path}: {len(table)} students, and a page for each"
     line += f" but {absent} who handed in nothing that can be read" if absent else ""
     by_student = {name: papers.marks_in(problems, row) for name, row in table.items()}
-    print_result(args, {"out": str(out), "students": by_student}, line)
+    return {"out": str(out), "students": by_student}, line
