@@ -212,12 +212,12 @@ def main() -> None:
             args.run / f"two-{args.steps}",
             one,
             again,
-            sft.REWORDED,
+            sources.REWORDED,
             SECOND_SEED,
             replace(SECOND, steps=args.steps),
         )
         return try_out(checkpoint.load(fine_tuned(*two)))
-    two = fine_tuned(args.run / "two", one, again, sft.REWORDED, SECOND_SEED, SECOND)
+    two = fine_tuned(args.run / "two", one, again, sources.REWORDED, SECOND_SEED, SECOND)
     shutil.rmtree(args.export, ignore_errors=True)
     shutil.copytree(two, args.export)
     base, first, shipped = (checkpoint.load(path) for path in (BASE, one, args.export))

@@ -8,7 +8,7 @@
 xz takes no dictionary, but its window may be as long as all that it reads: what a set costs behind the training text of
 its kind is the length of both in one stream, less that of the training text alone. WINDOW holds all of both.
 
-ngrams: `text.ngram` on the same tokens, scored in the windows in which a model is scored (`datasets.ShardDataset`).
+ngrams: `nanoeuler_book.ngram` on the same tokens, scored in a model's windows (`datasets.ShardDataset`).
 Shorter contexts get the weight, of STRENGTHS, that is best on these very sets: that favours the n-grams a little.
 
 cloze: ITEMS places of each held-out set. A word of five letters or more is taken out; beside it stand three others of

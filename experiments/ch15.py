@@ -15,7 +15,7 @@ LOOKS = [0, 5, 10, 20, 40, 60]  # steps of uptraining behind which the models ar
 
 def main() -> None:
     n, rows = run_tagged("15_grouped_queries", "experiment"), []
-    world, settings = n["world"], n["TrainConfig"]
+    world, settings = n["konigsberg"], n["TrainConfig"]
     tokens = n["tokens_of"]([world.sample(10**6 + i, "errand") for i in range(STORIES)])
     test = [world.sample(2 * 10**6 + i, "errand") for i in range(TESTS)]
 

@@ -40,7 +40,9 @@ class HalfSteps(AdamW):
 def rows_of(seed: int) -> list[dict]:
     """The rows of a seed's models."""
     n, rows = run_tagged("17_eulers_method", "experiment"), []
-    world, evaluate, rebuilt, lens, slopes = (n[x] for x in ("world", "evaluate", "book_rebuilt", "lens", "slopes"))
+    world, evaluate, rebuilt, lens, slopes = (
+        n[x] for x in ("konigsberg", "evaluate", "book_rebuilt", "lens", "slopes")
+    )
     tokenizer = n["load_pretrained"]()[1]
     text = n["data"].tokenize(world.corpus(TEXT_BYTES, seed=1700), tokenizer)
     stories = [world.sample(1_700_000 + i) for i in range(STORIES)]

@@ -92,7 +92,7 @@ def right(pair, asked):
 
 
 def all_counted(original):
-    """`examples.encode`, with the prompt's tokens counted in the loss as well."""
+    """`sft_data.encode`, with the prompt's tokens counted in the loss as well."""
 
     def encode(*arguments):
         found = original(*arguments)

@@ -34,6 +34,7 @@ MODULES = {  # the longest beginning of a name counts
     "understanding.scaling": "nanoeuler_book.scaling",
     "world": "konigsberg",
     "world.conversations": "nanoeuler_book.town",
+    "world.more_wordings": "konigsberg.wordings",
     "world.tokens": "nanoeuler_book.town",
 }
 NAMES = {
@@ -46,6 +47,7 @@ NAMES = {
     "world.conversations": "nanoeuler_book.town",
     "world.next_tokens": "nanoeuler_book.town.next_tokens",
     "world.token_costs": "nanoeuler_book.town.token_costs",
+    "world.more_wordings": "konigsberg.wordings",
     "world.tokens": "nanoeuler_book.town",
 }
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from konigsberg.grammar import Fact, Options, Tale, Word
-from konigsberg.stories import BELIEF_WITNESS, CAST, ERRAND_SECOND, MURR, PEOPLE, PHRASES, ROLES, WALK_END, tell
+from konigsberg.stories import BELIEF_WITNESS, ERRAND_SECOND, PHRASES, ROLES, WALK_END, tell
+from konigsberg.town import CAST, MURR, PEOPLE
 from nanoeuler_book.town import Beginning, TokenReader
 from nanoeuler_lib.text.tokenizer import Tokenizer
 

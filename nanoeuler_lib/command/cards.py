@@ -36,7 +36,12 @@ def group(cards: int | None) -> Group | None:
 
 
 def needs_launcher(cards: int | None) -> bool:
-    """Return whether --gpus needs processes that no launcher has started."""
+    """Return whether --gpus needs processes that no launcher has started.
+
+    Raises NanoEulerError for a number that no run can have.
+    """
+    if cards not in (None, 1, 2, 4, 8):
+        raise NanoEulerError(f"--gpus must be 1, 2, 4 or 8, got {cards}")
     return cards not in (None, 1) and not started_by_launcher()
 
 

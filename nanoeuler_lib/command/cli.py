@@ -151,7 +151,7 @@ def train(args):
 
 
 def _on_cards(args, command, work):
-    """Do this command's work: here alone, or as one of the processes that --cards asks for."""
+    """Do this command's work: here alone, or as one of the processes that --gpus asks for."""
     from nanoeuler_lib.command import cards
     from nanoeuler_lib.engine.data_parallel import tried
 
@@ -702,14 +702,14 @@ def break_(args):
 
 
 def assign(args):
-    clones = Path(__file__).parents[2], Path.cwd()
+    clones = Path(__file__).parents[2], Path.cwd(), *Path.cwd().parents
     clone = next((folder for folder in clones if (folder / "tools/course/papers").is_dir()), None)
     if clone is None:
         raise NanoEulerError(
             "nanoeuler assign must be run in a clone of the book's repository, got a folder without one"
         )
     if str(clone) not in sys.path:
-        sys.path.append(str(clone))
+        sys.path.insert(0, str(clone))
     from tools.course.papers import command
 
     _print(args, *command.assign(args, _stdin_text))

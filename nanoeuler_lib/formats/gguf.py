@@ -19,7 +19,7 @@ PRE = {
     "gpt2": "gpt-2",
     "digits": "smollm",
     "llama3": "llama-bpe",
-}  # how llama.cpp calls the cuts of `text.vocabularies`
+}  # how llama.cpp calls the cuts of `text.other_tokenizers`
 TENSORS = {  # what parts of Hugging Face's names become
     "model.layers": "blk", "post_attention_layernorm": "ffn_norm", "input_layernorm": "attn_norm",
     "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",

@@ -79,7 +79,7 @@ def _config_json(config, tied):
 
 
 def chat_template(checkpoint: Checkpoint) -> str | None:
-    """The turns of a fine-tuned run as a Jinja template, None for another run. (`text.turns` writes the same ids.)
+    """The turns of a fine-tuned run as a Jinja template, None for another run (`text.chat_template`: the same ids).
 
     There, unlike here, a user who types a marker's name writes the marker.
     """
@@ -89,7 +89,7 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
 
 
 def jinja(template: str) -> str:
-    """A template of `text.turns` in Jinja, by its name."""
+    """A template of `text.chat_template` in Jinja, by its name."""
     line = lambda text: text.replace("\n", "{{ '\\n' }}")
     before, behind = map(line, TEMPLATES[template]("\0").split("\0"))
     system = "loop.index0 == 1 and messages[0]['role'] == 'system' and messages[0]['content']"

@@ -23,7 +23,7 @@ _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": META}
 _FROM_META = {"type": "Replace", "pattern": {"String": META}, "content": " "}
 _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _FROM_BYTES = {"type": "ByteFallback"}, {"type": "Fuse"}
-# How a text is cut, by its name in `text.vocabularies`: normalizer and pre_tokenizer.
+# How a text is cut, by its name in `text.other_tokenizers`: normalizer and pre_tokenizer.
 CUTS = {
     "gpt2": (None, _BYTES),
     "digits": (None, _in_turn("pretokenizers", _DIGITS, _BYTES)),

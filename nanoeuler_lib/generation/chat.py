@@ -1,4 +1,4 @@
-"""Talking with a fine-tuned model: a reply that comes piece by piece. `text.turns` says how turns are written."""
+"""Chat with a fine-tuned model: yield its reply piece by piece. `text.chat_template` says how turns are written."""
 
 import codecs
 from collections.abc import Iterator

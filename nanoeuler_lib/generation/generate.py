@@ -211,6 +211,8 @@ def stream(
     `penalised`; it counts the tokens of prompt and continuation, and refuses proposals. stop: texts; the first of them
     to come ends the continuation before it.
     """
+    if not isinstance(tokens, int) or tokens < 0:
+        raise NanoEulerError(f"tokens must be an integer of 0 or more, got {tokens!r}")
     if not 0 < repetition_penalty <= 100:
         raise NanoEulerError(
             f"repetition_penalty is {repetition_penalty}, expected more than 0 and at most 100; 1 is none"

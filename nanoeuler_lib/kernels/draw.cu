@@ -1,6 +1,6 @@
 // The next tokens of one text, drawn on the GPU: `order` sorts what the logits say behind each token read and leaves what
 // may be drawn, `judge` takes or replaces the proposed tokens, draws the next one and proposes anew. The host then need not
-// answer before the next tokens are read. engine.Decoder.rounds; speaking/generate.py has the same in NumPy, chapters 14, 16.
+// answer before the next tokens are read. engine.Decoder.rounds; generation/generate.py has the same in NumPy, chapters 14, 16.
 //
 // A distribution has number row (1 + ahead) + head: of V tokens, most likely first, `tokens`, sums of their
 // probabilities up to each, `sums`, how many of them may be drawn, `counts` (0: the largest logit is no finite number), and

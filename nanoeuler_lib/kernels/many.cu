@@ -1,4 +1,4 @@
-// Sums of a training step on many cards, in an order that does not depend on how many there are. engine/many.
+// Sums of a training step on many cards, in an order that does not depend on how many there are. engine/data_parallel.
 #include <reduce.cuh>
 #include <wide.cuh>
 

@@ -103,7 +103,7 @@ def _keywords(composite: Callable) -> tuple[str, ...]:
 
 
 class _Failed(Exception):
-    """Functions in `use`, {name: function}, have failed inside the model; its cause is their error."""
+    """Functions in `use`, {name: function}, have failed inside the model, with an error."""
 
 
 def _guarded(composite: Callable, mine: dict) -> Callable:
@@ -113,7 +113,7 @@ def _guarded(composite: Callable, mine: dict) -> Callable:
             composite(*arguments, **scratch)
         except Exception as error:
             if _under_way:
-                raise _Failed(mine) from error
+                raise _Failed(mine, error) from error
             raise
 
     return call
@@ -140,7 +140,7 @@ def again(state: Callable | None = None) -> Callable:
                 try:
                     return whole(*arguments, **named)
                 except _Failed as failure:
-                    on_failure(failure.args[0], failure.__cause__)
+                    on_failure(*failure.args)
                     _drop(failure.args[0])
                     for array, value in zip(arrays, before, strict=True):
                         array[...] = value

@@ -156,13 +156,17 @@ def _encoded(parts: Iterator[Piece], tokenizer, workers) -> Iterator[tuple[bool,
         ) from None
 
 
+_tokenizer: Tokenizer | None = None  # a worker's
+
+
 def _begin_worker(tokenizer):
     global _tokenizer  # kept from piece to piece, with the words it has met
     _tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
 
     def end_with_it():
-        multiprocessing.parent_process().join()
+        if parent := multiprocessing.parent_process():
+            parent.join()
         os._exit(1)
 
     threading.Thread(target=end_with_it, daemon=True).start()

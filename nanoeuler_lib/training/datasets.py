@@ -72,7 +72,7 @@ class Dataset:
     figures: Sequence[str] = ()  # names in the log of what a step gives beside its loss; none: nats of the later heads
     frequencies = None  # entropy of the token frequencies, in nats per token; None where the data is not text
     prompt: str | None = None  # of the held-out examples, the one that samples reply to
-    measure = "valid_bits_per_byte"  # what its validations are judged by, of `watch.MEASURES`
+    measure = "valid_bits_per_byte"  # what its validations are judged by, of `monitor.MEASURES`
 
     def prepare(self, run: Path, state: Checkpoint) -> None:
         """Write, or read again, this data's own files in the run's folder, before a run begins or goes on."""
@@ -329,7 +329,7 @@ class SFTDataset(Dataset):
     """Examples to learn from and to be measured on, laid into rows of about the same length.
 
     examples: to train on; held_out: to validate on. The info "turns" of the run says what becomes of turns that do not
-    fit into the context (`text.examples.encode_all`; absent: "first", the turns that fit into one row). `sizes` counts
+    fit into the context (`text.sft_data.encode_all`; absent: "first", the turns that fit into one row). `sizes` counts
     what is left, `warnings` says what is not. Raises NanoEulerError when a part has nothing left, and when the second
     has lost more than half and is too small to measure by.
     """

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: a base model learns to answer, from examples of what a user says and what to reply.
 
-`text.examples` lays examples into rows, of which replies alone count. Everything else, steps, log, checkpoints and
+`text.sft_data` lays examples into rows, of which replies alone count. Everything else, steps, log, checkpoints and
 resume, is that of pretraining (`loop`). Chapter 20.
 """
 

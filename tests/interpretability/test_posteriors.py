@@ -15,7 +15,7 @@ from nanoeuler_book.interpretability.posteriors import FACTS, Labelled, belief, 
 from nanoeuler_book.town import next_tokens
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
-STORIES = sys.modules["konigsberg.stories"]  # `world.stories` is a function
+STORIES = sys.modules["konigsberg.stories"]  # `konigsberg.stories` is a function
 TOKENIZER = load_pretrained()[1]
 
 

@@ -430,11 +430,11 @@ BUGS = [
         '.qkv"][:, rope.order]', '.qkv"]', by="decoder"),
     bug("cache: gain of the last norm dropped", "model.decoder.Decoder.__init__",
         'p["norm_final"][:, None] * ', "", by="decoder"),
-    bug("top-k keeps one more", "speaking.generate.filtered_probs",
+    bug("top-k keeps one more", "generation.generate.filtered_probs",
         "top_k or None", "top_k + 1 if top_k else None", by="sampling"),
-    bug("top-p drops the token that reaches p", "speaking.generate.filtered_probs",
+    bug("top-p drops the token that reaches p", "generation.generate.filtered_probs",
         "top_p)) + 1", "top_p))", by="sampling"),
-    bug("temperature upside down", "speaking.generate.filtered_probs",
+    bug("temperature upside down", "generation.generate.filtered_probs",
         "/ temperature", "* temperature", by="sampling"),
     bug("every step draws the same batch", "training.datasets.TextDataset.batch",
         "[self.train.seed, step]", "[self.train.seed, 0]", by="batches differ"),
@@ -463,7 +463,9 @@ def planted(where: str, edits: tuple[str, ...]):
     made = {}
     exec(compile(source, f"<{where}, with a bug>", "exec"), vars(module), made)
     places = [(owner, name)]
-    for other in [m for key, m in sys.modules.items() if key.startswith("nanoeuler_lib")] + [oracles]:
+    for other in [m for key, m in sys.modules.items() if key.split(".")[0] in ("nanoeuler_lib", "nanoeuler_book")] + [
+        oracles
+    ]:
         places += [(other, key) for key, value in vars(other).items() if value is original]
     listed = ops.FUNCTIONS.get(name) is original
     try:

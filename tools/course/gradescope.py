@@ -125,7 +125,7 @@ def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
     """A paper's marks: a test for each problem, shown when the instructor publishes the grades."""
     told = json.loads((root / "submission_metadata.json").read_text("utf-8"))
     known = roster.read(root / "source" / "students.csv")
-    student = whose(told.get("users") or [], known)
+    student = student_of(told.get("users") or [], known)
     found = roster.handed_in(folder.parent, "answers.py")[STUDENT]
     if found.path is None:
         raise NanoEulerError(f"{found.remark} was handed in")
@@ -139,7 +139,7 @@ def paper(chapter: str, folder: Path, root: Path, user: str) -> dict:
     return {"output": f"{found.path.name} of {student} was taken in. {found.remark}".strip(), "tests": tests}
 
 
-def whose(users: list[dict], known: roster.Roster) -> str:
+def student_of(users: list[dict], known: roster.Roster) -> str:
     """The name on the roster of the one who handed in, by address or by name."""
     names = [str(user.get("name") or user.get("email")) for user in users]
     if len(users) != 1:
