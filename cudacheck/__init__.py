@@ -1,8 +1,9 @@
-"""A GPU without a GPU: kernels compiled for the processor, run with every access checked, and what that finds.
+"""Run CUDA kernels on a CPU with every access checked.
 
-`kernel.py` is the way in: `compile(text)`, and kernels that check their arguments. `compiler.py` makes a library of a
-text, `complaints.py` reads what the compiler says; `cpu.py` launches, with `runtime.cpp` and `checker.cpp` beneath;
-`findings.py` and `lines.py` say what went wrong and where; `profile.py` and `flops.py` count.
+Start with `kernel.py`: `compile(text)`, and kernels that check their arguments. `source/` reads a kernel's text without
+a compiler. `compiler.py` compiles it to a shared library with the headers of `include/`, and `complaints.py` words the
+compiler's errors. `cpu.py` launches it with `runtime.cpp` and `checker.cpp`. `findings.py` and `lines.py` describe the
+bugs that were found and name their lines; `profile.py` and `flops.py` count. `errors.py` defines the exception.
 """
 
 from cudacheck.errors import CudaCheckError

@@ -1,4 +1,4 @@
-"""The exception of this package."""
+"""Define CudaCheckError, which every check of `cudacheck` raises."""
 
 
 class CudaCheckError(ValueError):

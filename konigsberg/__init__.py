@@ -3,12 +3,13 @@
     >>> story = sample(seed=7, kind="errand")
     >>> print(story.text)               # the story; its last line is a question with its answer, or `Ende.`
     >>> story.questions                 # all that may be asked, each with its answer and wrong ones
-    >>> parse(story.text) == story      # the text gives the whole derivation back
+    >>> parse(story.text) == story      # `parse` recovers the derivation from the text
     >>> byte_costs(story.text).sum()    # bits under the true source: the floor of this text
 
 `grammar` is the engine, `town` the people, things and bridges, `stories` what happens to them, `story` the functions
 above, `tasks` what is built from them: preferences, routes and their rewards, `wordings` other ways to ask.
-`nanoeuler_book.town` has the source by the tokens of a tokenizer. `rumours` is a world of its own, for chapter 18.
+`nanoeuler_book.town` computes the source's distribution over the tokens of a tokenizer. `rumours` is a world of its
+own, for chapter 18.
 """
 
 from konigsberg import wordings

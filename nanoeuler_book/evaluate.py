@@ -22,9 +22,9 @@ class Measured:
     """A model beside the truth, token by token over many stories. All arrays are [n] for n tokens.
 
     nats: the model's surprise; right: whether its most likely token is the one that stands there; bits: the surprise of
-    the source, which predicts the same tokens (`world.token_costs`); tag: world.FREE, GRAMMAR or FACT, by what the
-    token's bytes cost (`world.token_truth`); words: distance to the fact in words, -1 where there is none; bytes: bytes
-    of the stories.
+    the source, which predicts the same tokens (`town.token_costs`); tag: konigsberg.FREE, GRAMMAR or FACT, by what the
+    token's bytes cost (`konigsberg.token_truth`); words: distance to the fact in words, -1 where there is none; bytes:
+    bytes of the stories.
     """
 
     nats: np.ndarray

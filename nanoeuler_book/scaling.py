@@ -52,8 +52,8 @@ class Source(NamedTuple):
 def source_of(stories: Iterable[Story], tokenizer: Tokenizer) -> Source:
     """Put stories into rows, with the source's law at each place.
 
-    A place's part is "free" where the source chooses; where a fact decides (`world.token_truth`), the question that
-    asks for it, or "told: " and the kind of story; "form" elsewhere. Raises NanoEulerError if there is no story.
+    A place's part is "free" where the source chooses; where a fact decides (`konigsberg.token_truth`), the question
+    that asks for it, or "told: " and the kind of story; "form" elsewhere. Raises NanoEulerError if there is no story.
     """
     stories = list(stories)
     if not stories:

@@ -1,11 +1,11 @@
-"""The source of a story by the tokens of a tokenizer: what it might say next, and what each token costs it.
+"""Compute the source's distribution over the tokens of a tokenizer, and the cost of each token of a story.
 
-A model predicts tokens. `story.byte_costs` charges each byte, and a token's bytes together charge it for what the
-source decides within it; but a model pays where it has to decide, which may be a token earlier. If ` out` is spelt
+A model predicts tokens. `story.byte_costs` has a cost for each byte, and a token's bytes together have the cost of what
+the source decides within it; but a model pays where it has to decide, which may be a token earlier. If ` out` is spelt
 ` ` + `ou` + `t`, and most words are one token with their space, then a bare space says already that a rare word comes.
 By bytes the space costs nothing, since all words begin with one; by tokens it costs 3 bits, and `ou` next to nothing.
-Over a story both come to the same sum. Whoever compares a model with the source token by token takes the costs of this
-module.
+The two costs have the same sum over a story. Whoever compares a model with the source token by token takes the costs of
+this module.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def next_tokens(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[dict[int, float]]]:
-    """Return the ids [T] of a story, and what the source might say at each and behind the last.
+    """Return the ids [T] of a story, and what the source might say at each and after the last.
 
     The second list has T+1 entries {token: probability}, exact but for rounding: entry i is given the tokens before
     token i, and the last one is the end of text. Raises KonigsbergError if the text is no story of Königsberg. Chapters
@@ -134,7 +134,8 @@ def followed(texts: list[Beginning], known: bytes, branches: Callable[..., list[
 def konigsberg_examples(count: int, seed: int, reworded: bool = False) -> list[Example]:
     """Stories, each with all its questions in a random order; only the first turn holds the story.
 
-    reworded: each question in one of the wordings that may be taught (`world.wordings`), not always in the corpus's.
+    reworded: each question in one of the wordings that may be taught (`konigsberg.wordings`), not always in the
+    corpus's.
     """
     random = Random(seed)
     examples = []

@@ -1,4 +1,4 @@
-"""NanoEuler: a GPT-2-class language model by hand, and the book that derives it.
+"""Build, train and run a GPT-2-class language model written by hand.
 
     from nanoeuler_lib import GPT, Tokenizer, generate, load, train
 

@@ -1,6 +1,7 @@
 """Old module names, for a reader's own copies of notebooks, assignments and drills: they work, and one line says so.
 
-`import nanoeuler_lib.world` gives the package `konigsberg`. The names are those of November 2026; they go in 0.4.
+`import nanoeuler_lib.world` gives the package `konigsberg`. `school.assign` and `school.roster` work only in a clone of
+the repository, which has `tools`. The names are those of November 2026; they go in 0.4.
 """
 
 import importlib

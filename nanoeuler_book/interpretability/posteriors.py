@@ -2,8 +2,9 @@
 
 The grammar tells most facts where it draws them. Open for longer are who did it, who will hold the thing at last, who
 saw it, whether somebody goes back; and for some tokens a name that is spelt in halves. The posterior has two parts.
-Within a step `world.tokens` follows all texts that agree with the tokens so far, each with its share. And for each of
-them the town's symmetry says what is to come: whoever is not drawn yet is anyone who has no role, each as likely.
+Within a step `nanoeuler_book.town` follows all texts that agree with the tokens so far, each with its share. And for
+each of them the town's symmetry says what is to come: whoever is not drawn yet is anyone who has no role, each as
+likely.
 
 Everything is given the kind of the story, from its first token on: probes are trained and tried on one kind.
 """

@@ -19,8 +19,8 @@ EXAMPLES = """examples:
   nanoeuler generate "Käthe had" --run runs/world
   nanoeuler score FILE.txt --run runs/world --out score.html
   nanoeuler answers --out answers
-  nanoeuler sft --base runs/world --run runs/answers   it learns to answer
-  nanoeuler chat --run runs/answers                    and you ask it
+  nanoeuler sft --base runs/world --run runs/answers   train it to answer
+  nanoeuler chat --run runs/answers                    ask it questions
   nanoeuler dpo --base runs/answers --data pairs.jsonl --run runs/prefers
   nanoeuler sft --data konigsberg-routes --steps 50 --run runs/routes
   nanoeuler grpo --base runs/routes --run runs/rewarded
@@ -55,7 +55,8 @@ TRAINING = {  # fields of TrainConfig
     "valid_every": "steps between measurements of the validation loss",
     "sample_every": "steps between text samples in the log; 0: none",
     "save_every": "steps between checkpoints; a crash loses at most this many",
-    "keep_every": "steps between checkpoints that are never deleted, for nanoeuler replay; 0: only the last two stay",
+    "keep_every": "steps between checkpoints that are never deleted, for nanoeuler replay; 0: keep only the last two "
+    "and the best",
 }
 HELD_OUT = {"valid_fraction": "fraction of the examples, but at least one, held out for validation, 0 to 0.9"}
 REWARDS = {  # fields of RewardConfig
@@ -78,7 +79,7 @@ ELSEWHERE = {  # what options are called in other programs
     "--val": "--valid", "--grad-accum": "--accumulate", "--continue": "--resume", "--tokens": "--steps",
 }  # fmt: skip
 
-CORPORA = {  # the texts that are downloaded
+CORPORA = {  # the texts that are downloaded, or made from files
     "books": "download classics from Project Gutenberg as one file without licence texts (69 MB)",
     "web": "download educational web pages (FineWeb-Edu): 1 GB, or as much as you choose, from 2.1 GB of parquet",
     "alpaca": "download 52,002 instructions with a model's answers, for nanoeuler sft (CC BY-NC: no commercial use)",
@@ -87,6 +88,7 @@ CORPORA = {  # the texts that are downloaded
     "classics": "make the book corpus of chapter 32's run from files that you have (126 MB)",
     "featured": "make the article corpus of chapter 32's run from files that you have (105 MB)",
 }
+NO_ADDRESS = "classics", "featured"
 VALID_FRACTION = {"books": 0.1, "web": 0.005}  # the corpora from which whole documents are held out
 WEB_BYTES = 1_000_000_000
 
@@ -217,7 +219,8 @@ REPEATED = {"action": "append"}
 
 
 def _text(command):
-    p = command("tokenizer train", "train a BPE tokenizer on UTF-8 text, in up to 1.3 times its size of memory")
+    text = "train a BPE tokenizer on UTF-8 text; uses memory of up to 1.3 times the text's size"
+    p = command("tokenizer train", text)
     add(p, "--data FILE", Path, REQUIRED, f"{TEXTS}; several are read one after another", **SEVERAL)
     add(p, "--vocab N", int, 512, "vocabulary size, special tokens included")
     add(p, "--out FILE", Path, REQUIRED, "JSON file to write; must not exist")
@@ -238,7 +241,10 @@ def _text(command):
         p.set_defaults(corpus=name, bytes=None, seed=0, valid_fraction=0.0, skip=[])
         add(p, "--out FOLDER", Path, REQUIRED, "folder to create; must not exist")
         add(p, "--downloads FOLDER", Path, Path("downloads"), "folder for downloads, which are resumed and reused")
-        add(p, "--from FOLDER", Path, None, "files you have (also .xz); the others are downloaded", dest="have")
+        text = "folder with the files, which cannot be downloaded (also .xz)"
+        if name not in NO_ADDRESS:
+            text = "folder with files you have (also .xz); the others are downloaded"
+        add(p, "--from FOLDER", Path, None, text, dest="have")
         if name == "web":
             add(p, "--bytes N", int, WEB_BYTES, "approximate size of the text in bytes")
         elif name == "books":
@@ -256,7 +262,8 @@ def _text(command):
 def _pretraining(command):
     p = command("train", "pretrain a model on UTF-8 text or on shards", as_json=False)
     add(p, "--data FILE", Path, None, f"{TEXTS}; or shards; several texts are joined; {MOVED}", **SEVERAL)
-    add(p, "--valid FILE", Path, None, "validation text or shards; repeatable (default: end of --data)", **REPEATED)
+    text = "validation text or shards; repeatable (default: end of each file of --data)"
+    add(p, "--valid FILE", Path, None, text, **REPEATED)
     add(p, "--from RUN", Path, None, "run or checkpoint whose model and tokenizer begin a new run", dest="base")
     add(p, "--preset NAME", str, None, f"model shape: {', '.join(config.PRESETS)} (default small)")
     add(p, "--tokenizer FILE", Path, None, "tokenizer file (default: trained on the training part; shards have one)")
@@ -298,7 +305,7 @@ def _fine_tuning(command):
     add(p, "--beta X", float, None, "weight of the KL penalty to the reference, above 0 (default 0.1)")
     add(p, "--label-noise X", float, None, "assumed fraction of pairs with swapped labels, below 0.5 (default 0)")
     add(p, "--robust", bool, None, "with --label-noise: weight both labels so that swapped ones cancel on average")
-    _run(p)
+    _run(p, only_cpu=True)
     meanings = TRAINING | HELD_OUT | {"batch": "pairs per batch"}
     _settings(p, "training", meanings, config.DPO_DEFAULTS, leave_out=["later_heads", "keep_every"])
     p = command("grpo", "GRPO: train a chat model with rewards on its samples, on the CPU", as_json=False)
@@ -306,23 +313,31 @@ def _fine_tuning(command):
     add(p, "--questions N", int, None, "number of questions to learn from (default 2000)")
     add(p, "--data-seed N", int, None, f"seed of the questions (default {config.GRPO_DATA_SEED})")
     _settings(p, "rewards", REWARDS, {}, config.RewardConfig)
-    _run(p)
+    _run(p, only_cpu=True)
     meanings = TRAINING | {"batch": "answers per batch", "valid_every": "steps between tests on held-out questions"}
     _settings(p, "training", meanings, config.GRPO_DEFAULTS, leave_out=["later_heads", "valid_fraction", "keep_every"])
 
 
-def _run(p):
+def _run(p, only_cpu=False):
+    """Add the options of a command that begins or resumes a run. only_cpu: leave the device out of the help."""
     add(p, "--run FOLDER", Path, None, "new folder for log and checkpoints")
-    add(p, "--resume RUN", Path, None, "run to continue; only --steps, --lr and the --...-every options may change")
-    _device(p, "default cpu; with --resume: the run's")
-    add(p, "--workers N", int, None, "number of threads (default: one per core)")
+    text = "run to continue; of its settings only --steps, --lr and the --...-every options may change"
+    text += "" if only_cpu else "; --device and new paths of moved data may be given too"
+    add(p, "--resume RUN", Path, None, text)
+    if only_cpu:
+        add(p, "--device NAME", str, None, argparse.SUPPRESS)
+        add(p, "--precision NAME", str, None, argparse.SUPPRESS)
+    else:
+        _device(p, "default cpu; with --resume: the run's", "; not with --resume")
+    add(p, "--workers N", int, None, "number of threads (default: one per core); not with --resume")
     add(p, "--quiet", bool, False, "print only the result: no plan, progress or samples")
 
 
-def _device(p, default="default cpu"):
+def _device(p, default="default cpu", never=""):
     text = "cpu; gpu, or gpu:1 for the second; auto: a GPU if one can run the model; checked: the GPU's code on the "
     add(p, "--device NAME", str, None, f"{text}CPU, with every memory access checked, slow ({default})")
-    add(p, "--precision NAME", str, None, "GPU matmuls in float32, tf32 or bfloat16 (default: bfloat16 if supported)")
+    text = "GPU matmuls in float32, tf32 or bfloat16 (default: bfloat16 if supported)"
+    add(p, "--precision NAME", str, None, text + never)
 
 
 def _settings(p, title, meanings, changes, of=config.TrainConfig, in_tokens=(), leave_out=()):
@@ -358,7 +373,8 @@ def _use(command):
     add(p, "--out FOLDER", Path, REQUIRED, "folder to create, for answers.json and answers.npz; must not exist")
     _model(p)
     add(p, "--pairs N", int, 50, "pairs of twin stories to learn from, and as many to score")
-    add(p, "--told N", int, 1, "story steps in the prompt; 1: the holder set out with the thing; 2: was given it")
+    text = "story steps in the prompt; 1: the thing's holder has it from the start; 2: the holder received it"
+    add(p, "--told N", int, 1, text)
     add(p, "--seed N", int, 18, "seed of the stories")
     p = command("chat", "chat with a model that was trained to answer", as_json=False)
     _sampling(p, temperature=0.0)  # a question has one right answer
@@ -366,7 +382,8 @@ def _use(command):
 
 def _model(p):
     add(p, "--run RUN", Path, None, "run or checkpoint folder (default: a model in the package)")
-    add(p, "--model NAME", str, None, "name of a model in the package, in place of --run; a wrong name lists all")
+    text = "name of a model in the package, in place of --run; an unknown name prints the list"
+    add(p, "--model NAME", str, None, text)
 
 
 def _sampling(p, temperature=0.8):
@@ -389,8 +406,8 @@ def _tools(command):
     p = command("break", "plant a bug in a copy of the package, for you to find", as_json=False)
     add(p, "--seed N", int, None, "any integer; selects the bug")
     add(p, "--out FOLDER", Path, None, "folder to create; must not exist (default: broken-SEED)")
-    text = "folder to grade: runs its test_found.py (code of whoever made it) against the bug and against this package"
-    add(p, "--hand-in FOLDER", Path, None, text)
+    text = "folder to grade: runs its test_found.py (code that somebody else wrote) against the bug and against this "
+    add(p, "--hand-in FOLDER", Path, None, f"{text}package")
     add(p, "--reveal FOLDER", Path, None, "folder whose bug is explained (default: --seed's)", nargs="?", const=True)
     p = command("assign", "hand out and grade assignments, a different one for each student")
     add(p, "chapter", str, None, "chapter number: 03, 04, 05, 06, 07, 08, 10, 11, 14, 20 or 25")

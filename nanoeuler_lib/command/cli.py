@@ -314,7 +314,7 @@ def report(args):
         from nanoeuler_lib.training.report import report
 
         page = report(args.run, args.out)
-    beside = ", with loss.png and layers.png beside it" if (page.parent / "loss.png").exists() else ""
+    beside = ", with loss.png and layers.png next to it" if (page.parent / "loss.png").exists() else ""
     _print(args, {"page": str(page)}, f"{page}: written{beside}")
 
 
@@ -387,7 +387,7 @@ def score(args):
     if args.out:
         write_text(args.out, score.page(scored, checkpoint.tokenizer, args.text.name, f"{line}; {checkpoint.path}"))
         facts["page"] = str(args.out)
-    shown = f"\n{args.out}: the text, its dear tokens marked" if args.out else ""
+    shown = f"\n{args.out}: written, with high-loss tokens marked" if args.out else ""
     _print(args, facts, f"{args.text}: {line}{shown}")
 
 
@@ -465,7 +465,7 @@ def _begin_sft(args):
 
 
 def dpo(args):
-    _on_the_cpu(args, "preferences are learnt")
+    _on_the_cpu(args, "dpo")
     _teach(args, "dpo", DPO_LOSS, _begin_dpo)
 
 
@@ -481,7 +481,7 @@ def _begin_dpo(args):
 
 
 def grpo(args):
-    _on_the_cpu(args, "answers are drawn")
+    _on_the_cpu(args, "grpo")
     _teach(args, "grpo", [*REWARDS], _begin_grpo)
 
 
@@ -503,15 +503,15 @@ def _teach(args, command, fixed, begin):
         _resume(args, command, [TAUGHT[command], "data_seed", "base", "precision", *fixed])
     else:
         begin(args)
-    _came_out(args.resume or args.run, began, "talk with it: nanoeuler chat --run")
+    _came_out(args.resume or args.run, began, "chat with it: nanoeuler chat --run")
 
 
-def _on_the_cpu(args, why):
+def _on_the_cpu(args, command):
     """Refuse --device and --precision of a GPU."""
     from nanoeuler_lib.engine.device import choose
 
     if args.device not in (None, "auto", "cpu"):
-        raise NanoEulerError(f"--device is {short(args.device)}, expected cpu: {why} there alone")
+        raise NanoEulerError(f"--device must be cpu for {command}, got {short(args.device)}")
     args.device = "cpu"
     if not args.resume:
         choose("cpu", args.precision)  # refuses the precisions of a GPU
@@ -579,7 +579,7 @@ def _came_out(run, began, what):
     if seen := [entry["seen"] for entry in log if "seen" in entry]:
         units = {"examples": "replies", "pairs": "pairs", "questions": "questions"}
         unit = next((unit for what, unit in units.items() if what in head["info"]), "text")
-        validation += f"; rows have held {percent(seen[-1])} of the training {unit}"
+        validation += f"; {percent(seen[-1])} of the training {unit} {'was' if unit == 'text' else 'were'} used"
     out.line(f"{run}: done, {head['step']:,} steps, {spent} this time{validation}{warned}")
     best = Path(run) / "checkpoints" / checkpoint.BEST
     if best.is_dir() and (step := checkpoint.read_head(best)["step"]) != head["step"]:

@@ -1,4 +1,4 @@
-"""The sources that need no file: examples, pairs, questions and verifiers by the names that run headers hold."""
+"""Generate examples, pairs, questions and verifiers by the names stored in run headers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ STORIES, PAIRS, HELD_OUT = 10_000, 2000, 200
 
 
 def verifiers() -> dict[str, Callable]:
-    """The verifiers by name: the first tells the truth, the others have a hole, on purpose."""
+    """Return the verifiers by name: the first one tells the truth, the others are flawed on purpose."""
     import konigsberg
 
     names = "route_reward", "route_reward_hackable", "route_reward_brief"

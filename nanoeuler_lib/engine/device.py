@@ -115,9 +115,7 @@ def choose(
     if precision not in (None, "float32"):
         raise NanoEulerError(f"precision is {precision}, expected float32 on the CPU, or --device gpu")
     if group is not None:
-        raise NanoEulerError(
-            "cards train by the GPU's engine, and the device is cpu: expected --device gpu, or checked"
-        )
+        raise NanoEulerError("--device must be gpu or checked with --gpus, got cpu")
     return CPU
 
 

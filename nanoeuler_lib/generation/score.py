@@ -1,4 +1,4 @@
-"""What a text costs a model, token by token: bits per byte of one's own text, and a page that shows the dear tokens."""
+"""Measure a text under a model in bits per byte, and write a page that marks its high-loss tokens."""
 
 import codecs
 import html
@@ -98,7 +98,7 @@ hr {{ border: 0; border-top: 1px solid }}
 
 
 def page(scored: Scored, tokenizer: Tokenizer, title: str, facts: str) -> str:
-    """An HTML page of a text with its dear tokens marked, the first `SHOWN` of them. title, facts: plain text."""
+    """Return an HTML page of a text's first `SHOWN` tokens with high-loss tokens marked. title, facts: plain text."""
     parts, characters, pending = [], codecs.getincrementaldecoder("utf-8")("replace"), 0.0
     for token, bits in zip(scored.ids[:SHOWN].tolist(), scored.bits[:SHOWN].tolist()):
         pending += bits

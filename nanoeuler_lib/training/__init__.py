@@ -1,1 +1,1 @@
-"""Runs: what they learn from, the loop, the folder they leave, and how good their models are."""
+"""Train models: data, the loop, the run's folder and its report."""

@@ -1,4 +1,4 @@
-"""The journal of a run."""
+"""Write a run's log, its console output and its checkpoints."""
 
 import math
 import sys
@@ -316,11 +316,11 @@ class Journal:
             ) from None
 
     def finish(self, step):
-        """Wait for the last checkpoint, and say what the run's time went into beside its steps."""
+        """Wait for the last checkpoint, and say what the run's time outside its steps went into."""
         self.wait_for_checkpoint()
         share = sum(self.spent.values()) / (time.perf_counter() - self.began)
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.spent.items())
-        self.say(f"beside the steps: {parts}, {share:.1%} of the time")
+        self.say(f"outside the steps: {parts}, {share:.1%} of the time")
 
     def stop(self, step, saved):
         """End the run between its steps; saved: whether the step has its checkpoint."""

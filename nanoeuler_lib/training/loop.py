@@ -1,9 +1,9 @@
 """The loop of every run: begin in a new folder, or go on from the latest checkpoint, and end with a trained model.
 
-A run is a function of its configuration and its number of workers. The batch of step s is drawn from a generator
-seeded with (seed, s), so going on from a checkpoint needs no random state: it continues with the same batches as if
-it had never stopped. The first checkpoint is that of step 0, so a run that was killed can go on, or, before that
-checkpoint is written, be started again in the same folder.
+The data, the configuration, the starting weights, the device and the number of workers determine a run. The batch of
+step s is drawn from a generator seeded with (seed, s), so going on from a checkpoint needs no random state: it
+continues with the same batches as if it had never stopped. The first checkpoint is that of step 0, so a run that was
+killed can go on, or, before that checkpoint is written, be started again in the same folder.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or one for each of several GPUs. All that a run does otherwise on several is here."""
+"""Coordinate the processes of a run: one process alone, or one for each of several GPUs."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a run learns from: the kind of its data and the files, as the header of its checkpoint has them."""
+"""Identify a run's kind of data and its files from the checkpoint's header."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The file run.json of a run's folder: the settings, the data and the machine, for whoever looks at the run."""
+"""Write run.json: settings, data and machine of a run."""
 
 import os
 import platform
@@ -20,9 +20,9 @@ def write(run: Path, state: Checkpoint, dataset: Dataset) -> None:
 
 
 def update(run: Path, state: Checkpoint, dataset: Dataset) -> None:
-    """Write the file again where it differs from the checkpoint: the run has other settings now, or it was damaged.
+    """Rewrite the file if it differs from the checkpoint: the settings have changed, or the file was damaged.
 
-    Which version began the run, when and on which machine is kept.
+    The version that began the run, the time and the machine are kept.
     """
     old, new = _read(run), _description(state, dataset)
     data = old.get("data")

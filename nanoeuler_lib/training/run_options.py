@@ -1,4 +1,4 @@
-"""What every function that begins or resumes a run takes beside the run's data and settings."""
+"""Define RunOptions, the options of every function that begins or resumes a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ class RunOptions:
     a run that is resumed the name of a device, by default that of the run. profile: on a GPU, time every launch of so
     many steps, from the second on, and print where the time goes. base: a checkpoint whose parameters a pretraining run
     begins with; shape and tokenizer must be the same. group: the processes that resume a run together; a new run takes
-    those of its device. floor: bits per byte that the source of the validation text needs, None where it is unknown.
-    verifiers: name -> function of a problem and an answer, which returns a reward; the first one tells the truth.
+    those of its device. floor: function from the validation text to the bits per byte of its source, or to None if they
+    are unknown. verifiers: name -> function of a problem and an answer, which returns a reward; the first one tells the
+    truth.
     """
 
     quiet: bool = False

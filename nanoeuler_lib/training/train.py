@@ -1,4 +1,4 @@
-"""Beginning a run: a new folder (`run_folder`) with a model trained on a text, on shards, by preferences or by rewards.
+"""Begin a run in a new folder: train a model on a text, on shards, by preferences or by rewards.
 
 `sft.fine_tune` begins a run on examples, `loop.resume` goes on with a run of any kind.
 """

@@ -750,11 +750,11 @@ def test_train_says_what_it_will_do_and_what_came_out(here, nanoeuler):
     assert re.fullmatch(r"about \d+ s to go, at [\d.e-]+ s a step, measured now", lines[3])
     bits = checkpoint.load("new").info["valid_bits_per_byte"]
     assert re.fullmatch(
-        rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte; rows have held "
-        r"(\d+\.?\d*)% of the training text", lines[-3],
+        rf"new: done, 60 steps, \d+ s this time; validation {bits:.4f} bits per byte; "
+        r"(\d+\.?\d*)% of the training text was used", lines[-3],
     )  # fmt: skip
     parts = ", ".join(rf"{name} \d+\.\d s" for name in ("validation", "samples", "checkpoints"))
-    assert re.fullmatch(rf"beside the steps: {parts}, \d+\.\d% of the time", lines[-4])
+    assert re.fullmatch(rf"outside the steps: {parts}, \d+\.\d% of the time", lines[-4])
     assert lines[-2:] == [
         "look at it: nanoeuler report new",
         "continue a prompt: nanoeuler generate PROMPT --run new",

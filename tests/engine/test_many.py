@@ -355,7 +355,7 @@ def test_what_cards_cannot_do_is_one_line(tmp_path, capsys, monkeypatch):
     assert error_of(data_parallel.expect_shards, RUN_CONFIG, 3) == "cards are 3, expected 1, 2, 4 or 8"
     train = ["train", "--data", "text.txt", "--run", "run", *TRAIN.split()]
     assert cli.main([*train, "--cards", "1", "--device", "cpu"]) == 2
-    assert "expected --device gpu, or checked" in capsys.readouterr().err
+    assert "--device must be gpu or checked with --gpus, got cpu" in capsys.readouterr().err
     monkeypatch.setattr(cards.shutil, "which", lambda name: None)
     monkeypatch.setattr(cards.sys, "executable", str(tmp_path / "python"))
     assert cli.main([*train, "--cards", "2"]) == 2

@@ -305,7 +305,7 @@ def test_the_command(tmp_path, capsys):
     assert checkpoint.read_head(run)["step"] == 3 and checkpoint.read_head(run)["info"]["beta"] == 0.3
     assert "validation 0." in capsys.readouterr().out
     for words, told in (
-        (["dpo", "--run", run + "2", "--device", "gpu"], "--device is 'gpu', expected cpu"),
+        (["dpo", "--run", run + "2", "--device", "gpu"], "--device must be cpu for dpo, got 'gpu'"),
         (["dpo", "--resume", run, "--beta", "1"], "--resume takes its settings from the run, got also --beta"),
         (["sft", "--resume", run], "was not begun by nanoeuler sft"),
         (begin, "exists and is not an empty folder"),

@@ -444,7 +444,7 @@ REFUSED = {  # the words behind --run new --base CHAT, if none of the three stan
     "": "--run is missing, expected --run FOLDER, or --resume FOLDER",
     "--run new": "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes "
     "--run RUN",
-    "--device gpu": "--device is 'gpu', expected cpu: answers are drawn there alone",
+    "--device gpu": "--device must be cpu for grpo, got 'gpu'",
     "--precision bfloat16": "precision is bfloat16, expected float32 on the CPU, or --device gpu",
     "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer "
     "(nanoeuler sft)",
@@ -496,4 +496,4 @@ def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, cap
     page = (tmp_path / "parts" / "report" / "report.md").read_text()
     assert "of the reward" in page and "questions" in page
     out = capsys.readouterr().out
-    assert "talk with it: nanoeuler chat --run parts" in out and "% of the training questions" in out
+    assert "chat with it: nanoeuler chat --run parts" in out and "% of the training questions were used" in out

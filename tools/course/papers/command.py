@@ -1,4 +1,4 @@
-"""What `nanoeuler assign` does: hand papers out, mark what comes back."""
+"""Hand out and grade assignments, for `nanoeuler assign`."""
 
 import sys
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def assign(args, stdin_text: Callable[[], str]) -> tuple[dict, str]:
         papers.hand_out(args.chapter, seed, student, folder)
     line = f"{out or folder}: {len(folders)} of chapter {args.chapter}"
     if len(seed) < 12:
-        line += "; the seed is short: whoever tries all of that length has the data that papers are marked with"
+        line += "; the seed is short: somebody who tries all seeds of that length finds the grading data"
     return {"out": str(out or folder), "papers": {s: str(f) for s, f in folders.items()}}, line
 
 
