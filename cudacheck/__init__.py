@@ -7,7 +7,7 @@ bugs that were found and name their lines; `profile.py` and `flops.py` count. `e
 """
 
 from cudacheck.errors import CudaCheckError
-from cudacheck.findings import Finding, KernelError
+from cudacheck.findings import KernelError
 from cudacheck.kernel import compile
 
-__all__ = ["CudaCheckError", "Finding", "KernelError", "compile"]
+__all__ = ["CudaCheckError", "KernelError", "compile"]
