@@ -16,8 +16,8 @@ def assign(args, stdin_text: Callable[[], str]) -> tuple[dict, str]:
     stdin_text: reads standard input, for the seed. Raises NanoEulerError for options that do not go together.
     """
     if not (args.student or args.students or args.grade) or (args.student and args.students):
-        got = "--student and --students" if args.student else "none of them"
-        raise NanoEulerError(f"got {got}, expected --student, --students or --grade")
+        got = "--student and --students" if args.student else "none"
+        raise NanoEulerError(f"one of --student, --students and --grade must be given, got {got}")
     seed = stdin_text().strip() if args.seed == "-" else args.seed
     if not seed:
         raise NanoEulerError("--seed is empty, expected a text that cannot be guessed")
