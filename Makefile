@@ -60,7 +60,7 @@ test-all: $(READY)  ## the same, and what it leaves out: planted bugs, gap runs,
 portable: $(READY)  ## notebooks and numeric tests as other processors compute them (NB=... for one chapter, ARGS=--all)
 	$(BIN)/python -m tools.release.portable --jobs $(JOBS) $(if $(filter command line,$(origin NB)),$(NB)) $(ARGS)
 
-mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--check check_forward")
+mutants: $(READY)  ## do a chapter's checks reject wrong answers made by rule? (CH=06, ARGS="--gap rmsnorm")
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.release.chapter_mutants --processes $(JOBS) $(CH) $(ARGS)
 
 mutants-library: $(READY)  ## do the tests catch bugs planted in the library? (MODULE=optim SAMPLE=300 SEED=0 SKIP=0)

@@ -38,6 +38,7 @@ def definitions(name: str, *prefixes: str) -> SimpleNamespace:
         names |= kernels(cell)
         for node in ast.parse(python(cell)).body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
+            target = node.target if isinstance(node, ast.AugAssign) else target
             target = target.elts[0] if isinstance(target, ast.Tuple) else target
             names |= {n.id: None for n in ast.walk(node) if isinstance(n, ast.Name) and n.id.startswith("own_")}
             if getattr(target, "id", "").startswith(("wrong_", *prefixes)) or isinstance(

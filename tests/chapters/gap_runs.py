@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import types
+from collections.abc import Collection
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -174,6 +175,34 @@ def nans(value):
 # ---- The notebook
 
 
+def judged(cell) -> list[tuple[str, ast.Call]]:
+    """The calls of judge in a check cell: what each is assigned to, and the call."""
+    if "check" not in cell.metadata.get("tags", ()):
+        return []
+    found = [node for node in ast.parse(python(cell)).body if isinstance(node, ast.Assign)]
+    found = [n for n in found if isinstance(n.value, ast.Call) and getattr(n.value.func, "id", "") == "judge"]
+    return [(node.targets[0].id, node.value) for node in found]
+
+
+def book_expression(text: str, own: str, check: str, names: Collection[str]) -> str:
+    """The book's answer to `own = judge(check, ...)` in a chapter's text: behind `own or`, or printed by the solution.
+
+    names: what the chapter defines. LookupError if there is none.
+    """
+    if own in BOOK:
+        return BOOK[own]
+    if found := re.search(rf"\b{own} or (\([^)]*\)|\w+)", text):
+        return found[1]
+    handed = re.search(rf'print\("\w+:", {check}\(((?:[^()]|\([^()]*\)|\([^()]*\([^()]*\)[^()]*\))*)\)\)', text)
+    if handed:
+        return ast.unparse(ast.parse(f"f({handed[1]})").body[0].value.args[0])
+    name = own.removeprefix("own_")
+    for found in (name, f"book_{name}", f"{name}_forward"):
+        if found in names:
+            return found
+    raise LookupError(f"no right answer for {own} = judge({check}, ...)")
+
+
 class Chapter:
     """The code cells of a chapter, and the shell that runs them."""
 
@@ -193,35 +222,13 @@ class Chapter:
         error = result.error_before_exec or result.error_in_exec
         return f"{type(error).__name__}: {error}" if error else ""
 
-    def judged(self, cell) -> list[tuple[str, ast.Call]]:
-        """The calls of judge in a check cell: what each is assigned to, and the call."""
-        if "check" not in cell.metadata.get("tags", ()):
-            return []
-        found = [node for node in ast.parse(python(cell)).body if isinstance(node, ast.Assign)]
-        found = [n for n in found if isinstance(n.value, ast.Call) and getattr(n.value.func, "id", "") == "judge"]
-        return [(node.targets[0].id, node.value) for node in found]
-
     def right_answer(self, own: str, call: ast.Call, at: int):
         """The book's version of the answer that cell `at` is to judge, without running the cells in between."""
-        check = ast.unparse(call.args[0])
-        expression = re.search(rf"\b{own} or (\([^)]*\)|\w+)", self.text)
-        if expression:
-            expression = expression[1]
-        else:
-            handed = re.search(
-                rf'print\("\w+:", {check}\(((?:[^()]|\([^()]*\)|\([^()]*\([^()]*\)[^()]*\))*)\)\)', self.text
-            )
-            expression = handed and ast.unparse(ast.parse(f"f({handed[1]})").body[0].value.args[0])
         names, later = dict(self.names), {}
         for cell in self.cells[at:]:
             for name, make in definitions_of(cell).items():
                 later.setdefault(name, make)
-        expression = BOOK.get(own, expression)
-        if expression is None:
-            name = own.removeprefix("own_")
-            expression = next((n for n in (name, f"book_{name}") if n in later or n in names), None)
-        if expression is None:
-            raise LookupError(f"no right answer for {own} = {ast.unparse(call)}")
+        expression = book_expression(self.text, own, ast.unparse(call.args[0]), {*later, *names})
         self.need(ast.parse(expression), names, later, set())
         return eval(expression, names)
 
@@ -285,7 +292,7 @@ def kernel_text(text: str, mode: str) -> str:
 
 def fill(chapter: Chapter, at: int, mode: str) -> None:
     """Give the gaps that check cell `at` judges their answers."""
-    for own, call in chapter.judged(chapter.cells[at]):
+    for own, call in judged(chapter.cells[at]):
         mine = call.args[1]
         targets = [part.id for part in (mine.elts if isinstance(mine, ast.Tuple) else [mine])]
         stubs = [chapter.names[name] for name in targets]
@@ -316,13 +323,13 @@ def main(name: str, mode: str) -> dict:
     for at, cell in enumerate(chapter.cells):
         tags = set(cell.metadata.get("tags", ()))
         source = kernel_text(cell.source, mode) if "gap" in tags and mode != "right" else cell.source
-        judged = chapter.judged(cell)
-        if judged:
+        calls = judged(cell)
+        if calls:
             fill(chapter, at, mode)
         error = chapter.run(source)
         if error and "raises-exception" not in tags:
             errors[at] = error
-        for own, call in judged:
+        for own, call in calls:
             verdicts[own] = [line for line in chapter.said.splitlines()]
             if mode == "right" and not error:
                 accepted |= try_junk(chapter, own, call)

@@ -9,7 +9,6 @@ import numpy as np
 from chapters import accepts, gap_tests, rejects
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("00_start_here", "BRIDGES", "BATCHES", "surprise")
 
@@ -312,47 +311,6 @@ def test_pictures_in_the_pages_come_from_the_notebook():
     assert pictures.stale() == []
 
 
-# ---- What `make mutants CH=00` changes, and the inputs that the contracts allow
-
-
-def probabilities(rng):
-    """A number, or an array of one to three axes; now and then tiny."""
-    shape = tuple(rng.integers(1, 5, rng.integers(0, 4)))
-    p = rng.uniform(1e-6, 1, shape) ** rng.choice([1, 40])
-    return float(p) if not shape else p
-
-
-def two_texts(rng, longest=400):
-    """Bytes to count, perhaps none, and bytes to score; of a few kinds or of all."""
-    kinds = rng.choice(256, rng.choice([1, 2, 10, 256]), replace=False)
-    train = rng.choice(kinds, rng.integers(0, longest)).astype(np.uint8).tobytes()
-    return train, rng.integers(0, 256, rng.integers(1, 40), np.uint8).tobytes()
-
-
-def sizes(rng):
-    return rng.integers(1, 7, 4)
-
-
-def lookup(rng, size=None, dtype=None):
-    """Tokens and a table."""
-    B, T, V, D = sizes(rng) if size is None else size
-    table = rng.normal(size=(V, D)).astype(dtype or rng.choice([np.float64, np.float32]))
-    return rng.integers(0, V, (B, T)), table
-
-
-def with_dx(rng, given, mean=False):
-    """The gradient of the rows, or of their means, and what the forward pass saved."""
-    tokens, table = given
-    shape = (len(tokens), table.shape[1]) if mean else (*tokens.shape, table.shape[1])
-    return rng.normal(size=shape).astype(table.dtype), (tokens, table.shape)
-
-
-def forward_and_back(c, given):
-    """x, and what the library's backward pass makes of saved."""
-    x, saved = c.embed_forward(*given)
-    return x, collected(np.ones_like(x), saved)
-
-
 def seeing(which):
     """A predictor whose row i depends on the bytes that which(text, i) picks, in their order."""
 
@@ -389,49 +347,6 @@ IMPLEMENTATIONS = [
     lambda t, i: t[i : i + 1] if i == len(t) - 1 else b"",
     lambda t, i: t[i : i + 1] if i == 0 else b"",
 ]
-
-EDGE = np.random.default_rng(5)
-EDGES = [lookup(EDGE, size) for size in [(1, 1, 1, 1), (1, 6, 2, 3), (4, 1, 3, 2), (2, 3, 9, 1)]]
-TEXTS = [(b"", b"a"), (b"", b"ab"), (b"a" * 700, b"ab"), (bytes(range(256)) * 2, bytes(range(256)))]
-
-
-def closes_by_degree(c, answer):
-    """By Euler's condition and its converse, without a walk."""
-    for closed in BRIDGE_NAMES:
-        ends = Counter(end for name, pair in c.BRIDGES.items() if name != closed for end in pair)
-        if (sum(n % 2 for n in ends.values()) <= 2) != (closed in answer):
-            return False
-    return answer <= BRIDGE_NAMES
-
-
-def pays_by_entropy(c, answer):
-    q = np.array([4, 2, 1, 1]) / 8
-    says = q, np.full(4, 0.25), np.array([1, 2, 1, 4]) / 8
-    return len(answer) == 3 and np.allclose(answer, [-(q @ np.log2(p)) for p in says])
-
-
-DOMAINS = [
-    Gap("check_surprise", ("book_surprise",), lambda c: verdict(c.check_surprise, c.book_surprise),
-        lambda c, p: c.book_surprise(p), probabilities, [1.0, 0.5, 2.0**-1000, np.array([1.0, 1e-300])]),
-    Gap("check_frequency_bits", ("frequency_bits",), lambda c: verdict(c.check_frequency_bits, c.frequency_bits),
-        lambda c, texts: c.frequency_bits(*texts), two_texts, TEXTS),
-    Gap("check_embed_forward", ("embed_forward",), lambda c: verdict(c.check_embed_forward, c.embed_forward),
-        forward_and_back, lookup, EDGES),
-    Gap("check_embed_backward", ("embed_backward",), lambda c: verdict(c.check_embed_backward, c.embed_backward),
-        lambda c, given: c.embed_backward(*given), lambda rng: with_dx(rng, lookup(rng)),
-        [with_dx(EDGE, given) for given in EDGES]),
-    Value("check_closures", "closures", lambda c, value: verdict(c.check_closures, lambda: value), closes_by_degree),
-    Value("check_forecast_bits", "forecast_bits", lambda c, value: verdict(c.check_forecast_bits, lambda: value),
-        pays_by_entropy),
-    Gap("check_mean_embed_backward", ("mean_embed_backward",),
-        lambda c: verdict(c.check_mean_embed_backward, c.mean_embed_backward),
-        lambda c, given: c.mean_embed_backward(*given), lambda rng: with_dx(rng, lookup(rng), mean=True),
-        [with_dx(EDGE, given, mean=True) for given in EDGES]),
-    Gap("check_peeks", ("peeks",), lambda c: verdict(c.check_peeks, c.peeks),
-        lambda c, which: bool(c.peeks(seeing(IMPLEMENTATIONS[which]))), lambda rng: int(rng.integers(20)), range(20)),
-    Gap("check_bigram_bits", ("bigram_bits",), lambda c: verdict(c.check_bigram_bits, c.bigram_bits),
-        lambda c, texts: c.bigram_bits(*texts), two_texts, TEXTS),
-]  # fmt: skip
 
 
 def test_the_domain_of_peeks_holds_both_kinds(chapter):

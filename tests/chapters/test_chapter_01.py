@@ -8,9 +8,7 @@ from chapters import gap_tests, rejects, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.text import tokenizer
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "01_bytes_and_pairs", "_", "LATIN", "TABLE"
 CHAPTER = run_tagged("01_bytes_and_pairs", "setup", "gap", "check")
@@ -87,14 +85,6 @@ def as_text(token):
 
 def complement(token):
     return [-byte for byte in token]
-
-
-def encode(word, merges, choose):
-    number, ids = {pair: i for i, pair in enumerate(merges)}, list(word)
-    while found := [pair for pair in pairwise(ids) if pair in number]:
-        pair = choose(found, number)
-        ids = merge_pair(ids, pair, 256 + number[pair])
-    return ids
 
 
 # check: (the right answer, {name of the mistake: wrong answer})
@@ -199,58 +189,3 @@ def test_plain_trainer_and_encoder_equal_the_library(words, letters):
 
 
 # ---- What the mutants of `make mutants CH=01` are compared on
-
-
-def byte_words(rng, letters=b"abc", most=6):
-    return [bytes(rng.choice(list(letters), rng.integers(0, 9)).tolist()) for _ in range(rng.integers(0, most))]
-
-
-def some_merges(rng):
-    """Merges of ids made before, no pair twice."""
-    found = {}
-    for new in range(256, 256 + int(rng.integers(0, 6))):
-        ids = [97, 98, 99, *range(256, new)]
-        found[int(rng.choice(ids)), int(rng.choice(ids))] = new
-    return list(found)
-
-
-def one_word(rng):
-    ids = [97, 98, 300]
-    word = rng.choice(ids, rng.integers(0, 12)).tolist()
-    return word, tuple(rng.choice(ids, 2).tolist()), int(rng.integers(256, 600))
-
-
-def a_text(rng):
-    """Never empty: a premium divides by its tokens."""
-    return "".join(rng.choice(list("ab αβ\n'."), rng.integers(1, 12)).tolist())
-
-
-def tokens_of_bytes(rng):
-    parts = [bytes(rng.choice(list(b"ab"), rng.integers(1, 4)).tolist()) for _ in range(rng.integers(0, 6))]
-    return bytes(rng.choice(list(b"ab"), rng.integers(0, 10)).tolist()), {*parts, b"a"}
-
-
-def counted(c, words):
-    return {pair: places for pair, places in c.count_pairs(words).items() if places}
-
-
-DOMAINS = [
-    Gap("check_count_pairs", ("count_pairs",), lambda c: verdict(c.check_count_pairs, c.count_pairs), counted,
-        lambda rng: [list(word) for word in byte_words(rng)], [[], [[]], [[7, 7, 7]]]),
-    Gap("check_merge_pair", ("merge_pair",), lambda c: verdict(c.check_merge_pair, c.merge_pair),
-        lambda c, x: c.merge_pair(*x), one_word, [([], (1, 2), 256), ([5, 5, 5], (5, 5), 300)]),
-    Gap("check_train_bpe", ("train_bpe",), lambda c: verdict(c.check_train_bpe, c.train_bpe),
-        lambda c, x: list(c.train_bpe(*x)), lambda rng: (byte_words(rng), int(rng.integers(0, 15))),
-        [([b"aaaa"], 9), ([], 3), ([b"ab ab"], 0)]),
-    Gap("check_encode_word", ("encode_word",), lambda c: verdict(c.check_encode_word, c.encode_word),
-        lambda c, x: list(c.encode_word(*x)),
-        lambda rng: (bytes(rng.choice(list(b"abc"), rng.integers(0, 12)).tolist()), some_merges(rng)),
-        [(b"", []), (b"abc", [(97, 98), (256, 99)])]),
-    Value("check_paper_merges", "paper_merges", lambda c, value: verdict(c.check_paper_merges, lambda: value),
-          lambda c, value: list(value) == [b"aa", b"aaa", b" l"]),
-    Gap("check_number_of_spellings", ("number_of_spellings",),
-        lambda c: verdict(c.check_number_of_spellings, c.number_of_spellings),
-        lambda c, x: c.number_of_spellings(*x), tokens_of_bytes, [(b"", {b"a"}), (b"a" * 30, {b"a", b"aa"})]),
-    Gap("check_premium", ("premium",), lambda c: verdict(c.check_premium, c.premium),
-        lambda c, x: c.premium(*x), lambda rng: (some_merges(rng), a_text(rng), a_text(rng))),
-]  # fmt: skip

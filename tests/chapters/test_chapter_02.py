@@ -8,7 +8,6 @@ import pytest
 from chapters import accepts, rejects, slips
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "02_fast_tokenizer", "_"
 
@@ -205,73 +204,3 @@ def test_changes_with_pairs_for_keys_are_told_so(chapter):
 
 
 # ---- What the mutants of `make mutants CH=02` are compared on
-
-
-def a_word(rng, most=14, letters=(97, 98, 99)):
-    return rng.choice(letters, rng.integers(0, most)).tolist()
-
-
-def weighed(rng):
-    return {tuple(a_word(rng, 8)): int(rng.integers(1, 6)) for _ in range(rng.integers(0, 6))}
-
-
-def counts_of(c, words):
-    return {pair: n for pair, n in c.pair_counts(words).items() if n}
-
-
-def merging(rng):
-    return a_word(rng), tuple(rng.choice([97, 98, 99], 2).tolist()), int(rng.integers(100, 400))
-
-
-def merged_of(c, given):
-    """The merged word, and by how much each pair changes but the merged one."""
-    word, pair, new = given
-    merged, lost, gained = c.merge_word(list(word), pair, new)
-    change = Counter(gained)
-    change.subtract(lost)
-    return list(merged), {p: n for p, n in change.items() if n and p != pair}
-
-
-def ranked(rng):
-    made = {}
-    for new in range(256, 256 + int(rng.integers(0, 7))):
-        ids = [97, 98, 99, *range(256, new)]
-        made.setdefault((int(rng.choice(ids)), int(rng.choice(ids))), new)
-    return a_word(rng, 20), made
-
-
-def lookups(rng):
-    return list(map(str, rng.integers(0, rng.integers(1, 9), rng.integers(1, 40)))), int(rng.integers(1, 9))
-
-
-def counted_changes(c, value):
-    """By counting all pairs of the strings."""
-    for (word, pair), given in zip((("ababac", "ab"), ("baaaa", "aa")), value, strict=True):
-        change = Counter(map("".join, pairwise(word.replace(pair, "X"))))
-        change.subtract(map("".join, pairwise(word)))
-        if {p: n for p, n in change.items() if n} != {p: n for p, n in given.items() if n}:
-            return False
-    return True
-
-
-def tells(c, text):
-    """By the trainer that goes through all words for every merge."""
-    merges = c.train_distinct(c.count_plainly(text), 50, c.pair_counts)
-    return len(text) <= 8 and c.hasty(c.count_plainly(text), 50) != merges
-
-
-DOMAINS = [
-    Gap("check_pair_counts", ("pair_counts",), lambda c: verdict(c.check_pair_counts, c.pair_counts),
-        counts_of, weighed, [{}, {(): 3}, {(1, 1, 1): 2}]),
-    Gap("check_merge_word", ("merge_word",), lambda c: verdict(c.check_merge_word, c.merge_word),
-        merged_of, merging, [([97, 97, 97, 97, 97], (97, 97), 256), ([97], (97, 98), 300)]),
-    Gap("check_merge_by_rank", ("merge_by_rank",),
-        lambda c: verdict(c.check_merge_by_rank, c.merge_by_rank, in_place=True),
-        lambda c, x: list(c.merge_by_rank(list(x[0]), x[1])), ranked, [([], {}), ([97], {(97, 97): 256})]),
-    Value("check_changes", "changes", lambda c, value: verdict(c.check_changes, lambda: value), counted_changes),
-    Gap("check_most_changes", ("most_changes",), lambda c: verdict(c.check_most_changes, c.most_changes),
-        lambda c, n: c.most_changes(n), lambda rng: int(rng.integers(1, 60)), [1, 2, 3, 4]),
-    Gap("check_hit_rate", ("hit_rate",), lambda c: verdict(c.check_hit_rate, c.hit_rate),
-        lambda c, x: float(c.hit_rate(*x)), lookups, [(["a"], 1), (list("abab"), 1)]),
-    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value), tells),
-]  # fmt: skip

@@ -1,14 +1,10 @@
 """Chapter 03: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
 import math
-from collections import Counter, defaultdict
 from itertools import product
 
 import numpy as np
 from chapters import accepts, definitions, gap_tests, rejects
-
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("03_measuring_prediction",)
 BOOK = definitions(*NOTEBOOK)
@@ -166,68 +162,6 @@ OTHERS = {
 test_other_right_answers = accepts(OTHERS)
 
 
-# ---- What `make mutants CH=03` changes, and the inputs that the contracts allow
-
-
-def shares(rng, n):
-    """n shares that sum to one, some of them 0."""
-    counts = rng.integers(0, 5, n)
-    counts[rng.integers(n)] += 1
-    return counts / counts.sum()
-
-
-def two_shares(rng):
-    """What happens, and what a predictor says; now and then it rules out what happens."""
-    n = int(rng.integers(1, 9))
-    p = shares(rng, n) if rng.random() < 0.3 else rng.dirichlet(np.ones(n)) + 1e-12
-    return shares(rng, n), p
-
-
-def tokens_of_a_text(rng):
-    """Nats of up to eight tokens, and their bytes: one has some, the others may be ends of text."""
-    n = int(rng.integers(1, 9))
-    lengths = rng.integers(0, 7, n)
-    lengths[rng.integers(n)] += 1
-    return rng.exponential(2, n), lengths
-
-
-def counted(rng):
-    """Counts of a short text with contexts of up to three tokens, a context, a strength, V."""
-    V = int(rng.integers(1, 8))
-    text = rng.integers(0, V, rng.integers(0, 25)).tolist()
-    counts = defaultdict(Counter)
-    for k in range(4):
-        for i in range(k, len(text)):
-            counts[tuple(text[i - k : i])][text[i]] += 1
-    context = tuple(rng.integers(0, V, rng.integers(0, 4)).tolist())
-    return counts, context, float(rng.choice([0.1, 0.5, 1.0, 3.0])), V
-
-
-def probs_and_counts(c, given):
-    """The probabilities, and how many contexts the counts hold afterwards."""
-    return np.asarray(c.book_next_probs(*given)), len(given[0])
-
-
-def two_costs(rng, n=None):
-    """The bits of two predictors at each token, sometimes of a long text."""
-    n = n or int(rng.choice([1, 2, 7, 3000], p=[0.2, 0.2, 0.5, 0.1]))
-    return rng.exponential(1, n), rng.exponential(rng.choice([0.5, 1.0, 4.0]), n)
-
-
-def three_of_stories(rng):
-    """Bits of two models and bytes of some dozens of stories."""
-    S = int(rng.integers(30, 200))
-    sizes = rng.integers(50, 800, S).astype(float)
-    hard = rng.gamma(4, 0.1, S)
-    return tuple(sizes * (hard + 0.03 * rng.normal(size=S)) for _ in range(2)) + (sizes,)
-
-
-def to_a_tenth(c, given):
-    """The error of the error is larger than a tenth: what agrees within it says the same."""
-    change, error = c.difference(*given)
-    return change, float(np.round(10 * np.log(error)))
-
-
 def spender(place, more, number):
     """Probabilities that sum to 1 + more after the context with this number among those of its length."""
 
@@ -264,38 +198,6 @@ PREDICTORS = [
     lambda context, token: 0.5 if token == "x" else 0.45,
     lambda context, token: math.nan,
 ]
-
-
-def right_moves(_, answer):
-    """By reasoning: a ratio is the same for a text twice over; a bigram sees one token back; an end costs bits."""
-    return answer == {
-        "twice": "same",
-        "windows, n = 2": "same",
-        "windows, n = 6": "higher",
-        "no ends": "lower",
-    }
-
-
-EDGE = np.random.default_rng(5)
-EMPTY = defaultdict(Counter)
-DOMAINS = [
-    Gap("check_cross_entropy", ("book_cross_entropy",),
-        lambda c: verdict(c.check_cross_entropy, c.book_cross_entropy),
-        lambda c, given: float(c.book_cross_entropy(*given)), two_shares,
-        [(np.ones(1), np.ones(1)), (np.array([0.5, 0.5]), np.array([1.0, 0.0])), (np.eye(2)[1], np.eye(2)[1])]),
-    Gap("check_bits_per_byte", ("book_bits_per_byte",),
-        lambda c: verdict(c.check_bits_per_byte, c.book_bits_per_byte),
-        lambda c, given: float(c.book_bits_per_byte(*given)), tokens_of_a_text),
-    Gap("check_next_probs", ("book_next_probs",), lambda c: verdict(c.check_next_probs, c.book_next_probs),
-        probs_and_counts, counted, [(EMPTY, (0, 1, 2), 1.0, 4), (EMPTY, (), 0.5, 1)]),
-    Value("check_moves", "moves", lambda c, value: verdict(c.check_moves, lambda: value), right_moves),
-    Gap("check_mixture_bits", ("mixture_bits",), lambda c: verdict(c.check_mixture_bits, c.mixture_bits),
-        lambda c, given: c.mixture_bits(*given), two_costs, [two_costs(EDGE, 1), two_costs(EDGE, 5000)]),
-    Gap("check_spends_one", ("spends_one",), lambda c: verdict(c.check_spends_one, c.spends_one),
-        lambda c, which: bool(c.spends_one(PREDICTORS[which], TWO)), lambda rng: int(rng.integers(20)), range(20)),
-    Gap("check_difference", ("difference",), lambda c: verdict(c.check_difference, c.difference),
-        to_a_tenth, three_of_stories),
-]  # fmt: skip
 
 
 def test_the_domain_of_spends_one_holds_both_kinds(chapter):

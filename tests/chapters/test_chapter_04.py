@@ -3,9 +3,6 @@
 import numpy as np
 from chapters import accepts, gap_tests, slips
 
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
-
 NOTEBOOK = ("04_first_gradients",)
 
 
@@ -179,94 +176,3 @@ def test_the_tempting_line_is_right_for_different_tokens_alone(chapter):
     for tokens, same in (([4, 0, 2], True), ([4, 0, 4], False)):
         saved = (np.array(tokens), (5, 2))
         assert np.allclose(c.tempting_backward(dx, saved), c.embed_backward(dx, saved)) == same
-
-
-# ---- What `make mutants CH=04` changes, and the inputs that the contracts allow
-
-
-def shape_of(rng, axes=3):
-    return tuple(rng.integers(1, 5, rng.integers(0, axes + 1)).tolist())
-
-
-def with_matrix(rng, shape=None, I=None, O=None):
-    """dy, and what the linear layer saved."""
-    shape = shape_of(rng) if shape is None else shape
-    I, O = I or int(rng.integers(1, 6)), O or int(rng.integers(1, 6))
-    x, w = 3 * rng.normal(size=(*shape, I)), rng.normal(size=(I, O))
-    return rng.normal(size=(*shape, O)), (x, w)
-
-
-def with_targets(rng, shape=None, V=None, scale=None, dtype=None):
-    """Logits of any size, and targets of which some are -1."""
-    shape = shape_of(rng) if shape is None else shape
-    V, scale = V or int(rng.integers(1, 7)), scale or float(rng.choice([1.0, 5.0, 1000.0]))
-    targets = rng.integers(-1, V, shape)
-    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.8, 0.2])
-    return (scale * rng.normal(size=(*shape, V))).astype(dtype), np.asarray(targets)
-
-
-def with_saved(rng, *given):
-    """What arrives, and what the forward pass saved of moderate logits."""
-    logits, targets = with_targets(rng, *given)
-    valid = targets >= 0
-    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    return rng.normal(size=targets.shape), (
-        p.astype(np.float64),
-        np.where(valid, targets, 0)[..., None],
-        valid,
-    )
-
-
-def with_temperature(rng, N=None):
-    logits, targets = with_targets(rng, (N or int(rng.integers(1, 8)),), None, 2.0, np.float64)
-    return rng.normal(size=len(targets)), logits, targets, float(rng.choice([0.3, 1.0, 1.7, 4.0]))
-
-
-def power_law(rng):
-    steps = np.sort(rng.choice(1000, rng.integers(2, 8), replace=False)) + 1.0
-    return steps, rng.uniform(0.1, 5) * steps ** -rng.uniform(0.2, 3) * rng.uniform(0.5, 2, len(steps))
-
-
-def zeros_by_sums(_, answer):
-    """By the two sums: dW_io has the factors x_ni and dy_no, dx_bti the factors dy_bto and W_io."""
-    return tuple(map(set, answer)) == ({2}, set(), set(), {(1, 2)}) and all(isinstance(a, set) for a in answer)
-
-
-def accused_by_reasoning(_, answer):
-    """A is wrong if a target is -1; B if an occurrence of a token that is not its last one has a target."""
-    found = []
-    for tokens, targets in answer:
-        tokens, targets = np.array(tokens), np.array(targets)
-        if not tokens.shape == targets.shape == (2, 3) or not (targets >= 0).any():
-            return False
-        if not (np.isin(tokens, range(7)).all() and np.isin(targets, range(-1, 7)).all()):
-            return False
-        last = {token: i for i, token in enumerate(tokens.ravel())}
-        lost = [i for i, token in enumerate(tokens.ravel()) if i != last[token] and targets.ravel()[i] >= 0]
-        found.append(((targets < 0).any(), bool(lost)))
-    return found == [(True, False), (False, True), (False, False)]
-
-
-EDGE = np.random.default_rng(5)
-DOMAINS = [
-    Gap("check_linear", ("linear_backward",), lambda c: verdict(c.check_linear, c.linear_backward),
-        lambda c, given: c.linear_backward(*given), with_matrix,
-        [with_matrix(EDGE, *given) for given in [((), 1, 1), ((1,), 3, 3), ((4, 2), 1, 5), ((2, 1, 3), 2, 2)]]),
-    Gap("check_cross_entropy", ("cross_entropy_forward",),
-        lambda c: verdict(c.check_cross_entropy, c.cross_entropy_forward),
-        lambda c, given: c.cross_entropy_forward(*given)[0], with_targets,
-        [with_targets(EDGE, *given) for given in [((), 1, 1.0), ((3,), 5, 1e4, np.float32), ((2, 2, 2), 3, 300.0)]]),
-    Gap("check_cross_entropy_backward", ("cross_entropy_backward",),
-        lambda c: verdict(c.check_cross_entropy_backward, c.cross_entropy_backward, c.cross_entropy_forward),
-        lambda c, given: c.cross_entropy_backward(*given), with_saved,
-        [with_saved(EDGE, *given) for given in [((), 1, 1.0), ((3,), 5, 1.0), ((2, 2, 2), 3, 5.0)]]),
-    Value("check_zeros", "zeros", lambda c, value: verdict(c.check_zeros, lambda: value), zeros_by_sums),
-    Gap("check_temperature", ("temperature_backward",),
-        lambda c: verdict(c.check_temperature, c.temperature_backward),
-        lambda c, given: c.temperature_backward(*given), with_temperature, [with_temperature(EDGE, 1)]),
-    Value("check_batches", "three_batches", lambda c, value: verdict(c.check_batches, lambda: value),
-        accused_by_reasoning),
-    Gap("check_exponent", ("exponent",), lambda c: verdict(c.check_exponent, c.exponent),
-        lambda c, given: float(c.exponent(*given)), power_law),
-]  # fmt: skip

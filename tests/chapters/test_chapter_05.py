@@ -8,7 +8,6 @@ import pytest
 from chapters import accepts, rejected, rejects
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("05_checking_gradients", "UNIT", "PARTS", "SUSPECTS", "BUGS", "cross_entropy_backward")
 
@@ -230,95 +229,3 @@ def test_each_suspect_belongs_to_one_line(chapter):
         for name, suspect in chapter.SUSPECTS.items():
             accused = [line for line in "ABCD" if not chapter.colleague(suspect, line)]
             assert accused == [chapter.diagnosis()[name]]
-
-
-# ---- What `make mutants CH=05` changes, and the inputs that the contracts allow
-
-
-def place_to_move(rng, shape=None):
-    """A float64 array of up to three axes, perhaps transposed, weights for a function of it, and a step."""
-    shape = tuple(rng.integers(1, 4, rng.integers(0, 4)).tolist()) if shape is None else shape
-    x = rng.normal(size=shape)
-    return (x.T if rng.random() < 0.3 else x), float(rng.normal()), float(rng.choice([0.1, 0.01, 1e-3]))
-
-
-def said_of_both(c):
-    """What the check says of the quotient of order 2, or if that is right of the one of order 4."""
-    of = lambda order: verdict(c.check_gradient, lambda f, x, h: c.numeric_gradient(f, x, h, order=order), order)
-    return said if (said := of(2)) != "right" else of(4)
-
-
-def both_orders(c, given):
-    """The slopes of one number that depends on all elements, by both quotients, and the array afterwards."""
-    x, w, h = given
-    weights = 1 + np.arange(x.size).reshape(x.shape)
-    found = [
-        c.numeric_gradient(lambda: float(np.sin(w + (weights * x).sum()) + (x**3).sum()), x, h, order=order)
-        for order in (2, 4)
-    ]
-    return [np.round(a, 8) for a in found], x
-
-
-def pair_of_gradients(rng):
-    """Two arrays of mostly one shape, apart by about what the tolerances allow; now and then nan or infinity."""
-    shape = tuple(rng.integers(0, 4, rng.integers(1, 4)).tolist())
-    n = rng.normal(size=shape) * 10.0 ** rng.integers(-14, 4)
-    rtol, atol = float(rng.choice([1e-6, 1e-2, 0.3])), float(rng.choice([0.0, 1e-12, 1e-3]))
-    size = rtol * np.abs(n) + atol
-    a = n + rng.choice([-1, 1], shape) * size * rng.choice([0.5, 0.9, 1.5], p=[0.6, 0.35, 0.05])
-    if n.size and rng.random() < 0.2:
-        (a if rng.random() < 0.5 else n).flat[rng.integers(n.size)] = rng.choice([np.nan, np.inf, -np.inf])
-    if rng.random() < 0.2:
-        a = a.T if rng.random() < 0.5 else a.ravel()
-    return a, n, rtol, atol
-
-
-def slope_at_a_place(rng):
-    return float(rng.normal()), float(rng.uniform(0.05, 0.5))
-
-
-def slope_and_places(c, given):
-    """The slope of a function at x, and where it was asked."""
-    x, h = given
-    asked = []
-    slope = c.one_sided(lambda at: asked.append(at) or math.exp(at) + math.sin(3 * at), x, h)
-    return slope, sorted(asked)
-
-
-def numbers_of_a_bug(rng):
-    m, w = int(rng.integers(1000, 200_000)), int(rng.integers(1, 5))
-    return m, w, float(rng.uniform(0.2, 3)), float(rng.uniform(1e-4, 0.02)), float(rng.uniform(1e-6, 0.4))
-
-
-def steps_by_calculus(_, answer):
-    """(3u)^(1/3), within the five percent that the exercise allows."""
-    right = [(3 * 2.0**-p) ** (1 / 3) for p in (11, 8)]
-    return len(answer) == 2 and all(abs(h / best - 1) < 0.05 for h, best in zip(answer, right, strict=True))
-
-
-def accused_by_trying(c, answer):
-    if not isinstance(answer, dict) or answer.keys() != c.SUSPECTS.keys():
-        return False
-    with np.errstate(invalid="ignore"):
-        return all(len(line) == 1 and not c.colleague(c.SUSPECTS[name], line) for name, line in answer.items())
-
-
-EDGE = np.random.default_rng(5)
-ONE = np.ones((2, 3))
-DOMAINS = [
-    Gap("check_gradient", ("numeric_gradient",), said_of_both,
-        both_orders, place_to_move, [place_to_move(EDGE, shape) for shape in [(), (1,), (2, 1, 3), (3, 2)]]),
-    Gap("check_verdict", ("verdict",), lambda c: verdict(c.check_verdict, c.verdict),
-        lambda c, given: c.verdict(*given), pair_of_gradients,
-        [(1.005 * ONE, ONE, 1e-2, 0.0), (ONE, 1.9 * ONE, 0.5, 0.0), (1.9 * ONE, ONE, 0.5, 0.0),
-         (ONE, 2.5 * ONE, 0.2, 1.1),
-         (ONE * np.inf, ONE * np.inf, 1e-6, 1e-12), (ONE[:0], ONE[:0], 1e-6, 1e-12), (-ONE, ONE, 1e-6, 1e-12),
-         (ONE.T, ONE, 1e-6, 1e-12)]),
-    Gap("check_one_sided", ("one_sided",), lambda c: verdict(c.check_one_sided, c.one_sided),
-        slope_and_places, slope_at_a_place),
-    Value("check_steps", "half_steps", lambda c, value: verdict(c.check_steps, lambda: value), steps_by_calculus),
-    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
-        accused_by_trying),
-    Gap("check_directions", ("count_directions",), lambda c: verdict(c.check_directions, c.count_directions),
-        lambda c, given: float(c.count_directions(*given)), numbers_of_a_bug),
-]  # fmt: skip

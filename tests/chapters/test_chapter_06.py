@@ -7,7 +7,6 @@ import pytest
 from chapters import accepts, gap_tests, slips
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 
@@ -256,9 +255,6 @@ OTHERS = {
 test_other_right_solutions = accepts(OTHERS)
 
 
-# ---- What `make mutants CH=06` changes, and the inputs that the contracts allow
-
-
 def shapes(rng):
     """Any B, H, G, T, C with H a multiple of G."""
     B, G, R, T, C = rng.integers(1, (4, 4, 4, 8, 7))
@@ -275,15 +271,6 @@ def qkv(rng, size=None, scale=1.0, dtype=float):
     return tuple((scale * rng.normal(size=(B, heads, T, C))).astype(dtype) for heads in (H, G, G))
 
 
-def drawn(rng):
-    """Ordinary, tiny or huge scores, now and then in float32."""
-    return qkv(
-        rng,
-        scale=rng.choice([0.1, 1.0, 30.0, 3000.0]),
-        dtype=rng.choice([np.float64, np.float32], p=[0.9, 0.1]),
-    )
-
-
 EDGE = np.random.default_rng(5)
 EDGES = [
     qkv(EDGE, size) for size in [(1, 1, 1, 1, 1), (1, 4, 2, 1, 3), (2, 3, 3, 7, 1), (1, 6, 2, 9, 4), (3, 4, 1, 2, 8)]
@@ -295,75 +282,3 @@ EDGES += [
     low(*qkv(EDGE, (2, 4, 2, 5, 3), 1e6)),
     low(*qkv(EDGE, (1, 3, 1, 6, 2), 1e12)),
 ]
-
-
-def gradients(c, given):
-    """y, and what the backward pass makes of dy and saved."""
-    (q, k, v), dy = given
-    y, saved = c.attention_forward(q, k, v)
-    return y, c.attention_backward(dy, saved)
-
-
-def with_dy(rng, x):
-    return x, rng.normal(size=x[0].shape).astype(x[0].dtype)
-
-
-def sink_gradients(c, given):
-    (q, k, v, b), dy = given
-    y, saved = c.sink_forward(q, k, v, b)
-    return y, c.sink_backward(dy, saved)
-
-
-def with_sink(rng, size=None, scale=None):
-    B, H, _, T, C = size or shapes(rng)
-    scale = scale or rng.choice([0.1, 1.0, 30.0, 3000.0])
-    q, k, v = qkv(rng, (B, H, H, T, C), scale)
-    return with_dy(rng, (q, k, v, scale * rng.normal(size=H)))
-
-
-def weights(rng, shape=None):
-    """Rows of weights over the past, as a mask and a softmax leave them; 0 to 3 axes before them."""
-    T = int(rng.integers(1, 9))
-    shape = (*rng.integers(1, 5, rng.integers(0, 4)), T, T) if shape is None else shape
-    e = np.tril(np.exp(rng.normal(size=shape) * rng.choice([0, 1, 5])))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-def swap_by_experiment(c, answer):
-    """Two sets of positions, decided by other random weights than the check's."""
-    rng = np.random.default_rng(11)
-    x, w = rng.normal(size=(9, 5)), rng.normal(size=(3, 5, 5))
-    layer = lambda a: c.masked_before(*(a @ m for m in w))
-    order = [0, 1, 5, 3, 4, 2, 6, 7, 8]
-    moved = lambda a, b: set(np.flatnonzero(np.abs(a - b).max(axis=1) > 1e-9).tolist())
-    one = moved(layer(x), layer(x[order]))
-    return answer == (one, moved(layer(layer(x)), layer(layer(x[order]))))
-
-
-def accuses_by_rule(c, answer):
-    """By what the two mistakes are: A leaves out 1/sqrt(C), B all but the first query head of a group."""
-
-    def accused(size):
-        _, H, G, T, C = size
-        a = C > 1 and T > 1
-        b = H > G
-        return {who for who, wrong in (("A", a), ("B", b)) if wrong}
-
-    whole = all(len(s) == 5 and all(type(n) is int and 1 <= n <= 6 for n in s) and s[1] % s[2] == 0 for s in answer)
-    return len(answer) == 2 and whole and [accused(s) for s in answer] == [{"A"}, {"B"}]
-
-
-DOMAINS = [
-    Gap("check_forward", ("attention_forward",), lambda c: verdict(c.check_forward, c.attention_forward),
-        lambda c, x: c.attention_forward(*x)[0], drawn, EDGES),
-    Gap("check_backward", ("attention_backward",),
-        lambda c: verdict(c.check_backward, c.attention_backward, c.attention_forward),
-        gradients, lambda rng: with_dy(rng, drawn(rng)), [with_dy(EDGE, x) for x in EDGES]),
-    Value("check_swap", "swap", lambda c, value: verdict(c.check_swap, lambda: value), swap_by_experiment),
-    Gap("check_sink", ("sink_forward", "sink_backward"),
-        lambda c: verdict(c.check_sink, (c.sink_forward, c.sink_backward)),
-        sink_gradients, with_sink, [with_sink(EDGE, (1, 1, 1, 1, 1), 1.0), with_sink(EDGE, (2, 3, 3, 1, 2), 1.0)]),
-    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value), accuses_by_rule),
-    Gap("check_reach", ("reach",), lambda c: verdict(c.check_reach, c.reach), lambda c, x: c.reach(x), weights,
-        [np.eye(1), np.eye(4), weights(EDGE, (2, 1, 3, 6, 6)), weights(EDGE, (5, 5))]),
-]  # fmt: skip

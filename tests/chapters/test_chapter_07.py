@@ -1,12 +1,7 @@
 """Chapter 07: its checks accept what is right and reject wrong answers, each of them named."""
 
-import math
-
 import numpy as np
 from chapters import gap_tests
-
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "07_positions", "SUSPECTS"
 
@@ -89,60 +84,3 @@ def test_the_penalty_of_the_open_exercise_has_the_right_backward_pass(chapter):
 
 
 # ---- What the mutants of `make mutants CH=07` are compared on
-
-
-def vectors(rng, axes=None):
-    """x [..., T, C] and the tables of random angles."""
-    axes = int(rng.integers(0, 3)) if axes is None else axes
-    T, C = int(rng.integers(1, 7)), 2 * int(rng.integers(1, 5))
-    x = rng.normal(size=(*rng.integers(1, 4, axes), T, C))
-    angle = np.outer(np.arange(T), rng.uniform(0.1, 2, C // 2))
-    return x, np.cos(angle), np.sin(angle)
-
-
-def digits(*arrays):
-    """In single precision: the contracts say nothing of the float type."""
-    return tuple(np.asarray(a).astype(np.float32) for a in arrays)
-
-
-def learned_angles(rng):
-    C = int(rng.integers(2, 9))
-    R = 2 * int(rng.integers(1, C // 2 + 1))
-    x, dy = rng.normal(size=(2, int(rng.integers(1, 4)), int(rng.integers(1, 6)), C))
-    return x, rng.uniform(0.1, 2, R // 2), dy
-
-
-def learned(c, given):
-    x, omega, dy = given
-    y, saved = c.learned_forward(x, omega)
-    return digits(y, *c.learned_backward(dy, saved))
-
-
-def placed(rng):
-    x, cos, sin = vectors(rng, 2)
-    return turn(x, cos, sin)[0], cos, sin, int(rng.integers(x.shape[1])), int(rng.integers(-3, 4))
-
-
-def comes_round(c, value):
-    """By the formula of a wavelength, to one in a hundred."""
-    length, full, base = value
-    lengths = [2 * math.pi * 10000 ** (2 * j / 64) for j in range(32)]
-    slowest = 2 * math.pi * base ** (62 / 64) if base > 0 else 0
-    close = (math.isclose(a, b, rel_tol=0.011) for a, b in ((length, lengths[8]), (slowest, 512)))
-    return all(close) and full == sum(n <= 511 for n in lengths)
-
-
-EDGE = np.random.default_rng(0)
-DOMAINS = [
-    Gap("check_forward", ("rope_forward",), lambda c: verdict(c.check_forward, c.rope_forward),
-        lambda c, x: digits(c.rope_forward(*x)[0]), vectors, [vectors(EDGE, 0), vectors(EDGE, 3)]),
-    Gap("check_backward", ("rope_backward",), lambda c: verdict(c.check_backward, c.rope_backward, c.rope_forward),
-        lambda c, x: digits(c.rope_backward(x[0], x[1:])), vectors, [vectors(EDGE, 0), vectors(EDGE, 3)]),
-    Value("check_return", "back_at_start", lambda c, value: verdict(c.check_return, lambda: value), comes_round),
-    Gap("check_learned", ("learned_forward", "learned_backward"),
-        lambda c: verdict(c.check_learned, (c.learned_forward, c.learned_backward)), learned, learned_angles),
-    Value("check_verdicts", "verdicts", lambda c, value: verdict(c.check_verdicts, lambda: value),
-          lambda c, value: value == {name: c.failed_tests(*c.SUSPECTS[name]) for name in c.SUSPECTS}),
-    Gap("check_displaced", ("displaced",), lambda c: verdict(c.check_displaced, c.displaced),
-        lambda c, x: digits(c.displaced(*x)), placed),
-]  # fmt: skip

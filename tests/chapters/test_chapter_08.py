@@ -8,7 +8,6 @@ import pytest
 from chapters import accepts, gap_tests, rejects, slips
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("08_residual_stream", "SHAPES", "deep", "shapes", "exam", "rng", "with_division")
 
@@ -219,97 +218,3 @@ NOT_RATIOS = {
 def test_what_is_not_two_right_ratios_is_rejected(chapter, wrong):
     value = wrong(chapter)
     assert verdict(chapter.check_ratios, lambda: value) not in ("right", "not written yet")
-
-
-# ---- What `make mutants CH=08` changes, and the inputs that the contracts allow
-
-
-def shape_of(rng):
-    """Any shape with one to four axes."""
-    return tuple(rng.integers(1, 6, rng.integers(1, 5)).tolist())
-
-
-def vectors(rng, shape=None, scale=None, dtype=None):
-    """x of any size, gain: now and then zeros, or float32."""
-    shape = shape or shape_of(rng)
-    scale = rng.choice([0.0, 1e-3, 1.0, 1e3]) if scale is None else scale
-    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.9, 0.1])
-    return (scale * rng.normal(size=shape)).astype(dtype), rng.normal(size=shape[-1]).astype(dtype)
-
-
-def with_eps(rng, *given):
-    """x, gain, and an eps or none."""
-    x, gain = vectors(rng, *given)
-    return (x, gain) if rng.random() < 0.2 else (x, gain, float(rng.choice([1e-6, 1e-5, 0.3, 2.0])))
-
-
-def with_saved(rng, *given):
-    """dy and what the norm saved, in the dtype of x."""
-    x, gain, *eps = with_eps(rng, *given)
-    return rng.normal(size=x.shape).astype(x.dtype), forward(x, gain, *eps)[1]
-
-
-def with_partial(rng, *given):
-    """dy and what the norm of the first k coordinates saved."""
-    x, gain = vectors(rng, *given)
-    k = int(rng.integers(1, len(gain) + 1))
-    rstd = 1 / np.sqrt(np.mean(x[..., :k] ** 2, axis=-1, keepdims=True) + rng.choice([1e-5, 0.5]))
-    return rng.normal(size=x.shape).astype(x.dtype), (x, rstd.astype(x.dtype), gain, k)
-
-
-EDGE = np.random.default_rng(5)
-EDGES = [((1,),), ((6,), 0.0), ((3, 2), 1e-4), ((2, 1, 4), 1e4), ((2, 3, 1, 5), 1.0, np.float32)]
-
-
-def six_right_factors(_, answer):
-    """By hand: n = x / rms(x) and s = 1 / rms(x)."""
-    right = {"x": (1, 0.1, 1), "gain": (10, 10, 1)}
-    return (
-        isinstance(answer, dict)
-        and answer.keys() == right.keys()
-        and all(isinstance(answer[key], tuple) and np.shape(answer[key]) == (3,) for key in right)
-        and all(np.allclose(answer[key], right[key], rtol=1e-4) for key in right)
-    )
-
-
-def bugs_show_alone(_, answer):
-    """By the formula for dx, with other dy than the check's: each bug on its own input and on no other."""
-    if not (isinstance(answer, dict) and answer.keys() == {"gain", "axis", "eps"}):
-        return False
-    rng = np.random.default_rng(21)
-    for wanted, pair in answer.items():
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            return False
-        x, gain = (np.asarray(a, float) for a in pair)
-        if x.ndim != 2 or gain.shape != x.shape[1:]:
-            return False
-        _, saved = forward(x, gain)
-        dy = rng.normal(size=x.shape)
-        true, _ = backward(dy, saved)
-        for name, mistake in (("gain", "gain_in_mean"), ("axis", "axis"), ("eps", "exact")):
-            wrong, _ = backward(dy, saved, **{mistake: {"gain": False, "axis": None, "eps": True}[name]})
-            off = np.linalg.norm(wrong - true) / np.linalg.norm(true)
-            if not (off >= 0.01 if name == wanted else off < 1e-4):
-                return False
-    return True
-
-
-def ratios_within_a_percent(c, answer):
-    return (
-        isinstance(answer, tuple)
-        and len(answer) == 2
-        and all(abs(found / true - 1) < 0.01 for found, true in zip(answer, c.ratios(), strict=True))
-    )
-
-
-DOMAINS = [
-    Gap("check_rmsnorm", ("rmsnorm_forward",), lambda c: verdict(c.check_rmsnorm, c.rmsnorm_forward),
-        lambda c, x: c.rmsnorm_forward(*x), with_eps, [with_eps(EDGE, *given) for given in EDGES]),
-    Gap("check_backward", ("rmsnorm_backward",), lambda c: verdict(c.check_backward, c.rmsnorm_backward),
-        lambda c, x: c.rmsnorm_backward(*x), with_saved, [with_saved(EDGE, *given) for given in EDGES]),
-    Value("check_factors", "factors", lambda c, value: verdict(c.check_factors, lambda: value), six_right_factors),
-    Gap("check_partial", ("partial_backward",), lambda c: verdict(c.check_partial, c.partial_backward),
-        lambda c, x: c.partial_backward(*x), with_partial, [with_partial(EDGE, *given) for given in EDGES]),
-    Value("check_inputs", "three_inputs", lambda c, value: verdict(c.check_inputs, lambda: value), bugs_show_alone),
-    Value("check_ratios", "ratios", lambda c, value: verdict(c.check_ratios, lambda: value), ratios_within_a_percent),
-]  # fmt: skip

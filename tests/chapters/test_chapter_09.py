@@ -9,7 +9,6 @@ import pytest
 from chapters import ROOT, accepts, gap_tests, slips
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("09_swiglu", "SHAPES", "WIDTHS", "FUNCTIONS", "MINI")
 
@@ -255,78 +254,3 @@ def test_auc_against_counting_pairs(chapter):
     h, positive = draw.normal(size=(17, 3)), draw.random(17) < 0.4
     pairs = h[positive][:, None] > h[~positive][None]  # [positives, others, units]
     assert np.allclose(chapter.auc(h, positive), pairs.mean(axis=(0, 1)))
-
-
-# ---- What `make mutants CH=09` changes, and the inputs that the contracts allow
-
-
-def arrays(rng, n=2, scale=None, dtype=None):
-    """n arrays of one shape with one to four axes; gates now and then far from 0, or float32."""
-    shape = tuple(rng.integers(1, 6, rng.integers(1, 5)).tolist())
-    scale = rng.choice([0.1, 2.0, 300.0]) if scale is None else scale
-    dtype = dtype or rng.choice([np.float64, np.float32], p=[0.8, 0.2])
-    return tuple((scale * rng.normal(size=shape)).astype(dtype) for _ in range(n))
-
-
-def with_saved(rng):
-    gate, up, dy = arrays(rng, 3)
-    return dy, forward(gate, up)[1]
-
-
-def far(dtype):
-    gate = np.array([-1000, -90, -1, 0, 1, 90, 1000], dtype)
-    return gate, np.linspace(-2, 3, 7).astype(dtype)
-
-
-def with_beta(rng):
-    gate, up, dy = arrays(rng, 3, 2.0, np.float64)
-    beta = rng.normal(size=gate.shape[-1]) * 2
-    return dy, (gate, up, beta, 1 / (1 + np.exp(-beta * gate)))
-
-
-def squares(rng):
-    h = rng.integers(-99, 100, rng.integers(1, (6, 9))).astype(float)
-    h[:, 0] += h.any(axis=1) == 0
-    return h, float(rng.integers(1, 65)) / 64
-
-
-def inputs_accuse_one(_, answer):
-    """By the formula for dgate and dup, with other dy than the check's."""
-    if not (isinstance(answer, dict) and answer.keys() == {"a", "b", "c"}):
-        return False
-    rng = np.random.default_rng(21)
-    for wanted, pair in answer.items():
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            return False
-        gate, up = (np.asarray(numbers, float) for numbers in pair)
-        if gate.ndim != 1 or gate.shape != up.shape or not gate.size:
-            return False
-        dy, saved = rng.normal(size=gate.shape), forward(gate, up)[1]
-        true = np.concatenate(backward(dy, saved))
-        exchange = (up, gate, 1 / (1 + np.exp(-up)))
-        for name, found in (
-            ("a", backward(dy, saved, inner=0.0)),
-            ("b", backward(dy, saved, use_up=False)),
-            ("c", backward(dy, exchange)),
-        ):
-            off = np.linalg.norm(np.concatenate(found) - true) / np.linalg.norm(true)
-            if not (off >= 0.01 if name == wanted else off < 1e-4):
-                return False
-    return True
-
-
-EDGE = np.random.default_rng(5)
-DOMAINS = [
-    Gap("check_swiglu", ("swiglu_forward",), lambda c: verdict(c.check_swiglu, c.swiglu_forward),
-        lambda c, x: c.swiglu_forward(*x), arrays, [far(np.float64), far(np.float32)]),
-    Gap("check_backward", ("swiglu_backward",), lambda c: verdict(c.check_backward, c.swiglu_backward),
-        lambda c, x: c.swiglu_backward(*x), with_saved, [with_saved(EDGE) for _ in range(5)]),
-    Gap("check_symmetries", ("symmetries",), lambda c: verdict(c.check_symmetries, c.symmetries),
-        lambda c, f: sorted(c.symmetries(f)), lambda rng: str(rng.choice(["SiLU", "ReLU", "linear"])),
-        ["SiLU", "ReLU", "linear"]),
-    Gap("check_beta", ("beta_backward",), lambda c: verdict(c.check_beta, c.beta_backward),
-        lambda c, x: c.beta_backward(*x), with_beta),
-    Value("check_inputs", "three_inputs", lambda c, value: verdict(c.check_inputs, lambda: value), inputs_accuse_one),
-    Gap("check_needed", ("units_needed",), lambda c: verdict(c.check_needed, c.units_needed),
-        lambda c, x: c.units_needed(*x), squares, [(np.array([[4.0]]), 1.0), (np.ones((1, 4)), 0.5)]),
-]  # fmt: skip

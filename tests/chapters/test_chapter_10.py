@@ -8,7 +8,6 @@ from chapters import ROOT, accepts, gap_tests, rewritten_tests
 
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
-from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "norm_back", "no_", "late_")
 
@@ -306,51 +305,6 @@ def test_stored_results_are_of_this_experiment(chapter):
     assert len({row["seed"] for row in result["rows"]}) >= 5
 
 
-# ---- What `make mutants CH=10` changes, and the inputs that the contracts allow
-
-
-def some_targets(rng):
-    B, T, K = rng.integers(1, (4, 8, 6))
-    targets = rng.integers(0, 7, (B, T, K))
-    targets[rng.random(targets.shape) < rng.choice([0, 0.3, 0.9])] = -1
-    return targets, rng.random(K) + 0.1
-
-
-def all_masked():
-    targets = np.zeros((2, 3, 2), int)
-    targets[..., 1] = -1
-    return targets, np.array([1.0, 0.25])
-
-
-WIDE = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=8, vocab_size=7, ffn=3)
-
-
-def block_input(rng):
-    return rng.integers(1, (3, 5)).tolist(), int(rng.integers(1000)), bool(rng.integers(2))
-
-
-def block_gradients(c, given):
-    (B, T), seed, wide = given
-    config, rng = WIDE if wide else c.TINY, np.random.default_rng(seed)
-    model = c.random_model(config, seed=seed)
-    w = {name: model.params[f"layers.0.{name}"] for name in c.BLOCK}
-    y, saved = c.block_forward(rng.standard_normal((B, T, config.dim)), w, config)
-    dx, dw = c.block_backward(rng.standard_normal(y.shape), saved, config)
-    return dx, sorted(dw), [dw[name] for name in sorted(dw)]
-
-
-def tied_input(rng):
-    V, D, B, T = rng.integers(2, (7, 6, 4, 5))
-    tokens, cap = rng.integers(0, V, (B, T)), float(rng.choice([0.7, 1.5, 30.0]))
-    return tokens, rng.standard_normal((V, D)), rng.standard_normal(D), cap, int(rng.integers(1000))
-
-
-def tied_gradients(c, given):
-    *inputs, seed = given
-    logits, saved = c.tied_forward(*inputs)
-    return c.tied_backward(np.random.default_rng(seed).standard_normal(logits.shape), saved)
-
-
 def surprise(logits, targets, divide=None, change=None):
     """Mean surprise and its gradient by the formula; `change` spoils the gradient."""
     valid = targets >= 0
@@ -362,41 +316,3 @@ def surprise(logits, targets, divide=None, change=None):
     p[~valid] = 0
     p /= len(rows) if divide is None else divide(targets)
     return loss, p if change is None else change(p, valid)
-
-
-SPOILT = [
-    {}, {}, {}, {"divide": len}, {"divide": lambda t: 1}, {"divide": lambda t: (t >= 0).sum() + 1},
-    {"divide": lambda t: (t > 0).sum() + 0.5}, {"divide": lambda t: 2 * (t >= 0).sum()},
-    {"change": lambda p, v: -p}, {"change": lambda p, v: p + 1e-3}, {"change": lambda p, v: p * 1.01},
-    {"change": lambda p, v: p + 0.1 * ~v[:, None]}, {"change": lambda p, v: p - p.mean(axis=0)},
-    {"change": lambda p, v: p[::-1]}, {"change": lambda p, v: p[:, ::-1]}, {"change": lambda p, v: 0 * p},
-    {"change": lambda p, v: np.maximum(p, 0)}, {"change": lambda p, v: np.clip(p, -0.2, 0.2)},
-    {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == p.size - 1, p + 0.05, p)},
-    {"change": lambda p, v: np.where(np.arange(p.size).reshape(p.shape) == 0, p + 0.05, p)},
-    {"change": lambda p, v: p - p[v].mean(axis=0)}, {"change": lambda p, v: np.cumsum(p, axis=0)},
-    {"change": lambda p, v: np.sign(p) / 4}, {"change": lambda p, v: p.round(2)},
-    {"change": lambda p, v: np.abs(p)}, {"change": lambda p, v: np.sort(p)}, {"change": lambda p, v: p * 1.001},
-    {"change": lambda p, v: np.clip(p, -0.3, 0.3)}, {"change": lambda p, v: np.where(v[:, None], p, p[0])},
-]  # fmt: skip
-
-
-def verdict_on(c, which):
-    return bool(c.small_test(lambda logits, targets: surprise(logits, targets, **SPOILT[which])))
-
-
-DOMAINS = [
-    Gap("check_loss_scale", ("loss_scale",), lambda c: verdict(c.check_loss_scale, c.loss_scale),
-        lambda c, x: c.loss_scale(*x), some_targets, [all_masked()]),
-    Gap("check_block_backward", ("block_backward",), lambda c: verdict(c.check_block_backward, c.block_backward),
-        block_gradients, block_input, [((1, 1), 0, False), ((1, 1), 0, True), ((2, 4), 1, False)]),
-    Gap("check_right_rows", ("right_rows",), lambda c: verdict(c.check_right_rows, c.right_rows),
-        lambda c, bug: sorted(c.right_rows(bug)), lambda rng: str(rng.choice(["swiglu", "norm", "embed"])),
-        ["swiglu", "norm", "embed"]),
-    Gap("check_tied_backward", ("tied_backward",), lambda c: verdict(c.check_tied_backward, c.tied_backward),
-        tied_gradients, tied_input),
-    Gap("check_test", ("small_test",), lambda c: verdict(c.check_test, c.small_test), verdict_on,
-        lambda rng: int(rng.integers(len(SPOILT))), list(range(len(SPOILT)))),
-    Gap("check_longest_row", ("longest_row",), lambda c: verdict(c.check_longest_row, c.longest_row),
-        lambda c, budget: c.longest_row(budget), lambda rng: int(rng.integers(2_200_000_000, 40 * 2**30)),
-        [4 * 2**30, 2_300_000_000]),
-]  # fmt: skip

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, rejects, rewritten_tests, run_tagged
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig, TrainConfig
 from nanoeuler_lib.ops import reference
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("11_optimisers", "RULES", "SLIPS", "mystery_step", "inside_root_step", "uncorrected_step")
 
@@ -245,104 +243,6 @@ ACCEPTED_ONCE = {
 test_wrong_answers_that_were_once_accepted = rejects(
     {f"check_{name}": answers for name, answers in ACCEPTED_ONCE.items()}
 )
-
-
-# ---- What `make mutants CH=11` changes, and the inputs that the contracts allow
-
-
-def hessian(rng):
-    """Eigenvalues with one clearly the largest, a turn, a place, a direction, products, h."""
-    P = int(rng.integers(1, 6))
-    values = np.sort(rng.uniform(-1, 1, P))[::-1].copy()
-    values[0] = rng.choice([-3.0, 2.5])
-    Q = np.linalg.qr(rng.normal(size=(P, P)))[0]
-    products = int(rng.integers(1, 5)) if rng.random() < 0.5 else 40
-    return (
-        Q * values @ Q.T,
-        rng.normal(size=P),
-        3 * rng.normal(size=P),
-        products,
-        float(rng.choice([1e-4, 1e-2])),
-    )
-
-
-def curvature_found(c, given):
-    """The direction, where the gradients were taken, and the value once the iteration has come to rest."""
-    H, w, v, products, h = given
-    asked = []
-    value, along = c.largest_curvature(lambda x: asked.append(x - w) or H @ (x - w) + (x - w) ** 2, w, v, products, h)
-    return along, max(np.linalg.norm(x) for x in asked), float(value) if products == 40 else 0.0
-
-
-def moments(rng):
-    shape = tuple(rng.integers(1, 4, rng.integers(0, 3)).tolist())
-    p, g, m = rng.normal(size=(3, *shape)) * 10.0 ** rng.integers(-3, 2)
-    v = rng.random(shape) * 10.0 ** rng.integers(-8, 1)
-    numbers = (
-        rng.uniform(0, 1),
-        rng.uniform(0, 0.99),
-        rng.uniform(0, 0.99),
-        10.0 ** rng.integers(-6, -1),
-        rng.random(),
-    )
-    return p, g, m, v, int(rng.integers(1, 30)), *map(float, numbers)
-
-
-def schedule(rng):
-    steps = int(rng.integers(1, 40))
-    config = TrainConfig(
-        steps=steps,
-        rate=float(rng.uniform(1e-3, 2)),
-        rate_end=float(rng.random()),
-        warmup=int(rng.integers(0, steps)),
-    )
-    return int(rng.integers(0, steps + 20)), config
-
-
-def other_rule(kind):
-    """Rules that the check does not hold: right ones (kinds 0 and 1), and wrong ones."""
-    if kind < 2:
-        return (reference.adamw_step, adamw_by_powers)[kind]
-
-    def rule(p, g, m, v, step, rate, beta1, beta2, eps, decay):
-        if kind == 2:
-            return adamw_by_powers(p, -g, m, v, step, rate, beta1, beta2, eps, decay)
-        if kind == 3:
-            return adamw_by_powers(p, g, m, v, step + 1, rate, beta1, beta2, eps, decay)
-        if kind == 4:
-            return adamw_by_powers(p, g, m, v, step, rate, beta2, beta1, eps, decay)
-        if kind == 5:
-            return adamw_by_powers(p, g + decay * p, m, v, step, rate, beta1, beta2, eps, 0.0)
-        if kind == 6:
-            return adamw_by_powers(p, g, 0 * m, v, step, rate, beta1, beta2, eps, decay)
-        if kind == 7:
-            return adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps**2, decay)
-        if kind == 8:
-            new, m, v = adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay)
-            return new - rate * decay * (new - p), m, v
-        new, m, v = adamw_by_powers(p, g, m, v, step, rate, beta1, beta2, eps, decay)
-        return new, m * (1 - beta1) if kind == 9 else m, v + 1e-3 * v if kind == 10 else v
-
-    return rule
-
-
-DOMAINS = [
-    Gap("check_largest_curvature", ("largest_curvature",),
-        lambda c: verdict(c.check_largest_curvature, c.largest_curvature), curvature_found, hessian),
-    Gap("check_adamw_step", ("adamw_step",), lambda c: verdict(c.check_adamw_step, c.adamw_step),
-        lambda c, x: c.adamw_step(*x), moments),
-    Gap("check_learning_rate", ("learning_rate",), lambda c: verdict(c.check_learning_rate, c.learning_rate),
-        lambda c, x: float(c.learning_rate(*x)), schedule),
-    Value("check_same", "same", lambda c, value: verdict(c.check_same, lambda: value),
-          lambda c, value: set(value) == c.same()),
-    Gap("check_limit", ("ball_limit",), lambda c: verdict(c.check_limit, c.ball_limit),
-        lambda c, x: float(c.ball_limit(*x)), lambda rng: (float(rng.uniform(0.1, 99)), float(rng.uniform(0, 0.99)))),
-    Gap("check_test", ("small_test",), lambda c: verdict(c.check_test, c.small_test),
-        lambda c, kind: bool(c.small_test(other_rule(kind))), lambda rng: int(rng.integers(11)), range(11)),
-    Gap("check_noise_scale", ("noise_scale",), lambda c: verdict(c.check_noise_scale, c.noise_scale),
-        lambda c, each: float(c.noise_scale(each)),
-        lambda rng: 2 + rng.normal(size=(int(rng.integers(2, 9)), int(rng.integers(1, 9))))),
-]  # fmt: skip
 
 
 # ---- The stored results

@@ -9,11 +9,9 @@ from chapters import ROOT, accepts, code_cells, rejects, rewritten_tests, run_ta
 
 from nanoeuler_book.checks import verdict
 from nanoeuler_book.drills import breaks
-from nanoeuler_lib.config import ModelConfig, TrainConfig
-from nanoeuler_lib.model import GPT, gradcheck, init
-from nanoeuler_lib.model.optim import AdamW, clip_factor
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.model.optim import clip_factor
 from nanoeuler_lib.text import data
-from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("12_pretraining",)
 
@@ -231,110 +229,6 @@ test_wrong_tests_of_batches = rejects(
         }
     }
 )
-
-
-# ---- What `make mutants CH=12` changes, and the inputs that the contracts allow
-
-
-def three_steps(chapter, given):
-    """Loss, norm, gradients or what clipping left of them, count and parameters of some steps of a small model."""
-    seed, clip, steps = given
-    shape = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=6, vocab_size=7, predict=2)
-    model, config = GPT(shape, init(shape, seed, 0.3, np.float64)), TrainConfig(steps=9, rate=0.1, clip=clip)
-    optimizer, found = AdamW(shape, config, np.float64), []
-    for step in range(steps):
-        batch = gradcheck.check_batch(shape, batch=1 + seed % 3, time=1 + seed % 6, seed=seed + step)
-        loss, norm, grads = chapter.take_step(model, optimizer, *batch)
-        found.append((float(loss), float(norm), optimizer.step, grads.flat.copy()))
-    return found, model.params.flat.copy()
-
-
-def scores_and_secret(rng):
-    shape = tuple(rng.integers(1, 6, rng.integers(1, 4)).tolist())
-    scores = rng.integers(-9, 0, shape) + rng.choice([0, 1]) * rng.normal(size=shape)
-    return scores.astype(rng.choice([np.float64, np.float32])), tuple(int(rng.integers(n)) for n in shape)
-
-
-def text_with_views(rng):
-    shape = tuple(rng.integers(1, 9, 2).tolist())
-    most = int(rng.integers(1, 7))
-    return (
-        rng.integers(0, most, shape),
-        rng.integers(0, most, shape),
-        str(rng.choice(["nothing", "token", "position"])),
-    )
-
-
-def some_batch(kind):
-    """Functions that the check does not hold: sound ones (kind "sound", "reversed"), and broken ones."""
-
-    def batch(tokens, rng, rows, time, predict):
-        rows, time = rows - (kind == "a row too few"), time - (kind == "a token short")
-        room = len(tokens.ids) - time - predict
-        starts = tokens.starts[tokens.starts <= room - (kind == "not where just enough room is left")]
-        if kind == "reversed":
-            starts = starts[::-1]
-        if kind == "the first two documents":
-            starts = starts[:2]
-        if kind == "the middle one is left out":
-            starts = np.delete(starts, len(starts) // 2)
-        if kind == "by the second":
-            rng = np.random.default_rng(1)
-        at = starts[rng.integers(0, len(starts), rows)] + (kind == "one place late")
-        if kind == "half of the rows anywhere":
-            at[::2] = rng.integers(0, room + 1, len(at[::2]))
-        w = tokens.ids[at[:, None] + np.arange(time + predict)].astype(np.int64)
-        x, y = w[:, :time].copy(), np.stack([w[:, 1 + k : 1 + k + time] for k in range(predict)], axis=-1)
-        if kind == "heads backwards":
-            y = y[..., ::-1].copy()
-        if kind == "the last target of a row":
-            y[:, -1] = y[:, 0]
-        if kind == "one target":
-            y[-1, time // 2, -1] += 1
-        if kind == "rows swapped":
-            y = np.roll(y, 1, axis=0)
-        if kind == "one input":
-            x[:, time // 2] += 1
-        if kind == "targets behind":
-            y = y - 2
-        if kind == "heads two apart":
-            y = np.stack([y[..., 0] + 2 * k for k in range(predict)], axis=-1)
-        return x, y
-
-    return batch
-
-
-KINDS = (
-    "sound", "reversed", "the first two documents", "the middle one is left out", "by the second", "one place late",
-    "half of the rows anywhere", "heads backwards", "the last target of a row", "one target", "rows swapped",
-    "one input", "targets behind", "heads two apart", "a row too few", "a token short",
-    "not where just enough room is left",
-)  # fmt: skip
-
-
-def series_of_validations(rng):
-    values = rng.integers(0, 9, rng.integers(1, 20)).tolist()
-    return [v / 4 for v in values] if rng.random() < 0.5 else values, int(rng.integers(1, 6))
-
-
-DOMAINS = [
-    Gap("check_step", ("take_step",), lambda c: verdict(c.check_step, c.take_step), three_steps,
-        lambda rng: (int(rng.integers(99)), float(rng.choice([0.0, 0.01, 0.5, 100.0])), 2), [(3, 0.02, 4)]),
-    Gap("check_first_loss", ("first_loss",), lambda c: verdict(c.check_first_loss, c.first_loss),
-        lambda c, x: c.first_loss(*x),
-        lambda rng: (int(rng.integers(2, 9999)), int(rng.integers(1, 999)), float(rng.uniform(0, 0.3))),
-        [(2, 1, 0.02)]),
-    Gap("check_exposure", ("exposure",), lambda c: verdict(c.check_exposure, c.exposure),
-        lambda c, x: float(c.exposure(*x)), scores_and_secret, [(np.zeros(9), (4,)), (np.array([-1.0]), (0,))]),
-    Gap("check_plateau", ("plateau",), lambda c: verdict(c.check_plateau, c.plateau),
-        lambda c, x: float(c.plateau(*x)), text_with_views, [(np.array([[3]]), np.array([[2]]), "token")]),
-    Gap("check_batch_test", ("batch_test",), lambda c: verdict(c.check_batch_test, c.batch_test),
-        lambda c, kind: bool(c.batch_test(some_batch(kind))), lambda rng: str(rng.choice(KINDS)), KINDS),
-    Gap("check_chance_exposure", ("chance_exposure",), lambda c: verdict(c.check_chance_exposure, c.chance_exposure),
-        lambda c, n: float(c.chance_exposure(n)), lambda rng: int(10 ** rng.uniform(0, 12)), [1, 2, 10**12]),
-    Gap("check_stop", ("stop",), lambda c: verdict(c.check_stop, c.stop),
-        lambda c, x: tuple(int(i) for i in c.stop(*x)), series_of_validations, [([3], 1), ([2, 2, 2], 2)]),
-]  # fmt: skip
 
 
 # ---- The experiments

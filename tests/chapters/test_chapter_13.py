@@ -5,15 +5,12 @@ import io
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
 
 import numpy as np
 import pytest
 from chapters import ROOT, accepts, code_cells, rejects
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("13_fast_on_a_cpu", "ROWS", "EXPRESSIONS", "mystery", "SMALL", "BATCH", "FEW", "MINI")
 
@@ -387,150 +384,6 @@ test_weak_tests = rejects(
         }
     }
 )
-
-
-# ---- What `make mutants CH=13` changes, and the inputs that the contracts allow
-
-
-def packed(rng):
-    """A gate_up [N, 2F], with gates far out among its numbers."""
-    N, F = (int(n) for n in rng.integers(1, 300, 2) // rng.integers(1, 40, 2) + 1)
-    gate_up = rng.normal(size=(N, 2 * F)) * 10.0 ** rng.integers(-2, 3)
-    gate_up.flat[rng.integers(0, gate_up.size, 2)] = rng.choice([-1000, -90, 0, 90, 1000], 2)
-    return gate_up.astype(rng.choice([np.float32, np.float64]))
-
-
-def filled(chapter, gate_up):
-    """What the function writes, and, of many rows, whether it allocates more than of half of them."""
-    N, F = gate_up.shape[0], gate_up.shape[1] // 2
-    hidden, sigmoid = np.full((2, N, F), np.nan, gate_up.dtype)
-    chapter.swiglu(hidden, sigmoid, gate_up)
-    if N < 1000:
-        return hidden, sigmoid, False
-    run = lambda n: chapter.swiglu(hidden[:n].copy(), sigmoid[:n].copy(), gate_up[:n])
-    copies = lambda n: [hidden[:n].copy(), sigmoid[:n].copy()] and None
-    grows = [chapter.peak_bytes(partial(run, n)) - chapter.peak_bytes(partial(copies, n)) for n in (N // 2, N)]
-    return hidden, sigmoid, bool(grows[1] - grows[0] > hidden.nbytes / 20)
-
-
-def cut_rows(rng):
-    """Rows [N, V] and the lengths of their pieces."""
-    N, lengths = int(rng.integers(1, 5)), rng.integers(1, 6, rng.integers(1, 6))
-    rows = rng.normal(size=(N, lengths.sum())) * 10.0 ** rng.integers(-1, 5) + rng.choice([0, 500, -2000])
-    rows[rng.random(rows.shape) < rng.choice([0, 0.5])] = -np.inf
-    return rows, lengths.tolist()
-
-
-def in_one_buffer(rows, lengths):
-    buffer, start = np.empty((len(rows), max(lengths))), 0
-    for n in lengths:
-        piece = buffer[:, :n]
-        piece[...] = rows[:, start : start + n]
-        yield piece
-        start += n
-
-
-def added(chapter, given):
-    """The bits of the sum, and which jobs each thread did."""
-    parts, workers = given
-    threads = [[] for _ in parts]
-
-    def job(i):
-        threads[i].append(1)
-        return parts[i].copy()
-
-    with ThreadPoolExecutor(6) as pool:
-        found = chapter.ordered_sum(pool, [partial(job, i) for i in range(len(parts))], workers)
-    return (
-        np.asarray(found).tobytes(),
-        np.shape(found),
-        str(np.asarray(found).dtype),
-        [len(t) for t in threads],
-    )
-
-
-def parts_and_workers(rng):
-    count, shape = int(rng.integers(1, 9)), tuple(rng.integers(1, 5, rng.integers(1, 3)).tolist())
-    parts = rng.normal(size=(count, *shape)) * 10.0 ** rng.integers(-4, 5, (count, *[1] * len(shape)))
-    return parts.astype(rng.choice([np.float32, np.float64])), int(rng.integers(1, 6))
-
-
-def some_softmax(kind):
-    """Functions that the check does not hold: sound ones (kind "sound", "with a scratch row") and broken ones."""
-
-    def f(out, x):
-        e = np.exp(x - x.max(axis=1, keepdims=True))
-        right = e / e.sum(axis=1, keepdims=True)
-        if kind == "with a scratch row":
-            scratch = np.empty(x.shape[1])
-            for i in range(len(x)):
-                np.subtract(x[i], x[i].max(), out=scratch)
-                np.exp(scratch, out=scratch)
-                np.divide(scratch, scratch.sum(), out=out[i])
-            return None
-        if kind == "columns":
-            e = np.exp(x - x.max(axis=0))
-            right = e / e.sum(axis=0)
-        if kind == "rows backwards":
-            right = right[::-1]
-        if kind == "a tenth too large":
-            right = 1.1 * right
-        if kind == "negative":
-            right = -right
-        if kind == "NaN":
-            right = right * np.nan
-        if kind == "max of all":
-            right = np.exp(x - x.max())
-            right = right / np.maximum(right.sum(axis=1, keepdims=True), 1e-300)
-        if kind == "averaged with out":
-            right = (right + out) / 2
-        if kind == "half precision of logits":
-            right = np.exp(x.astype(np.float16) - x.max(axis=1, keepdims=True).astype(np.float16))
-            right = right / right.sum(axis=1, keepdims=True)
-        if kind == "one hot":
-            right = (x == x.max(axis=1, keepdims=True)) * 1.0
-        out[...] = right
-        if kind == "x shifted":
-            x -= x.max(axis=1, keepdims=True)
-        if kind == "x zeroed":
-            x[...] = 0
-        return right if kind == "returns it, too" else None
-
-    return f
-
-
-KINDS = (
-    "sound", "with a scratch row", "returns it, too", "columns", "rows backwards", "a tenth too large", "negative",
-    "NaN", "max of all", "averaged with out", "half precision of logits", "one hot", "x shifted", "x zeroed",
-)  # fmt: skip
-
-
-def is_views(chapter, value):
-    """By the addresses of the memory."""
-    if not isinstance(value, set):
-        return False
-    qkv = np.ones((6, 128), np.float32)
-    shared = {e for e in chapter.EXPRESSIONS if np.shares_memory(qkv, eval(e, {"qkv": qkv, "np": np}))}
-    return value == shared
-
-
-LARGE = np.random.default_rng(5).normal(size=(4000, 2 * 37)).astype(np.float32)
-DOMAINS = [
-    Gap("check_swiglu", ("swiglu",), lambda c: verdict(c.check_swiglu, c.swiglu, in_place=True), filled, packed,
-        [LARGE, np.zeros((1, 2)), np.full((2, 4), -1e3)]),
-    Gap("check_running_lse", ("running_lse",), lambda c: verdict(c.check_running_lse, c.running_lse),
-        lambda c, x: c.running_lse(in_one_buffer(*x)), cut_rows,
-        [(np.full((2, 3), -np.inf), [1, 2]), (np.array([[-np.inf, 1.0]]), [1, 1]), (np.array([[1e300]]), [1])]),
-    Gap("check_ordered_sum", ("ordered_sum",), lambda c: verdict(c.check_ordered_sum, c.ordered_sum), added,
-        parts_and_workers, [(np.ones((1, 1), np.float32), 3)]),
-    Value("check_views", "views", lambda c, value: verdict(c.check_views, lambda: value), is_views),
-    Gap("check_rows", ("rows_wanted",), lambda c: verdict(c.check_rows, c.rows_wanted),
-        lambda c, x: c.rows_wanted(*x),
-        lambda rng: (*(int(n) for n in rng.integers(1, 99, 2)), float(rng.integers(1, 160)) / 8),
-        [(16, 16, 4.0), (1, 1, 0.25), (8, 8, 1.0)]),
-    Gap("check_test", ("buffer_test",), lambda c: verdict(c.check_test, c.buffer_test),
-        lambda c, kind: bool(c.buffer_test(some_softmax(kind))), lambda rng: str(rng.choice(KINDS)), KINDS),
-]  # fmt: skip
 
 
 def test_the_counter_counts(names):

@@ -7,8 +7,6 @@ import pytest
 from chapters import gap_tests, slips
 
 from nanoeuler_book.checks import verdict
-from nanoeuler_lib.config import ModelConfig
-from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 
@@ -180,56 +178,3 @@ NOTEBOOK = ("14_sampling",)
 
 
 # ---- Domains for the mutants, written from the contracts
-
-
-def rows_and_draws(rng):
-    """p [..., V] in sixteenths with some zeros, the sum sometimes a little short; r [...], on the sums and between."""
-    shape = [(), (3,), (2, 3)][rng.integers(3)]
-    V = int(rng.integers(1, 7))
-    p = rng.multinomial(16, np.ones(V) / V, shape) / 16
-    p = p * rng.choice([1, 1 - 2**-20])
-    return p, rng.choice([rng.random(shape), rng.integers(0, 16, shape) / 16, np.full(shape, 1 - 2**-30)])
-
-
-def distributions(rng):
-    """p [..., V] without equal tokens, and a threshold."""
-    shape = [(4,), (3, 5), (2, 1, 6), (2, 2, 2, 3)][rng.integers(4)]
-    p = rng.random(shape) ** 2 + 1e-3
-    return p / p.sum(axis=-1, keepdims=True), float(rng.uniform(0.05, 1))
-
-
-def pieces(rng, sizes=None):
-    B, G, per, m, n, C = sizes or rng.integers((1, 1, 1, 1, 0, 1), (3, 4, 4, 5, 5, 6))
-    heads = (G * per, m), (G, m), (G, m), (G, n), (G, n)
-    return tuple(rng.normal(size=(B, *size, C)) for size in heads)
-
-
-def accused_by_rule(c, value):
-    """Whether the first list holds a piece of two or more and is one piece, and the second is of ones alone."""
-    try:
-        a, b = (list(cut) for cut in value)
-        made = all(sum(cut) == 8 and min(cut) > 0 and all(isinstance(n, int) for n in cut) for cut in (a, b))
-        return made and a == [8] and b == [1] * 8
-    except (TypeError, ValueError):
-        return False
-
-
-EDGE = np.random.default_rng(0)
-DOMAINS = [
-    Gap("check_draw", ("book_draw",), lambda c: verdict(c.check_draw, c.book_draw), lambda c, x: c.book_draw(*x),
-        rows_and_draws, [(np.array([0.5, 0.5 - 2**-20, 0.0]), np.array(1 - 2**-30)), (np.ones(1), np.array(0.0))]),
-    Gap("check_top_p", ("book_keep_top_p",), lambda c: verdict(c.check_top_p, c.book_keep_top_p),
-        lambda c, x: c.book_keep_top_p(*x), distributions, [(np.ones(1), 0.5)]),
-    Gap("check_cached", ("cached_attention",), lambda c: verdict(c.check_cached, c.cached_attention),
-        lambda c, x: c.cached_attention(*x), pieces,
-        [pieces(EDGE, (1, 1, 1, 1, 0, 1)), pieces(EDGE, (2, 2, 3, 4, 3, 5))]),
-    Gap("check_ratio", ("ratio",), lambda c: verdict(c.check_ratio, c.ratio), lambda c, x: c.ratio(*x),
-        lambda rng: (float(rng.uniform(0.01, 1)), float(rng.uniform(0.1, 3)))),
-    Gap("check_pairs", ("pairs",), lambda c: verdict(c.check_pairs, c.pairs), lambda c, x: c.pairs(x),
-        lambda rng: rng.dirichlet(np.ones(rng.integers(2, 7)))),
-    Value("check_cuts", "cuts", lambda c, value: verdict(c.check_cuts, lambda: value), accused_by_rule),
-    Gap("check_bytes", ("cache_bytes",), lambda c: verdict(c.check_bytes, c.cache_bytes),
-        lambda c, x: c.cache_bytes(*x), lambda rng: (
-            ModelConfig(12 * int(rng.integers(1, 4)), 6, int(rng.choice([1, 2, 3])), int(rng.integers(1, 5)), context=9,
-                        vocab_size=11, predict=1, ffn=5), int(rng.integers(1, 9)), int(rng.integers(1, 9)))),
-]  # fmt: skip

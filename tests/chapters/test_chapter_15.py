@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from chapters import accepts, definitions, gap_tests, rejected, rejects, slips
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
 from nanoeuler_lib.ops.reference import (
@@ -16,7 +15,6 @@ from nanoeuler_lib.ops.reference import (
     rope_forward,
     rope_tables,
 )
-from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 
@@ -318,58 +316,6 @@ test_answers_that_were_once_accepted = rejects(
 )
 
 
-# ---- What `make mutants CH=15` changes, and the inputs that the contracts allow
-
-
 def heads(rng):
     G, n = rng.integers(1, 4, 2)
     return int(G * n), int(G), int(rng.integers(1, 4)), int(rng.integers(1, 6)), int(rng.integers(1, 6))
-
-
-def queries_and_keys(rng):
-    H, G, m, n, C = heads(rng)
-    dtype = rng.choice([np.float64, np.float32])
-    B = int(rng.integers(1, 3))
-    return rng.normal(size=(B, H, m, C)).astype(dtype), rng.normal(size=(B, G, n, C)).astype(dtype)
-
-
-def three_inputs(rng):
-    H, G, B, T, C = heads(rng)
-    return rng.normal(size=(B, H, T, C)), *rng.normal(size=(2, B, G, T, C)), rng.normal(size=(B, H, T, C))
-
-
-def both_ways(pair, inputs, dy):
-    y, saved = pair[0](*inputs)
-    return y, tuple(pair[1](dy, saved))
-
-
-def two_inputs(rng):
-    H, G, B, T, C = heads(rng)
-    return (
-        rng.normal(size=(B, H, T, 2 * C)),
-        rng.normal(size=(B, G, T, 2 * C)),
-        rng.normal(size=(B, H, T, 2 * C)),
-    )
-
-
-def some_config(rng):
-    H, G, *_ = heads(rng)
-    width = 2 * int(rng.integers(1, 5))
-    ffn = int(rng.integers(1, 30))
-    config = ModelConfig(H * width, H, G, int(rng.integers(1, 4)), context=9, vocab_size=11, predict=1, ffn=ffn)
-    return config, int(rng.integers(1, 70))
-
-
-DOMAINS = [
-    Gap("check_scores", ("book_scores",), lambda c: verdict(c.check_scores, c.book_scores),
-        lambda c, x: c.book_scores(*x), queries_and_keys),
-    Gap("check_grouped", ("book_grouped",), lambda c: verdict(c.check_grouped, c.book_grouped),
-        lambda c, x: both_ways(c.book_grouped(attention_forward, attention_backward), x[:3], x[3]), three_inputs),
-    Value("check_hears", "hears", lambda c, value: verdict(c.check_hears, lambda: value),
-          lambda c, value: len(value) == 2 and tuple(map(set, value)) == c.hears()),
-    Gap("check_tied", ("tied_forward", "tied_backward"),
-        lambda c: verdict(c.check_tied, (c.tied_forward, c.tied_backward)),
-        lambda c, x: both_ways((c.tied_forward, c.tied_backward), x[:2], x[2]), two_inputs),
-    Gap("check_crossover", ("crossover",), lambda c: verdict(c.check_crossover, c.crossover),
-        lambda c, x: c.crossover(*x), some_config),
-]  # fmt: skip

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from chapters import accepts, gap_tests, slips
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.model.decoder import Decoder
-from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("16_many_tokens", "model", "config", "END")
 
@@ -164,79 +162,6 @@ OTHERS = {
     ],
 }  # fmt: skip
 test_other_right_answers = accepts({f"check_{name}": answers for name, answers in OTHERS.items()})
-
-
-# ---- What `make mutants CH=16` changes, and the inputs that the contracts allow
-
-
-def some_heads(rng):
-    N, D, K, V = (int(n) for n in rng.integers(1, 6, 4))
-    dtype = rng.choice([np.float32, np.float64])
-    y, w = rng.normal(size=(N, D)) * rng.choice([1, 30]), rng.normal(size=(D, K * (V + 1)))
-    return y.astype(dtype), w.astype(dtype), rng.integers(-1, V + 1, (N, K)), rng.uniform(0, 1, K)
-
-
-def two_distributions(rng):
-    V = int(rng.integers(1, 7))
-    p, q = rng.dirichlet(np.ones(V) * rng.choice([0.3, 1]), 2)
-    if V > 1 and rng.random() < 0.5:
-        p[rng.integers(V)] = q[rng.integers(V)] = 0
-        p, q = p / max(p.sum(), 1e-9), q / max(q.sum(), 1e-9)
-    return (p, q) if rng.random() < 0.9 and p.sum() > 0.5 < q.sum() else (np.eye(V)[0], np.eye(V)[-1])
-
-
-def all_outcomes(chapter, given):
-    """The exact distribution that the rule returns, and the chances of acceptance."""
-    p, q = given
-    tokens = np.flatnonzero(q)
-    returned, kept = chapter.outcome(chapter.book_rule, p, q)
-    return returned, kept, [float(chapter.book_rule(p, q, int(token))[0]) for token in tokens]
-
-
-def positive(rng):
-    p, q = rng.dirichlet(np.ones(int(rng.integers(1, 7))), 2) + 1e-6
-    return p / p.sum(), q / q.sum()
-
-
-def with_zeros(rng):
-    V = int(rng.integers(2, 8))
-    p = rng.dirichlet(np.ones(V))
-    p[rng.choice(V, int(rng.integers(1, V)), replace=False)] = 0
-    return p / p.sum(), float(1 - rng.uniform(0, 1) * rng.choice([0, 1]) * 0.99)
-
-
-def hides(chapter, given):
-    """Whether it is a distribution, does no harm, and is accepted as asked: any such q is right."""
-    p, A = given
-    q = np.asarray(chapter.hiding(p, A), float)
-    returned, kept = chapter.outcome(chapter.redraws_from_p, p, q)
-    distribution = q.shape == p.shape and bool((q >= 0).all()) and abs(q.sum() - 1) < 1e-9
-    return distribution, bool(np.abs(returned - p).max() < 1e-9), bool(abs(kept - A) < 1e-9)
-
-
-def places(rng):
-    n, V = (int(x) for x in rng.integers(1, 6, 2))
-    p, q = rng.dirichlet(np.ones(V), (2, n)) + 1e-4
-    tau = float(rng.choice([0, 0.1, 0.5, 1, 2, 5]))
-    return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True), tau
-
-
-THIRD = np.array([[0.2, 0.5, 0.3]])
-DOMAINS = [
-    Gap("check_heads", ("heads_backward",), lambda c: verdict(c.check_heads, c.heads_backward),
-        lambda c, x: c.heads_backward(*x), some_heads,
-        [(np.full((1, 2), 1e3), np.eye(2), np.array([[0]]), np.array([1.0]))]),
-    Gap("check_rule", ("book_rule",), lambda c: verdict(c.check_rule, c.book_rule), all_outcomes, two_distributions,
-        [(np.array([0.5, 0.5]), np.array([0.5, 0.5])), (np.array([1.0, 0]), np.array([0, 1.0]))]),
-    Gap("check_sizes", ("sizes_of",), lambda c: verdict(c.check_sizes, c.sizes_of), lambda c, x: c.sizes_of(x),
-        lambda rng: rng.uniform(0, 1, rng.integers(1, 6)), [np.array([0.0]), np.array([1.0, 1.0])]),
-    Gap("check_agreement", ("agreement",), lambda c: verdict(c.check_agreement, c.agreement),
-        lambda c, x: float(c.agreement(*x)), positive, [(np.array([1.0]), np.array([1.0]))]),
-    Gap("check_hiding", ("hiding",), lambda c: verdict(c.check_hiding, c.hiding), hides, with_zeros,
-        [(np.array([1.0, 0]), 1.0), (np.array([0, 0, 1.0]), 0.5)]),
-    Gap("check_accepted", ("accepted_at",), lambda c: verdict(c.check_accepted, c.accepted_at),
-        lambda c, x: float(c.accepted_at(*x)), places, [(THIRD, THIRD[:, ::-1].copy(), tau) for tau in (0.0, 0.5)]),
-]  # fmt: skip
 
 
 # ---- The experiment

@@ -8,7 +8,6 @@ from chapters import gap_tests, rejected, slips
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import GPT
-from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 
@@ -188,40 +187,3 @@ def models(rng, layers=None):
     model.params.flat[...] = rng.normal(size=model.params.flat.size) * 0.5
     order = rng.integers(0, layers, rng.integers(1, 5)).tolist()
     return model, order, float(rng.choice([1.0, rng.uniform(0.1, 2)])), rng.integers(0, 9, (1, 6))
-
-
-def rebuilt_does(c, given):
-    model, order, scale, text = given
-    new = c.book_rebuilt(model, order, scale)
-    return new.config.layers, new.dtype, new.logits(text), new.logits(text, 1), model.params.flat
-
-
-SLOPES = {"linear": lambda y: 0.3 * y, "bent": np.tanh, "square": lambda y: -y * y}
-BACK = {
-    "linear": lambda y, a: 0.3 * a,
-    "bent": lambda y, a: a / np.cosh(y) ** 2,
-    "square": lambda y, a: -2 * y * a,
-}
-
-
-def steps_from(rng):
-    return (
-        str(rng.choice(list(SLOPES))),
-        rng.normal(size=(2, 3)),
-        float(rng.uniform(0.05, 1)),
-        rng.normal(size=(2, 3)),
-    )
-
-
-DOMAINS = [
-    Gap("check_rebuilt", ("book_rebuilt",), lambda c: verdict(c.check_rebuilt, c.book_rebuilt), rebuilt_does, models,
-        [models(np.random.default_rng(1), 1), models(np.random.default_rng(2), 3)]),
-    Gap("check_heun", ("book_heun",), lambda c: verdict(c.check_heun, c.book_heun),
-        lambda c, x: c.book_heun(SLOPES[x[0]], *x[1:3]), steps_from),
-    Gap("check_factors", ("factors",), lambda c: verdict(c.check_factors, c.factors), lambda c, x: c.factors(x),
-        lambda rng: rng.uniform(-1.5, 1.5, rng.integers(1, 6)).tolist(), [[0.0], [-2.0, 0.5]]),
-    Gap("check_heun_back", ("heun_back",), lambda c: verdict(c.check_heun_back, c.heun_back),
-        lambda c, x: c.heun_back(SLOPES[x[0]], BACK[x[0]], *x[1:]), steps_from),
-    Value("check_orders", "orders", lambda c, value: verdict(c.check_orders, lambda: value),
-          lambda c, value: value == {"a": 2, "b": 0, "c": 1}),
-]  # fmt: skip

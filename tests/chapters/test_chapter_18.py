@@ -6,7 +6,6 @@ import numpy as np
 from chapters import gap_tests, slips
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 # ---- The gaps
 
@@ -129,88 +128,3 @@ def test_a_split_that_knows_its_rows_alone_is_rejected(chapter):
 
 
 # ---- Domains for the mutants, written from the contracts
-
-
-def beliefs_from(rng):
-    beliefs = rng.dirichlet(np.ones(12))
-    return beliefs, float(rng.uniform(0.01, 1)), int(rng.integers(12))
-
-
-def sites_from(rng):
-    m, d, n = rng.integers(2, 9, 3)
-    return rng.normal(size=(m, d)), rng.normal(size=(m, n)), float(10 ** rng.uniform(-2, 1))
-
-
-def patch_from(rng):
-    rows, time, d = rng.integers(1, 6, 3)
-    return rng.integers(0, time, rows), rng.normal(size=(rows, d)), rng.normal(size=(rows, time, d))
-
-
-def patch_does(c, given):
-    places, values, x = given
-    return c.patched(places, values)(x), x
-
-
-def batch_from(rng):
-    """A law that allows some tokens at the places cut to end of each row, and a model's log-probabilities."""
-    rows, time, vocabulary = int(rng.integers(1, 4)), 6, 5
-    cut = rng.integers(0, 4, rows)
-    end = cut + rng.integers(0, 3, rows)
-    law = [(b, t, int(v), p) for b in range(rows) for t in range(cut[b], end[b] + 1)
-           for v, p in zip(rng.permutation(vocabulary)[:2], rng.dirichlet([1, 1]), strict=True)]  # fmt: skip
-    tokens = np.zeros((rows, time), int)
-    return np.log(rng.dirichlet(np.ones(vocabulary), (rows, time))), tokens, cut, end, law
-
-
-def bits_do(c, given):
-    log_p, tokens, cut, end, law = given
-    some = c.Batch(tokens, tokens, cut, cut, end, c.Law(*map(np.array, zip(*law, strict=True))))
-    return c.bits(log_p, some)
-
-
-def labelled_from(rng):
-    """Vectors that hold four labels twice, inside a subspace and outside; new ones with what they are."""
-    turn = np.linalg.qr(rng.normal(size=(20, 20)))[0]
-    means = np.concatenate([3 * rng.normal(size=(4, 3)), 2 * np.eye(4), np.zeros((4, 13))], axis=1)
-    labels = rng.integers(0, 4, 400)
-    x = (means[labels] + 0.4 * rng.normal(size=(400, 20))) @ turn.T + rng.normal(size=20)
-    return x[:250], labels[:250], turn[:, :3], x[250:], labels[250:]
-
-
-def unused_does(c, given):
-    x, labels, basis, new, truth = given
-    W = c.unused(x, labels, basis)
-    share = (((new - x.mean(axis=0)) @ W).argmax(axis=1) == truth).mean()
-    return W.shape, bool(np.abs(basis.T @ W).max() <= 1e-6 * np.abs(W).max()), bool(share >= 0.9)
-
-
-def texts_from(rng):
-    return [f"{rng.integers(1e9)} keys" for _ in range(600)]
-
-
-def split_does(c, stories):
-    side, again = np.asarray(c.split(stories)), np.asarray(c.split(stories[::-3]))
-    return side.dtype, side.shape, bool(0.2 < side.mean() < 0.4), bool((side[::-3] == again).all())
-
-
-def wires_from(rng):
-    layers, time = (int(n) for n in rng.integers(1, 5, 2))
-    ends = [sorted(int(p) for p in rng.integers(0, time, 2)) for _ in range(rng.integers(0, 6))]
-    wires = [(int(rng.integers(layers)), a, b) for a, b in ends if a < b]
-    name, answer, place = (int(p) for p in rng.integers(0, time, 3))
-    return wires, layers, name, answer, (int(rng.integers(layers + 1)), place)
-
-
-DOMAINS = [
-    Gap("check_heard", ("heard",), lambda c: verdict(c.check_heard, c.heard), lambda c, x: c.heard(*x), beliefs_from),
-    Gap("check_weights", ("book_weights",), lambda c: verdict(c.check_weights, c.book_weights),
-        lambda c, x: c.book_weights(*x), sites_from),
-    Gap("check_bits", ("bits",), lambda c: verdict(c.check_bits, c.bits), bits_do, batch_from),
-    Gap("check_patched", ("patched",), lambda c: verdict(c.check_patched, c.patched), patch_does, patch_from),
-    Gap("check_unused", ("unused",), lambda c: verdict(c.check_unused, c.unused), unused_does, labelled_from),
-    Gap("check_split", ("split",), lambda c: verdict(c.check_split, c.split), split_does, texts_from),
-    Value("check_control", "control", lambda c, value: verdict(c.check_control, lambda: value),
-          lambda c, value: [x for x in str(value).upper() if x.isalpha()] == [*"BDAC"]),
-    Gap("check_null", ("null", "reached"), lambda c: verdict(c.check_null, c.null),
-        lambda c, x: c.null(*x), wires_from),
-]  # fmt: skip

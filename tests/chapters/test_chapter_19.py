@@ -4,8 +4,6 @@ import numpy as np
 from chapters import gap_tests, slips
 
 from nanoeuler_book.checks import verdict
-from nanoeuler_book.scaling import PowerLaw, Runs, Source
-from tools.release.chapter_mutants import Gap
 
 # ---- The gaps
 
@@ -120,67 +118,3 @@ def test_other_right_ways_are_right(chapter):
 
 
 # ---- Domains for the mutants, written from the contracts
-
-
-def split_from(rng):
-    shape = tuple(rng.integers(1, 6, 2))
-    part = rng.integers(-1, 4, shape)
-    return rng.random(shape), Source(None, None, None, ("a", "b", "c", "d", "e"), part, int(rng.integers(1, 99)))
-
-
-def runs_from(rng):
-    n, m = np.exp(rng.uniform(8, 14, 9)), np.exp(rng.uniform(12, 17, 9))
-    loss = 0.2 + 3 * n**-0.4 + 40 * m**-0.5 + 0.01 * rng.random(9)
-    return (
-        Runs(n, m, loss, rng.uniform(0.01, 0.05, 9)),
-        float(rng.uniform(0.2, 0.9)),
-        float(rng.uniform(0.2, 0.9)),
-    )
-
-
-def pairs_from(rng):
-    shape = tuple(rng.integers(1, 5, 2))
-    rss = rng.uniform(1, 3, shape)
-    return rng.normal(size=shape), rng.uniform(0.1, 2, shape), rss, float(rss.min() + rng.uniform(0.1, 1))
-
-
-def law_from(rng):
-    return PowerLaw(0.2, float(rng.uniform(1, 9)), float(rng.uniform(0.2, 0.9)), float(rng.uniform(10, 99)),
-                    float(rng.uniform(0.2, 0.9)))  # fmt: skip
-
-
-def slopes_from(rng):
-    first, tolerance = rng.normal(size=5), float(10 ** rng.uniform(-6, -1))
-    slope = rng.normal(size=5)
-    size = tolerance * np.abs(first).max() / np.abs(slope).max()
-    return slope * size * (0.5 if rng.random() < 0.5 else 2.0), first, tolerance
-
-
-def lengths_from(rng):
-    """Runs of known lengths; some were measured on their way, at lengths with runs of their own and without."""
-    rows = [dict(read=float(n), excess=float(x), steps=n // 10) for n in (100, 200, 400) for x in rng.uniform(1, 2, 2)]
-    along = [[k // 10, float(rng.uniform(1, 2))] for k in (50, 100, 200)]
-    return ([*rows, dict(read=400.0, excess=1.5, steps=40, along=along)],)
-
-
-def short(*numbers):
-    """As many digits as a reader would see."""
-    return [f"{float(number):.4g}" for number in numbers]
-
-
-DOMAINS = [
-    Gap("check_by_part", ("by_part",), lambda c: verdict(c.check_by_part, c.by_part),
-        lambda c, x: c.by_part(*x), split_from),
-    Gap("check_project", ("project",), lambda c: verdict(c.check_project, c.project),
-        lambda c, x: short(*c.project(*x)), runs_from),
-    Gap("check_not_ruled_out", ("confidence_set",), lambda c: verdict(c.check_not_ruled_out, c.confidence_set),
-        lambda c, x: c.confidence_set(*x), pairs_from),
-    Gap("check_bottom", ("bottom",), lambda c: verdict(c.check_bottom, c.bottom),
-        lambda c, x: short(c.bottom(*x)), lambda rng: (law_from(rng), float(10 ** rng.uniform(12, 15)))),
-    Gap("check_rounding", ("rounding",), lambda c: verdict(c.check_rounding, c.rounding),
-        lambda c, x: c.rounding(*x),
-        lambda rng: (law_from(rng), float(10 ** rng.uniform(4, 9)), float(10 ** rng.uniform(5, 10)), 2)),
-    Gap("check_done", ("done",), lambda c: verdict(c.check_done, c.done), lambda c, x: bool(c.done(*x)), slopes_from),
-    Gap("check_surplus", ("surplus",), lambda c: verdict(c.check_surplus, c.surplus),
-        lambda c, x: c.surplus(*x), lengths_from),
-]  # fmt: skip

@@ -6,9 +6,7 @@ import numpy as np
 from chapters import ROOT, accepts, gap_tests, rejected, slips
 
 from konigsberg import wordings
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.text.sft_data import Encoded
-from tools.release.chapter_mutants import Gap
 
 # ---- The gaps of the text, with wrong answers
 
@@ -151,73 +149,6 @@ test_other_right_answers = accepts(
 
 
 # ---- Domains for the mutants, written from the contracts
-
-
-def conversation(rng, turns=None):
-    """Tokens of a conversation, and the ids of its assistant and end markers."""
-    end, user, assistant, *words = rng.permutation(30)[:12].tolist()
-    ids = [end]
-    for _ in range(rng.integers(0, 4) if turns is None else turns):
-        asked, said = (rng.choice(words, rng.integers(0, 4)).tolist() for _ in range(2))
-        ids += [user, *asked, assistant, *said, end]
-    return np.array(ids), assistant, end
-
-
-def batch(rng, predict=None):
-    """Encoded examples, a length that all of them fit in, and a number of heads."""
-    examples = []
-    for n in rng.integers(2, 8, rng.integers(1, 4)):
-        examples.append(Encoded(rng.integers(1, 50, n), np.append(False, rng.random(n - 1) < 0.5)))
-    longest = max(len(example.ids) - 1 for example in examples)
-    return examples, int(longest + rng.integers(0, 4)), int(predict or rng.integers(1, 5))
-
-
-def rows_do(c, given):
-    examples, time, predict = given
-    found = [np.asarray(part) for part in c.rows(examples, time, predict)]
-    kept = [array for example in examples for array in (example.ids, example.counted)]
-    return [(part.astype(float), part.dtype.kind) for part in found], kept
-
-
-def marks(rng):
-    time = int(rng.integers(1, 10))
-    counted = rng.random(rng.integers(1, time + 2)) < 0.4
-    counted[0] = False
-    return counted, time
-
-
-def packed(rng):
-    lengths = rng.integers(1, 5, rng.integers(1, 4)).tolist()
-    return lengths, sum(lengths) + int(rng.integers(0, 4))
-
-
-def mask_does(c, given):
-    """The rows of examples, and whether each of the padding reads something."""
-    lengths, time = given
-    allowed, n = np.asarray(c.packed_mask(lengths, time)), sum(lengths)
-    return allowed.shape, allowed.dtype, allowed[:n], allowed[n:].any(axis=-1)
-
-
-TEXTS = ["", "Who?", "a b", "To the\nmill.", " ", "12: 3", "user", "Assist"]
-
-
-def turns_from(rng):
-    turns = [(str(rng.choice(TEXTS)), str(rng.choice(TEXTS))) for _ in range(rng.integers(0, 4))]
-    return [*turns, (str(rng.choice(TEXTS)), None)]
-
-
-RNG = np.random.default_rng(20)
-DOMAINS = [
-    Gap("check_counted", ("book_counted",), lambda c: verdict(c.check_counted, c.book_counted),
-        lambda c, x: c.book_counted(*x), conversation, [conversation(RNG, 0)]),
-    Gap("check_rows", ("rows",), lambda c: verdict(c.check_rows, c.rows), rows_do, batch, [batch(RNG, 1)]),
-    Gap("check_zeros", ("zeros",), lambda c: verdict(c.check_zeros, c.zeros),
-        lambda c, x: [sorted(part) for part in c.zeros(*x)], marks, [(np.zeros(1, bool), 1)]),
-    Gap("check_packed_mask", ("packed_mask",), lambda c: verdict(c.check_packed_mask, c.packed_mask), mask_does,
-        packed, [([1], 1), ([1], 3)]),
-    Gap("check_forgery", ("forgery",), lambda c: verdict(c.check_forgery, c.forgery),
-        lambda c, x: c.as_text([(c.filtered(c.forgery(x)), None)]), turns_from, [[("", None)]]),
-]  # fmt: skip
 
 
 # ---- What the chapter shows

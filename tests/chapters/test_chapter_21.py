@@ -6,9 +6,6 @@ from math import exp, inf, log
 import numpy as np
 from chapters import ROOT, gap_tests, rejected, slips
 
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap
-
 NOTEBOOK = ("21_preferences",)
 
 
@@ -97,40 +94,6 @@ def test_named_wrong_answers_are_rejected(chapter):
 
 
 # ---- Inputs that the contracts allow, for mutants
-
-
-def some_rewards(rng):
-    shape = rng.integers(1, 4), rng.integers(1, 6)
-    return rng.normal(-4, 2, shape), rng.normal(0, 3, shape), float(rng.choice([0.001, 0.3, 2.0]))
-
-
-def some_pairs(rng):
-    shape = rng.integers(1, 6), 2
-    return rng.normal(-6, 2, shape), rng.normal(-6, 2, shape), float(rng.choice([0.1, 1.0, 3.0]))
-
-
-def some_reply(rng):
-    n = int(rng.integers(2, 8))
-    return rng.normal(0, 3, (n, 5)), rng.integers(0, 5, n), int(rng.integers(1, n))
-
-
-def some_replies(rng):
-    return tuple(rng.normal(-3, 2, (3, rng.integers(1, 6))))
-
-
-RNG, FAR = np.random.default_rng(21), np.array([[5000.0, 0.0], [0.0, 5000.0]])
-DOMAINS = [
-    Gap("check_optimum", ("book_optimum",), lambda c: verdict(c.check_optimum, c.book_optimum),
-        lambda c, x: c.book_optimum(*x), some_rewards, [some_rewards(RNG)]),
-    Gap("check_dpo", ("dpo_loss",), lambda c: verdict(c.check_dpo, c.dpo_loss),
-        lambda c, x: c.dpo_loss(*x), some_pairs, [(FAR, 0 * FAR, 1.0)]),
-    Gap("check_reply_logp", ("reply_logp",), lambda c: verdict(c.check_reply_logp, c.reply_logp),
-        lambda c, x: c.reply_logp(*x), some_reply, [some_reply(RNG)]),
-    Gap("check_win_rate", ("win_rate",), lambda c: verdict(c.check_win_rate, c.win_rate),
-        lambda c, x: c.win_rate(*x), some_replies, [some_replies(RNG)]),
-    Gap("check_ipo", ("ipo",), lambda c: verdict(c.check_ipo, c.ipo),
-        lambda c, x: c.ipo(*x), some_pairs, [some_pairs(RNG)]),
-]  # fmt: skip
 
 
 # ---- What the chapter shows

@@ -6,7 +6,6 @@ from chapters import gap_tests, slips
 import konigsberg
 from konigsberg.town import across, shores_of
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "22_rewards", "LISTS", "SENTENCES"
 
@@ -180,34 +179,3 @@ def test_an_own_search_for_a_hole_is_right(chapter):
 
 
 # ---- What the mutants of `make mutants CH=22` are compared on
-
-
-def groups(rng):
-    P, G = int(rng.integers(1, 4)), int(rng.integers(2, 6))
-    return rng.integers(0, 3, (P, G)) * 1.0, bool(rng.integers(2)), bool(rng.integers(2))
-
-
-def tokens(rng):
-    n = int(rng.integers(1, 6))
-    return *(-3 * rng.random((2, n))), rng.normal(size=n), float(rng.choice([0.1, 0.2, 0.4]))
-
-
-def drawn(rng):
-    return *(-3 * rng.random((2, int(rng.integers(1, 5))))), str(rng.choice(["k1", "k2", "k3"]))
-
-
-DOMAINS = [
-    Gap("check_advantages", ("advantages",), lambda c: verdict(c.check_advantages, c.advantages),
-        lambda c, x: c.advantages(*x), groups),
-    Gap("check_clipped", ("clipped_objective",), lambda c: verdict(c.check_clipped, c.clipped_objective),
-        lambda c, x: c.clipped_objective(*x), tokens),
-    Gap("check_kl_terms", ("kl_terms",), lambda c: verdict(c.check_kl_terms, c.kl_terms),
-        lambda c, x: c.kl_terms(*x), drawn),
-    Gap("check_objective", ("objective",), lambda c: verdict(c.check_objective, c.objective),
-        lambda c, p: c.objective(p) - c.objective(0.4), lambda rng: float(rng.uniform(0.02, 0.98))),
-    Gap("check_mend", ("mended",), lambda c: verdict(c.check_mend, (c.broken, c.mended)),
-        lambda c, x: c.mended(konigsberg.route_problem(x[0]), c.SENTENCES[x[1]]),
-        lambda rng: (int(rng.integers(40)), int(rng.integers(259)))),
-    Value("check_curves", "curves_named", lambda c, value: verdict(c.check_curves, lambda: value),
-          lambda c, value: isinstance(value, str) and "".join(x for x in value if x.isalpha()).upper() == "DBAC"),
-]  # fmt: skip

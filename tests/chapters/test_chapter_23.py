@@ -1,4 +1,3 @@
-# ruff: noqa: E501 -- a row of a table stays on its line
 """Chapter 23: its checks accept what is right and reject wrong answers, each of them named; what it times is right."""
 
 import numpy as np
@@ -7,7 +6,6 @@ from chapters import rejected
 
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("23_first_kernels", "xp", "shift_changes", "HEADS", "BUGS")
 ON_GPU = cuda.device() == "gpu"
@@ -177,85 +175,3 @@ def test_every_timed_launch_computes_what_it_says(chapter, monkeypatch):
     assert len(seen) == len(rows) == len({row["version"] for row in rows}) == 8
     assert [row["bytes"] for row in rows] == [12 * 4096] * 4 + [8 * 4096] * 4
     assert all(row["share_min"] <= row["share_max"] for row in rows)
-
-
-# ---- What `make mutants CH=23` changes, and the inputs that the contracts allow
-
-
-def leaves(launch):
-    """What a launch leaves in its results, or that the checker finds something. launch: chapter, input -> results."""
-
-    def behaviour(c, given):
-        try:
-            return launch(c, given)
-        except cuda.KernelError:
-            return "a finding"
-
-    return behaviour
-
-
-def added(c, given):
-    n, threads, more = given
-    out = np.full(n, np.nan, np.float32)
-    c.vector_add.on_cpu()(-(-n // threads) + more, threads, (c.numbers(n), c.numbers(n, seed=1), out, n))
-    return out
-
-
-def transposed(c, given):
-    rows, columns, height = given
-    out = np.full((columns, rows), np.nan, np.float32)
-    args = c.numbers(rows, columns), out, rows, columns
-    c.transpose_tiled.on_cpu()((-(-columns // 32), -(-rows // 32)), (32, height), args)
-    return out
-
-
-def gated(c, given):
-    n, grid, block, scale = given
-    dy, gate, up = (c.numbers(n, seed=s) for s in range(3))
-    gate = gate * np.float32(scale)
-    y, dgate, dup = (np.full(n, np.nan, np.float32) for _ in range(3))
-    c.swiglu_forward.on_cpu()(grid, block, (gate, up, y, n))
-    c.swiglu_backward.on_cpu()(grid, block, (dy, gate, up, dgate, dup, n))
-    return y, dgate, dup
-
-
-def shifted_back(c, given):
-    B, T, D, threads, more = given
-    out = np.full((B, T, D), np.nan, np.float32)
-    args = c.numbers(B, T, D), c.numbers(D), out, B, T, D
-    c.shift_backward.on_cpu()(-(-B * T * D // threads) + more, threads, args)
-    return out
-
-
-def block_of(rng):
-    return 32 * int(rng.integers(1, 33 if rng.random() < 0.1 else 9))
-
-
-def sizes(rng):
-    return tuple(int(n) for n in rng.integers(1, (5, 12, 40)))
-
-
-def tells(c, launch):
-    """By what is wrong with the four: see the solution."""
-    try:
-        rows, columns, height = launch
-        small = 1 <= height <= 32 and rows * columns <= 40_000
-        return small and rows > 32 and rows % 32 > 0 and columns not in (1, rows) and height not in (8, 32)
-    except (TypeError, ValueError):
-        return False
-
-
-DOMAINS = [
-    Gap("check_add", ("vector_add",), lambda c: verdict(c.check_add, c.vector_add), leaves(added),
-        lambda rng: (int(rng.integers(1, 500)), block_of(rng), int(rng.integers(2))), [(1, 32, 0), (1024, 256, 0), (1025, 1024, 0)]),
-    Gap("check_transpose", ("transpose_tiled",), lambda c: verdict(c.check_transpose, c.transpose_tiled), leaves(transposed),
-        lambda rng: tuple(int(n) for n in rng.integers(1, (80, 80, 33))), [(1, 1, 1), (32, 32, 32), (33, 31, 8), (64, 65, 7)]),
-    Gap("check_swiglu", ("swiglu_forward",), lambda c: verdict(c.check_swiglu, (c.swiglu_forward, c.swiglu_backward)), leaves(gated),
-        lambda rng: (int(rng.integers(1, 500)), int(rng.integers(1, 6)), block_of(rng), float(rng.choice([1, 30, 200]))),
-        [(1, 1, 32, 1.0), (64, 2, 32, 1.0)]),
-    Value("check_sectors", "sectors_of", lambda c, value: verdict(c.check_sectors, lambda: value), lambda c, value: tuple(value) == (12, 4, 5, 16)),
-    Gap("check_shift", ("shift_backward",), lambda c: verdict(c.check_shift, c.shift_backward), leaves(shifted_back),
-        lambda rng: (*sizes(rng), block_of(rng), int(rng.integers(2))), [(1, 1, 1, 32, 0), (2, 4, 4, 32, 0), (3, 1, 5, 32, 1)]),
-    Value("check_launch", "launch_of", lambda c, value: verdict(c.check_launch, lambda: value), tells),
-    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value), lambda c, value: value == 8),
-]  # fmt: skip

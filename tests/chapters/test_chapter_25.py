@@ -7,7 +7,6 @@ from chapters import rejected, rewritten_tests, run_tagged
 
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = (
     "25_matrix_multiplication",
@@ -168,58 +167,3 @@ def test_the_script_measures_every_version():
     assert [row["version"] for row in rows] == list(names["VERSIONS"]) and len(rows) == 8
     assert all(row["ms"] > 0 and row["threads"] in (256, 512, 1024) for row in rows)
     assert min(names["measure_ceilings"](blocks=2, rounds=2, size=1 << 16)) > 0
-
-
-# ---- What `make mutants CH=25` changes, and the inputs that the contracts allow
-
-
-def of_size(kernel, launch):
-    """What a kernel of this name does with matrices of a size: C, or that the checker finds something."""
-
-    def behaviour(c, size):
-        M, N, K = size
-        try:
-            return c.product(getattr(c, kernel), getattr(c, launch), c.numbers(M, K), c.numbers(K, N, seed=1))
-        except AssertionError:
-            return "a finding"
-
-    return behaviour
-
-
-def sizes(rng):
-    return tuple(int(n) for n in rng.integers(1, 70, 3))
-
-
-def wide_sizes(rng):
-    """M, N, K for tiles of 128 x 128; now and then with more than one of them, as that takes its time."""
-    most = 180 if rng.random() < 0.05 else 20
-    return (*map(int, rng.integers(1, most, 2)), int(rng.integers(1, 40)))
-
-
-def limits(rng):
-    """Registers, threads, bytes of shared memory."""
-    return int(rng.integers(16, 256)), int(rng.integers(1, 1025)), int(rng.integers(0, 100_000))
-
-
-def mends(c, pairs):
-    """Whether the replaced text is version 6 again, but for names and blanks."""
-    text = c.slow.module.source
-    for old, new in pairs:
-        text = text.replace(old, new)
-    return "".join(text.split()) == "".join(c.matmul_fours.module.source.replace("matmul_fours", "slow").split())
-
-
-DOMAINS = [
-    Gap("check_tiled", ("matmul_tiled",), lambda c: verdict(c.check_tiled, c.matmul_tiled),
-        of_size("matmul_tiled", "TILED"), sizes, [(1, 1, 1), (32, 32, 32), (33, 31, 65)]),
-    Gap("check_patch", ("matmul_patch",), lambda c: verdict(c.check_patch, c.matmul_patch),
-        of_size("matmul_patch", "PATCH"), wide_sizes, [(1, 1, 1), (128, 128, 8), (129, 131, 9)]),
-    Gap("check_pipeline", ("matmul",), lambda c: verdict(c.check_pipeline, c.matmul),
-        of_size("matmul", "PATCH"), wide_sizes, [(1, 1, 1), (128, 128, 32), (129, 131, 33), (128, 132, 16)]),
-    Gap("check_resident", ("resident",), lambda c: verdict(c.check_resident, c.resident),
-        lambda c, x: c.resident(*x), limits, [(128, 256, 33280), (255, 1024, 0), (16, 32, 0), (44, 96, 4096)]),
-    Value("check_repair", "repair", lambda c, value: verdict(c.check_repair, lambda: value), mends),
-    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value), lambda c, value: value == 33),
-    Gap("check_warps", ("warps",), lambda c: verdict(c.check_warps, c.warps), lambda c, n: tuple(c.warps(n)),
-        lambda rng: int(rng.integers(1, 400)), [1, 4, 5, 8, 9, 32, 33]),
-]  # fmt: skip

@@ -6,8 +6,6 @@ import pytest
 from chapters import rejected, rewritten_tests
 
 from experiments import ch26
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = ("26_tensor_cores", "xp", "TEXT", "UNWRITTEN", "LOAD", "SMALL", "KEYS", "FORMATS", "SEEN", "READ")
 pytestmark = pytest.mark.compiler
@@ -146,51 +144,3 @@ def test_the_script_measures_sums():
         r = ch26.row(numbers, "uniform", 64, 0)
         assert 0 < r["error"] < (1e-3 if numbers == "float32" else 1e-6) and r["plain"] < 1e-6 and r["same_bits"]
     assert ch26.row("bfloat16", "normal", 64, 0) != ch26.row("bfloat16", "normal", 64, 1)
-
-
-# ---- What `make mutants CH=26` changes, and the inputs that the contracts allow
-
-
-def any_numbers(rng):
-    x = rng.integers(0, 0x7F800001, 40).astype(np.uint32)
-    ties = rng.random(40) < 0.3
-    x[ties] = x[ties] & 0xFFFF0000 | 0x8000
-    return (x | rng.integers(0, 2, 40).astype(np.uint32) << 31).view(np.float32)
-
-
-def sizes(rng):
-    return (rng.standard_normal((3, 5)) * 10.0 ** rng.integers(-19, 20, (3, 5))).astype(np.float32)
-
-
-def product_of(c, K):
-    rng = np.random.default_rng(K)
-    a, b = (rng.integers(-20, 21, (n, K)).astype(np.float32) for n in (16, 8))
-    try:
-        return c.run(c.warp_product, 1, 32, c.bits_of(a), c.bits_of(b), c.empty(16, 8), K)[2]
-    except AssertionError:
-        return "a finding"
-
-
-def pipeline_of(c, K):
-    a, b = (c.normal(n, K, seed=n) for n in (16, 8))
-    try:
-        return c.run(c.warp_pipeline, 1, 32, c.bits_of(a), c.bits_of(b), c.empty(16, 8), K)[2]
-    except AssertionError:
-        return "a finding"
-
-
-DOMAINS = [
-    Gap("check_bits", ("bits_of",), lambda c: verdict(c.check_bits, c.bits_of), lambda c, x: c.bits_of(x), any_numbers,
-        [np.float32([0.0, -0.0, np.inf, -np.inf, 3.4e38, 1.0, 1.00390625])]),
-    Gap("check_places", ("places",), lambda c: verdict(c.check_places, c.places), lambda c, x: tuple(c.places(*x)),
-        lambda rng: (int(rng.integers(32)), int(rng.integers(4))), [(31, 3), (0, 0), (5, 2)]),
-    Gap("check_product", ("warp_product",), lambda c: verdict(c.check_product, c.warp_product), product_of,
-        lambda rng: 64 * int(rng.integers(1, 5)), [64, 128]),
-    Gap("check_pipeline", ("warp_pipeline",), lambda c: verdict(c.check_pipeline, c.warp_pipeline), pipeline_of,
-        lambda rng: 64 * int(rng.integers(1, 5)), [64, 128, 192]),
-    Gap("check_split", ("split",), lambda c: verdict(c.check_split, c.split), lambda c, x: tuple(c.split(x)), sizes),
-    Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place), lambda c, x: c.place(*x),
-        lambda rng: (int(rng.integers(64)), int(rng.integers(4))), [(7, 3), (0, 0)]),
-    Value("check_smallest", "smallest", lambda c, value: verdict(c.check_smallest, lambda: value),
-          lambda c, value: value == 8),
-]  # fmt: skip

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from chapters import accepts, gap_tests, rewritten_tests
 
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
-
 NOTEBOOK = "27_flash_forward", "xp", "SWIZZLE"
 pytestmark = pytest.mark.compiler
 
@@ -177,71 +174,3 @@ test_right_entropies = accepts({"check_entropy": [entropy_of_whole_rows, entropy
 
 
 # ---- What the mutants of `make mutants CH=27` are compared on
-
-
-def triples(rng, shape=None, C=None, scale=None):
-    """Two triples of random sets, some of them empty."""
-    shape = tuple(rng.integers(1, 5, rng.integers(0, 3))) if shape is None else shape
-    C, scale = C or int(rng.integers(1, 6)), scale or rng.choice([1.0, 30.0, 3000.0])
-
-    def one():
-        m = scale * rng.normal(size=shape)
-        m = np.where(rng.random(shape) < 0.2, -np.inf, m)
-        alive = ~np.isneginf(m)
-        return m, alive * (1 + rng.random(shape)), alive[..., None] * rng.normal(size=(*shape, C))
-
-    return one(), one()
-
-
-def launches(rng, size=None):
-    heads, group, T, scale = size or (
-        *[(1, 1), (2, 1), (2, 2), (4, 2)][rng.integers(4)], int(rng.integers(1, 70)), rng.choice([1.0, 20.0]),
-    )  # fmt: skip
-    q = (scale * rng.normal(size=(heads, T, 32))).astype(np.float32)
-    k, v = rng.normal(size=(2, heads // group, T, 32)).astype(np.float32)
-    return q, k, v
-
-
-def outputs(c, given):
-    return tuple(np.round(x.astype(np.float64), 3) for x in c.heads_of(c.flash_tiles, *given))
-
-
-def tile_sizes(rng):
-    T, rows, keys = (int(n) for n in rng.integers(1, (70, 20, 20)))
-    return int(rng.integers(0, -(-T // rows))) * rows, rows, keys, T
-
-
-def tiles_of_scores(rng, scale=None):
-    widths = rng.integers(1, 7, rng.integers(1, 5))
-    scale = scale or rng.choice([1.0, 40.0, 2000.0])
-    scores = scale * rng.normal(size=(3, widths.sum()))
-    scores[rng.random(scores.shape) < 0.3] = -np.inf
-    scores[:, rng.integers(widths.sum())] = scale * rng.normal()
-    return np.split(scores, np.cumsum(widths)[:-1], axis=1)
-
-
-def entropies(c, tiles):
-    with np.errstate(all="ignore"):
-        return np.round(c.entropy(iter(tiles)), 9) + 0.0
-
-
-def predicted(c, answer):
-    try:
-        kept = [[count(n) for n in range(1, 9)] for count in answer["smaller"]]
-        same = kept == [list(range(1, 9)), [1] * 8]
-        return tuple(answer["tiles"]) == (10, 4) and same and tuple(answer["moved"]) == (0, 5)
-    except (TypeError, KeyError, ValueError):
-        return False
-
-
-EDGE = np.random.default_rng(0)
-DOMAINS = [
-    Gap("check_merge", ("merge",), lambda c: verdict(c.check_merge, c.merge),
-        lambda c, x: c.merge(*x), triples, [triples(EDGE, (3,), 2, 1.0), triples(EDGE, (), 1, 30.0)]),
-    Gap("check_tiles", ("tiles",), lambda c: verdict(c.check_tiles, c.tiles),
-        lambda c, x: tuple(c.tiles(*x)), tile_sizes, [(0, 8, 8, 1), (32, 16, 8, 33)]),
-    Gap("check_flash", ("flash_tiles",), lambda c: verdict(c.check_flash, c.flash_tiles),
-        outputs, launches, [launches(EDGE, (1, 1, 1, 1.0)), launches(EDGE, (4, 2, 65, 20.0))]),
-    Gap("check_entropy", ("entropy",), lambda c: verdict(c.check_entropy, c.entropy), entropies, tiles_of_scores),
-    Value("check_predictions", "predictions", lambda c, value: verdict(c.check_predictions, lambda: value), predicted),
-]  # fmt: skip

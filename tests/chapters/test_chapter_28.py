@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from chapters import accepts, gap_tests, rewritten_tests
 
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
-
 NOTEBOOK = "28_flash_backward", "xp", "MISTAKES"
 pytestmark = pytest.mark.compiler
 
@@ -177,67 +174,3 @@ test_other_launches_hide_as_well = accepts(
 
 
 # ---- What the mutants of `make mutants CH=28` are compared on
-
-
-def tiles_of(rng, cap=False):
-    R, K, C = (int(n) for n in rng.integers(1, 6, 3))
-    q, dy = rng.choice([1.0, 10.0]) * rng.normal(size=(2, R, C))
-    k, v = rng.normal(size=(2, K, C))
-    allowed = rng.random((R, K)) < 0.7
-    a = float(rng.choice([0.7, 5.0]))
-    s = q @ k.T / math.sqrt(C)
-    s = a * np.tanh(s / a) if cap else s
-    lse = np.logaddexp.reduce(s, axis=1) + rng.random(R)
-    given = q, k, v, dy, lse, rng.normal(size=R), allowed
-    return (*given, a) if cap else given
-
-
-def sizes_of(rng):
-    T, rows, keys = (int(n) for n in rng.integers(1, (70, 20, 20)))
-    return int(rng.integers(0, -(-T // keys))) * keys, keys, rows, T
-
-
-def launches(rng, size=None):
-    heads, group, T = size or (*[(1, 1), (2, 1), (2, 2), (4, 2)][rng.integers(4)], int(rng.integers(1, 70)))
-    q, dy = rng.normal(size=(2, heads, T, 32)).astype(np.float32)
-    k, v = rng.normal(size=(2, heads // group, T, 32)).astype(np.float32)
-    return q, k, v, dy
-
-
-def outputs(c, given):
-    return tuple(np.round(x.astype(np.float64), 2) for x in c.keys_of(c.keys_kernel, *given))
-
-
-def rounded(parts):
-    return tuple(np.round(x, 9) + 0.0 for x in parts)
-
-
-def alone(c, answer):
-    """By what hides the mistakes: groups of one, one key head, whole tiles, one round of the loop."""
-    try:
-        for name, launch in answer.items():
-            if launch is not None:
-                heads, group, T = launch
-                fits = 1 <= T <= 70 and 1 <= heads <= 4 and heads % group == 0
-                hidden = {
-                    "A": group == 1, "B": heads == group, "C": T % 32 == 0, "D": group == 1 and T <= 32,
-                }  # fmt: skip
-                if not fits or {mistake for mistake in hidden if hidden[mistake]} != {name}:
-                    return False
-        return set(answer) == set("ABCD") and [n for n in answer if answer[n] is None] == ["D"]
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError):
-        return False
-
-
-EDGE = np.random.default_rng(0)
-DOMAINS = [
-    Gap("check_tile", ("tile_back",), lambda c: verdict(c.check_tile, c.tile_back),
-        lambda c, x: rounded(c.tile_back(*x)), tiles_of),
-    Gap("check_query_tiles", ("query_tiles",), lambda c: verdict(c.check_query_tiles, c.query_tiles),
-        lambda c, x: tuple(c.query_tiles(*x)), sizes_of, [(0, 8, 8, 1), (32, 8, 16, 33)]),
-    Gap("check_keys", ("keys_kernel",), lambda c: verdict(c.check_keys, c.keys_kernel),
-        outputs, launches, [launches(EDGE, (1, 1, 1)), launches(EDGE, (4, 2, 65))]),
-    Gap("check_cap", ("capped_tile",), lambda c: verdict(c.check_cap, c.capped_tile),
-        lambda c, x: rounded(c.capped_tile(*x)), lambda rng: tiles_of(rng, cap=True)),
-    Value("check_launch", "launch", lambda c, value: verdict(c.check_launch, lambda: value), alone),
-]  # fmt: skip

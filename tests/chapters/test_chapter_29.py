@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from chapters import gap_tests, rewritten_tests
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
-from tools.release.chapter_mutants import Gap, Value
 
 NAMES = (
     "xp",
@@ -346,12 +344,6 @@ test_other_right_answers, test_more_wrong_answers = gap_tests(
 # ---- What the mutants of `make mutants CH=29` are compared on
 
 
-def scripts_of(rng):
-    """A run's calls: (name, arguments), and which are kept first and called later."""
-    names = ["".join(rng.choice(list("xyz"), 3)) for _ in range(int(rng.integers(0, 7)))]
-    return [(name, tuple(rng.random(int(rng.integers(0, 4))).tolist())) for name in names]
-
-
 def recorded(c, script):
     """What is noted of a script, and whether the arguments are the same objects."""
 
@@ -364,57 +356,3 @@ def recorded(c, script):
     same = [a is b for (_, got), (_, given) in zip(found, script, strict=True)
             for a, b in zip(got, given, strict=True)]  # fmt: skip
     return found, all(same)
-
-
-def spans_of(rng):
-    first = rng.integers(0, 9, int(rng.integers(0, 9)))
-    return [(int(rng.integers(1, 9)), int(a), int(a + rng.integers(0, 6))) for a in first]
-
-
-def launches(rng, norm=None):
-    n, grid, block = int(rng.integers(1, 90)), int(rng.integers(1, 4)), 32 * int(rng.integers(1, 3))
-    norm = norm or float(rng.choice([0.5, 20.0, 1e38]))
-    p, g, m = (1 + rng.normal(size=(3, n))).astype(np.float32)
-    factor, step = np.array([rng.uniform(0.1, 1), norm]), rng.uniform(0.3, 3, 3)
-    arrays = p, g, m, rng.random(n).astype(np.float32), factor.astype(np.float32), step.astype(np.float32)
-    numbers = rng.uniform(0.1, 0.9, 2).tolist() + rng.uniform(0.01, 0.5, 2).tolist()
-    return grid, block, arrays, int(rng.integers(0, n + 1)), numbers
-
-
-def moved(c, given):
-    grid, block, arrays, decayed, numbers = given
-    found = c.adamw_with(c.adamw, grid, block, *arrays, decayed, *numbers)
-    return tuple(np.round(x.astype(np.float64), 4) for x in found)
-
-
-def weights_of(rng):
-    return float(from_bfloat16(np.array([rng.integers(0x1000, 0x6000)], np.uint16))[0])
-
-
-def counted(c, x):
-    """How many of all draws lead where; shape and type."""
-    every = np.arange(65536, dtype=np.uint16)
-    found = c.lot(np.full(65536, x), every)
-    return *np.unique(found, return_counts=True), found.shape
-
-
-def floats_of(rng):
-    return np.float32(rng.normal() * 10.0 ** rng.integers(-20, 20))
-
-
-EDGE = np.random.default_rng(0)
-DOMAINS = [
-    Gap("check_record", ("record",), lambda c: verdict(c.check_record, c.record), recorded, scripts_of, [[]]),
-    Gap("check_place", ("place",), lambda c: verdict(c.check_place, c.place),
-        lambda c, x: c.place(x), spans_of, [[], [(3, 0, 2), (3, 2, 2)]]),
-    Gap("check_adamw", ("adamw",), lambda c: verdict(c.check_adamw, c.adamw), moved, launches,
-        [launches(EDGE, np.inf), launches(EDGE, np.nan)]),
-    Gap("check_halves", ("halves",), lambda c: verdict(c.check_halves, c.halves),
-        lambda c, w: tuple(c.halves(w)), weights_of, [1.0, 2.0**-40, 1.9921875]),
-    Gap("check_lot", ("lot",), lambda c: verdict(c.check_lot, c.lot), counted, floats_of,
-        [np.float32(1.5), np.float32(0), np.float32(-1 / 3)]),
-    Gap("check_segment", ("segment",), lambda c: verdict(c.check_segment, c.segment),
-        lambda c, x: c.segment(*x), lambda rng: tuple(int(n) for n in rng.integers(1, (50, 40, 40))), [(1, 1, 1)]),
-    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
-          lambda c, value: value == c.diagnosis()),
-]  # fmt: skip

@@ -12,10 +12,8 @@ import pytest
 from chapters import gap_tests
 
 from experiments import ch30
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib import engine
 from nanoeuler_lib.config import ModelConfig, TrainConfig
-from tools.release.chapter_mutants import Gap, Value
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "30_how_fast", "ROWS", "SHUFFLED"
@@ -134,13 +132,6 @@ def first_launch(write):
     noted = []
     write(lambda kernel, *arguments: noted.append((kernel, copy.deepcopy(arguments))))
     return lambda: noted and noted[0][0](*noted[0][1])
-
-
-def live(argument):
-    """A copy of lists and dictionaries whose arrays stay the caller's."""
-    if isinstance(argument, list):
-        return [live(x) for x in argument]
-    return {name: live(x) for name, x in argument.items()} if isinstance(argument, dict) else argument
 
 
 def capture_by(keep):
@@ -340,54 +331,3 @@ test_other_right_answers, test_more_wrong_answers = gap_tests(
 
 
 # ---- What the mutants of `make mutants CH=30` are compared on
-
-
-def products_of(rng):
-    return *map(int, rng.integers(1, 40, 3)), int(rng.choice([1, 2, 4, 8])), bool(rng.integers(0, 2))
-
-
-def launches_of(rng):
-    """Launches of a recorder: whether each is handed a number, an array or a list, and a number."""
-    return [(int(kind), float(rng.random())) for kind in rng.integers(0, 3, int(rng.integers(0, 6)))]
-
-
-def replayed(capture, launches):
-    """What kernels see in two replays with changes between."""
-    seen, memory, pair = [], np.zeros(2), [0.0, [1.0]]
-    kernel = lambda *given: (seen.append([copy.deepcopy(g) for g in given]), given and isinstance(given[0], list)
-                             and given[0].append(9))  # fmt: skip
-    replay = capture(lambda launch: [launch(kernel, *((x,), (memory, x), (pair, x, {"x": pair}))[kind])
-                                     for kind, x in launches])  # fmt: skip
-    for turn in (1.0, 2.0):
-        memory[...], pair[0] = turn, turn
-        pair[1].append(turn)
-        replay()
-        seen.append(memory.copy())
-    return [
-        [a.tolist() if isinstance(a, np.ndarray) else a for a in s] if isinstance(s, list) else s.tolist() for s in seen
-    ]
-
-
-def rounds_of(rng):
-    n = int(rng.integers(1, 20))
-    return rng.uniform(0.5, 2, n).tolist(), rng.uniform(0.5, 2, n).tolist()
-
-
-DOMAINS = [
-    Gap("check_linear_cost", ("linear_cost",), lambda c: verdict(c.check_linear_cost, c.linear_cost),
-        lambda c, x: c.linear_cost(*x), products_of, [(1, 1, 1, 4, True), (1, 1, 1, 1, False)]),
-    Gap("check_capture", ("capture",), lambda c: verdict(c.check_capture, c.capture),
-        lambda c, x: replayed(c.capture, x), launches_of, [[], [(2, 0.5)], [(1, 0.5), (0, 0.25)]]),
-    Gap("check_ratio", ("ratio",), lambda c: verdict(c.check_ratio, c.ratio),
-        lambda c, x: tuple(float(f"{v:.9g}") for v in c.ratio(*x)), rounds_of, [([1.0], [2.0])]),
-    Gap("check_finish", ("finish",), lambda c: verdict(c.check_finish, c.finish),
-        lambda c, x: c.finish(*x),
-        lambda rng: (int(rng.integers(0, 9)), rng.integers(0, 12, int(rng.integers(0, 9))).tolist()), [(3, [])]),
-    Gap("check_least_share", ("least_share",), lambda c: verdict(c.check_least_share, c.least_share),
-        lambda c, x: float(f"{c.least_share(*x):.9g}"),
-        lambda rng: tuple(np.exp(rng.uniform(-3, 3, 3)).tolist()), [(1.0, 1.0, 1.0)]),
-    Gap("check_turns", ("turns",), lambda c: verdict(c.check_turns, c.turns),
-        lambda c, rounds: c.turns(rounds), lambda rng: 4 * int(rng.integers(1, 9)), [4]),
-    Value("check_diagnosis", "diagnosis", lambda c, value: verdict(c.check_diagnosis, lambda: value),
-          lambda c, value: value == c.diagnosis()),
-]  # fmt: skip

@@ -8,7 +8,6 @@ import numpy as np
 from chapters import gap_tests, rejected
 
 from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
 
 NAMES = "BOOK", "FRAMES", "TRICKY", "PATTERNS", "WHO", "TRADES", "DAYS", "BRIDGES", "LOOKS", "THINGS", "GOODS"
 NAMES += "USUAL", "KEEPERS", "FAMILIES", "COPIES", "PAGES", "HELD", "TWINS", "NOTICE", "WIDE"
@@ -318,51 +317,3 @@ def test_more_wrong_answers(chapter):
 
 
 # ---- What the mutants of `make mutants CH=31` are compared on
-
-
-def files_of(rng):
-    """A file of lines, some of which are markers or look like some."""
-    lines = ["", "", "text", "  far in ", "*** START OF A", "*end of B", " ** Start Of", "***END OF C***", "END OF D",
-             "* * START OF E", "x *** END OF F", "***", "*** START F", "*** THE END OF G"]  # fmt: skip
-    return "\n".join(rng.choice(lines, int(rng.integers(1, 12))).tolist())
-
-
-def sketches_of(rng):
-    bands, rows = (int(n) for n in rng.integers(1, 4, 2))
-    shape = int(rng.integers(1, 9)), bands * rows + int(rng.integers(0, 3))
-    return rng.integers(0, 3, shape).astype(np.uint64), bands, rows
-
-
-def pairs_of(rng):
-    n = int(rng.integers(2, 12))
-    return n, [tuple(rng.choice(n, 2, replace=False).tolist()) for _ in range(int(rng.integers(0, n)))]
-
-
-def layouts_of(rng):
-    low, high = sorted(rng.uniform(0.05, 0.97, 2).tolist())
-    return int(rng.integers(1, 70)), high, low, float(rng.uniform(0.1, 0.99))
-
-
-def shares_of(rng):
-    side = float(rng.choice([0.02, 0.51]))
-    return tuple((side + rng.uniform(0, 0.47, 2)).tolist())
-
-
-DOMAINS = [
-    Gap("check_take_off", ("take_off",), lambda c: verdict(c.check_take_off, c.take_off),
-        lambda c, text: c.take_off(text), files_of, ["", "\n\n", "*** START OF A\n*** END OF A"]),
-    Gap("check_candidates", ("candidates",), lambda c: verdict(c.check_candidates, c.candidates),
-        lambda c, x: c.candidates(*x), sketches_of, [(np.ones((1, 1), np.uint64), 1, 1)]),
-    Gap("check_groups", ("groups",), lambda c: verdict(c.check_groups, c.groups),
-        lambda c, x: c.groups(*x), pairs_of, [(1, []), (3, [(2, 1), (1, 2)])]),
-    Gap("check_layout", ("layout",), lambda c: verdict(c.check_layout, c.layout),
-        lambda c, x: c.layout(*x), layouts_of, [(60, 0.8, 0.5, 0.95)]),
-    Gap("check_temperature", ("temperature",), lambda c: verdict(c.check_temperature, c.temperature),
-        lambda c, x: round(c.temperature(*x), 9), shares_of, [(0.75, 0.9), (0.6, 0.6)]),
-    Gap("check_luck", ("luck",), lambda c: verdict(c.check_luck, c.luck), lambda c, x: round(c.luck(*x), 9),
-        lambda rng: (float(rng.uniform(0, 8)), int(rng.integers(1, 900)), int(rng.integers(1, 60))), [(0.0, 5, 2)]),
-    Value("check_sentences", "sentences", lambda c, value: verdict(c.check_sentences, lambda: value),
-          lambda c, value: len(value) == 3 and all(
-              isinstance(text, str) and c.who_is_wrong(text) == {name} for name, text in zip("ABC", value, strict=True)
-          )),
-]  # fmt: skip

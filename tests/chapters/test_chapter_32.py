@@ -14,7 +14,6 @@ from nanoeuler_book import evaluate
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
-from tools.release.chapter_mutants import Gap
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
@@ -290,48 +289,3 @@ def test_more_wrong_answers(chapter):
 
 
 # ---- What the mutants of `make mutants CH=32` are compared on
-
-
-def shapes_of(rng):
-    heads = int(rng.choice([2, 4, 6]))
-    config = ModelConfig(
-        dim=heads * 2 * int(rng.integers(1, 4)), heads=heads, kv_heads=int(rng.choice([1, 2, heads])),
-        layers=int(rng.integers(1, 5)), context=12, vocab_size=int(rng.integers(3, 40)),
-        predict=int(rng.integers(1, 5)), ffn=int(rng.integers(1, 30)),
-    )  # fmt: skip
-    return config, int(rng.integers(1, 6)), int(rng.integers(1, 13))
-
-
-def hits_of(rng):
-    n = int(rng.integers(1, 300))
-    return int(rng.integers(0, n + 1)), n, float(rng.uniform(0.001, 0.999))
-
-
-def text_of(rng):
-    """Words with few of a kind, some in cycles, some sentences."""
-    words = [f"w{i}" for i in rng.integers(0, int(rng.integers(2, 30)), int(rng.integers(1, 14)))]
-    ends = rng.choice(["", ".", ". ", "\n", "! ", "? "], 1)[0]
-    line = " ".join(words).capitalize() + ends
-    return (line + ("" if ends[-1:].isspace() else " ")) * int(rng.integers(1, 6))
-
-
-TINY = ModelConfig(dim=2, heads=1, kv_heads=1, layers=1, context=4, vocab_size=2, predict=1)
-three = lambda rng: tuple(rng.uniform(0.3, 3, 3).tolist())
-DOMAINS = [
-    Gap("check_step_flops", ("step_flops",), lambda c: verdict(c.check_step_flops, c.step_flops),
-        lambda c, x: c.step_flops(*x), shapes_of, [(TINY, 1, 1), (TINY, 2, 4)]),
-    Gap("check_upper", ("upper",), lambda c: verdict(c.check_upper, c.upper),
-        lambda c, x: round(c.upper(*x), 8), hits_of, [(0, 1, 0.05), (1, 1, 0.05), (0, 2000, 0.05), (3, 20)]),
-    Gap("check_loops", ("loops",), lambda c: verdict(c.check_loops, c.loops),
-        lambda c, text: c.loops(text), text_of, ["", "a a a a", "a a a"]),
-    Gap("check_together", ("together",), lambda c: verdict(c.check_together, c.together),
-        lambda c, x: round(c.together(*x), 9), lambda rng: (three(rng), three(rng)), []),
-    Gap("check_draws", ("draws",), lambda c: verdict(c.check_draws, c.draws),
-        lambda c, x: c.draws(*x), lambda rng: tuple(rng.uniform(0.001, 0.999, 2).tolist()), [(0.5, 0.3)]),
-    Gap("check_times", ("times",), lambda c: verdict(c.check_times, c.times),
-        lambda c, x: c.times(*x),
-        lambda rng: (int(rng.integers(0, 30)), int(rng.integers(1, 20)), int(rng.integers(1, 50))), [(0, 1, 1)]),
-    Gap("check_size", ("size",), lambda c: verdict(c.check_size, c.size),
-        lambda c, x: tuple(float(f"{v:.9g}") for v in c.size(*x)),
-        lambda rng: tuple(np.exp(rng.uniform(0, [12, 34, 6])).tolist()), [(1.0, 6.0, 1.0)]),
-]  # fmt: skip

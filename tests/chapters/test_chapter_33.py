@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from chapters import ROOT, gap_tests, slips
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.engine.data_parallel.cut import buckets
-from tools.release.chapter_mutants import Gap, Value
 
 NOTEBOOK = "33_many_cards", "DEALS", "PROGRAMS", "FAULTS", "SECRET"
 FAULTS = "early", "owner", "means", "stale", "data"
@@ -204,33 +202,3 @@ def test_stored_moves_are_whole():
 
 
 # ---- What the mutants of `make mutants CH=33` are compared on
-
-
-def programs_of(rng):
-    what = lambda card: (str(rng.choice(["send", "receive"])), int((card + rng.integers(1, 3)) % 3))
-    return [[what(card) for _ in range(int(rng.integers(0, 4)))] for card in range(3)]
-
-
-def bucket_of(rng):
-    size, start = int(2 ** rng.integers(0, 4)), 64 * int(rng.integers(0, 50))
-    return start, start + 64 * int(rng.integers(0, 60)), int(rng.integers(0, size)), size
-
-
-DOMAINS = [
-    Gap("check_tree", ("tree",), lambda c: verdict(c.check_tree, c.tree),
-        lambda c, x: c.tree([c.Noted(f"g{s:02}") for s in range(x)]).text,
-        lambda rng: int(2 ** rng.integers(0, 6)), [1, 2]),
-    Gap("check_owned", ("owned",), lambda c: verdict(c.check_owned, c.owned),
-        lambda c, x: c.owned(*x), bucket_of, [(0, 0, 0, 1)]),
-    Gap("check_ring", ("ring",), lambda c: verdict(c.check_ring, c.ring),
-        lambda c, N: [sorted(step) for step in c.ring(N)], lambda rng: int(rng.integers(1, 9)), [1, 2]),
-    Gap("check_crossover", ("crossover",), lambda c: verdict(c.check_crossover, c.crossover),
-        lambda c, x: float(f"{c.crossover(*x):.9g}"),
-        lambda rng: (int(2 ** rng.integers(1, 8)), *np.exp(rng.uniform(-3, 3, 2)).tolist()), [(2, 1.0, 1.0)]),
-    Gap("check_stuck", ("stuck",), lambda c: verdict(c.check_stuck, c.stuck),
-        lambda c, programs: c.stuck(programs), programs_of, [[], [[]]]),
-    Value("check_deals", "deals", lambda c, value: verdict(c.check_deals, lambda: value),
-          lambda c, value: value == set("ACDFG")),
-    Value("check_faults", "faults", lambda c, value: verdict(c.check_faults, lambda: value),
-          lambda c, value: value == c.SECRET),
-]  # fmt: skip

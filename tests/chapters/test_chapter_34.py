@@ -3,9 +3,6 @@
 import numpy as np
 from chapters import gap_tests, slips
 
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap, Value
-
 NOTEBOOK = "34_formats", "model", "END", "exchange", "NAMES", "TRUE", "CONVENTIONS", "MADE"
 
 
@@ -178,30 +175,3 @@ def test_the_five_folders_can_be_told_apart(chapter):
 
 
 # ---- What the mutants of `make mutants CH=34` are compared on
-
-
-def matrices(rng):
-    heads, C = int(rng.integers(1, 5)), 2 * int(rng.integers(1, 5))
-    return rng.normal(size=(heads * C, int(rng.integers(1, 5)))), heads
-
-
-def grouped(rng):
-    rows, group, parts = (int(n) for n in rng.integers(1, 6, 3))
-    return rng.normal(size=(rows, group * parts)).astype(np.float32), group
-
-
-DOMAINS = [
-    Gap("check_unpacked", ("unpacked",), lambda c: verdict(c.check_unpacked, c.unpacked),
-        lambda c, w: tuple(map(np.asarray, c.unpacked(w))),
-        lambda rng: (lambda D: rng.normal(size=(D, 3 * D)))(int(rng.integers(1, 7)))),
-    Gap("check_to_pairs", ("to_pairs",), lambda c: verdict(c.check_to_pairs, c.to_pairs),
-        lambda c, x: c.to_pairs(*x), matrices),
-    Gap("check_quantise", ("quantise",), lambda c: verdict(c.check_quantise, c.quantise),
-        lambda c, x: c.quantise(*x), grouped, [(np.zeros((2, 3), np.float32), 3)]),
-    Gap("check_partial", ("partial_pairs",), lambda c: verdict(c.check_partial, c.partial_pairs),
-        lambda c, x: c.partial_pairs(*x, 2), matrices),
-    Value("check_first", "first", lambda c, value: verdict(c.check_first, lambda: value),
-          lambda c, value: value == {"A", "B", "E", "G"}),
-    Value("check_folders", "folders", lambda c, value: verdict(c.check_folders, lambda: value),
-          lambda c, value: value == c.TRUE),
-]  # fmt: skip

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from chapters import ROOT, accepts, gap_tests, rejects, run_tagged, slips
 
-from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import TrainConfig
 from nanoeuler_lib.model import Parameters
 from nanoeuler_lib.model.optim import Muon
-from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = "A2_muon", "QUINTIC", "SCHULZ_STEPS", "SMALLEST", "MOVE"
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -165,41 +163,12 @@ test_other_right_answers = accepts(OTHERS)
 test_more_wrong_answers = rejects(MORE_WRONG)
 
 
-# ---- What `make mutants CH=A2` changes, and the inputs that the contracts allow
-
-
-def matrix(rng):
-    shape = tuple(rng.integers(1, 7, 2).tolist())
-    u = rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 7)
-    return np.outer(u[:, 0], u[0]) if rng.random() < 0.1 else u
-
-
 def step(rng):
     widths = rng.integers(1, 6, rng.integers(1, 4)).tolist()
     shape = int(rng.integers(1, 7)), sum(widths)
     p, g, m = rng.standard_normal((3, *shape)) * 10.0 ** rng.integers(-3, 3, (3, 1, 1))
     numbers = rng.uniform(1e-3, 1), rng.uniform(0, 0.99), rng.uniform(0, 1)
     return p, g, m, *map(float, numbers), widths if rng.random() < 0.7 else None
-
-
-def gradient(rng):
-    dW = rng.standard_normal(tuple(rng.integers(1, 6, 2))) * 10.0 ** rng.integers(-4, 4)
-    dW[rng.random(len(dW)) < 0.2] = 0
-    return dW, float(rng.uniform(1e-3, 4))
-
-
-DOMAINS = [
-    Gap("check_newton_schulz", ("newton_schulz",), lambda c: verdict(c.check_newton_schulz, c.newton_schulz),
-        lambda c, u: c.newton_schulz(u), matrix, [np.zeros((2, 3)), np.full((3, 2), 1e-18)]),
-    Gap("check_muon_step", ("muon_step",), lambda c: verdict(c.check_muon_step, c.muon_step),
-        lambda c, given: c.muon_step(*given), step),
-    Gap("check_rows", ("rows",), lambda c: verdict(c.check_rows, c.rows), lambda c, given: c.rows(*given), gradient),
-    Gap("check_products", ("products",), lambda c: verdict(c.check_products, c.products),
-        lambda c, given: tuple(map(int, c.products(*given))),
-        lambda rng: (float(10 ** rng.uniform(-4, 0)), float(rng.uniform(0.01, 0.68))), [(0.5, 0.5), (1.0, 0.6)]),
-    Gap("check_share", ("share",), lambda c: verdict(c.check_share, c.share), lambda c, given: float(c.share(*given)),
-        lambda rng: tuple(map(int, rng.integers(1, 60, 3)))),
-]  # fmt: skip
 
 
 # ---- The comparison

@@ -11,8 +11,6 @@ import pytest
 from chapters import ROOT, accepts, gap_tests, rejects, slips
 
 from benchmarks import race
-from nanoeuler_book.checks import verdict
-from tools.release.chapter_mutants import Gap
 
 NOTEBOOK = ("A3_the_race",)
 
@@ -128,40 +126,10 @@ test_other_right_answers = accepts(OTHERS)
 test_more_wrong_answers = rejects(MORE_WRONG)
 
 
-# ---- What `make mutants CH=A3` changes, and the inputs that the contracts allow
-
-
-def interval(rng):
-    low = float(10 ** rng.uniform(-2.5, 0))
-    return low, low + float(rng.uniform(0.05, 2))
-
-
-def side(rng):
-    steps, bits = int(rng.integers(100, 2000)), float(rng.uniform(1, 3))
-    slope, sigma, n = float(rng.uniform(1e-4, 1e-3)), float(rng.uniform(1e-3, 1e-2)), int(rng.integers(1, 15))
-    return steps, bits, slope, sigma, n, float(rng.uniform(1, 3)), float(rng.uniform(1, 6))
-
-
 def stairs(rng):
     ends = np.sort(rng.uniform(0.05, 0.95, rng.integers(0, 4))).tolist() + [1.0]
     lengths = rng.integers(1, 600, len(ends)).tolist()
     return tuple(zip(ends, lengths, strict=True)), *map(int, rng.integers(1, 1000, 3))
-
-
-def rounded(numbers):
-    return [float(f"{x:.6g}") for x in numbers]
-
-
-DOMAINS = [
-    Gap("check_quintic", ("best_quintic",), lambda c: verdict(c.check_quintic, c.best_quintic),
-        lambda c, given: rounded(c.best_quintic(*given)), interval),
-    Gap("check_steps", ("steps_needed",), lambda c: verdict(c.check_steps, c.steps_needed),
-        lambda c, given: int(c.steps_needed(*given)), side),
-    Gap("check_luck", ("luck",), lambda c: verdict(c.check_luck, c.luck), lambda c, given: rounded(c.luck(*given)),
-        lambda rng: (float(10 ** rng.uniform(-3, -0.05)), int(rng.integers(1, 50)))),
-    Gap("check_saving", ("saving",), lambda c: verdict(c.check_saving, c.saving),
-        lambda c, given: rounded([c.saving(*given)]), stairs),
-]  # fmt: skip
 
 
 # ---- The race

@@ -1,18 +1,20 @@
 """Do the checks of a chapter reject wrong answers? Each right answer is changed in one place, and its check is asked.
 
-    make mutants CH=06                       # every mutant of every gap that tests/chapters/test_chapter_06.py declares
-    make mutants CH=06 ARGS="--sample 10"    # ten of each check, drawn with --seed
+    make mutants CH=06                       # every mutant of every gap and exercise of the chapter
+    make mutants CH=06 ARGS="--sample 10"    # ten of each gap, drawn with --seed
+    make mutants CH=06 ARGS=--accept         # note those that a check accepts as looked at: none of them is wrong
 
-A mutant is *equivalent* if it does the same as the right answer on the gap's domain: 500 draws and all edges, in value,
-shape, dtype, NaN, and in what it leaves of its arguments. The domain is written from the contract alone, not from the
-check. A mutant that its check accepts although it is not equivalent survives. chapter_mutants.toml lists the
-survivors that are left, each with its reason. Wanted: 99% rejected over the book, and no check below 90%.
+The gaps are the calls of `judge` in the notebook; the right answer is the book's own version. A mutant that a check
+accepts may do the same as the right answer: chapter_mutants.json holds digests of those that were looked at and are
+the same on all inputs that the contract allows. Any other that is accepted survives; chapter_mutants.toml lists the
+survivors that are left, each with its reason.
 """
 
 import argparse
 import ast
-import copy
+import hashlib
 import importlib
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -23,55 +25,53 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
+from nanoeuler_book.checks import verdict
 from nanoeuler_lib import cuda
 from tools.notebooks.cells import code_cells, kernels, python
 from tools.release.mutants import changed, equivalents
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = Path(__file__).with_name("chapter_mutants.toml")
-DRAWS = 500
-EACH, ALL = 0.90, 0.99  # the shares that are wanted of a check, and of all
+SEEN = Path(__file__).with_name("chapter_mutants.json")  # {"08 rmsnorm": digests}
+LEFT = {"01 check_suspicious_words"}  # its answer is computed from what an experiment of the chapter prepares
+SECONDS = 5  # a mutant gets these and ten times what the right answer takes
 MEMORY = 8 << 30  # bytes of address space beyond the parent's: a mutant may well ask for all there is
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A gap whose answer is code.
+    """A call of `judge` in a chapter.
 
-    check: the check's name. answers: the chapter's right functions, or kernels of one cell, changed one at a time.
-    verdict: what the reader is told, given the chapter with the changed answer in place of the right one.
-    behaviour: what the answer does with an input, as far as the contract says: anything that `same` compares; it gets
-    the chapter and a copy of the input, which is compared afterwards as well. draw: an input, given a Generator.
-    edges: inputs that are always tried.
+    name: of own_NAME, what the call is assigned to. check: the check's name. expression: the book's right answer.
+    names: the functions or kernels in it that a mutant changes; none where the answer is a value. given, in_place: what
+    else `judge` is handed.
     """
 
+    name: str
     check: str
-    answers: tuple[str, ...]
-    verdict: Callable[[SimpleNamespace], str]
-    behaviour: Callable[[SimpleNamespace, Any], Any]
-    draw: Callable[[np.random.Generator], Any]
-    edges: Sequence = ()
+    expression: str
+    names: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    in_place: bool = False
 
+    def answer(self, chapter: SimpleNamespace) -> Any:
+        """The right answer, or the changed one if the chapter has it; of an answer that is a value the value."""
+        return eval(self.expression, dict(vars(chapter)))
 
-@dataclass(frozen=True)
-class Value:
-    """A gap whose answer is a set, a number, a word, or a tuple of them: what `answer` of the chapter returns.
-
-    verdict: what the reader is told of a value. accepts: whether the value is right by a property or brute force.
-    """
-
-    check: str
-    answer: str
-    verdict: Callable[[SimpleNamespace, Any], str]
-    accepts: Callable[[SimpleNamespace, Any], bool]
+    def verdict(self, chapter: SimpleNamespace, value: Any = None) -> str:
+        """What a reader is told of the chapter's answer, or of a value."""
+        answer = self.answer(chapter)
+        if not self.names:
+            answer = (lambda: value) if callable(answer) else value
+        given = [eval(text, dict(vars(chapter))) for text in self.given]
+        return verdict(getattr(chapter, self.check), answer, *given, in_place=self.in_place)
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ class Mutant:
 
     def key(self, chapter: str) -> tuple[str, str, str, str]:
         return chapter, self.answer, self.old, self.new
+
+    def digest(self) -> str:
+        """By which the list of harmless mutants knows it."""
+        return hashlib.sha256("\n".join(self.key("")).encode()).hexdigest()[:8]
 
 
 # ---- Wrong answers by rule: Python
@@ -364,37 +368,6 @@ def value_mutants(value: Any) -> Iterator[Any]:
             yield from (kind(parts[:-1]), kind(parts[1:]), kind(parts + parts[-1:]), kind())
 
 
-# ---- The same?
-
-
-def same(a: Any, b: Any, rtol: float = 1e-9) -> bool:
-    """Whether two results agree: type of structure, shape, dtype, NaN, and value up to rounding."""
-    if isinstance(a, tuple | list) or isinstance(b, tuple | list):
-        return type(a) is type(b) and len(a) == len(b) and all(same(x, y, rtol) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key], rtol) for key in a)
-    if not isinstance(a, np.ndarray | np.generic | float):
-        return type(a) is type(b) and bool(a == b)
-    if np.shape(a) != np.shape(b) or np.asarray(a).dtype != np.asarray(b).dtype:
-        return False
-    if np.asarray(a).dtype.kind not in "fc":
-        return bool(np.array_equal(a, b))
-    rtol = max(rtol, 1e3 * np.finfo(np.asarray(a).dtype).eps)
-    size = np.max(np.abs(a), where=np.isfinite(a), initial=0)
-    return bool(np.allclose(a, b, rtol=rtol, atol=rtol * size, equal_nan=True))
-
-
-def does(gap: Gap, chapter: SimpleNamespace, given: Any) -> tuple:
-    """What the chapter's answer does with a copy of an input: result or exception, and what is left of the input."""
-    given = copy.deepcopy(given)
-    try:
-        with np.errstate(all="ignore"):
-            result = gap.behaviour(chapter, given)
-    except Exception as error:
-        result = type(error).__name__
-    return result, given
-
-
 # ---- One mutant in a process of its own
 
 
@@ -409,22 +382,15 @@ def changed_chapter(chapter: SimpleNamespace, mutant: Mutant) -> SimpleNamespace
     return SimpleNamespace(**names)
 
 
-def attempt(gap: Gap | Value, chapter: SimpleNamespace, mutant: Mutant, seed: int = 0, draws: int = DRAWS) -> str:
-    """ "rejected", "equivalent" or "survived"."""
-    if isinstance(gap, Value):
-        if gap.verdict(chapter, copy.deepcopy(mutant.content)) != "right":
-            return "rejected"
-        return "equivalent" if gap.accepts(chapter, mutant.content) else "survived"
+def attempt(gap: Gap, chapter: SimpleNamespace, mutant: Mutant) -> str:
+    """ "rejected" or "accepted"."""
+    if not gap.names:
+        return "accepted" if gap.verdict(chapter, deepcopy(mutant.content)) == "right" else "rejected"
     try:
-        other = changed_chapter(chapter, mutant)
+        chapter = changed_chapter(chapter, mutant)
     except Exception:
         return "rejected"  # no program
-    if gap.verdict(other) != "right":
-        return "rejected"
-    rng = np.random.default_rng(seed)
-    inputs = itertools.chain(gap.edges, (gap.draw(rng) for _ in range(draws)))
-    alike = all(same(does(gap, chapter, given), does(gap, other, given)) for given in inputs)
-    return "equivalent" if alike else "survived"
+    return "accepted" if gap.verdict(chapter) == "right" else "rejected"
 
 
 def _child(pipe, work, memory):
@@ -474,104 +440,148 @@ def _memory():
 # ---- A chapter
 
 
-def load(number: str) -> tuple[SimpleNamespace, list, dict[str, str]]:
-    """A chapter's names, the gaps that its tests declare, and the text of each function and of each cell of kernels."""
+def load(number: str) -> tuple[SimpleNamespace, list[Gap], dict[str, str]]:
+    """A chapter's names, its gaps, and the text of each function and of each cell of kernels."""
     folders = str(ROOT / "tests" / "chapters"), str(ROOT / "tests"), str(ROOT)
     sys.path[:0] = [path for path in folders if path not in sys.path]
-    tests = importlib.import_module(f"test_chapter_{number}")
+    notebook = importlib.import_module(f"test_chapter_{number}").NOTEBOOK
     from chapters import definitions
+    from gap_runs import book_expression, judged
 
-    names = tests.NOTEBOOK
-    texts = {}
-    for cell in code_cells(names[0]):
+    chapter, texts, gaps = definitions(*notebook), {}, []
+    cells = code_cells(notebook[0])
+    for cell in cells:
         texts |= dict.fromkeys(kernels(cell), cell.source)
         functions = [node for node in ast.parse(python(cell)).body if isinstance(node, ast.FunctionDef)]
         texts |= {node.name: ast.unparse(node) for node in functions}
-    return definitions(*names), tests.DOMAINS, texts
+    whole = "\n\n".join(cell.source for cell in cells)
+    for cell in cells:
+        for own, call in judged(cell):
+            check, _, *given = map(ast.unparse, call.args)
+            if f"{number} {check}" in LEFT:
+                continue
+            expression = book_expression(whole, own, check, texts)
+            if given == ["forward_to_use"]:
+                given = [re.search(r"forward_to_use = \w+ or (\w+)", whole)[1]]
+            gap = Gap(
+                own.removeprefix("own_"),
+                check,
+                expression,
+                names_in(expression, texts),
+                tuple(given),
+                bool(call.keywords),
+            )
+            gaps.append(replace(gap, names=()) if is_value(gap.answer(chapter)) else gap)
+    return chapter, gaps, texts
 
 
-def mutants_of(gap: Gap | Value, chapter: SimpleNamespace, texts: dict[str, str]) -> list[Mutant]:
-    """Every mutant of a gap's right answers."""
-    if isinstance(gap, Value):
-        right = getattr(chapter, gap.answer)()
-        distinct = {repr(value): value for value in value_mutants(right) if repr(value) != repr(right)}
-        return [Mutant(gap.answer, repr(right), text, value) for text, value in distinct.items()]
+def names_in(expression: str, texts: dict[str, str]) -> tuple[str, ...]:
+    """The chapter's functions and kernels that an expression names, each once."""
+    names = (node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name))
+    return tuple(dict.fromkeys(name for name in names if name in texts))
+
+
+def is_value(answer: Any) -> bool:
+    """Whether an answer is a value, or a function of nothing that returns one."""
+    if isinstance(answer, cuda.Kernel | tuple):
+        return isinstance(answer, tuple) and not all(map(callable, answer))
+    return not callable(answer) or not inspect.signature(answer).parameters
+
+
+def written(value: Any) -> str:
+    """A value's text, the same in every process: sets have no order of their own."""
+    return f"{{{', '.join(sorted(map(written, value)))}}}" if isinstance(value, set | frozenset) else repr(value)
+
+
+def mutants_of(gap: Gap, chapter: SimpleNamespace, texts: dict[str, str]) -> list[Mutant]:
+    """Every mutant of a gap's right answer."""
+    if not gap.names:
+        right = gap.answer(chapter)
+        right = right() if callable(right) else right
+        distinct = {written(value): value for value in value_mutants(right) if repr(value) != repr(right)}
+        return [Mutant(gap.name, written(right), text, value) for text, value in distinct.items()]
     found = []
-    for answer in gap.answers:
-        source = texts[answer]
+    for name in gap.names:
+        source = texts[name]
         if source.startswith("%%cuda"):
             new = cuda_mutants(source)
         else:
-            new = python_mutants(source, sizes_in(getattr(chapter, answer), lambda: gap.verdict(chapter)))
-        found += [Mutant(answer, *changed(source, text), text) for text in new]
+            new = python_mutants(source, sizes_in(getattr(chapter, name), lambda: gap.verdict(chapter)))
+        found += [Mutant(name, *changed(source, text), text) for text in new]
     return found
 
 
 def tried(number: str, sample: int = 0, seed: int = 0, processes: int = 2, only: str = "") -> Iterator[tuple]:
-    """(check, mutant, verdict) of each gap of a chapter; "listed" where a survivor's reason is known.
+    """(gap, mutant, verdict) of each gap of a chapter: "rejected", "the same" (noted before), "listed", "survived".
 
-    sample: so many mutants of each check, drawn with the seed; 0 for all. only: this check alone.
+    sample: so many mutants of each gap, drawn with the seed; 0 for all. only: this gap alone.
     """
     chapter, gaps, texts = load(number)
-    known = {key: why for key, why in equivalents(LISTED).items() if key[0] == number}
+    known = {key for key in equivalents(LISTED) if key[0] == number}
+    seen = json.loads(SEEN.read_text("utf-8"))
     for gap in gaps:
-        if only and gap.check != only:
+        if only and gap.name != only:
             continue
         mutants = mutants_of(gap, chapter, texts)
         if sample and sample < len(mutants):
-            mutants = random.Random(f"{seed} {gap.check}").sample(mutants, sample)
+            mutants = random.Random(f"{seed} {gap.name}").sample(mutants, sample)
         started = time.monotonic()
-        if isinstance(gap, Gap):
-            if (said := gap.verdict(chapter)) != "right":
-                raise SystemExit(f"{gap.check} of chapter {number} says of the right answer: {said}")
-            for given in [*gap.edges, *(gap.draw(np.random.default_rng(seed)) for _ in range(DRAWS))]:
-                does(gap, chapter, given)
-        limit = 10 * (time.monotonic() - started) + 5
-        work = [lambda gap=gap, m=m: attempt(gap, chapter, m, seed) for m in mutants]
-        for i, verdict in attempts(work, limit, processes):
-            listed = verdict == "survived" and mutants[i].key(number) in known
-            yield gap.check, mutants[i], "listed" if listed else verdict
+        if gap.names and (said := gap.verdict(chapter)) != "right":
+            raise SystemExit(f"{gap.check} of chapter {number} says of the right answer: {said}")
+        limit = 10 * (time.monotonic() - started) + SECONDS
+        work = [lambda gap=gap, m=m: attempt(gap, chapter, m) for m in mutants]
+        harmless = seen.get(f"{number} {gap.name}", "").split()
+        for i, outcome in attempts(work, limit, processes):
+            if outcome == "accepted":
+                listed, same = mutants[i].key(number) in known, mutants[i].digest() in harmless
+                outcome = "listed" if listed else "the same" if same else "survived"
+            yield gap.name, mutants[i], outcome
 
 
 def table(rows: dict[str, Counter]) -> str:
-    """A line for each check and one for all: how many of each verdict, and the share rejected."""
-    kinds = ("rejected", "equivalent", "survived", "listed")
-    lines = [f"{'check':<22} {'mutants':>8}" + "".join(f"{kind:>11}" for kind in kinds) + f"{'share':>8}"]
+    """A line for each gap and one for all: how many of each verdict."""
+    kinds = ("rejected", "the same", "listed", "survived")
+    lines = [f"{'gap':<26} {'mutants':>8}" + "".join(f"{kind:>10}" for kind in kinds)]
     for name, row in [*rows.items(), ("all", sum(rows.values(), Counter()))]:
-        share = f"{part(row):8.1%}" if row["rejected"] + row["survived"] + row["listed"] else f"{'-':>8}"
-        lines.append(f"{name:<22} {row.total():>8}" + "".join(f"{row[kind]:>11}" for kind in kinds) + share)
+        lines.append(f"{name:<26} {row.total():>8}" + "".join(f"{row[kind]:>10}" for kind in kinds))
     return "\n".join(lines)
 
 
-def part(row: Counter) -> float:
-    """The share rejected of those that are not equivalent; a survivor that is listed is one."""
-    wrong = row["rejected"] + row["survived"] + row["listed"]
-    return row["rejected"] / wrong if wrong else 1.0
+def accept(number: str, mutants: Sequence[tuple[str, Mutant]]) -> None:
+    """Note mutants that a check accepts as the same as the right answer; of the chapter no others stay noted."""
+    seen = json.loads(SEEN.read_text("utf-8"))
+    noted = {gap: digests for gap, digests in seen.items() if not gap.startswith(f"{number} ")}
+    digests = {}
+    for gap, mutant in mutants:
+        digests.setdefault(f"{number} {gap}", set()).add(mutant.digest())
+    lines = dict(sorted((noted | {gap: " ".join(sorted(found)) for gap, found in digests.items()}).items()))
+    SEEN.write_text(json.dumps(lines, indent=1) + "\n", "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try, report; 1 if a share is too small."""
+    """Try and report; 1 if a mutant survives."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.split("\n")[0])
     parser.add_argument("chapter", help="its number: 06")
-    parser.add_argument("--check", default="", help="only this check")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each check; 0 for all")
-    parser.add_argument("--seed", type=int, default=0, help="which ones, and which draws of the domain")
+    parser.add_argument("--gap", default="", help="only this one: rmsnorm")
+    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each gap; 0 for all")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--accept", action="store_true", help="note the survivors as no mistakes: they were looked at")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
+    if given.accept and (given.sample or given.gap):
+        parser.error("--accept notes all mutants of a chapter: leave out --sample and --gap")
     rows: dict[str, Counter] = {}
-    for check, mutant, verdict in tried(given.chapter, given.sample, given.seed, given.processes, given.check):
-        rows.setdefault(check, Counter())[verdict] += 1
-        if verdict == "survived":
+    accepted = []
+    for gap, mutant, outcome in tried(given.chapter, given.sample, given.seed, given.processes, given.gap):
+        rows.setdefault(gap, Counter())[outcome] += 1
+        accepted += [(gap, mutant)] * (outcome in ("the same", "survived"))
+        if outcome == "survived":
             values = zip(("module", "function", "old", "new"), mutant.key(given.chapter), strict=True)
-            print(
-                f"survived: {check}",
-                *(f"    {name} = {json.dumps(v)}" for name, v in values),
-                sep="\n",
-                flush=True,
-            )
+            print(f"survived: {gap}", *(f"    {name} = {json.dumps(v)}" for name, v in values), sep="\n", flush=True)
     print(table(rows))
-    enough = all(part(row) >= EACH for row in rows.values()) and part(sum(rows.values(), Counter())) >= ALL
-    return 0 if rows and enough else 1
+    if given.accept:
+        accept(given.chapter, accepted)
+    return 0 if rows and (given.accept or not any(row["survived"] for row in rows.values())) else 1
 
 
 if __name__ == "__main__":
