@@ -3,10 +3,9 @@
 import math
 from collections import Counter
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
-from chapters import accepts, gap_tests, rejects
+from chapters import accepts, gap_tests
 
 from nanoeuler_book.checks import verdict
 
@@ -211,10 +210,6 @@ OTHERS = {
 test_other_right_solutions = accepts(OTHERS)
 
 
-def differ(predict, a, b):
-    return (predict(a) != predict(b)).any(axis=1)
-
-
 def bigrams(train, valid, counts=np.int64, ones=1, all=256):
     """Bits per byte from pairs, with one thing wrong, if asked."""
     n = np.zeros((all, all), counts)
@@ -222,76 +217,6 @@ def bigrams(train, valid, counts=np.int64, ones=1, all=256):
     n = n + counts(ones)
     p = n / n.sum(axis=1, keepdims=True)
     return (8 - np.log2(p[list(valid[:-1]), list(valid[1:])]).sum()) / len(valid)
-
-
-WRONG = {
-    "check_peeks": {
-        "leaves row 0 out": lambda f: any(
-            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[1 : i + 1].any() for i in range(12)
-        ),
-        "leaves out the row whose byte changes": lambda f: any(
-            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[:i].any() for i in range(12)
-        ),
-        "looks at even places only": lambda f: any(
-            differ(f, b"Murr the cat", b"Murr the cat"[:i] + b"?" + b"Murr the cat"[i + 1 :])[i]
-            for i in range(0, 12, 2)
-        ),
-        "tries three places": lambda f: any(
-            differ(f, b"Murr the cat", b"Murr the cat"[:i] + bytes(12 - i))[: i + 1].any() for i in (0, 6, 11)
-        ),
-        "a text of three bytes": lambda f: any(
-            differ(f, b"Mur", b"Mur"[:i] + bytes(3 - i))[: i + 1].any() for i in range(3)
-        ),
-        "everybody peeks": lambda f: True,
-    },
-    "check_mean_embed_backward": {
-        "divided by B for T": lambda dx, saved: mean_by_loop(dx, saved) * saved[0].shape[1] / saved[0].shape[0],
-        "each token of a text once": lambda dx, saved: collected(
-            np.concatenate([np.repeat(d[None], len(set(t)), axis=0) for d, t in zip(dx, saved[0].tolist())])
-            / saved[0].shape[1],
-            (np.concatenate([sorted(set(t)) for t in saved[0].tolist()]), saved[1]),
-        ),
-        "always float64": lambda dx, saved: mean_by_loop(dx.astype(float), saved),
-        "in float32 and cast back": lambda dx, saved: mean_by_loop(dx.astype("f4"), saved).astype(dx.dtype),
-    },
-    "check_bigram_bits": {
-        "counts in one byte": lambda train, valid: bigrams(train, valid, counts=np.uint8),
-        "nothing added": lambda train, valid: bigrams(train, valid, ones=0),
-        "128 bytes only": lambda train, valid: bigrams(train, valid, all=128),
-        "overlapping pairs lost": lambda train, valid: (
-            (
-                8
-                - sum(
-                    math.log2((train.count(bytes([a, b])) + 1) / (train[:-1].count(bytes([a])) + 256))
-                    for a, b in pairwise(valid)
-                )
-            )
-            / len(valid)
-        ),
-        "the end of train counted as a context": lambda train, valid: (
-            (
-                8
-                - sum(
-                    math.log2((train.count(bytes([a, b])) + 1) / (train.count(bytes([a])) + 256))
-                    for a, b in pairwise(valid)
-                )
-            )
-            / len(valid)
-        ),
-    },
-    "check_closures": {
-        "a word": lambda: "Green",
-        "the places": lambda: {"Altstadt", "Kneiphof", "Vorstadt", "Lomse"},
-        "a list of six": lambda: sorted(BRIDGE_NAMES)[:6],
-    },
-    "check_forecast_bits": {
-        "the third is charged like the first": lambda: (1.75, 2, 1.75),
-        "two numbers": lambda: (1.75, 2),
-        "one number": lambda: 1.75,
-        "NaN": lambda: (1.75, 2, math.nan),
-    },
-}
-test_wrong_solutions = rejects(WRONG)
 
 
 def test_the_helper_with_nothing_wrong_is_right(chapter):

@@ -1,10 +1,9 @@
 """Chapter 01: every check accepts a right answer and rejects wrong ones, each by the name of its mistake."""
 
-import re
 from collections import Counter
 from itertools import pairwise
 
-from chapters import gap_tests, rejects, run_tagged
+from chapters import gap_tests, run_tagged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,12 +70,6 @@ def train_characters(words, number):
         merges.append((a, b))
         tokens.append(tokens[a] + tokens[b])
     return merges
-
-
-def premium_with_spaces_apart(merges, one, other):
-    """Each space is a word of its own."""
-    count = lambda text: sum(len(encode_word(w.encode(), merges)) for w in re.findall(r"\s|\S+", text))
-    return count(other) / count(one)
 
 
 def as_text(token):
@@ -170,7 +163,6 @@ def encode_once(word, merges):
 
 
 test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
-test_wrong_premium = rejects({"check_premium": {"each space apart": premium_with_spaces_apart}})
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5), st.sampled_from(["ab", "abc", "abü"]))

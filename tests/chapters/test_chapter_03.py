@@ -4,7 +4,7 @@ import math
 from itertools import product
 
 import numpy as np
-from chapters import accepts, definitions, gap_tests, rejects
+from chapters import accepts, definitions, gap_tests
 
 NOTEBOOK = ("03_measuring_prediction",)
 BOOK = definitions(*NOTEBOOK)
@@ -76,27 +76,7 @@ def sums(probability, tokens, lengths=range(4)):
     return np.array([sum(probability(context, w) for w in tokens) for context in contexts])
 
 
-def weighted_difference(a, b, s):
-    return (b - a).sum() / s.sum()
-
-
-# Wrong answers to exercises beside those that their solutions name.
-EXERCISES = {
-    "check_spends_one": {
-        "no context of one token": lambda p, tokens: np.allclose(sums(p, tokens, (0, 2, 3)), 1),
-        "the mean of all sums": lambda p, tokens: bool(np.isclose(sums(p, tokens).mean(), 1)),
-        "within a twentieth": lambda p, tokens: bool((abs(sums(p, tokens) - 1) < 0.05).all()),
-        "within a thousandth": lambda p, tokens: bool((abs(sums(p, tokens) - 1) < 9e-4).all()),
-    },
-    "check_difference": {
-        "the error of the mean of ratios": lambda a, b, s: (
-            weighted_difference(a, b, s),
-            ((b - a) / s).std() / len(s) ** 0.5,
-        ),
-    },
-}
 test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
-test_wrong_solutions = rejects(EXERCISES)
 
 
 def cost_by_where(q, p):

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from chapters import accepts, gap_tests, rejects, slips
+from chapters import accepts, gap_tests, slips
 
 from nanoeuler_book.checks import verdict
 
@@ -168,41 +168,6 @@ def test_ratios_measured_otherwise_are_right(chapter):
     with_, without = chapter.ratios()
     for other in ((np.array(with_), np.float32(without)), (1.004 * with_, 0.996 * without)):
         assert verdict(chapter.check_ratios, lambda other=other: other) == "right"
-
-
-WRONG_PARTIAL = {
-    "s constant": lambda dy, s: (dy * s[2] * s[1], (dy * s[0] * s[1]).reshape(-1, len(s[2])).sum(0)),
-    "a copy of the right one in float64": lambda dy, s: tuple(a.astype(float) for a in partial_by_mask(dy, s)),
-    "dgain for one row only": lambda dy, s: (
-        partial_by_mask(dy, s)[0],
-        (dy * s[0] * s[1]).reshape(-1, len(s[2]))[0],
-    ),
-    "s squared in place of cubed": lambda dy, s: (
-        s[1] * dy * s[2]
-        - s[0] * (np.arange(len(s[2])) < s[3]) * s[1] ** 2 * (dy * s[2] * s[0]).sum(-1, keepdims=True) / s[3],
-        partial_by_mask(dy, s)[1],
-    ),
-}
-
-
-WRONG_INPUTS = {
-    "one input only": lambda: {"gain": ([[1, 2, -3]], [1, 2, 3])},
-    "no x": lambda: dict.fromkeys(("gain", "axis", "eps"), ()),
-    "zeros": lambda: dict.fromkeys(("gain", "axis", "eps"), (np.zeros((2, 3)), np.ones(3))),
-    "NaN": lambda: dict.fromkeys(("gain", "axis", "eps"), (np.full((1, 3), np.nan), np.ones(3))),
-    "the inputs of gain and axis exchanged": lambda: (
-        lists_for_bugs() | {"gain": lists_for_bugs()["axis"], "axis": lists_for_bugs()["gain"]}
-    ),
-}
-
-
-NOT_SIX_NUMBERS = {
-    "NaN": lambda: {"x": (1, math.nan, 1), "gain": (10, 10, 1)},
-    "arrays of factors": lambda: {"x": (np.ones(7), 0.1 * np.ones(7), np.ones(7)), "gain": (10, 10, 1)},
-}
-test_wrong_solutions = rejects(
-    {"check_partial": WRONG_PARTIAL, "check_inputs": WRONG_INPUTS, "check_factors": NOT_SIX_NUMBERS}
-)
 
 
 NOT_RATIOS = {

@@ -194,43 +194,6 @@ def test_a_test_with_short_rows_is_told_what_it_asks(names):
     assert "the median document has 6 tokens, and the rows are shorter, 5" in said
 
 
-def only_first_targets(batch):
-    text = data.Tokens(np.arange(60), np.arange(0, 60, 6), np.ones(60, int))
-    draws = [batch(text, np.random.default_rng(seed), 8, 7, 3) for seed in range(20)]
-    ahead = all((y[:, 0] == x[:, :1] + [1, 2, 3]).all() for x, y in draws)
-    begun = {int(start) for x, _ in draws for start in x[:, 0]}
-    return ahead and begun == set(range(0, 51, 6)) and len({x.tobytes() for x, _ in draws}) > 1
-
-
-def without_shapes(batch, length=58, whole=False, in_order=True):
-    """The book's test, without a look at shapes or on a text where no start leaves just enough room."""
-    text = data.Tokens(np.arange(length), np.arange(0, length, 6), np.ones(length, int))
-    draws = [batch(text, np.random.default_rng(seed), 8, 7, 3) for seed in range(20)]
-    ahead = all((y == x[..., None] + [1, 2, 3]).all() for x, y in draws)
-    ahead = ahead and (not in_order or all((np.diff(x) == 1).all() for x, _ in draws))
-    begun = {int(start) for x, _ in draws for start in x[:, 0]}
-    sizes = all(x.shape == (8, 7) for x, _ in draws) or not whole
-    return ahead and sizes and begun == set(range(0, 49, 6)) and len({x.tobytes() for x, _ in draws}) > 1
-
-
-def loose_starts(batch):
-    return without_shapes(batch, length=60, whole=True)
-
-
-test_wrong_tests_of_batches = rejects(
-    {
-        "check_batch_test": {
-            "position 0 alone": only_first_targets,
-            "shapes unseen": without_shapes,
-            "no start with just enough room": loose_starts,
-            "order of the inputs unseen": lambda batch: without_shapes(batch, whole=True, in_order=False),
-            "a number": lambda batch: 1,
-            "always true": lambda batch: True,
-        }
-    }
-)
-
-
 # ---- The experiments
 
 

@@ -122,22 +122,6 @@ MORE_WRONG = {
         "momentum not kept": lambda p, g, m, *given: (muon_step(p, g, m, *given)[0], m),
         "always float64": lambda p, *given: muon_step(p.astype(np.float64), *given),
     },
-    "check_rows": {
-        "a little too long": lambda dW, eta: np.array([-1.01 * eta * g / max(np.hypot.reduce(g), 1e-9) for g in dW]),
-        "rows of zeros move": lambda dW, eta: np.array(
-            [-eta * g / np.hypot.reduce(g) if g.any() else eta + 0 * g for g in dW]
-        ),
-        "rows of zeros are NaN": lambda dW, eta: -eta * dW / np.linalg.norm(dW, axis=1, keepdims=True),
-    },
-    "check_products": {
-        "one round more": lambda start, goal: tuple(n + k for n, k in zip(counted(start, goal), (2, 3))),
-        "a cubic that never bends": lambda start, goal: (
-            2 * math.ceil(max(math.log(goal / start), 0) / math.log(1.5)),
-            counted(start, goal)[1],
-        ),
-        "one number": lambda start, goal: counted(start, goal)[0],
-    },
-    "check_share": {"NaN": lambda R, C, N: math.nan, "in per cent": lambda R, C, N: 500 * R / N},
 }  # fmt: skip
 
 

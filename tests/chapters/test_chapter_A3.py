@@ -90,35 +90,7 @@ MORE_WRONG = {
         "NaN": lambda low, high: (math.nan,) * 4,
         "one interval for all": lambda low, high: quintic(0.003, 1),
     },
-    "check_steps": {
-        "the bound squared": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: right_steps(
-            s, b, slope, sigma, n, goal, bound**2
-        ),
-        "1.70 whatever the goal": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: right_steps(
-            s, b, slope, sigma, n, 1.7, bound
-        ),
-        "not whole": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: s + (b - goal + bound * sigma / n**0.5) / slope,
-        "rounded": lambda s, b, slope, sigma, n, goal=1.7, bound=4.3: (
-            s + round((b - goal + bound * sigma / n**0.5) / slope)
-        ),
-    },
-    "check_luck": {
-        "one number": lambda p, tries: 1 - (1 - p) ** tries,
-        "NaN": lambda p, tries: (math.nan, math.nan),
-        "not rare": lambda p, tries: (min(1.0, tries * p), 1 - (1 - p) ** (1 / tries)),
-    },
-    "check_saving": {
-        "the mean length": lambda stairs, P, L, D: sum(T for _, T in stairs) / len(stairs) / stairs[-1][1],
-        "NaN": lambda stairs, P, L, D: math.nan,
-        "keys without the query": lambda stairs, P, L, D: float(
-            counted([(share, T - 1) for share, T in stairs], P, L, D)
-        ),
-    },
 }
-
-
-def right_steps(steps, bits, slope, sigma, n, goal, bound):
-    return steps + math.ceil((bits - goal + bound * sigma / n**0.5) / slope)
 
 
 test_right_gaps, test_wrong_gaps = gap_tests({"check_quintic": ([quintic], slips(quintic, WRONG_QUINTICS))})
