@@ -49,14 +49,6 @@ def by_places(word, pair, new):
     return merged, lost, gained
 
 
-def by_difference(word, pair, new):
-    """What a count of all pairs loses and gains, the merged pair among the losses."""
-    merged = by_places(word, pair, new)[0]
-    change = Counter(pairwise(merged))
-    change.subtract(pairwise(word))
-    return merged, list((-change).elements()), list((+change).elements())
-
-
 def counted(words, weigh=True, overlap=True, glue=False):
     """Pair counts with one thing wrong, if asked."""
     counts = Counter()
@@ -184,8 +176,6 @@ WRONG_RANKS = {
 }
 test_other_right_answers = accepts(
     {
-        "check_pair_counts": [counted],
-        "check_merge_word": [by_places, by_difference],
         "check_diagnosis": [lambda text=text: text for text in ("ab abbb", "aa aa a", "aababaaa")],
     }
 )

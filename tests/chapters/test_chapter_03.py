@@ -79,31 +79,6 @@ def sums(probability, tokens, lengths=range(4)):
 test_right_answers, test_wrong_answers = gap_tests({check: ([right], wrong) for check, (right, wrong) in GAPS.items()})
 
 
-def cost_by_where(q, p):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(q > 0, -q * np.log(p) / math.log(2), 0).sum()
-
-
-def interpolated(counts, context, strength, V):
-    """With lambda, from the empty context upwards."""
-    p = np.full(V, 1 / V)
-    for k in range(len(context) + 1):
-        followers = counts.get(context[len(context) - k :])
-        if followers:
-            c, d = sum(followers.values()), len(followers)
-            share = np.bincount(list(followers), list(followers.values()), V) / c
-            trust = c / (c + strength * d)
-            p = trust * share + (1 - trust) * p
-    return p
-
-
-def by_shifts(bits_a, bits_b):
-    """Sums of costs, the smaller one taken out before the powers."""
-    a, b = np.cumsum(bits_a), np.cumsum(bits_b)
-    total = np.minimum(a, b) + 1 - np.log2(1 + 2.0 ** -np.abs(a - b))
-    return np.diff(np.concatenate([[0], total]))
-
-
 def spends_by_arrays(probability, tokens):
     return bool(np.allclose(sums(probability, tokens), 1))
 
@@ -115,29 +90,8 @@ def spends_by_walk(probability, tokens, context=()):
     return len(context) == 3 or all(spends_by_walk(probability, tokens, (*context, w)) for w in tokens)
 
 
-def with_one_less(a, b, m):
-    """Divided by S - 1, as for a sample."""
-    ratio, S = (b - a).sum() / m.sum(), len(m)
-    return ratio, np.sqrt(S / (S - 1) * ((b - a - ratio * m) ** 2).sum()) / m.sum()
-
-
-def by_leaving_out(a, b, m):
-    """The jackknife: how the ratio moves when one story is left out."""
-    d, S = b - a, len(m)
-    without = (d.sum() - d) / (m.sum() - m)
-    return d.sum() / m.sum(), np.sqrt((S - 1) / S * ((without - without.mean()) ** 2).sum())
-
-
 OTHERS = {
-    "check_cross_entropy": [cost_by_where],
-    "check_bits_per_byte": [
-        lambda nats, lengths: sum(nats) / (math.log(2) * sum(lengths)),
-        lambda nats, lengths: np.log2(np.exp(nats)).sum() / lengths.sum(),
-    ],
-    "check_next_probs": [interpolated],
-    "check_mixture_bits": [by_shifts],
     "check_spends_one": [spends_by_arrays, spends_by_walk],
-    "check_difference": [with_one_less, by_leaving_out],
 }
 test_other_right_answers = accepts(OTHERS)
 

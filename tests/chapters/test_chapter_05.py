@@ -53,23 +53,6 @@ def test_wrong_quotient_is_rejected(chapter, order, wrong):
     assert rejected(chapter.check_gradient, lambda f, x, h: gradient(f, x, h, **wrong), order)
 
 
-def within(a, n, rtol=1e-6, atol=1e-12):
-    """Element by element."""
-    if a.shape != n.shape:
-        return False
-    for x, y in zip(a.ravel().tolist(), n.ravel().tolist(), strict=True):
-        if math.isinf(x) or math.isinf(y) or not abs(x - y) <= rtol * max(abs(x), abs(y)) + atol:
-            return False
-    return True
-
-
-def by_worst(a, n, rtol=1e-6, atol=1e-12):
-    if np.shape(a) != np.shape(n):
-        return False
-    worst = np.abs(a - n) - rtol * np.maximum(np.abs(a), np.abs(n))
-    return bool(np.isfinite(worst).all() and worst.max(initial=0) <= atol)
-
-
 def by_flat_view(f, x, h, order):
     """Through the flat index, which sees a transposed array's elements as well."""
     found = np.empty(x.size)
@@ -126,7 +109,6 @@ def by_numpy(m, w, rho, tolerance, chance):
 
 
 OTHERS = {
-    "check_verdict": [within, by_worst],
     "check_one_sided": [one_sided_by_extrapolation, one_sided_by_parabola],
     "check_steps": [
         lambda: (0.1136, 0.2272),

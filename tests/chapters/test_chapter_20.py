@@ -72,15 +72,6 @@ WRONG_ROWS = {
 }
 
 
-def counted_by_pieces(ids, assistant, end):
-    """Another right answer: cut at the end markers; a piece counts from behind its assistant marker, its end too."""
-    found = [False]
-    for i in range(1, len(ids)):
-        start = max(j for j in range(i) if ids[j] == end)
-        found.append(assistant in list(ids[start:i]))
-    return np.array(found)
-
-
 def rows_at_once(examples, time, predict):
     """Another right answer: padded tokens, and windows into them."""
     ids = np.zeros((len(examples), time + predict + 1), int)
@@ -95,7 +86,7 @@ def rows_at_once(examples, time, predict):
 test_right_gaps, test_wrong_gaps = gap_tests(
     {
         "check_counted": (
-            [counted, counted_by_pieces],
+            [],
             {name: wrong_counted(name) for name in WRONG_COUNTED},
         ),
         "check_rows": (

@@ -321,7 +321,7 @@ def segment_by_parts(L, a, b):
 test_other_right_answers, test_more_wrong_answers = gap_tests(
     {
         "check_lot": (
-            [lot_from_above],
+            [],
             {
                 "signs lost": lambda x, draws: lot_from_above(np.abs(x), draws),
                 "wide": lambda x, draws: lot_from_above(x, draws).astype(np.uint32),

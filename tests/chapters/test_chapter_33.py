@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from chapters import ROOT, gap_tests, slips
+from chapters import ROOT, gap_tests, rejects, slips
 
 from nanoeuler_lib.config import preset
 from nanoeuler_lib.engine.data_parallel.cut import buckets
@@ -100,25 +100,11 @@ WRONG_RINGS = slips(
     "chunks without remainder": lambda N: [[(r, (r + 1) % N, r - 1 - s) for r in range(N)] for s in range(N - 1)],
 }
 
-test_right_gaps, test_wrong_gaps = gap_tests(
+test_wrong_gaps = rejects(
     {
-        "check_tree": ([halves], WRONG_TREES),
-        "check_owned": (
-            [
-                units_of,
-                lambda start, stop, rank, size: slice(
-                    *(start + 64 * ((stop - start) * r // (64 * size)) for r in (rank, rank + 1))
-                ),
-            ],
-            WRONG_OWNED,
-        ),
-        "check_ring": (
-            [
-                ring,
-                lambda N: [[(r, (r + 1) % N, (r + N - 1 - s) % N) for r in range(N)][::-1] for s in range(N - 1)],
-            ],
-            WRONG_RINGS,
-        ),
+        "check_tree": WRONG_TREES,
+        "check_owned": WRONG_OWNED,
+        "check_ring": WRONG_RINGS,
     }
 )
 
