@@ -178,6 +178,3 @@ def test_plain_trainer_and_encoder_equal_the_library(words, letters):
         ids = encode_word(word.encode(), merges)
         assert b"".join(tokens[id] for id in ids).decode() == word
         assert ids == library.encode(word).tolist()
-
-
-# ---- What the mutants of `make mutants CH=01` are compared on

@@ -191,6 +191,3 @@ test_wrong_answers = rejects(
 def test_changes_with_pairs_for_keys_are_told_so(chapter):
     wrong = lambda: tuple({tuple(pair): n for pair, n in given.items()} for given in chapter.changes())
     assert "changes by another number" in verdict(chapter.check_changes, wrong)
-
-
-# ---- What the mutants of `make mutants CH=02` are compared on

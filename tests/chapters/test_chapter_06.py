@@ -14,64 +14,6 @@ NOTEBOOK = ("06_attention", "SIZES", "SINKS")
 # ---- The gaps
 
 
-def by_loops(q, k, v):
-    """One output at a time; keeps its inputs."""
-    y = np.zeros_like(q)
-    for b, h, i in np.ndindex(q.shape[:3]):
-        g = h * k.shape[1] // q.shape[1]
-        s = k[b, g, : i + 1] @ q[b, h, i] / math.sqrt(q.shape[-1])
-        e = np.exp(s - s.max())
-        y[b, h, i] = (e / e.sum()) @ v[b, g, : i + 1]
-    return y, (q, k, v)
-
-
-def by_jacobian(dy, saved):
-    """The softmax's Jacobian, row by row, from saved inputs alone."""
-    q, k, v = saved
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    root = math.sqrt(q.shape[-1])
-    for b, h, i in np.ndindex(q.shape[:3]):
-        g, past = h * k.shape[1] // q.shape[1], slice(i + 1)
-        s = k[b, g, past] @ q[b, h, i] / root
-        p = np.exp(s - s.max())
-        p /= p.sum()
-        ds = (np.diag(p) - np.outer(p, p)) @ (v[b, g, past] @ dy[b, h, i]) / root
-        dq[b, h, i] += ds @ k[b, g, past]
-        dk[b, g, past] += np.outer(ds, q[b, h, i])
-        dv[b, g, past] += np.outer(p, dy[b, h, i])
-    return dq, dk, dv
-
-
-def by_einsum(q, k, v):
-    """Keys and values copied for each query head, the weights of the future set to 0 before they are summed."""
-    k, v = (np.repeat(a, q.shape[1] // a.shape[1], axis=1) for a in (k, v))
-    s = np.einsum("bhic,bhjc->bhij", q, k) * q.shape[-1] ** -0.5
-    past = np.tri(q.shape[2], dtype=bool)
-    top = np.max(s, axis=3, keepdims=True, where=past, initial=-np.inf)
-    e = np.exp(np.where(past, s - top, 0)) * past
-    p = (e / e.sum(axis=3, keepdims=True)).astype(q.dtype)
-    y = np.einsum("bhij,bhjc->bhic", p, v)
-    return y, (q, k, v, p, y)
-
-
-def by_einsum_backward(dy, saved):
-    """The row sum as dy . y, as FlashAttention has it. The groups are those of copies that are equal."""
-    q, k, v, p, y = saved
-    H = q.shape[1]
-    G = 1 + sum(not np.array_equal(k[:, h], k[:, h - 1]) for h in range(1, H))
-    ds = p * (np.einsum("bhic,bhjc->bhij", dy, v) - (dy * y).sum(axis=-1, keepdims=True)) * q.shape[-1] ** -0.5
-    shared = lambda a: a.astype(dy.dtype).reshape(len(a), G, H // G, *a.shape[2:]).sum(axis=2)
-    dk, dv = np.einsum("bhij,bhic->bhjc", ds, q), np.einsum("bhij,bhic->bhjc", p, dy)
-    return np.einsum("bhij,bhjc->bhic", ds, k).astype(dy.dtype), shared(dk), shared(dv)
-
-
-@pytest.mark.parametrize("pair", [(by_loops, by_jacobian), (by_einsum, by_einsum_backward)], ids=["loops", "einsum"])
-def test_other_right_answers_are_right(chapter, pair):
-    forward, backward = pair
-    assert verdict(chapter.check_forward, forward) == "right"
-    assert verdict(chapter.check_backward, backward, forward) == "right"
-
-
 def attention(
     q,
     k,

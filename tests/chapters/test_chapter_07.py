@@ -81,6 +81,3 @@ def test_the_penalty_of_the_open_exercise_has_the_right_backward_pass(chapter):
     inputs = {name: rng.normal(size=(2, heads, 5, 3)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
     rows = chapter.gradcheck.check_layer(chapter.alibi_forward, chapter.attention_backward, inputs)
     assert all(row.ok for row in rows)
-
-
-# ---- What the mutants of `make mutants CH=07` are compared on

@@ -15,14 +15,6 @@ NOTEBOOK = ("10_whole_model", "TINY", "BLOCK", "OWN", "MINI", "small", "bugs", "
 # ---- The gaps
 
 
-def scale_by_loops(targets, weights):
-    scale = []
-    for k, weight in enumerate(weights):
-        n = sum(1 for target in targets[..., k].ravel() if target != -1)
-        scale.append(weight / n if n else 0.0)
-    return np.array(scale)
-
-
 WRONG_SCALE = {
     "mean over all positions": lambda targets, weights: weights / targets[..., 0].size,
     "sum in place of the mean": lambda targets, weights: np.asarray(weights, float),
@@ -31,10 +23,6 @@ WRONG_SCALE = {
     "nan for an empty head": lambda targets, weights: weights / (targets >= 0).sum(axis=(0, 1)),
     "the weight for an empty head": lambda targets, weights: weights / np.maximum((targets >= 0).sum((0, 1)), 1),
     "token 0 taken for no target": lambda targets, weights: weights / np.maximum((targets > 0).sum((0, 1)), 1),
-    "one head too few": lambda targets, weights: scale_by_loops(targets, weights)[:-1],
-    "in float32": lambda targets, weights: scale_by_loops(targets, weights).astype(np.float32),
-    "nan": lambda targets, weights: scale_by_loops(targets, weights) * np.nan,
-    "nothing": lambda targets, weights: (),
 }
 test_wrong_scales = rejects({"check_loss_scale": WRONG_SCALE})
 
@@ -54,12 +42,6 @@ WRONG_BLOCK = {  # the book's version with one fragment replaced
     ),
     "out misses the stream": ('linear_backward(dx, saved["out"])', 'linear_backward(through, saved["out"])'),
     "width of a head written in": ("config.head_dim", "2"),
-    "in float32": ("return dx + through, dw", "return (dx + through).astype(np.float32), dw"),
-    "always in float64": (
-        "return dx + through, dw",
-        "return (dx + through).astype(float), {name: g.astype(float) for name, g in dw.items()}",
-    ),
-    "nan": ("return dx + through, dw", "return (dx + through) * np.nan, dw"),
     "a gradient missing": ("return dx + through, dw", 'del dw["norm1"]; return dx + through, dw'),
 }
 
@@ -136,28 +118,6 @@ def by_reference(f):
     return np.abs(f(logits, targets)[1] - reference).max() < 1e-12
 
 
-def along_directions(f):
-    """How the loss changes along as many random directions as there are numbers, each against the gradient's part."""
-    rng = np.random.default_rng(5)
-    logits, targets, h = rng.uniform(-1, 1, (6, 2)), np.array([1, 0, -1, 1, 1, -1]), 1e-4
-    _, claimed = f(logits, targets)
-    for _ in range(logits.size):
-        way = rng.standard_normal(logits.shape)
-        slope = (f(logits + h * way, targets)[0] - f(logits - h * way, targets)[0]) / (2 * h)
-        if not abs(slope - (claimed * way).sum()) < 1e-5:
-            return False
-    return True
-
-
-def hand_numbers(f):
-    """p = (1/10, 9/10), (4/5, 1/5), by hand; whole-number logits at the masked position."""
-    logits = np.array([[0.0, np.log(9.0)], [5.0, -3.0], [np.log(4.0), 0.0]])
-    expected = [[0.05, -0.05], [0.0, 0.0], [0.4, -0.4]]
-    return all(
-        abs(a - b) < 1e-9 for a, b in zip(f(logits, np.array([1, -1, 1]))[1].flat, np.ravel(expected), strict=True)
-    )
-
-
 def longest_by_walking(budget):
     """Steps of 64, then of 1: needs the chapter's names, which the test hands over."""
     from nanoeuler_lib.config import preset
@@ -179,11 +139,6 @@ def longest_by_walking(budget):
     return T
 
 
-def longest_from_above(budget):
-    T = longest_by_walking(budget)
-    return np.int64(T)
-
-
 def rows_by_the_walk(bug):
     """Walks from the loss until the layer with the mistake has run."""
     order = ["heads", "norm_final"]
@@ -195,25 +150,11 @@ def rows_by_the_walk(bug):
     return set(order[: order.index(stop[bug])])
 
 
-def rows_as_differences(bug):
-    layer0 = {f"layers.0.{n}" for n in ("down", "gate_up", "norm2", "out", "qkv", "norm1")}
-    everything = layer0 | {n.replace(".0.", ".1.") for n in layer0} | {"heads", "norm_final", "embed"}
-    after = {"layers.1.norm1", "layers.1.qkv", "embed"} | layer0
-    return (
-        everything
-        - {
-            "embed": {"embed"},
-            "norm": {f"layers.{i}.norm{half}" for i in (0, 1) for half in (1, 2)} | {"norm_final"},
-            "swiglu": after | {"layers.1.gate_up", "layers.1.norm2", "layers.1.out"},
-        }[bug]
-    )
-
-
 OTHERS = {
-    "check_right_rows": [rows_by_the_walk, rows_as_differences, lambda bug: list(rows_by_the_walk(bug))],
+    "check_right_rows": [rows_by_the_walk, lambda bug: list(rows_by_the_walk(bug))],
     "check_tied_backward": [tied_by_loops, tied_by_one_hot],
-    "check_test": [by_perturbation, formula_test, by_reference, along_directions, hand_numbers],
-    "check_longest_row": [longest_by_walking, longest_from_above],
+    "check_test": [by_perturbation, formula_test, by_reference],
+    "check_longest_row": [longest_by_walking],
 }
 test_other_right_solutions = accepts(OTHERS)
 
@@ -236,12 +177,6 @@ WRONG = {
         lambda d, s: tuple(np.float64(g) for g in tied_by_one_hot(d, s)),
     ),
     "test: the size of the gradient": ("check_test", size_of_gradient),
-    "tied: nan": ("check_tied_backward", lambda d, s: tuple(np.nan * g for g in tied_by_loops(d, s))),
-    "tied: dgain missing": ("check_tied_backward", lambda d, s: tied_by_loops(d, s)[:1]),
-    "tied: float32": (
-        "check_tied_backward",
-        lambda d, s: tuple(g.astype(np.float32) for g in tied_by_loops(d, s)),
-    ),
     "test: two of six numbers": (
         "check_test",
         lambda f: bool(np.allclose(f(np.zeros((3, 2)), np.array([0, 1, -1]))[1].flat[[0, 4]], [-0.25, 0.0], atol=1e-9)),
@@ -251,12 +186,6 @@ WRONG = {
         formula_at(np.array([[0.7, 0.2], [0.2, 0.7], [-0.5, 0.4]]), PLACES),
     ),
     "test: nothing surprises": ("check_test", formula_at(np.array([[2, -2], [-2, 2.5], [0, 1]]), PLACES)),
-    "test: a number for a verdict": ("check_test", lambda f: 0.3),
-    "test: targets in a list": ("check_test", lambda f: formula_at(Z, PLACES)(lambda z, t: f(z, t.tolist()))),
-    "test: sorted numbers": (
-        "check_test",
-        lambda f: np.allclose(np.sort(f(Z, PLACES)[1], None), np.sort(surprise(Z, PLACES)[1], None)),
-    ),
     "longest: a parabola rounded to 64": (
         "check_longest_row",
         lambda budget: longest_by_walking(budget) // 64 * 64,
@@ -264,8 +193,6 @@ WRONG = {
     "longest: a float": ("check_longest_row", lambda budget: float(longest_by_walking(budget))),
     "longest: one too many": ("check_longest_row", lambda budget: longest_by_walking(budget) + 1),
     "longest: nan": ("check_longest_row", lambda budget: np.nan),
-    "rows: text": ("check_right_rows", lambda bug: " ".join(rows_by_the_walk(bug))),
-    "rows: empty": ("check_right_rows", lambda bug: set()),
 }
 
 

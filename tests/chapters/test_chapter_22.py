@@ -176,6 +176,3 @@ def test_an_own_search_for_a_hole_is_right(chapter):
         found = chapter.broken(problem)
         assert not found or (chapter.loose(problem, found) and not konigsberg.route_reward(problem, found))
         assert found or not hole(problem)
-
-
-# ---- What the mutants of `make mutants CH=22` are compared on

@@ -171,6 +171,3 @@ def entropy_by_mean_score(tiles):
 
 
 test_right_entropies = accepts({"check_entropy": [entropy_of_whole_rows, entropy_by_mean_score]})
-
-
-# ---- What the mutants of `make mutants CH=27` are compared on

@@ -171,6 +171,3 @@ test_right_kernels, test_wrong_kernels = rewritten_tests(
 test_other_launches_hide_as_well = accepts(
     {"check_launch": [lambda: {"A": (3, 1, 70), "B": np.array([3, 3, 5]), "C": [4, 2, 32], "D": None}]}
 )
-
-
-# ---- What the mutants of `make mutants CH=28` are compared on

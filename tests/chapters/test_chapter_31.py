@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import combinations
 
 import numpy as np
-from chapters import gap_tests, rejected
+from chapters import gap_tests
 
 from nanoeuler_book.checks import verdict
 
@@ -15,30 +15,6 @@ NOTEBOOK = "31_text_from_elsewhere", *NAMES
 
 
 # ---- The gaps
-
-
-def take_off_by_lines(text):
-    """Another right answer: line by line, without a pattern."""
-
-    def marks(line, word):
-        line = line.lstrip(" ")
-        rest = line.lstrip("*")
-        return rest != line and rest.lstrip(" ").upper().startswith(f"{word} OF")
-
-    lines = text.split("\n")
-    begin = next((i + 1 for i, line in enumerate(lines) if marks(line, "START")), 0)
-    end = next((i for i in range(begin, len(lines)) if marks(lines[i], "END")), len(lines))
-    while begin < end and not lines[begin]:
-        begin += 1
-    while end > begin and not lines[end - 1]:
-        end -= 1
-    return "\n".join(lines[begin:end])
-
-
-def take_off_by_splitting(text):
-    """Another: the text is split at its markers."""
-    behind = re.split(r"(?im)^ *\*+ *START OF.*$", text, maxsplit=1)[-1]
-    return re.split(r"(?im)^ *\*+ *END OF.*$", behind, maxsplit=1)[0].strip("\n")
 
 
 def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | re.M, last=False, trim="\n"):
@@ -55,12 +31,12 @@ def frame(start=r"^ *\*+ *START OF.*$", end=r"^ *\*+ *END OF.*$", flags=re.I | r
 
 def by_splitlines(text):
     """Other signs than line feeds end lines; those become line feeds."""
-    return take_off_by_lines("\n".join(text.splitlines()))
+    return frame()("\n".join(text.splitlines()))
 
 
 def without_blank_lines(text):
     """Lines of spaces go from both ends."""
-    lines = take_off_by_lines(text).split("\n")
+    lines = frame()(text).split("\n")
     while lines and not lines[0].strip():
         lines.pop(0)
     while lines and not lines[-1].strip():
@@ -77,7 +53,6 @@ WRONG_FRAMES = {
     "other ends of lines": by_splitlines,
     "lines of spaces go": without_blank_lines,
     "at most four line feeds": lambda text: re.sub(r"\n{5,}", "\n" * 4, frame()(text)),
-    "an empty file": lambda text: frame()(text) if text[0] else "",
     "spaces go as well": frame(trim=None),
     "three stars": frame(start=r"^ *\*{3,} *START OF.*$"),
     "a space is wanted": frame(start=r"^ *\*+ +START OF.*$"),
@@ -100,17 +75,6 @@ def candidates_one_by_one(sketches, bands, rows):
     return {
         (i, j) for i, j in combinations(range(len(cut)), 2) if (cut[i] == cut[j]).all(axis=1).any()
     }  # fmt: skip
-
-
-def candidates_by_bytes(sketches, bands, rows):
-    """Another: the bytes of a band with its number in one dictionary."""
-    places, found = defaultdict(list), set()
-    for i, row in enumerate(sketches):
-        for k in range(bands):
-            key = k, row[k * rows : (k + 1) * rows].tobytes()
-            found |= {(j, i) for j in places[key]}
-            places[key].append(i)
-    return found
 
 
 def cut_wrongly(change):
@@ -182,8 +146,6 @@ WRONG_CANDIDATES = {
     "all bands": lambda s, b, r: candidates_one_by_one(s, 1, b * r),
     "the sum of a band": cut_wrongly(lambda s, b, r: [s[:, k * r : k * r + r].sum(1, keepdims=True) for k in range(b)]),
     "both orders": lambda s, b, r: {p for i, j in candidates_one_by_one(s, b, r) for p in ((i, j), (j, i))},
-    "a page with itself": lambda s, b, r: candidates_one_by_one(s, b, r) | {(0, 0)},
-    "a list": lambda s, b, r: sorted(candidates_one_by_one(s, b, r)),
     "numbers of NumPy": lambda s, b, r: {(np.int64(i), np.int64(j)) for i, j in candidates_one_by_one(s, b, r)},
     "eight bits": lambda s, b, r: candidates_one_by_one(s.astype(np.uint8) // 2, b, r),
 }  # fmt: skip
@@ -224,7 +186,6 @@ WRONG_GROUPS = {
     "sorted first, one pass": lambda n, pairs: once(n, sorted(tuple(sorted(p)) for p in pairs)),
     "forty passes": lambda n, pairs: once_more(40, n, pairs),
     "two passes": lambda n, pairs: once(n, [*pairs, *pairs]),
-    "an array": lambda n, pairs: np.array(groups_by_colour(n, pairs)),
     "pages with a partner alone": lambda n, pairs: [
         groups_by_colour(n, pairs)[k] for k in sorted({k for p in pairs for k in p})
     ],
@@ -235,8 +196,8 @@ WRONG_GROUPS = {
 }  # fmt: skip
 
 GAPS = {
-    "check_take_off": ([take_off_by_lines, take_off_by_splitting, frame()], WRONG_FRAMES),
-    "check_candidates": ([candidates_one_by_one, candidates_by_bytes], WRONG_CANDIDATES),
+    "check_take_off": ([frame()], WRONG_FRAMES),
+    "check_candidates": ([candidates_one_by_one], WRONG_CANDIDATES),
     "check_groups": ([], WRONG_GROUPS),
 }
 test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
@@ -278,14 +239,6 @@ def layout_from_above(m, high, low, wanted):
     return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
 
 
-def rows_below_m(m, high, low, wanted):
-    """All layouts but one row for each number."""
-    met = lambda s, b, r: 1 - (1 - s**r) ** b
-    rows = range(1, max(2, m))
-    found = [(b, r) for r in rows for b in range(1, m // r + 1) if met(high, b, r) >= wanted]
-    return min(found, key=lambda layout: met(low, *layout), default=(0, 0))
-
-
 def test_other_right_answers(chapter):
     c = chapter
     assert verdict(c.check_layout, layout_from_above) == "right"
@@ -294,16 +247,3 @@ def test_other_right_answers(chapter):
     ranks = lambda bits, n: sum(rank <= n / 2**bits + 1e-9 for rank in range(1, n + 1))
     assert verdict(c.check_luck, lambda bits, n, k: 1 - ((n - ranks(bits, n)) / n) ** k) == "right"
     assert verdict(c.check_sentences, lambda: ("12.30.45", "9 12-13-14- 9", "(12-13-14)")) == "right"
-
-
-def test_more_wrong_answers(chapter):
-    c = chapter
-    assert verdict(c.check_layout, lambda *given: list(layout_from_above(*given))) == "right"
-    assert rejected(c.check_layout, lambda m, high, low, wanted: layout_from_above(m, high, low, 0.95))
-    assert rejected(c.check_layout, rows_below_m)
-    assert rejected(c.check_temperature, lambda p, q: abs(c.temperature(p, q)) * (1 if p > 0.5 else 0.999))
-    assert rejected(c.check_luck, lambda bits, n, k: c.luck(bits, n, k) if k < 4 else k * c.luck(bits, n, 1))
-    assert rejected(c.check_sentences, lambda: ("47 19 03", "1-47-19-03", "147-19-03"))
-
-
-# ---- What the mutants of `make mutants CH=31` are compared on

@@ -5,21 +5,16 @@ import math
 import re
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
-from chapters import gap_tests, rejected
+from chapters import ROOT, gap_tests
 
 from nanoeuler_book import evaluate
 from nanoeuler_book.checks import verdict
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.model import parameter_shapes
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "32_116_million", "PERIOD", "SENTENCE", "TIMES", "COPIES"
-
-
-# ---- The gaps
 
 
 def flops_of(factor=6, embed=False, causal=True, heads="heads", layers=True, mean=1, whole=False, outputs=None):
@@ -59,8 +54,6 @@ WRONG_FLOPS = {
     "rows as long as the context": flops_of(whole=True),
     "one prediction head": flops_of(outputs=1),
     "gains as well": lambda c, b, t: flops_of()(c, b, t) + 6 * b * t * (2 * c.layers + 1) * c.dim,
-    "a product is one": lambda c, b, t: flops_of()(c, b, t) // 2,
-    "a float": lambda c, b, t: float(flops_of()(c, b, t)),
 }  # fmt: skip
 
 
@@ -92,28 +85,9 @@ def running(k, n, p):
     return total
 
 
-def bound_by_logarithms(k, n, alpha=0.05):
-    """Another right answer: each probability by its logarithm, and another halving."""
-    if k == n:
-        return 1.0
-
-    def above(p):
-        ways = (math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(k + 1))
-        logs = (way + i * math.log(p) + (n - i) * math.log1p(-p) for i, way in enumerate(ways))
-        return sum(map(math.exp, logs)) > alpha
-
-    low, high = 1e-12, 1 - 1e-12
-    while high - low > 1e-13:
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return (low + high) / 2
-
-
 WRONG_BOUNDS = {
     "fewer than k": bound(lambda k, n, p: tail(k - 1, n, p)),
-    "exactly k": bound(lambda k, n, p: math.comb(n, k) * p**k * (1 - p) ** (n - k)),
     "two-sided": bound(of=lambda alpha: alpha / 2),
-    "alpha exchanged": bound(of=lambda alpha: 1 - alpha),
     "always 0.05": bound(of=lambda alpha: 0.05),
     "the rule of three": lambda k, n, alpha=0.05: min(1.0, (k + 3) / n),
     "as without a hit": lambda k, n, alpha=0.05: 1 - alpha ** (1 / n) if k < n else 1.0,
@@ -175,13 +149,9 @@ def loops_by_letters(text):
 
 
 WRONG_LOOPS = {
-    "periods to 11": looping(most=11),
     "periods to 13": looping(most=13),
-    "three times": looping(times=3),
     "five times": looping(times=5),
-    "sentences of four words": looping(size=4),
     "sentences of six words": looping(size=6),
-    "two copies": looping(copies=2),
     "four copies": looping(copies=4),
     "capitals count": looping(lower=False),
     "full stops anywhere": looping(split=r"[.!?]|\n"),
@@ -192,7 +162,6 @@ WRONG_LOOPS = {
     "at the end alone": lambda text: looping(cycles=False)(text) or any(
         (w := text.lower().split())[-4 * p :] == 4 * w[-p:] and len(w) >= 4 * p for p in range(1, 13)),
     "a word often": lambda text: max(Counter(text.lower().split()).values(), default=0) >= 4,
-    "a number": lambda text: int(looping()(text)),
     "capitals count in sentences": lambda text: looping(cycles=False, lower=False)(text) or looping(size=10**6)(text),
     "three copies, no more": lambda text: looping()(text) and not looping(copies=4, cycles=False)(text),
     "stops are nothing": looping(split=r"[.!?]\s+|\n"),
@@ -208,7 +177,7 @@ WRONG_LOOPS = {
 
 GAPS = {
     "check_step_flops": ([flops_of(), flops_by_hand], WRONG_FLOPS),
-    "check_upper": ([bound(), bound_by_logarithms], WRONG_BOUNDS),
+    "check_upper": ([bound()], WRONG_BOUNDS),
     "check_loops": ([looping(), loops_by_letters], WRONG_LOOPS),
 }
 test_right_gaps, test_wrong_gaps = gap_tests(GAPS)
@@ -278,14 +247,3 @@ def test_other_right_answers(chapter):
         return float(weights @ sampled[:2])
 
     assert verdict(c.check_together, by_solving) == "right"
-
-
-def test_more_wrong_answers(chapter):
-    c = chapter
-    assert rejected(c.check_times, lambda *given: Counter({t - 1: n for t, n in times_by_borders(*given).items()}))
-    assert rejected(c.check_draws, lambda p, alpha: float(draws_one_by_one(p, alpha)))
-    assert rejected(c.check_draws, lambda p, alpha: math.floor(math.log(alpha) / math.log(1 - p)) + 1)
-    assert rejected(c.check_together, lambda sampled, whole: whole[2])
-
-
-# ---- What the mutants of `make mutants CH=32` are compared on

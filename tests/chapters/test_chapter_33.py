@@ -185,6 +185,3 @@ def test_stored_moves_are_whole():
         assert np.median(row["rounds"]) == pytest.approx(row["ms"], abs=1e-5)
     for row in (row for row in rows if row["row"] == "order"):
         assert row["cards_agree"] and sum(row["pieces"].values()) == 4096
-
-
-# ---- What the mutants of `make mutants CH=33` are compared on

@@ -172,6 +172,3 @@ test_right_gaps, test_wrong_gaps = gap_tests(
 def test_the_five_folders_can_be_told_apart(chapter):
     """Each of the five names stands once, in an order that the names' own does not give away."""
     assert sorted(chapter.TRUE.values()) == sorted(chapter.NAMES) != list(chapter.TRUE.values())
-
-
-# ---- What the mutants of `make mutants CH=34` are compared on
