@@ -66,7 +66,7 @@ def test_a_step_of_two_workers_is_the_gradient_and_learns(optimizer):
 
 
 def test_fresh_parameters():
-    oracles.check_init(replace(TINY, dim=240, layers=3))
+    oracles.check_init(replace(TINY, dim=240, layers=3, vocab_size=300, context=200, ffn=100))
 
 
 def test_a_plan_has_what_it_says():
