@@ -544,7 +544,7 @@ def check_init(config: ModelConfig = WIDE) -> None:
 def numbered(count: int, starts=None, vocab: int = 10_000) -> data.Tokens:
     """A text whose tokens are 0, 1, 2, ..., each of one byte: a target tells where it came from."""
     starts = None if starts is None else np.asarray(starts)
-    return data.Tokens(np.arange(count), starts, np.ones(vocab, np.int32))
+    return data.Tokens(np.arange(count, dtype=np.uint16), starts, np.ones(vocab, np.int32))
 
 
 def check_targets() -> None:
