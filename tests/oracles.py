@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import signature
 from types import SimpleNamespace
@@ -72,8 +72,7 @@ def poison(plan: Plan) -> Plan:
     return plan
 
 
-# --------------------------------------------------------------------------------------------------------------
-# forward: the model written out position by position
+# ---- forward: the model written out position by position
 
 
 def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np.ndarray:
@@ -145,8 +144,7 @@ def check_forward(version: str = "cpu", config: ModelConfig = TINY, batch: int =
     close(loss, total, 1e-11, "loss")
 
 
-# --------------------------------------------------------------------------------------------------------------
-# backward: difference quotients
+# ---- backward: difference quotients
 
 
 def check_gradients(
@@ -249,8 +247,7 @@ def check_layers(seed: int = 0) -> None:
             assert row.ok, f"{name}: {row}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# operations: what each call of a composite writes, fast against plain
+# ---- operations: what each call of a composite writes, fast against plain
 
 WRITES = {
     "embed": ("x",),
@@ -393,8 +390,7 @@ def check_extremes(version: str = "cpu", config: ModelConfig = TINY) -> None:
     assert math.isfinite(loss) and np.isfinite(grads.flat).all()
 
 
-# --------------------------------------------------------------------------------------------------------------
-# optimiser and training step
+# ---- optimiser and training step
 
 
 def expected_rate(step: int, c: TrainConfig) -> float:
@@ -537,8 +533,7 @@ def check_init(config: ModelConfig = WIDE) -> None:
             assert abs(p.std() / std - 1) < 0.03 and abs(p.mean()) < std / 20, f"{name}: {p.std():.5f}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# data
+# ---- data
 
 
 def numbered(count: int, starts=None, vocab: int = 10_000) -> data.Tokens:
@@ -614,8 +609,7 @@ def check_bits_per_byte() -> None:
     close(datasets.bits_per_byte(model, tokens, rows=3), bits / size, 1e-10, "bits per byte")
 
 
-# --------------------------------------------------------------------------------------------------------------
-# generation
+# ---- generation
 
 
 def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
@@ -678,8 +672,7 @@ def check_sampling(draws: int = 500) -> None:
         assert np.abs(drawn - draws * p).max() <= 1, f"{case}: {drawn} of {draws}, expected {draws * p}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# runs
+# ---- runs
 
 RUN_MODEL = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=12, vocab_size=258, predict=2)
 RUN_CONFIG = TrainConfig(
@@ -715,11 +708,8 @@ def check_resume(folder) -> None:
     text = run_text()
     with ops.use():
         train.train(folder / "whole", text, RUN_MODEL, RUN_CONFIG, quiet=True)
-        try:
-            with stopped_at(5):
-                train.train(folder / "parts", text, RUN_MODEL, RUN_CONFIG, quiet=True)
-        except Crash:
-            pass
+        with suppress(Crash), stopped_at(5):
+            train.train(folder / "parts", text, RUN_MODEL, RUN_CONFIG, quiet=True)
         try:
             loop.resume(folder / "parts", text, quiet=True)
         except NanoEulerError as error:
@@ -734,15 +724,13 @@ def assert_same_run(a, b) -> None:
     assert np.array_equal(a_end.model.params.flat, b_end.model.params.flat), "parameters"
     assert np.array_equal(a_end.optimizer.m.flat, b_end.optimizer.m.flat), "first moments"
     assert np.array_equal(a_end.optimizer.v.flat, b_end.optimizer.v.flat), "second moments"
-    infos = [{name: x for name, x in end.info.items() if name != "files"} for end in (a_end, b_end)]
-    assert infos[0] == infos[1], "what a checkpoint says of its run"
-    logs = []
-    for run in (a, b):
-        logs.append(run_folder.read_log(run))
-        for entry in logs[-1]:
-            entry.pop("seconds", None)
-            entry.pop("tokens_per_second", None)
+    assert without(a_end.info, "files") == without(b_end.info, "files"), "what a checkpoint says of its run"
+    logs = [[without(entry, "seconds", "tokens_per_second") for entry in run_folder.read_log(run)] for run in (a, b)]
     assert logs[0] == logs[1], "logs"
+
+
+def without(entry, *names) -> dict:
+    return {name: x for name, x in entry.items() if name not in names}
 
 
 def check_batches_differ(folder) -> None:
