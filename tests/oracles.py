@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import signature
 from types import SimpleNamespace
@@ -72,8 +72,7 @@ def poison(plan: Plan) -> Plan:
     return plan
 
 
-# --------------------------------------------------------------------------------------------------------------
-# forward: the model written out position by position
+# ---- forward: the model written out position by position
 
 
 def naive_losses(params: Parameters, config: ModelConfig, tokens, targets) -> np.ndarray:
@@ -145,8 +144,7 @@ def check_forward(version: str = "cpu", config: ModelConfig = TINY, batch: int =
     close(loss, total, 1e-11, "loss")
 
 
-# --------------------------------------------------------------------------------------------------------------
-# backward: difference quotients
+# ---- backward: difference quotients
 
 
 def check_gradients(
@@ -212,48 +210,34 @@ def check_gradients(
                 assert apart <= 4e-6 * size + 1e-11, f"{name}, element {i}: {g.flat[i]:.8g}, quotient {n:.8g}"
 
 
-def layer_pairs(seed: int = 0) -> dict[str, tuple]:
-    """The pure pairs with float64 inputs of odd sizes: name -> (forward, backward, inputs)."""
+def layer_pairs(seed: int = 0, dtype=np.float64) -> dict[str, tuple]:
+    """The pure pairs with inputs of odd sizes: name -> (forward, backward, inputs)."""
     rng = np.random.default_rng(seed)
-    x = lambda *shape: rng.standard_normal(shape)
-    cos, sin = reference.rope_tables(5, 6)
-    f = reference
+    x = lambda *shape: rng.standard_normal(shape).astype(dtype)
+    cos, sin = reference.rope_tables(5, 6, dtype=dtype)
     masked = rng.integers(-1, 7, (3, 5))
     masked[0, :2] = -1, 3
-    return {
-        "embed": (
-            f.embed_forward,
-            f.embed_backward,
-            {"tokens": rng.integers(0, 4, (3, 5)), "table": x(7, 3)},
-        ),
-        "linear": (f.linear_forward, f.linear_backward, {"x": x(2, 3, 5), "w": x(5, 7)}),
-        "rmsnorm": (f.rmsnorm_forward, f.rmsnorm_backward, {"x": x(2, 3, 5), "gain": x(5)}),
-        "rope": (lambda x: f.rope_forward(x, cos, sin), f.rope_backward, {"x": x(2, 3, 5, 6)}),
-        "attention": (
-            f.attention_forward,
-            f.attention_backward,
-            {"q": x(2, 6, 5, 3), "k": x(2, 2, 5, 3), "v": x(2, 2, 5, 3)},
-        ),
-        "attention, T=1": (
-            f.attention_forward,
-            f.attention_backward,
-            {"q": x(1, 3, 1, 5), "k": x(1, 1, 1, 5), "v": x(1, 1, 1, 5)},
-        ),
-        "swiglu": (f.swiglu_forward, f.swiglu_backward, {"gate": x(3, 5), "up": x(3, 5)}),
-        "affine": (f.affine_forward, f.affine_backward, {"x": x(2, 3, 5), "w": x(5, 7), "b": x(7)}),
-        "layernorm": (
-            f.layernorm_forward,
-            f.layernorm_backward,
-            {"x": x(2, 3, 5) + 2, "gain": x(5), "bias": x(5)},
-        ),
-        "gelu": (f.gelu_forward, f.gelu_backward, {"x": 2 * x(3, 5)}),
-        "positions": (f.positions_forward, f.positions_backward, {"x": x(2, 3, 5), "table": x(7, 5)}),
-        "cross_entropy": (
-            f.cross_entropy_forward,
-            f.cross_entropy_backward,
-            {"logits": x(3, 5, 7), "targets": masked},
-        ),
+    inputs = {
+        "embed": {"tokens": rng.integers(0, 4, (3, 5)), "table": x(7, 3)},
+        "linear": {"x": x(2, 3, 5), "w": x(5, 7)},
+        "rmsnorm": {"x": x(2, 3, 5), "gain": x(5)},
+        "rope": {"x": x(2, 3, 5, 6)},
+        "attention": {"q": x(2, 6, 5, 3), "k": x(2, 2, 5, 3), "v": x(2, 2, 5, 3)},
+        "attention, T=1": {"q": x(1, 3, 1, 5), "k": x(1, 1, 1, 5), "v": x(1, 1, 1, 5)},
+        "swiglu": {"gate": x(3, 5), "up": x(3, 5)},
+        "affine": {"x": x(2, 3, 5), "w": x(5, 7), "b": x(7)},
+        "layernorm": {"x": x(2, 3, 5) + 2, "gain": x(5), "bias": x(5)},
+        "gelu": {"x": 2 * x(3, 5)},
+        "positions": {"x": x(2, 3, 5), "table": x(7, 5)},
+        "cross_entropy": {"logits": x(3, 5, 7), "targets": masked},
     }
+    pairs = {}
+    for name, given in inputs.items():
+        layer = name.partition(",")[0]
+        forward, backward = (getattr(reference, f"{layer}_{way}") for way in ("forward", "backward"))
+        pairs[name] = (forward, backward, given)
+    pairs["rope"] = (lambda x: reference.rope_forward(x, cos, sin), *pairs["rope"][1:])
+    return pairs
 
 
 def check_layers(seed: int = 0) -> None:
@@ -263,8 +247,7 @@ def check_layers(seed: int = 0) -> None:
             assert row.ok, f"{name}: {row}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# operations: what each call of a composite writes, fast against plain
+# ---- operations: what each call of a composite writes, fast against plain
 
 WRITES = {
     "embed": ("x",),
@@ -389,15 +372,15 @@ def check_accumulate(config: ModelConfig = TINY) -> None:
     check_equality(config, accumulate=True)
 
 
-def check_extremes(version: str = "cpu") -> None:
+def check_extremes(version: str = "cpu", config: ModelConfig = TINY) -> None:
     """Scores and logits 300 times as large give finite losses and gradients, and no overflow on the way."""
-    params = random_parameters(TINY, std=0.5)
+    params = random_parameters(config, std=0.5)
     for name in params:
-        if name.endswith((".qkv", ".gate_up", "heads")):
+        if name.endswith((".qkv", "up", "heads")) or (name == "embed" and "heads" not in params):
             params[name][...] *= 300
-    tokens, targets = check_batch(TINY, 2, 9, 0)
+    tokens, targets = check_batch(config, 2, 9, 0)
     targets[0] = -1
-    model = GPT(TINY, params)
+    model = GPT(config, params)
     with ops.use(version), np.errstate(all="raise", under="ignore"):
         poison(model.plan(2, 9))
         try:
@@ -407,27 +390,27 @@ def check_extremes(version: str = "cpu") -> None:
     assert math.isfinite(loss) and np.isfinite(grads.flat).all()
 
 
-# --------------------------------------------------------------------------------------------------------------
-# optimiser and training step
+# ---- optimiser and training step
 
 
 def expected_rate(step: int, c: TrainConfig) -> float:
-    """Rate of step 0, 1, ...: a line to the peak, a half cosine from the peak to its last value."""
+    """Rate of step 0, 1, ...: a line to the peak, a half cosine to the last value, and that value ever after."""
     if step < c.warmup:
         return c.rate / c.warmup * (step + 1)
-    x = (step - c.warmup) / (c.steps - c.warmup)
+    left = c.steps - c.warmup
+    x = min((step - c.warmup) / left, 1) if left > 0 else min(step - c.warmup, 1)
     low = c.rate * c.rate_end
     return low + (c.rate - low) * math.cos(math.pi * x / 2) ** 2
 
 
 def check_schedule() -> None:
     """The learning rate is the formula's, rises to the peak, falls to the last value, and is never 0."""
-    c = TrainConfig(steps=50, warmup=8, rate=0.02, rate_end=0.1)
-    rates = [optim.learning_rate(step, c) for step in range(51)]
-    close(rates, [expected_rate(step, c) for step in range(51)], 1e-12, "rates")
-    assert np.argmax(rates) in (7, 8) and math.isclose(rates[8], 0.02) and math.isclose(rates[50], 0.002)
-    assert all(rate > 0 for rate in rates)
-    assert optim.learning_rate(0, TrainConfig(warmup=0)) == TrainConfig().rate
+    for steps, warmup in ((50, 8), (50, 0), (9, 9), (5, 9), (1, 0)):
+        c = TrainConfig(steps=steps, warmup=warmup, rate=0.02, rate_end=0.1)
+        rates = [optim.learning_rate(step, c) for step in range(61)]
+        close(rates, [expected_rate(step, c) for step in range(61)], 1e-12, f"rates of {steps} steps")
+        assert math.isclose(rates[warmup], 0.02) and math.isclose(rates[60], 0.002)
+        assert np.argmax(rates) in (warmup - 1, warmup) and min(rates) > 0
 
 
 def check_adamw(version: str = "cpu") -> None:
@@ -537,25 +520,26 @@ def check_step(workers: int = 2, accumulate: int = 1) -> None:
     assert clipped, "no step was clipped: the check has lost its power"
 
 
-def check_init() -> None:
-    """Standard deviations of fresh parameters, and gains of 1."""
-    config = ModelConfig(dim=96, heads=4, kv_heads=2, layers=8, context=8, vocab_size=300)
+WIDE = ModelConfig(dim=96, heads=4, kv_heads=2, layers=8, context=8, vocab_size=300)
+
+
+def check_init(config: ModelConfig = WIDE) -> None:
+    """Standard deviations of fresh parameters, gains of 1, biases of 0."""
     for name, p in init(config, 0).items():
         if p.ndim == 1:
-            assert (p == 1).all(), name
+            assert (p == (0 if name.endswith("_bias") else 1)).all(), name
         else:
-            std = 0.02 / math.sqrt(2 * 8) if name.endswith(("out", "down")) else 0.02
+            std = 0.02 / math.sqrt(2 * config.layers) if name.endswith(("out", "down")) else 0.02
             assert abs(p.std() / std - 1) < 0.03 and abs(p.mean()) < std / 20, f"{name}: {p.std():.5f}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# data
+# ---- data
 
 
 def numbered(count: int, starts=None, vocab: int = 10_000) -> data.Tokens:
     """A text whose tokens are 0, 1, 2, ..., each of one byte: a target tells where it came from."""
     starts = None if starts is None else np.asarray(starts)
-    return data.Tokens(np.arange(count), starts, np.ones(vocab, np.int32))
+    return data.Tokens(np.arange(count, dtype=np.uint16), starts, np.ones(vocab, np.int32))
 
 
 def check_targets() -> None:
@@ -625,8 +609,7 @@ def check_bits_per_byte() -> None:
     close(datasets.bits_per_byte(model, tokens, rows=3), bits / size, 1e-10, "bits per byte")
 
 
-# --------------------------------------------------------------------------------------------------------------
-# generation
+# ---- generation
 
 
 def check_decoder(config: ModelConfig = TINY, seed: int = 0) -> None:
@@ -661,33 +644,35 @@ def expected_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
     return p / p.sum()
 
 
-def check_sampling(draws: int = 4000) -> None:
-    """Frequencies fit the distribution (chi-square at one in a million), and nothing outside it is drawn."""
+SAMPLING = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 2},
+    {"top_p": 0.6},
+    {"top_k": 4, "top_p": 0.8},
+    {"min_p": 0.2},
+    {"temperature": 2.0, "min_p": 0.5},
+    {"top_p": 0.9, "min_p": 0.3},
+]
+
+
+def check_sampling(draws: int = 500) -> None:
+    """Each token is drawn for its share of the numbers from 0 to 1, to within one of equally spaced numbers.
+
+    That finds shares that are off by more than 1/500. With 20,000 random numbers a chi-square test at one in a million
+    misses 4%.
+    """
     logits = np.array([1.5, -0.3, 0.9, 0.0, 2.0, -1.2])
-    cases = [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0},
-        {"top_k": 2},
-        {"top_p": 0.6},
-        {"top_k": 4, "top_p": 0.8},
-        {"min_p": 0.2},
-        {"temperature": 2.0, "min_p": 0.5},
-        {"top_p": 0.9, "min_p": 0.3},
-    ]
-    for case in cases:
-        rng = np.random.default_rng(1)
-        drawn = np.bincount([sample(logits, rng, **case) for _ in range(draws)], minlength=6)
+    for case in SAMPLING:
+        grid = SimpleNamespace(random=iter((np.arange(draws) + 0.5) / draws).__next__)
+        drawn = np.bincount([sample(logits, grid, **case) for _ in range(draws)], minlength=6)
         p = expected_distribution(logits, **case)
         assert (drawn[p == 0] == 0).all(), f"{case}: drew a token of probability 0"
-        expected = draws * p[p > 0]
-        chi_square = float(((drawn[p > 0] - expected) ** 2 / expected).sum())
-        freedom = len(expected) - 1
-        assert chi_square < freedom + 7 * math.sqrt(2 * freedom) + 10, f"{case}: chi-square {chi_square:.0f}"
+        assert np.abs(drawn - draws * p).max() <= 1, f"{case}: {drawn} of {draws}, expected {draws * p}"
 
 
-# --------------------------------------------------------------------------------------------------------------
-# runs
+# ---- runs
 
 RUN_MODEL = ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=12, vocab_size=258, predict=2)
 RUN_CONFIG = TrainConfig(
@@ -723,11 +708,8 @@ def check_resume(folder) -> None:
     text = run_text()
     with ops.use():
         train.train(folder / "whole", text, RUN_MODEL, RUN_CONFIG, quiet=True)
-        try:
-            with stopped_at(5):
-                train.train(folder / "parts", text, RUN_MODEL, RUN_CONFIG, quiet=True)
-        except Crash:
-            pass
+        with suppress(Crash), stopped_at(5):
+            train.train(folder / "parts", text, RUN_MODEL, RUN_CONFIG, quiet=True)
         try:
             loop.resume(folder / "parts", text, quiet=True)
         except NanoEulerError as error:
@@ -742,15 +724,13 @@ def assert_same_run(a, b) -> None:
     assert np.array_equal(a_end.model.params.flat, b_end.model.params.flat), "parameters"
     assert np.array_equal(a_end.optimizer.m.flat, b_end.optimizer.m.flat), "first moments"
     assert np.array_equal(a_end.optimizer.v.flat, b_end.optimizer.v.flat), "second moments"
-    infos = [{name: x for name, x in end.info.items() if name != "files"} for end in (a_end, b_end)]
-    assert infos[0] == infos[1], "what a checkpoint says of its run"
-    logs = []
-    for run in (a, b):
-        logs.append(run_folder.read_log(run))
-        for entry in logs[-1]:
-            entry.pop("seconds", None)
-            entry.pop("tokens_per_second", None)
+    assert without(a_end.info, "files") == without(b_end.info, "files"), "what a checkpoint says of its run"
+    logs = [[without(entry, "seconds", "tokens_per_second") for entry in run_folder.read_log(run)] for run in (a, b)]
     assert logs[0] == logs[1], "logs"
+
+
+def without(entry, *names) -> dict:
+    return {name: x for name, x in entry.items() if name not in names}
 
 
 def check_batches_differ(folder) -> None:

@@ -48,7 +48,7 @@ def said(chat: Chat, text: str, **options) -> str:
 # Markers.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.text(st.sampled_from(f"ab ü\n{USER}{ASSISTANT}{END_OF_TEXT}")),
     st.sampled_from([USER, ASSISTANT, END_OF_TEXT]),
@@ -58,12 +58,6 @@ def test_nobody_can_type_a_marker(text, marker):
     assert ids[0] == HUMAN and ids[-1] == MODEL
     assert not {END, HUMAN, MODEL} & set(ids[1:-1])
     assert TOKENIZER.decode(ids[1:-1]) == text + marker + text
-
-
-def test_a_typed_template_is_text_inside_the_turn():
-    prompt = alpaca_prompt("Say hi.\n\n### Response:\nhi")
-    ids = encode_turn(TOKENIZER, prompt)
-    assert ids.count(MODEL) == 1 and ids[-1] == MODEL and prompt.count("### Response:") == 2
 
 
 def test_alpaca_template_with_and_without_input():
@@ -82,12 +76,17 @@ def test_a_reply_holds_no_marker():
     assert said(Chat(made, TOKENIZER), "hi") == "B"
 
 
-def test_base_models_are_refused(model):
-    for names in ((), (END_OF_TEXT,)):
-        with pytest.raises(NanoEulerError, match=r"tokenizer has no .*<\|assistant\|>, expected"):
-            Chat(model, Tokenizer([], names))
-    with pytest.raises(NanoEulerError, match="template is 'x', expected one of plain, alpaca"):
-        Chat(model, TOKENIZER, "x")
+@pytest.mark.parametrize(
+    "names, template, message",
+    [
+        ((), "plain", r"tokenizer has no .*<\|assistant\|>, expected"),
+        ((END_OF_TEXT,), "plain", r"tokenizer has no .*<\|assistant\|>, expected"),
+        ((END_OF_TEXT, USER, ASSISTANT), "x", "template is 'x', expected one of plain, alpaca"),
+    ],
+)
+def test_models_that_cannot_chat_are_refused(model, names, template, message):
+    with pytest.raises(NanoEulerError, match=message):
+        Chat(model, Tokenizer([], names), template)
 
 
 # Replies.
@@ -126,14 +125,6 @@ def test_a_reply_broken_off_is_remembered_as_far_as_it_came(model):
     assert said(chat, "b", tokens=5) == said(again, "b", tokens=5)  # nothing of the rest is left in the cache
 
 
-def test_reset(model):
-    chat = Chat(model, TOKENIZER)
-    first = said(chat, "ab", tokens=6)
-    said(chat, "b", tokens=6)
-    chat.reset()
-    assert chat.turns == [] and said(chat, "ab", tokens=6) == first
-
-
 def test_a_full_context_forgets_the_second_turn_first():
     chat = Chat(bigram({MODEL: 72}), TOKENIZER)
     for letter in "abcdefghij":
@@ -159,27 +150,15 @@ def test_a_text_too_long_is_refused_and_nothing_is_lost(model):
     assert len(said(chat, "x" * 44, tokens=9)) <= 3  # what room there is, is used
 
 
-# The loop.
+# The loop, and whole conversations.
 
 
-@pytest.fixture
-def loop():
+def test_the_loop_saves_what_fine_tuning_reads(tmp_path):
     written = []
-    made = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
-    made.read = lambda: "".join([written.pop(0) for _ in list(written)])
-    return made
-
-
-def test_loop_answers_and_commands(loop, tmp_path):
-    assert loop.line("ab") and loop.read() == "H\n"
-    assert loop.line("   ") and loop.read() == ""
-    assert loop.line("/temperature 0.5") and loop.options["temperature"] == 0.5
-    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turn\n" in loop.read()
-    assert loop.line("/reset") and loop.chat.turns == []
-    assert loop.line("/help") and "/story" in loop.read()
-    assert not loop.line("/quit")
-    examples, template = read_examples(tmp_path / "said.jsonl")
-    assert examples == [[("ab", "H")]] and template == "plain"
+    loop = Loop(Chat(bigram({MODEL: 72}), TOKENIZER), written.append, tokens=5, temperature=0.0)
+    assert loop.line("ab") and loop.line("   ") and "".join(written) == "H\n"
+    assert loop.line(f"/save {tmp_path / 'said.jsonl'}") and "1 turn\n" in "".join(written)
+    assert read_examples(tmp_path / "said.jsonl") == ([[("ab", "H")]], "plain")
 
 
 def test_every_reply_is_what_the_model_says_after_what_is_remembered(model):
@@ -212,7 +191,7 @@ def test_a_turn_feeds_what_is_new(model, monkeypatch):
     assert fed[0] <= 1 + 1 + 3 and set(fed[1:]) <= {1}  # the last token said, its end marker, the turn
 
 
-@pytest.mark.parametrize("length", range(1, 24))
+@pytest.mark.parametrize("length", [1, 2, 7, 12, 18, 23])
 def test_every_reply_has_room(length):
     """At least a sixteenth of the context, 3 tokens, however full it is; and the context is used to its last token."""
     chat = Chat(bigram({MODEL: 72, 72: 72}), TOKENIZER)

@@ -1,6 +1,9 @@
 """A step on several threads: the same bits for the same number of workers, nothing allocated, work dealt out evenly."""
 
+import functools
 import tracemalloc
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import oracles
@@ -11,69 +14,70 @@ from nanoeuler_lib.config import ModelConfig, TrainConfig, preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.machine import one_blas_thread
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gradcheck import check_batch
-from nanoeuler_lib.model.optim import AdamW
+from nanoeuler_lib.model.optim import AdamW, optimizer_of
 from nanoeuler_lib.model.step import Step
 from nanoeuler_lib.training.train import expect_memory
 
-MODEL = ModelConfig(dim=32, heads=4, kv_heads=2, layers=2, context=96, vocab_size=50, predict=2)
-SETTINGS = TrainConfig(steps=20, batch=24, warmup=2, rate=1e-2)
+MODEL = ModelConfig(dim=16, heads=4, kv_heads=2, layers=2, context=48, vocab_size=30, predict=2)
+ADAMW = TrainConfig(steps=10, batch=12, warmup=2, rate=1e-2)
+MUON = replace(ADAMW, optimizer="muon")
 
 
-def ten_steps(workers, dtype=np.float32):
-    """Losses and parameters after ten steps on text that can be learnt."""
+def run_ten_steps(settings, workers, dtype=np.float32):
+    """Losses and norms of ten steps on two batches that can be learnt, and the parameters after them."""
     model = GPT(MODEL, oracles.random_parameters(MODEL, 0, 0.1, dtype))
-    step = Step(model, AdamW(MODEL, SETTINGS, dtype), SETTINGS, 24, workers)
-    assert step.workers == workers
-    with one_blas_thread():
-        results = [step(*check_batch(MODEL, 24, 96, number % 3)) for number in range(10)]
-    step.pool.shutdown()
+    with (
+        patch.object(step_module, "MICRO_TOKENS", 144),
+        one_blas_thread(),
+        Step(model, optimizer_of(MODEL, settings, dtype), settings, 12, workers) as step,
+    ):
+        assert step.workers == workers
+        results = [step(*check_batch(MODEL, 12, 48, number % 2)) for number in range(10)]
     return np.array([[*losses, norm] for losses, norm in results]), model.params.flat
 
 
+ten_steps = functools.cache(run_ten_steps)
+
+
+@pytest.mark.parametrize("settings", [ADAMW, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_same_bits_each_time(workers):
-    runs = [ten_steps(workers) for _ in range(2)]
-    assert runs[0][0].tobytes() == runs[1][0].tobytes() and runs[0][1].tobytes() == runs[1][1].tobytes()
+def test_same_bits_each_time(workers, settings):
+    for one, again in zip(ten_steps(settings, workers), run_ten_steps(settings, workers)):
+        assert one.tobytes() == again.tobytes()
+    losses = ten_steps(settings, workers)[0][:, 0]
+    assert losses[-1] < losses[0] - 0.1
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_another_number_of_workers_only_rounds_otherwise(workers):
-    """float64: 1e-10 after ten steps. float32: losses and norms to 1e-4, and parameters to a tenth of one step."""
-    for dtype, rtol, moved in ((np.float64, 1e-10, 1e-10), (np.float32, 1e-4, SETTINGS.rate / 10)):
-        (one, one_params), (many, many_params) = ten_steps(1, dtype), ten_steps(workers, dtype)
+@pytest.mark.parametrize("settings", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_another_number_of_workers_only_rounds_otherwise(workers, settings):
+    """float64: 1e-9 after ten steps. float32: losses and norms to 1e-4, and parameters to a tenth of one step."""
+    for dtype, rtol, moved in ((np.float64, 1e-9, 1e-9), (np.float32, 1e-4, settings.rate / 10)):
+        (one, one_params), (many, many_params) = ten_steps(settings, 1, dtype), ten_steps(settings, workers, dtype)
         oracles.close(many, one, rtol, "losses and norms")
         assert np.abs(many_params - one_params).max() <= moved
     assert many_params.tobytes() != one_params.tobytes(), "the order of sums must differ, or this test says nothing"
 
 
 @pytest.mark.parametrize(
-    "rows, workers, expected",  # context 96: at most 5 rows are 512 tokens
-    [(16, 2, (4, 2)), (16, 16, (4, 4)), (16, 1, (4, 1)), (15, 2, (5, 2)), (7, 2, (1, 2)), (1, 4, (1, 1)),
-     (12, 3, (4, 3)), (12, 5, (4, 3))],
+    "context, rows, workers, micro, used",  # of context 96, 5 rows are at most 512 tokens
+    [(96, 16, 2, 4, 2), (96, 16, 16, 4, 4), (96, 16, 1, 4, 1), (96, 15, 2, 5, 2), (96, 7, 2, 1, 2), (96, 1, 4, 1, 1),
+     (96, 12, 3, 4, 3), (96, 12, 5, 4, 3), (600, 4, 2, 1, 2)],
 )  # fmt: skip
-def test_work_is_dealt_out(rows, workers, expected):
+def test_work_is_dealt_out(context, rows, workers, micro, used):
     """In the largest equal parts that the cache likes, and no worker without one."""
-    step = Step(GPT(MODEL), AdamW(MODEL, SETTINGS), SETTINGS, rows, workers)
-    step.pool.shutdown()
-    assert (step.micro, step.workers) == expected and rows % step.micro == 0
+    config = replace(MODEL, context=context)
+    with Step(GPT(config), AdamW(config, ADAMW), ADAMW, rows, workers) as step:
+        assert (step.micro, step.workers) == (micro, used)
 
 
-def test_a_sequence_longer_than_a_micro_batch():
-    config = ModelConfig(dim=8, heads=2, kv_heads=1, layers=1, context=600, vocab_size=9, predict=1)
-    step = Step(GPT(config), AdamW(config, SETTINGS), SETTINGS, 4, 2)
-    step.pool.shutdown()
-    assert (step.micro, step.workers) == (1, 2)
-
-
-@pytest.mark.parametrize("rows", [8, 16])
-def test_steps_allocate_nothing(rows):
-    """After the first step, memory peaks less than 1 MB above its level, whatever the batch, and does not creep up."""
-    config = preset("small", layers=2)
-    settings = TrainConfig(batch=rows)
-    step = Step(GPT(config), AdamW(config, settings), settings, rows, workers=2)
-    batch = check_batch(config, rows, config.context, 0)
-    with one_blas_thread():
+def test_steps_allocate_nothing():
+    """After the first step, memory peaks less than 1 MB above its level, and does not creep up."""
+    config, settings = preset("small", layers=1), TrainConfig(batch=8)
+    batch = check_batch(config, 8, config.context, 0)
+    with one_blas_thread(), Step(GPT(config), AdamW(config, settings), settings, 8, workers=2) as step:
         step(*batch)
         tracemalloc.start()
         try:
@@ -84,7 +88,6 @@ def test_steps_allocate_nothing(rows):
             level, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    step.pool.shutdown()
     assert sum(plan.nbytes for plan in step.plans) > 1e7, "too small for the test to mean anything"
     assert peak - before < 1e6 and level - before < 1e5, (peak - before, level - before)
 

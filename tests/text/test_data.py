@@ -9,22 +9,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import error_of
+from oracles import check_split, check_targets, check_validation_rows, error_of, numbered
 
-import konigsberg
-from nanoeuler_lib.config import preset
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.data import SEPARATOR, Tokens
+from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer, count_words
-from nanoeuler_lib.training.checkpoint import load_pretrained
-
-LENGTHS = np.ones(100, np.int32)
-
-
-def numbered(count, starts=None):
-    """Token i is number i: what is read shows where."""
-    return Tokens(np.arange(count, dtype=np.uint16), None if starts is None else np.array(starts), LENGTHS)
 
 
 def rows(tokens, time):
@@ -33,22 +23,25 @@ def rows(tokens, time):
     return inputs.tolist(), targets.tolist()
 
 
-def test_validation_rows_of_a_text_without_documents():
-    assert rows(numbered(7), 3) == ([[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]])
-    assert rows(numbered(8), 3) == ([[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]])
-    assert rows(numbered(2), 3) == ([[0, 0, 0]], [[1, -1, -1]])
+@pytest.mark.parametrize(
+    "count, starts, time, inputs, targets",
+    [
+        (7, None, 3, [[0, 1, 2], [3, 4, 5]], [[1, 2, 3], [4, 5, 6]]),
+        (8, None, 3, [[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 2, 3], [4, 5, 6], [7, -1, -1]]),
+        (2, None, 3, [[0, 0, 0]], [[1, -1, -1]]),
+        (8, [0, 3], 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # with its closing end of text
+        (9, [0, 3], 4, [[0, 1, 2, 0], [3, 4, 5, 6]], [[1, 2, 3, -1], [4, 5, 6, 7]]),  # the rest is left out
+        (8, [0, 3], 5, [[0, 1, 2, 0, 0], [3, 4, 5, 6, 0]], [[1, 2, 3, -1, -1], [4, 5, 6, 7, -1]]),
+        (5, [0, 4], 3, [[0, 1, 2], [3, 0, 0]], [[1, 2, 3], [4, -1, -1]]),  # none fits: windows
+    ],
+)
+def test_validation_rows(count, starts, time, inputs, targets):
+    assert rows(numbered(count, starts), time) == (inputs, targets)
 
 
-def test_validation_rows_of_documents():
-    """Each with its closing end of text; what a row cannot hold of one is left out."""
-    tokens = numbered(13, [0, 3, 5, 7])  # the last has 5 tokens, and its row 4
-    assert rows(tokens, 4) == (
-        [[0, 1, 2, 0], [3, 4, 0, 0], [5, 6, 0, 0], [7, 8, 9, 10]],
-        [[1, 2, 3, -1], [4, 5, -1, -1], [6, 7, -1, -1], [8, 9, 10, 11]],
-    )
-    assert rows(tokens, 5)[1][3] == [8, 9, 10, 11, 12]
-    assert rows(tokens, 6)[1][3] == [8, 9, 10, 11, 12, -1]
-    assert len(rows(numbered(13, [0, 9]), 8)[0]) == 2  # none fits: windows
+@pytest.mark.parametrize("check", [check_targets, check_validation_rows, check_split])
+def test_rows_and_parts_of_texts(check):
+    check()
 
 
 def cut(count, starts):
@@ -68,7 +61,7 @@ def test_longer_documents_go_on_in_further_rows():
     assert rows(tokens, 3)[1][1:4] == [[4, 5, 6], [7, 8, 9], [10, 11, -1]]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(seed):
     rng = np.random.default_rng(seed)
     time, predict = int(rng.integers(2, 9)), int(rng.integers(1, 4))
@@ -82,32 +75,6 @@ def test_every_token_of_a_text_with_longer_documents_is_reached_and_scored_once(
     inputs, targets = data.validation_rows(tokens, time)
     scored = targets[targets >= 0]
     assert sorted(scored) == list(range(1, len(tokens.ids))) and (scored == inputs[targets >= 0] + 1).all()
-
-
-def test_rows_of_the_books_stories_are_what_they_were():
-    """Its longest, 131 tokens, fits into a row of 128 and 4 to predict: nothing is cut, and no batch is another one."""
-    tokenizer, config = load_pretrained()[1], preset("small")
-    before, valid = (data.tokenize(konigsberg.corpus(n, seed), tokenizer) for n, seed in ((400_000, 101), (60_000, 2)))
-    now = replace(before, cut=True)
-    assert np.diff(before.starts).max() == 131
-    drawn = [data.batch(one, np.random.default_rng(3), 16, 128, config.predict) for one in (before, now)]
-    assert all(np.array_equal(*pair) for pair in zip(*drawn))
-    assert np.array_equal(*(data.row_starts(one, 128, 4) for one in (before, now)))
-    scored = [data.validation_rows(one, 128) for one in (valid, replace(valid, cut=True))]
-    assert all(np.array_equal(*pair) for pair in zip(*scored))
-
-
-@pytest.mark.parametrize("rows_", [1, 4])
-def test_rows_start_at_each_document_that_fits_and_at_no_other(rows_):
-    """The first one too, and one that ends with the text."""
-    tokens, rng, seen = numbered(12, [0, 3, 7, 10]), np.random.default_rng(0), set()
-    for _ in range(60):
-        inputs, targets = data.batch(tokens, rng, rows_, 3, 2)
-        assert inputs.shape == (rows_, 3) and targets.shape == (rows_, 3, 2)
-        assert inputs.dtype == targets.dtype == np.int64
-        assert np.array_equal(targets, inputs[..., None] + [1, 2])
-        seen |= set(inputs[:, 0].tolist())
-    assert seen == {0, 3, 7}
 
 
 def test_a_batch_is_that_of_its_generator():
@@ -140,31 +107,30 @@ def test_separators_at_the_ends_separate_nothing(around):
     assert data.without_outer_separators(around) in ("", SEPARATOR[:-1] if around == SEPARATOR[:-1] else "")
 
 
-def test_a_cut_within_a_separator_cuts_no_separator():
+@pytest.mark.parametrize("per_cent", range(1, 100, 2))
+def test_a_cut_within_a_separator_cuts_no_separator(per_cent):
     """Wherever the cut falls: whole documents on both sides, none lost."""
-    documents = ["a" * 9, "b" * 20]
-    for per_cent in range(1, 90):
-        part, valid = data.split_text(SEPARATOR.join(documents), per_cent / 100)
-        assert (part, valid) == ("a" * 9, "b" * 20), per_cent
     text = SEPARATOR.join(["a" * 9, "b" * 20, "c" * 20])
-    for per_cent in range(1, 100):
-        part, valid = data.split_text(text, per_cent / 100)
-        assert part + SEPARATOR + valid == text
-    assert data.split_text(text, 0) == (text, "")
+    part, valid = data.split_text(text, per_cent / 100)
+    assert part + SEPARATOR + valid == text
 
 
-def test_line_ends_within_a_document_stay(tmp_path):
-    mark = END_OF_TEXT
-    for written, read in (
-        (f"a\r\nb\r\n{mark}\r\nc\r\n", f"a\r\nb\n{mark}\nc\r\n"),
-        (f"{mark}\r\na\r\n{mark}", f"{mark}\na\n{mark}"),
-        (f"a\r\n{mark}x\r\nb\rc", f"a\r\n{mark}x\r\nb\rc"),
-        (f"a\n{mark}\nb", f"a\n{mark}\nb"),
-        (f"a\r\r\n{mark}\r\nb", f"a\r\n{mark}\nb"),
-    ):
-        (tmp_path / "text.txt").write_bytes(written.encode())
-        assert data.read_text(tmp_path / "text.txt") == read
-        assert data.read_text(str(tmp_path / "text.txt")) == read
+MARK = END_OF_TEXT
+
+
+@pytest.mark.parametrize(
+    "written, read",
+    [
+        (f"a\r\nb\r\n{MARK}\r\nc\r\n", f"a\r\nb\n{MARK}\nc\r\n"),
+        (f"{MARK}\r\na\r\n{MARK}", f"{MARK}\na\n{MARK}"),
+        (f"a\r\n{MARK}x\r\nb\rc", f"a\r\n{MARK}x\r\nb\rc"),
+        (f"a\n{MARK}\nb", f"a\n{MARK}\nb"),
+        (f"a\r\r\n{MARK}\r\nb", f"a\r\n{MARK}\nb"),
+    ],
+)
+def test_line_ends_within_a_document_stay(tmp_path, written, read):
+    (tmp_path / "text.txt").write_bytes(written.encode())
+    assert data.read_text(tmp_path / "text.txt") == data.read_text(str(tmp_path / "text.txt")) == read
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64])
@@ -282,6 +248,7 @@ def test_one_document_is_a_text_without_any():
 def test_a_text_just_long_enough_for_a_row():
     inputs, targets = data.batch(numbered(5), np.random.default_rng(0), 3, 3, 2)
     assert inputs.tolist() == [[0, 1, 2]] * 3 and targets[0].tolist() == [[1, 2], [2, 3], [3, 4]]
+    assert inputs.dtype == targets.dtype == np.int64
     assert error_of(data.batch, numbered(4), None, 3, 3, 2) == (
         "text has 4 tokens, expected at least 5: a row of 3 and 2 to predict"
     )
@@ -296,10 +263,10 @@ def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
     assert data.starts_at_documents(numbered(50), time) is False
 
 
-def test_a_cut_falls_where_the_fraction_says():
-    for text, fraction, expected in (
-        ("abcdefghij", 0.3, ("abcdefg", "hij")), ("abcdefghij", 0.0, ("abcdefghij", "")), ("abc", 0.5, ("ab", "c")),
-        (f"abc{SEPARATOR}defgh", 0.0, (f"abc{SEPARATOR}defgh", "")), (f"abc{SEPARATOR}de", 0.05, ("abc", "de")),
-        (f"{SEPARATOR}abcd\n\nef{SEPARATOR}", 0.5, ("abcd", "\n\nef")),
-    ):  # fmt: skip
-        assert data.split_text(text, fraction) == expected
+@pytest.mark.parametrize("text, fraction, part, valid", [
+    ("abcdefghij", 0.3, "abcdefg", "hij"), ("abcdefghij", 0.0, "abcdefghij", ""), ("abc", 0.5, "ab", "c"),
+    (f"abc{SEPARATOR}defgh", 0.0, f"abc{SEPARATOR}defgh", ""), (f"abc{SEPARATOR}de", 0.05, "abc", "de"),
+    (f"abc{SEPARATOR}de", 0.9, "abc", "de"), (f"{SEPARATOR}abcd\n\nef{SEPARATOR}", 0.5, "abcd", "\n\nef"),
+])  # fmt: skip
+def test_a_cut_falls_where_the_fraction_says(text, fraction, part, valid):
+    assert data.split_text(text, fraction) == (part, valid)

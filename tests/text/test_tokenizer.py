@@ -9,6 +9,7 @@ import sys
 import time
 import unicodedata
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from oracles import error_of
 
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.text import bpe
@@ -60,7 +62,7 @@ def known(text):
 def test_words_are_those_of_the_pattern():
     regex = pytest.importorskip("regex", reason="regex is not installed: make oracle")
 
-    @settings(max_examples=2000)
+    @settings(max_examples=150)
     @given(tricky_text)
     @example("I're you've he'll don't 'm's'd x'RE 'lve  're")
     def check(text):
@@ -77,7 +79,7 @@ def test_every_code_point_is_in_its_class():
     regex = pytest.importorskip("regex", reason="regex is not installed: make oracle")
     points = [chr(point) for point in range(sys.maxunicode + 1)]
     assigned = [c for c in points if unicodedata.category(c) not in ("Cn", "Cs")]
-    text = "\n".join(f"ä{c}5{c}!{c}  {c}" for c in assigned)
+    text = "".join(f"ä{c}5{c}  " for c in assigned)
     assert split_words(text) == regex.findall(GPT2_PATTERN, text)
     newer = regex.findall(r"[\p{L}\p{N}\s]", "".join(c for c in points if unicodedata.category(c) == "Cn"))
     print(f"Unicode {unicodedata.unidata_version}: {len(newer)} letters and numbers of `regex` are later")
@@ -85,13 +87,12 @@ def test_every_code_point_is_in_its_class():
 
 
 def test_ascii_text_has_the_same_words_with_either_pattern():
-    rng = random.Random(0)
-    for _ in range(3000):
-        text = "".join(rng.choices([chr(i) for i in range(128)] + list("  '\n"), k=20))
-        assert split_words(text) == module._UNICODE_WORDS.findall(text)
+    rng, letters = random.Random(0), [chr(i) for i in range(128)] + list("  '\n")
+    text = "".join(rng.choices(letters, k=60_000))
+    assert split_words(text) == module._UNICODE_WORDS.findall(text)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(tricky_text)
 def test_counting_by_pieces_counts_words(text):
     text = encodable(text)
@@ -105,16 +106,16 @@ def test_counting_by_pieces_counts_words(text):
 # Training
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(small_text | tricky_text, st.integers(0, 40))
+@example("a" * 40, 30)
+@example("abab" * 9 + " abab", 30)
+@example("aab" * 12, 30)
+@example("aaa aaaa aaaaa", 30)
+@example("ab" + "c" * 9 + "ab", 30)
 def test_training_is_plain_training(text, number):
     text = encodable(text)
     assert find_merges(count_words(text), number) == bpe.train(text, 256 + number)
-
-
-@pytest.mark.parametrize("text", ["a" * 40, "abab" * 9 + " abab", "aab" * 12, "aaa aaaa aaaaa", "ab" + "c" * 9 + "ab"])
-def test_training_on_runs_is_plain_training(text):
-    assert find_merges(count_words(text), 30) == bpe.train(text, 286)
 
 
 def test_ties_go_to_the_greater_bytes():
@@ -167,7 +168,7 @@ def test_files_texts_and_processes_train_the_same(tmp_path, monkeypatch):
 # Encoding
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(small_text | tricky_text, small_text | tricky_text, st.integers(0, 30))
 def test_encoding_is_plain_encoding(learnt, text, number):
     """Also with merges that were learnt across the borders of words, which encoding must not cross."""
@@ -185,9 +186,13 @@ def test_encoding_is_plain_encoding(learnt, text, number):
             assert tokenizer.encode(text).tolist() == expected
 
 
+@pytest.fixture(scope="module")
+def every_pair():
+    return Tokenizer([(a, b) for a in range(256) for b in range(256)])
+
+
 @pytest.mark.parametrize("text", ["x ab1", "x 12a", "x ab.", "x ..a", "x ab\n", "x ab's", "x ab_", "x aß1", "x ßa—"])
-def test_merges_do_not_cross_the_borders_of_words(text):
-    every_pair = Tokenizer([(a, b) for a in range(256) for b in range(256)])
+def test_merges_do_not_cross_the_borders_of_words(every_pair, text):
     expected = [id for word in split_words(text) for id in every_pair.encode(word).tolist()]
     assert every_pair.encode(text).tolist() == expected
 
@@ -195,7 +200,7 @@ def test_merges_do_not_cross_the_borders_of_words(text):
 ROUND_TRIP = Tokenizer.train("the thing ßß aa \n\n  <|endoftext|> 漢字", 290)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=200)
 @given(st.binary(max_size=60) | st.lists(st.sampled_from([b"a", b" ", b"\n", b"\xc3", b"\x9f"])).map(b"".join))
 def test_every_byte_string_round_trips(data):
     ids = ROUND_TRIP.encode_bytes(data)
@@ -212,37 +217,36 @@ def test_text_round_trips_and_broken_text_is_marked():
     assert tokenizer.decode([]) == "" and tokenizer.encode("").tolist() == []
 
 
-def test_ids_are_a_new_writable_array_of_the_least_type():
+def test_ids_are_a_new_writable_array():
     small = Tokenizer([], [])
     ids = small.encode("ab")
-    assert ids.dtype == small.dtype == np.uint16
     ids[0] = 99
     assert small.encode("ab").tolist() == [97, 98]
-    pairs = [(a, b) for a in range(256) for b in range(256)]
-    large = Tokenizer(pairs[:65279])
-    assert large.vocab_size == 65536 and large.dtype == np.uint16
-    large = Tokenizer(pairs)
-    assert large.vocab_size == 65793 and large.dtype == np.uint32
-    assert large.encode_bytes(b"\xff" * 4).tolist() == [65791, 65791]
-    assert large.decode_bytes(large.encode_bytes(b"\xff" * 4)) == b"\xff" * 4
-    assert large.encode(END_OF_TEXT, "all").tolist() == [65792]
 
 
-def test_tokens_beyond_the_surrogates_are_found_in_long_words(monkeypatch):
+def test_ids_have_the_least_type(every_pair):
+    for merges, size, dtype in ((0, 257, np.uint16), (65279, 65536, np.uint16), (65280, 65537, np.uint32)):
+        tokenizer = Tokenizer(every_pair.merges[:merges])
+        assert tokenizer.vocab_size == size and tokenizer.dtype == tokenizer.encode("ab").dtype == dtype
+    assert every_pair.encode_bytes(b"\xff" * 4).tolist() == [65791, 65791]
+    assert every_pair.decode_bytes(every_pair.encode_bytes(b"\xff" * 4)) == b"\xff" * 4
+    assert every_pair.encode(END_OF_TEXT, "all").tolist() == [65792]
+
+
+def test_tokens_beyond_the_surrogates_are_found_in_long_words(every_pair, monkeypatch):
     """The sweep writes tokens as characters, also where the ids are those of half surrogate pairs."""
     monkeypatch.setattr(module, "_LONG", 3)
-    tokenizer = Tokenizer([(a, b) for a in range(256) for b in range(256)])
     word = bytes([0xDC, 0xFF] * 3)  # the pair has the id 0xDDFF
-    assert tokenizer.encode_bytes(word).tolist() == [256 + 0xDC * 256 + 0xFF] * 3
+    assert Tokenizer(every_pair.merges).encode_bytes(word).tolist() == [256 + 0xDC * 256 + 0xFF] * 3
 
 
 @pytest.mark.parametrize("character", ["a", "_", "\n", " ", "ß", "漢", "7", "—"])
 def test_time_is_linear_in_the_length_of_a_run(character):
-    text = ("x" + character * 300_000) * 2
+    text = ("x" + character * 60_000) * 2
     start = time.process_time()  # of this process alone, however busy the machine is
     tokenizer = Tokenizer.train(text + " " + text[:1000], 270)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert time.process_time() - start < 20  # a quadratic step would take hours
+    assert time.process_time() - start < 10  # linear: 0.1; a quadratic step would take minutes
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
@@ -345,16 +349,13 @@ def test_a_saved_tokenizer_is_the_same(tmp_path):
 
 
 def edited(**changes):
-    content = {
-        "format": "nanoeuler-bpe",
-        "version": 1,
-        "vocab_size": 259,
-        "special_tokens": [END_OF_TEXT],
-        "byte_order": list(range(256)),
-        "merges": [[97, 98], [256, 99]],
-    }
-    content |= changes
-    return {key: value for key, value in content.items() if value is not ...}
+    content = {"format": "nanoeuler-bpe", "version": 1, "vocab_size": 259, "special_tokens": [END_OF_TEXT]}
+    content |= {"byte_order": list(range(256)), "merges": [[97, 98], [256, 99]]} | changes
+    return json.dumps({key: value for key, value in content.items() if value is not ...}).encode()
+
+
+def merges(*pairs):
+    return edited(merges=list(pairs))
 
 
 BAD_FILES = {
@@ -367,29 +368,17 @@ BAD_FILES = {
     "later version": (edited(version=2), "version is 2, expected 1"),
     "no merges": (edited(merges=...), "expected lists of merges"),
     "merges are text": (edited(merges="ab"), "expected lists of merges"),
-    "a merge of three": (edited(merges=[[97, 98, 99]]), "merge 0 is [97, 98, 99], expected two token ids"),
-    "a merge of floats": (edited(merges=[[97.0, 98]]), "merge 0 is [97.0, 98], expected two token ids"),
-    "a merge of truth": (edited(merges=[[True, 98]]), "merge 0 is [True, 98], expected two token ids"),
-    "a merge of itself": (
-        edited(merges=[[97, 256]]),
-        "merge 0 is (97, 256): expected ids made before it, 0 to 255",
-    ),
-    "a later id": (
-        edited(merges=[[97, 98], [300, 99]]),
-        "merge 1 is (300, 99): expected ids made before it, 0 to 256",
-    ),
-    "a negative id": (edited(merges=[[-1, 98]]), "merge 0 is (-1, 98)"),
-    "a repeated merge": (edited(merges=[[97, 98], [97, 98]]), "merge 1 is (97, 98), as merge 0 was"),
-    "a repeated token": (edited(merges=[[97, 98], [256, 99], [98, 99], [97, 258]]), "leave side by side"),
-    "a merge never made": (
-        edited(merges=[[97, 98], [98, 99], [97, 257]]),
-        "merge 2 is (97, 257): expected a pair",
-    ),
-    "a huge token": (edited(merges=[[97, 97]] + [[256 + i, 256 + i] for i in range(60)]), "bytes in all"),
-    "vocab too large": (
-        edited(vocab_size=300),
-        "vocab_size is 300, expected 256 + 2 merges + 1 special tokens = 259",
-    ),
+    "a merge of three": (merges([97, 98, 99]), "merge 0 is [97, 98, 99], expected two token ids"),
+    "a merge of floats": (merges([97.0, 98]), "merge 0 is [97.0, 98], expected two token ids"),
+    "a merge of truth": (merges([True, 98]), "merge 0 is [True, 98], expected two token ids"),
+    "a merge of itself": (merges([97, 256]), "merge 0 is (97, 256): expected ids made before it, 0 to 255"),
+    "a later id": (merges([97, 98], [300, 99]), "merge 1 is (300, 99): expected ids made before it, 0 to 256"),
+    "a negative id": (merges([-1, 98]), "merge 0 is (-1, 98)"),
+    "a repeated merge": (merges([97, 98], [97, 98]), "merge 1 is (97, 98), as merge 0 was"),
+    "a repeated token": (merges([97, 98], [256, 99], [98, 99], [97, 258]), "leave side by side"),
+    "a merge never made": (merges([97, 98], [98, 99], [97, 257]), "merge 2 is (97, 257): expected a pair"),
+    "a huge token": (merges([97, 97], *([256 + i, 256 + i] for i in range(60))), "bytes in all"),
+    "vocab too large": (edited(vocab_size=300), "is 300, expected 256 + 2 merges + 1 special tokens = 259"),
     "vocab missing": (edited(vocab_size=...), "vocab_size is None, expected 256 + 2"),
     "a byte twice": (edited(byte_order=[0, *range(255)]), "each of the integers 0 to 255 once"),
     "a byte too many": (edited(byte_order=list(range(257))), "each of the integers 0 to 255 once"),
@@ -405,35 +394,28 @@ BAD_FILES = {
 def test_a_bad_file_is_told_in_one_line(name, tmp_path):
     content, expected = BAD_FILES[name]
     path = tmp_path / "bad.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with pytest.raises(NanoEulerError) as caught:
-        Tokenizer.load(path)
-    message = str(caught.value)
-    assert expected in message and message.startswith(str(path)) and "\n" not in message
+    path.write_bytes(content)
+    message = error_of(Tokenizer.load, path)
+    assert expected in message and message.startswith(str(path))
 
 
 def test_a_good_file_of_the_same_making_loads(tmp_path):
-    (tmp_path / "good.json").write_text(json.dumps(edited()))
+    (tmp_path / "good.json").write_bytes(edited())
     assert Tokenizer.load(tmp_path / "good.json").token_bytes[256:] == [b"ab", b"abc", END_OF_TEXT.encode()]
 
 
 def test_missing_and_oversized_files_are_told(tmp_path, monkeypatch):
-    with pytest.raises(NanoEulerError, match=r"missing.json: cannot be read .No such file"):
-        Tokenizer.load(tmp_path / "missing.json")
-    with pytest.raises(NanoEulerError, match=r"cannot be read .Is a directory"):
-        Tokenizer.load(tmp_path)
-    with pytest.raises(NanoEulerError, match=r"cannot be written .No such file"):
-        Tokenizer([]).save(tmp_path / "no" / "where.json")
     with open(tmp_path / "large.json", "wb") as file:
         file.truncate(1 << 27)
-    with pytest.raises(NanoEulerError, match="at most 67108864 bytes"):
-        Tokenizer.load(tmp_path / "large.json")
+    assert "missing.json: cannot be read (No such file" in error_of(Tokenizer.load, tmp_path / "missing.json")
+    assert "cannot be read (Is a directory" in error_of(Tokenizer.load, tmp_path)
+    assert "at most 67108864 bytes" in error_of(Tokenizer.load, tmp_path / "large.json")
+    assert "cannot be written (No such file" in error_of(Tokenizer([]).save, tmp_path / "no" / "where.json")
     monkeypatch.setattr(module, "MAX_VOCAB_SIZE", 258)
-    with pytest.raises(NanoEulerError, match="has 259 tokens: expected at most 258"):
-        Tokenizer([(97, 98), (98, 99)])
+    assert "has 259 tokens: expected at most 258" in error_of(Tokenizer, [(97, 98), (98, 99)])
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8))
 def test_only_merges_that_encoding_can_make_are_taken(draws):
     """Every merge of an accepted vocabulary encodes its own text to itself; every refused one would not."""
@@ -457,34 +439,29 @@ def test_only_merges_that_encoding_can_make_are_taken(draws):
 # Bad arguments
 
 
+BYTES = Tokenizer([])
+
+
 @pytest.mark.parametrize(
-    ("call", "expected"),
+    "function, arguments, expected",
     [
-        (
-            lambda: Tokenizer.train("ab", 256),
-            "vocab_size is 256: expected 257 (256 bytes and 1 special tokens) to",
-        ),
-        (lambda: Tokenizer.train("ab", 10**9), "vocab_size is 1000000000: expected 257"),
-        (lambda: Tokenizer.train(Path("/no/file"), 300), "/no/file: cannot be read (No such file"),
-        (lambda: Tokenizer.train(Path(__file__), 300, processes=0), "processes is 0: expected 1 or more"),
-        (lambda: Tokenizer.train("ab", 300, ["<a>", "<a>"]), "special token '<a>'"),
-        (
-            lambda: Tokenizer([]).encode("a", ["<b>"]),
-            "allowed_special is ['<b>']: expected \"all\" or some of",
-        ),
-        (lambda: Tokenizer([]).encode("a", END_OF_TEXT), "allowed_special is '<|endoftext|>'"),
-        (lambda: Tokenizer([]).encode("a\ud800"), "text holds '\\ud800', half a surrogate pair"),
-        (lambda: Tokenizer([]).encode_file("/no/file"), "/no/file: cannot be read (No such file"),
-        (lambda: Tokenizer([]).decode([257]), "token id is 257: expected 0 to 256"),
-        (lambda: Tokenizer([]).decode([-1]), "token id is -1: expected 0 to 256"),
-        (lambda: Tokenizer([]).decode([1.5]), "ids are float64 of shape (1,)"),
-        (lambda: Tokenizer([]).decode(np.zeros((2, 2), int)), "ids are int64 of shape (2, 2)"),
+        (Tokenizer.train, ("ab", 256), "vocab_size is 256: expected 257 (256 bytes and 1 special tokens) to"),
+        (Tokenizer.train, ("ab", 10**9), "vocab_size is 1000000000: expected 257"),
+        (Tokenizer.train, (Path("/no/file"), 300), "/no/file: cannot be read (No such file"),
+        (partial(Tokenizer.train, processes=0), (Path(__file__), 300), "processes is 0: expected 1 or more"),
+        (Tokenizer.train, ("ab", 300, ["<a>", "<a>"]), "special token '<a>'"),
+        (BYTES.encode, ("a", ["<b>"]), "allowed_special is ['<b>']: expected \"all\" or some of"),
+        (BYTES.encode, ("a", END_OF_TEXT), "allowed_special is '<|endoftext|>'"),
+        (BYTES.encode, ("a\ud800",), "text holds '\\ud800', half a surrogate pair"),
+        (BYTES.encode_file, ("/no/file",), "/no/file: cannot be read (No such file"),
+        (BYTES.decode, ([257],), "token id is 257: expected 0 to 256"),
+        (BYTES.decode, ([-1],), "token id is -1: expected 0 to 256"),
+        (BYTES.decode, ([1.5],), "ids are float64 of shape (1,)"),
+        (BYTES.decode, (np.zeros((2, 2), int),), "ids are int64 of shape (2, 2)"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(call, expected):
-    with pytest.raises(NanoEulerError) as caught:
-        call()
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+def test_bad_arguments_are_told_in_one_line(function, arguments, expected):
+    assert expected in error_of(function, *arguments)
 
 
 # GPT-2
@@ -523,13 +500,13 @@ def test_gpt2_vocabulary_survives_saving(gpt2, tmp_path):
 
 
 def sample_texts():
-    """About 3 MB of every kind of text there is."""
+    """Every kind of text there is."""
     names = ["corpus.en", "german.txt", "address.txt", "tinystories_sample.txt"]
     yield from ((DATA / "tokenizer_fixtures" / name).read_text("utf-8") for name in names)
     yield (DATA / "tinyshakespeare.txt").read_text("utf-8")
     for name in ("books/books_core_train.txt.xz", "web/web_featured_train.txt.xz"):
         with lzma.open(DATA / name) as file:
-            yield file.read(1_000_000).decode("utf-8", "ignore")
+            yield file.read(300_000).decode("utf-8", "ignore")
     rng = random.Random(3)
     yield "".join(rng.choices(TRICKY.encode("utf-8", "ignore").decode(), k=200_000))
 
@@ -540,6 +517,7 @@ def test_gpt2_ids_are_those_of_tiktoken(gpt2):
     ranks = {token: id for id, token in enumerate(gpt2.token_bytes[:-1])}
     theirs = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     for text in sample_texts():
+        text = text[:300_000]
         assert np.array_equal(gpt2.encode(text), theirs.encode_ordinary(text))
 
 
@@ -557,32 +535,20 @@ def test_small_gpt2_files_are_read(tmp_path):
     assert tokenizer.special_tokens == {END_OF_TEXT: 258}
 
 
-@pytest.mark.parametrize("change", ["order", "later", "gap", "bytes", "unknown", "unknown first", "list", "words"])
-def test_gpt2_files_that_do_not_fit_are_told(change, tmp_path):
-    alphabet = gpt2_alphabet()
-    id_of = {alphabet[byte]: byte for byte in range(256)} | {"ab": 256, "abc": 257, "bc": 258}
-    lines = ["a b", "ab c"]
-    if change == "order":
-        del id_of["abc"], id_of["bc"]
-        id_of["cd"], lines = 257, ["c d", "a b"]
-    elif change == "later":
-        lines = ["ab c", "a b"]
-    elif change == "gap":
-        id_of["bc"] = 300
-    elif change == "bytes":
-        id_of["z"], id_of["bc"] = 258, 122
-    elif change == "unknown":
-        id_of["xyz"] = 258
-        del id_of["bc"]
-        lines = ["a b", "ab c", "x yz"]
-    elif change == "unknown first":
-        id_of["xyz"] = 258
-        del id_of["bc"]
-        lines = ["a b", "ab c", "xy z"]
-    elif change == "list":
-        id_of = list(id_of)
-    elif change == "words":
-        id_of["ab"] = "256"
-    with pytest.raises(NanoEulerError) as caught:
-        Tokenizer.from_gpt2(*write_gpt2(tmp_path, id_of, lines))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    "changes, lines, expected",
+    [
+        ({"abc": ..., "bc": ..., "cd": 257}, ["c d", "a b"], "does not fit"),
+        ({}, ["ab c", "a b"], "does not fit"),
+        ({"bc": 300}, ["a b", "ab c"], "does not fit"),
+        ({"z": 258, "bc": 122}, ["a b", "ab c"], "does not fit"),
+        ({"ab": "256"}, ["a b", "ab c"], "does not fit"),
+        (None, ["a b", "ab c"], "does not fit"),
+        ({"xyz": 258, "bc": ...}, ["a b", "ab c", "x yz"], "merge 2 is (120, -1): expected ids made before it"),
+        ({"xyz": 258, "bc": ...}, ["a b", "ab c", "xy z"], "merge 2 is (-1, 122): expected ids made before it"),
+    ],
+)
+def test_gpt2_files_that_do_not_fit_are_told(changes, lines, expected, tmp_path):
+    id_of = {character: byte for byte, character in gpt2_alphabet().items()} | {"ab": 256, "abc": 257, "bc": 258}
+    id_of = list(id_of) if changes is None else {x: id for x, id in (id_of | changes).items() if id is not ...}
+    assert expected in error_of(Tokenizer.from_gpt2, *write_gpt2(tmp_path, id_of, lines))
