@@ -3,7 +3,7 @@
 import math
 import signal
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from unittest.mock import patch
 
 import numpy as np
@@ -365,7 +365,7 @@ def test_gradient_is_that_of_pytorch(name):
 # Runs.
 
 
-@pytest.fixture(scope="module")
+@cache
 def base():
     """A small model with markers that was never taught: what it says is paid by how it begins."""
     tokenizer = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat").tokenizer

@@ -55,6 +55,10 @@ def made(folder, text=None, name="shards", **options) -> Shards:
     return shards.write(folder / name, [folder / f"{name}.txt"], TOKENIZER, **options)
 
 
+def valid_sets(folder):
+    return [made(folder, text_of(range(40, 44)), "one"), made(folder, text_of(range(44, 48)), "two")]
+
+
 def found_of(seed=0, fraction=0.2, config=MODEL):
     """What a dataset is given of a run."""
     settings = changed(RUN_CONFIG, seed=seed, valid_fraction=fraction)
@@ -414,10 +418,7 @@ def test_copies_and_leaks_are_told(tmp_path):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    return made(folder), [
-        made(folder, text_of(range(40, 44)), "one"),
-        made(folder, text_of(range(44, 48)), "two"),
-    ]
+    return made(folder), valid_sets(folder)
 
 
 CONFIG = changed(RUN_CONFIG, steps=8, valid_every=3, save_every=2, sample_every=4)
