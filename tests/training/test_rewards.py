@@ -4,15 +4,16 @@ import math
 import signal
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles import Crash, assert_same_run, close, error_of, random_parameters
+from oracles import assert_same_run, close, error_of, random_parameters
 from test_mutations import planted
 
 import konigsberg
-from konigsberg.tasks import route_sets
+from konigsberg import tasks
 from nanoeuler_lib import ops
 from nanoeuler_lib.command import cli
 from nanoeuler_lib.config import ModelConfig, RewardConfig, TrainConfig
@@ -97,31 +98,17 @@ def test_full_rows_are_refused():
 
 def check_advantages():
     """Against loops, for rewards of several sizes; a group of equal rewards has 0."""
-    paid = np.random.default_rng(0).random((5, 4)) * [[1], [100], [1e-3], [1], [0]] + [
-        [0],
-        [0],
-        [0],
-        [-7],
-        [0.1],
-    ]
-    for own in (False, True):
-        for std in (False, True):
-            found = rewards.advantages(paid, own, std)
-            for group, row in zip(paid.tolist(), found, strict=True):
-                for i, r in enumerate(group):
-                    others = group if own else group[:i] + group[i + 1 :]
-                    expected = r - sum(others) / len(others)
-                    mean = sum(group) / 4
-                    spread = math.sqrt(sum((x - mean) ** 2 for x in group) / 4)
-                    expected = expected / spread if std and spread > 1e-12 else expected
-                    assert abs(row[i] - expected) <= 1e-12 * max(1, abs(expected)), (own, std, i)
+    paid = np.random.default_rng(0).random((5, 4)) * [[1], [100], [1e-3], [1], [0]] + [[0], [0], [0], [-7], [0.1]]
+    for own, std in product((False, True), repeat=2):
+        for group, row in zip(paid.tolist(), rewards.advantages(paid, own, std), strict=True):
+            mean = sum(group) / 4
+            spread = math.sqrt(sum((x - mean) ** 2 for x in group) / 4)
+            for i, r in enumerate(group):
+                others = group if own else group[:i] + group[i + 1 :]
+                expected = r - sum(others) / len(others)
+                expected = expected / spread if std and spread > 1e-12 else expected
+                assert abs(row[i] - expected) <= 1e-12 * max(1, abs(expected)), (own, std, i)
     assert (rewards.advantages(np.full((1, 3), 0.1), False, True) == 0).all()
-
-
-def slopes_of(f, x):
-    """The slope of each term by its own argument."""
-    x = x.copy()
-    return numeric_gradient(lambda: f(x)[0].sum(), x)
 
 
 def check_kl():
@@ -134,15 +121,14 @@ def check_kl():
     forward = lambda z: np.exp(log_softmax(z)) @ (log_softmax(z) - logq)
     backward = lambda z: q @ (logq - log_softmax(z))
     z = logp.copy()
-    gradients = {"k1": np.zeros(9)}
-    gradients |= {
-        "k2": numeric_gradient(lambda: forward(z), z),
-        "k3": numeric_gradient(lambda: backward(z), z),
-    }
+    slopes_of = lambda f: numeric_gradient(lambda: f(z), z)
+    gradients = {"k1": np.zeros(9), "k2": slopes_of(forward), "k3": slopes_of(backward)}
     for name, value in (("k1", kl), ("k3", kl), ("k2", p @ (logp - logq) ** 2 / 2)):
         terms, slopes = rewards.kl_terms(logp, logq, name)
         close(p @ terms, value, 1e-12, name)
-        close(slopes, slopes_of(partial(rewards.kl_terms, reference=logq, estimator=name), logp), 1e-9, name)
+        x = logp.copy()
+        of_each = numeric_gradient(lambda x=x, name=name: rewards.kl_terms(x, logq, name)[0].sum(), x)
+        close(slopes, of_each, 1e-9, name)
         close((p * slopes) @ scores, gradients[name], 1e-9, f"gradient of {name}")
     tiny = rewards.kl_terms(np.array([-1.0]), np.array([-1.0 - 1e-9]), "k3")[0]
     close(tiny, [5e-19], 1e-6, "k3 of a small distance")
@@ -178,28 +164,20 @@ CONFIGS = {
 }
 
 
-def check_gradient(elements=None):
-    """The loss of drawn answers, written out here, and its slope at parameters of a small odd model, once at each."""
+def check_gradient(elements=60):
+    """The loss of drawn answers, written out here, and its slope at parameters of a small odd model."""
     for name, config in CONFIGS.items():
         model, answers = drawn_answers(config)
         assert 0 < answers.weigh(slice(None), model.losses(answers.inputs, answers.targets[..., 0]))[0][3] < 1
         figures, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
-
-        loss = partial(loss_now, config, answers, model)
-        start = at_first(config, answers)
-        close(figures[0], loss() - start, 1e-12, f"{name}: loss")
-        if elements or name != "k3":
-            for i in np.random.default_rng(0).permutation(model.size)[: elements or 40]:
-                x = model.params.flat[i : i + 1]
-                found = numeric_gradient(loss, x, 3e-4)[0]
-                assert abs(found - grads.flat[i]) <= 1e-6 * np.abs(grads.flat).max() + 1e-11, (name, i)
-            continue
-        slope = numeric_gradient(loss, model.params.flat, 3e-4)
-        assert np.abs(slope - grads.flat).max() <= 1e-6 * np.abs(slope).max(), name
-
-
-def loss_now(config, answers, model):
-    return expected_loss(config, answers, -model.losses(answers.inputs, answers.targets[..., 0]))
+        loss = lambda config=config, answers=answers, model=model: expected_loss(
+            config, answers, -model.losses(answers.inputs, answers.targets[..., 0])
+        )
+        close(figures[0], loss() - at_first(config, answers), 1e-12, f"{name}: loss")
+        size = 1e-6 * np.abs(grads.flat).max() + 1e-11
+        for i in np.random.default_rng(0).permutation(model.size)[:elements]:
+            found = numeric_gradient(loss, model.params.flat[i : i + 1], 3e-4)[0]
+            assert abs(found - grads.flat[i]) <= size, (name, i)
 
 
 def at_first(config, answers):
@@ -267,7 +245,7 @@ def check_first_ratio():
 
 CHECKS = {
     "rows": check_rows, "drawn": check_drawn, "advantages": check_advantages, "kl": check_kl,
-    "surrogate": check_surrogate, "gradient": partial(check_gradient, 12), "splits": check_splits,
+    "surrogate": check_surrogate, "gradient": check_gradient, "splits": check_splits,
     "first ratio": check_first_ratio,
 }  # fmt: skip
 D, R, A = "model.batch_decoder", "training.rewards", "training.rewards.Answers.weigh"
@@ -310,58 +288,6 @@ def test_planted_bug_is_caught(what, where, edits, check):
         CHECKS[check]()
 
 
-def test_gradient_of_every_parameter():
-    check_gradient()
-
-
-def test_gradient_of_the_small_model():
-    """Along random directions, for answers to real questions, drawn from a model that a step has left."""
-    found = checkpoint.load(checkpoint.PRETRAINED / "konigsberg-chat")
-    rng, config = np.random.default_rng(0), RewardConfig(group=2, answer_tokens=6, kl=0.2, kl_by="k3")
-    model, old = (GPT(found.model.config, dtype=np.float64) for _ in range(2))
-    model.params.flat[...] = found.model.params.flat
-    old.params.flat[...] = model.params.flat + 0.003 * rng.standard_normal(model.size)
-    end = found.tokenizer.special_tokens[END_OF_TEXT]
-    questions = [[end, *rewards.encode_turn(found.tokenizer, konigsberg.route_problem(s).prompt)] for s in (0, 2)]
-    drawn = batch_decoder.sample_rows(old, questions, 2, end, rng.random((6, 4)))
-    answers = Answers(questions, drawn, np.array([1.0, 0, 0, 1]), model.config, config, old)
-    _, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
-    loss = lambda: answers.weigh(slice(None), model.losses(answers.inputs, answers.targets[..., 0]))[0][0]
-    kept = model.params.flat.copy()
-    for _ in range(2):
-        along, direction = np.zeros(1), rng.standard_normal(model.size)
-        direction /= np.linalg.norm(direction)
-        slope = numeric_gradient(partial(moved_loss, model, kept, direction, along, loss), along, 1e-3)[0]
-        model.params.flat[...] = kept
-        assert abs(slope - grads.flat @ direction) <= 1e-6 * np.linalg.norm(grads.flat) / math.sqrt(model.size) + 1e-12
-
-
-def moved_loss(model, kept, direction, along, loss):
-    model.params.flat[...] = kept + along[0] * direction
-    return loss()
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_gradient_is_that_of_pytorch(name):
-    torch, twin = pytest.importorskip("torch"), pytest.importorskip("test_oracle")
-    config = CONFIGS[name]
-    model, answers = drawn_answers(config)
-    _, grads = model.weighted_gradients(answers.inputs, answers.targets, answers.weigh)
-    p, goals = twin.twin_of(model.params), torch.tensor(answers.targets[..., 0])
-    logp = torch.log_softmax(twin.twin_logits(p, ODD, torch.tensor(answers.inputs))[:, :, 0], dim=-1)
-    logp, counted = logp.gather(-1, goals.clamp(min=0)[..., None])[..., 0], torch.tensor(answers.counted)
-    ratio = torch.exp(torch.where(counted, logp - torch.tensor(answers.old), 0.0))
-    A = torch.tensor(answers.advantages)[:, None]
-    held = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio) * A
-    loss = -torch.where(counted, torch.minimum(ratio * A, held), 0.0).sum()
-    if config.kl and config.kl_by != "reward":
-        d = torch.where(counted, logp - torch.tensor(answers.reference), 0.0)
-        loss = loss + config.kl * (d**2 / 2 if config.kl_by == "k2" else torch.exp(-d) - 1 + d).sum()
-    (loss / len(goals)).backward()
-    for tensor, parameter in p.items():
-        close(grads[tensor], parameter.grad.numpy(), 1e-10, tensor)
-
-
 # Runs.
 
 
@@ -381,45 +307,28 @@ def short_reward(problem, answer):
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.4])
-def test_crash_and_resume(tmp_path, base, kl):
-    """A run that crashes in step 6, while answers of step 5 are used again, ends with the bits of one that did not."""
-    problems, held_out = route_sets(20, 3)
+def test_answers_serve_several_steps_and_the_base_stays(tmp_path, kl):
+    """Drawn anew at every second step, when no ratio can be clipped; the reference is that of the run."""
+    problems, held_out = ([konigsberg.route_problem(seed) for seed in part] for part in (range(20), range(20, 29)))
     config = RewardConfig(group=4, answer_tokens=8, updates=2, kl=kl, kl_by="k3")
-    paid = dict(quiet=True, verifiers={"route": short_reward})
-    begin = lambda run, **more: train.reinforce(
-        run, base, problems, held_out[:9], config, SETTINGS, workers=2, **paid, **more
-    )
-
-    def crash(entry):
-        if entry["step"] == 6 and "loss" in entry:
-            raise Crash
-
-    before = base[0].params.flat.tobytes()
-    begin(tmp_path / "whole")
-    with pytest.raises(Crash):
-        begin(tmp_path / "parts", on_entry=crash)
-    assert checkpoint.load(tmp_path / "parts", training=True).step == 4
-    loop.resume(tmp_path / "parts", problems, held_out[:9], **paid)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-    log = [entry for entry in run_folder.read_log(tmp_path / "whole") if "loss" in entry]
-    clipped = [entry["figures"]["clipped"] for entry in log]
-    assert max(clipped[::2]) == 0 < max(clipped[1::2])  # drawn anew, used again
-    assert len({entry["figures"]["reward"] for entry in log}) > 2 and len(log) == 8
-    assert "expected a multiple of 2" in error_of(
-        loop.resume, tmp_path / "whole", problems, held_out[:9], **paid, steps=11
-    )
+    named, before = dict(quiet=True, verifiers={"route": short_reward}), base()[0].params.flat.tobytes()
+    train.reinforce(tmp_path / "run", base(), problems, held_out, config, SETTINGS, **named)
+    figures = [entry["figures"] for entry in run_folder.read_log(tmp_path / "run") if "loss" in entry]
+    clipped = [entry["clipped"] for entry in figures]
+    assert max(clipped[::2]) == 0 < max(clipped[1::2])
+    assert len({entry["reward"] for entry in figures}) > 2 and len(figures) == 8
+    assert base()[0].params.flat.tobytes() == before
+    again = partial(error_of, loop.resume, tmp_path / "run", problems, held_out, **named)
+    assert "expected a multiple of 2" in again(steps=11)
     if kl:
-        file = tmp_path / "whole" / "reference.safetensors"
+        file = tmp_path / "run" / "reference.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
-        assert "is not the model that the run began with" in error_of(
-            loop.resume, tmp_path / "whole", problems, held_out[:9], **paid, steps=12
-        )
-    assert base[0].params.flat.tobytes() == before
+        assert "is not the model that the run began with" in again(steps=12)
 
 
 def test_questions_are_held_out():
     """No question is asked in both parts, walkers and orders apart; right answers are paid, and all that are right."""
-    problems, held_out = route_sets(1500, 4)
+    problems, held_out = ROUTES(0, 0)
     asked = [{konigsberg.question_of(p) for p in part} for part in (problems, held_out)]
     assert not asked[0] & asked[1] and len(asked[1]) == len(held_out) > 150
     for p in held_out[:6]:
@@ -429,15 +338,15 @@ def test_questions_are_held_out():
         assert konigsberg.route_reward_brief(p, p.answer) == 1 / named
 
 
-def test_said_tells_cut_answers_from_whole_ones(base):
-    tokenizer = base[1]
-    end = tokenizer.special_tokens[END_OF_TEXT]
-    ids = tokenizer.encode("Over the Honey Bridge.")
-    drawn = lambda tokens, ended: batch_decoder.Sampled(np.array(tokens), np.zeros(len(tokens)), ended)
-    assert rewards.answer_text(tokenizer, drawn([*ids, end], True)) == "Over the Honey Bridge."
-    user = tokenizer.special_tokens["<|user|>"]
-    for tokens, ended in (([*ids], False), ([*ids, user, end], True), ([*ids, 600, end], True)):
-        assert rewards.answer_text(tokenizer, drawn(tokens, ended)).endswith("...")
+@pytest.mark.parametrize("more, ended, whole", [
+    (["end"], True, True), ([], False, False), (["user", "end"], True, False), ([600, "end"], True, False),
+])  # fmt: skip
+def test_cut_answers_are_told_from_whole_ones(more, ended, whole):
+    tokenizer = base()[1]
+    special = {"end": tokenizer.special_tokens[END_OF_TEXT], "user": tokenizer.special_tokens["<|user|>"]}
+    ids = np.array([*tokenizer.encode("Over the Honey Bridge."), *(special.get(i, i) for i in more)])
+    found = rewards.answer_text(tokenizer, batch_decoder.Sampled(ids, np.zeros(len(ids)), ended))
+    assert found.startswith("Over the Honey Bridge.") and found.endswith("...") != whole
 
 
 REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said
@@ -461,6 +370,16 @@ REFUSED = {  # the words behind --run new --base CHAT, if none of the three stan
 }  # fmt: skip
 
 
+ROUTES = cache(tasks.route_sets)
+
+
+@pytest.fixture
+def drawn_once(monkeypatch):
+    """Drawing the questions takes longer than a run of this size."""
+    monkeypatch.setattr(tasks, "route_sets", ROUTES)
+
+
+@pytest.mark.usefixtures("drawn_once")
 @pytest.mark.parametrize("words", REFUSED)
 def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -473,10 +392,10 @@ def test_command_refuses_in_one_line(words, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_command_learns_goes_on_and_is_reported(tmp_path, base, monkeypatch, capsys):
+def test_command_learns_goes_on_and_is_reported(tmp_path, drawn_once, monkeypatch, capsys):
     """`nanoeuler sft --data konigsberg-routes`, then `grpo`, twice: with --resume the same bits as in one go."""
     monkeypatch.chdir(tmp_path)
-    checkpoint.save(tmp_path / "base", *base, 0)
+    checkpoint.save(tmp_path / "base", *base(), 0)
     quick = "--quiet --workers 1 --valid-every 4 --sample-every 0 --save-every 2".split()
     taught = "sft --base base --data konigsberg-routes --examples 30 --steps 2 --batch 2".split()
     assert cli.main([*taught, *quick, "--run", "taught"]) == 0
