@@ -162,16 +162,6 @@ def test_it_learns_on_several_threads():
     assert losses_of(1, np.float64)[0] != one, "AdamW goes another way"
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path):
-    config = TrainConfig(**oracles.RUN_CONFIG.to_dict() | MUON)
-    with patch.object(oracles, "RUN_CONFIG", config):
-        oracles.check_resume(tmp_path)
-    found = checkpoint.load(tmp_path / "parts", training=True)
-    assert type(found.optimizer) is Muon and found.train.optimizer == "muon"
-    assert not found.optimizer.v["layers.0.qkv"].any() and found.optimizer.m["layers.0.qkv"].any()
-    assert json.loads((tmp_path / "parts" / "run.json").read_text("utf-8"))["train"]["optimizer"] == "muon"
-
-
 def test_a_run_from_before_goes_on_with_adamw(tmp_path):
     """What run.json and checkpoints said when there was one optimiser; every other name is still needed."""
     text = oracles.run_text()
