@@ -99,36 +99,6 @@ She
 }
 ```
 """
-SHORT_PAGE = """\
-# my run
-
-| | |
-|:--|:--|
-| steps | 5 of 5 |
-| data | None,  to train on |
-| machine | None |
-| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |
-| gradient norm | median 1.23 |
-
-![Loss and validation by step](loss.png)
-
-![Gradient norms and update sizes](layers.png)
-
-## Warnings
-
-None.
-
-## Settings
-
-```json
-{
- "model": {},
- "train": {
-  "steps": 5
- }
-}
-```
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -171,13 +141,19 @@ def test_a_page_elsewhere_and_once_more(tmp_path, undrawn):
         assert page == tmp_path / "a" / "b" / "report.md" and page.read_text("utf-8") == PAGE
 
 
-def test_a_whole_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
+def test_a_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
     """No validation, no floor, no sample, no seconds: no heading of what is not there."""
     head = {"model": {}, "train": {"steps": 5}, "data": {}}
     log = [{"step": 5, "loss": 4.0, "rate": 0.1, "norm": 1.2345, "tokens_per_second": 7}]
-    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    short = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+    facts = [line for line in short.splitlines() if line.startswith("| ") and line != "| | |"]
+    assert facts == [
+        "| steps | 5 of 5 |", "| data | None,  to train on |", "| machine | None |",
+        "| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |", "| gradient norm | median 1.23 |",
+    ]  # fmt: skip
+    assert "## Warnings\n\nNone.\n\n## Settings\n" in short
     head["data"]["floor_bits_per_byte"] = 0.5  # without a validation nothing is above it
-    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == short
     head["data"]["floor_bits_per_byte"] = "low"  # edited: nobody knows it
     log += [{"step": 5, "valid_bits_per_byte": 2}]
     page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
@@ -226,31 +202,6 @@ def test_each_validation_set_has_its_dotted_line_and_its_name():
     assert names[2] == "t" * 20 + " ... " + "t" * 20
     lines = [(line.get_xydata().tolist(), line.get_linestyle()) for line in right.lines[1:3]]
     assert lines == [([[0, 3], [1, 2]], ":"), ([[1, 4]], ":")]
-
-
-LABELS = [
-    (1.0, 5.9, "1 2 3 4 5"),  # a linear grid reads best
-    (1.0, 6.0, "1 1.5 2 3 5"),
-    (1.0, 20.0, "1 1.5 2 3 5 7 10 15 20"),
-    (1.0, 20.5, "1 2 5 10 20"),
-    (1.0, 1000.0, "1 2 5 10 20 50 100 200 500 1000"),
-    (1.0, 1001.0, " ".join(f"$\\mathdefault{{10^{{{n}}}}}$" for n in range(4))),
-]
-
-
-@pytest.mark.parametrize("low, high, labels", LABELS)
-def test_the_labels_of_a_logarithmic_scale(low, high, labels):
-    _, axes = plt.subplots()
-    axes.plot([0, 1], [low, high])
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    with patch.object(axes, "set_yscale") as scale:  # it would choose other limits
-        report._log_scale(axes)
-    scale.assert_called_once_with("log")
-    axes.figure.canvas.draw()
-    ticks = [tick for tick in axes.yaxis.get_major_ticks() if low * 0.999 <= tick.get_loc() <= high * 1.001]
-    assert [tick.label1.get_text() for tick in ticks] == labels.split()
-    assert bool(len(axes.yaxis.get_minorticklocs())) == (high > 1000)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Learning from rewards: answers drawn as the loss has them, exact gradients, planted bugs, runs that go on exactly."""
+"""Learning from rewards: answers drawn as the loss has them, exact gradients, whole commands, refusals in one line."""
 
 import math
 import signal
@@ -10,7 +10,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from oracles import assert_same_run, close, error_of, random_parameters
-from test_mutations import planted
 
 import konigsberg
 from konigsberg import tasks
@@ -248,44 +247,12 @@ CHECKS = {
     "surrogate": check_surrogate, "gradient": check_gradient, "splits": check_splits,
     "first ratio": check_first_ratio,
 }  # fmt: skip
-D, R, A = "model.batch_decoder", "training.rewards", "training.rewards.Answers.weigh"
-BUGS = [
-    ("rows see the next prompt's keys", f"{D}.BatchDecoder.keep",
-     ("self.prompt[chosen]", "self.prompt[: chosen.sum()]"), "rows"),
-    ("positions count from 0 behind a prompt", f"{D}.BatchDecoder.feed",
-     ("self.lengths[self.prompt] + self.fed", "np.full(R, self.fed)"), "rows"),
-    ("drawn a token too low", f"{D}.sample_rows", ("(sums <= draws", "(sums[:, 1:] <= draws"), "drawn"),
-    ("the end marker has no log-probability", f"{D}.sample_rows", ("step + 1, True", "step, True"), "drawn"),
-    ("drawn at temperature 1/2", f"{D}.sample_rows",
-     ("z -= z.max(axis=1, keepdims=True)", "z = 2 * (z - z.max(axis=1, keepdims=True))"), "first ratio"),
-    ("leave-one-out divides by G", f"{R}.advantages", ("apart * G / (G - 1)", "apart"), "advantages"),
-    ("std over the whole batch", f"{R}.advantages",
-     ("rewards.std(axis=1, keepdims=True)", "rewards.std() + 0 * apart"), "advantages"),
-    ("k3 the other way round", f"{R}.kl_terms",
-     ("np.expm1(-apart) + apart, -np.expm1(-apart)", "np.expm1(apart) - apart, np.expm1(apart)"), "kl"),
-    ("the larger of the two", f"{R}.surrogate",
-     ("terms = np.where(counted, np.minimum(", "terms = np.where(counted, np.maximum("), "surrogate"),
-    ("clipped tokens keep their gradient", f"{R}.surrogate",
-     ("counted & ~clipped, gain", "counted, gain"), "gradient"),
-    ("prompts are counted", f"{R}.surrogate",
-     ("terms = np.where(counted, ", "terms = np.where(counted | True, "), "surrogate"),
-    ("the sign of the distance", A, ("slope - c.kl", "slope + c.kl"), "gradient"),
-    ("normalised by the micro-batch", A, ("len(self.rewards)", "len(nats)"), "splits"),
-    ("advantages of the first rows", A, ("self.advantages[part]", "self.advantages[: len(nats)]"), "splits"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_library_is_right(name):
     with ops.use():
         CHECKS[name]()
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what, where, edits, check", BUGS, ids=[bug[0] for bug in BUGS])
-def test_planted_bug_is_caught(what, where, edits, check):
-    with planted(where, edits), np.errstate(all="ignore"), pytest.raises(AssertionError):
-        CHECKS[check]()
 
 
 # Runs.

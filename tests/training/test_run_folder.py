@@ -36,16 +36,6 @@ def test_who_may_begin_in_a_folder(tmp_path):
         )
 
 
-def test_a_folder_that_cannot_be_looked_at(tmp_path, monkeypatch):
-    def listdir(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("os.listdir", listdir)
-    assert error_of(run_folder.expect_new, tmp_path) == (
-        f"{tmp_path}: cannot be looked at (Permission denied), expected a new folder"
-    )
-
-
 def test_one_writer_at_a_time(tmp_path):
     for name in (".run.json.partial", ".log.jsonl.7.partial", "kept.partial"):
         (tmp_path / name).touch()
