@@ -1,9 +1,7 @@
 """A run that is killed, stopped, or shut out from its disk: it goes on, and ends with the same bits."""
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -33,33 +31,6 @@ def test_killed_and_started_again(options, least):
     assert killed >= least and wrong == 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_command_saves_before_it_ends(tmp_path, name):
-    """The command, stopped from outside: exit code 130, a checkpoint of the last whole step, one line that says so."""
-    (tmp_path / "text.txt").write_text(run_text())
-    words = (
-        "-m nanoeuler_lib.command.cli train --data text.txt --run run --vocab-size 258 --dim 16 --heads 2 --kv-heads 1"
-    )
-    words += " --layers 1 --context 12 --predict 2 --batch 4"
-    words += "".join(f" --{name} 1000000" for name in ("steps", "save-every", "valid-every"))
-    process = subprocess.Popen(
-        [sys.executable, *words.split()], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    log = tmp_path / "run" / "log.jsonl"
-    until = time.monotonic() + 60
-    while not (log.exists() and log.read_text().count('"loss"') > 5):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(getattr(signal, name))
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    step = checkpoint.load(tmp_path / "run", training=True).step
-    assert step == max(json.loads(line)["step"] for line in log.read_text().splitlines())
-    assert output.count("stopped") == 1 and "--resume run goes on" in output and "Traceback" not in output
-
-
 def test_two_runs_into_one_folder(tmp_path):
     """The second is refused in one line, whether it starts or resumes; the first one's files stay as they are."""
     run, messages = tmp_path / "run", []
@@ -80,25 +51,6 @@ def test_two_runs_into_one_folder(tmp_path):
     begin(tmp_path / "alone")
     assert_same_run(tmp_path / "alone", run)
     loop.resume(run, run_text(), quiet=True)  # the lock is free again
-
-
-@pytest.mark.full
-def test_a_second_process_is_refused_at_the_very_start(tmp_path):
-    """Before the first checkpoint is written, the lock alone tells that the folder is in use."""
-    code = (
-        "import pathlib, sys\nfrom nanoeuler_lib.training import run_folder\n"
-        "with run_folder.sole_writer(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n sys.stdin.read()\n"
-    )
-    run = tmp_path / "run"
-    run.mkdir()
-    begin = lambda: train.train(run, run_text(), RUN_MODEL, RUN_CONFIG, quiet=True)
-    command = [sys.executable, "-c", code, str(run)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        assert "another process is training into this folder" in error_of(begin)
-        holder.kill()
-    begin()
-    assert checkpoint.load(run).step == RUN_CONFIG.steps
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on file sizes")

@@ -42,9 +42,8 @@ def drawn_answers(config, shape=ODD, seed=0, dtype=np.float64, ratio=True):
     old, reference = GPT(shape, random_parameters(shape, seed)), model_of(shape, seed + 7, dtype)
     if ratio:
         old.params.flat[...] += 0.05 * rng.standard_normal(old.size)
-    drawn = batch_decoder.sample_rows(
-        old if ratio else model, QUESTIONS, config.group, END, rng.random((6, 3 * config.group))
-    )
+    draws = rng.random((6, 3 * config.group))
+    drawn = batch_decoder.sample_rows(old if ratio else model, QUESTIONS, config.group, END, draws)
     paid = rng.random(len(drawn)).round(1)
     return model, Answers(QUESTIONS, drawn, paid, shape, config, reference if config.kl else None)
 
@@ -318,12 +317,10 @@ def test_cut_answers_are_told_from_whole_ones(more, ended, whole):
 
 REFUSED = {  # the words behind --run new --base CHAT, if none of the three stands there: what is said
     "": "--run is missing, expected --run FOLDER, or --resume FOLDER",
-    "--run new": "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes "
-    "--run RUN",
+    "--run new": "--base is missing, expected a run that was taught routes: nanoeuler sft --data konigsberg-routes",
     "--device gpu": "--device must be cpu for grpo, got 'gpu'",
     "--precision bfloat16": "precision is bfloat16, expected float32 on the CPU, or --device gpu",
-    "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer "
-    "(nanoeuler sft)",
+    "--run new --base SMALL": "tokenizer has no <|user|> <|assistant|>, expected that of a model made to answer",
     "--group 1": "group is 1, expected a whole number from 2 to 2147483647",
     "--group 7": "batch times accumulate is 64, expected a multiple of 7: the group, which answer one question",
     "--updates 3 --steps 10": "steps is 10, expected a multiple of 3: the updates that a set of answers serves",

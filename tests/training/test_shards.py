@@ -123,7 +123,7 @@ def test_texts_follow_one_another_and_each_begins_a_document(tmp_path):
     (tmp_path / "a").write_text(text_of([1, 2])), (tmp_path / "b").write_text(story(3))
     found = shards.write(tmp_path / "ab", [tmp_path / "a", tmp_path / "b"], TOKENIZER, 1)
     assert found.read(0, found.tokens).tolist() == data.tokenize(text_of([1, 2, 3]), TOKENIZER).ids.tolist()
-    one = shards.write(tmp_path / "one", [tmp_path / "b"], TOKENIZER, 1)  # a single document has its marks too
+    one = made(tmp_path, story(3), "one")  # a single document has its marks too
     end = TOKENIZER.special_tokens[END_OF_TEXT]
     assert one.read(0, one.tokens).tolist() == [end, *TOKENIZER.encode(story(3)).tolist(), end]
 
@@ -469,9 +469,8 @@ def test_killed_in_the_middle_of_a_shard(tmp_path):
         except ValueError as error:  # the processes of the killed one take a moment to see it
             assert "another process" in str(error) and time.monotonic() < until
             time.sleep(0.05)
-    (tmp_path / "whole").mkdir()
-    made(tmp_path / "whole")
-    assert contents(tmp_path / "shards") == contents(tmp_path / "whole" / "shards")
+    made(tmp_path, name="whole")
+    assert contents(tmp_path / "shards") == contents(tmp_path / "whole")
     assert not (tmp_path / ".shards.partial").exists()
 
 
