@@ -1,10 +1,7 @@
 """Measuring: n-gram models against counting by hand, `measure` against its definition, the figures that are shared."""
 
-import os
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from unittest.mock import patch
 
 import matplotlib
@@ -19,7 +16,6 @@ from nanoeuler_book.ngram import Ngrams
 from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.sft_data import read_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.training.datasets import bits_per_byte
@@ -208,11 +204,3 @@ FAULTS = {
 def test_faults_of_replies(reply, expected):
     assert evaluate.fault(reply, ended=True) == expected
     assert evaluate.fault(reply, ended=False) == "unended"
-
-
-@pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")
-def test_what_people_write_has_few_faults():
-    file = Path(os.environ["NANOEULER_DATA"]) / "sft" / "databricks-dolly-15k.nocategory.jsonl.xz"
-    examples, _ = read_examples(file)
-    found = Counter(evaluate.fault(example[-1][1], True) for example in examples)
-    assert 1 <= len(examples) - found[None] < len(examples) / 1000
