@@ -212,9 +212,10 @@ def test_the_log_has_the_loss_of_each_head_and_samples_of_their_step(tmp_path):
 @pytest.mark.parametrize("what", ["removed", "renamed", "made anew"])
 def test_a_folder_that_goes_away_is_noticed(tmp_path, what):
     """Training on would write checkpoints that nobody finds, beside a log and a lock that are gone."""
-    run = tmp_path / "run"
+    run, steps = tmp_path / "run", []
 
     def go_away(entry):
+        steps.append(entry["step"])
         if entry["step"] == 3 and "loss" in entry:
             while not (run / "checkpoints" / "step-000002").exists():
                 time.sleep(0.01)  # a thread writes it
@@ -224,7 +225,7 @@ def test_a_folder_that_goes_away_is_noticed(tmp_path, what):
 
     message = error_of(begin, run, on_entry=go_away)
     assert message == f"{run}: the folder was removed or renamed while the run wrote to it"
-    assert not run.exists() or list(run.iterdir()) == []
+    assert (not run.exists() or list(run.iterdir()) == []) and steps[-1] == 3
 
 
 def test_files_can_be_read_by_whom_the_umask_lets_and_name_any_file(tmp_path):
