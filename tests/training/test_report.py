@@ -25,6 +25,7 @@ LOG = [
     {"step": 2, "loss": 4.0, "seconds": 1.5, "rate": 0.1, "norm": 0.125, "tokens_per_second": 3000},
     {"step": 2, "valid_bits_per_byte": 1.5},
     {"step": 2, "sample": "\n\nKäthe\x1b ran.\n````\n"},
+    {"step": 2, "changed": "steps 4 -> 5"},
     {"step": 3, "loss": 4.5, "rate": 0.1, "norm": 0.25, "tokens_per_second": 2000},
     {"step": 3, "sample": "She"},
 ]
@@ -48,6 +49,7 @@ PAGE = """\
 |:--|:--|
 | steps | 3 of 5, unfinished |
 | data | über, 900 tokens and 7 examples to train on |
+| from step 2 on | steps 4 -> 5 |
 | machine | a \\| b |
 | throughput | 2,000 tokens a second (median); 6,500 tokens in 4 s of steps |
 | gradient norm | median 0.25 |

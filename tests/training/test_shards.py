@@ -81,8 +81,8 @@ def parts_of(path, size):
     return documents, tokens
 
 
-BITS = ["a", " b", "  ", "\n", "\r\n", "ü", "日本", "it's", END_OF_TEXT, SEPARATOR, f"\r\n{END_OF_TEXT}\r\n", "\r",
-        "<|endof", END_OF_TEXT + "\n", "\n" + END_OF_TEXT, " c d e f g h i j k l m n"]  # fmt: skip
+BITS = ["a", " b", "  ", "\n", "\r\n", "ü", "日本", "it's", END_OF_TEXT, SEPARATOR, f"\r\n{END_OF_TEXT}\r\n",
+        END_OF_TEXT + "\n", "\n" + END_OF_TEXT, "<|endof", "\r", " c d e f g h i j k l m n"]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(40))
