@@ -45,7 +45,8 @@ pdf: book  ## the whole book as one PDF with an outline: _build/nanoeuler.pdf (n
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tools/notebooks/nbval_sanitize.cfg --nbval-kernel-startup-timeout=300
 QUICK  := tests/model/test_ops.py tests/model/test_decoders.py tests/model/test_settings.py tests/model/test_step.py tests/text \
-          tests/generation/test_generate.py tests/training/test_train.py tests/common/test_floors.py tests/common/test_contracts.py
+          tests/generation/test_generate.py tests/training/test_runs.py tests/training/test_resume.py \
+          tests/common/test_floors.py tests/common/test_contracts.py
 
 quick: $(READY)  ## a minute: layers, model, tokenizer, data, sampling, a step, runs, and the mirror cells
 	$(PYTEST) -q $(QUICK) $(ARGS)

@@ -1,24 +1,21 @@
 """Measuring: n-gram models against counting by hand, `measure` against its definition, the figures that are shared."""
 
-import os
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from unittest.mock import patch
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from oracles import error_of
 
 import konigsberg
 from nanoeuler_book import evaluate, figures, town
 from nanoeuler_book.ngram import Ngrams
-from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.model import GPT, head_weights, init
+from nanoeuler_lib.model import GPT, init
 from nanoeuler_lib.model.gradcheck import CHECK_CONFIG, check_batch
 from nanoeuler_lib.text import data
-from nanoeuler_lib.text.sft_data import read_examples
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
 from nanoeuler_lib.training.datasets import bits_per_byte
@@ -38,10 +35,12 @@ def by_definition(text: list[int], context: tuple, token: int, V: int, strength:
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("strength", [Fraction(1), Fraction(1, 7)])
 def test_ngrams_are_the_definition(order, strength):
+    """What ends the text was seen and followed by nothing: there a shorter context decides."""
     V, rng = 5, np.random.default_rng(order)
     text = rng.integers(0, V - 1, 40)  # the last token of the vocabulary is never seen
     model = Ngrams(text, V, order, float(strength))
     tokens, targets = rng.integers(0, V, (3, 7)), rng.integers(0, V, (3, 7))
+    tokens[0] = text[-7:]
     p, chosen = model.probabilities(tokens), model.probability(tokens, targets)
     assert np.allclose(p.sum(axis=-1), 1, atol=1e-12)
     assert np.allclose(chosen, np.take_along_axis(p, targets[..., None], -1)[..., 0], atol=1e-15)
@@ -51,31 +50,13 @@ def test_ngrams_are_the_definition(order, strength):
         assert p[b, t, w] == pytest.approx(float(exact), rel=1e-12)
 
 
-@pytest.mark.parametrize("order", [2, 3, 4])
-def test_behind_the_last_contexts_shorter_ones_decide(order):
-    """What ends the text was seen and followed by nothing: the model falls back on a context that is shorter."""
-    text = [0, 1, 2, 0, 1, 3, 2]
-    model = Ngrams(np.array(text), 5, order)
-    for length in range(1, order):
-        tokens = np.array([text[-length:]])
-        exact = [float(by_definition(text, tuple(tokens[0]), w, 5, Fraction(1))) for w in range(5)]
-        assert model.probabilities(tokens)[0, -1].tolist() == pytest.approx(exact, rel=1e-12)
-        chosen = [model.probability(tokens, np.full_like(tokens, w))[0, -1] for w in range(5)]
-        assert chosen == pytest.approx(exact, rel=1e-12)
-
-
 def test_a_lower_order_of_a_model_is_the_model_of_that_order():
     rng = np.random.default_rng(0)
     text, tokens = rng.integers(0, 6, 200), rng.integers(0, 6, (2, 9))
     for order in (1, 2, 3):
-        assert np.array_equal(
-            Ngrams(text, 6, 4).probabilities(tokens, order), Ngrams(text, 6, order).probabilities(tokens)
-        )
-
-
-def test_without_any_order_all_tokens_are_alike():
-    tokens = np.array([[0, 1, 2]])
-    assert np.allclose(Ngrams(np.array([0, 1]), 3, 1).probabilities(tokens, order=0), 1 / 3)
+        alone = Ngrams(text, 6, order).probabilities(tokens)
+        assert np.array_equal(Ngrams(text, 6, 4).probabilities(tokens, order), alone)
+    assert np.allclose(Ngrams(text, 6, 1).probabilities(tokens, order=0), 1 / 6), "all tokens are alike"
 
 
 def test_measure_counts_a_gpt_as_bits_per_byte_does():
@@ -93,28 +74,13 @@ def test_the_first_id_is_a_token_as_any_other():
     tokenizer, stories = Tokenizer([], [END_OF_TEXT], order), list(konigsberg.stories(3, seed=5))
     found = evaluate.measure(lambda tokens: np.zeros((*tokens.shape, 257)) - np.log(257), tokenizer, stories)
     assert len(found.nats) == sum(len(story.text.encode()) + 1 for story in stories)
-
-
-def test_measure_takes_any_function_of_tokens():
-    """A predictor that knows nothing pays log V nats each; one that is told the text pays nothing."""
-    _, tokenizer = load_pretrained()
-    stories, V = list(konigsberg.stories(3, seed=5)), tokenizer.vocab_size
-    uniform = evaluate.measure(lambda tokens: np.full((*tokens.shape, V), -np.log(V)), tokenizer, stories)
-    assert np.allclose(uniform.nats, np.log(V))
-
-    def told(tokens):
-        following = np.roll(tokens, -1, axis=1)  # behind a row's end the filling is end-of-text, as is its last target
-        return np.where(np.arange(V) == following[..., None], 0.0, -np.inf)
-
-    known = evaluate.measure(told, tokenizer, stories)
-    assert known.bits_per_byte == 0 and known.right.all() and known.accuracy(konigsberg.FACT) == 1
-    assert len(known.nats) == sum(len(tokenizer.encode(story.text)) + 1 for story in stories)
+    assert np.allclose(found.nats, np.log(257)), "what knows nothing pays log V each"
 
 
 def test_every_number_of_a_measurement():
     """Rows of end-of-text, story, end-of-text, sixteen at a time; the truth of each token, 0 bits for a story's end."""
     _, tokenizer = load_pretrained()
-    stories, asked = list(konigsberg.stories(35, seed=8)), []
+    stories, asked = list(konigsberg.stories(19, seed=8)), []
     end, V = tokenizer.special_tokens[END_OF_TEXT], tokenizer.vocab_size
     scores = np.random.default_rng(0).standard_normal((V, V))
 
@@ -125,10 +91,10 @@ def test_every_number_of_a_measurement():
     found = evaluate.measure(model, tokenizer, iter(stories))
     texts = [tokenizer.encode(story.text).astype(np.int64) for story in stories]
     time = 1 + max(map(len, texts))
-    assert [tokens.shape for tokens in asked] == [(16, time), (16, time), (3, time)]
+    assert [tokens.shape for tokens in asked] == [(16, time), (3, time)]
     evaluate.measure(model, tokenizer, stories, 2)
-    assert [len(tokens) for tokens in asked[3:]] == [2] * 17 + [1]
-    for row, ids in zip(np.concatenate(asked[:3]), texts, strict=True):
+    assert [len(tokens) for tokens in asked[2:]] == [2] * 9 + [1]
+    for row, ids in zip(np.concatenate(asked[:2]), texts, strict=True):
         assert row.dtype == np.int64
         assert row.tolist() == [end, *ids, *[end] * (time - 1 - len(ids))]
     before = np.concatenate([[end, *ids] for ids in texts])
@@ -151,11 +117,9 @@ def test_accuracy_is_over_a_tag_beyond_a_distance():
         bits=np.array([1.0, 2.0, 0.0, 0.0]), tag=np.array([2, 2, 2, 0]), words=np.array([0, 1, 5, -1]), bytes=4,
     )  # fmt: skip
     assert found.bits_per_byte == pytest.approx(10 / 4) and found.floor == 3 / 4
-    for beyond, expected in ((-1, 1 / 3), (0, 0.0), (1, 0.0), (4, 0.0)):
-        assert found.accuracy(2, beyond) == pytest.approx(expected)
-    assert found.accuracy(2) == pytest.approx(1 / 3) and found.accuracy(0) == 1.0
-    for given in ((0, 0), (2, 5), (1,)):
-        assert np.isnan(found.accuracy(*given))
+    for given, expected in (((2, -1), 1 / 3), ((2,), 1 / 3), ((2, 0), 0), ((2, 1), 0), ((2, 4), 0), ((0,), 1)):
+        assert found.accuracy(*given) == pytest.approx(expected)
+    assert np.isnan([found.accuracy(*given) for given in ((0, 0), (2, 5), (1,))]).all()
     assert all(type(x) is float for x in (found.accuracy(2), found.bits_per_byte, found.floor))
 
 
@@ -164,15 +128,13 @@ def test_measure_takes_a_story_that_just_fits():
     _, tokenizer = load_pretrained()
     stories = sorted(konigsberg.stories(6, seed=3), key=lambda s: len(tokenizer.encode(s.text)))
     longest = len(tokenizer.encode(stories[-1].text))
+    of_context = lambda n: GPT(replace(CHECK_CONFIG, context=n, vocab_size=tokenizer.vocab_size))
     for context, count in ((longest + 1, 6), (longest, 5)):
-        model = GPT(replace(CHECK_CONFIG, context=context, vocab_size=tokenizer.vocab_size))
-        found = evaluate.measure(model, tokenizer, stories)
+        found = evaluate.measure(of_context(context), tokenizer, stories)
         assert found.bytes == sum(len(story.text.encode()) for story in stories[:count])
-    for nothing, fewer in (([], "inf"), ([stories[0]], "7")):
-        model = GPT(replace(CHECK_CONFIG, context=7, vocab_size=tokenizer.vocab_size))
-        with pytest.raises(NanoEulerError) as caught:
-            evaluate.measure(model if nothing else lambda tokens: None, tokenizer, nothing)
-        assert str(caught.value) == f"there are no stories of fewer than {fewer} tokens, expected at least one"
+    for model, given, fewer in ((lambda tokens: None, [], "inf"), (of_context(7), stories[:1], "7")):
+        message = error_of(evaluate.measure, model, tokenizer, given)
+        assert message == f"there are no stories of fewer than {fewer} tokens, expected at least one"
 
 
 def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
@@ -185,66 +147,28 @@ def test_log_probabilities_are_those_of_head_0_and_do_not_overflow():
         assert np.allclose(evaluate.log_probabilities(model, tokens), [[[0, -1000], [-np.log(2)] * 2]])
 
 
-def test_loss_is_that_of_the_gradients():
-    model = GPT(CHECK_CONFIG, init(CHECK_CONFIG, 0, 0.3, np.float64))
-    tokens, targets = check_batch(CHECK_CONFIG, 2, 7, 1)
-    assert model.loss(tokens, targets) == pytest.approx(model.loss_and_gradients(tokens, targets)[0], rel=1e-13)
-    weights = np.arange(1.0, CHECK_CONFIG.predict + 1)
-    losses, valid = model.losses(tokens, targets), targets >= 0
-    assert losses.shape == targets.shape
-    means = [losses[..., k][valid[..., k]].mean() for k in range(CHECK_CONFIG.predict)]
-    assert model.loss(tokens, targets, weights) == pytest.approx(weights @ means, rel=1e-12)
-    assert model.loss(tokens, targets) == pytest.approx(head_weights(CHECK_CONFIG) @ means, rel=1e-12)
-    assert np.allclose(model.losses(tokens, targets[..., 0]), losses[..., 0], rtol=1e-13)
-
-
 def test_surprise_text_marks_tokens():
-    import matplotlib.pyplot as plt
-
+    """A number is at the end of its line, and so is that of a line break; 12 bits, past the scale's end, is darkest."""
     text, lengths = "Käthe ran. She won.", [6, 4, 1, 4, 5]
     values, underlined = np.array([0.2, 3.4, 0.0, 12.0, 0.94, 9.9]), np.array([0, 1, 0, 0, 1, 1], bool)
-    fig, ax = plt.subplots()
+    fig, (ax, other) = plt.subplots(2)
     figures.surprise_text(ax, text, lengths, values, underlined, columns=11)
     letters = [t for t in ax.texts if t.get_family() == ["monospace"]]
     assert "".join(t.get_text() for t in letters) == text
     assert [t.get_text() for t in ax.texts if t not in letters] == ["3", "12"]
     assert len(ax.collections) == 2  # underlines: one for each marked token that is drawn
     shades = [sum(bar.get_facecolor()[:3]) for bar in ax.patches]
-    assert np.argsort(shades).tolist()[:2] == [
-        3,
-        1,
-    ]  # 12 bits is darkest: beyond the scale's end is not its beginning
-    plt.close(fig)
-
-
-def test_surprise_text_numbers_a_line_break_at_the_end_of_its_line():
-    import matplotlib.pyplot as plt
-
-    fig, ax = plt.subplots()
-    figures.surprise_text(ax, "It ran.\nDone", [7, 1, 4], np.array([2.0, 3.0, 4.0]), np.zeros(3, bool))
-    numbers = {t.get_text(): t.get_position() for t in ax.texts if t.get_family() != ["monospace"]}
-    assert {text: np.floor(place).tolist() for text, place in numbers.items()} == {
-        "2": [6, 0],
-        "3": [7, 0],
-        "4": [3, 1],
-    }
-    bars = [(bar.get_x(), bar.get_y(), bar.get_width()) for bar in ax.patches]
-    assert bars == [(0, 0, 7), (7, 0, 1), (0, 1, 4)]
+    assert np.argsort(shades).tolist()[:2] == [3, 1]
+    figures.surprise_text(other, "It ran.\nDone", [7, 1, 4], np.array([2.0, 3.0, 4.0]), np.zeros(3, bool))
+    numbers = {t.get_text(): t.get_position() for t in other.texts if t.get_family() != ["monospace"]}
+    assert {text: np.floor(at).tolist() for text, at in numbers.items()} == {"2": [6, 0], "3": [7, 0], "4": [3, 1]}
+    assert [(bar.get_x(), bar.get_y(), bar.get_width()) for bar in other.patches] == [(0, 0, 7), (7, 0, 1), (0, 1, 4)]
     plt.close(fig)
 
 
 def test_ladder_draws_every_row():
-    import matplotlib.pyplot as plt
-
-    rows = [
-        {
-            "name": name,
-            "bits_per_byte": bits,
-            "fact_accuracy": right,
-            "fact_accuracy_beyond_10_words": right / 2,
-        }
-        for name, bits, right in (("low", 3.0, 0.1), ("high", 1.0, 0.9))
-    ]
+    names = "name", "bits_per_byte", "fact_accuracy", "fact_accuracy_beyond_10_words"
+    rows = [dict(zip(names, row)) for row in (("low", 3.0, 0.1, 0.05), ("high", 1.0, 0.9, 0.45))]
     rows[-1]["goal"] = True
     fig = figures.ladder(rows, 0.5)
     above, below = fig.axes
@@ -254,41 +178,29 @@ def test_ladder_draws_every_row():
     plt.close(fig)
 
 
-@pytest.mark.parametrize(
-    "reply, expected",
-    [
-        ("Paris.", None),
-        ("1. Eggs\n2. Eggs and milk\n3. Eggs and milk and flour", None),
-        (" \n\t", "empty"),
-        ("", "empty"),
-        ("Paris.\n\n### Instruction:\nAnd", "marker"),
-        ("<|user|> Paris", "marker"),
-        ("Paris ### response", None),  # a heading of its own
-        ("no no no", None),
-        ("no no no no", "loop"),
-        ("It is red and it is red and it is red and it is blue", None),
-        ("It is red and it is red and it is red and it is red and", "loop"),
-        (" ".join(["a b c d e f g h i j k l"] * 4), "loop"),  # twelve words
-        (" ".join(["a b c d e f g h i j k l m"] * 4), None),  # thirteen
-        ("I do not know it. So. I do not know it. And I do not know it.", None),
-        ("I do not know it. So. I do not know it. And? I do not know it.", "loop"),
-        ("a a b b c c d d", None),  # three repeats, none behind another
-        ("I do not know it. So. i do Not know it. And? I do not know it.", "loop"),
-        ("red apples are good raw\nno\nred apples are good raw\nyes\nred apples are good raw", "loop"),
-        (
-            "- it is good\n- bad\n- it is good\n- worse\n- it is good",
-            None,
-        ),  # four words with the dash: below five
+FAULTS = {
+    None: [
+        "Paris.", "1. Eggs\n2. Eggs and milk\n3. Eggs and milk and flour",
+        "Paris ### response",  # a heading of its own
+        "no no no", "It is red and it is red and it is red and it is blue",
+        " ".join(["a b c d e f g h i j k l m"] * 4),  # thirteen words
+        "I do not know it. So. I do not know it. And I do not know it.",
+        "a a b b c c d d",  # three repeats, none behind another
+        "- it is good\n- bad\n- it is good\n- worse\n- it is good",  # four words with the dash: below five
     ],
-)
+    "empty": [" \n\t", ""],
+    "marker": ["Paris.\n\n### Instruction:\nAnd", "<|user|> Paris"],
+    "loop": [
+        "no no no no", "It is red and it is red and it is red and it is red and",
+        " ".join(["a b c d e f g h i j k l"] * 4),  # twelve
+        "I do not know it. So. I do not know it. And? I do not know it.",
+        "I do not know it. So. i do Not know it. And? I do not know it.",
+        "red apples are good raw\nno\nred apples are good raw\nyes\nred apples are good raw",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("expected, reply", [(fault, reply) for fault in FAULTS for reply in FAULTS[fault]])
 def test_faults_of_replies(reply, expected):
     assert evaluate.fault(reply, ended=True) == expected
     assert evaluate.fault(reply, ended=False) == "unended"
-
-
-@pytest.mark.skipif("NANOEULER_DATA" not in os.environ, reason="NANOEULER_DATA names no folder of test data")
-def test_what_people_write_has_few_faults():
-    file = Path(os.environ["NANOEULER_DATA"]) / "sft" / "databricks-dolly-15k.nocategory.jsonl.xz"
-    examples, _ = read_examples(file)
-    found = Counter(evaluate.fault(example[-1][1], True) for example in examples)
-    assert 1 <= len(examples) - found[None] < len(examples) / 1000

@@ -1,13 +1,16 @@
-"""The page and the figures of `nanoeuler report`, whole: every line of a page, and how the figures are laid out."""
+"""The page and the figures of `nanoeuler report`: every line of a page, every number of the log where it belongs."""
 
 import json
+import math
+from itertools import pairwise
 from unittest.mock import patch
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from oracles import error_of
 
-from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.training import report
 
 matplotlib.use("agg")
@@ -22,6 +25,7 @@ LOG = [
     {"step": 2, "loss": 4.0, "seconds": 1.5, "rate": 0.1, "norm": 0.125, "tokens_per_second": 3000},
     {"step": 2, "valid_bits_per_byte": 1.5},
     {"step": 2, "sample": "\n\nKäthe\x1b ran.\n````\n"},
+    {"step": 2, "changed": "steps 4 -> 5"},
     {"step": 3, "loss": 4.5, "rate": 0.1, "norm": 0.25, "tokens_per_second": 2000},
     {"step": 3, "sample": "She"},
 ]
@@ -45,6 +49,7 @@ PAGE = """\
 |:--|:--|
 | steps | 3 of 5, unfinished |
 | data | über, 900 tokens and 7 examples to train on |
+| from step 2 on | steps 4 -> 5 |
 | machine | a \\| b |
 | throughput | 2,000 tokens a second (median); 6,500 tokens in 4 s of steps |
 | gradient norm | median 0.25 |
@@ -96,42 +101,19 @@ She
 }
 ```
 """
-SHORT_PAGE = """\
-# my run
-
-| | |
-|:--|:--|
-| steps | 5 of 5 |
-| data | None,  to train on |
-| machine | None |
-| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |
-| gradient norm | median 1.23 |
-
-![Loss and validation by step](loss.png)
-
-![Gradient norms and update sizes](layers.png)
-
-## Warnings
-
-None.
-
-## Settings
-
-```json
-{
- "model": {},
- "train": {
-  "steps": 5
- }
-}
-```
-"""
 
 
 @pytest.fixture(autouse=True)
 def closed():
     yield
     plt.close("all")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Where a test reads the page alone, its figures are empty."""
+    for name in ("draw_loss", "draw_layers"):
+        monkeypatch.setattr(report, name, lambda *_: plt.figure(figsize=(1, 1)))
 
 
 def run_of(folder, head, log):
@@ -152,17 +134,28 @@ def test_a_whole_page(tmp_path):
     assert page == run / "report" / "report.md" and page.read_text("utf-8") == PAGE
     assert sorted(f.name for f in page.parent.iterdir()) == ["layers.png", "loss.png", "report.md"]
     assert plt.get_fignums() == open_before, "figures that are written are closed"
-    assert report.report(str(run), str(tmp_path / "a" / "b")) == tmp_path / "a" / "b" / "report.md"
-    assert report.report(run).read_text("utf-8") == PAGE, "a page is written over"
 
 
-def test_a_whole_page_of_a_run_that_has_little_to_say(tmp_path):
+def test_a_page_elsewhere_and_once_more(tmp_path, undrawn):
+    run = run_of(tmp_path, HEAD, LOG)
+    for _ in range(2):
+        page = report.report(str(run), str(tmp_path / "a" / "b"))
+        assert page == tmp_path / "a" / "b" / "report.md" and page.read_text("utf-8") == PAGE
+
+
+def test_a_page_of_a_run_that_has_little_to_say(tmp_path, undrawn):
     """No validation, no floor, no sample, no seconds: no heading of what is not there."""
     head = {"model": {}, "train": {"steps": 5}, "data": {}}
     log = [{"step": 5, "loss": 4.0, "rate": 0.1, "norm": 1.2345, "tokens_per_second": 7}]
-    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    short = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
+    facts = [line for line in short.splitlines() if line.startswith("| ") and line != "| | |"]
+    assert facts == [
+        "| steps | 5 of 5 |", "| data | None,  to train on |", "| machine | None |",
+        "| throughput | 7 tokens a second (median); 0 tokens in 0 s of steps |", "| gradient norm | median 1.23 |",
+    ]  # fmt: skip
+    assert "## Warnings\n\nNone.\n\n## Settings\n" in short
     head["data"]["floor_bits_per_byte"] = 0.5  # without a validation nothing is above it
-    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == SHORT_PAGE
+    assert report.report(run_of(tmp_path, head, log)).read_text("utf-8") == short
     head["data"]["floor_bits_per_byte"] = "low"  # edited: nobody knows it
     log += [{"step": 5, "valid_bits_per_byte": 2}]
     page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
@@ -171,7 +164,7 @@ def test_a_whole_page_of_a_run_that_has_little_to_say(tmp_path):
     assert "above the floor" in report.report(run_of(tmp_path, head, log)).read_text("utf-8")
 
 
-def test_a_warning_may_be_long_and_a_fact_not(tmp_path):
+def test_a_warning_may_be_long_and_a_fact_not(tmp_path, undrawn):
     log = [*LOG, {"step": 3, "warning": "w" * 1999}, {"step": 3, "warning": "v" * 2001}]
     head = HEAD | {"machine": "m" * 601}
     page = report.report(run_of(tmp_path, head, log)).read_text("utf-8")
@@ -179,38 +172,26 @@ def test_a_warning_may_be_long_and_a_fact_not(tmp_path):
     assert f"| machine | {'m' * 300} ... {'m' * 300} |\n" in page
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("{", "run.json: not readable as JSON ("),
-        ('{"a": NaN}', "run.json: not readable as JSON ("),
-        ("[" * 99_999, "run.json: not readable as JSON ("),
-        ("[]", "run.json: model, train or data is missing: edited"),
-        ('{"model": {}, "train": {}}', "run.json: model, train or data is missing: edited"),
-        ('{"model": {}, "train": {}, "data": 1}', "run.json: model, train or data is missing: edited"),
-        ('{"model": [], "train": {}, "data": {}}', "run.json: model, train or data is missing: edited"),
-        ('{"model": {}, "train": null, "data": {}}', "run.json: model, train or data is missing: edited"),
-    ],
-)
+NONE = [*(("not readable as JSON (", text) for text in ("{", '{"a": NaN}', "[" * 99_999)),
+        *(("model, train or data is missing: edited", text) for text in (
+            "[]", '{"model": {}, "train": {}}', '{"model": {}, "train": {}, "data": 1}',
+            '{"model": [], "train": {}, "data": {}}', '{"model": {}, "train": null, "data": {}}'))]  # fmt: skip
+
+
+@pytest.mark.parametrize("expected, text", NONE, ids=lambda text: text[:40])
 def test_a_description_that_is_none(tmp_path, text, expected):
     run = run_of(tmp_path, text, LOG)
-    with pytest.raises(NanoEulerError) as caught:
-        report.report(run)
-    assert str(caught.value).startswith(f"{run}/{expected}") and not (run / "report").exists()
+    assert error_of(report.report, run).startswith(f"{run}/run.json: {expected}") and not (run / "report").exists()
 
 
 def test_where_no_page_can_be_written(tmp_path):
     run = run_of(tmp_path, HEAD, LOG)
-    with pytest.raises(NanoEulerError) as caught:
-        report.report(run, run / "log.jsonl")
-    assert str(caught.value) == f"{run}/log.jsonl/report.md: cannot be written (Not a directory)"
+    expected = f"{run}/log.jsonl/report.md: cannot be written (Not a directory)"
+    assert error_of(report.report, run, run / "log.jsonl") == expected
     (run / "run.json").unlink()
-    with pytest.raises(NanoEulerError, match=r"run.json: not readable as JSON .*No such file"):
-        report.report(run)
+    assert "No such file" in error_of(report.report, run)
     run_of(tmp_path, HEAD, LOG[:2])
-    with pytest.raises(NanoEulerError) as caught:
-        report.report(run)
-    assert str(caught.value) == f"{run}: its log has no step yet, expected at least one"
+    assert error_of(report.report, run) == f"{run}: its log has no step yet, expected at least one"
 
 
 def test_each_validation_set_has_its_dotted_line_and_its_name():
@@ -218,45 +199,121 @@ def test_each_validation_set_has_its_dotted_line_and_its_name():
     sets = [{"one": 3.0}, {"one": 2.0, "t" * 50: 4.0}]
     log = [{"step": n, "valid_bits_per_byte": 2.5, "valid_sets": found} for n, found in enumerate(sets)]
     right = report.draw_loss(log, 0.5).axes[1]
-    names = [text.get_text() for text in right.get_legend().get_texts()]
-    assert names[:2] == ["validation", "one"] and names[3] == "floor: the source itself" and len(names) == 4
-    assert names[2] == "t" * 20 + " ... " + "t" * 20
+    long = "t" * 20 + " ... " + "t" * 20
+    assert labels(right) == ["validation", "one", long, "floor: the source itself"]
     lines = [(line.get_xydata().tolist(), line.get_linestyle()) for line in right.lines[1:3]]
     assert lines == [([[0, 3], [1, 2]], ":"), ([[1, 4]], ":")]
 
 
 @pytest.mark.parametrize(
-    "low, high, labels",
-    [
-        (1.0, 5.9, ["1", "2", "3", "4", "5"]),  # a linear grid reads best
-        (1.0, 6.0, ["1", "1.5", "2", "3", "5"]),
-        (1.0, 20.0, ["1", "1.5", "2", "3", "5", "7", "10", "15", "20"]),
-        (1.0, 20.5, ["1", "2", "5", "10", "20"]),
-        (1.0, 1000.0, ["1", "2", "5", "10", "20", "50", "100", "200", "500", "1000"]),
-    ],
+    "first, last, floor", [(4.8, 2.15, None), (6.5, 0.18, 0.164), (9.0, 1e-3, None), (0.31, 0.3, None)]
 )
-def test_the_labels_of_a_logarithmic_scale(low, high, labels):
-    _, axes = plt.subplots()
-    axes.plot([0, 1], [low, high])
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    with patch.object(axes, "set_yscale") as scale:  # it would choose other limits
-        report._log_scale(axes)
-    scale.assert_called_once_with("log")
-    axes.figure.canvas.draw()
-    shown = [
-        tick.label1.get_text() for tick in axes.yaxis.get_major_ticks() if low * 0.999 <= tick.get_loc() <= high * 1.001
-    ]
-    assert shown == labels
-    assert not len(axes.yaxis.get_minorticklocs())
+def test_validation_can_be_read_from_the_picture(first, last, floor):
+    """At least four labelled ticks within the axis, none on top of another, and the last figure beside its point."""
+    log = [{"step": 10 * i, "valid_bits_per_byte": first * (last / first) ** (i / 9)} for i in range(10)]
+    figure = report.draw_loss([{"step": i, "loss": 3.0} for i in range(1, 91)] + log, floor)
+    figure.canvas.draw()
+    axes = figure.axes[1]
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
+    assert 4 <= len(ticks) <= 12
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.y0)
+    assert all(above.y0 > below.y0 + 0.7 * below.height for below, above in pairwise(boxes))
+    assert f"{last:.3f}" in [text.get_text() for text in axes.texts]
 
 
-def test_powers_of_ten_beyond_three_decades():
-    _, axes = plt.subplots()
-    axes.plot([0, 1], [1.0, 1001.0])
-    axes.set_yscale("log")
-    axes.set_ylim(1.0, 1001.0)
-    report._log_scale(axes)
-    axes.figure.canvas.draw()
-    texts = [tick.label1.get_text() for tick in axes.yaxis.get_major_ticks()]
-    assert any("mathdefault" in text for text in texts) and len(axes.yaxis.get_minorticklocs()) > 5
+# The figures.
+
+
+def log_of(steps=120, valid=((0, 8.0), (60, 2.5), (120, 1.75))):
+    loss = 5 - np.arange(1, steps + 1) / 40 + np.random.default_rng(0).random(steps)
+    log = [{"step": 3 * i, "loss": float(nats), "rate": 0.1, "norm": 1.0} for i, nats in enumerate(loss, 1)]
+    return [{"step": 0, "warning": "odd"}, *log, *({"step": s, "valid_bits_per_byte": b} for s, b in valid)]
+
+
+def data(line):
+    return [list(x) for x in line.get_data()]
+
+
+def labels(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("floor", [None, 1.25])
+def test_the_loss_and_its_mean(floor):
+    log = log_of()
+    upper, lower = report.draw_loss(log, floor).axes
+    each, mean = upper.lines
+    x, y = [3 * i for i in range(1, 121)], [entry["loss"] for entry in log if "loss" in entry]
+    assert data(each) == [x, y] and data(mean)[0] == x
+    expected = [np.mean(y[max(0, i - 25) : i + 26]) for i in range(120)]  # the 50 steps around each
+    assert np.allclose(data(mean)[1], expected, rtol=1e-12)
+    assert labels(upper) == ["each step", "mean of 50 steps"]
+    assert labels(lower) == ["validation"] + (["floor: the source itself"] if floor else [])
+    assert upper.get_xlabel() == lower.get_xlabel() == "step" and upper.get_ylabel() == "training loss, nats a token"
+    assert lower.get_ylabel() == "validation, bits per byte"
+    assert data(lower.lines[0]) == [[0, 60, 120], [8.0, 2.5, 1.75]]
+    assert (upper.get_yscale(), lower.get_yscale()) == ("linear", "log")
+    assert [line.get_ydata()[0] for line in lower.lines[1:]] == ([1.25] if floor else [])
+
+
+def test_a_run_without_validation_and_one_that_needs_no_bits():
+    upper, lower = report.draw_loss(log_of(3, ())).axes
+    assert not lower.lines and lower.get_legend() is None and lower.get_yscale() == "linear" and len(upper.lines) == 2
+    _, lower = report.draw_loss(log_of(3, ()), 0.5).axes
+    assert len(lower.lines) == 1 and lower.get_legend() is not None
+    _, lower = report.draw_loss(log_of(3, ((0, 1.0), (3, 0.0)))).axes
+    assert lower.get_yscale() == "linear"  # no logarithm of 0
+
+
+def test_layers_by_step():
+    """A line for each group, its norm above and its update below; a size of 0 is left out."""
+    names = [f"layers.{i}" for i in range(11)]
+    sizes = lambda step: {name: [i + step, (i + 1) * 1e-3 * step] for i, name in enumerate(names)}
+    log = [{"step": step, "groups": sizes(step)} for step in (1, 4, 9)]
+    log[1]["groups"]["layers.2"] = [0.0, 0.0]
+    del log[2]["groups"]["layers.3"]
+    log.insert(1, {"step": 2, "loss": 1.0})
+    upper, lower = report.draw_layers(log).axes
+    for axes, part in ((upper, 0), (lower, 1)):
+        assert [line.get_label() for line in axes.lines] == names
+        assert (axes.get_xlabel(), axes.get_yscale()) == ("step", "log")
+        for name, line in zip(names, axes.lines):
+            entries = [entry for entry in log if name in entry.get("groups", ())]
+            shown = [entry["groups"][name][part] or math.nan for entry in entries]
+            assert data(line)[0] == [entry["step"] for entry in entries]
+            assert np.array_equal(data(line)[1], shown, equal_nan=True)
+        styles = [line.get_marker() for line in axes.lines]
+        assert len(set(styles[:10])) == 10 and styles[10] == styles[0]
+    assert (upper.get_ylabel(), lower.get_ylabel()) == ("gradient norm", "update size / weight size")
+    assert labels(lower) == names and upper.get_legend() is None
+    upper, lower = report.draw_layers([{"step": 1, "loss": 1.0}]).axes
+    assert not upper.lines and lower.get_legend() is None and upper.get_yscale() == "linear"
+
+
+def test_live_draws_again_when_its_seconds_have_passed(monkeypatch):
+    """Entries between two drawings are kept; each drawing takes the place of the one before, and has the floor."""
+    import IPython.display
+
+    shown, clock = [], [100.0]
+
+    class Handle:
+        def update(self, figure):
+            shown.append(("update", len(figure.axes[0].lines[0].get_xdata())))
+
+    def display(figure, display_id=None):
+        floor = figure.axes[1].lines[-1].get_ydata()[0]
+        shown.append(("new", len(figure.axes[0].lines[0].get_xdata()), floor, display_id))
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setattr(report.time, "monotonic", lambda: clock[0])
+    live = report.Live(floor=0.75, seconds=3.0)
+    for second, entry in enumerate([{"warning": "x", "step": 0}] + [{"step": i, "loss": 1.0} for i in range(1, 9)]):
+        clock[0] = 100.0 + second
+        live(entry)
+    assert shown == [("new", 1, 0.75, True), ("update", 5)]  # at 101 and, more than three seconds later, at 105
+    live.draw()
+    assert shown[-1] == ("update", 8) and len(live.log) == 9 and live.drawn == 108.0
+    assert report.Live().seconds == 2.0 and report.Live().floor is None
+    assert not plt.get_fignums()

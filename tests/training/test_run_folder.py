@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import MagicMock
 
 import pytest
 from oracles import error_of
@@ -35,16 +36,6 @@ def test_who_may_begin_in_a_folder(tmp_path):
         )
 
 
-def test_a_folder_that_cannot_be_looked_at(tmp_path, monkeypatch):
-    def listdir(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("os.listdir", listdir)
-    assert error_of(run_folder.expect_new, tmp_path) == (
-        f"{tmp_path}: cannot be looked at (Permission denied), expected a new folder"
-    )
-
-
 def test_one_writer_at_a_time(tmp_path):
     for name in (".run.json.partial", ".log.jsonl.7.partial", "kept.partial"):
         (tmp_path / name).touch()
@@ -67,15 +58,21 @@ def test_one_writer_at_a_time(tmp_path):
 # Its log.
 
 
+SEPARATORS = '\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e \r \n \x00 \x7f \x1b[2J \ufeff \U0001f600 \u200b " \\'
+
+
 def test_an_entry_is_a_line_that_stands_there_at_once(tmp_path):
+    """U+2028 and its like are line ends to Python's str, and not to JSON: a log that is trimmed keeps them."""
     file = tmp_path / "log.jsonl"
     with run_folder.appending(file, lambda: 7) as append:
         append({"step": 1, "sample": "ü\n"})
         assert file.read_bytes() == '{"step": 1, "sample": "ü\\n"}\n'.encode()
-        append({"step": 2})
+        append({"step": 2, "sample": SEPARATORS})
     with run_folder.appending(file, lambda: 7) as append:
         append({"step": 3})
-    assert [entry["step"] for entry in run_folder.read_log(str(tmp_path))] == [1, 2, 3]
+    assert run_folder.trim_log(file, 2) is None
+    log = run_folder.read_log(str(tmp_path))
+    assert log == [{"step": 1, "sample": "ü\n"}, {"step": 2, "sample": SEPARATORS}]
     message = f"{tmp_path}/none/log.jsonl: cannot be written (No such file or directory)"
     assert error_of(run_folder.appending(tmp_path / "none" / "log.jsonl", int).__enter__) == message
 
@@ -89,17 +86,9 @@ def test_a_full_disk_ends_a_run_with_the_step_that_is_saved():
 
 
 def test_half_a_line_is_a_full_disk(tmp_path, monkeypatch):
-    class Log:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def write(self, line):
-            return len(line) - 1
-
-    monkeypatch.setattr("builtins.open", lambda *_, **__: Log())
+    log = MagicMock(write=lambda line: len(line) - 1)
+    log.__enter__.return_value = log
+    monkeypatch.setattr("builtins.open", lambda *_, **__: log)
     with run_folder.appending(tmp_path / "log", lambda: 7) as append:
         assert error_of(append, {"step": 1}) == (
             f"{tmp_path}/log: cannot be written (No space left on device); the checkpoint of step 7 is intact"
@@ -151,18 +140,16 @@ def test_a_damaged_log_is_set_aside(tmp_path):
     for number in (1, 2):
         file.write_bytes(b'{"step": 0}\nx\xff\n{"step": 1, "sample": "\xff"}\n{"step": 9}\n')
         assert run_folder.trim_log(file, 1) == (
-            f"{file}: line 2 is no entry of a log: damaged or edited. It is set aside as "
-            f"log.aside-{number}.jsonl, and the "
-            "3 entries that can be read go on"
+            f"{file}: line 2 is no entry of a log: damaged or edited. It is set aside as log.aside-{number}.jsonl, "
+            "and the 3 entries that can be read go on"
         )
         assert file.read_text("utf-8") == '{"step": 0}\n{"step": 1, "sample": "\ufffd"}\n'
         assert b"\xff" in (tmp_path / f"log.aside-{number}.jsonl").read_bytes()
     file.unlink()
     file.mkdir()
     assert run_folder.trim_log(file, 1) == (
-        f"{file}: is no regular file, expected a run's log. It is set aside as log.aside-3.jsonl, and the "
-        f"0 entries that can "
-        "be read go on"
+        f"{file}: is no regular file, expected a run's log. It is set aside as log.aside-3.jsonl, and the 0 entries "
+        "that can be read go on"
     )
 
 
