@@ -205,7 +205,7 @@ def test_info(here, nanoeuler):
 
 
 def test_check(nanoeuler, monkeypatch):
-    config = ModelConfig(dim=4, heads=2, kv_heads=1, layers=1, context=5, vocab_size=5, predict=2, ffn=3)
+    config = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=2, ffn=5)
     monkeypatch.setattr(gradcheck, "check_model", partial(gradcheck.check_model, config, time=3))
     code, out, err = nanoeuler("check")
     assert (code, err) == (0, "") and gradcheck.DEFINITION in out and gradcheck.DEFINITION_NORM in out
