@@ -242,12 +242,7 @@ def test_what_is_kept_and_dropped_and_why(own):
     for line, text in zip(told, texts):
         assert line["bytes"] == len(text.encode()) and text in documents(f"out/{line['part']}")
     reasons = [line["dropped"] for line in told[40:]]
-    assert reasons[:5] == [
-        "empty",
-        "holds NUL",
-        *2 * ["holds the line that divides documents"],
-        "same words as d3",
-    ]
+    assert reasons[:5] == ["empty", "holds NUL", *2 * ["holds the line that divides documents"], "same words as d3"]
     assert re.fullmatch(r"nearly d4: similarity (0\.9\d|1\.00)", reasons[5]) and reasons[6] == "no answer"
     assert json.loads(Path("out/report.json").read_text("utf-8")) == report
     assert sum(report["dropped"].values()) == 7 and report["licence"] == corpora()["books"].licence
@@ -460,12 +455,7 @@ def test_parquet_of_something_else_is_one_line(pages):
     parquet.write_table(pyarrow.table({"label": [1]}), "have/0.parquet")
     with pytest.raises(NanoEulerError, match=r"has the columns \['label'\], expected text among them"):
         make("web", "out", have="have", quiet=True)
-    for column, kind in (
-        ([1], "int64"),
-        ([1.5], "double"),
-        ([["a"]], "list<.*>"),
-        ([{"a": "b"}], "struct<.*>"),
-    ):
+    for column, kind in (([1], "int64"), ([1.5], "double"), ([["a"]], "list<.*>"), ([{"a": "b"}], "struct<.*>")):
         parquet.write_table(pyarrow.table({"text": column}), "have/0.parquet")
         with pytest.raises(NanoEulerError, match=rf"have/0\.parquet: its column text holds {kind}, expected texts$"):
             make("web", "out", have="have", quiet=True)
@@ -528,10 +518,7 @@ def test_examples(nanoeuler, monkeypatch, tmp_path, name, given, empty, twins):
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_words_of_an_example_are_those_of_its_format(tmp_path, names, whole):
     """A list or a line each; further keys stay; an answer of white space is none."""
-    values = [
-        {"instruction": "add", names[0]: "1 + 1", names[1]: "2", "more": 3},
-        {"instruction": "i", names[1]: " "},
-    ]
+    values = [{"instruction": "add", names[0]: "1 + 1", names[1]: "2", "more": 3}, {"instruction": "i", names[1]: " "}]
     text = json.dumps(values) if whole else "\n\n".join(map(json.dumps, values)) + "\n"
     (tmp_path / "f.json").write_text(text)
 
