@@ -85,6 +85,7 @@ def test_the_card_says_what_the_records_say(made, nanoeuler):
 def test_no_path_of_this_machine_is_published(made, nanoeuler, lines, monkeypatch):
     """Of every kind of run; its paths, relative and absolute, have a name that no file of a release may hold."""
     monkeypatch.chdir(made / "tales")
+    monkeypatch.setattr("konigsberg.tasks.DRAWS", 100)
     there, once = f"../../{made.name}", "--steps 1 --batch 2 --warmup 0 --quiet"
     shutil.copytree(checkpoint.PRETRAINED / "konigsberg-chat", made / "chat")
     lines(made / "asked.jsonl", [{"prompt": a, "chosen": a, "rejected": "no"} for a in "abcdefgh"])

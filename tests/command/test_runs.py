@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import SHORT
 from oracles import assert_same_run, contents, run_text
 
-from nanoeuler_lib.command import cli
+from nanoeuler_lib.command import sources
 from nanoeuler_lib.text.chat_template import alpaca_prompt
 from nanoeuler_lib.text.data import SEPARATOR
 from nanoeuler_lib.text.tokenizer import Tokenizer
@@ -202,18 +201,11 @@ def test_several_files_are_one_text_of_documents(here, nanoeuler, lines):
 # sft
 
 
-@pytest.fixture(scope="module")
-def answering(tmp_path_factory):
-    """A run that taught the model of the package a little about stories."""
-    run = tmp_path_factory.mktemp("answering") / "answers"
+def test_what_sft_taught_is_chatted_with_and_goes_on(nanoeuler, monkeypatch):
+    monkeypatch.setattr(sources, "HELD_OUT", 20)
     settings = "--examples 30 --steps 4 --batch 4 --warmup 1 --valid-every 4 --sample-every 0 --save-every 2"
-    assert cli.main(["sft", "--run", str(run), "--quiet", *settings.split()]) == 0
-    return run
-
-
-def test_what_sft_taught_is_chatted_with_and_goes_on(answering, nanoeuler):
-    shutil.copytree(answering, "whole")
-    shutil.copytree(answering, "parts")
+    assert nanoeuler(f"sft --run whole --quiet {settings}")[0] == 0
+    shutil.copytree("whole", "parts")
     shutil.rmtree("parts/checkpoints/step-000004")
     code, out, err = nanoeuler("sft --resume parts --quiet")
     assert (code, err) == (0, "") and out.startswith("parts: done, 4 steps, ") and "nanoeuler chat --run parts" in out
