@@ -210,6 +210,7 @@ with Fetcher(sys.argv[1], quiet=True) as fetcher:
 """
 
 
+@pytest.mark.parametrize("server", ["hub"], indirect=True)  # from elsewhere a file is begun again, by pooch
 def test_a_killed_download_is_gone_on_with(server, tmp_path):
     def stuck(handler):
         send(handler, 200, BODY[:200_000], Content_Length=str(len(BODY)), ETag='"v1"')
@@ -224,7 +225,7 @@ def test_a_killed_download_is_gone_on_with(server, tmp_path):
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL and not (tmp_path / "f.bin").exists()
     assert get(tmp_path, file).sha256 == HASH
-    assert ("Range" in server.seen[-1][1]) == (server.base == fetch.HUB)
+    assert "Range" in server.seen[-1][1]
 
 
 # ---- Files one has
