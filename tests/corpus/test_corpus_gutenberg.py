@@ -330,7 +330,7 @@ TITLES = [  # header, first page, title and author of the registry, whether they
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("header, page, title, author, right", TITLES)
+@pytest.mark.parametrize("header, page, title, author, right", TITLES, ids=range(len(TITLES)))
 def test_titles(header, page, title, author, right):
     book = Book(page, header, True)
     if right:
