@@ -1,7 +1,8 @@
-"""The loop of `nanoeuler chat` line by line: what it writes, what it hands on to the chat, what it refuses."""
+"""`nanoeuler chat` line by line: what it writes, what it hands on to the chat, what it refuses."""
 
 import json
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from oracles import error_of
 from test_chat import CONFIG, HUMAN, MODEL, TOKENIZER, bigram
 
 import konigsberg
+from nanoeuler_lib.command import ask
 from nanoeuler_lib.command.ask import HELP, Loop
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generation import chat
 from nanoeuler_lib.generation.chat import Chat
 from nanoeuler_lib.model import GPT
+from nanoeuler_lib.training import checkpoint
 
 
 class Listener:
@@ -40,18 +43,21 @@ class Listener:
 def loop():
     written = []
     made = Loop(Listener(), written.append, temperature=0.5)
-    return SimpleNamespace(
-        loop=made, chat=made.chat, line=lambda text: (made.line(text), "".join(written), written.clear())[:2]
-    )
+
+    def line(text):
+        """What is written; it goes on."""
+        assert made.line(text)
+        said = "".join(written)
+        written.clear()
+        return said
+
+    return SimpleNamespace(loop=made, chat=made.chat, line=line)
 
 
 def test_a_line_is_a_turn_with_the_next_seed(loop):
-    assert loop.line(" hi  there \n") == (True, "ab\n")
-    assert loop.line("x") == (True, "ab\n") and loop.line(" \n") == (True, "")
-    assert loop.chat.asked == [
-        ("hi  there", 200, 0, {"temperature": 0.5}),
-        ("x", 200, 1, {"temperature": 0.5}),
-    ]
+    assert [loop.line(text) for text in (" hi  there \n", "x", " \n")] == ["ab\n", "ab\n", ""]
+    warm = {"temperature": 0.5}
+    assert loop.chat.asked == [("hi  there", 200, 0, warm), ("x", 200, 1, warm)]
     made = Loop(Listener(), str, 7, 9, top_k=3)
     made.line("x")
     assert made.chat.asked == [("x", 7, 9, {"top_k": 3})]
@@ -71,11 +77,12 @@ def told(seed):
 
 def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
     body = konigsberg.sample(5).body
-    assert loop.line("hi")[0] and loop.line("/story  5 ") == (True, told(5)) and loop.chat.turns == []
+    loop.line("hi")
+    assert loop.line("/story  5 ") == told(5) and loop.chat.turns == []
     for text in ("hello", "Who?", "Where?"):
         loop.line(text)
         assert loop.chat.turns == [(f"{body} {text}", "ü")]  # nothing else is in the conversation
-    assert loop.line("/story") == (True, told(4))  # the next seed, of which the four turns took 0 to 3
+    assert loop.line("/story") == told(4)  # the next seed, of which the four turns took 0 to 3
     loop.line("x")
     assert loop.chat.asked[-1][:1] + loop.chat.asked[-1][2:3] == (f"{konigsberg.sample(4).body} x", 5)
     loop.line("/story 0")
@@ -84,117 +91,141 @@ def test_a_story_stands_before_every_question_and_none_before_it_is_heard(loop):
         loop.line(text)
         assert loop.chat.asked[-1][0] == text
     assert len(loop.chat.turns) == 2  # a conversation again
+    assert loop.line(f"/story {2**63}") == told(2**63)
 
 
-@pytest.mark.parametrize("story", ["Käthe has the ring.", 'He came. "I knew it." Käthe has the ring.', 'Then: "So."'])
-def test_a_story_of_ones_own_takes_the_place_of_the_one_before(loop, story):
-    loop.line("/story 5")
-    loop.line(f"{story}  Who has the ring?")
-    loop.line("Who else?")
-    assert [asked[0] for asked in loop.chat.asked] == [f"{story} Who has the ring?", f"{story} Who else?"]
+OWN = 'He came. "I knew it." Käthe has the ring.'
+ASKED = {  # whether the model knows only stories; the lines; what it is asked; how many turns the last conversation has
+    "a story of one's own": (
+        False, ["/story 5", f"{OWN}  Who has it?", "Who else?"], [f"{OWN} Who has it?", f"{OWN} Who else?"], 1),
+    "one that ends with a quotation": (False, ["/story 5", 'Then: "So."  Why?'], ['Then: "So." Why?'], 1),
+    "a model of stories": (
+        True, ["hi", "It rained. Where?", "Who?", "/reset", "Who?"],
+        ["hi", "It rained. Where?", "It rained. Who?", "Who?"], 1),
+    "without a story": (False, ["It rained. Where?", "Who?"], ["It rained. Where?", "Who?"], 2),
+}  # fmt: skip
 
 
-def test_a_model_of_stories_asks_about_one_from_the_beginning():
-    made = Loop(Listener(), str, stories=True)
-    for text in ("hi", "It rained. Where?", "Who?", "/reset", "Who?"):
+@pytest.mark.parametrize("case", ASKED)
+def test_which_story_a_question_is_about(case):
+    stories, lines, asked, turns = ASKED[case]
+    made = Loop(Listener(), str, stories=stories)
+    for text in lines:
         made.line(text)
-    assert [asked[0] for asked in made.chat.asked] == ["hi", "It rained. Where?", "It rained. Who?", "Who?"]
-    assert len(made.chat.turns) == 1
+    assert [words[0] for words in made.chat.asked] == asked and len(made.chat.turns) == turns
 
 
-def test_without_a_story_a_line_of_several_sentences_is_a_turn(loop):
-    for text in ("It rained. Where?", "Who?"):
-        loop.line(text)
-    assert [turn[0] for turn in loop.chat.turns] == ["It rained. Where?", "Who?"]
-
-
-def test_turns_that_are_forgotten_are_counted_out(loop):
-    loop.chat.forgets = 2
-    said = "ab\n(the model reads 128 tokens at a time: 2 earlier turns are forgotten)\n"
-    assert loop.line("x") == loop.line("x") == (True, said)
-    loop.chat.forgets = 1
-    assert loop.line("x") == (True, said.replace("2 earlier turns are", "an earlier turn is"))
-    loop.chat.forgets = 0
-    assert loop.line("x") == (True, "ab\n")
+@pytest.mark.parametrize("forgets, said", [
+    (0, ""), (1, "(the model reads 128 tokens at a time: an earlier turn is forgotten)\n"),
+    (2, "(the model reads 128 tokens at a time: 2 earlier turns are forgotten)\n"),
+])  # fmt: skip
+def test_turns_that_are_forgotten_are_counted_out(loop, forgets, said):
+    loop.chat.forgets = forgets
+    assert loop.line("x") == loop.line("x") == f"ab\n{said}"
 
 
 def test_the_temperature_of_the_next_replies(loop):
     for text, value in (("0", 0.0), ("100", 100.0), (" 2.5 ", 2.5)):
-        assert loop.line(f"/temperature {text}") == (True, "") and loop.loop.options == {"temperature": value}
-    for text in ("", "-0.1", "100.1", "warm", "nan"):
-        assert loop.line(f"/temperature {text}") == (
-            True, f"temperature must be a number from 0 to 100, got {text!r}\n",
-        )  # fmt: skip
-    assert loop.loop.options == {"temperature": 2.5}
-
-
-def test_the_seed_of_a_story(loop):
-    for text in ("-1", str(2**63 + 1), "x", "1.5"):
-        shown = f"{text!r}"
-        assert loop.line(f"/story {text}") == (
-            True,
-            f"seed must be a number from 0 to {2**63}, got {shown}\n",
-        )
-    assert loop.line(f"/story {2**63}") == (True, told(2**63))
+        assert loop.line(f"/temperature {text}") == "" and loop.loop.options == {"temperature": value}
 
 
 def test_each_conversation_about_a_story_is_saved_as_a_line(loop, tmp_path):
     """The first is no story's; /reset forgets them all."""
-    for text in ("x", "y", "/story 5", "/story 6", "Who?", "Where?", f"/save {tmp_path / 'a'}"):
-        said = loop.line(text)[1]
-    assert said == f"{tmp_path / 'a'}: 4 turns\n"
-    lines = [json.loads(line)["messages"] for line in (tmp_path / "a").read_text("utf-8").splitlines()]
-    body = konigsberg.sample(6).body
-    assert [[m["content"] for m in line if m["role"] == "u"] for line in lines] == [
-        ["x", "y"], [f"{body} Who?"], [f"{body} Where?"]
-    ]  # fmt: skip
-    loop.line("/reset")
-    assert loop.line(f"/save {tmp_path / 'b'}") == (True, "/save: there is no conversation yet\n")
-
-
-def test_what_was_said_is_saved_as_one_line(loop, tmp_path):
     file = tmp_path / "a b.json"
-    assert loop.line(f"/save {file}") == (True, "/save: there is no conversation yet\n")
-    loop.line("x")
-    loop.line("y")
-    assert loop.line(f"/save  {file} ") == (True, f"{file}: 2 turns\n")
-    assert file.read_text("utf-8") == json.dumps({"messages": loop.chat.messages()}, ensure_ascii=False) + "\n"
+    for text in ("x", "y", "/story 5", "/story 6", "Who?", "Where?", f"/save  {file} "):
+        said = loop.line(text)
+    assert said == f"{file}: 4 turns\n"
+    lines = [json.loads(line)["messages"] for line in file.read_text("utf-8").splitlines()]
+    body = konigsberg.sample(6).body
+    asked = [[m["content"] for m in line if m["role"] == "u"] for line in lines]
+    assert asked == [["x", "y"], [f"{body} Who?"], [f"{body} Where?"]]
+    last = json.dumps({"messages": loop.chat.messages()}, ensure_ascii=False)
+    assert file.read_text("utf-8").endswith(f"\n{last}\n")
     for name in ("", str(file), "a\0b", "x" * 300):
-        assert loop.line(f"/save {name}") == (
-            True, f"/save: FILE must be the name of a new file, got {chat.short(name)}\n",
-        )  # fmt: skip
+        assert loop.line(f"/save {name}") == f"/save: FILE must be the name of a new file, got {chat.short(name)}\n"
     none = tmp_path / "none" / "x"
-    assert loop.line(f"/save {none}") == (True, f"{none}: cannot be written (No such file or directory)\n")
+    assert loop.line(f"/save {none}") == f"{none}: cannot be written (No such file or directory)\n"
+    loop.line("/reset")
+    assert loop.line(f"/save {tmp_path / 'b'}") == "/save: there is no conversation yet\n"
 
 
-def test_commands_are_told(loop):
-    assert loop.line("/help") == (True, f"{HELP}\n") and loop.line("/quit") == (False, "")
-    assert loop.line(" /quit now") == (False, "")
-    assert loop.line("/rest me") == (
-        True, f"/rest is not a command, did you mean /reset? expected one of these:\n{HELP}\n",
-    )  # fmt: skip
-    assert loop.line("/x\x1by") == (True, f"/x\ufffdy is not a command, expected one of these:\n{HELP}\n")
-    assert loop.line("/" + "x" * 99)[1].startswith("/" + "x" * 29 + " ... " + "x" * 30 + " is not a command,")
-    for name in ("/reset", "/temperature", "/story", "/save", "/quit"):
-        assert f"\n{name}" in f"\n{HELP}"
+@pytest.mark.parametrize("text, said", [
+    ("/help", HELP),
+    ("/rest me", f"/rest is not a command, did you mean /reset? expected one of these:\n{HELP}"),
+    ("/x\x1by", f"/x\ufffdy is not a command, expected one of these:\n{HELP}"),
+    ("/" + "x" * 99, "/" + "x" * 29 + " ... " + "x" * 30 + f" is not a command, expected one of these:\n{HELP}"),
+    *((f"/story {x}", f"seed must be a number from 0 to {2**63}, got '{x}'") for x in (-1, 2**63 + 1, "x", 1.5)),
+    *((f"/temperature {x}", f"temperature must be a number from 0 to 100, got '{x}'") for x in ("", -1, 101, "nan")),
+])  # fmt: skip
+def test_commands_are_told(loop, text, said):
+    assert loop.line(text) == f"{said}\n" and loop.loop.options == {"temperature": 0.5}
+    assert not loop.loop.line("/quit") and not loop.loop.line(" /quit now")
+    assert all(f"\n{name}" in f"\n{HELP}" for name in ("/reset", "/temperature", "/story", "/save", "/quit"))
 
 
 def test_a_reply_that_is_stopped(loop):
-    def reply(*_, **__):
+    def stopped(*_, **__):
         yield "a"
         raise KeyboardInterrupt
 
-    loop.chat.reply = reply
-    assert loop.line("x") == (True, "a ...\n")
-
-    def refuse(*_, **__):
+    def refused(*_, **__):
         raise NanoEulerError("too long")
         yield
 
-    loop.chat.reply = refuse
+    loop.chat.reply = stopped
+    assert loop.line("x") == "a ...\n"
+    loop.chat.reply = refused
     loop.line("/story 5")
-    assert loop.line("x") == (True, "too long\n") and loop.loop.story == konigsberg.sample(5).body
-    assert loop.line("My own. x") == (True, "too long\n") and loop.loop.story == konigsberg.sample(5).body
+    for text in ("x", "My own. x"):
+        assert loop.line(text) == "too long\n" and loop.loop.story == konigsberg.sample(5).body
+
+
+# The command around the loop.
+
+
+@pytest.fixture
+def talk():
+    """A conversation of which the lines are heard."""
+    lines = []
+
+    class Heard:
+        def __init__(self, chat, write, tokens, **options):
+            self.write = write
+
+        def line(self, text):
+            lines.append(text)
+            self.write(f"<{text}\x1b>\n")
+            return text != "/quit"
+
+    found = SimpleNamespace(model="model", tokenizer="tokens", info={"template": "alpaca"})
+    with (
+        patch.object(checkpoint, "load", return_value=found), patch.object(ask, "Loop", Heard),
+        patch.object(chat, "Chat", lambda *given: given),
+    ):  # fmt: skip
+        yield SimpleNamespace(lines=lines, info=found.info)
+
+
+def test_a_line_that_is_not_utf_8_ends_no_conversation(nanoeuler, talk):
+    code, out, err = nanoeuler("chat", stdin=b"a\xff\nb\n")
+    assert (code, err, talk.lines) == (0, "", ["b"])
+    assert out == "text: character 1 is not UTF-8, expected UTF-8 text\n<b\x1b>\n"
+
+
+def test_ctrl_c_at_the_prompt(nanoeuler, talk):
+    """On a terminal a line begins anew; else the program ends as one that was interrupted does."""
+    with patch("builtins.input", side_effect=KeyboardInterrupt):
+        assert nanoeuler("chat") == (130, "\n", "")
+    with patch("builtins.input", side_effect=[KeyboardInterrupt, "b", EOFError]) as read:
+        code, out, err = nanoeuler("chat", terminal=True)
+    assert (code, err, talk.lines) == (0, "", ["b"]) and [call.args for call in read.mock_calls] == [("> ",)] * 3
+    first, *rest = out.splitlines()
+    assert first == "Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply."
+    assert rest == ["", "<b\ufffd>"]
+    talk.info["source"] = "konigsberg"
+    with patch("builtins.input", side_effect=EOFError):
+        first, *rest = nanoeuler("chat", terminal=True)[1].splitlines()
+    assert first == "This model knows stories from Königsberg and a few questions about each, and nothing else."
+    assert [line[:5] for line in rest] == ["Ask, "]
 
 
 # The chat itself.
@@ -204,23 +235,20 @@ def test_every_turn_stands_in_the_messages():
     made = Chat(bigram({MODEL: 72}), TOKENIZER)
     for text in ("ab", "c"):
         list(made.reply(text, temperature=0.0))
-    assert made.messages() == [
-        {"role": role, "content": said}
-        for role, said in (("user", "ab"), ("assistant", "H"), ("user", "c"), ("assistant", "H"))
+    said = [("user", "ab"), ("assistant", "H"), ("user", "c"), ("assistant", "H")]
+    assert [list(message.items()) for message in made.messages()] == [
+        [("role", role), ("content", text)] for role, text in said
     ]
-    assert list(made.messages()[0]) == ["role", "content"]
 
 
 def test_the_draws_of_a_reply_are_those_of_its_seed():
     """One draw for each token, from a generator of its own."""
     model = GPT(CONFIG, seed=5)
-    replies = {seed: "".join(Chat(model, TOKENIZER).reply("ab", 6, seed, temperature=1.0)) for seed in range(5)}
-    assert len(set(replies.values())) == 5
-    made = Chat(model, TOKENIZER)
-    decoder, rng = model.decoder(), np.random.default_rng(3)
-    ids = [257, HUMAN, *TOKENIZER.encode("ab").tolist(), MODEL]
+    replies = {"".join(Chat(model, TOKENIZER).reply("ab", 6, seed, temperature=1.0)) for seed in range(5)}
+    assert len(replies) == 5
+    made, decoder, rng = Chat(model, TOKENIZER), model.decoder(), np.random.default_rng(3)
+    fresh = ids = [257, HUMAN, *TOKENIZER.encode("ab").tolist(), MODEL]
     said = []
-    fresh = ids
     while len(said) < 6:
         logits = decoder.feed(np.array(fresh))
         logits[[258, 259]] = -np.inf

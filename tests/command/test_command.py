@@ -1,21 +1,22 @@
-"""What each subcommand of `nanoeuler` hands on, without doing the work, and the frame around all of them.
+"""What each subcommand of `nanoeuler` hands on, what it refuses, and the frame around all of them.
 
-`test_cli.py` runs the commands; here a listener stands between them and the library, so that every option, also one
-that changes nothing visible, is seen to arrive.
+Elsewhere the commands do their work; here a listener stands between them and the library, so that every option, also
+one that changes nothing visible, is seen to arrive.
 """
 
 import argparse
-import io
 import json
+import shutil
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import DEFAULT, MagicMock, patch
 
 import numpy as np
 import pytest
+from commands import Stream
+from oracles import contents, run_text, seal
 
 import konigsberg
 from nanoeuler_lib import corpus, ops
@@ -30,98 +31,6 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training import checkpoint, loop, report, sft, train
 from tools.course.papers import papers
 
-
-class Stream(io.TextIOWrapper):
-    """A standard stream that may be a terminal, and that knows what had been flushed when."""
-
-    def __init__(self, terminal=False, content=b""):
-        super().__init__(io.BytesIO(content), "utf-8", newline="")
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
-
-    def text(self):
-        self.flush()
-        return self.flushed()
-
-    def flushed(self):
-        return self.buffer.getvalue().decode()
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """Make the three streams anew, by default none of them a terminal."""
-
-    def make(stdin=b"", terminal=False):
-        found = SimpleNamespace(stdin=Stream(terminal, stdin), stdout=Stream(terminal), stderr=Stream(terminal))
-        for name, stream in vars(found).items():
-            monkeypatch.setattr(sys, name, stream)
-        return found
-
-    return make
-
-
-@pytest.fixture
-def run(streams, tmp_path, monkeypatch):
-    """Run the command in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def main(line, stdin=b"", terminal=False):
-        made = streams(stdin, terminal)
-        words = line.split() if isinstance(line, str) else line
-        code = cli.main(words)
-        return code, made.stdout.text(), made.stderr.text()
-
-    return main
-
-
-@pytest.fixture(autouse=True)
-def every_prompt_fits(monkeypatch):
-    monkeypatch.setattr(generate, "unread", lambda *_: 0)
-
-
-# Tokenizers and the corpus.
-
-
-def test_what_ids_stand_for_reaches_a_terminal_without_control_characters(run):
-    Tokenizer([]).save("bpe.json")
-    assert run("tokenizer decode 97 0 10 --tokenizer bpe.json")[1] == "a\0\n"
-    assert run("tokenizer decode 97 0 9 98 --tokenizer bpe.json", terminal=True)[1] == "a\ufffd\tb\n"
-    assert run(["tokenizer", "encode", "", "--tokenizer", "bpe.json"], b"not read")[1] == "\n"
-
-
-def test_the_tokenizer_of_the_package_is_the_default(run):
-    _, ours = checkpoint.load_pretrained()
-    assert run("tokenizer encode the")[1].split() == [str(i) for i in ours.encode("the")]
-
-
-def test_standard_output_may_have_no_bytes_below_it(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    cli._write_bytes(b"a\xc3\xbc\xff")
-    assert sys.stdout.getvalue() == "aü\ufffd"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("aü\r\n"))
-    assert cli._stdin_text() == "aü\r\n"
-
-
-def test_bytes_follow_what_was_printed_before_them(streams):
-    made = streams()
-    sys.stdout.write("first ")
-    cli._write_bytes(b"then")
-    assert made.stdout.flushed() == "first then"
-
-
-def test_a_corpus_in_a_file_is_told_before_it_is_measured(run):
-    shown = []
-    with (
-        patch.object(konigsberg, "corpus", return_value="ab"),
-        patch.object(konigsberg, "floor", lambda stories: shown.append(sys.stdout.flushed()) or len(list(stories)) / 8),
-    ):
-        code, _, err = run("corpus konigsberg --out a.txt", terminal=True)
-    assert (code, shown) == (0, ["a.txt: 2 bytes\n"]) and "measuring the floor" in err
-    assert not err.rsplit("\r", 1)[1].strip(), "the bar is wiped away at the end"
-
-
 # Every option arrives.
 
 SETTINGS = {
@@ -130,7 +39,7 @@ SETTINGS = {
 }  # fmt: skip
 SHAPES = {"dim": 32, "heads": 8, "kv_heads": 1, "layers": 3, "context": 20, "vocab_size": 300, "predict": 2}
 VALUES = SETTINGS | SHAPES | {"preset": "big", "ops": "plain", "device": "gpu", "precision": "tf32", "cards": 1}
-LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole, in test_cli, test_breaks and test_assign
+LINES = {  # tokenizer, report, diagnose, break, assign and info are run whole: test_use, test_breaks and test_assign
     "corpus konigsberg": "--out new", **{f"corpus {name}": "--out new" for name in arguments.CORPORA},
     "shards": "a.txt --tokenizer bpe.json --out new", "train": "--data a.txt --run r", "train --resume": "r",
     "sft": "--run r", "sft --resume": "r", "generate": "a", "score": "a.txt", "chat": "",
@@ -144,9 +53,10 @@ def head(info):
 
 
 @pytest.fixture
-def heard():
+def heard(monkeypatch):
     """One listener in place of all that takes time."""
     heard = MagicMock()
+    monkeypatch.setattr(generate, "unread", lambda *_: 0)
     report = {"parts": {"train.txt": {"documents": 1, "bytes": 1}}, "dropped": {}, "skipped": [], "notes": []}
     heard.make.return_value = report | {"licence": ""}
     heard.write.return_value = SimpleNamespace(tokens=1, documents=1, bytes=0, shards=[])
@@ -185,7 +95,7 @@ def options_of(command):
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, run, heard):
+def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, nanoeuler, heard):
     """An option that is parsed and not handed on is seen here, whatever it is called."""
     info = {"examples": ["a.txt", 1, 2]} if "sft" in command else {"source": "a.txt"}
     heard.head.return_value = head(info)
@@ -193,7 +103,7 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, r
 
     def done(*more):
         heard.reset_mock()
-        found = run([*f"{command} {LINES[command]}".split(), *more]), heard.mock_calls[:]
+        found = nanoeuler(f"{command} {LINES[command]}", *more), heard.mock_calls[:]
         Path("new").unlink(missing_ok=True)
         return found
 
@@ -218,216 +128,215 @@ def test_every_option_changes_what_the_library_is_asked_or_is_refused(command, r
             assert changed != plain, option
 
 
-def test_training_s_words_of_what_is_missing_or_too_much(run, heard):
-    for workers in (0, 4097):
-        expected = f"nanoeuler: --workers is {workers}, expected 1 to 4096\n"
-        assert run(f"train --data a.txt --run r --workers {workers}") == (2, "", expected)
-        assert run(f"sft --run r --workers {workers}") == (2, "", expected)
-    for given, missing in (("--data a.txt", "run"), ("--run r", "data"), ("", "data")):
-        assert run(f"train {given}")[2] == (
-            f"nanoeuler: --{missing} is missing, expected --data FILE --run FOLDER, or --resume FOLDER\n"
-        )
+def test_a_run_that_a_command_did_not_begin_or_whose_file_has_no_name_is_refused(nanoeuler, heard):
     for command, info in (("train", {"examples": ["konigsberg", 1, 2]}), ("sft", {})):
         heard.head.return_value = head(info)
-        assert run(f"{command} --resume r")[2] == (
-            f"nanoeuler: r: was not begun by nanoeuler {command}, expected one of its runs\n"
-        )
-
-
-def test_a_run_whose_file_has_no_name_or_an_odd_one_says_so(run, heard):
+        said = f"nanoeuler: r: was not begun by nanoeuler {command}, expected one of its runs\n"
+        assert nanoeuler(f"{command} --resume r")[2] == said
     for name in (None, "a\0b"):
         heard.head.return_value = head({"source": name, "files": {"text": name, "valid": None}})
-        assert ": no such file; it is the text that" in run("train --resume r")[2]
+        assert ": no such file; it is the text that" in nanoeuler("train --resume r")[2]
 
 
-# What looks at a run or a model.
-
-
-def test_a_model_of_the_package_is_taken_by_its_name(run, heard):
-    assert run("generate a --model konigsberg-chat")[0] == 0
+def test_a_model_of_the_package_is_taken_by_its_name(nanoeuler, heard):
+    assert nanoeuler("generate a --model konigsberg-chat")[0] == 0
     assert heard.load.call_args.args[0] == checkpoint.PRETRAINED / "konigsberg-chat"
-    code, out, said = run("generate a --model english-smal")
     known = ", ".join(sorted(folder.name for folder in checkpoint.PRETRAINED.iterdir()))
-    assert (code, out) == (2, "")
-    assert said == f"nanoeuler: no pretrained model 'english-smal', the package has {known}\n"
-    assert run("generate a --model=")[2] == said.replace("english-smal'", "'", 1)
+    for name in ("english-smal", ""):
+        said = f"nanoeuler: no pretrained model '{name}', the package has {known}\n"
+        assert nanoeuler(f"generate a --model={name}") == (2, "", said)
     said = "nanoeuler: --model stands beside --run, expected one of them\n"
-    assert run("score a.txt --model konigsberg-small --run r") == (2, "", said)
-
-
-def test_what_a_model_says_reaches_a_terminal_without_control_characters(run, heard):
-    heard.stream.side_effect = lambda *_, **__: iter(["b\x1b", "ü"])
-    assert run(["generate", "aä"])[1] == "aäb\x1bü\n"
-    assert run(["generate", "aä"], terminal=True)[1] == "aäb\ufffdü\n"
-
-
-def test_text_is_shown_while_it_is_made(streams):
-    made, seen = streams(), []
-
-    def pieces(*_, **__):
-        for piece in "abc":
-            yield piece
-            seen.append(made.stdout.flushed())
-
-    with (
-        patch.object(generate, "stream", pieces),
-        patch.object(checkpoint, "load", return_value=SimpleNamespace(model=0, tokenizer=0)),
-    ):
-        assert cli.main(["generate", "x"]) == 0
-    assert seen == ["xa", "xab", "xabc"] and made.stdout.text() == "xabc\n"
-
-
-@pytest.fixture
-def talk():
-    """A conversation of which the lines are heard."""
-    lines = []
-
-    class Loop:
-        def __init__(self, chat, write, tokens, **options):
-            self.write = write
-            lines.append((chat, tokens, options))
-
-        def line(self, text):
-            lines.append(text)
-            self.write(f"<{text}\x1b>\n")
-            return text != "/quit"
-
-    found = SimpleNamespace(model="model", tokenizer="tokens", info={"template": "alpaca"})
-    with (
-        patch.object(checkpoint, "load", return_value=found) as load,
-        patch.object(ask, "Loop", Loop),
-        patch.object(chat, "Chat", lambda *given: given),
-    ):
-        yield SimpleNamespace(lines=lines, load=load, found=found)
-
-
-def test_a_line_that_is_not_utf_8_ends_no_conversation(run, talk):
-    code, out, err = run("chat", b"a\xff\nb\n")
-    assert (code, err, talk.lines[1:]) == (0, "", ["b"])
-    assert out == "text: character 1 is not UTF-8, expected UTF-8 text\n<b\x1b>\n"
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_ctrl_c_at_the_prompt(run, talk, terminal):
-    """On a terminal a line begins anew; else the program ends as one that was interrupted does."""
-    given, prompts = iter([KeyboardInterrupt, "b", EOFError]), []
-
-    def read(prompt):
-        prompts.append(prompt)
-        if isinstance(found := next(given), str):
-            return found
-        raise found
-
-    with patch("builtins.input", read):
-        code, out, err = run("chat", terminal=terminal)
-    if not terminal:
-        assert (code, out, err, prompts) == (130, "\n", "", [""])
-        return
-    assert (code, err, prompts, talk.lines[1:]) == (0, "", ["> "] * 3, ["b"])
-    first, *rest = out.splitlines()
-    assert first == "Ask, or /story for a story and its questions, or /help. Ctrl-D ends, Ctrl-C stops a reply."
-    assert rest == ["", "<b\ufffd>"]
-    talk.found.info["source"] = "konigsberg"
-    with patch("builtins.input", side_effect=EOFError):
-        first, *rest = run("chat", terminal=True)[1].splitlines()
-    assert first == "This model knows stories from Königsberg and a few questions about each, and nothing else."
-    assert [line[:5] for line in rest] == ["Ask, "]
-
-
-FLAWED = {
-    "nothing": (ROW, ROW, 0),
-    "an element": (replace(ROW, worst=2.0), ROW, 1),
-    "a norm": (ROW, replace(ROW, norm_rel=1.1e-6), 1),
-    "a norm of large weights": (replace(ROW, norm_rel=1e-3), ROW, 0),
-    "an element of small weights": (ROW, replace(ROW, worst=9.0, norm_rel=1e-6), 0),
-}
-
-
-@pytest.mark.parametrize("flaw", FLAWED)
-def test_check_judges_large_weights_by_element_and_small_ones_by_norm(run, flaw):
-    large, small, expected = FLAWED[flaw]
-    rows = {0.3: [ROW, large], 0.02: [small, ROW]}
-    with patch.object(gradcheck, "check_model", lambda std: rows[std]):
-        code, out, _ = run("check")
-        assert (code, out.count("FAILED")) == (expected, expected)
-        code, out, _ = run("check --json")
-        assert (code, json.loads(out)["passed"]) == (expected, expected == 0)
-
-
-def test_numbers_of_numpy_can_stand_in_the_json_of_a_check(run):
-    odd = gradcheck.Row("heads", (3,), np.float32(0.5), 0.0, 0.0, 0.0)
-    with patch.object(gradcheck, "check_model", lambda std: [odd]):
-        code, out, _ = run("check --json")
-    assert code == 0 and json.loads(out)["weights_std"]["0.3"][0]["max_abs"] == "0.5"
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_check_of_a_device_compares_the_engine_s_gradients(run, wrong):
-    """One tensor beyond what is allowed is a failure."""
-    second = replace(ROW, norm_rel=0.25 if wrong else 0.125)
-    rows = [(ROW, 3e-7, 2e-7), (second, 5e-7, 0.125)]
-    with patch.object(gradcheck, "check_engine", return_value=rows):
-        code, out, _ = run("check --device checked --precision float32")
-        assert code == int(wrong) and out.endswith("\nFAILED\n" if wrong else "\npassed\n")
-        code, out, _ = run("check --device checked --precision float32 --json")
-        assert code == int(wrong) and json.loads(out)["passed"] is not wrong
+    assert nanoeuler("score a.txt --model konigsberg-small --run r") == (2, "", said)
 
 
 @pytest.mark.parametrize("options, given", [
-    ("--device checked", ("checked", None)), ("--precision tf32", ("gpu", "tf32")),
+    ("", None), ("--device checked", ("checked", None)), ("--precision tf32", ("gpu", "tf32")),
     ("--device gpu:1 --precision float32", ("gpu:1", "float32")),
 ])  # fmt: skip
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_model_is_put_on_the_device_asked_for(run, talk, command, options, given):
+@pytest.mark.parametrize("command", ["generate a", "chat"])
+def test_a_model_is_put_on_the_device_asked_for(nanoeuler, heard, command, options, given):
     """Without one it stays on the CPU; a precision alone asks for a GPU."""
-    talk.found.model = SimpleNamespace(config="its shape")
-    with (
-        patch.object(device, "choose") as choose,
-        patch.object(generate, "stream", return_value=iter(["a"])) as stream,
-    ):
-        choose.return_value.place = lambda model: ("placed", model)
-        used = lambda: stream.call_args.args[0] if command == "generate" else talk.lines[-1][0][0]
-        model = talk.found.model
-        assert run(command)[0] == 0 and used() is model
-        choose.assert_not_called()
-        assert run(f"{command} {options}")[0] == 0
-        choose.assert_called_once_with(*given, "its shape")
-        assert used() == ("placed", model)
+    assert nanoeuler(f"{command} {options}")[0] == 0
+    used = (heard.chat if command == "chat" else heard.stream).call_args.args[0]
+    if given is None:
+        heard.choose.assert_not_called()
+        assert used.config == "its shape"
+    else:
+        heard.choose.assert_called_once_with(*given, "its shape")
+        assert used is heard.choose.return_value.place.return_value
 
 
-def test_a_short_seed_of_papers_is_told_and_a_secret_one_comes_from_a_pipe(run):
+def test_a_short_seed_of_papers_is_told_and_a_secret_one_comes_from_a_pipe(nanoeuler):
     with patch.object(papers, "hand_out") as hand_out:
-        assert "; the seed is short" in run("assign 05 --seed eleven-word --student ada")[1]
-        assert "short" not in run("assign 05 --seed twelve-words --student ada")[1]
-        assert run("assign 05 --seed - --student ada", b" from a pipe \n")[0] == 0
+        assert "; the seed is short" in nanoeuler("assign 05 --seed eleven-word --student ada")[1]
+        assert "short" not in nanoeuler("assign 05 --seed twelve-words --student ada")[1]
+        assert nanoeuler("assign 05 --seed - --student ada", stdin=" from a pipe \n")[0] == 0
         assert hand_out.call_args.args[1] == "from a pipe", "and not in the list of processes"
+
+
+# Bad input: one line on standard error, exit code 2, nothing changed. What is given, and what the line must say.
+
+REFUSED = {
+    "TRAIN nothing.txt": "nothing.txt: no such file",
+    "TRAIN run/checkpoints": "run/checkpoints: a folder must hold texts (.txt, .md, .jsonl, .parquet, also",
+    "TRAIN /dev/zero": "/dev/zero: is a device",
+    "TRAIN 'a\0b'": "cannot be read",
+    "TRAIN short.txt": "tokens, expected at least 14",
+    "TRAIN text.txt --valid one.txt": "one.txt: validation part has 1 tokens, expected at least 2",
+    f"TRAIN text.txt --batch {2**50}": "batch times accumulate must be at most",
+    "TRAIN text.txt --context 100000": "at least 100002, 100000 of --context and 2 of --predict",
+    "TRAIN text.txt --seed 1764000000000000000": "expected a whole number from 0 to 2^53 - 1",
+    "TRAIN text.txt --heads 3": "dim is 16, expected a multiple of heads (3)",
+    f"TRAIN text.txt --dim {2**20} --heads 4096 --kv-heads 4096": "GiB at least, and this machine",
+    "TRAIN text.txt --preset bigg": "expected one of small, big, base, large, did you mean big?",
+    "TRAIN text.txt --tokenizer none.json": "none.json",
+    "TRAIN text.txt --tokenizer bpe.json": "tokenizer has 260 tokens, expected at most",
+    "TRAIN text.txt --tokenizer cut.json": "cut.json",
+    "TRAIN text.txt --tokenizer list.json": "list.json",
+    "TRAIN text.txt --from run": "--from takes shape and tokenizer from run, got",
+    "TRAIN text.txt --workers 0": "--workers is 0, expected 1 to 4096",
+    "sft --run new --workers 4097": "--workers is 4097, expected 1 to 4096",
+    "train --from run --run new": "--data is missing, expected --from run --data FILE --run FOLDER",
+    "train --data text.txt": "--run is missing, expected --data FILE --run FOLDER, or --resume FOLDER",
+    "train --run new": "--data is missing, expected --data FILE --run FOLDER, or --resume FOLDER",
+    "sft": "--run is missing, expected --run FOLDER, or --resume FOLDER",
+    "train --data text.txt --run run": "run: exists and is not an empty folder",
+    "sft --run run --examples 9": "run: exists and is not an empty folder",
+    "train --resume run --from run": "--from begins a new one with the model of",
+    "train --resume run/checkpoints/best": "best: is a checkpoint, expected its run folder: run",
+    "train --resume run/checkpoints/step-000004": "is a checkpoint, expected its",
+    "train --resume none --data text.txt": "none: no such folder",
+    "train --resume folder --data text.txt": "folder: holds no checkpoint",
+    "train --resume run --data other.txt": "not the text the run began with",
+    "train --resume run --data bpe.json": "fingerprint",
+    "train --resume run --data text.txt --warmup 0": "got also --warmup",
+    "train --resume moved": "text.txt: no such file; it is the text that the run began with. If it moved, say where it "
+    "is now: --data FILE",
+    "sft --resume run": "was not begun by nanoeuler sft",
+    f"sft --run new --data-seed {2**53}": f"--data-seed is {2**53}, expected 0 to 2^53 - 1",
+    f"sft --run new --examples {2**53}": f"--examples is {2**53}, expected 0 to 2^53 - 1",
+    "sft --run new --examples -1": "--examples is -1, expected 0 to 2^53 - 1",
+    "sft --run new --last-turn": "expected --data FILE too",
+    "sft --data half.jsonl --run new": "half.jsonl: line 2 holds '\\ud800', half a",
+    "sft --data key.jsonl --run new": "key.jsonl: line 1 has keys ['xxxxxxxxxxxx...",
+    "sft --data none.json --run new": "none.json: cannot be read",
+    "sft --data text.txt --run new": "text.txt: line 1 is not JSON",
+    "generate a --run run/checkpoints": "holds checkpoints, expected its run run, or one of them: "
+    "run/checkpoints/step-000004",
+    "generate a --temperature -1": "temperature is -1.0, expected 0 to 100",
+    "generate a --run run --propose 2": "propose is 2, expected 0 to 1",
+    "generate a --propose 1 --repetition-penalty 2": "propose is 1 beside a repetition_penalty, expected one of them",
+    "generate a --repetition-penalty nan": "repetition_penalty is nan, expected more than 0 and at most 100; 1 is none",
+    "generate a --seed -1": "--seed is -1, expected 0 or more",
+    "generate a --tokens -1": "--tokens is -1, expected 0 or more",
+    "generate a --samples 0": "--samples is 0, expected 1 to 1000000",
+    "generate a --stop ''": "stop is empty, expected a text",
+    "generate a --prompt-file text.txt": "--prompt-file stands beside a prompt, expected one of them",
+    "generate --prompt-file none": "none: no such file, expected a UTF-8 text file",
+    "generate 'a\udcff'": "character 1 is not UTF-8",
+    "chat --run run": "expected that of a model made to answer (nanoeuler sft)",
+    "info run --run b": "info takes one run, got run and --run b",
+    "score text.txt --out list.json": "list.json: exists already, expected a new name",
+    "tokenizer train --data text.txt --vocab 9 --out new.json": "vocab_size is 9",
+    "tokenizer encode 'a\udcff'": "character 1 is not UTF-8",
+    "tokenizer decode -1 --tokenizer bpe.json": "token id is -1, expected 0 to 259",
+    "tokenizer decode 260 --tokenizer bpe.json": "token id is 260, expected 0 to 259",
+    "tokenizer decode hi": "token id is 'hi', expected a whole number",
+    "corpus konigsberg --bytes 0": "--bytes is 0, expected at least 1",
+    "corpus konigsberg --seed -1": "--seed is -1, expected 0 or more",
+    "diagnose --tool scheduled": "did you mean schedule?",
+    "break --reveal nowhere": "nowhere: no broken copy of this version, expected a folder",
+    **{f"{command} damaged": "damaged/checkpoints/step-000004/model.safetensors" for command in (
+        "generate a --run", "chat --run", "info --run", "sft --run new --base", "train --data text.txt --resume")},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spoilt(made, tmp_path_factory):
+    """A folder of all that the table names, and its contents. No command of the table changes them."""
+    folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("spoilt"), dirs_exist_ok=True))
+    for name, text in {
+        "short.txt": "hello", "one.txt": "Q", "other.txt": run_text().replace("cat", "dog"), "list.json": "[1, 2]",
+        "cut.json": (made / "bpe.json").read_text()[:200], "key.jsonl": json.dumps({"x" * 100_000: 1}),
+        "half.jsonl": '{"instruction": "a", "output": "b"}\n{"instruction": "a", "output": "\\ud800"}',
+    }.items():  # fmt: skip
+        (folder / name).write_text(text)
+    (folder / "folder").mkdir()
+    for checkpoint_ in Path(shutil.copytree(folder / "run", folder / "moved"), "checkpoints").iterdir():
+        info = json.loads((checkpoint_ / "checkpoint.json").read_text())["info"]
+        seal(checkpoint_, info=info | {"files": {"text": "/none/text.txt"}})
+    shutil.copytree(folder / "run", folder / "damaged")
+    file = folder / "damaged/checkpoints/step-000004/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    return folder, contents(folder)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_bad_input(line, spoilt, nanoeuler, monkeypatch):
+    folder, before = spoilt
+    monkeypatch.chdir(folder)
+    code, out, err = nanoeuler(line, stdin="the\n")
+    for left in (made := list(folder.glob("new*"))):  # of a command that should have been refused
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    assert (code, out, made) == (2, "", [])
+    assert err.startswith("nanoeuler: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert REFUSED[line] in err and len(err) < 700 and err[:-1].isprintable(), err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("command", [
+    "tokenizer train --data a.txt --out", "corpus konigsberg --out", "shards a.txt --tokenizer t.json --out",
+    "train --data a.txt --run", "sft --run", "dpo --run", "grpo --base r --run", "report r --out", "score a.txt --out",
+    "answers --out", "export r --to hf --out", "release r --out", "import hf --run",
+])  # fmt: skip
+def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):
+    """It lies in a file, not in a folder. None of the work that is forbidden here is begun."""
+    forbidden = """text.data.read_blocks formats.load formats._read training.checkpoint.load
+        training.report.read_log command.sources.examples command.sources.pairs command.sources.questions"""
+    Path("a.txt").write_text(run_text())
+    Tokenizer([]).save("t.json")
+    others = "konigsberg.corpus", "nanoeuler_book.interpretability.answers.make"
+    for name in (*(f"nanoeuler_lib.{name}" for name in forbidden.split()), *others):
+        monkeypatch.setattr(name, None)
+    code, out, err = nanoeuler(command, "a.txt/x")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "Not a directory" in err, err
+
+
+def test_messages_show_no_control_characters(here, nanoeuler):
+    """A checkpoint may come from anywhere; a terminal obeys what it is sent."""
+    folder = checkpoint.find("run")
+    info = json.loads((folder / "checkpoint.json").read_text())["info"]
+    evil = "\x1b]0;owned\x07\x1b[2J\n\r\u202e" + "x" * 5000
+    seal(folder, info=info | {"source": evil, "title": evil, "files": {"text": evil}})
+    for command, expected in (("info --run run", 0), ("train --resume run", 2), (f"generate --run 'n{evil}'", 2)):
+        code, out, err = nanoeuler(command)
+        shown = err if expected else out
+        assert all(c.isprintable() or c == "\n" for c in out + err) and "owned" in shown
+        assert code == expected and len(max(shown.splitlines(), key=len)) < 700
 
 
 # The frame around all of them.
 
-
-@pytest.mark.parametrize(
-    "error, code, said",
-    [
-        (NanoEulerError("bad\nthing"), 2, "nanoeuler: bad thing\n"),
-        (MemoryError(), 2, "nanoeuler: not enough memory\n"),
-        (MemoryError("of this size"), 2, "nanoeuler: of this size\n"),
-        (KeyboardInterrupt(), 130, ""),
-        (BrokenPipeError(), 0, ""),
-        (OSError(28, "No space left", "a.txt"), 2, "nanoeuler: a.txt: No space left\n"),
-        (OSError(28, "No space left"), 2, "nanoeuler: No space left\n"),  # of what, nobody knows
-        (OSError("of an odd kind"), 2, "nanoeuler: of an odd kind\n"),
-        (
-            RuntimeError("can't start new thread"),
-            2,
-            "nanoeuler: the system starts no further thread or process for "
-            "this user or container: expected a higher limit (ulimit -u, --pids-limit), or fewer --workers\n",
-        ),
-        (SystemExit(3), 3, ""),
-        (SystemExit(), 0, ""),
-    ],
+NO_THREAD = (
+    "nanoeuler: the system starts no further thread or process for this user or container: expected a higher limit "
+    "(ulimit -u, --pids-limit), or fewer --workers\n"
 )
-def test_how_the_command_ends(run, error, code, said):
+
+
+@pytest.mark.parametrize("error, code, said", [
+    (NanoEulerError("bad\nthing"), 2, "nanoeuler: bad thing\n"),
+    (MemoryError(), 2, "nanoeuler: not enough memory\n"),
+    (MemoryError("of this size"), 2, "nanoeuler: of this size\n"),
+    (KeyboardInterrupt(), 130, ""),
+    (BrokenPipeError(), 0, ""),
+    (OSError(28, "No space left", "a.txt"), 2, "nanoeuler: a.txt: No space left\n"),
+    (OSError(28, "No space left"), 2, "nanoeuler: No space left\n"),  # of what, nobody knows
+    (OSError("of an odd kind"), 2, "nanoeuler: of an odd kind\n"),
+    (RuntimeError("can't start new thread"), 2, NO_THREAD),
+    (SystemExit(3), 3, ""),
+    (SystemExit(), 0, ""),
+])  # fmt: skip
+def test_how_the_command_ends(nanoeuler, error, code, said):
     """What was printed before an error still comes out, and before what is said of it."""
 
     def fail(*_):
@@ -435,7 +344,7 @@ def test_how_the_command_ends(run, error, code, said):
         raise error
 
     with patch.object(report, "report", fail):
-        assert run("report r") == (code, "so far\n", said)
+        assert nanoeuler("report r") == (code, "so far\n", said)
 
 
 class Full(Stream):
@@ -445,58 +354,19 @@ class Full(Stream):
         raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("line, must", [("info", True), ("train --data a --run r", False), ("sft --run r", False)])
-def test_output_matters_unless_a_run_was_trained(streams, monkeypatch, line, must):
+@pytest.mark.parametrize("line, must", [
+    ("info", True), ("--help", True), ("train --data a --run r", False), ("sft --run r", False),
+])  # fmt: skip
+def test_output_matters_unless_a_run_was_trained(streams, heard, monkeypatch, line, must):
     """For a training the run's folder is the result; what another command prints is."""
-    made = streams()
-    opened = []
+    made, opened = streams(), []
     with open("/dev/null", "w") as sink:
         full = Full()
         full.fileno = sink.fileno
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(cli.os, "dup2", lambda new, old: opened.append(old))
-        with (
-            patch.object(cli, "_prepare_streams"), patch.object(cli, "_came_out"), patch.object(data, "read_text"),
-            patch.object(train, "train"), patch.object(checkpoint, "load"), patch.object(sft, "fine_tune"),
-            patch.object(sources, "examples", return_value=([], [], "plain")),
-            patch.dict(cli.COMMANDS, {"info": lambda args: None}),
-        ):  # fmt: skip
+        with patch.object(cli, "_prepare_streams"), patch.dict(cli.COMMANDS, {"info": lambda args: None}):
             code = cli.main(line.split())
         assert opened and set(opened) == {sink.fileno()}
     assert code == (2 if must else 0)
     assert made.stderr.text() == ("nanoeuler: standard output: No space left on device\n" if must else "")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_what_streams_do_with_letters_they_do_not_have(monkeypatch, terminal):
-    """Input is UTF-8 whatever the locale, and its other bytes come back as they were; a file gets UTF-8."""
-
-    class Ascii(io.TextIOWrapper):
-        def __init__(self, content=b""):
-            super().__init__(io.BytesIO(content), "ascii")
-
-        def isatty(self):
-            return terminal
-
-    monkeypatch.setattr(sys, "stdin", Ascii("ü".encode() + b"\xff"))
-    monkeypatch.setattr(sys, "stdout", Ascii())
-    cli._prepare_streams()
-    assert sys.stdin.read() == "ü\udcff"
-    sys.stdout.write("aü\ud800")
-    sys.stdout.flush()
-    assert sys.stdout.buffer.getvalue() == (b"a??" if terminal else "aü?".encode())
-
-
-def test_streams_of_another_kind_are_left_alone(monkeypatch):
-    """As in a notebook or a test: they have no encoding to be changed."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    cli._prepare_streams()
-    assert isinstance(sys.stdin, io.StringIO) and isinstance(sys.stdout, io.StringIO)
-
-
-def test_the_bytes_of_an_argument_are_utf_8(monkeypatch):
-    """Under a locale such as POSIX Python has taken them for something else."""
-    assert cli._utf8("ü") == "ü" and cli._utf8("\udcc3\udcbc") == "ü"
-    monkeypatch.setattr(cli.os, "fsencode", lambda text: text.encode("ascii"))  # a letter that came from elsewhere
-    assert cli._utf8("ü") == "ü"

@@ -1,173 +1,164 @@
-"""The command as people meet it: on other file systems, under limits, in containers and notebooks; and its uses."""
+"""What makes text, and what uses a model: tokenizer, corpus konigsberg, generate, score, info, check."""
 
-import errno
 import html
 import io
 import json
-import multiprocessing
-import os
 import re
-import shutil
-import signal
-import stat
-import subprocess
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from oracles import RUN_MODEL, run_text
 
 import konigsberg
+from nanoeuler_lib import __version__
 from nanoeuler_lib.command import cli
+from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
-from nanoeuler_lib.generation import score
-from nanoeuler_lib.model import GPT
+from nanoeuler_lib.generation import generate, score
+from nanoeuler_lib.model import GPT, gradcheck
+from nanoeuler_lib.model.plan import Plan
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanoeuler_lib.training import checkpoint
 from nanoeuler_lib.training.run_folder import read_log
 
-TINY = "--steps 2 --batch 2 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 16 --vocab-size 300".split()
+# Tokenizer and corpus.
 
 
-@pytest.fixture
-def nanoeuler(capsys, tmp_path, monkeypatch):
-    """Run the command in an empty folder with a text in it: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text(run_text())
-
-    def run(*words):
-        code = cli.main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def refusing(error, folders_only=False, real=os.fsync):
-    def refuse(handle, *_):
-        if not folders_only or stat.S_ISDIR(os.fstat(handle).st_mode):
-            raise OSError(error, os.strerror(error))
-        return real(handle)
-
-    return refuse
+def test_tokenizer(here, nanoeuler):
+    code, out, err = nanoeuler("tokenizer train --data text.txt --vocab 262 --out new.json --json")
+    assert (code, err) == (0, "") and json.loads(out) == {"vocab_size": 262, "merges": 6, "out": "new.json"}
+    tokenizer = Tokenizer.load("new.json")
+    assert tokenizer.merges == Tokenizer.train(run_text(), 262, ()).merges
+    text = "the cat, Käthe\n"
+    code, out, _ = nanoeuler("tokenizer encode --tokenizer new.json", text)
+    ids = [int(i) for i in out.split()]
+    assert code == 0 and ids == tokenizer.encode(text).tolist() and max(ids) >= 256
+    found = json.loads(nanoeuler("tokenizer encode --tokenizer new.json --json", stdin=text)[1])
+    assert found["ids"] == ids and found["bytes"] == len(text.encode()) and len(found["tokens"]) == len(ids)
+    assert nanoeuler("tokenizer decode --tokenizer new.json", *ids) == (0, text, "")
+    shown = nanoeuler("tokenizer decode --tokenizer new.json --json", stdin=" ".join(map(str, ids)))[1]
+    assert json.loads(shown) == {"text": text}
+    ours = checkpoint.load_pretrained()[1]
+    assert nanoeuler("tokenizer encode the")[1].split() == [str(i) for i in ours.encode("the")], "the default"
+    assert nanoeuler("tokenizer encode ''", stdin="not read")[1] == "\n"
 
 
-@pytest.mark.parametrize("name, error, folders_only", [
-    ("fsync", errno.EINVAL, True), ("fsync", errno.ENOSYS, False), ("fsync", errno.EACCES, True),
-    ("chmod", errno.EPERM, False),
-])  # fmt: skip
-def test_a_file_system_that_cannot_do_it_is_no_reason_not_to_train(nanoeuler, monkeypatch, name, error, folders_only):
-    monkeypatch.setattr(os, name, refusing(error, folders_only))
-    assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *TINY)[0] == 0
-    assert checkpoint.load("r", training=True).step == 2
-    assert nanoeuler("report", "r")[0] == 0
+def test_tokenizer_with_end_of_text(here, nanoeuler):
+    out = nanoeuler("tokenizer train --data text.txt --vocab 262 --out new.json --end-of-text")[1]
+    assert out.splitlines()[0] == "0.0 MB to read; expected memory: up to 70 MB"
+    assert "no more pairs to merge" in nanoeuler("tokenizer train --data text.txt --vocab 9999 --out all.json")[1]
+    assert Tokenizer.load("new.json").special_tokens == {END_OF_TEXT: 261}
+    as_text = nanoeuler("tokenizer encode --tokenizer new.json", END_OF_TEXT)[1].split()
+    assert "261" not in as_text and len(as_text) > 1
+    assert nanoeuler("tokenizer encode --special --tokenizer new.json", END_OF_TEXT)[1] == "261\n"
 
 
-def test_a_broken_disk_is_one(nanoeuler, monkeypatch):
-    monkeypatch.setattr(os, "fsync", refusing(errno.EIO))
-    code, _, said = nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *TINY)
-    assert code == 2 and "Input/output error" in said
+def test_encode_and_decode_give_the_bytes_back(here, nanoeuler):
+    """Line ends of every kind, and none at the end; half a character stays half of one."""
+    tokenizer = Tokenizer.load("bpe.json")
+    for content in ("a\r\nb\rc\n\nKäthe \u2028 \x00 d", "x", "", "\n"):
+        code, ids, _ = nanoeuler("tokenizer encode --tokenizer bpe.json", stdin=content)
+        assert code == 0 and [int(i) for i in ids.split()] == tokenizer.encode(content).tolist()
+        assert nanoeuler("tokenizer decode --tokenizer bpe.json", stdin=ids) == (0, content, "")
+    half = tokenizer.encode("ü")[:1]
+    assert nanoeuler("tokenizer decode --tokenizer bpe.json", *half)[1] == "\udcc3"
+    code, _, err = nanoeuler("tokenizer encode --tokenizer bpe.json", stdin=b"abc\xff")
+    assert code == 2 and err == "nanoeuler: standard input: byte 3 is not UTF-8, expected UTF-8 text\n"
 
 
-def test_a_report_needs_no_backend_of_a_notebook(nanoeuler):
-    assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *TINY)[0] == 0
-    for backend in ("module://nowhere", "nonsense"):
-        command = [sys.executable, "-m", "nanoeuler_lib.command.cli", "report", "r"]
-        done = subprocess.run(command, env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True)
-        assert done.returncode == 0 and Path("r/report/loss.png").exists(), done.stderr
-        shutil.rmtree("r/report")
-    before = dict(os.environ)
-    assert nanoeuler("report", "r")[0] == 0 and os.environ == before
-
-
-FIRST = "import os; os.getpid = lambda: 1; from nanoeuler_lib.command import cli; raise SystemExit(cli.main())"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
-def test_the_first_process_of_a_container_ends_when_it_is_told_to(nanoeuler):
-    command = [sys.executable, "-c", FIRST, "corpus", "konigsberg", "--bytes", "100000000", "--out", "a"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        time.sleep(3)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 130 and process.stderr.read() == b"" and not Path("a").exists()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are not forked")
-@pytest.mark.parametrize("forks", [0, 1, 2])
-def test_a_limit_of_processes_is_told_with_what_helps(nanoeuler, monkeypatch, forks):
-    real, begun = os.fork, []
-
-    def fork():
-        if len(begun) == forks:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        begun.append(real())
-        return begun[-1]
-
-    assert nanoeuler("tokenizer", "train", "--data", "a.txt", "--out", "t.json", "--end-of-text")[0] == 0
-    monkeypatch.setattr(os, "fork", fork)
-    code, _, said = nanoeuler("shards", "a.txt", "--tokenizer", "t.json", "--out", "s", "--workers", 3)
-    assert code == 2 and said.endswith(
-        "nanoeuler: 3 processes cannot be started (Resource temporarily unavailable): expected fewer --workers; with "
-        "--workers 1 none is\n"
-    )
-    assert not multiprocessing.active_children() and not Path("s").exists()
-    assert nanoeuler("shards", "a.txt", "--tokenizer", "t.json", "--out", "s", "--workers", 1)[0] == 0
+def test_a_corpus_of_stories(nanoeuler):
+    command = "corpus konigsberg --bytes 3000 --seed 3"
+    code, out, err = nanoeuler(f"{command} --out w.txt --json")
+    found, text = json.loads(out), Path("w.txt").read_text("utf-8")
+    assert (code, err) == (0, "") and found["bytes"] == len(text.encode()) and 0 < found["floor_bits_per_byte"] < 3
+    real, shown = konigsberg.floor, []  # what is written is told before the floor is measured
+    measured = lambda stories: shown.append(sys.stdout.flushed()) or real(list(stories))
+    with patch.object(konigsberg, "floor", measured):
+        code, said, err = nanoeuler(f"{command} --out again.txt", terminal=True)
+    told = re.fullmatch(r"again.txt: (\d+) bytes\nthe source itself needs (0\.\d{4}) bits per byte of it: .*\n", said)
+    bits = real(text.split(konigsberg.SEPARATOR))
+    assert code == 0 and told.groups() == (str(len(text.encode())), f"{bits:.4f}")
+    assert shown == [f"again.txt: {told[1]} bytes\n"]
+    assert "measuring the floor" in err and not err.rsplit("\r", 1)[1].strip(), "the bar is wiped away at the end"
+    assert nanoeuler(command)[:2] == (0, text)
+    assert nanoeuler(command.replace("3", "4"))[1] != text
 
 
 # Prompts, samples and prices.
 
 
-def test_a_prompt_comes_from_a_file_or_from_standard_input(nanoeuler, monkeypatch):
-    whole = nanoeuler("generate", "Käthe had", "--tokens", 9)
+def test_generate(here, nanoeuler):
+    command = "generate 'the cat' --run run --tokens 20"
+    code, out, err = nanoeuler(command)
+    assert (code, err) == (0, "") and out.startswith("the cat") and len(out) > 10
+    found = json.loads(nanoeuler(f"{command} --json")[1])
+    assert found["prompt"] == "the cat" and f"the cat{found['continuation']}\n" == out
+    assert nanoeuler(f"{command} --seed 1")[1] != out
+    greedy = {nanoeuler(f"generate --run run --temperature 0 --tokens 9 --seed {seed}")[1] for seed in (1, 2)}
+    assert len(greedy) == 1
+    assert nanoeuler("generate Kä --run run --tokens 0") == (0, "Kä\n", "")
+
+
+def test_a_prompt_comes_from_a_file_or_from_standard_input(nanoeuler):
+    whole = nanoeuler("generate 'Käthe had' --tokens 9")
     for name, content in (("a", "Käthe had"), ("b", "\ufeffKäthe had\r\n"), ("c", "Käthe had\n")):
         Path(name).write_bytes(content.encode())
-        assert nanoeuler("generate", "--tokens", 9, "--prompt-file", name) == whole
-        monkeypatch.setattr(sys, "stdin", io.StringIO(content))
-        assert nanoeuler("generate", "--tokens", 9, "--prompt-file", "-") == whole
-    code, _, said = nanoeuler("generate", "--prompt-file", "a.txt", "--tokens", 1)
-    ids = 1 + len(json.loads(nanoeuler("tokenizer", "encode", run_text(), "--json")[1])["ids"])
-    assert (code, said) == (
-        0, f"the first {ids - 128:,} tokens of the prompt are left out: the model reads 128 tokens at a time\n"
-    )  # fmt: skip
-    for words, expected in (
-        (["x", "--prompt-file", "a"], "--prompt-file stands beside a prompt, expected one of them"),
-        (["--prompt-file", "none"], "none: no such file, expected a UTF-8 text file"),
-        (["--samples", 0], "--samples is 0, expected 1 to 1000000"),
-        (["--stop", ""], "stop is empty, expected a text"),
-        (
-            ["--propose", 1, "--repetition-penalty", 2],
-            "propose is 1 beside a repetition_penalty, expected one of them",
-        ),
-        (
-            ["--repetition-penalty", "nan"],
-            "repetition_penalty is nan, expected more than 0 and at most 100; 1 is none",
-        ),
-    ):
-        assert nanoeuler("generate", *words) == (2, "", f"nanoeuler: {expected}\n")
+        assert nanoeuler(f"generate --tokens 9 --prompt-file {name}") == whole
+        assert nanoeuler("generate --tokens 9 --prompt-file -", stdin=content) == whole
+    Path("long").write_text(run_text())
+    code, _, said = nanoeuler("generate --prompt-file long --tokens 1")
+    ids = 1 + len(checkpoint.load_pretrained()[1].encode(run_text()))
+    told = f"the first {ids - 128:,} tokens of the prompt are left out: the model reads 128 tokens at a time\n"
+    assert (code, said) == (0, told)
 
 
 def test_samples_are_those_of_the_seeds_and_end_before_a_stop(nanoeuler):
-    ones = [nanoeuler("generate", "Käthe", "--seed", seed, "--tokens", 30)[1].removesuffix("\n") for seed in (4, 5)]
-    code, out, _ = nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2)
-    assert code == 0 and out == f"\n{END_OF_TEXT}\n".join(ones) + "\n"
-    facts = json.loads(nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--samples", 2, "--json")[1])
+    command = "generate Käthe --tokens 30 --seed"
+    ones = [nanoeuler(command, seed)[1].removesuffix("\n") for seed in (4, 5)]
+    assert nanoeuler(f"{command} 4 --samples 2") == (0, f"\n{END_OF_TEXT}\n".join(ones) + "\n", "")
+    facts = json.loads(nanoeuler(f"{command} 4 --samples 2 --json")[1])
     assert facts["continuations"] == [one.removeprefix("Käthe") for one in ones]
     said = ones[0].removeprefix("Käthe")
     for stop in (said[3:9], said[-2:], said[0], "never"):
-        out = nanoeuler("generate", "Käthe", "--seed", 4, "--tokens", 30, "--stop", "nor this", "--stop", stop)[1]
+        out = nanoeuler(f"{command} 4 --stop 'nor this' --stop", stop)[1]
         assert out == f"Käthe{said.partition(stop)[0]}\n"
-    assert nanoeuler("generate", "a", "--tokens", "9" * 30, "--stop", ".")[0] == 0
+    assert nanoeuler("generate a --stop . --tokens", "9" * 30)[0] == 0
+
+
+def test_text_is_shown_while_it_is_made(nanoeuler):
+    """A terminal gets it without control characters, a pipe as it is."""
+    seen = []
+
+    def pieces(*_, **__):
+        for piece in ("a", "\x1b", "ü"):
+            yield piece
+            seen.append(sys.stdout.flushed())
+
+    found = SimpleNamespace(model=0, tokenizer=0)
+    with (
+        patch.object(generate, "stream", pieces), patch.object(generate, "unread", lambda *_: 0),
+        patch.object(checkpoint, "load", return_value=found),
+    ):  # fmt: skip
+        assert nanoeuler("generate x") == (0, "xa\x1bü\n", "")
+        assert nanoeuler("generate x", terminal=True) == (0, "xa\ufffdü\n", "")
+    assert seen == ["xa", "xa\x1b", "xa\x1bü", "xa", "xa\ufffd", "xa\ufffdü"]
+    Tokenizer([]).save("bpe.json")
+    assert nanoeuler("tokenizer decode 97 0 9 98 --tokenizer bpe.json", terminal=True)[1] == "a\ufffd\tb\n"
 
 
 def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
     """Documents that fit cost what the log of the run says; the page has every letter, and marks the dear ones."""
-    sizes = [*TINY, "--context", 512, "--valid", "v.txt"]
     Path("a.txt").write_text(konigsberg.corpus(6000, 4))
     Path("v.txt").write_text(konigsberg.corpus(3000, 5))
-    assert nanoeuler("train", "--data", "a.txt", "--run", "r", "--quiet", *sizes)[0] == 0
-    code, out, _ = nanoeuler("score", "v.txt", "--run", "r", "--out", "p.html", "--json")
+    shape = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 512 --vocab-size 300 --steps 2 --batch 2"
+    assert nanoeuler(f"train --data a.txt --valid v.txt --run r --quiet {shape}")[0] == 0
+    code, out, _ = nanoeuler("score v.txt --run r --out p.html --json")
     facts, text = json.loads(out), Path("v.txt").read_text()
     documents = text.split(f"\n{END_OF_TEXT}\n")
     assert code == 0 and facts["documents"] == len(documents) and facts["bytes"] == len("".join(documents).encode())
@@ -176,24 +167,6 @@ def test_a_text_is_scored_as_validation_scores_it(nanoeuler):
     page = Path("p.html").read_text()
     shown = re.sub("<[^>]*>", "", page.split("<div>")[1].split("</div>")[0])
     assert html.unescape(shown) == "".join(documents) and 'class="b3"' in page
-    assert "p.html: exists already, expected a new name" in nanoeuler("score", "v.txt", "--out", "p.html")[2]
-
-
-@pytest.mark.parametrize("command", [
-    "tokenizer train --data a.txt --out", "corpus konigsberg --out", "shards a.txt --tokenizer t.json --out",
-    "train --data a.txt --run", "sft --run", "dpo --run", "grpo --base r --run", "report r --out", "score a.txt --out",
-    "answers --out", "export r --to hf --out", "release r --out", "import hf --run",
-])  # fmt: skip
-def test_a_place_that_takes_no_result_is_told_before_the_work(command, nanoeuler, monkeypatch):
-    """It lies in a file, not in a folder. None of the work that is forbidden here is begun."""
-    forbidden = """text.data.read_blocks formats.load formats._read training.checkpoint.load
-        training.report.read_log command.sources.examples command.sources.pairs command.sources.questions"""
-    Tokenizer([]).save("t.json")
-    others = "konigsberg.corpus", "nanoeuler_book.interpretability.answers.make"
-    for name in (*(f"nanoeuler_lib.{name}" for name in forbidden.split()), *others):
-        monkeypatch.setattr(name, None)
-    code, out, err = nanoeuler(*command.split(), "a.txt/x")
-    assert (code, out, err.count("\n")) == (2, "", 1) and "Not a directory" in err, err
 
 
 def test_a_long_text_is_scored_behind_at_least_half_a_context():
@@ -214,28 +187,71 @@ def test_a_long_text_is_scored_behind_at_least_half_a_context():
         score.score(model, Tokenizer([], ()), "a")
 
 
-def test_several_files_are_one_text_of_documents(nanoeuler):
-    texts = ["Käthe went home.\n" * 40, "Jürgen stayed.\n" * 40]
-    Path("1.txt").write_text(texts[0])
-    Path("2.jsonl").write_text(json.dumps({"text": texts[1]}))
-    Path("both.txt").write_text(f"\n{END_OF_TEXT}\n".join(texts))
-    all_found = []
-    for words in (["1.txt", "2.jsonl"], ["1.txt", "--data", "2.jsonl"], ["both.txt"]):
-        assert nanoeuler("tokenizer", "train", "--data", *words, "--vocab", 300, "--out", "t.json")[0] == 0
-        ids = Path("t.json").read_bytes()
-        assert nanoeuler("train", "--data", *words, "--run", "r", "--quiet", *TINY)[0] == 0
-        info = checkpoint.load("r").info
-        all_found.append((ids, info["fingerprint"], info["valid_fingerprint"]))
-        Path("t.json").unlink()
-        if "2.jsonl" in words:
-            Path("2.jsonl").rename("moved.jsonl")
-            assert "2.jsonl: no such file; it is the text_2" in nanoeuler("train", "--resume", "r", "--steps", 4)[2]
-            assert "--data names 1, expected 2" in nanoeuler("train", "--resume", "r", "--data", "1.txt")[2]
-            assert nanoeuler("train", "--resume", "r", "--data", "1.txt", "moved.jsonl", "--steps", 4)[0] == 0
-            Path("moved.jsonl").rename("2.jsonl")
-        shutil.rmtree("r")
-    assert all_found[0] == all_found[1], "however they are named"
-    assert all_found[0][0] == all_found[2][0], "the same tokenizer; of two files, the end of each is held out"
-    Path("s").mkdir()
-    Path("s/shards.json").touch()
-    assert "--data names 2, s among them" in nanoeuler("train", "--data", "1.txt", "s", "--run", "r")[2]
+# Facts and checks.
+
+
+def test_info(here, nanoeuler):
+    assert nanoeuler("--version") == (0, f"nanoeuler {__version__}\n", "")
+    out = nanoeuler("info")[1]
+    assert "parameters: 1,053,824, 4.2 MB" in out and "layers.3.qkv" in out and "128x256" in out
+    found = json.loads(nanoeuler("info --preset base --json")[1])
+    assert found["parameters"] == 116_417_280 and found["model"]["layers"] == 16
+    assert sum(int(np.prod(shape)) for shape in found["tensors"].values()) == found["parameters"]
+    found = json.loads(nanoeuler("info --run run --json")[1])
+    assert found["step"] == 4 and found["model"]["dim"] == 16 and found["valid_bits_per_byte"] > 0
+    config = ModelConfig.from_dict(found["model"])
+    assert found["plan_bytes_one_row"] == Plan(config, 1, config.context).nbytes
+    assert found["parameters"] == checkpoint.load("run").model.size
+
+
+def test_check(nanoeuler, monkeypatch):
+    config = ModelConfig(dim=8, heads=4, kv_heads=2, layers=1, context=5, vocab_size=6, predict=2, ffn=5)
+    monkeypatch.setattr(gradcheck, "check_model", partial(gradcheck.check_model, config, time=3))
+    code, out, err = nanoeuler("check")
+    assert (code, err) == (0, "") and gradcheck.DEFINITION in out and gradcheck.DEFINITION_NORM in out
+    assert out.count("passed") == 2 and out.count("layers.0.qkv") == 2 and "WRONG" not in out
+    code, out, _ = nanoeuler("check --ops plain --json")
+    found = json.loads(out)
+    assert code == 0 and found["passed"] is True and set(found["weights_std"]) == {"0.3", "0.02"}
+    assert {row["name"] for row in found["weights_std"]["0.3"]} >= {"embed", "layers.0.norm1", "heads"}
+
+
+ROW = gradcheck.Row("heads", (3, 4), 1e-9, 1e-8, 0.5, 2e-7)
+FLAWS = {  # large weights are judged by element, small ones by norm: rows of each, and the exit code
+    "none": (ROW, ROW, 0),
+    "an element": (replace(ROW, worst=2.0), ROW, 1),
+    "a norm": (ROW, replace(ROW, norm_rel=1.1e-6), 1),
+    "a norm of large weights": (replace(ROW, norm_rel=1e-3), ROW, 0),
+    "an element of small weights": (ROW, replace(ROW, worst=9.0, norm_rel=1e-6), 0),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_check_fails_on_a_flaw(nanoeuler, flaw):
+    large, small, expected = FLAWS[flaw]
+    rows = {0.3: [ROW, large], 0.02: [small, ROW]}
+    with patch.object(gradcheck, "check_model", lambda std: rows[std]):
+        code, out, _ = nanoeuler("check")
+        assert (code, out.count("FAILED")) == (expected, expected)
+        code, out, _ = nanoeuler("check --json")
+        assert (code, json.loads(out)["passed"]) == (expected, expected == 0)
+
+
+@pytest.mark.parametrize("error, expected", [(0.125, 0), (0.25, 1)])
+def test_check_of_a_device_compares_the_engine_s_gradients(nanoeuler, error, expected):
+    """One tensor beyond what is allowed, 0.125, is a failure."""
+    rows = [(ROW, 3e-7, 2e-7), (replace(ROW, norm_rel=error), 5e-7, 0.125)]
+    with patch.object(gradcheck, "check_engine", return_value=rows):
+        code, out, _ = nanoeuler("check --device checked --precision float32")
+        assert code == expected and out.endswith("\nFAILED\n" if expected else "\npassed\n")
+        code, out, _ = nanoeuler("check --device checked --precision float32 --json")
+        assert code == expected and json.loads(out)["passed"] is (expected == 0)
+
+
+def test_in_a_notebook_the_streams_have_no_bytes_below_them(monkeypatch):
+    for name, stream in (("stdout", io.StringIO()), ("stdin", io.StringIO("aü\r\n"))):
+        monkeypatch.setattr(sys, name, stream)
+    assert cli.main(["tokenizer", "encode"]) == 0
+    ids = sys.stdout.getvalue().split()
+    assert cli.main(["tokenizer", "decode", *ids]) == 0
+    assert sys.stdout.getvalue().partition("\n")[2] == "aü\r\n"

@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 
 import pytest
 
@@ -169,38 +167,29 @@ def test_what_fails_its_check_is_not_remembered(server, tmp_path):
     assert get(tmp_path, file, check).sha256 == HASH
 
 
-def test_a_host_is_given_a_pause_between_files(server, tmp_path, monkeypatch):
+def test_a_host_is_given_a_pause_between_files(server, tmp_path, waits):
+    """Not before its first, and not for files that are here."""
     files = [server.file(good, name=f"{n}", mirrors=(f"/{n}",)) for n in range(3)]
-    with Fetcher(tmp_path, pause=0.15, quiet=True) as fetcher:
-        for file in files:
-            fetcher.get(file)
-        before = len(server.seen)
-        began = time.monotonic()
-        for file in files:
-            fetcher.get(file)
-        assert time.monotonic() - began < 0.15 and len(server.seen) == before == 3
-    times = [when for *_, when in server.seen]
-    assert all(later - earlier >= 0.14 for earlier, later in pairwise(times))
+    for expected in ([0, 7, 7], []):
+        waits.clear()
+        with Fetcher(tmp_path, pause=7, quiet=True) as fetcher:
+            for file in files:
+                fetcher.get(file)
+        assert waits == expected
+    assert len(server.seen) == 3
 
 
 # ---- Disk and processes
 
 
-@contextmanager
-def files_of_at_most(size):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_is_one_line_and_what_came_is_gone_on_with(server, tmp_path, waits):
     file = server.file(good)
-    with files_of_at_most(200_000):
-        said = refused(tmp_path, file)
-    assert said == f"{tmp_path}: cannot be written (File too large)"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        assert refused(tmp_path, file) == f"{tmp_path}: cannot be written (File too large)"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert get(tmp_path, file).sha256 == HASH
 
 
@@ -221,6 +210,7 @@ with Fetcher(sys.argv[1], quiet=True) as fetcher:
 """
 
 
+@pytest.mark.parametrize("server", ["hub"], indirect=True)  # from elsewhere a file is begun again, by pooch
 def test_a_killed_download_is_gone_on_with(server, tmp_path):
     def stuck(handler):
         send(handler, 200, BODY[:200_000], Content_Length=str(len(BODY)), ETag='"v1"')
@@ -235,28 +225,28 @@ def test_a_killed_download_is_gone_on_with(server, tmp_path):
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL and not (tmp_path / "f.bin").exists()
     assert get(tmp_path, file).sha256 == HASH
-    assert ("Range" in server.seen[-1][1]) == (server.base == fetch.HUB)
+    assert "Range" in server.seen[-1][1]
 
 
 # ---- Files one has
 
 
 def test_a_file_one_has_is_taken_and_left_alone(server, tmp_path):
-    have = tmp_path / "have"
-    have.mkdir()
+    (have := tmp_path / "have").mkdir()
     (have / "old.bin").write_bytes(BODY)
     file = server.file(good, names=("old.bin",), sha256=(HASH,))
     found = get(tmp_path / "d", file, have=have)
     assert found.path == have / "old.bin" and found.sha256 == HASH and server.seen == []
-    assert [p.name for p in have.iterdir()] == ["old.bin"]
     (have / "old.bin").write_bytes(b"other")
     with pytest.raises(NanoEulerError, match=r"have/old\.bin: SHA-256 must be"):
         get(tmp_path / "d", file, have=have)
+    (have / "old.bin").rename(have / "another.bin")
+    assert get(tmp_path / "d", file, have=have).url == server.url + "/f", "what one does not have is fetched"
+    assert [p.name for p in have.iterdir()] == ["another.bin"]
 
 
 def test_a_packed_file_one_has_is_unpacked(server, tmp_path):
-    have = tmp_path / "have"
-    have.mkdir()
+    (have := tmp_path / "have").mkdir()
     (have / "f.bin.xz").write_bytes(lzma.compress(BODY))
     found = get(tmp_path / "d", server.file(good), have=have)
     assert (found.path, found.sha256, server.seen) == (have / "f.bin.xz", HASH, [])
@@ -264,12 +254,6 @@ def test_a_packed_file_one_has_is_unpacked(server, tmp_path):
         (have / "f.bin.xz").write_bytes(spoilt)
         with pytest.raises(NanoEulerError, match=r"f\.bin\.xz: (must|Compressed)"):
             get(tmp_path / "e", server.file(good), have=have)
-
-
-def test_what_one_does_not_have_is_fetched(server, tmp_path):
-    have = tmp_path / "have"
-    have.mkdir()
-    assert get(tmp_path / "d", server.file(good), have=have).url == server.url + "/f"
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

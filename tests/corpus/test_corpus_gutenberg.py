@@ -25,11 +25,7 @@ NINE = {
     "84-frank15.txt": ("[Chapters 1-6:  mostly scanned", "lost in darkness and distance.", True),
     "pg11-2025.txt": ("[Illustration]\n\n\n\n\nAlice’s Adventures", "days.\n\nTHE END", True),
     "pg1342-no-start.txt": ("PAGE\n\nFrontispiece", "TOOKS COURT, CHANCERY LANE, LONDON.", True),
-    "pg1661-2011.txt": (
-        "The Adventures of Sherlock Holmes\n",
-        "she has met with considerable success.",
-        True,
-    ),
+    "pg1661-2011.txt": ("The Adventures of Sherlock Holmes\n", "she has met with considerable success.", True),
     "pg64317-crlf.txt": ("The Great Gatsby\n", "borne back ceaselessly into\nthe past.", True),
 }
 
@@ -207,15 +203,6 @@ FORMS |= {
 }  # fmt: skip
 
 
-@pytest.mark.full
-def test_words_that_begin_a_licence_may_stand_in_a_book():
-    story = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
-    assert strip(framed(story=story)).text == story
-    assert strip(framed(end="", story=story)).text == story
-    two = f"{STORY}\n\n{VOLUME}\n\n{STORY * 20}"
-    assert strip(f"{START}\n{two}").text.count("THE END") == 21  # and no second end line
-
-
 @pytest.mark.full(but=["stars"])
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
 @pytest.mark.parametrize("form", FORMS)
@@ -227,25 +214,45 @@ def test_every_form(form, encoding):
     assert book.closed == (form not in ("1990s, no end", "closed by ^Z"))
 
 
+UPDATED = STORY.replace("“Is it far?”", "“Updated editions will replace the previous one,”")
+TWO = f"{STORY}\n\n{VOLUME}\n\n{STORY * 20}"
+KEPT = {  # rule: (file, the book in it)
+    "words that begin a licence stand in a book": (framed(story=UPDATED), UPDATED),
+    "also where nothing ends it": (framed(end="", story=UPDATED), UPDATED),
+    "a volume without a second end line": (f"{START}\n{TWO}", TWO.replace(f"{VOLUME}\n\n", "")),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", KEPT)
+def test_what_is_kept(rule):
+    file, book = KEPT[rule]
+    assert strip(file).text == book
+
+
+REFUSED = {
+    "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
+    "no book": (framed(story=""), "nothing between its header and its licence"),
+    "nothing": ("", "nothing between"),
+    "an unknown licence": (framed(story=STORY + "\n\nProject Gutenberg Association asks"), "in line 11 of its book"),
+    "header in the middle": (framed(start="A word before.\n\n" + MODERN, header=""), "still has"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused(case):
+    text, said = REFUSED[case]
+    with pytest.raises(NanoEulerError, match=said):
+        strip(text)
+
+
 @pytest.mark.full
 def test_bytes_that_cp1252_does_not_have_are_kept():
     assert decode(b"MAX\r\n\x1a\x1a") == "MAX\n" and decode(b"MAX\x1a") == "MAX"
     assert decode(b"a\x81b\x93c\x94\x85") == "a\x81b“c”…"
     with pytest.raises(NanoEulerError, match="byte 4 is 0xff, expected UTF-8"):
         decode(b"a\xe2\x80\x99\xffb")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("text, said", {
-    "two books": (framed() + "\n\n" + framed(), "second start marker behind its end marker"),
-    "no book": (framed(story=""), "nothing between its header and its licence"),
-    "nothing": ("", "nothing between"),
-    "an unknown licence": (framed(story=STORY + "\n\nProject Gutenberg Association asks"), "in line 11 of its book"),
-    "header in the middle": (framed(start="A word before.\n\n" + MODERN, header=""), "still has"),
-}.values())  # fmt: skip
-def test_what_is_not_understood_is_refused(text, said):
-    with pytest.raises(NanoEulerError, match=said):
-        strip(text)
 
 
 line = st.text(
@@ -306,27 +313,28 @@ def test_a_long_run_takes_no_longer_than_its_length(before, run):
         assert "expected" in str(error)
 
 
+HEADER_OF_1993 = (
+    "Title: Frankenstein; Or, The Modern\n       Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
+)
+TITLES = [  # header, first page, title and author of the registry, whether they are the book's
+    (HEADER_OF_1993, "x", "Frankenstein", "Mary Wollstonecraft Shelley", True),
+    (HEADER_OF_1993, "x", "The Modern Prometheus", "Mary Shelley", True),
+    (HEADER_OF_1993, "x", "Dracula", "Mary Shelley", False),
+    (HEADER_OF_1993, "x", "Frankenstein", "Bram Stoker", False),
+    (HEADER_OF_1993, "x", "Franken", "Mary Shelley", False),
+    ("Title: Les Miserables\nAuthor: Victor Hugo", "x", "Les Misérables", "Victor Hugo", True),
+    ("a.orgTitle: Alice’s Adventures\n\nAuthor: Lewis Carroll", "x", "Alice's Adventures", "L. Carroll", True),
+    ("", "MOBY-DICK\n\nby Herman Melville", "The Moby Dick", "Herman Melville", True),
+    ("", "<html>log in</html>", "Emma", "Jane Austen", False),
+]
+
+
 @pytest.mark.full
-def test_titles():
-    book = lambda header, text="x": Book(text, header, True)
-    modern = book(
-        "Title: Frankenstein; Or, The Modern\n       Prometheus\n\nAuthor: Mary Wollstonecraft (Godwin) Shelley\n"
-    )
-    expect_title(modern, "Frankenstein", "Mary Wollstonecraft Shelley")
-    expect_title(modern, "The Modern Prometheus", "Mary Shelley")
-    expect_title(book("Title: Les Miserables\nAuthor: Victor Hugo"), "Les Misérables", "Victor Hugo")
-    expect_title(
-        book("gutenberg.orgTitle: Alice’s Adventures\n\nAuthor: Lewis Carroll"),
-        "Alice's Adventures",
-        "L. Carroll",
-    )
-    expect_title(book("", "MOBY-DICK\n\nby Herman Melville"), "The Moby Dick", "Herman Melville")
-    for title, author in [
-        ("Dracula", "Mary Shelley"),
-        ("Frankenstein", "Bram Stoker"),
-        ("Franken", "Mary Shelley"),
-    ]:
-        with pytest.raises(NanoEulerError, match=r"its header has .*, expected .* by .*: another book"):
-            expect_title(modern, title, author)
-    with pytest.raises(NanoEulerError, match="its header has no Title, expected 'Emma' by Jane Austen"):
-        expect_title(book("", "<html>log in</html>"), "Emma", "Jane Austen")
+@pytest.mark.parametrize("header, page, title, author, right", TITLES, ids=range(len(TITLES)))
+def test_titles(header, page, title, author, right):
+    book = Book(page, header, True)
+    if right:
+        return expect_title(book, title, author)
+    has = ".*" if header else "no Title"
+    with pytest.raises(NanoEulerError, match=f"its header has {has}, expected '{title}' by {author}: another book"):
+        expect_title(book, title, author)

@@ -25,10 +25,8 @@ def byte_level(cutter, ignore_merges=False):
     made = theirs.Tokenizer(theirs.models.BPE(ignore_merges=ignore_merges))
     made.pre_tokenizer, made.decoder = cutter, theirs.decoders.ByteLevel()
     alphabet = theirs.pre_tokenizers.ByteLevel.alphabet()
-    specials = [END_OF_TEXT, "<s>"]
-    trainer = theirs.trainers.BpeTrainer(
-        vocab_size=600, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-    )
+    options = dict(vocab_size=600, special_tokens=[END_OF_TEXT, "<s>"], show_progress=False)
+    trainer = theirs.trainers.BpeTrainer(initial_alphabet=alphabet, **options)
     made.train_from_iterator([TEXT], trainer)
     return made
 
@@ -93,7 +91,7 @@ def both(request, tmp_path_factory):
     return their, again
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(text=HOSTILE)
 def test_ids_and_texts_are_theirs(both, text):
     their, our = both

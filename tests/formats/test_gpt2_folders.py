@@ -71,11 +71,12 @@ def twin(theirs, dtype=np.float64):
 
 @pytest.mark.parametrize("size, kind", [(size, "GPT2LMHeadModel") for size in SIZES] + [("gpt2", "GPT2Model")])
 def test_the_published_sizes_come_in_to_the_bit(size, kind, tmp_path):
-    """Widths, heads and context of each size, cut to two layers and a small vocabulary; with and without a prefix."""
-    theirs = theirs_of(SIZES[size] | dict(layers=2, vocab_size=300), kind=getattr(transformers, kind))
+    """Widths, heads and context of each size, cut to one layer and a small vocabulary; with and without a prefix."""
+    shape = SIZES[size] | dict(layers=1, vocab_size=300)
+    theirs = theirs_of(shape, kind=getattr(transformers, kind))
     theirs.save_pretrained(tmp_path)
     ours = read(tmp_path)
-    assert ours.config == GPT2Config(**SIZES[size] | dict(layers=2, vocab_size=300))
+    assert ours.config == GPT2Config(**shape)
     for name, tensor in in_our_names(theirs, ours.config).items():
         assert np.array_equal(ours.params[name], tensor), name
     if kind == "GPT2LMHeadModel":
@@ -86,15 +87,10 @@ def test_the_published_sizes_come_in_to_the_bit(size, kind, tmp_path):
         oracles.close(ours.decoder().feed(tokens[0]), expected[0, -1], 1e-5, "decoder")
 
 
-@pytest.mark.parametrize(
-    "shape, more",
-    [
-        (TINY, {}),
-        (TINY | dict(heads=1, layers=1), dict(n_inner=7)),
-        (TINY | dict(dim=64, heads=2, layers=3, context=200), {}),
-    ],
-)
-@pytest.mark.parametrize("batch, time", [(3, 9), (2, 1), (1, 7)])
+@pytest.mark.parametrize("shape, more, batch, time", [
+    (TINY, {}, 3, 9), (TINY, {}, 1, 1), (TINY | dict(heads=1, layers=1), dict(n_inner=7), 2, 5),
+    (TINY | dict(dim=64, heads=2, layers=3, context=200), {}, 1, 7),
+])  # fmt: skip
 def test_logits_and_every_gradient_in_float64(shape, more, batch, time):
     theirs = theirs_of(shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, layer_norm_epsilon=3e-4, **more).double()
     ours = twin(theirs)
@@ -129,50 +125,39 @@ def test_shards_buffers_and_halves(tmp_path):
     assert np.array_equal(read(tmp_path / "half").params.flat, rounded)
 
 
-def without(name):
-    return lambda tensors: tensors.pop(name)
-
-
-def transposed(tensors):
-    tensors["transformer.h.1.mlp.c_fc.weight"] = tensors["transformer.h.1.mlp.c_fc.weight"].T.copy()
-
-
-def untied(tensors):
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
-
-
-def not_a_number(tensors):
-    tensors["transformer.wpe.weight"][2, 3] = np.nan
-
-
-@pytest.mark.parametrize(
-    "spoil, message",
-    [
-        (without("transformer.ln_f.bias"), "lacks tensor 'ln_f.bias', 1 in all"),
-        (transposed, r"h.1.mlp.c_fc.weight is \[60, 15\], expected \[15, 60\]"),
-        (untied, "lm_head.weight is not wte.weight, expected a head tied"),
-        (not_a_number, "wpe.weight holds NaN or infinity"),
-        (lambda tensors: tensors.update(extra=np.zeros(2, np.float32)), "has the unknown tensor 'extra'"),
-        ({"activation_function": "relu"}, "activation_function is 'relu', expected gelu_new"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True, expected False"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, expected True"),
-        ({"n_head": -3}, "heads is -3, expected a whole number"),
-        ({"n_head": 4}, r"dim is 15, expected a multiple of heads \(4\)"),
-        ({"n_embd": "15"}, "dim is '15', expected a whole number"),
-        ({"n_positions": 2**19}, r"wpe.weight is \[9, 15\], expected \[524288, 15\]"),
-    ],
+C_FC, WTE, WPE, LN_F = (
+    f"transformer.{name}" for name in ("h.1.mlp.c_fc.weight", "wte.weight", "wpe.weight", "ln_f.bias")
 )
-def test_folders_that_do_not_fit_are_told_in_one_line(spoil, message, tmp_path):
+SPOILT = [  # a change of the tensors, or of config.json, and the line
+    (lambda tensors: tensors.pop(LN_F), "lacks tensor 'ln_f.bias', 1 in all"),
+    (lambda tensors: tensors.update({C_FC: tensors[C_FC].T.copy()}), "c_fc.weight is [60, 15], expected [15, 60]"),
+    (
+        lambda tensors: tensors.update({"lm_head.weight": tensors[WTE] + 1}),
+        "lm_head.weight is not wte.weight, expected",
+    ),
+    (lambda tensors: tensors.update({WPE: tensors[WPE] * np.nan}), "wpe.weight holds NaN or infinity"),
+    (lambda tensors: tensors.update(extra=np.zeros(2, np.float32)), "has the unknown tensor 'extra'"),
+    ({"activation_function": "relu"}, "activation_function is 'relu', expected gelu_new"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True, expected False"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings is False, expected True"),
+    ({"n_head": -3}, "heads is -3, expected a whole number"),
+    ({"n_head": 4}, "dim is 15, expected a multiple of heads (4)"),
+    ({"n_embd": "15"}, "dim is '15', expected a whole number"),
+    ({"n_positions": 2**19}, "wpe.weight is [9, 15], expected [524288, 15]"),
+]
+
+
+def test_folders_that_do_not_fit_are_told_in_one_line(tmp_path):
     theirs_of(TINY).save_pretrained(tmp_path)
-    file = tmp_path / ("config.json" if isinstance(spoil, dict) else "model.safetensors")
-    if isinstance(spoil, dict):
-        file.write_text(json.dumps(json.loads(file.read_text()) | spoil))
-    else:
-        spoil(tensors := load_file(file))
+    config, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    values, whole = json.loads(config.read_text()), load_file(file)
+    for spoil, message in SPOILT:
+        config.write_text(json.dumps(values | (spoil if isinstance(spoil, dict) else {})))
+        tensors = dict(whole)
+        if callable(spoil):
+            spoil(tensors)
         save_file(tensors, file)
-    with pytest.raises(NanoEulerError, match=message) as caught:
-        read(tmp_path)
-    assert "\n" not in str(caught.value)
+        assert message in oracles.error_of(read, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +193,10 @@ def test_an_imported_run_generates_scores_trains_and_goes_out_again(imported, ca
     prompt = [tokenizer.special_tokens[END_OF_TEXT], *tokenizer.encode("Murr").tolist()]
     greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, pad_token_id=0)
     assert said[0]["continuation"] == tokenizer.decode([i for i in greedy[0].tolist()[len(prompt) :] if i != prompt[0]])
-    options = ["--steps", "30", "--rate", "0.01", "--batch", "4", "--warmup", "3", "--sample-every", "0"]
+    options = ["--steps", "20", "--rate", "0.01", "--batch", "4", "--warmup", "3", "--sample-every", "0"]
     begun = ["train", "--from", run, "--data", str(text), "--run", f"{run}2", *options, "--quiet"]
     assert cli.main(begun) == 0 and cli.main(["report", f"{run}2"]) == 0
-    assert cli.main(["train", "--resume", f"{run}2", "--steps", "32", "--quiet"]) == 0
+    assert cli.main(["train", "--resume", f"{run}2", "--steps", "22", "--quiet"]) == 0
     assert cli.main(["score", str(text), "--run", f"{run}2", "--json"]) == 0
     learnt = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert learnt["bits_per_byte"] < 0.7 * said[1]["bits_per_byte"]
@@ -238,6 +223,6 @@ def test_gpt2s_own_vocabulary_comes_in_by_either_file(tmp_path):
     by_name = Tokenizer.from_gpt2(tmp_path / "vocab.json", tmp_path / "merges.txt")
     assert type(ours) is Tokenizer and ours.__reduce__() == by_name.__reduce__()
     rng = np.random.default_rng(0)
-    drawn = ["".join(chr(c) for c in rng.choice([*range(32, 0x2FF), 9, 10, 0x3000], 40)) for _ in range(500)]
+    drawn = ["".join(chr(c) for c in rng.choice([*range(32, 0x2FF), 9, 10, 0x3000], 40)) for _ in range(200)]
     for text in (TEXT, "12345  a1b2 's 'S it's\r\n\u3000 \u00bd\u00b2", *drawn):
         assert ours.encode(text).tolist() == theirs.encode(text), text
