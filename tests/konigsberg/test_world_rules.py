@@ -9,7 +9,7 @@ import pytest
 from euler_map import ENDS, SHORE, walk
 
 import konigsberg
-from konigsberg import rumours, town
+from konigsberg import rumours
 from nanoeuler_book.town import konigsberg_examples, next_tokens
 from nanoeuler_lib.text import data
 from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -67,12 +67,6 @@ def test_the_answer_is_a_shortest_route():
             if any(ends_at(problem, walk) == SHORE[problem.goal] for walk in product(ENDS, repeat=length))
         )
         assert len(route) == shortest and konigsberg.route_reward(problem, problem.answer) == 1.0
-        walker = next(str(person) for person in town.PEOPLE if f"can {person} walk" in problem.prompt)
-        news = problem.closed and named(b.removeprefix("the ").removesuffix(" Bridge") for b in problem.closed)
-        is_are = "is" if len(problem.closed) == 1 else "are"
-        expected = f"{news} {is_are} closed. " if news else ""
-        expected += f"How can {walker} walk from {problem.start} to {problem.goal}? "
-        assert problem.prompt == expected[0].upper() + expected[1:]
     assert closed_counts == {0, 1, 2, 3, 4}
 
 
