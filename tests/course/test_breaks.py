@@ -76,7 +76,8 @@ def folder_of(tmp_path_factory):
 def found(folder_of, tmp_path_factory, request):
     """What the driver found in the folder of each bug whose test is to run."""
     base = tmp_path_factory.mktemp("found")
-    cases = [item.callspec.params for item in request.session.items if "found" in item.fixturenames]
+    here = [item for item in request.session.items if item.path == request.path and "found" in item.fixturenames]
+    cases = [item.callspec.params for item in here]
     tasks = [(bug.name, str(folder_of(bug.name)), bug.tool, [bug.test]) for bug in BUGS if {"bug": bug} in cases]
     if {"bug": None} in cases:
         tasks.append((None, str(folder_of("")), "curve", [bug.test for bug in BUGS]))
