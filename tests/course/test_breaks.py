@@ -64,7 +64,8 @@ def folder_of(tmp_path_factory):
     @functools.cache
     def folder_of(name):
         if name:
-            return breaks.plant(NAMES.index(name), base / name, BUGS[NAMES.index(name)])
+            number = NAMES.index(name)  # README.md says what the folder is called, and nothing in it may name the bug
+            return breaks.plant(number, base / str(number), BUGS[number])
         folder, file = breaks.plant(0, base / "sound"), breaks.bug_of(0).file
         (folder / file).write_text((breaks.ROOT / file).read_text("utf-8"), "utf-8")
         return folder
