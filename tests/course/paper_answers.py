@@ -13,53 +13,36 @@ import itertools
 
 import numpy as np
 
+SLOPES = {  # of each ufunc by its inputs
+    "add": lambda x, y: (1, 1), "subtract": lambda x, y: (1, -1), "multiply": lambda x, y: (y, x),
+    "divide": lambda x, y: (1 / y, -x / y**2), "power": lambda x, n: (n * x ** (n - 1), 0),
+    "negative": lambda x: (-1,), "sqrt": lambda x: (0.5 / np.sqrt(x),), "exp": lambda x: (np.exp(x),),
+    "log": lambda x: (1 / x,), "log1p": lambda x: (1 / (1 + x),), "sin": lambda x: (np.cos(x),),
+    "cos": lambda x: (-np.sin(x),), "tanh": lambda x: (1 / np.cosh(x) ** 2,), "arctan": lambda x: (1 / (1 + x * x),),
+}
 
-class Tape:
+
+class Tape(np.lib.mixins.NDArrayOperatorsMixin):
     """A value, and how a gradient goes back from it to the values that it was made of."""
-
-    __array_ufunc__ = None
 
     def __init__(self, value, *parents):
         self.value, self.parents, self.grad = np.asarray(value, float), parents, 0
-        self.shape, self.T_ = self.value.shape, None
+        self.shape = self.value.shape
 
     def __len__(self):
         return len(self.value)
 
-    def __add__(self, other):
-        other = wrap(other)
-        return Tape(self.value + other.value, (self, lambda d: d), (other, lambda d: d))
+    def __array_ufunc__(self, ufunc, method, *inputs):
+        values = [x.value if isinstance(x, Tape) else x for x in inputs]
+        if ufunc is np.matmul:
+            backs = (lambda d: d @ values[1].T, lambda d: values[0].T @ d)
+        else:
+            backs = [lambda d, slope=slope: d * slope for slope in SLOPES[ufunc.__name__](*values)]
+        return Tape(ufunc(*values), *((x, back) for x, back in zip(inputs, backs) if isinstance(x, Tape)))
 
-    def __mul__(self, other):
-        other = wrap(other)
-        return Tape(self.value * other.value, (self, lambda d: d * other.value), (other, lambda d: d * self.value))
-
-    def __truediv__(self, other):
-        return self * wrap(other) ** -1.0
-
-    def __rtruediv__(self, other):
-        return wrap(other) * self ** -1.0
-
-    def __pow__(self, n):
-        return Tape(self.value**n, (self, lambda d: d * n * self.value ** (n - 1)))
-
-    def __matmul__(self, other):
-        other = wrap(other)
-        return Tape(self.value @ other.value, (self, lambda d: d @ other.value.T), (other, lambda d: self.value.T @ d))
-
-    def __rmatmul__(self, other):
-        return wrap(other) @ self
-
-    def __neg__(self):
-        return self * -1.0
-
-    def __sub__(self, other):
-        return self + -wrap(other)
-
-    def __rsub__(self, other):
-        return wrap(other) + -self
-
-    __radd__, __rmul__ = __add__, __mul__
+    def __array_function__(self, function, types, args, named):
+        x, n, axis = *args, named["axis"]  # np.roll
+        return Tape(np.roll(x.value, n, axis), (x, lambda d: np.roll(d, -n, axis)))
 
     def __getitem__(self, key):
         def back(d):
@@ -86,38 +69,13 @@ class Tape:
         return self.value.max(axis=axis, keepdims=keepdims)  # subtracted from what it is taken of: no gradient
 
 
-def wrap(x):
-    return x if isinstance(x, Tape) else Tape(x)
-
-
-class Shim:
-    SLOPES = {
-        "tanh": lambda x: 1 / np.cosh(x) ** 2, "arctan": lambda x: 1 / (1 + x * x), "sin": np.cos, "exp": np.exp,
-        "cos": lambda x: -np.sin(x),
-        "log": lambda x: 1 / x, "log1p": lambda x: 1 / (1 + x), "sqrt": lambda x: 0.5 / np.sqrt(x),
-    }
-
-    def __getattr__(self, name):
-        if name == "roll":
-            return lambda x, n, axis: Tape(np.roll(x.value, n, axis), (x, lambda d: np.roll(d, -n, axis)))
-        if name not in self.SLOPES:
-            return getattr(np, name)
-
-        def call(x):
-            if not isinstance(x, Tape):
-                return getattr(np, name)(x)
-            return Tape(getattr(np, name)(x.value), (x, lambda d: d * self.SLOPES[name](x.value)))
-
-        return call
-
-
 def unbroadcast(d, shape):
     d = d.sum(axis=tuple(range(d.ndim - len(shape))))
     return d.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1 and d.shape[i] != 1), keepdims=True)
 
 
 def gradients(source, dy, *inputs):
-    names = {"np": Shim()}
+    names = {"np": np}
     exec(source, names)
     leaves = [Tape(x) for x in inputs]
     y = names["forward"](*leaves)
@@ -328,133 +286,128 @@ def cheapest(q, c):
     p = made(high)
     return (p / p.sum())[g] / n[g]
 """
-WRONG = {  # {problem, or chapter's measurement: {name: what the right function, `full`, becomes}}
+RULES = {  # wrong answers to every problem: what becomes of the arrays that the right function returns
+    "the other sign": "[-x for x in arrays]",
+    "twice": "[2 * x for x in arrays]",
+    "one part in ten thousand": "[1.0001 * x for x in arrays]",
+    "not a number": "[np.nan * x for x in arrays]",
+    "another shape": "[x[..., None] for x in arrays]",
+    "one array too many": "[*arrays, arrays[0]]",
+}
+CLOSE = {"one part in ten thousand"}  # a measurement may be so far off
+WRONG = {  # {problem, or chapter of a measurement: {name: what the right function, `full`, becomes}}
     "backward": {
-        "the other sign": "lambda *a: tuple(-d for d in full(*a))",
         "the first gradient alone": "lambda *a: (full(*a)[0], *(0 * x for x in full(*a)[1:]))",
         "dy left out": "lambda dy, *a: full(np.ones_like(dy), *a)",
-        "another shape": "lambda *a: tuple(d[..., None] for d in full(*a))",
-        "one part in a thousand": "lambda *a: tuple(1.001 * d for d in full(*a))",
-        "not a number": "lambda *a: tuple(d * np.nan for d in full(*a))",
-        "one array too many": "lambda *a: (*full(*a), a[0])",
     },
-    "weights": {
-        "the other sign": "lambda o: -full(o)",
-        "sorted offsets": "lambda o: full(np.sort(o))",
-        "not a number": "lambda o: full(o) * np.nan",
-    },
+    "weights": {"sorted offsets": "lambda o: full(np.sort(o))"},
     "cheapest": {
         "the shares": "lambda q, c: q / q.sum()",
-        "one part in ten thousand": "lambda q, c: full(q * (1 + 1e-4 * np.sin(np.arange(len(q)))), c)",
+        "a wave on it": "lambda q, c: full(q * (1 + 1e-4 * np.sin(np.arange(len(q)))), c)",
         "the price left out": "lambda q, c: full(q, np.ones_like(c))",
-        "not scaled to the sum 1": "lambda q, c: full(q, c) * 1.001",
-        "not a number": "lambda q, c: full(q, c) * np.nan",
         "one outcome alone": "lambda q, c: np.eye(1, len(q))[0]",
     },
     "words": {
         "row by row": "lambda r, c, shape: r * shape[1] + c",
         "column by column": "lambda r, c, shape: c * shape[0] + r",
-        "one word twice": "lambda r, c, shape: full(r, c, shape) // 2 * 2",
         "a word left free": "lambda r, c, shape: full(r, c, shape) + 1",
         "two words exchanged": "lambda r, c, s: np.array([1, 0, *range(2, s.prod())])[full(r, c, s)]",
     },
-    "repaired": {
-        "one part in ten thousand": "lambda *a: tuple(1.0001 * np.asarray(x) for x in parts(full(*a)))",
-        "not a number": "lambda *a: tuple(np.nan * np.asarray(x) for x in parts(full(*a)))",
-    },
+    "repaired": {},
     "03": {"e left out": "lambda *a: full(*a) * np.array([1.0, 0.0])"},
-    "07": {"turned the other way": "lambda *a: full(*a) * np.array([1.0, -1.0])"},
-    "10": {"one place further": "lambda x, y: full(x, y) + np.array([1.0, 0.0])"},
-    "20": {"all tokens count": "lambda l, role, loss: np.array([1.0, 1.0])"},
-    "25": {"no launch": "lambda M, N, K, us: np.array([(2e-6 * M * N * K / us).max(), 4.0])"},
     "04": {"b left out": "lambda logits, tokens: full(logits, tokens, with_b=False)"},
     "05": {"the spread of the values themselves": "lambda values: np.array([values.std()])"},
     "06": {"the bias left out": "lambda p, q, k: full(p, q, k) * np.array([1.0, 0.0])"},
-    "08": {
-        "unusual tokens, too": "lambda x: np.array([np.polyfit(depth(x), np.log((x**2).mean(axis=(1, 2))) / 2, 1)[0]])"
-    },
-    "11": {"half of the rate": "lambda w, g: 0.5 * full(w, g)", "twice the rate": "lambda w, g: 2 * full(w, g)"},
+    "07": {"turned the other way": "lambda *a: full(*a) * np.array([1.0, -1.0])"},
+    "08": {"strange tokens": "lambda x: np.polyfit(depth(x), np.log((x**2).mean(axis=(1, 2))) / 2, 1)[:1]"},
+    "10": {"one place further": "lambda x, y: full(x, y) + np.array([1.0, 0.0])"},
+    "11": {"half of the rate": "lambda w, g: 0.5 * full(w, g)"},
     "14": {"temperature 1": "lambda logits, tokens: np.array([1.0, full(logits, tokens)[1]])"},
+    "20": {"all tokens count": "lambda l, role, loss: np.array([1.0, 1.0])"},
+    "25": {"no launch": "lambda M, N, K, us: np.array([(2e-6 * M * N * K / us).max(), 4.0])"},
 }
 
 
-def constants(chapter: str, statement: str) -> dict[str, str]:
-    """What an estimator must know and a paper says in its words."""
-    if chapter in ("03", "07", "20", "25"):
-        statement = " ".join(statement.split())
-    if chapter == "03":
-        law = re.search(r"n / \(n \+ a (.*?)\)\.", statement)[1]
-        law = law.replace("sqrt", "np.sqrt").replace("ln", "np.log")
-        return {"LAW": law, "VOCABULARY": re.search(r"V = (\d+)", statement)[1]}
-    if chapter == "07":
-        words, law = re.search(r"has the coordinates (.*?); .* coordinate, by (.*?) radians", statement).groups()
-        law = re.sub(r"e\^\((.*?)\)", r"np.exp(\1)", law).replace("a j", "a * j")
-        return {"LAW": law, "PAIRING": ch07.PAIRS[words]}
-    if chapter == "10":
-        return {}
-    if chapter == "20":
-        return {"ROWS": str("each row divided" in statement), "POWER": "0.5" if "the root" in statement else "1"}
-    if chapter == "25":
-        words, launch = (
-            re.search(r"then (.*?) of two times", statement)[1],
-            re.search(r"takes ([\d.]+)", statement)[1],
-        )
-        return {"LAUNCH": launch, "JOINED": {"the larger": "np.maximum", "the sum": "np.add"}.get(words, "np.hypot")}
-    if chapter == "04":
-        return {"TOKEN": re.search(r"that of token (\d+)", statement)[1]}
-    if chapter == "05":
-        return {"KIND": "1" if "|f(x)|" in statement else "2" if "uniform" in statement else "0"}
-    if chapter == "06":
-        words = re.search(r"m times (.*) plus a little noise|m times (.*) \+ a little noise", statement)
-        name = next(w for w in words.groups() if w)
-        shapes = {"the distance t - s": "d", "ln(1 + t - s)": "np.log1p(d)", "the root of t - s": "np.sqrt(d)"}
-        return {"BIAS": shapes.get(name, "1 / (1 + d)")}
-    if chapter == "08":
-        return {"AT": "np.log(np.arange(1, len(x) + 1))" if "(l + 1)^a" in statement else "np.arange(len(x))"}
-    if chapter == "11":
-        found = re.search(r"> (.*)\.\n", statement)[1]
-        b = re.search(r"(0\.\d+|1\.0) u", found)[1]
-        if "the step's gradient before" in found:
-            rule = f"[[1 - l, -r * {b}], [top, 0]]"
-        elif "g is the gradient at" in found:
-            rule = f"[[1 - l, {b} * (1 - l)], [-l, {b} * (1 - l)]]"
-        elif "then w' = w + u'" in found:
-            rule = f"[[1 - l, {b}], [-l, {b}]]"
-        else:
-            a = re.search(r"r \((\S+) u' \+ g\)", found)[1]
-            rule = f"[[1 - l * (1 + {a}), -r * {a} * {b}], [top, {b}]]"
-        return {"RULE": rule}
-    return {"SHARE": str("times as likely" in statement)}
+def after(pattern: str, known: dict[str, str] | None = None, otherwise: str = ""):
+    """What a statement says where the pattern has its group, or what stands for that."""
+
+    def read(statement):
+        found = re.search(pattern, statement)
+        return (known or {}).get(found[1], otherwise or found[1]) if found else otherwise
+
+    return read
 
 
-def right_repairs(chapter: str, seed: str, student: str, monkeypatch) -> str:
-    """The function that obeys every rule, as the grader puts it together."""
-    seen, real = [], problems.functions
-    monkeypatch.setattr(problems, "functions", lambda source: seen.append(source) or real(source))
-    papers.paper(chapter, seed, student)
-    monkeypatch.undo()
-    return [source for source in seen if source.startswith("def repaired")][-1]
+def rule(statement: str) -> str:
+    """A step of the method as a matrix, at l = rate times curvature."""
+    b = re.search(r"(0\.\d+|1\.0) u", statement)[1]
+    if "the step's gradient before" in statement:
+        return f"[[1 - l, -r * {b}], [top, 0]]"
+    if "g is the gradient at w +" in statement:
+        return f"[[1 - l, {b} * (1 - l)], [-l, {b} * (1 - l)]]"
+    if "then w' = w + u'" in statement:
+        return f"[[1 - l, {b}], [-l, {b}]]"
+    a = re.search(r"r \((\S+) u' \+ g\)", statement)[1]
+    return f"[[1 - l * (1 + {a}), -r * {a} * {b}], [top, {b}]]"
+
+
+DISTANCES = {"the distance t - s": "d", "ln(1 + t - s)": "np.log1p(d)", "the root of t - s": "np.sqrt(d)"}
+SAID = {  # {chapter: {what an estimator must know: how the paper's statement says it}}
+    "03": {
+        "LAW": lambda s: re.sub(r"\b(sqrt|log)", r"np.\1", after(r"n / \(n \+ a (.*?)\)\.")(s).replace("ln", "log")),
+        "VOCABULARY": after(r"V = (\d+)"),
+    },
+    "04": {"TOKEN": after(r"that of token (\d+)")},
+    "05": {"KIND": after(r"(\|f\(x\)\||uniform)", {"|f(x)|": "1", "uniform": "2"}, "0")},
+    "06": {"BIAS": after(r"m times (.*?) (?:plus|\+) a little noise", DISTANCES, "1 / (1 + d)")},
+    "07": {
+        "LAW": lambda s: re.sub(r"e\^\((.*?)\)", r"np.exp(\1)", after(r"coordinate, by (.*?) radians")(s)).replace(
+            "a j", "a * j"
+        ),
+        "PAIRING": after(r"has the coordinates (.*?);", ch07.PAIRS),
+    },
+    "08": {"AT": after(r"(\(l \+ 1\)\^a)", {"(l + 1)^a": "np.log(np.arange(1, len(x) + 1))"}, "np.arange(len(x))")},
+    "11": {"RULE": rule},
+    "14": {"SHARE": lambda s: str("times as likely" in s)},
+    "20": {
+        "ROWS": lambda s: str("each row divided" in s),
+        "POWER": lambda s: "0.5" if "the root" in s else "1",
+    },
+    "25": {
+        "LAUNCH": after(r"takes ([\d.]+)"),
+        "JOINED": after(r"then (.*?) of two times", {"the larger": "np.maximum", "the sum": "np.add"}, "np.hypot"),
+    },
+}
+
+
+def filled(source: str, names: dict[str, str]) -> str:
+    """A source with the names in capitals replaced."""
+    return re.sub(rf"\b({'|'.join(names)})\b", lambda name: names[name[0]], source) if names else source
+
+
+def measured(chapter: str, statement: str) -> str:
+    """The estimator of a chapter, for the drawn statement."""
+    source, statement = MEASURED[chapter], " ".join(statement.split())
+    names = {name: says(statement) for name, says in SAID.get(chapter, {}).items()}
+    return filled(FITTED + source if "fitted" in source else source, names)
 
 
 def right(chapter: str, seed: str, student: str, monkeypatch) -> dict[str, str]:
     """{problem: source} of right answers; they need TAPE before them."""
-    made = {}
-    for problem in papers.paper(chapter, seed, student):
-        if problem.name == "backward":
-            made["backward"] = f"def backward(*arrays):\n    return gradients({problem.given!r}, *arrays)\n"
-        elif problem.name == "weights":
-            made["weights"] = weights(problem.statement)
-        elif problem.name == "words":
-            made["words"] = problem.given + WORDS
-        elif problem.name == "cheapest":
-            made["cheapest"] = cheapest(problem.given)
-        elif problem.name == "measured":
-            source = MEASURED[chapter]
-            source = FITTED + source if "fitted" in source else source
-            for name, value in constants(chapter, problem.statement).items():
-                source = re.sub(rf"\b{name}\b", lambda _, v=value: v, source)
-            made["measured"] = source
-    return made | {"repaired": right_repairs(chapter, seed, student, monkeypatch)}
+    seen, real = [], problems.functions
+    monkeypatch.setattr(problems, "functions", lambda source: seen.append(source) or real(source))
+    paper = papers.paper(chapter, seed, student)
+    monkeypatch.undo()
+    makes = {
+        "backward": lambda p: f"def backward(*arrays):\n    return gradients({p.given!r}, *arrays)\n",
+        "weights": lambda p: weights(p.statement),
+        "words": lambda p: p.given + WORDS,
+        "cheapest": lambda p: cheapest(p.given),
+        "measured": lambda p: measured(chapter, p.statement),
+        # the function that obeys every rule, as the grader puts it together
+        "repaired": lambda _: [source for source in seen if source.startswith("def repaired")][-1],
+    }
+    return {problem.name: makes[problem.name](problem) for problem in paper}
 
 
 def cheapest(given: str) -> str:
@@ -472,7 +425,7 @@ def cheapest(given: str) -> str:
         "PRICE": price[1] if price else "0",
         "INVERSE": f"(y / {power[1]}) ** (1 / ({power[1]} - 1))" if power else inverse,
     }
-    return re.sub(r"\b[A-Z]{4,}\b", lambda name: names[name[0]], CHEAPEST)
+    return filled(CHEAPEST, names)
 
 
 def weights(statement: str) -> str:
@@ -501,10 +454,22 @@ def weights(offsets):
 
 def wrong(chapter: str, problem: str, source: str, contract: str) -> dict[str, str]:
     """Named wrong answers to a problem, each a source made from the right one; what was handed out is one of them."""
-    parts = "parts = lambda r: r if isinstance(r, tuple) else (r,)"
-    changes = WRONG[chapter if problem == "measured" else problem]
-    made = {name: f"{source}\n\n{parts}\nfull = {problem}\n{problem} = {change}\n" for name, change in changes.items()}
+    measures = problem == "measured"
+    changes = {name: f"spoilt(lambda arrays: {to})" for name, to in RULES.items() if not measures or name not in CLOSE}
+    changes |= WRONG[chapter if measures else problem]
+    made = {name: f"{source}\n{SPOILT}\nfull = {problem}\n{problem} = {to}\n" for name, to in changes.items()}
     return made | {"as it was handed out": contract}
+
+
+SPOILT = """
+def spoilt(change):
+    def answer(*given):
+        result = full(*given)
+        arrays = [np.asarray(part) for part in (result if isinstance(result, tuple) else (result,))]
+        return tuple(change(arrays))
+
+    return answer
+"""
 
 
 def file(answers: dict[str, str]) -> str:

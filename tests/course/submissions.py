@@ -1,7 +1,5 @@
 """Submissions of a chapter's release as students would hand them in: right, untouched, with named wrong answers.
 
-    python tests/course/submissions.py 08 right OUT.ipynb    # or untouched, wrong0, wrong1: each second is wrong
-
 The right answer to a gap is the book's own version, as in gap_runs.py: what stands behind `own_x or`, or what the
 solution hands to the check. The wrong ones are those that the solution names in `show_rejected`; a gap in the text has
 none there and gets the right answer with other numbers in its result. All are written into the gap as Python text.
@@ -12,21 +10,15 @@ import contextlib
 import inspect
 import io
 import re
-import sys
 from pathlib import Path
 
 import nbformat
+from gap_runs import BOOK, changed, other, spoiled
 from nbformat import NotebookNode
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS), *map(str, TESTS.glob("*/"))]
-
-from gap_runs import BOOK, changed, other, spoiled  # noqa: E402
-
-from tools.course.assignment import COURSE, check_with_points, notebook_of  # noqa: E402
-from tools.notebooks.bindings import Bindings, reads, statements  # noqa: E402
-from tools.notebooks.cells import python  # noqa: E402
+from tools.course.assignment import ROOT, check_with_points, notebook_of
+from tools.notebooks.bindings import Bindings, reads, statements
+from tools.notebooks.cells import python
 
 OTHER_NUMBERS = "other numbers in its result"
 CHANGED = "import functools\n\nimport numpy as np\n\n" + "\n".join(map(inspect.getsource, (other, changed, spoiled)))
@@ -147,9 +139,3 @@ def fill(release: Path, sources: dict[str, str], out: Path) -> None:
             cell.source = "An answer in words."
     out.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, out)
-
-
-if __name__ == "__main__":
-    chapter, kind, out = sys.argv[1:]
-    release = notebook_of(chapter, COURSE / "release" / chapter)
-    fill(release, kinds(Answers(chapter).gaps)[kind], Path(out))

@@ -128,30 +128,20 @@ def test_a_mark_that_was_lost_comes_back_where_it_stood(chapter):
         assert [mark(cell) for cell in notebook.cells if mark(cell)] == names
 
 
-def test_a_check_of_two_functions_gives_half_for_one():
+@pytest.mark.parametrize("said, points", [(("right", "right"), 3), (("right", "no"), 1.5), (("no", "no"), 0)])
+def test_a_check_of_two_functions_gives_half_for_one(said, points):
     made = assignment.check_with_points("own_a = judge(check_a, 1)\nown_b = judge(check_b, 2)", 3)
     *most, last = made.split("\n")
-    for said, points in ((("right", "right"), 3), (("right", "no"), 1.5), (("no", "no"), 0)):
-        names = {
-            "judge": lambda check, mine: mine,
-            "check_a": lambda f, said=said: said[0],
-            "check_b": lambda f, said=said: said[1],
-        }
-        exec("\n".join(most), names)
-        assert eval(last, names) == points, "whatever a gap called judge"
+    names = {"judge": lambda check, mine: mine, "check_a": lambda f: said[0], "check_b": lambda f: said[1]}
+    exec("\n".join(most), names)
+    assert eval(last, names) == points, "whatever a gap called judge"
 
 
 def test_a_gap_that_cannot_be_read_leaves_the_rest_runnable():
-    made = assignment.check_with_points("own_a = judge(check_a, my_a)", 3)
     names = {}
     with pytest.raises(NameError):
-        exec(made, names)
+        exec(assignment.check_with_points("own_a = judge(check_a, my_a)", 3), names)
     assert names["own_a"] is None
-
-
-def test_a_chapter_that_is_none_is_told_in_one_line():
-    with pytest.raises(SystemExit, match=r"^chapter is '99', expected one of 00, 01, .*: make assignment CH=06$"):
-        assignment.make("99")
 
 
 # ---- Points, check by check
@@ -159,17 +149,20 @@ def test_a_chapter_that_is_none_is_told_in_one_line():
 
 @each_run
 def test_each_named_wrong_answer_loses_its_points_and_the_right_one_none(chapter):
+    given = points_of(answers(chapter).cells)
     for gap, (right, wrong) in answers(chapter).gaps.items():
-        points = answers(chapter).score(gap, right)
-        assert points > 0, gap
-        assert points == next(
-            cell.metadata.nbgrader.points
-            for cell in answers(chapter).cells
-            if cell.metadata.get("nbgrader", {}).get("grade_id") == gap + "-check"
-        )
+        assert answers(chapter).score(gap, right) == given[gap] > 0, gap
         assert wrong
         for name, source in wrong.items():
             assert answers(chapter).score(gap, source) == 0, f"{gap}: {name}"
+
+
+def points_of(cells):
+    """The points of each graded check, by its gap."""
+    checks = [
+        c.metadata.nbgrader for c in cells if c.cell_type == "code" and c.metadata.get("nbgrader", {}).get("grade")
+    ]
+    return {check.grade_id.removesuffix("-check"): check.points for check in checks}
 
 
 # ---- The whole pipeline
@@ -227,14 +220,13 @@ def strip(notebook):
         anew(cell)
 
 
-def merge(notebook):
-    marked(notebook, "template-rmsnorm").source += "\n\n\n" + marked(notebook, "template-centre").source
+def merge(notebook, into="template-rmsnorm"):
+    marked(notebook, into).source += "\n\n\n" + marked(notebook, "template-centre").source
     without(notebook, "template-centre")
 
 
-def merge_behind_a_check(notebook):
-    marked(notebook, "template-rmsnorm-check").source += "\n\n\n" + marked(notebook, "template-centre").source
-    without(notebook, "template-centre")
+def merge_behind(notebook):
+    merge(notebook, "template-rmsnorm-check")
 
 
 def move(notebook):
@@ -275,13 +267,7 @@ CLASS = {  # who, as the roster has it: answers, what is done to the notebook, p
     "All Deleted": ("right", lambda n: n.cells.clear(), 0, 0, "put back: "),
     "Marks Stripped": ("right", strip, 5, 4, "found without its mark: "),
     "Gaps Merged": ("right", merge, 5, 4, ""),
-    "Merged Behind": (
-        "right",
-        merge_behind_a_check,
-        5,
-        4,
-        f"found without its mark: template-centre; put back: {CHECK}",
-    ),
+    "Merged Behind": ("right", merge_behind, 5, 4, f"found without its mark: template-centre; put back: {CHECK}"),
     "Check Moved": ("right", move, 5, 4, ""),
     "Unknown Mark": ("right", unknown, 5, 4, "unknown: mine"),
     "Answer Copied": ("right", answer_twice, 5, 4, "copies of template-open count once"),
@@ -354,7 +340,7 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     names = [student.split() for student in CLASS]
     lines = [f'"{last}, {first}",{100 + n},,login{n},S1' for n, (first, last) in enumerate(names)]
     (folder / "roster.csv").write_text("\n".join(["Student,ID,SIS User ID,SIS Login ID,Section", *lines]))
-    handed = [w for w, (_, done, *_) in CLASS.items() if done in (None, cheat, strip, merge_behind_a_check)]
+    handed = [w for w, (_, done, *_) in CLASS.items() if done in (None, cheat, strip, merge_behind)]
     for student in handed[:-2]:
         hand_in(student, folder / "work", release, sources)
     given = {"course": course, "notebooks": notebooks, "students": folder / "roster.csv"}
@@ -413,17 +399,25 @@ def test_a_class_is_graded(mini, capsys, monkeypatch):
     assert autograde.ran({"points": 7, "remark": "cannot be run: the last cell"})
 
 
-def test_submissions_that_are_nowhere_are_told_in_one_line(mini, tmp_path):
+REFUSED = [  # chapter, folder, what is said
+    ("99", "nowhere", "is no folder"),
+    ("99", ".", "holds no submission"),
+    ("05", ".", "there is no release of chapter 05: make assignment CH=05"),
+    ("98", ".", r"^chapter is '98', expected one of 99: make assignment CH=06$"),
+]
+
+
+@pytest.mark.parametrize("chapter, found, said", REFUSED)
+def test_what_cannot_be_graded_is_told_in_one_line(chapter, found, said, mini, tmp_path):
     folder, notebooks, _ = mini
-    for found, said in ((tmp_path / "nowhere", "is no folder"), (tmp_path, "holds no submission")):
-        with pytest.raises(SystemExit, match=said):
-            autograde.grade("99", found, folder / "course", notebooks)
-    with pytest.raises(SystemExit, match="there is no release of chapter 05: make assignment CH=05"):
-        autograde.grade("05", tmp_path, folder / "course")
+    with pytest.raises(SystemExit, match=said):
+        autograde.grade(
+            chapter, tmp_path / found, folder / "course", ROOT / "notebooks" if chapter == "05" else notebooks
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [pytest.param(c, marks=marks(c)) for c in CHAPTERS])
+@each_run
 def test_a_chapter_through_the_pipeline(chapter, tmp_path):
     """Right, untouched, and every second answer wrong; no cell ends in an error but those that do so on purpose."""
     release = assignment.make(chapter, course=tmp_path / "course")
@@ -431,11 +425,7 @@ def test_a_chapter_through_the_pipeline(chapter, tmp_path):
     for kind, filled in kinds(gaps).items():
         fill(release, filled, tmp_path / "work" / kind / release.name)
     rows = {row["student"]: row for row in autograde.grade(chapter, tmp_path / "work", tmp_path / "course")}
-    points = {
-        cell.metadata.nbgrader.grade_id.removesuffix("-check"): cell.metadata.nbgrader.points
-        for cell in nbformat.read(release, as_version=4).cells
-        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("grade")
-    }
+    points = points_of(nbformat.read(release, as_version=4).cells)
     assert points.keys() == gaps.keys()
     for kind, row in rows.items():
         wrong = {"right": (), "untouched": points, "wrong0": [*points][::2], "wrong1": [*points][1::2]}[kind]

@@ -111,31 +111,32 @@ def test_a_key_is_read_back_as_it_was_and_only_for_its_model(key, tmp_path):
         answers.load(tmp_path / "other", MODEL)
 
 
-def test_wrong_results_get_one_line_and_no_number(key):
+WRONG = [  # what is scored, what is said
+    (dict(depth=5, edit=lambda x: x.twin), "depth is 5, expected 0 to 4"),
+    (dict(depth=4, basis=np.eye(128)), "depth is 4, expected 0 to 3"),
+    (dict(depth=1, edit=lambda x: x.twin[:, 1:]), r"edit gave float32 \[6, 127\], expected finite numbers \[6, 128\]"),
+    (dict(depth=1, edit=lambda x: x.twin * float("nan")), r"edit gave float32 \[6, 128\], expected finite"),
+    (dict(depth=1, basis=np.ones(128)), r"basis is \[128\], expected \[128, k\]"),
+    (
+        dict(depth=1, read=lambda x: np.ones((48, 1))),
+        r"read gave float64 \[48, 1\], expected finite numbers \[48, 13\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("given, said", WRONG)
+def test_wrong_results_get_one_line_and_no_number(given, said, key):
+    with pytest.raises(NanoEulerError, match=said):
+        score(key, **given)
+
+
+def test_a_key_without_posteriors_and_a_model_without_room_are_refused(key):
     bare = key._replace(held=key.held._replace(posterior=np.zeros((48, 0))))
-    for expected, given, call in (
-        ("depth is 5, expected 0 to 4", key, dict(depth=5, edit=lambda x: x.twin)),
-        ("depth is 4, expected 0 to 3", key, dict(depth=4, basis=np.eye(128))),
-        (
-            "edit gave float32 \\[6, 127\\], expected finite numbers \\[6, 128\\]",
-            key,
-            dict(depth=1, edit=lambda x: x.twin[:, 1:]),
-        ),
-        ("edit gave float32 \\[6, 128\\], expected finite", key, dict(depth=1, edit=lambda x: x.twin * float("nan"))),
-        ("basis is \\[128\\], expected \\[128, k\\]", key, dict(depth=1, basis=np.ones(128))),
-        (
-            "read gave float64 \\[48, 1\\], expected finite numbers \\[48, 13\\]",
-            key,
-            dict(depth=1, read=lambda x: np.ones((48, 1))),
-        ),
-        ("the key has no posteriors", bare, dict(depth=1, read=lambda x: x)),
-    ):
-        with pytest.raises(NanoEulerError, match=expected):
-            score(given, **call)
+    with pytest.raises(NanoEulerError, match="the key has no posteriors"):
+        score(bare, depth=1, read=lambda x: x)
+    small = GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=64, vocab_size=512, predict=1))
     with pytest.raises(NanoEulerError, match="of context 64, expected a GPT with one of at least 128 tokens"):
-        answers.make(
-            GPT(ModelConfig(dim=16, heads=2, kv_heads=1, layers=1, context=64, vocab_size=512, predict=1)), TOKENIZER
-        )
+        answers.make(small, TOKENIZER)
 
 
 def test_the_command_writes_a_key_and_refuses_in_one_line(tmp_path, capsys, monkeypatch):

@@ -5,14 +5,14 @@ import pytest
 
 from nanoeuler_book.interpretability import edits
 from nanoeuler_book.interpretability.edits import HEADS, STREAM, forward, instead, patched
-from nanoeuler_book.interpretability.twins import PERSON, batch_of, bits, pairs
+from nanoeuler_book.interpretability.twins import PERSON, batch_of, pairs
 from nanoeuler_lib.config import ModelConfig
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.model import GPT, Parameters
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
 SHIPPED, TOKENIZER = load_pretrained()
-BATCH = batch_of(pairs(5, 8, 1, TOKENIZER), PERSON, TOKENIZER, 8)
+BATCH = batch_of(pairs(4, 8, 1, TOKENIZER), PERSON, TOKENIZER, 8)
 RNG = np.random.default_rng(0)
 
 
@@ -113,25 +113,6 @@ def test_the_subspace_that_carries_the_effect_is_found():
     assert all(carried(P) < carried(basis) for P in [*others, np.eye(20)[:, -3:], hidden])
     shares = [edits.share_inside(hidden[:, 0], P) for P in others]
     assert np.mean(shares) == pytest.approx(3 / 20, abs=0.05)
-
-
-def test_the_subspace_of_a_model_carries_its_patch_on_other_stories(small):
-    learnt = batch_of(pairs(24, 9, 1, TOKENIZER), PERSON, TOKENIZER, 9)
-    basis, _ = edits.causal_subspace(*edits.patch_effects(SHIPPED, learnt, 1, points=2), 6)
-    story, twin = {}, {}
-    before = bits(forward(SHIPPED, BATCH.story, kept=story), BATCH).mean()
-    best = bits(forward(SHIPPED, BATCH.twin, kept=twin), BATCH).mean()
-    at, there = (side[STREAM, 1][BATCH.rows, BATCH.place] for side in (story, twin))
-
-    def closed(projection):
-        new = at + (there - at) @ projection
-        after = bits(forward(SHIPPED, BATCH.story, {(STREAM, 1): patched(BATCH.place, new)}), BATCH).mean()
-        return (before - after) / (before - best)
-
-    other = edits.random_subspace(128, 6, RNG)
-    inside = closed(basis @ basis.T)
-    assert inside > 0.7 and closed(np.eye(128)) > 0.97
-    assert closed(other @ other.T) < 0.2 and closed(np.eye(128) - basis @ basis.T) < inside - 0.4
 
 
 def test_moves_go_where_they_should_and_as_far():

@@ -37,7 +37,7 @@ def normals(m, rng):
 
 
 def test_a_linear_probe_wins_the_bound_where_logits_are_linear():
-    given = made(*normals(4000, np.random.default_rng(1)))
+    given = made(*normals(2500, np.random.default_rng(1)))
     found = score(given, given.x[0], "linear")
     assert found.bound > 0.8 and found.kl < 0.03 and found.won == pytest.approx(found.bound - found.kl)
     assert score(given, given.x[0], "prior").won == 0
@@ -48,7 +48,7 @@ def test_a_linear_probe_wins_the_bound_where_logits_are_linear():
 
 
 def test_only_a_hidden_layer_reads_whether_two_signs_agree():
-    x = np.random.default_rng(2).normal(size=(4000, 5))
+    x = np.random.default_rng(2).normal(size=(2500, 5))
     given = made(x, np.eye(2)[(x[:, 0] * x[:, 3] > 0).astype(int)])
     linear, hidden = (score(given, given.x[0], kind).won for kind in ("linear", "hidden"))
     assert linear < 0.05 and hidden > 0.7

@@ -16,7 +16,7 @@ from nanoeuler_lib.text.tokenizer import Tokenizer
 from nanoeuler_lib.training.checkpoint import load_pretrained
 
 TOKENIZER = load_pretrained()[1]
-PAIRS = {told: pairs(12, 5, told, TOKENIZER) for told in (1, 2)}
+PAIRS = {told: pairs(8, 5, told, TOKENIZER) for told in (1, 2)}
 
 
 @pytest.mark.parametrize("told", [1, 2])
@@ -48,7 +48,7 @@ def test_the_persons_law_is_the_source_behind_the_twin():
 
 @pytest.mark.parametrize("law", [PERSON, FACT])
 def test_what_is_drawn_has_the_frequencies_of_the_law(law):
-    pair, n = PAIRS[1][0], 800
+    pair, n = PAIRS[1][0], 250
     random = Random(3)
     drawn = [pair.drawn(law, random) for _ in range(n)]
     expected = pair.law(law, drawn[0], TOKENIZER)[0]
@@ -61,7 +61,7 @@ def test_what_is_drawn_has_the_frequencies_of_the_law(law):
 
 
 def test_a_storys_own_continuation_is_impossible_behind_its_twin():
-    for pair in PAIRS[1] + PAIRS[2]:
+    for pair in PAIRS[1][:4] + PAIRS[2][:4]:
         own = replace(pair, twin=pair.story, becomes=pair.was).drawn(PERSON, Random(4))
         konigsberg.parse(pair.story + own)
         for law in (PERSON, FACT):
@@ -71,12 +71,9 @@ def test_a_storys_own_continuation_is_impossible_behind_its_twin():
 
 
 def test_both_laws_are_one_where_the_holder_has_no_other_role():
-    same = [
-        pair.law(PERSON, told, TOKENIZER) == pair.law(FACT, told, TOKENIZER)
-        for pair in PAIRS[2]
-        for told in [pair.drawn(PERSON, Random(6))]
-    ]
-    assert all(same)
+    for pair in PAIRS[2]:
+        told = pair.drawn(PERSON, Random(6))
+        assert pair.law(PERSON, told, TOKENIZER) == pair.law(FACT, told, TOKENIZER)
     pair = PAIRS[1][0]
     told = pair.drawn(FACT, Random(6))
     assert pair.was in told  # the one who set out is asked, blamed or owed

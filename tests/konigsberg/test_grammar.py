@@ -4,78 +4,44 @@ import re
 from collections import Counter
 from math import log2
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from all_texts import every
 
 from konigsberg import grammar
 from nanoeuler_book.town import TokenReader
 from nanoeuler_lib.text.tokenizer import Tokenizer
 
+NAMES = [grammar.Word({"": name, "he": he}, weight=w) for name, he, w in (("Anna", "she", 1.0), ("Anton", "he", 3.0))]
+PHRASES = {"how": ("sang", "sat", "sank")}
 
-def toy(weights=(1.0, 3.0)):
+
+def play(tale):
     """A source small enough to list: its texts share beginnings, and a later slot depends on an earlier one."""
-    anna, anton = (
-        grammar.Word({"": name, "he": he}, weight=w) for name, he, w in zip(("Anna", "Anton"), ("she", "he"), weights)
-    )
-
-    def play(tale):
-        tale.say(("{a} saw {b}.", "{a} and {b} met.", "an ant saw {a} {how}."), a=(anna, anton), b=(anna, anton))
-        tale.say(("{a.he} ran.", "{a} ran.", "then {a.he} {how}."))
-        return tale
-
-    return play, {"how": ("sang", "sat", "sank")}
+    tale.say(("{a} saw {b}.", "{a} and {b} met.", "an ant saw {a} {how}."), a=NAMES, b=NAMES)
+    tale.say(("{a.he} ran.", "{a} ran.", "then {a.he} {how}."))
 
 
-class Scripted:
-    """A source that follows a list of choices, and stops with the number of ways where the list is over."""
-
-    def __init__(self, script):
-        self.text, self.p, self.script = b"", 1.0, list(script)
-
-    def choose(self, roots, branches):
-        drawn, stack = {}, list(reversed(self.pick(roots).parts))
-        while stack:
-            part = stack.pop()
-            if isinstance(part, grammar.Slot):
-                way = self.pick(branches(part, drawn))
-                drawn |= {part.name: way.draws} if way.draws else {}
-                stack += reversed(way.parts)
-            else:
-                self.text += part if isinstance(part, bytes) else part.text
-        return grammar.Path(len(self.text), (0,), drawn)
-
-    def pick(self, ways):
-        if not self.script:
-            raise StopIteration(len(ways))
-        way = ways[self.script.pop(0)]
-        self.p *= way.share
-        return way
+@pytest.fixture(scope="module")
+def texts():
+    """All texts of the toy with their probabilities."""
+    found = {}
+    for p, text, _ in every(play, PHRASES):
+        assert text not in found
+        found[text] = p
+    assert len(found) > 30 and sum(found.values()) == pytest.approx(1)
+    for name, share in ((b"Anna", 1 / 4), (b"Anton", 3 / 4)):  # words are drawn in proportion to their weight
+        first = sum(p for text, p in found.items() if text.startswith(name))
+        assert first == pytest.approx(2 / 3 * share)
+    return found
 
 
-def listing(play, phrases):
-    """All texts of a source with their probabilities, by going through every sequence of choices."""
-    texts, todo = {}, [()]
-    while todo:
-        script = todo.pop()
-        source = Scripted(script)
-        try:
-            play(grammar.Tale(source, phrases))
-        except StopIteration as open_choice:
-            todo += [(*script, i) for i in range(open_choice.value)]
-            continue
-        assert source.text not in texts
-        texts[source.text] = source.p
-    return texts
-
-
-def test_byte_costs_are_conditional_probabilities():
-    play, phrases = toy()
-    texts = listing(play, phrases)
-    assert len(texts) > 30 and sum(texts.values()) == pytest.approx(1)
+def test_byte_costs_are_conditional_probabilities(texts):
     for text, p in texts.items():
         source = grammar.Reader(text)
-        play(grammar.Tale(source, phrases))
+        play(grammar.Tale(source, PHRASES))
         for i, bits in enumerate(source.bits):
             before = sum(q for other, q in texts.items() if other[:i] == text[:i])
             after = sum(q for other, q in texts.items() if other[: i + 1] == text[: i + 1])
@@ -84,15 +50,13 @@ def test_byte_costs_are_conditional_probabilities():
 
 
 @pytest.mark.parametrize("vocab_size", [257, 262, 270, 300])
-def test_next_tokens_are_those_of_all_texts(vocab_size):
+def test_next_tokens_are_those_of_all_texts(vocab_size, texts):
     """Every text of the source is written in tokens, and those that begin alike are counted by their probability."""
-    play, phrases = toy()
-    texts = listing(play, phrases)
     tokenizer = Tokenizer.train(b" ".join(texts).decode(), vocab_size)
     spelt = {text: tokenizer.encode(text.decode()).tolist() for text in texts}
     for text, ids in spelt.items():
         source = TokenReader(text.decode(), tokenizer)
-        play(grammar.Tale(source, phrases))
+        play(grammar.Tale(source, PHRASES))
         assert source.ids == ids and len(source.next) == len(ids)
         for i, found in enumerate(source.next):
             expected = Counter()
@@ -100,12 +64,6 @@ def test_next_tokens_are_those_of_all_texts(vocab_size):
                 if spelt[other][:i] == ids[:i]:
                     expected[spelt[other][i]] += p
             assert found == pytest.approx({token: p / expected.total() for token, p in expected.items()})
-
-
-def test_words_are_drawn_in_proportion_to_their_weight():
-    texts = listing(*toy())
-    first = {name: sum(p for text, p in texts.items() if text.startswith(name)) for name in (b"Anna", b"Anton")}
-    assert first[b"Anna"] == pytest.approx(2 / 3 * 1 / 4) and first[b"Anton"] == pytest.approx(2 / 3 * 3 / 4)
 
 
 def test_a_fact_is_as_old_as_its_last_telling():
@@ -124,13 +82,12 @@ def test_a_fact_is_as_old_as_its_last_telling():
     assert not told
 
 
-def test_the_writer_draws_what_the_reader_charges():
-    play, phrases = toy()
-    texts, random, n = listing(play, phrases), Random(1), 20_000
+def test_the_writer_draws_what_the_reader_charges(texts):
+    random, n = Random(1), 5_000
     seen = Counter()
     for _ in range(n):
         source = grammar.Writer(random)
-        play(grammar.Tale(source, phrases))
+        play(grammar.Tale(source, PHRASES))
         seen[bytes(source.text)] += 1
     for text, p in texts.items():
         assert abs(seen[text] - n * p) < 5 * np.sqrt(n * p)
@@ -147,14 +104,10 @@ def test_an_ambiguous_grammar_is_found(templates):
             grammar.Tale(grammar.Reader(text), {"how": ("sat", "ran")}).say(templates)
 
 
-@pytest.mark.parametrize("left, chosen", [(0.0, 0), (0.25, 1), (0.49, 1), (0.5, 2), (0.99, 2)])
+@pytest.mark.parametrize("left, chosen", [(0.0, b"a"), (0.25, b"b"), (0.49, b"b"), (0.5, b"c"), (0.99, b"c")])
 def test_shares_are_half_open_intervals(left, chosen):
     """A number on the border between two ways belongs to the second: `random` draws from [0, 1)."""
-
-    class Fixed:
-        def random(self):
-            return left
-
+    source = grammar.Writer(SimpleNamespace(random=lambda: left))
     ways = [grammar.Branch(share, (text,)) for share, text in ((0.25, b"a"), (0.25, b"b"), (0.5, b"c"))]
-    source = grammar.Writer(Fixed())
-    assert source.choose(ways, None).choices == (chosen,) and source.text == ways[chosen].parts[0]
+    source.choose(ways, None)
+    assert source.text == chosen

@@ -1,6 +1,6 @@
 """Rumours: the closed forms against counting, and seeds that do not move."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import product
 
 import numpy as np
@@ -10,37 +10,30 @@ from konigsberg import rumours
 from konigsberg.rumours import ID, PLACES, RATE, WORDS, law, posterior, sample
 
 
-def test_the_posterior_is_that_of_all_worlds():
+def test_the_posterior_and_the_law_are_those_of_all_worlds():
     """All 12 places and all 12^3 testimonies, each with its probability; what agrees with a prefix is counted."""
     witnesses = ("Grete", "Euler", "Grete")
-    joint = {}
-    for place in PLACES:
-        for said in product(PLACES, repeat=3):
-            chances = [RATE[w] if s == place else (1 - RATE[w]) / 11 for w, s in zip(witnesses, said, strict=True)]
-            joint[place, said] = np.prod(chances) / 12
-    assert sum(joint.values()) == pytest.approx(1)
+    joint = np.empty((12, 12, 12, 12))  # [place, and what each witness says]
+    for place, *said in product(range(12), repeat=4):
+        chances = [RATE[w] if s == place else (1 - RATE[w]) / 11 for w, s in zip(witnesses, said, strict=True)]
+        joint[place, *said] = np.prod(chances) / 12
+    assert joint.sum() == pytest.approx(1)
     for said in (("boot", "boot", "oven"), ("oven", "hat", "oven"), ("hat", "attic", "chest")):
         pairs = zip(witnesses, said, strict=True)
         text = "Käthe misses the hen . " + " ".join(f"{w} says {s} ." for w, s in pairs)
         beliefs, next_words = posterior(text), law(text)
         for told in range(4):
-            worlds = defaultdict(float)
-            for (place, other), p in joint.items():
-                worlds[place] += p * (other[:told] == said[:told])
-            expected = np.array([worlds[place] for place in PLACES]) / sum(worlds.values())
-            assert np.allclose(beliefs[5 + 4 * told], expected, atol=1e-12)
+            worlds = joint[:, *map(PLACES.index, said[:told])].reshape(12, -1)
+            assert np.allclose(beliefs[5 + 4 * told], worlds.sum(axis=1) / worlds.sum(), atol=1e-12)
             if told < 3:
-                ahead = Counter()
-                for (_, other), p in joint.items():
-                    ahead[other[told]] += p * (other[:told] == said[:told])
-                at_place = next_words[7 + 4 * told, [ID[place] for place in PLACES]]
-                assert np.allclose(at_place, [ahead[place] / ahead.total() for place in PLACES], atol=1e-12)
+                ahead = worlds.reshape(12, 12, -1).sum(axis=(0, 2)) / worlds.sum()
+                assert np.allclose(next_words[7 + 4 * told, [ID[place] for place in PLACES]], ahead, atol=1e-12)
 
 
 def test_beliefs_and_laws_are_the_shares_of_what_is_drawn():
-    """8,000 rumours: whatever the beliefs or a law say, with so much confidence, is so in that share of cases."""
+    """3,000 rumours: whatever the beliefs or a law say, with so much confidence, is so in that share of cases."""
     predicted, happened = defaultdict(list), defaultdict(list)
-    for rumour in rumours.rumours(8_000, 5):
+    for rumour in rumours.rumours(3_000, 5):
         text = rumour.text.rpartition(" found ")[0]
         words = text.split()
         if len(words) > 25:
@@ -49,9 +42,8 @@ def test_beliefs_and_laws_are_the_shares_of_what_is_drawn():
         for kind, (p, truth) in enumerate([(posterior(text)[-1], place), (law(text)[-3], word)]):
             levels = np.digitize(p, (0.02, 0.1, 0.3, 0.6, 0.9))
             for level in np.unique(levels):
-                inside = levels == level
-                predicted[kind, level].append(p[inside].sum())
-                happened[kind, level].append(truth[inside].sum())
+                predicted[kind, level].append(p[levels == level].sum())
+                happened[kind, level].append(truth[levels == level].sum())
     assert len(predicted) > 8
     for level, p in predicted.items():
         gap = np.array(p) - happened[level]
@@ -59,9 +51,8 @@ def test_beliefs_and_laws_are_the_shares_of_what_is_drawn():
 
 
 def test_laws_sum_to_one_allow_what_is_drawn_and_refuse_what_is_not():
-    assert sample(0).text.startswith(
-        "Hinrich misses the globe . Grete says chest . Euler says cradle . Murr says boot ."
-    )
+    told = "Hinrich misses the globe . Grete says chest . Euler says cradle . Murr says boot ."
+    assert sample(0).text.startswith(told)
     for seed in range(200):
         rumour = sample(seed)
         laws, ids = law(rumour.text), np.append(rumour.ids, 0)
