@@ -1,6 +1,6 @@
 #include <cuda_fp16.h>
 
-// what: a barrier forgotten
+// what: the barrier between writing and reading is forgotten
 // array x: zeros(64)
 // array y: zeros(64)
 // launch: a_barrier_forgotten<<<1, 64>>>(x, y)
@@ -10,7 +10,7 @@ extern "C" __global__ void a_barrier_forgotten(const float* x, float* y) { __sha
   y[threadIdx.x] = s[63 - threadIdx.x];  // THERE
 }
 
-// what: a barrier in a branch
+// what: half of the threads reach a barrier
 // array x: zeros(64)
 // launch: a_barrier_in_a_branch<<<1, 64>>>(x)
 // finds: in kernel a_barrier_in_a_branch, block ( | divergent barrier: | the other: thread (63,0,0) | guard the work, not the barrier
@@ -19,7 +19,7 @@ extern "C" __global__ void a_barrier_in_a_branch(float* x) {
   x[threadIdx.x] = 2;
 }
 
-// what: no guard
+// what: the last block writes beyond the end
 // array y: zeros(1000)
 // launch: no_guard<<<4, 256>>>(y, 1000)
 // finds: in kernel no_guard, block ( | out of bounds: write: y[1000]  (y: float32 of shape (1000,), 1000 elements) | block (3,0,0), thread (232,0,0) | y[i] = n; | the last element is y[999]: is a guard missing
@@ -28,7 +28,7 @@ extern "C" __global__ void no_guard(float* y, int n) {
   y[i] = n;  // THERE
 }
 
-// what: one step too many
+// what: a loop takes one step too many
 // array x: zeros(10)
 // array y: zeros(1)
 // launch: one_step_too_many<<<1, 1>>>(x, y, 10)
@@ -39,7 +39,7 @@ extern "C" __global__ void one_step_too_many(const float* x, float* y, int n) {
   *y = s;
 }
 
-// what: before the start
+// what: thread 0 reads before the start
 // array x: zeros(32)
 // array y: zeros(32)
 // launch: before_the_start<<<1, 32>>>(x, y)
@@ -49,7 +49,7 @@ extern "C" __global__ void before_the_start(const float* x, float* y) {
   y[i] = x[i - 1];  // THERE
 }
 
-// what: before the start, unsigned
+// what: thread 0 reads before the start, by an unsigned index
 // array x: zeros(32)
 // array y: zeros(32)
 // launch: before_the_start_unsigned<<<1, 32>>>(x, y)
@@ -58,7 +58,7 @@ extern "C" __global__ void before_the_start_unsigned(const float* x, float* y) {
   y[threadIdx.x] = x[threadIdx.x - 1];  // THERE
 }
 
-// what: an index too large for int
+// what: an index is too large for an int
 // array x: zeros(32)
 // launch: index_too_large_for_int<<<1, 32>>>(x, 100000)
 // finds: in kernel index_too_large_for_int, block ( | int overflow: 100000 * 100000 is too large for 'int' | compute large indices as long long
@@ -67,7 +67,7 @@ extern "C" __global__ void index_too_large_for_int(float* x, int n) {
   x[i] = 1;
 }
 
-// what: an endless loop
+// what: a loop's counter never moves
 // array x: zeros(32)
 // launch: endless_loop<<<1, 1>>>(x, 10)
 // option: seconds=0.3
@@ -79,7 +79,7 @@ extern "C" __global__ void endless_loop(float* x, int n) {
   }
 }
 
-// what: shared memory without its size
+// what: the launch gives extern shared memory no size
 // array x: zeros(32)
 // launch: shared_memory_without_its_size<<<1, 32>>>(x)
 // finds: in kernel shared_memory_without_its_size, block ( | out of bounds: write: s[0] | the launch gives s its size: shared_mem, in bytes
@@ -88,7 +88,7 @@ extern "C" __global__ void shared_memory_without_its_size(float* x) {
   s[threadIdx.x] = x[threadIdx.x];  // THERE
 }
 
-// what: shared memory that nobody wrote
+// what: shared memory is read that nobody wrote
 // array x: zeros(32)
 // launch: shared_memory_that_nobody_wrote<<<1, 32>>>(x)
 // finds: in kernel shared_memory_that_nobody_wrote, block ( | uninitialised: shared memory is read before | which thread was to write it
@@ -98,7 +98,7 @@ extern "C" __global__ void shared_memory_that_nobody_wrote(float* x) {
   x[threadIdx.x] = s[threadIdx.x];  // THERE
 }
 
-// what: a sum without an atomic
+// what: a sum is added up without an atomic
 // array x: zeros(32)
 // array sum: zeros(1)
 // launch: a_sum_without_an_atomic<<<1, 32>>>(x, sum)
@@ -107,16 +107,16 @@ extern "C" __global__ void a_sum_without_an_atomic(const float* x, float* sum) {
   *sum += x[threadIdx.x];  // THERE
 }
 
-// what: the same from two blocks
+// what: two blocks add to a sum without an atomic
 // array x: zeros(32)
 // array sum: zeros(1)
-// launch: the_same_from_two_blocks<<<2, 1>>>(x, sum)
-// finds: in kernel the_same_from_two_blocks, block ( | race: | sum[0] | a thread of another block | use atomicAdd, or give every block its own place
-extern "C" __global__ void the_same_from_two_blocks(const float* x, float* sum) {
+// launch: sum_from_two_blocks<<<2, 1>>>(x, sum)
+// finds: in kernel sum_from_two_blocks, block ( | race: | sum[0] | a thread of another block | use atomicAdd, or give every block its own place
+extern "C" __global__ void sum_from_two_blocks(const float* x, float* sum) {
   *sum += x[blockIdx.x];  // THERE
 }
 
-// what: a shuffle in a branch
+// what: a shuffle of a whole warp stands in a branch
 // array x: zeros(32)
 // launch: a_shuffle_in_a_branch<<<1, 32>>>(x)
 // finds: in kernel a_shuffle_in_a_branch, block ( | a shuffle reads from a lane that takes no part in it | is the call inside a branch?
@@ -127,7 +127,7 @@ extern "C" __global__ void a_shuffle_in_a_branch(float* x) {
   x[threadIdx.x] = v;
 }
 
-// what: a pointer that points nowhere
+// what: a pointer is null
 // array x: zeros(32)
 // launch: a_pointer_that_points_nowhere<<<1, 32>>>(x)
 // finds: in kernel a_pointer_that_points_nowhere, block ( | out of bounds: write through a null pointer | was not set to an array
@@ -136,7 +136,7 @@ extern "C" __global__ void a_pointer_that_points_nowhere(float* x) {
   p[threadIdx.x] = x[0];  // THERE
 }
 
-// what: a float4 at an odd place
+// what: a float4 starts at the second float
 // array x: zeros(32)
 // launch: a_float4_at_an_odd_place<<<1, 1>>>(x)
 // finds: in kernel a_float4_at_an_odd_place, block ( | misaligned: 16 bytes at once need an address that is a multiple of 16: x[1]
@@ -146,7 +146,7 @@ extern "C" __global__ void a_float4_at_an_odd_place(float* x) {
   x[0] = v.x;
 }
 
-// what: an index that the compiler judges
+// what: an index leaves the row of a table in shared memory
 // array x: zeros(32)
 // launch: index_that_the_compiler_judges<<<1, 16>>>(x)
 // finds: in kernel index_that_the_compiler_judges, block ( | out of bounds: index 16 of an array 'float [16]': t[(int)x[2]][threadIdx.x + 1] | thread (15,0,0)
@@ -155,7 +155,7 @@ extern "C" __global__ void index_that_the_compiler_judges(float* x) {
   t[(int)x[2]][threadIdx.x + 1] = 3;  // THERE
 }
 
-// what: a long finding
+// what: the halves of a warp meet at different votes
 // array x: np.zeros(32, np.uint32)
 // launch: a_long_finding<<<1, 32>>>(x)
 // finds: in kernel a_long_finding, block ( | warp function: lanes of one warp meet at different warp functions: | __any_sync
@@ -164,7 +164,7 @@ extern "C" __global__ void a_long_finding(unsigned* x) {
   else x[threadIdx.x] = __any_sync(0xffffffff, 1);  // THERE
 }
 
-// what: a barrier in a function
+// what: half of the threads call a function with a barrier
 // array x: zeros(64)
 // launch: a_barrier_in_a_function<<<1, 64>>>(x)
 // finds: in kernel a_barrier_in_a_function, block ( | called in | if (threadIdx.x < 32) wait_in_branch(); | the other: thread (
@@ -175,7 +175,7 @@ extern "C" __global__ void a_barrier_in_a_function(float* x) {
   x[threadIdx.x] = 2;
 }
 
-// what: a barrier by two calls
+// what: the halves of a block reach a barrier by different calls
 // array x: zeros(64)
 // launch: a_barrier_by_two_calls<<<1, 64>>>(x)
 // finds: in kernel a_barrier_by_two_calls, block ( | called in | wait_twice(); | the other in
@@ -188,7 +188,7 @@ extern "C" __global__ void a_barrier_by_two_calls(float* x) {
     wait_twice();  // THERE
 }
 
-// what: an index past a table
+// what: a loop leaves a local table
 // array x: zeros(64)
 // launch: index_past_a_table<<<1, 1>>>(x)
 // finds: in kernel index_past_a_table, block ( | index 3 of an array 'float [3]' | the last element is [2]: is a guard
@@ -197,7 +197,7 @@ extern "C" __global__ void index_past_a_table(float* x) {
   for (int j = 0; j <= 3; j++) x[threadIdx.x] = w[j];  // THERE
 }
 
-// what: one place for all
+// what: all threads write the largest number to one place
 // array x: np.arange(32, dtype=f32)
 // array y: zeros(1)
 // launch: one_place_for_all<<<1, 32>>>(x, y)
@@ -206,7 +206,7 @@ extern "C" __global__ void one_place_for_all(float* x, float* y) {
   if (x[threadIdx.x] > y[0]) y[0] = x[threadIdx.x];  // THERE
 }
 
-// what: a lock without fences
+// what: a lock has no fences
 // array y: zeros(1)
 // array lock: np.zeros(1, np.int32)
 // launch: a_lock_without_fences<<<4, 1>>>(y, lock)
@@ -217,7 +217,7 @@ extern "C" __global__ void a_lock_without_fences(float* y, int* lock) {
   atomicExch(lock, 0);
 }
 
-// what: a volatile flag without fences
+// what: a volatile flag has no fences
 // array y: zeros(64)
 // launch: a_volatile_flag_without_fences<<<1, 64>>>(y)
 // finds: in kernel a_volatile_flag_without_fences, block ( | race: one thread writes, another reads: ready | volatile orders nothing
@@ -230,7 +230,7 @@ extern "C" __global__ void a_volatile_flag_without_fences(float* y) {
   else { while (!ready) ; y[threadIdx.x] = v; }
 }
 
-// what: shared memory that no card has
+// what: a tile is larger than any GPU's shared memory
 // array x: zeros(1)
 // launch: shared_memory_that_no_card_has<<<1, 1>>>(x)
 // finds: in kernel shared_memory_that_no_card_has, block ( | take 262144 bytes with tile | __shared__ float tile | does a smaller tile do?
@@ -240,7 +240,7 @@ extern "C" __global__ void shared_memory_that_no_card_has(float* x) {
   tile[0][0] = x[0];
 }
 
-// what: a division by zero
+// what: an integer is divided by zero
 // array x: np.zeros(32, np.int32)
 // launch: a_division_by_zero<<<1, 32>>>(x, 0)
 // finds: in kernel a_division_by_zero, block ( | integer division of 7 by zero
@@ -248,7 +248,7 @@ extern "C" __global__ void a_division_by_zero(int* x, int n) {
   x[threadIdx.x] = 7 / n;  // THERE
 }
 
-// what: a function that calls itself
+// what: a function calls itself without end
 // array x: np.zeros(1, np.int32)
 // launch: a_function_that_calls_itself<<<1, 1>>>(x, 0)
 // finds: in kernel a_function_that_calls_itself, block ( | stack is full: endless recursion | no recursion
