@@ -169,6 +169,16 @@ extern "C" __global__ void beyond(float* x, int n) {
     assert set(named) == {(63, 0, 0)}, named
 
 
+@pytest.mark.full
+def test_the_end_of_an_array_is_not_the_start_of_another():
+    """However far an index flies, up to 64 KB, it lands between the arrays, whatever lies beside them."""
+    text = 'extern "C" __global__ void k(const float* a, const float* b, float* c, int i) { c[0] = a[0] + b[i]; }'
+    kernel = cuda.module(text, where="cpu")["k"]
+    for beyond in (0, 15, 100, 700, 1000, 1100, 1300, 2000, 5000, 16000):
+        with pytest.raises(cuda.KernelError, match=rf"out of bounds: read: b\[{1024 + beyond}\]"):
+            kernel(1, 1, (*(zeros(1024) for _ in range(3)), 1024 + beyond))
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # the launch
 
@@ -587,16 +597,6 @@ def test_profile_plots(tmp_path):
     with pytest.raises(CudaCheckError, match="makes 8 requests to x, asked for number 8"):
         profile.plot_request(line, "x", 8)
     assert f"{line:4}  global  write   y" in str(profile)
-
-
-@pytest.mark.full
-def test_the_end_of_an_array_is_not_the_start_of_another():
-    """However far an index flies, up to 64 KB, it lands between the arrays, whatever lies beside them."""
-    text = 'extern "C" __global__ void k(const float* a, const float* b, float* c, int i) { c[0] = a[0] + b[i]; }'
-    kernel = cuda.module(text, where="cpu")["k"]
-    for beyond in (0, 15, 100, 700, 1000, 1100, 1300, 2000, 5000, 16000):
-        with pytest.raises(cuda.KernelError, match=rf"out of bounds: read: b\[{1024 + beyond}\]"):
-            kernel(1, 1, (*(zeros(1024) for _ in range(3)), 1024 + beyond))
 
 
 # ----------------------------------------------------------------------------------------------------------------
