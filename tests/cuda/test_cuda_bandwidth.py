@@ -29,58 +29,10 @@ class Host:
         return getattr(np, "asarray" if name == "asnumpy" else name)
 
 
-@pytest.fixture
-def works(monkeypatch):
+def test_every_launch_that_is_timed_computes_what_the_reference_does(monkeypatch):
     for name, value in SMALL.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench.by_token, "OFTEN", 3)  # so that some shares are of whole tokens, others of columns
-    return lambda: bench.works(Host(), TEXTS)
-
-
-def test_every_launch_that_is_timed_computes_what_the_reference_does(works):
-    offered = {work.kernel: bench.errors(work) for work in works()}
+    offered = {work.kernel: bench.errors(work) for work in bench.works(Host(), TEXTS)}
     stored = json.loads((bench.FOLDER / "cuda_bandwidth.json").read_text("utf-8"))["rows"]
     assert offered.keys() == {row["kernel"] for row in stored} and all(offered.values())
-
-
-def test_the_gradient_of_an_embedding_has_shares_of_both_kinds(works):
-    (work,) = (work for work in works() if work.kernel == "embedding_backward")
-    shares = work.arrays()[0]
-    assert len(set(shares[shares[:, 1] > shares[:, 0], 5] > 0)) == 2
-
-
-def test_a_launch_that_writes_nothing_ends_the_run(works):
-    for work in works():
-        block, grid, bind = work.offered[-1]
-        work.offered[-1] = block, grid, lambda a, bind=bind: bind(a)[:-1]
-        with pytest.raises(
-            SystemExit, match=rf"{work.kernel}, .*, block .*: an error of (inf|1\.0e\+00|[2-9]\.\de-01)"
-        ):
-            bench.errors(work)
-
-
-def test_what_is_not_written_is_no_small_error():
-    """Whichever of a launch's arrays it is, and whatever stands there."""
-    wanted = np.array([1.0, 2.0])
-    assert bench.distance(np.array([1.0, 2.0 + 1e-6], np.float64), wanted) == pytest.approx(5e-7)
-    for hole in (np.nan, np.inf, -np.inf):
-        assert bench.distance(np.array([1.0, hole], np.float32), wanted) == np.inf
-
-
-@pytest.mark.parametrize(
-    "file, name, old, new",
-    [
-        ("adamw", "adamw", "{factor[0], step[0]", "{1.0f, step[0]"),
-        ("cross_entropy", "cross_entropy_backward", ": dlosses[blockIdx.x], share", ": dlosses[0], share"),
-        ("embedding", "embedding_backward", "k * groups < s.to) add", "k * groups < s.to - 1) add"),
-        ("transpose", "transpose_plain", "column * rows + row]", "column * columns + row]"),
-    ],
-)
-def test_a_wrong_kernel_ends_the_run(works, monkeypatch, file, name, old, new):
-    text = (cuda.KERNELS / f"{file}.cu").read_text("utf-8")
-    assert old in text
-    wrong, compiled = cuda.module(text.replace(old, new), checked=False), bench.compiled
-    monkeypatch.setattr(bench, "compiled", lambda of, **defines: wrong if of == file else compiled(of, **defines))
-    (work,) = (work for work in works() if work.kernel == name)
-    with pytest.raises(SystemExit, match=f"{name}, .* an error of"):
-        bench.errors(work)

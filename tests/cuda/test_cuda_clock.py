@@ -35,9 +35,4 @@ def test_the_device_is_the_callers(monkeypatch):
     monkeypatch.setattr(clock, "array_module", lambda where: np if where == "cpu" else None)
     monkeypatch.setattr(clock, "_on_gpu", lambda launch: 2.0)
     monkeypatch.setattr(clock, "_on_cpu", lambda launch: 1.0)
-    assert cuda.median_seconds(lambda: None, where="gpu") == 2.0
-    assert cuda.median_seconds(lambda: None, where="cpu") == 1.0
-
-
-def test_more_bytes_take_longer():
-    assert cuda.copy_seconds(64 << 20, 5) > cuda.copy_seconds(1 << 20, 5) > 0
+    assert [cuda.median_seconds(lambda: None, where=where) for where in ("gpu", "cpu")] == [2.0, 1.0]

@@ -144,12 +144,19 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
+@pytest.fixture(scope="module", params=[True, False], ids=["checked", "fast"])
+def kernels(request):
+    """All cases in one text: k0, k1, ..."""
+    bodies = enumerate(body for body, *_ in CASES.values())
+    text = "".join(KERNEL.replace(" k(", f" k{i}(").replace("BODY", body) for i, body in bodies)
+    return cuda.module(BEFORE + text, where="cpu", checked=request.param)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_function(name, checked):
-    body, array, *place, wanted = CASES[name]
+def test_function(name, kernels):
+    _, array, *place, wanted = CASES[name]
     args = arguments()
-    cuda.module(BEFORE + KERNEL.replace("BODY", body), where="cpu", checked=checked)["k"](1, 32, args)
+    kernels[f"k{list(CASES).index(name)}"](1, 32, args)
     got = args["fdiul".index(array)]
     got = got[place[0]] if place else got[:32]
     np.testing.assert_allclose(got.astype(float), np.asarray(wanted, float), rtol=1e-6, atol=1e-6)
@@ -168,10 +175,8 @@ def test_the_compiler_of_the_gpu_takes_them_all():
 
 @pytest.mark.skipif(nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed: make oracle")
 def test_atomics_of_float2_take_9_0():
-    text = KERNEL.replace(
-        "BODY",
-        "atomicAdd((float2*)f, make_float2(1, 2)); atomicAdd((float4*)f + 4, make_float4(1, 2, 3, 4));",
-    )
+    body = "atomicAdd((float2*)f, make_float2(1, 2)); atomicAdd((float4*)f + 4, make_float4(1, 2, 3, 4));"
+    text = KERNEL.replace("BODY", body)
     args = tuple(np.zeros_like(a) for a in arguments())
     cuda.module(text, where="cpu")["k"](1, 32, args)
     assert args[0][:4].tolist() == [32, 64, 0, 0] and args[0][16:20].tolist() == [32, 64, 96, 128]
@@ -182,20 +187,19 @@ def test_atomics_of_float2_take_9_0():
     assert "atomicAdd" in str(told)
 
 
-def test_an_assumption_that_is_false_is_told():
-    with pytest.raises(cuda.KernelError, match="__builtin_assume: not so: t < 31"):
-        cuda.module(KERNEL.replace("BODY", "__builtin_assume(t < 31);"), where="cpu")["k"](1, 32, arguments())
-
-
-@pytest.mark.parametrize(
-    "call", ["__ldcg(&f[t + 64])", "__stwt(&f[t + 64], 1.0f)", "sincospif(1.0f, &f[t], &f[t + 64])",
-             "atomicInc(&u[t + 64], 3u)", "atomicAdd((__half*)f + t + 128, __half(1.0f))"]
+WATCHED = (
+    "__ldcg(&f[t + 64])", "__stwt(&f[t + 64], 1.0f)", "sincospif(1.0f, &f[t], &f[t + 64])", "atomicInc(&u[t + 64], 3u)",
+    "atomicAdd((__half*)f + t + 128, __half(1.0f))",
 )  # fmt: skip
-def test_what_touches_memory_is_watched(call):
-    text = BEFORE + KERNEL.replace("BODY", f"{call};")
-    with pytest.raises(cuda.KernelError) as caught:
-        cuda.module(text, where="cpu")["k"](1, 32, arguments())
-    assert caught.value.finding.kind == "out of bounds" and f"line 7: {call};" in str(caught.value)
+
+
+def test_what_touches_memory_is_watched():
+    text = "".join(KERNEL.replace(" k(", f" k{i}(").replace("BODY", f"{call};") for i, call in enumerate(WATCHED))
+    module = cuda.module(BEFORE + text, where="cpu")
+    for i, call in enumerate(WATCHED):
+        with pytest.raises(cuda.KernelError) as caught:
+            module[f"k{i}"](1, 32, arguments())
+        assert caught.value.finding.kind == "out of bounds" and f": {call};" in str(caught.value)
 
 
 def test_what_the_gpu_lacks_is_refused():

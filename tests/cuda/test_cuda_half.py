@@ -72,11 +72,7 @@ def run(number, bodies, arrays, checked=True):
     """What y becomes by each of the bodies, kernels of one text."""
     texts = [KERNEL.replace("NUMBER", f"k{i}").replace("BODY", body) for i, body in enumerate(bodies)]
     text = INCLUDES + "".join(texts).replace("T2", number + "2").replace("T ", number + " ")
-    text = (
-        text.replace("T*", number + "*")
-        .replace("T(", number + "(")
-        .replace("NAME", number.strip("_").replace("nv_", ""))
-    )
+    text = text.replace("T*", number + "*").replace("T(", number + "(")
     module, n = cuda.module(text, where="cpu", checked=checked), len(arrays[0])
     made = np.zeros((len(bodies), n), np.uint16)
     for kernel, y in zip(module, made, strict=True):
@@ -161,16 +157,16 @@ def test_from_wider_numbers():
         compare(number, y[600 * k : 600 * (k + 1)], values)
 
 
-SPECIAL = [0x0000, 0x8000, 0x3C00, 0xBC00, 0x0001, 0x7C00, 0xFC00, 0x7E00, 0x4200]
+SPECIAL = {
+    "__half": [0x0000, 0x8000, 0x3C00, 0xBC00, 0x0001, 0x7C00, 0xFC00, 0x7E00, 0x4200],
+    "__nv_bfloat16": [0x0000, 0x8000, 0x3F80, 0xBF80, 0x0001, 0x7F80, 0xFF80, 0x7FC0, 0x4040],
+}
 ORDERED = {"eq": operator.eq, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
 
 
 @pytest.mark.parametrize("number", TYPES)
 def test_comparisons(number):
-    special = (
-        SPECIAL if number == "__half" else [0x0000, 0x8000, 0x3F80, 0xBF80, 0x0001, 0x7F80, 0xFF80, 0x7FC0, 0x4040]
-    )
-    a, b = (np.array(m.ravel(), np.uint16) for m in np.meshgrid(special, special))
+    a, b = (np.array(m.ravel(), np.uint16) for m in np.meshgrid(SPECIAL[number], SPECIAL[number]))
     x, y = value(a, number), value(b, number)
     nan = np.isnan(x) | np.isnan(y)
     one = 0x3C00 if number == "__half" else 0x3F80
@@ -224,19 +220,9 @@ def test_the_compiler_of_the_gpu_takes_them_all(number, architecture):
     name = number.strip("_").replace("nv_", "")
     forms = [form for _, *forms in OPERATIONS.values() for form in forms]
     forms += [f"h{f}(a[i])" for f in FUNCTIONS] + [f"h2{f}(p).x" for f in FUNCTIONS]
-    forms += [f"__h{c}{u}2(p, q).x" for c in ORDERED for u in ("", "u")] + [
-        "__hfma(s, s, s)",
-        "__hfma2(p, q, r).y",
-    ]
-    forms += [
-        "__hmax2_nan(p, q).x",
-        "__hneg2(p).x",
-        "__habs(s)",
-        "__hfma_relu(s, s, s)",
-        "__hadd_sat(s, s)",
-        "-s",
-        "s++",
-    ]
+    forms += [f"__h{c}{u}2(p, q).x" for c in ORDERED for u in ("", "u")]
+    forms += ["__hfma(s, s, s)", "__hfma2(p, q, r).y", "__hmax2_nan(p, q).x", "__hneg2(p).x", "__habs(s)", "-s", "s++",
+              "__hfma_relu(s, s, s)", "__hadd_sat(s, s)"]  # fmt: skip
     forms += [f"__low2{name}(p)", f"__high2{name}(p)", f"__halves2{name}2(s, s).x", f"__float2{name}2_rn(1.0f).x",
               f"__float22{name}2_rn(make_float2(1, 2)).x", f"__floats2{name}2_rn(1, 2).y", f"__low2{name}2(p).y",
               f"__{name}2{name}2(s).x", f"__int2{name}_rn(3)", f"__lows2{name}2(p, q).y", "__lowhigh2highlow(p).x",

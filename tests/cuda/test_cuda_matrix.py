@@ -1,15 +1,14 @@
 """Tensor cores: ldmatrix, mma and the WMMA names of matrix.cuh hold, load and multiply what the PTX ISA says.
 
 The oracles are NumPy's, in float64, and the layouts as the PTX ISA prints them. With a CUDA device the same kernels run
-there (NANOEULER_DEVICE=gpu); on the CPU they run compiled for speed and checked, and each planted bug is found.
+there (NANOEULER_DEVICE=gpu); on the CPU they run compiled for speed and checked.
 """
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hopper_kernel import PRODUCT
-from matrix_kernels import LAYOUTS, MATMUL, NUMBERS, ONE_AT_A_TIME, PIECES, fragment_name
 
 from nanoeuler_lib import cuda
 
@@ -18,6 +17,23 @@ pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
 on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker and the profiler run on the CPU")
 lanes = np.arange(32)
+
+FOLDER = Path(__file__).parent / "kernels"
+MATMUL, PRODUCT = ((FOLDER / f"{name}.cu").read_text("utf-8") for name in ("matmul", "hopper_product"))
+NUMBERS = "__half", "__nv_bfloat16"
+LAYOUTS = [(a, b) for a in ("row_major", "col_major") for b in ("row_major", "col_major")]
+
+
+def fragment_name(number, a, b):
+    return f"fragments<{number}, wmma::{a}, wmma::{b}>"
+
+
+# text: the templates of it that run
+ONE_AT_A_TIME = {
+    "loads": [f"loads<{n}, {trans}>" for n in (1, 2, 4) for trans in ("false", "true")],
+    "products": [f"product16<{number}>" for number in NUMBERS],
+    "fragments": [fragment_name(number, *layouts) for number in NUMBERS for layouts in LAYOUTS],
+}
 
 
 def host(array):
@@ -45,7 +61,7 @@ def value_of(bits, number):
 @pytest.fixture(scope="module", params=["gpu"] if ON_GPU else ["checked", "fast"])
 def kernels(request):
     checked = request.param == "checked"
-    made = [cuda.module(text, checked=checked, instantiate=names) for text, names in ONE_AT_A_TIME.values()]
+    made = [cuda.module(FOLDER / f"{file}.cu", checked=checked, instantiate=of) for file, of in ONE_AT_A_TIME.items()]
     return {name: module[name] for module in made for name in module}
 
 
@@ -78,38 +94,27 @@ def exact_products(K):
     yield rng.integers(-9, 10, (16, K)), rng.integers(-9, 10, (K, 8)), rng.integers(-99, 100, (16, 8))
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_mma_of_16_bit_numbers(kernels, number):
-    for a, b, c in exact_products(16):
-        d = xp.asarray(c, np.float32)
-        factors = [xp.asarray(bits_of(f, number)) for f in (a, b)]
-        kernels[f"product16<{number}>"](1, 32, (*factors, d))
-        np.testing.assert_array_equal(host(d), a @ b + c)
-
-
-def test_mma_of_tf32(kernels):
-    for a, b, c in exact_products(8):
-        d = xp.asarray(c, np.float32)
-        factors = [xp.asarray(np.ascontiguousarray(f, np.float32)) for f in (a, b)]
-        kernels["product8"](1, 32, (*factors, d))
-        np.testing.assert_array_equal(host(d), a @ b + c)
+def product(kernels, number, a, b, c):
+    """d = a b + c by one mma, and the factors as it sees them."""
+    d = xp.array(c, np.float32)
+    if number == "tf32":
+        factors = [np.ascontiguousarray(f, np.float32) for f in (a, b)]
+        kernels["product8"](1, 32, (*map(xp.asarray, factors), d))
+        return (host(d), *map(tf32, factors))
+    factors = [bits_of(f, number) for f in (a, b)]
+    kernels[f"product16<{number}>"](1, 32, (*map(xp.asarray, factors), d))
+    return (host(d), *(value_of(f, number) for f in factors))
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, "tf32"])
-def test_mma_of_any_numbers_is_within_its_bound(kernels, number):
-    K = 8 if number == "tf32" else 16
-    rng = np.random.default_rng(7)
+def test_mma(kernels, number):
+    """Exact where a product is; of any numbers each addition may cut off one bit."""
+    K, rng = 8 if number == "tf32" else 16, np.random.default_rng(7)
+    for a, b, c in exact_products(K):
+        np.testing.assert_array_equal(product(kernels, number, a, b, c)[0], a @ b + c)
     a, b, c = (rng.standard_normal(shape, dtype=np.float32) for shape in ((16, K), (K, 8), (16, 8)))
-    d = xp.array(c)
-    if number == "tf32":
-        kernels["product8"](1, 32, (xp.asarray(a), xp.asarray(b), d))
-        a64, b64 = tf32(a), tf32(b)
-    else:
-        bits = [bits_of(f, number) for f in (a, b)]
-        kernels[f"product16<{number}>"](1, 32, (*map(xp.asarray, bits), d))
-        a64, b64 = (value_of(f, number) for f in bits)
-    bound = (K + 1) * 2.0**-23 * (np.abs(a64) @ np.abs(b64) + np.abs(c))  # each addition may cut off one bit
-    assert (np.abs(host(d) - (a64 @ b64 + c)) <= bound).all()
+    d, a64, b64 = product(kernels, number, a, b, c)
+    assert (np.abs(d - (a64 @ b64 + c)) <= (K + 1) * 2.0**-23 * (np.abs(a64) @ np.abs(b64) + np.abs(c))).all()
 
 
 def tf32(x):
@@ -197,239 +202,3 @@ def test_matmul_without_one_of_its_barriers_waits_or_commits(number):
     with pytest.raises(cuda.KernelError) as caught:
         multiply(cuda.module(text)["matmul"], 32, 32, 128)
     assert caught.value.finding.kind in ("missing wait", "race")
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# planted bugs
-
-BUGS = r"""
-#include <cuda_bf16.h>
-#include <nanoeuler.cuh>
-#define Number __nv_bfloat16
-
-extern "C" __global__ void row_beyond_the_end(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[16][16];
-  for (int i = threadIdx.x; i < 256; i += 32) s[i / 16][i % 16] = x[i];
-  __syncthreads();
-  unsigned r[4];
-  ldmatrix<4>(r, &s[0][0] + threadIdx.x * 16);  // BUG
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void own_row_then_no_barrier(const Number* x, unsigned* y) {  // each lane names its own row
-  __shared__ __align__(16) Number s[32 * 8];
-  copy_async<16>(&s[8 * threadIdx.x], &x[8 * threadIdx.x]);  // BUG
-  copy_async_commit();
-  copy_async_wait<0>();
-  unsigned r[4];
-  ldmatrix<4>(r, &s[8 * threadIdx.x]);
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void overwritten_too_early(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[16][16];
-  for (int i = threadIdx.x; i < 256; i += 32) s[i / 16][i % 16] = x[i];
-  __syncthreads();
-  unsigned r[4];
-  ldmatrix_trans<4>(r, &s[threadIdx.x % 16][threadIdx.x / 16 * 8]);
-  s[threadIdx.x % 16][threadIdx.x / 16] = x[threadIdx.x];  // BUG
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void tile_half_filled(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[16][16];
-  for (int i = threadIdx.x; i < 128; i += 32) s[i / 16][i % 16] = x[i];
-  __syncthreads();
-  unsigned r[4];
-  ldmatrix<4>(r, &s[threadIdx.x % 16][threadIdx.x / 16 * 8]);  // BUG
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void half_a_warp(const Number* x, float* y) {
-  float d[4] = {};
-  unsigned a[4] = {}, b[2] = {};
-  if (threadIdx.x < 16)
-    mma<Number>(d, a, b);  // BUG
-  __syncthreads();
-  y[threadIdx.x] = d[0];
-}
-extern "C" __global__ void two_products(const Number* x, float* y) {
-  float d[4] = {};
-  unsigned a[4] = {}, b[2] = {};
-  if (threadIdx.x < 16)
-    mma<Number>(d, a, b);
-  else
-    mma<Number>(d, a, b);  // BUG
-  y[threadIdx.x] = d[0];
-}
-extern "C" __global__ void load_meets_product(const Number* x, float* y) {
-  __shared__ __align__(16) Number s[16 * 16];
-  float d[4] = {};
-  unsigned a[4] = {}, b[2] = {};
-  if (threadIdx.x < 16)
-    mma<Number>(d, a, b);
-  else
-    ldmatrix<4>(a, s);
-  y[threadIdx.x] = d[0];
-}
-extern "C" __global__ void wait_missing(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[32 * 8];
-  copy_async<16>(&s[8 * threadIdx.x], &x[8 * threadIdx.x]);
-  copy_async_commit();
-  __syncthreads();
-  unsigned r[4];
-  ldmatrix<4>(r, &s[8 * threadIdx.x]);  // BUG
-  copy_async_wait<0>();
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void rows_in_global_memory(const Number* x, unsigned* y) {
-  unsigned r[4];
-  ldmatrix<4>(r, &x[8 * threadIdx.x]);  // BUG
-  y[threadIdx.x] = r[0];
-}
-extern "C" __global__ void copy_within_global(Number* x, unsigned* y) {
-  copy_async<16>(&y[4 * (threadIdx.x % 8)], &x[8 * threadIdx.x]);  // BUG
-  copy_async_commit();
-  copy_async_wait<0>();
-}
-extern "C" __global__ void copy_to_a_misaligned_place(const Number* x, unsigned* y) {
-  __shared__ __align__(16) Number s[32 * 9];
-  copy_async<16>(&s[9 * threadIdx.x], &x[8 * threadIdx.x]);  // BUG
-  copy_async_commit();
-  copy_async_wait<0>();
-}
-extern "C" __global__ void stored_beyond_the_end(const Number* x, float* y) {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
-  wmma::fill_fragment(sum, 0.0f);
-  wmma::store_matrix_sync(y, sum, 17, wmma::mem_row_major);  // BUG
-}
-"""
-X, Y, D = np.ones(512, np.uint16), np.zeros(64, np.uint32), np.zeros(256, np.float32)
-# kernel: the finding's kind, threads, arguments
-PLANTED = {
-    "row_beyond_the_end": ("out of bounds", 32, (X, Y)),
-    "own_row_then_no_barrier": ("race", 32, (X, Y)),
-    "overwritten_too_early": ("race", 32, (X, Y)),
-    "tile_half_filled": ("uninitialised", 32, (X, Y)),
-    "half_a_warp": ("deadlock", 32, (X, D)),
-    "two_products": ("failure", 32, (X, D)),
-    "load_meets_product": ("warp function", 32, (X, D)),
-    "wait_missing": ("missing wait", 32, (X, Y)),
-    "rows_in_global_memory": ("failure", 32, (X, Y)),
-    "copy_within_global": ("failure", 32, (X, Y)),
-    "copy_to_a_misaligned_place": ("misaligned", 32, (X, Y)),
-    "stored_beyond_the_end": ("out of bounds", 32, (X, D)),
-}
-
-
-@pytest.fixture(scope="module")
-def bugs():
-    return cuda.module(BUGS, where="cpu")
-
-
-@on_cpu
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_bug(bugs, name):
-    kind, threads, args = PLANTED[name]
-    with pytest.raises(cuda.KernelError) as caught:
-        bugs[name](1, threads, tuple(a.copy() if isinstance(a, np.ndarray) else a for a in args))
-    finding = caught.value.finding
-    assert (finding.kind, finding.kernel) == (kind, name), finding.text
-    assert finding.thread is not None and finding.thread < (threads, 0, 0)
-    lines = BUGS.split("\n")
-    first = next(i for i, line in enumerate(lines, 1) if f" {name}(" in line)
-    last = next(i for i, line in enumerate(lines, 1) if i > first and line == "}")
-    marked = next((i for i in range(first, last) if "// BUG" in lines[i - 1]), None)
-    assert first < finding.line < last, finding.text
-    assert marked in (None, finding.line, finding.other_line), finding.text
-
-
-@on_cpu
-def test_every_planted_bug_is_launched(bugs):
-    assert set(bugs) == set(PLANTED)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# shared memory in pieces smaller than its elements, as kernels with 16-bit numbers use it
-
-COUNT = np.arange(32, dtype=np.float32)
-USES = {
-    "used_again": (128, COUNT),
-    "colours": (0, COUNT[::-1]),
-    "seven_bytes": (7, np.concatenate([2 * COUNT[6::-1], np.zeros(25)])),
-    "last_word": (7, np.zeros(32)),
-}
-
-
-@pytest.fixture(scope="module")
-def pieces():
-    return cuda.module(PIECES)
-
-
-@pytest.mark.parametrize("name", USES)
-def test_smaller_pieces_are_no_race(pieces, name):
-    shared, wanted = USES[name]
-    y = xp.zeros(32, np.float32)
-    pieces[name](1, 32 if name != "last_word" else 1, (xp.asarray(COUNT), y, 0), shared)
-    np.testing.assert_array_equal(host(y), wanted)
-
-
-@on_cpu
-@pytest.mark.parametrize("name, kind", list(zip(USES, ["race", "out of bounds", "out of bounds", "out of bounds"])))
-def test_smaller_pieces_are_still_watched(pieces, name, kind):
-    with pytest.raises(cuda.KernelError) as caught:
-        pieces[name](1, 32 if name != "last_word" else 1, (COUNT, np.zeros(32, np.float32), 1), USES[name][0])
-    assert caught.value.finding.kind == kind
-
-
-@on_cpu
-@pytest.mark.parametrize("number", range(3))
-def test_a_barrier_between_two_uses_of_shared_memory_is_missed(number):
-    place = list(re.finditer(r"__syncthreads\(\);", PIECES))[number]
-    kernel = cuda.module(PIECES[: place.start()] + ";" + PIECES[place.end() :])["used_again"]
-    with pytest.raises(cuda.KernelError) as caught:
-        kernel(1, 32, (COUNT, np.zeros(32, np.float32), 0), 128)
-    assert caught.value.finding.kind == "race"
-
-
-NUMBERS_SEEN = r"""
-#include <cuda_bf16.h>
-#define Number __nv_bfloat16
-extern "C" __global__ void as_argument(const Number* x, Number* y, int i) {
-  float v = __bfloat162float(x[i]);
-  y[0] = __float2bfloat16(v);
-}
-extern "C" __global__ void as_float(const Number* x, Number* y, int i) {
-  y[0] = __float2bfloat16(2 * (float)x[i]);
-}
-extern "C" __global__ void as_operand(const Number* x, Number* y, int i) {
-  y[0] = x[0] * x[i];
-}
-extern "C" __global__ void as_pair(const __nv_bfloat162* x, Number* y, int i) {
-  float2 v = __bfloat1622float2(x[i / 2]);
-  y[0] = __float2bfloat16(v.y);
-}
-extern "C" __global__ void as_target(const Number* x, Number* y, int i) {
-  y[i] = x[0];
-}
-extern "C" __global__ void as_sum(const Number* x, Number* y, int i) {
-  y[i] += x[0];
-}
-"""
-SEEN = [
-    ("as_argument", 5),
-    ("as_float", 9),
-    ("as_operand", 12),
-    ("as_pair", 15),
-    ("as_target", 19),
-    ("as_sum", 22),
-]
-
-
-@on_cpu
-@pytest.mark.parametrize("name, line", SEEN)
-def test_a_16_bit_number_is_watched_however_it_is_used(name, line):
-    kernel = cuda.module(NUMBERS_SEEN, where="cpu")[name]
-    args = np.zeros(32, np.uint16), np.zeros(32, np.uint16)
-    kernel(1, 1, (*args, 31))
-    with pytest.raises(cuda.KernelError) as caught:
-        kernel(1, 1, (*args, 32))
-    finding = caught.value.finding
-    assert (finding.kind, finding.line) == ("out of bounds", line), finding.text
-    assert re.search(r"[xy]\[32\]", finding.text)

@@ -34,17 +34,9 @@ K = 'extern "C" __global__ void k(float* x) { *x = 1; }\n'
 
 def free_names(includes):
     """The words of the headers that are neither reserved to the compiler nor known to CUDA."""
-    command = [
-        *find_compiler(),
-        "-std=c++17",
-        "-E",
-        "-dD",
-        "-DCHECKED",
-        f"-I{INCLUDE / 'cpu'}",
-        f"-I{INCLUDE}",
-    ]
-    source = f'#include "device.h"\n{includes}'
+    command = [*find_compiler(), "-std=c++17", "-E", "-dD", "-DCHECKED", f"-I{INCLUDE / 'cpu'}", f"-I{INCLUDE}"]
     command += ["-x", "c++", "-"]
+    source = f'#include "device.h"\n{includes}'
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
     text = "".join(part for part in re.split(r"^(?=# \d+ )", text, flags=re.M) if str(INCLUDE) in part.split("\n")[0])
     words = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)))
@@ -88,29 +80,21 @@ def test_a_name_of_the_headers_is_free(names, use):
     assert "k" in list(module)
 
 
-def test_variables_may_be_called_as_functions_of_c():
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
+def test_variables_may_be_called_as_functions_of_c(checked):
     names = "free calloc realloc exit abort read write sigaction mmap vsnprintf pthread_self".split()
-    text = (
-        "".join(f"__device__ int {name} = {i};\n" for i, name in enumerate(names))
-        + "__device__ volatile int a, raise[2];"
-    )
-    total = " + ".join(names)
-    for checked in (True, False):
-        module = cuda.module(
-            text + K.replace("*x = 1;", f'*x = {total} + raise[1]; printf("here %d\\n", 3);'),
-            where="cpu",
-            checked=checked,
-        )
-        x = np.zeros(1, np.float32)
-        module["k"](1, 1, (x,))
-        assert x[0] == sum(range(len(names)))
+    text = "".join(f"__device__ int {name} = {i};\n" for i, name in enumerate(names)) + "__device__ int raise[2];"
+    body = f'*x = {" + ".join(names)} + raise[1]; printf("here %d\\n", 3);'
+    x = np.zeros(1, np.float32)
+    cuda.module(text + K.replace("*x = 1;", body), where="cpu", checked=checked)["k"](1, 1, (x,))
+    assert x[0] == sum(range(len(names)))
 
 
-@pytest.mark.parametrize("name", "read write malloc random exit index select signal clone memcmp".split())
-def test_a_kernel_may_be_called_as_a_function_of_c(name):
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
+def test_a_kernel_may_be_called_as_a_function_of_c(checked):
     """It must not take the place of the function that the runtime calls."""
-    text = K.replace(" k(", f" {name}(").replace("*x = 1;", '*x = 1; printf("here %d\\n", 3); __syncthreads();')
-    x = np.zeros(64, np.float32)
-    for checked in (True, False):
-        cuda.module(text, where="cpu", checked=checked)[name](1, 32 if not checked else 1, (x,))
+    for name in "read write malloc random exit index select signal clone memcmp".split():
+        text = K.replace(" k(", f" {name}(").replace("*x = 1;", '*x = 1; printf("here %d\\n", 3); __syncthreads();')
+        x = np.zeros(64, np.float32)
+        cuda.module(text, where="cpu", checked=checked)[name](1, 1 if checked else 32, (x,))
         assert x[0] == 1

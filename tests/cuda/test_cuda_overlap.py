@@ -96,17 +96,10 @@ def test_sums_of_products_that_instances_share_are_written_by_fmaf():
 
 def test_on_the_cpu_launches_do_not_overlap():
     """The two functions do nothing there, and a list's order is the order in which launches end."""
-    module = cuda.module(
-        """#include <nanoeuler.cuh>
-        extern "C" __global__ void add(float* x) {
-          launch_dependents();
-          grid_dependency_wait();
-          x[threadIdx.x] += 1;
-        }""",
-        where="cpu",
-    )
+    body = "{ launch_dependents(); grid_dependency_wait(); x[threadIdx.x] += 1; }"
+    text = '#include <nanoeuler.cuh>\nextern "C" __global__ void add(float* x) ' + body
     x = np.zeros(32, np.float32)
-    launch = module["add"].bind(1, 32, (x,), overlap=True)
+    launch = cuda.module(text, where="cpu")["add"].bind(1, 32, (x,), overlap=True)
     launch()
     launch()
     assert (x == 2).all()

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from matrix_kernels import MATMUL
+from test_cuda_matrix import MATMUL
 
 from cudacheck import compiler, flops
 from cudacheck.errors import CudaCheckError

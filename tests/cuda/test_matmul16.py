@@ -25,10 +25,7 @@ on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker runs on the CPU")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: NANOEULER_DEVICE=gpu")
 
 BFLOAT16, HALF, FLOAT = "__nv_bfloat16", "__half", "float"
-SMALL = (
-    Version("matmul16", 128, 64, 3),
-    Version("matmul16_wgmma", 128, 64, 2),
-)  # two warps; the smallest that wgmma has
+SMALL = Version("matmul16", 128, 64, 3), Version("matmul16_wgmma", 128, 64, 2)  # two warps; the smallest of wgmma
 # version, numbers of a and b, numbers of c
 KERNELS = [
     (PLAIN, BFLOAT16, FLOAT), (PLAIN, HALF, HALF),
@@ -39,11 +36,9 @@ SHAPES = [(1, 1, 8), (3, 65, 8), (129, 70, 136), (130, 131, 328)]
 
 
 def name_of(value):
-    return (
-        "-".join(map(str, (value.kernel, value.rows, value.columns, value.stages)))
-        if isinstance(value, Version)
-        else None
-    )
+    if isinstance(value, Version):
+        return "-".join(map(str, (value.kernel, value.rows, value.columns, value.stages)))
+    return None
 
 
 def matrix(values, number):
@@ -79,10 +74,7 @@ def plain(a64, b64, number, out):
 def test_the_error_is_at_most_twice_that_of_a_plain_product(version, number, out, checked, shape):
     c, a64, b64 = product(version, number, out, *shape, checked=checked is True)
     wanted = a64 @ b64.T
-    if (number, out) in (
-        (BFLOAT16, FLOAT),
-        (HALF, FLOAT),
-    ):  # exact products; each of K additions may cut off one bit
+    if number != FLOAT and out == FLOAT:  # exact products; each of K additions may cut off one bit
         assert (np.abs(c - wanted) <= shape[2] * 2.0**-23 * (np.abs(a64) @ np.abs(b64).T)).all()
         return
     error, allowed = (np.abs(x - wanted).max() for x in (c, plain(a64, b64, number, out)))
@@ -136,13 +128,9 @@ ORDERING = re.compile(
     r"(?:__syncthreads|copy_async_commit|copy_async_wait<[^>]*>|named_barrier_(?:sync|arrive)|mbarrier_\w+|wgmma_\w+|fence_async"
     r"|(?:wait_filled|wait_products|tell_emptied|start)<\w+>)\([^;{}]*\);"
 )
-HOPPER = slice(TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n"))  # what the CPU does not compile
+HOPPER = range(TEXT.index("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"), TEXT.index("#else\n"))  # what the CPU does not compile
 NOTHING_HERE = ("wait_products", "start<")  # of wgmma; empty in the twin, whose mma has ended where it stands
-ORDERED = [
-    m
-    for m in ORDERING.finditer(TEXT)
-    if not HOPPER.start < m.start() < HOPPER.stop and not m[0].startswith(NOTHING_HERE)
-]
+ORDERED = [m for m in ORDERING.finditer(TEXT) if m.start() not in HOPPER and not m[0].startswith(NOTHING_HERE)]
 V2, V3 = TEXT.index("// ---- v2"), TEXT.index("// ---- v3")
 
 
@@ -164,11 +152,8 @@ def test_without_one_of_its_barriers_waits_or_commits(number):
 @pytest.mark.full
 @on_cpu
 def test_all_that_orders_is_tried():
-    assert [sum(low < m.start() < high for m in ORDERED) for low, high in ((0, V2), (V2, V3), (V3, len(TEXT)))] == [
-        4,
-        6,
-        9,
-    ]
+    parts = (0, V2), (V2, V3), (V3, len(TEXT))
+    assert [sum(low < m.start() < high for m in ORDERED) for low, high in parts] == [4, 6, 9]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -195,31 +180,20 @@ def test_swizzled_tiles_are_written_and_read_without_a_conflict(version):
     assert {row.operation for row in rows if row.space == "shared"} == {"copy", "read"}
     stored = [row for row in rows if row.operation == "write"]  # 16 bytes a lane
     assert sum(row.requests for row in stored) == 128 * 64 * 2 // (32 * 16)
-
-
-@pytest.mark.full
-@on_cpu
-@pytest.mark.parametrize("version", SMALL, ids=name_of)
-def test_without_the_swizzle_eight_rows_meet_in_the_same_banks(version):
-    reads = [
-        row
-        for row in memory(version, "(c ^ row % 8) << 4", "c << 4")
-        if row.operation == "read" and row.space == "shared"
-    ]
-    assert reads and all(row.cost == 8 * row.ideal for row in reads)
+    reads = shared_reads(memory(version, "(c ^ row % 8) << 4", "c << 4"))
+    assert reads and all(row.cost == 8 * row.ideal for row in reads)  # 8 rows meet in the same banks
 
 
 @pytest.mark.full
 @on_cpu
 def test_padded_rows_are_read_without_a_conflict():
-    reads = [row for row in memory(PLAIN) if row.space == "shared" and row.operation == "read"]
+    reads = shared_reads(memory(PLAIN))
     assert len(reads) == 2 and all(row.cost == 1 for row in reads)
-    packed = [
-        row
-        for row in memory(PLAIN, "#define PAD 40", "#define PAD 32")
-        if row.space == "shared" and row.operation == "read"
-    ]
-    assert all(row.cost > 1 for row in packed)
+    assert all(row.cost > 1 for row in shared_reads(memory(PLAIN, "#define PAD 40", "#define PAD 32")))
+
+
+def shared_reads(rows):
+    return [row for row in rows if row.space == "shared" and row.operation == "read"]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -229,11 +203,8 @@ def test_padded_rows_are_read_without_a_conflict():
 @on_cpu
 @pytest.mark.parametrize("version", [PLAIN, *SMALL], ids=name_of)
 def test_what_a_kernel_refuses(version):
-    a, b, c = (
-        bits_of(np.ones((5, 12)), BFLOAT16),
-        bits_of(np.ones((7, 12)), BFLOAT16),
-        np.zeros((5, 7), np.float32),
-    )
+    a, b = (bits_of(np.ones((n, 12)), BFLOAT16) for n in (5, 7))
+    c = np.zeros((5, 7), np.float32)
     if version.kernel != "matmul16_wgmma":  # there the TensorMap refuses it
         with pytest.raises(cuda.KernelError, match="a row of a and b is a multiple of 16 bytes"):
             matmul16.bind(a, b, c, version, checked=True)()

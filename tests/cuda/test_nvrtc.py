@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hopper_kernel import PRODUCT
-from matrix_kernels import MATMUL, ONE_AT_A_TIME
+from test_cuda_matrix import FOLDER, MATMUL, ONE_AT_A_TIME, PRODUCT
 
 from benchmarks import gpu_flash_step
 from cudacheck.compiler import INCLUDE
@@ -61,7 +60,8 @@ TEXTS = {file.name: (file.read_text("utf-8"), (), 75) for file in sorted(KERNELS
 TEXTS["matmul16.cu"] = (TEXTS["matmul16.cu"][0], MATMUL16, 80)
 TEXTS["draw.cu"] = (TEXTS["draw.cu"][0], ("order<4>", "order<16>"), 75)
 TEXTS |= {"copies": (COPIES, (), 75), "matmul": (MATMUL, (), 80), "named barriers": (NAMED_BARRIERS, (), 75)}
-TEXTS |= {name: (*text, 75 if name == "loads" else 80) for name, text in ONE_AT_A_TIME.items()}
+for file, of in ONE_AT_A_TIME.items():
+    TEXTS[file] = ((FOLDER / f"{file}.cu").read_text("utf-8"), of, 75 if file == "loads" else 80)
 # FlashAttention's templates: one of each kind of number, and Hopper's, which elsewhere is its twin.
 ATTENTION = TEXTS.pop("attention_forward.cu")[0]
 ON = flash.Card(80, 99 * 1024)
@@ -82,23 +82,22 @@ for number, cores, width, shared, turn, atomic in (
 ):
     tiles = flash_backward.tiles(4 if number == "float" else 2, width, 4096, shared << 10, cores)
     names = flash_backward._names(number, cores, width, *tiles, turn, atomic)
-    TEXTS[f"attention backward, {number}{' on tensor cores' * cores}"] = (
-        BACKWARD,
-        names,
-        80 if cores else 75,
-    )
+    name = f"attention backward, {number}{' on tensor cores' * cores}"
+    TEXTS[name] = (BACKWARD, names, 80 if cores else 75)
+
+
+def decoding(number, config):
+    products = (name for rows in program.TOGETHER for name in program.products(number, config, rows))
+    return (*products, f"attend<{number}>")
+
+
 # The engine's, for heads and rows of `base`.
-for file, table in (
-    ("engine.cu", program.engine_kernels),
-    (
-        "decode.cu",
-        lambda number, config: (
-            *(name for rows in program.TOGETHER for name in program.products(number, config, rows)),
-            f"attend<{number}>",
-        ),
-    ),
-    ("muon.cu", lambda number, config: program.muon_kernels(number)),
-):
+ENGINE = {
+    "engine.cu": program.engine_kernels,
+    "decode.cu": decoding,
+    "muon.cu": lambda number, _: program.muon_kernels(number),
+}
+for file, table in ENGINE.items():
     text = TEXTS.pop(file)[0]
     for number, first in (("float", 75), ("__nv_bfloat16", 80)):
         TEXTS[f"{file}, {number}"] = (text, table(number, preset("base")), first)

@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OF_CUDA = ("runtime", "checker", "half", "functions", "matrix", "profile")
+OF_CUDA = ("runtime", "checker", "corpus", "half", "functions", "matrix", "profile")
 TESTS = [
     *(f"tests/cuda/test_cuda_{name}.py" for name in OF_CUDA),
     "tests/cuda/test_kernels.py",

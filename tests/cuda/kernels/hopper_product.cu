@@ -1,7 +1,3 @@
-# ruff: noqa: E501 -- a kernel's text stays on its line
-"""A product by wgmma and TMA for a GPU of compute capability 9.0, beside its twin that the CPU checks."""
-
-PRODUCT = r"""
 #include <cuda_bf16.h>
 #include <nanoeuler.cuh>
 #include <hopper.cuh>
@@ -55,4 +51,3 @@ extern "C" __global__ void __launch_bounds__(128) product(const __grid_constant_
   for (int i = 0; i < 32; i++)
     c[(16 * warp + lane / 4 + 8 * (i / 2 % 2)) * 64 + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = d[i];
 }
-"""
