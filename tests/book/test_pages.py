@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -16,6 +15,7 @@ from bs4 import BeautifulSoup
 
 from tools.book import pdf
 from tools.book.references import author_year
+from tools.notebooks import numbering
 
 BASE = "https://book.example/nanoeuler/"
 TEMPLATES = [
@@ -33,7 +33,7 @@ in_a_browser = pytest.mark.skipif(bool(pages.missing()), reason=pages.missing() 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    return pages.build(tmp_path_factory.mktemp("book"), BASE)
+    return pages.build(tmp_path_factory.mktemp("book"), BASE, older=True)
 
 
 def text(site, page: str) -> str:
@@ -129,23 +129,28 @@ def test_the_book_carries_no_weight_that_nothing_asks_for(site):
     assert icons and icons <= drawn | {"fa-lg"}, f"no letter of the web font for {icons - drawn}"
 
 
-def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(tmp_path):
-    books = []
-    for name in ("changed", "anew"):
-        (tmp_path / name).mkdir()
-        built = pages.build(tmp_path / name)
-        chapter = tmp_path / name / f"{CHAPTER}.ipynb"
-        notebook = json.loads(chapter.read_text("utf-8"))
-        notebook["cells"][-1]["source"] = "Warps of a warp diverge.\n\n\\begin{align} a &= b \\end{align}"
-        chapter.unlink()  # a link to the book's own
-        chapter.write_text(json.dumps(notebook), "utf-8")
-        if name == "anew":
-            shutil.rmtree(built.parent)
-        built = pages.build_again(tmp_path / name)
-        books.append({path.relative_to(built): path.read_bytes() for path in built.rglob("*") if path.is_file()})
-    changed, anew = books
-    assert b"Warps of a warp" in changed[Path(f"{CHAPTER}.html")] and changed.keys() == anew.keys()
-    assert not [path for path in changed if changed[path] != anew[path]]
+def test_a_changed_chapter_gives_the_same_book_as_all_of_it_built_anew(site, tmp_path):
+    """The site was built with another text of the chapter, then again."""
+    anew = pages.build(tmp_path, BASE)
+    files = [{f.relative_to(root): f.read_bytes() for f in root.rglob("*") if f.is_file()} for root in (site, anew)]
+    assert files[0].keys() == files[1].keys()
+    assert not [path for path in files[0] if files[0][path] != files[1][path]]
+
+
+def test_the_book_and_jupyterlab_number_alike(site):
+    """Figures, equations, exercises and theorems; in the second chapter with another before it."""
+    number = r"\(?(?:[A-Z]\w+ )?(\w+\.\d+)"
+    boxes = rf'id="((?:fig|ex|thm)-[\w-]+)"(?:(?!\bid="(?:fig|ex|thm)-).)*?caption-number">{number}'
+    equations = rf'id="equation-(eq-[\w-]+)">\s*<span class="eqno">{number}'
+    for name in pages.CHAPTERS:
+        chapter, page = (pages.ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"), text(site, f"notebooks/{name}")
+        found = numbering.in_jupyterlab(json.loads(chapter))
+        assert {label: n for pattern in (boxes, equations) for label, n in re.findall(pattern, page, re.S)} == found
+        assert {re.sub("-.*", "", label) for label in found} >= {"fig", "eq", "ex"}
+        assert not re.search(r"enumerator|:enumerated:|:nonumber:", page), "this is for JupyterLab alone"
+        assert page.count("<figcaption") == page.count('caption-number">Figure') > 0
+    assert "Figure 6.1</span></a>" in text(site, CHAPTER)
+    assert re.search(r'href="#equation-eq-attention-forward">\(6\.\d\)</a>', text(site, CHAPTER))
 
 
 # ---- What a browser shows
