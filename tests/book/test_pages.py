@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
