@@ -14,6 +14,9 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pi
 pytest.importorskip("sphinx", reason="sphinx is not installed: pip install -e .[book]")
 
 from docutils.core import publish_doctree  # noqa: E402
+from docutils.frontend import get_default_settings  # noqa: E402
+from docutils.parsers.rst import Parser  # noqa: E402
+from docutils.readers.standalone import Reader  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 
 from tools.book import api, status  # noqa: E402
@@ -115,14 +118,15 @@ PACKAGES = "nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck"
 
 
 def test_no_docstring_of_the_library_breaks_its_page():
-    settings = {"report_level": 2, "halt_level": 2, "warning_stream": False}
+    settings = get_default_settings(Parser, Reader)  # made once: this takes longer than to read a docstring
+    settings.report_level, settings.halt_level, settings.warning_stream, settings.traceback = 2, 2, False, True
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         nodes = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, DOCUMENTED)]
         found = {getattr(node, "name", "module"): ast.get_docstring(node) for node in nodes if ast.get_docstring(node)}
         for name, docstring in found.items():
             text = "\n".join(api.restructured(docstring))
             try:
-                publish_doctree(text, settings_overrides=settings)
+                publish_doctree(text, settings=settings)
             except Exception as error:
                 pytest.fail(f"{path.name}, {name}: {error}")
 
