@@ -175,6 +175,26 @@ def test_logits_and_attention_are_the_librarys(folder):
 
 
 @browser
+def test_a_text_longer_than_the_context_is_read_as_the_library_reads_it(folder):
+    """Growing token by token, the later half is read again whenever the context is full: `generate.speculate`."""
+    context = MODEL.config.context
+    ids = np.random.default_rng(5).integers(0, END, 2 * context + 10).tolist()
+    lengths = [0, 1, context - 1, context, context + 63, context + 64, 2 * context + 9]
+    found = run_page(
+        folder,
+        MODEL_IN_PAGE + "return given.lengths.map((n) => { reading.read(given.ids.slice(0, n));"
+        "return [reading.window, Array.from(reading.logits)]; });",
+        given={"ids": ids, "lengths": lengths},
+    )
+    for n, (window, logits) in zip(lengths, found, strict=True):
+        expected = [END]
+        for token in ids[:n]:
+            expected = [*expected, token] if len(expected) < context else [*expected, token][-(context // 2 + 1) :]
+        assert window == expected
+        assert not (np.abs(MODEL.logits(np.array([window]))[0, -1] - logits).max() > 1e-4)
+
+
+@browser
 def test_the_cuts_and_the_draw_are_the_librarys(folder):
     rng = np.random.default_rng(11)
     cases = []
