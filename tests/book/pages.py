@@ -1,6 +1,8 @@
 """A small book with a page of every template, built once for the tests of pages; and a browser that looks at them."""
 
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,22 +30,38 @@ def axe() -> str:
     return (Path(found) / "axe.min.js").read_text("utf-8")
 
 
-def build(folder: Path, base: str = "") -> Path:
-    """Build the small book in `folder`; its pages. Links to chapters that are left out are not the tests' subject."""
+def build(folder: Path, base: str = "", older: bool = False) -> Path:
+    """Build the small book in `folder`; its pages. Links to chapters that are left out are not the tests' subject.
+
+    older: first with another text of its first chapter, then again with the book's own.
+    """
     for shared in ("book", "tools", "nanoeuler_lib", "nanoeuler_book", "konigsberg", "cudacheck"):
         (folder / shared).symlink_to(ROOT / shared)
     config = (ROOT / "_config.yml").read_text("utf-8")
     (folder / "_config.yml").write_text(config.replace("  config:\n", f'  config:\n    html_baseurl: "{base}"\n'))
     (folder / "notebooks").mkdir()
     for name in CHAPTERS:
-        (folder / "notebooks" / f"{name}.ipynb").symlink_to(ROOT / "notebooks" / f"{name}.ipynb")
+        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", folder / "notebooks")
     files = [*PAGES[1:], *(f"notebooks/{name}" for name in CHAPTERS)]
     listed = "".join(f"  - file: {file}\n" for file in files)
     (folder / "_toc.yml").write_text(f"format: jb-book\nroot: {PAGES[0]}\nchapters:\n{listed}")
-    return build_again(folder)
+    if older:
+        chapter = folder / "notebooks" / f"{CHAPTERS[0]}.ipynb"
+        own = chapter.read_text("utf-8")
+        notebook = json.loads(own)
+        del notebook["cells"][len(notebook["cells"]) // 2 :]
+        notebook["cells"][-1] |= {"cell_type": "markdown", "source": OLDER}
+        chapter.write_text(json.dumps(notebook), "utf-8")
+        built = run(folder)
+        assert OLDER.split(".")[0] in (built / "notebooks" / f"{CHAPTERS[0]}.html").read_text("utf-8")
+        chapter.write_text(own, "utf-8")
+    return run(folder)
 
 
-def build_again(folder: Path) -> Path:
+OLDER = "Warps of a warp diverge.\n\n\\begin{align} a &= b \\end{align}"
+
+
+def run(folder: Path) -> Path:
     """Build what changed since the last time; the pages."""
     command = [sys.executable, "-c", ENTRY, "build", str(folder), "--quiet"]
     built = subprocess.run(command, capture_output=True, text=True)

@@ -168,18 +168,3 @@ def test_the_head_says_the_time_and_nothing_else_changes():
     assert count.timed(notebook) == notebook
     with pytest.raises(LookupError, match="no row `Time`"):
         count.timed(chapter(*NOTEBOOK))
-
-
-NOTEBOOKS = sorted((count.ROOT / "notebooks").glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_heads_say_what_is_counted(path):
-    notebook = nbformat.read(path, as_version=4)
-    assert count.count(notebook).time in notebook.cells[0].source, "make count ARGS=--write"
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_few_sentences_are_long(path):
-    length = count.count(nbformat.read(path, as_version=4))
-    assert length.share <= count.SHARE, f'make count ARGS="--long {path.stem[:2]}"'

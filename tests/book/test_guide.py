@@ -68,14 +68,10 @@ def solution(*printed: str):
 def test_a_head_says_its_facts_and_needs(tmp_path):
     text = head("[04](04_a.ipynb), *x* from [08](08_b.ipynb),\n    and [04](04_a.ipynb) again; logarithms")
     one = heads.read(write(tmp_path, nbformat.v4.new_markdown_cell(text), name="09_y"))
-    assert one.needs == ["04", "08"] and one.number == "09"
-    assert one.facts["Afterwards you can"] == "do it, and well"
-
-
-def test_a_head_without_a_row_is_an_error(tmp_path):
-    text = head("nothing").replace("Hardware", "Machine")
+    assert one.needs == ["04", "08"] and one.number == "09" and one.facts["Afterwards you can"] == "do it, and well"
+    without = nbformat.v4.new_markdown_cell(text.replace("Hardware", "Machine"))
     with pytest.raises(LookupError, match="no row `Hardware`"):
-        heads.read(write(tmp_path, nbformat.v4.new_markdown_cell(text)))
+        heads.read(write(tmp_path, without))
 
 
 def test_every_chapter_needs_earlier_ones_and_gives_points():
@@ -213,8 +209,7 @@ def test_exams_of_part_1():
     before, after = pairs("xyxyz"), pairs("NNz")
     changes = {pair: after[pair] - before[pair] for pair in before | after}
     assert {p: c for p, c in changes.items() if c} == {"xy": -2, "yx": -1, "yz": -1, "NN": 1, "Nz": 1}
-    assert [round(nats / (size * math.log(2)), 2) for nats, size in ((2.0, 4), (1.2, 2))] == [0.72, 0.87]
-    said("03", "0.72", "0.87", "2^{-1000}")
+    said("03", *(f"{nats / (size * math.log(2)):.2f}" for nats, size in ((2.0, 4), (1.2, 2))), "2^{-1000}")
     x, w, dy = np.array([[1, 0, 2], [0, 1, 1.0]]), np.array([[1], [-1], [2.0]]), np.array([[1], [3.0]])
     dx, dw = reference.linear_backward(dy, reference.linear_forward(x, w)[1])
     assert dw.ravel().tolist() == [1, 3, 5] and dx.tolist() == [[1, -1, 2], [3, -3, 6]]
@@ -222,8 +217,7 @@ def test_exams_of_part_1():
     loss, saved = reference.cross_entropy_forward(np.array([[0, math.log(3)]]), np.array([0]))
     assert loss == pytest.approx(math.log(4))
     assert reference.cross_entropy_backward(np.array([0.5]), saved)[0] == pytest.approx([-3 / 8, 3 / 8])
-    assert (1.1**3 - 0.9**3) / 0.2 == pytest.approx(3.01)
-    said("05", "3.01")
+    said("05", f"{(1.1**3 - 0.9**3) / 0.2:.2f}")
 
 
 def test_exams_of_part_2():
@@ -235,12 +229,11 @@ def test_exams_of_part_2():
     y, saved = reference.rmsnorm_forward(np.array([3.0, 4]), np.ones(2), eps=0.0)
     dx, _ = reference.rmsnorm_backward(np.array([1.0, 0]), saved)
     assert dx == pytest.approx(np.array([0.64, -0.48]) / math.sqrt(12.5))
-    assert f"{1.01**8:.2f}" == "1.08"
-    said("08", "(0.64, -0.48)", "1.08")
+    said("08", "(0.64, -0.48)", f"{1.01**8:.2f}")
     y, saved = reference.swiglu_forward(np.zeros(1), np.full(1, 2.0))
     assert [*y, *np.ravel(reference.swiglu_backward(np.ones(1), saved))] == [0, 1, 0]
-    assert 8 * 96 // 3 == 256 and 2 * 96 * 4 * 96 == 3 * 96 * 256 == 73_728
-    said("09", "256, with 73,728")
+    assert 2 * 96 * 4 * 96 == 3 * 96 * 256
+    said("09", f"{8 * 96 // 3}, with {3 * 96 * 256:,}")
     cos, sin = np.cos(np.arange(6) * math.pi / 6)[:, None], np.sin(np.arange(6) * math.pi / 6)[:, None]
     turned = reference.rope_forward(np.tile([1.0, 0], (6, 1)), cos, sin)[0]
     assert turned[5] @ turned[2] == pytest.approx(0, abs=1e-15)
@@ -250,17 +243,13 @@ def test_exams_of_part_3():
     assert max(abs(1 - 0.2 * c) for c in (1, 9)) == pytest.approx(0.8)
     assert round(math.log(4096) + 256 * 0.02**2 / 2, 2) == 8.37
     flops, size = lambda n: 2 * n * 256 * 256, lambda n: 4 * (256 * 256 + 2 * n * 256)
-    assert [(f"{flops(n):,}", f"{size(n):,}", round(flops(n) / size(n))) for n in (64, 4)] == [
-        ("8,388,608", "393,216", 21),
-        ("524,288", "270,336", 2),
-    ]
-    said("13", "8,388,608 flops over 393,216 bytes, about 21", "524,288 over 270,336, about 2", "1.43")
-    assert round(1 / (0.4 + 0.3), 2) == 1.43
+    batch, few = ((f"{flops(n):,}", f"{size(n):,}", f"{flops(n) / size(n):.0f}") for n in (64, 4))
+    said("13", "{} flops over {} bytes, about {}".format(*batch), "{} over {}, about {}".format(*few))
+    said("13", f"{1 / (0.4 + 0.3):.2f}")
     p = np.array([1, 2, 4]) / 7
     assert p**2 / (p**2).sum() == pytest.approx(np.array([1, 4, 16]) / 21)
     assert p[2] < 0.8 <= p[2] + p[1] and (p >= 0.3 * p[2]).tolist() == [False, True, True]
-    assert f"{2 * 4 * 2 * 32 * 128 * 4:,}" == "262,144"
-    said("14", "(1, 4, 16)/21", "262{,}144")
+    said("14", "(1, 4, 16)/21", f"{2 * 4 * 2 * 32 * 128 * 4:,}".replace(",", "{,}"))
     p, q = np.array([2, 1, 1]) / 4, np.array([1, 1, 2]) / 4
     kept = np.minimum(p, q)
     assert kept.sum() == 3 / 4 and ((p - q).clip(0) > 0).tolist() == [True, False, False]
@@ -272,8 +261,7 @@ def test_exams_of_parts_4_to_6():
     assert heun(-3) == 2.5 and abs(heun(-1.99)) < 1 < abs(heun(-2.01))
     assert (500 - 1) // 128 + 1 == 4 and divmod(500, 128) == (3, 116) and 4 * 128 - 500 == 12
     assert len({4 * 4 * lane // 32 for lane in range(32)}) == 16 and math.gcd(36, 32) == 4
-    assert round(bfloat16_sum(3.0)) == 1024 and 3 ^ 6 == 5
-    said("26", "1,024", "= 5$")
+    said("26", f"{bfloat16_sum(3.0):,.0f}", f"= {3 ^ 6}$")
     m, total, o = math.log(2), 1.5, 7.5
     keep = math.exp(m - math.log(4))
     total, o = total * keep + 1, o * keep + 12
@@ -285,17 +273,14 @@ def test_exams_of_parts_4_to_6():
     assert delta == pytest.approx(14) and weights * (2 * values - delta) == pytest.approx([-8 / 3, 8 / 3])
     said("28", "(-8/3, 8/3)", "14")
     moved = [float(from_bfloat16(to_bfloat16(np.float32([w + 0.003])))[0]) for w in (1.5, 0.1875)]
-    assert moved[0] == 1.5 and moved[1] == 195 * 2.0**-10 == pytest.approx(0.1904, abs=5e-5)
-    spans, starts = [(6, 0, 1), (4, 1, 3), (5, 2, 4), (2, 4, 5)], (0, 6, 0, 5)
+    assert moved[0] == 1.5 and moved[1] == 195 * 2.0**-10
     taken, placed = set(), []
-    for size, first, last in spans:
-        space = lambda at, size=size, calls=range(first, last + 1): {
-            (call, at + b) for call in calls for b in range(size)
-        }
+    for size, first, last in [(6, 0, 1), (4, 1, 3), (5, 2, 4), (2, 4, 5)]:
+        space = lambda at, n=size, calls=range(first, last + 1): {(c, at + b) for c in calls for b in range(n)}
         placed.append(next(at for at in range(20) if not space(at) & taken))
         taken |= space(placed[-1])
-    assert tuple(placed) == starts and max(byte for _, byte in taken) == 9
-    said("29", "0.1904", "0, 6, 0, 5", "10 bytes")
+    most = 1 + max(byte for _, byte in taken)
+    said("29", f"{moved[1]:.4f}", ", ".join(map(str, placed)), f"{most} bytes")
 
 
 def test_exam_22():
@@ -309,23 +294,23 @@ def test_exam_22():
 
 
 def test_exam_34():
-    assert layout.to_pairs(np.arange(6)[:, None], 1).ravel().tolist() == [0, 3, 1, 4, 2, 5]
+    pairs = layout.to_pairs(np.arange(6)[:, None], 1).ravel().tolist()
     codes, scales = layout.quantise(np.array([[0.5, -2.54, 1, 0.03]]), 4)
     assert scales.item() == pytest.approx(0.02) and codes[0, :3].tolist() == [25, -127, 50]
     config = ModelConfig(64, 4, kv_heads=2, layers=2, context=10, vocab_size=100, predict=1, ffn=128)
-    assert sum(math.prod(shape) for shape in layout.llama_shapes(config).values()) == 86_848
-    assert 2 * 2 * config.kv_heads * config.head_dim * 10 * 2 == 2560
-    said("34", "0, 3, 1, 4, 2, 5", "25, -127, 50 and 2", "86,848", "2,560")
+    size = sum(math.prod(shape) for shape in layout.llama_shapes(config).values())
+    cache = 2 * 2 * config.kv_heads * config.head_dim * 10 * 2
+    said("34", ", ".join(map(str, pairs)), "25, -127, 50 and 2", f"{size:,}", f"{cache:,}")
 
 
 def test_exam_33():
     two = Context(prec=2)
     a, b = Decimal(97), Decimal("0.4")
     assert two.add(two.add(two.add(a, b), b), b) == 97 and two.add(two.add(a, b), two.add(b, b)) == 98
-    assert Fraction(6 + 6, 3 + 1) == 3 and Fraction(6, 3) / 2 + Fraction(6, 1) / 2 == 4
-    assert Fraction(100 * 12, 8) == 150 and 150 + 100 * (4 + 2) == 750
-    assert 6 * (1e-5 + 400e6 / 4 / 100e9) == pytest.approx(6.06e-3) and 4e6 / 4 / 100e9 == pytest.approx(1e-5)
-    said("33", "97.4", "so 98", "3 nats", "4 nats", "150 MB", "750 MB", "6.06", "4 MB")
+    said("33", str(a + b), "so 98", f"{Fraction(6 + 6, 3 + 1)} nats", f"{Fraction(6, 3) / 2 + Fraction(6, 1) / 2} nats")
+    said("33", f"{100 * 12 / 8:g} MB", f"{100 * 12 / 8 + 100 * (4 + 2):g} MB", f"{400 / 100:g} MB")
+    assert 4e6 / 4 / 100e9 == pytest.approx(1e-5)
+    said("33", f"{6e3 * (1e-5 + 400e6 / 4 / 100e9):.2f}")
 
 
 def test_exam_30():
@@ -333,18 +318,18 @@ def test_exam_30():
     flops = sum(2 for _ in range(100) for _ in range(100) for _ in range(200))
     moved = 2 * len({*product("a", range(100), range(200)), *product("b", range(200), range(100))})
     moved += 2 * len(set(product(range(100), range(100))))
-    assert (flops, moved) == (4_000_000, 100_000) and flops / moved == 40 < 400e12 / 2e12
+    assert flops / moved == 40 < 400e12 / 2e12
     ends, now = [], 0
     for written, took in zip((5, 10, 15, 20), (3, 3, 20, 3), strict=True):
-        while now < written:
-            now += 1
-        now += took
+        now = max(now, written) + took
         ends.append(now)
-    assert ends == [8, 13, 35, 38] and ends[-1] - (3 + 3 + 20 + 3) == 9
     heads = Counter(sum(coins) for coins in product((0, 1), repeat=8))
-    assert (heads[0] + heads[8], heads[0] + heads[1] + heads[7] + heads[8]) == (2, 18)
-    assert 2 / 2**8 <= 0.05 < 18 / 2**8 and f"{2 / 2**8:.3f} {18 / 2**8:.2f}" == "0.008 0.07"
-    said("30", r"4\,000\,000", r"100\,000", "40 flops a byte", "8, 13, 35 and 38", "9 us", "0.008", "0.07")
+    rare, often = (heads[0] + heads[8]) / 2**8, (heads[0] + heads[1] + heads[7] + heads[8]) / 2**8
+    assert rare <= 0.05 < often
+    said(
+        "30", *(f"{n:,}".replace(",", r"\,") for n in (flops, moved)), "40 flops a byte", f"{rare:.3f}", f"{often:.2f}"
+    )
+    said("30", "{}, {}, {} and {}".format(*ends), f"{ends[-1] - (3 + 3 + 20 + 3)} us")
 
 
 def test_exam_a2():
@@ -354,17 +339,17 @@ def test_exam_a2():
     against = dW / np.linalg.norm(dW, 2)
     assert [0.1 * (dW * step).sum() for step in (against, u @ vt)] == pytest.approx([8.2 / 9, 1.0])
     cubic = lambda x: 1.5 * x - 0.5 * x**3
-    assert [f"{x:.3f}" for x in (cubic(0.2), cubic(cubic(0.2)), 8.2 / 9)] == ["0.296", "0.431", "0.911"]
-    said("A2", "9 and 1", "82 / 9 = 0.911", "(9 + 1) = 1", "0.296, then 0.431", "identity")
+    said("A2", "9 and 1", f"82 / 9 = {8.2 / 9:.3f}", "(9 + 1) = 1", "identity")
+    said("A2", f"{cubic(0.2):.3f}, then {cubic(cubic(0.2)):.3f}")
 
 
 def test_exam_a3():
-    assert 0.010 * 4**0.5 > 4.3 * 0.004 and f"{4.3 * 0.004:.4f} {1.70 - 4.3 * 0.004:.4f}" == "0.0172 1.6828"
-    assert 0.4 * 0.9 == pytest.approx(0.36) and 60 * 5 * (3 * 2 * 1000**3) / 600e12 == pytest.approx(3e-3)
+    assert 0.010 * 4**0.5 > 4.3 * 0.004
     s = np.linspace(0.5, 1, 1001)
     off, a = min((np.abs(1 - a * s).max(), a) for a in np.linspace(1, 2, 3001))
     assert [off, a] == pytest.approx([1 / 3, 4 / 3], abs=1e-3)
-    said("A3", "0.02", "0.0172", "1.6828", "0.36", "3 ms", "a = 4/3", "1/3")
+    said("A3", "0.02", f"{4.3 * 0.004:.4f}", f"{1.70 - 4.3 * 0.004:.4f}", f"{0.4 * 0.9:.2f}", "a = 4/3", "1/3")
+    said("A3", f"{1e3 * 60 * 5 * (3 * 2 * 1000**3) / 600e12:.0f} ms")
 
 
 def test_exam_18():
@@ -378,21 +363,20 @@ def test_exam_18():
     won = np.mean([math.log2(4 / left) for left in (2, 2, 1, 1)])
     grid = np.linspace(-2, 2, 4001)
     best = [grid[np.argmin(2 * (grid - 1) ** 2 + penalty * 2 * grid**2)] for penalty in (1, 0)]
-    assert (won, round(won - 1.2, 9)) == (1.5, 0.3) and np.allclose(best, [0.5, 1])
-    said("18", "2/15, 12/15, 1/15", "1.5", "0.3 bits", "1/2$; 1")
+    assert np.allclose(best, [0.5, 1])
+    said("18", "2/15, 12/15, 1/15", f"{won:g}", f"{won - 1.2:.1f} bits", "1/2$; 1")
 
 
 def test_exam_19():
     """The law on a grid of sizes, the parabolas on a grid of floors."""
     n = np.geomspace(1e4, 1e8, 40_001)
     loss = 0.2 + 4 * n**-0.5 + 4 * (1e12 / n) ** -0.5
-    assert n[loss.argmin()] == pytest.approx(1e6, rel=1e-3) and loss.min() == pytest.approx(0.208)
+    assert n[loss.argmin()] == pytest.approx(1e6, rel=1e-3)
+    said("19", f"{loss.min():.3f}", "0.149 to 0.164", f"{0.164 - 0.149 + 2 / 0.05 * (0.165 - 0.164):.3f}")
     floors = np.linspace(0.14, 0.17, 30_001)
-    for pairs, ends in (([(0.16, 4e-6, 12)], (0.156, 0.164)), ([(0.15, 1e-6, 15)], (0.149, 0.151))):
-        left = min(s + (floors - e) ** 2 / v for e, v, s in pairs)
-        assert np.allclose(floors[left <= 16 + 1e-9][[0, -1]], ends, atol=2e-6)
-    assert 0.164 - 0.149 + 2 / 0.05 * (0.165 - 0.164) == pytest.approx(0.055)
-    said("19", "0.208", "0.156 to 0.164", "0.149 to 0.151", "0.149 to 0.164", "0.055")
+    for e, v, s in ((0.16, 4e-6, 12), (0.15, 1e-6, 15)):
+        low, high = floors[s + (floors - e) ** 2 / v <= 16 + 1e-9][[0, -1]]
+        said("19", f"{low:.3f} to {high:.3f}")
 
 
 def test_exam_31():
@@ -401,24 +385,21 @@ def test_exam_31():
     other = [f"x{i}" if i in (15, 35) else word for i, word in enumerate(page)]
     sets = [{tuple(words[i : i + 5]) for i in range(50)} for words in (page, other)]
     similar = Fraction(len(sets[0] & sets[1]), len(sets[0] | sets[1]))
-    assert similar == Fraction(2, 3) and f"{float(similar * (1 - similar) / 100) ** 0.5:.3f}" == "0.047"
     agree = list(product((0, 1), repeat=4))
-    assert Fraction(sum((a and b) or (c and d) for a, b, c, d in agree), 16) == Fraction(7, 16)
-    assert Fraction(sum(map(any, agree)), 16) == Fraction(15, 16)
+    banded = Fraction(sum((a and b) or (c and d) for a, b, c, d in agree), 16)
     sharp = np.exp(np.log([0.8, 0.2]) / 0.5)
-    assert f"{sharp[0] / sharp.sum():.2f}" == "0.94"
-    said("31", "40/60 = 2/3", "0.047", "7/16", "15/16", "16/17 = 0.94")
+    said("31", f"40/60 = {similar}", f"{float(similar * (1 - similar) / 100) ** 0.5:.3f}", str(banded))
+    said("31", str(Fraction(sum(map(any, agree)), 16)), f"16/17 = {sharp[0] / sharp.sum():.2f}")
 
 
 def test_exam_32():
     """Products one by one, powers one by one, rows one by one."""
     weights = sum(2 * 3 for _ in range(8) for _ in range(500))  # forward, and twice backward
     attention = sum(3 * 2 * 2 * 3 * (t + 1) for _ in range(2) for _ in range(2) for t in range(4))
-    assert (weights, attention, weights + attention) == (24000, 1440, 25440)
     share = next(p / 1e6 for p in range(10**6) if (1 - p / 1e6) ** 50 < 0.05)
-    assert f"{share:.3f}" == "0.058" and next(n for n in range(1, 999) if 0.99**n <= 0.05) == 299
     assert Counter(1 + row // 10 for row in range(28, 32)) == {3: 2, 4: 2}
-    said("32", "24000", "25440", "0.058", "299", "two for the third time, two for the fourth")
+    said("32", str(weights), str(weights + attention), f"{share:.3f}", "two for the third time, two for the fourth")
+    said("32", str(next(n for n in range(1, 999) if 0.99**n <= 0.05)))
 
 
 def bfloat16_sum(term: float) -> float:

@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[book]")
 
-
 import konigsberg
 from nanoeuler_book import town
 from nanoeuler_lib import ops
@@ -68,17 +67,9 @@ window.addEventListener("load", async () => {{
 }});
 </script>"""
     (folder / "page.html").write_text(page)
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=120000",
-        "--dump-dom",
-    ]
-    done = subprocess.run(
-        [*command, (folder / "page.html").as_uri()], capture_output=True, text=True, timeout=300, check=True
-    )
+    command = [BROWSER, *"--headless --no-sandbox --disable-gpu --virtual-time-budget=120000 --dump-dom".split()]
+    command.append((folder / "page.html").as_uri())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
     assert found and found[1], f"the page did not come to an end: {done.stderr[-2000:]}"
     result = json.loads(html.unescape(found[1]))
@@ -109,13 +100,7 @@ def nasty_texts() -> list[str]:
         "…—„“”«»", "a" * 300, "ab" * 100 + " " * 50 + "!?" * 40,
     ]  # fmt: skip
     rng = np.random.default_rng(3)
-    letters = list(" \n's'tllädÄß_-.,123٣Ⅻ😀é日\u0301\u00a0\u2028KönigsbergMurr") + [
-        "'ll",
-        "  ",
-        "The ",
-        " Murr",
-        "\r\n",
-    ]
+    letters = [*" \n's'tllädÄß_-.,123٣Ⅻ😀é日\u0301\u00a0\u2028KönigsbergMurr", "'ll", "  ", "The ", " Murr", "\r\n"]
     texts += ["".join(rng.choice(letters, rng.integers(1, 40))) for _ in range(300)]
     return texts + [konigsberg.sample(seed).text for seed in range(40)]
 
@@ -292,12 +277,8 @@ def test_the_writer_works(folder):
     assert found["focus"]
     assert found["typed"][1] == "" and all(row[2] == "–" for row in found["typed"][0])
     first = town.next_tokens(konigsberg.sample(*live.STORIES[0][::-1]).text, TOKENIZER)[1][0]
-    shown = {row[0].replace("␣", " "): row[2] for row in found["empty"]}
-    said = {decode([token]): p for token, p in first.items()}
-    assert all(
-        share == (f"{100 * said[t]:.0f} %" if said[t] >= 0.0995 else f"{100 * said[t]:.1f} %")
-        for t, share in shown.items()
-    )
+    said = {decode([token]): f"{100 * p:.{0 if p >= 0.0995 else 1}f} %" for token, p in first.items()}
+    assert all(row[2] == said[row[0].replace("␣", " ")] for row in found["empty"])
     likeliest = int(MODEL.logits(np.array([[END]]))[0, -1].argmax())
     assert found["greedy"] == decode([likeliest])
     assert found["story"] == decode(data["stories"][2]["ids"])[: len(found["story"])] and found["story"].endswith(".")
@@ -344,7 +325,7 @@ def test_the_cuts_work(folder):
 
 
 @browser
-def test_without_its_weights_the_page_keeps_the_picture_and_says_so(folder, tmp_path):
+def test_a_page_without_weights_keeps_the_picture_and_one_without_english_has_no_button(folder, tmp_path):
     for name in ("model.js", "page.js"):
         shutil.copy(folder / name, tmp_path)
     left, said = run_page(
@@ -354,6 +335,10 @@ def test_without_its_weights_the_page_keeps_the_picture_and_says_so(folder, tmp_
         body=PICTURE.format("live-model"),
     )
     assert left == 1 and "konigsberg.js is missing" in said
+    data = json.dumps(page_data(folder) | {"english": None})
+    (tmp_path / "konigsberg.js").write_text(f"NanoEuler.data = {data};\n")
+    count = 'return document.querySelectorAll(".live-offer, progress").length;'
+    assert run_page(tmp_path, INSTRUMENT + count, body=PICTURE.format("live-model")) == 0
 
 
 # ---- The English model
@@ -486,20 +471,6 @@ def test_the_english_model_of_the_package_writes_in_the_page_what_the_command_wr
     assert tokenizer.decode(found[1]) == "".join(written)
 
 
-@browser
-def test_without_an_english_model_there_is_no_button(folder, tmp_path):
-    for file in (folder / "model.js", folder / "page.js"):
-        shutil.copy(file, tmp_path)
-    data = json.dumps(page_data(folder) | {"english": None})
-    (tmp_path / "konigsberg.js").write_text(f"NanoEuler.data = {data};\n")
-    found = run_page(
-        tmp_path,
-        INSTRUMENT + 'return document.querySelectorAll(".live-offer, progress").length;',
-        body=PICTURE.format("live-model"),
-    )
-    assert found == 0
-
-
 def test_what_the_page_cannot_read_is_refused_and_old_pieces_go(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "PRETRAINED", tmp_path)
     monkeypatch.setattr(checkpoint, "PRETRAINED", tmp_path)
@@ -522,10 +493,8 @@ def test_the_weights_in_the_page_are_the_checkpoints(monkeypatch):
     monkeypatch.setattr(live, "STORIES", live.STORIES[:1])
     data = live.page_data()
     assert sum(size for _, size in data["tensors"]) == MODEL.size - 3 * MODEL.config.dim * MODEL.config.vocab_size
-    other = SimpleNamespace(
-        params=dict(MODEL.params) | {"norm_final": MODEL.params["norm_final"] * (1 + 1e-5)},
-        config=MODEL.config,
-    )
+    params = dict(MODEL.params) | {"norm_final": MODEL.params["norm_final"] * (1 + 1e-5)}
+    other = SimpleNamespace(params=params, config=MODEL.config)
     monkeypatch.setattr(live, "load_pretrained", lambda name: (other, TOKENIZER))
     with pytest.raises(ValueError, match="16-bit"):
         live.page_data()

@@ -177,9 +177,8 @@ def test_a_reader_trains_a_model(folder):
         page.get_by_role("button", name="Train a model").click()
         page.wait_for_selector("section.live")
         assert page.evaluate("document.activeElement.textContent") == "Start"
-        assert page.evaluate(
-            "[...document.querySelectorAll('.live :is(input, select)')].map((x) => x.labels.length)"
-        ) == [1, 1]
+        labels = "[...document.querySelectorAll('.live :is(input, select)')].map((x) => x.labels.length)"
+        assert page.evaluate(labels) == [1, 1]
         page.keyboard.press("Enter")
         page.wait_for_function("/^All /.test(document.querySelector('[role=status]').textContent)")
         label = page.get_by_role("img").get_attribute("aria-label")

@@ -18,7 +18,7 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e .[
 
 import konigsberg  # noqa: E402
 from tools.book import landing, project  # noqa: E402
-from tools.notebooks import count, maps, runs  # noqa: E402
+from tools.notebooks import heads, runs  # noqa: E402
 
 ROOT = project.ROOT
 README = (ROOT / "README.md").read_text()
@@ -28,57 +28,58 @@ SOMEWHERE = project.Project(
 )
 
 
+BOOK = list(heads.chapters().values())
+PAGE_HOURS, WHOLE_HOURS = (f"{sum(one.length.hours[i] for one in BOOK):g}" for i in (0, 1))
+
+
 # ---- Numbers and links of the two first pages
 
 
 def test_readme_says_how_many_chapters_and_hours_there_are():
-    lengths = [count.count(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
-    page, whole = (sum(length.hours[i] for length in lengths) for i in (0, 1))
-    assert f"{len(lengths)} chapters, about {page:g} hours, {whole:g} with all exercises" in README
+    assert f"{len(BOOK)} chapters, about {PAGE_HOURS} hours, {WHOLE_HOURS} with all exercises" in README
+
+
+def rows_of(name: str) -> list[dict]:
+    return json.loads((ROOT / f"data/results/{name}.json").read_text("utf-8"))["rows"]
 
 
 def test_figures_from_a_card_are_the_stored_ones():
-    bfloat16, tf32, token, run = (
-        json.loads((ROOT / f"data/results/{name}.json").read_text())["rows"]
-        for name in ("gpu_step_0", "gpu_step_1", "gpu_decode", "ch32")
-    )
-    behind = f"its next token, behind {token[0]['position']} others, on an H100, {token[0]['precision']}"
-    assert f"{behind} | {token[0]['speedup']:.2f} times as fast" in README
+    """Each is computed here from the stored result that README's table means, and must stand in a row of it."""
+    said = []
+    bfloat16, tf32, (token, *_) = (rows_of(name) for name in ("gpu_step_0", "gpu_step_1", "gpu_decode"))
+    behind = f"its next token, behind {token['position']} others, on an H100, {token['precision']}"
+    said.append(f"{behind} | {token['speedup']:.2f} times as fast")
     for row, work in zip(bfloat16 + tf32, ("64 x 512 tokens, on an H100, bfloat16", "the same in TF32"), strict=True):
         ours, peer = (row["rounds"][who] for who in ("NanoEuler", "torch.compile"))
         faster = statistics.median(b / a for a, b in zip(ours, peer, strict=True))
         memory = row["gib"]["NanoEuler"] / row["gib"]["torch.compile"]
-        assert f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory" in README
-    levers = json.loads((ROOT / "data/results/gpu_levers.json").read_text())["rows"]
-    ms = {r["section"]: {way: row["milliseconds"] for way, row in r["times"].items()} for r in levers if "times" in r}
-    step, token = ms["step"], ms["token"]
-    for work, faster in (
-        ("that step on an H200 of a busy host", step["torch.compile"] / step["as it is"]),
-        ("that token there, chosen on the card", token["PyTorch"] / token["greedy on the card"]),
-    ):
-        assert f"{work} | {faster:.2f} times as fast" in README
-    known = json.loads((ROOT / "data/results/gpu_speculate.json").read_text())["rows"]
-    (known,) = (r for r in known if (r["way"], r["propose"]) == ("sampled", 1))
+        said.append(f"{work} | {faster:.2f} times as fast, in {memory:.2f} of the memory")
+    levers = {row["section"]: row["times"] for row in rows_of("gpu_levers") if "times" in row}
+    times = lambda section, way: levers[section][way]["milliseconds"]
+    step = times("step", "torch.compile") / times("step", "as it is")
+    token = times("token", "PyTorch") / times("token", "greedy on the card")
+    said.append(f"that step on an H200 of a busy host | {step:.2f} times as fast")
+    said.append(f"that token there, chosen on the card | {token:.2f} times as fast")
+    (known,) = (r for r in rows_of("gpu_speculate") if (r["way"], r["propose"]) == ("sampled", 1))
     samples = "the trained 116M model samples, one proposal at a time, on an H100"
-    assert f"{samples} | {known['speedup']:.2f} times as fast | the same without proposals" in README
-    race = json.loads((ROOT / "data/results/race.json").read_text())
-    config, seconds = race["config"], {}
-    for row in race["rows"]:
-        if row.get("recipe") in (config["adamw"], config["adamw"] | {"steps": 1100}, config["recipe"]):
-            name = row["section"], row["recipe"]["steps"]
-            seconds.setdefault(name, []).append(row["seconds"])
-    adamw, recipe, longer, pilots = (
-        np.array(seconds[name]) for name in (("adamw", 1050), ("recipe", 410), ("adamw", 1100), ("sigma", 1100))
-    )
-    own, same = (recipe / adamw).mean(), pilots.mean() / longer.mean()
-    assert f"on an H200, bfloat16, by its own recipe | in {own:.2f} of the time" in README
-    assert f"AdamW on both sides, 1,100 steps of it | in {same:.2f} of the time" in README
-    (base,) = (row for row in run if row["what"] == "run" and row["run"] == "base")
-    train, model = base["about"]["train"], base["about"]["model"]
-    tokens = train["steps"] * train["batch"] * model["context"]
+    said.append(f"{samples} | {known['speedup']:.2f} times as fast | the same without proposals")
+    config = json.loads((ROOT / "data/results/race.json").read_text())["config"]
+    recipes, seconds = (config["adamw"], config["adamw"] | {"steps": 1100}, config["recipe"]), {}
+    for row in rows_of("race"):
+        if row.get("recipe") in recipes:
+            seconds.setdefault((row["section"], row["recipe"]["steps"]), []).append(row["seconds"])
+    runs_of = lambda *name: np.array(seconds[name])
+    own = (runs_of("recipe", 410) / runs_of("adamw", 1050)).mean()
+    same = runs_of("sigma", 1100).mean() / runs_of("adamw", 1100).mean()
+    said.append(f"on an H200, bfloat16, by its own recipe | in {own:.2f} of the time")
+    said.append(f"AdamW on both sides, 1,100 steps of it | in {same:.2f} of the time")
+    run = rows_of("ch32")
+    (base,) = (row["about"] for row in run if row["what"] == "run" and row["run"] == "base")
+    tokens = base["train"]["steps"] * base["train"]["batch"] * base["model"]["context"]
     again = sum(row["milliseconds"] for row in run if row["what"] == "wall") / 1e3
     first = sum(json.loads((ROOT / "data/results/ch32.json").read_text())["config"]["before"]["walls"])
-    assert f"{tokens / 1e9:.1f} billion tokens in {first:.0f} s, and again in {again:.0f} s" in README
+    said.append(f"{tokens / 1e9:.1f} billion tokens in {first:.0f} s, and again in {again:.0f} s")
+    assert [text for text in said if text not in README] == []
 
 
 def test_what_the_english_model_is_said_to_write_is_a_stored_sample():
@@ -94,11 +95,8 @@ def test_the_first_page_takes_its_numbers_from_the_chapters():
     """They are computed when it is built; none is typed."""
     config = SimpleNamespace(myst_substitutions={})
     landing.substitute(None, config)
-    lengths = [count.count(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
-    page, whole = (sum(length.hours[i] for length in lengths) for i in (0, 1))
-    assert config.myst_substitutions == {
-        "chapters": len(lengths), "hours": f"{page:g}", "hours_with_exercises": f"{whole:g}",
-    }  # fmt: skip
+    made = {"chapters": len(BOOK), "hours": PAGE_HOURS, "hours_with_exercises": WHOLE_HOURS}
+    assert config.myst_substitutions == made
     assert set(re.findall(r"\{\{ (\w+) \}\}", INTRO)) == {*config.myst_substitutions, "repository"}
     assert not re.search(r"\d+ (chapters|hours)", INTRO)
 
@@ -168,7 +166,7 @@ def test_contributing_is_read_in_ten_minutes():
 def test_every_chapter_stands_in_the_map_with_its_question_hours_and_needs():
     drawn = landing.chapter_map()
     rows = re.findall(r"<li>(.*?)</li>", drawn)
-    titles = [maps.title(nbformat.read(f, as_version=4)) for _, files in maps.parts() for f in files]
+    titles = [one.title for one in BOOK]
     assert [re.sub(r"<.*?>", "", re.search(r"<a .*?</a>", row)[0]).replace("&#x27;", "'") for row in rows] == titles
     assert all('class="question"' in row and re.search(r"[\d.]+ h<", row) for row in rows)
     assert drawn.count("<path ") == sum(len(c.needs) for c in landing.all_chapters().values()) > 30
@@ -202,28 +200,33 @@ def test_ways_through_the_book_name_chapters_that_exist():
 # ---- Where the project lives
 
 
-def test_without_an_address_nothing_leads_anywhere():
+@pytest.fixture
+def configured(monkeypatch):
+    """What the theme is told of a project."""
+
+    def configure(found: project.Project) -> SimpleNamespace:
+        config = SimpleNamespace(myst_substitutions={}, html_theme_options={}, html_baseurl="")
+        monkeypatch.setattr(project, "load", lambda: found)
+        project.configure(None, config)
+        return config
+
+    return configure
+
+
+def test_without_an_address_nothing_leads_anywhere(configured):
     nowhere = project.Project()
     assert "](http" not in project.readme_part(nowhere) and nowhere.issues == ""
-    config = SimpleNamespace(myst_substitutions={}, html_theme_options={"a": 1}, html_baseurl="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(project, "load", lambda: nowhere)
-        project.configure(None, config)
-    assert config.html_theme_options == {"a": 1} and config.html_baseurl == ""
+    config = configured(nowhere)
+    assert (config.html_theme_options, config.html_baseurl) == ({}, "")
     assert config.myst_substitutions == {"repository": "repository"}
 
 
-def test_with_addresses_pages_and_readme_use_them():
+def test_with_addresses_pages_and_readme_use_them(configured):
     part = project.readme_part(SOMEWHERE)
     assert "git clone https://github.com/anna/euler nanoeuler" in part
-    assert (
-        "[Read the book](https://anna.github.io/euler), [report a mistake](https://github.com/anna/euler/issues)"
-        in part
-    )
-    config = SimpleNamespace(myst_substitutions={}, html_theme_options={}, html_baseurl="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(project, "load", lambda: SOMEWHERE)
-        project.configure(None, config)
+    read = "[Read the book](https://anna.github.io/euler), [report a mistake](https://github.com/anna/euler/issues)"
+    assert read in part
+    config = configured(SOMEWHERE)
     options = config.html_theme_options
     assert options["use_repository_button"] and options["use_issues_button"] and options["use_source_button"]
     assert options["launch_buttons"].keys() == {"binderhub_url", "notebook_interface", "colab_url"}
@@ -348,32 +351,16 @@ def test_a_chapter_fetches_the_library_where_the_repository_is_known(tmp_path):
     assert done.stdout.endswith("/nanoeuler\n"), done.stdout + done.stderr
 
 
-def test_every_chapter_has_that_cell_after_its_head():
-    wanted = project.library_cell(project.load(environment={}))
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        cells = nbformat.read(path, as_version=4).cells
-        found = cells[1]
-        assert (found.source, found.metadata) == (wanted.source, wanted.metadata), (
-            "python -m tools.book.project --write"
-        )
-        assert [cell for cell in cells if "library" in cell.metadata.get("tags", ())] == [found], path.name
-
-
-def test_the_cell_is_put_in_once_and_counted():
-    code = nbformat.v4.new_code_cell(
-        "1", execution_count=1, outputs=[nbformat.v4.new_output("execute_result", {}, execution_count=1)]
-    )
+def test_the_cell_is_put_in_once_and_counted_and_leaves_the_record_of_the_run(tmp_path):
+    """The record's sum of the code stays, for the same cell is in every chapter."""
+    result = nbformat.v4.new_output("execute_result", {}, execution_count=1)
+    code = nbformat.v4.new_code_cell("1", execution_count=1, outputs=[result])
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("head"), code])
-    for _ in range(2):
+    digests = []
+    for _ in range(3):
+        nbformat.write(notebook, tmp_path / "a.ipynb")
+        digests.append(runs.digest(tmp_path / "a.ipynb"))
         head, library, one = project.with_library(notebook, SOMEWHERE).cells
         assert (head.source, one.source) == ("head", "1") and "anna/euler" in library.source
         assert (library.execution_count, one.execution_count, one.outputs[0].execution_count) == (1, 2, 2)
-
-
-def test_the_cell_leaves_a_record_of_the_run_as_it_is(tmp_path):
-    path, notebook = tmp_path / "a.ipynb", nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_markdown_cell("head"), nbformat.v4.new_code_cell("1")]
-    nbformat.write(notebook, path)
-    before = runs.digest(path)
-    nbformat.write(project.with_library(notebook, SOMEWHERE), path)
-    assert runs.digest(path) == before
+    assert digests[0] == digests[1] == digests[2]

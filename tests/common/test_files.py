@@ -12,17 +12,16 @@ from nanoeuler_lib import files
 from nanoeuler_lib.files import Voice
 
 
-def test_json_as_people_read_it():
-    value = {"ü": [1, 2.5, None, True], "a": "\u2028"}
-    assert files.to_json(value) == '{"ü": [1, 2.5, null, true], "a": "\u2028"}'
-    assert files.to_json(value, 1) == json.dumps(value, indent=1, ensure_ascii=False)
-    assert files.from_json(files.to_json(value)) == value
-
-
-def test_a_name_that_is_not_utf_8_is_escaped():
-    value = {"ü": "a\udcff"}
-    assert files.to_json(value) == r'{"\u00fc": "a\udcff"}' and files.from_json(files.to_json(value)) == value
-    assert files.to_json(value, 1) == json.dumps(value, indent=1)
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ({"ü": [1, 2.5, None, True], "a": "\u2028"}, '{"ü": [1, 2.5, null, true], "a": "\u2028"}'),
+        ({"ü": "a\udcff"}, r'{"\u00fc": "a\udcff"}'),  # a name that is not UTF-8 is escaped
+    ],
+)
+def test_json_as_people_read_it(value, text):
+    assert files.to_json(value) == text and files.from_json(text) == value
+    assert files.to_json(value, 1) == json.dumps(value, indent=1, ensure_ascii="udcff" in text)
 
 
 def test_a_name_in_markdown_is_shown_as_it_is():
@@ -54,34 +53,48 @@ def test_numbers_are_read_as_they_were_written():
             files.from_json(text)
 
 
-def test_one_line_of_a_message():
-    assert files.one_line("a\nb\r\nc\u2028d\te\x1b") == "a b c d e\ufffd"
-    assert files.one_line("r/\udcc3\udcbc \udcff \u00a0\ud83d") == "r/\ufffd\ufffd \ufffd \u00a0\ufffd"
-    assert files.one_line("r/\udcc3\udcbc \udcff") == "r/ü \ufffd"  # a name, as LC_ALL=C reads it
-    assert files.one_line("x" * 600) == "x" * 600
-    assert files.one_line("a" * 300 + "-" + "b" * 300) == "a" * 300 + " ... " + "b" * 300
-    assert files.one_line("abcdefg", 6) == "abc ... efg" and files.one_line("abcdef", 6) == "abcdef"
-    assert files.one_line("abcdefgh", 7) == "abc ... efgh"
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("a\nb\r\nc\u2028d\te\x1b", "a b c d e\ufffd"),
+        ("r/\udcc3\udcbc \udcff \u00a0\ud83d", "r/\ufffd\ufffd \ufffd \u00a0\ufffd"),
+        ("r/\udcc3\udcbc \udcff", "r/ü \ufffd"),  # a name, as LC_ALL=C reads it
+        ("x" * 600, "x" * 600),
+        ("a" * 300 + "-" + "b" * 300, "a" * 300 + " ... " + "b" * 300),
+    ],
+)
+def test_one_line_of_a_message(text, said):
+    assert files.one_line(text) == said
+
+
+def test_a_long_line_is_cut_in_its_middle():
+    found = [files.one_line("abcdefgh"[:n], most) for n, most in ((6, 6), (7, 6), (8, 7))]
+    assert found == ["abcdef", "abc ... efg", "abc ... efgh"]
+
+
+def test_printable_replaces_what_steers_a_terminal_and_nothing_else():
+    kept = "ä b\tc\r\nd\u00a0\u202f\u3000\u2009\u200b\u200c\u200d\u00ad\u200e\u200f"
+    kept += "\u2066\u2069\ufeff\u2028\U000e0067\ue000\r"
+    assert files.printable(kept) == kept
+    for code in (0, 7, 8, 11, 12, 27, 127, 0x85, 0x9B, 0xD83D, 0x202D, 0x202E):
+        assert files.printable(f"a{chr(code)}b") == "a\ufffdb"
+    assert files.printable("safe\revil\n") == "safe\ufffdevil\n"  # would write over what stands there
 
 
 class Broken(io.StringIO):
-    """A stream of which the reader leaves: what is called is counted, and fails."""
+    """A stream of which the reader leaves: what is called fails, and is counted."""
+
+    calls = 0
 
     def __init__(self, error):
         super().__init__()
-        self.error, self.calls = error, []
+        self.error = error
 
-    def write(self, text):
-        self.calls.append("write")
+    def fail(self, *arguments):
+        self.calls += 1
         raise self.error
 
-    def flush(self):
-        self.calls.append("flush")
-        raise self.error
-
-    def isatty(self):
-        self.calls.append("isatty")
-        raise self.error
+    write = flush = isatty = fail
 
 
 def test_a_voice_that_is_heard():
@@ -110,10 +123,10 @@ def test_a_voice_falls_silent_when_nobody_listens(error, first):
     voice = Voice(stream)
     expected = {"write": 1, "flush": None, "isatty": False}[first]
     assert getattr(voice, first)(*("x" if first == "write" else "")) == expected
-    assert stream.calls == [first] and voice.stream is None
+    assert stream.calls == 1 and voice.stream is None
     assert voice.write("ab") == 2 and voice.isatty() is False and voice.flush() is None
     voice.line("c")
-    assert stream.calls == [first], "it is not tried again"
+    assert stream.calls == 1, "it is not tried again"
     with pytest.raises(OSError, match="no stream"):
         voice.fileno()
 
@@ -124,10 +137,11 @@ def test_a_voice_without_a_stream():
     assert (voice.write("abc"), voice.isatty(), voice.encoding) == (3, False, "utf-8")
 
 
-def test_what_a_killed_writer_left_is_written_over(tmp_path):
-    (tmp_path / ".a.txt.partial").write_text("much longer than what comes")
-    files.write_text(tmp_path / "a.txt", "ü")
-    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_bytes() == "ü".encode()
+def test_a_file_is_written_whole_in_utf_8(tmp_path):
+    (tmp_path / ".a.txt.partial").write_text("much longer than what comes, from a writer that was killed")
+    files.write_text(str(tmp_path / "a.txt"), "ä\nb\r\n\u2028")
+    assert [f.name for f in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_bytes() == "ä\nb\r\n\u2028".encode()
 
 
 def test_two_writers_of_a_file_are_kept_apart(tmp_path):
@@ -167,8 +181,16 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
         files.hold(file, tmp_path / "a")
 
 
-def test_names_that_no_file_can_have(tmp_path):
-    assert error_of(files.write_text, "a\0b", "x").endswith(": cannot be written (embedded null byte)")
-    name = tmp_path / ("x" * 300)
-    assert error_of(files.write_text, name, "x") == f"{name}: cannot be written (File name too long)"
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("a\0b", "embedded null byte"),
+        ("x" * 300, "File name too long"),
+        ("folder", "Is a directory"),
+        ("none/a.txt", "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, name, why):
+    (tmp_path / "folder").mkdir()
+    assert error_of(files.write_text, tmp_path / name, "x") == f"{tmp_path / name}: cannot be written ({why})"
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]

@@ -28,10 +28,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS), *map(str, TESTS.glob("*/"))]
-from oracles import (  # noqa: E402
-    run_text,
-    seal,
-)
+from oracles import run_text, seal  # noqa: E402
 from test_hostile import VALUES, spoil_bytes, spoil_json, spoil_tensors  # noqa: E402
 
 import nanoeuler_lib.training.report  # noqa: E402, F401  imported before the first fork
@@ -120,24 +117,13 @@ def spoilt_log(here, rng):
     return [["report", run], ["train", "--resume", run, "--quiet"]]
 
 
+MARKS = "<|endoftext|>", "\n<|endoftext|>\n", "\r\n<|endoftext|>\r\n", "\u2028", "\x85", "\0", "\ufeff", "\r", "\x1b"
+
+
 def spoilt_text(here, rng):
     file, content = here / "new.txt", (here / "text.txt").read_bytes()
-    marks = [
-        "<|endoftext|>",
-        "\n<|endoftext|>\n",
-        "\r\n<|endoftext|>\r\n",
-        "\u2028",
-        "\x85",
-        "\0",
-        "\ufeff",
-        "\r",
-        "\x1b",
-    ]
     for _ in range(rng.randrange(1, 4)):
-        at, mark = (
-            rng.randrange(len(content) + 1),
-            rng.choice(marks).encode(rng.choice(["utf-8"] * 3 + ["utf-16"])),
-        )
+        at, mark = rng.randrange(len(content) + 1), rng.choice(MARKS).encode(rng.choice(["utf-8"] * 3 + ["utf-16"]))
         content = content[:at] + mark * rng.choice([1, 2, 50]) + content[at:]
     file.write_bytes(spoil_bytes(content, rng) if rng.random() < 0.4 else content)
     out = ["--run", here / "new", *SHAPE, *SETTINGS]
@@ -155,9 +141,8 @@ def spoilt_dialogues(here, rng):
     elif way == 1:
         lines[at][rng.choice(["instruction", "output", "x" * 99_999])] = rng.choice(STRANGE)
     elif way == 2:
-        lines[at] = {
-            "messages": spoil_json([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], rng)
-        }
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        lines[at] = {"messages": spoil_json(talk, rng)}
     content = "\n".join(map(json.dumps, lines)).encode()
     file.write_bytes(spoil_bytes(content, rng) if way == 3 else content)
     learn = ["--base", here / "run", "--run", here / "new", "--valid-fraction", "0.3", *SETTINGS]
@@ -170,21 +155,11 @@ def spoilt_tokenizer(here, rng):
         file.write_bytes(spoil_bytes(content, rng))
     else:
         file.write_text(json.dumps(spoil_json(json.loads(content), rng)))
-    return [
-        ["tokenizer", "encode", "the cat", "--tokenizer", file],
-        ["tokenizer", "decode", "65", "--tokenizer", file],
-    ]
+    words = (("encode", "the cat"), ("decode", "65"))
+    return [["tokenizer", *given, "--tokenizer", file] for given in words]
 
 
-KINDS = [
-    forged_info,
-    forged_head,
-    spoilt_checkpoint,
-    spoilt_log,
-    spoilt_text,
-    spoilt_dialogues,
-    spoilt_tokenizer,
-]
+KINDS = forged_info, forged_head, spoilt_checkpoint, spoilt_log, spoilt_text, spoilt_dialogues, spoilt_tokenizer
 
 
 def of_run(run):

@@ -11,6 +11,7 @@ files opened for writing, made, renamed and removed below the folder of the atte
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -37,16 +38,8 @@ from nanoeuler_lib.training import sft as sft_module  # noqa: E402, F401  import
 
 SHAPE = "--vocab-size 258 --dim 16 --heads 2 --kv-heads 1 --layers 1 --context 48 --predict 2".split()
 SETTINGS = "--steps 12 --batch 4 --warmup 2 --valid-every 5 --sample-every 6 --save-every 3 --workers 1 --quiet".split()
-EVENTS = {
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.chmod",
-    "os.truncate",
-    "shutil.rmtree",
-    "shutil.copymode",
-}
+EVENTS = {f"os.{what}" for what in ("mkdir", "rename", "remove", "rmdir", "chmod", "truncate")}
+EVENTS |= {"shutil.rmtree", "shutil.copymode"}
 
 
 @dataclass
@@ -101,27 +94,24 @@ def jobs(base: Path) -> dict[str, Job]:
     def same_run(a, b):
         assert_same_run(a / "out", b / "out")
 
-    def same_file(a, b):
-        assert (a / "out").read_bytes() == (b / "out").read_bytes()
+    def same_files(a, b):
+        """The output is a file, or a folder of files."""
+        assert names(a) == names(b)
+        for file in (file for file in a.rglob("*") if file.is_file()):
+            assert file.read_bytes() == (b / file.relative_to(a)).read_bytes()
 
-    def same_folder(a, b):
-        assert names(a / "out") == names(b / "out")
-        for file in (a / "out").iterdir():
-            assert file.read_bytes() == (b / "out" / file.name).read_bytes()
-
+    go_on = lambda command: [command, "--quiet", "--resume"]
+    pretrain = ["train", "--data", shards, "--valid", shards, *shape, *SETTINGS, "--run"]
+    train = ["train", "--data", text, *SHAPE, *SETTINGS, "--run"]
     return {
-        "shards": Job(write, None, same_folder),
-        "pretrain": Job(
-            ["train", "--data", shards, "--valid", shards, *shape, *SETTINGS, "--run"],
-            ["train", "--quiet", "--resume"],
-            same_run,
-        ),
-        "train": Job(["train", "--data", text, *SHAPE, *SETTINGS, "--run"], ["train", "--quiet", "--resume"], same_run),
-        "sft": Job(["sft", *learn, "--run"], ["sft", "--quiet", "--resume"], same_run),
+        "shards": Job(write, None, same_files),
+        "pretrain": Job(pretrain, go_on("train"), same_run),
+        "train": Job(train, go_on("train"), same_run),
+        "sft": Job(["sft", *learn, "--run"], go_on("sft"), same_run),
         "longer": Job([], ["train", "--quiet", "--steps", "9", "--resume"], same_run, start),
-        "tokenizer": Job(["tokenizer", "train", "--data", text, "--vocab", "300", "--out"], None, same_file),
-        "corpus": Job(["corpus", "konigsberg", "--bytes", "20000", "--out"], None, same_file),
-        "dpo": Job(["dpo", *prefer, "--run"], ["dpo", "--quiet", "--resume"], same_run),
+        "tokenizer": Job(["tokenizer", "train", "--data", text, "--vocab", "300", "--out"], None, same_files),
+        "corpus": Job(["corpus", "konigsberg", "--bytes", "20000", "--out"], None, same_files),
+        "dpo": Job(["dpo", *prefer, "--run"], go_on("dpo"), same_run),
     }
 
 
@@ -138,11 +128,8 @@ def attempt(job: Job, folder: Path, event: int | None = None, after: float | Non
         code = 1
         try:
             seen = _watched(folder, event)
-            for number in (1, 2):
-                os.dup2(
-                    os.open(os.devnull if number == 1 else folder.parent / "stderr", os.O_WRONLY | os.O_CREAT),
-                    number,
-                )
+            for number, file in ((1, os.devnull), (2, folder.parent / "stderr")):
+                os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
             code = cli.main(words)
             os.write(write, str(seen[0]).encode())
         finally:
@@ -225,21 +212,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as base:
         base = Path(base).resolve()
         sys.stdout.flush()
-        for name, job in _silent(jobs, base).items():
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            made = jobs(base)
+        for name, job in made.items():
             killed, found = check(name, job, base, options.every, options.random, rng)
             total, wrong = total + killed, wrong + found
             sys.stdout.flush()
     print(f"{total} kills in all, {len(wrong)} without the same end")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
-
-
-def _silent(function, *arguments):
-    """A call whose prints go nowhere."""
-    import contextlib
-
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        return function(*arguments)
 
 
 if __name__ == "__main__":

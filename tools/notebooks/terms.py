@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -32,13 +33,13 @@ class Chapter:
     name: str
     text: str  # all markdown cells
 
-    @property
+    @cached_property
     def prose(self) -> str:
         """Plain words, with each {term} link kept as \x00term\x00."""
         linked = TERM.sub(lambda link: f"\x00{' '.join((link[1] or link[2]).split()).lower()}\x00", self.text)
         return NOT_PROSE.sub(" ", linked)
 
-    @property
+    @cached_property
     def mathematics(self) -> str:
         return " ".join(match[0] for match in MATH.finditer(self.text))
 

@@ -44,7 +44,7 @@ SAMPLE = 12  # notebooks in it at most
 NOT_NUMERIC = ("test_assignment", "test_book", "test_chapter_mutants", "test_corpus_gutenberg", "test_count",
                "test_cuda_", "test_flash", "test_guide", "test_hostile", "test_kernels", "test_kill", "test_lab",
                "test_learner", "test_live", "test_matmul16", "test_mutants", "test_numbering", "test_nvrtc",
-               "test_pages", "test_portable")  # fmt: skip
+               "test_pages", "test_portable", "test_rules")  # fmt: skip
 PLANTED = "planted"
 UNSET = re.compile(r"(OPENBLAS|GOTO|OMP|MKL|NPY)_")
 PROBE = """
