@@ -325,7 +325,8 @@ def test_a_replay_that_cannot_be_is_one_line(on_one, capsys, monkeypatch):
 def test_a_change_stands_in_the_log_though_a_process_ended_before_it(tmp_path):
     """run.json, with which a resumed run compares its settings, is written again after the log names the change."""
     run, group = tmp_path / "run", data_parallel.Group()
-    model, config = replace(many_worker.MODEL, vocab_size=256), TrainConfig(steps=1, batch=1, accumulate=2)
+    model = replace(many_worker.MODEL, vocab_size=256, layers=1)
+    config = TrainConfig(steps=1, batch=1, accumulate=2, valid_every=9, sample_every=0, valid_fraction=0.05)
     train.train(run, run_text(), model, config, quiet=True, device=choose("checked", "float32", model, group))
     with patch.object(journal.Journal, "note", side_effect=SystemExit), pytest.raises(SystemExit):
         loop.resume(run, run_text(), quiet=True, group=group, steps=2)
