@@ -490,10 +490,7 @@ def test_later_heads_decode(precision):
     config = replace(TINY, predict=4)
     params, tokens = parameters(config), np.random.default_rng(4).integers(0, 96, 30)
     for ahead in (0, 1, 3):
-        exact, decoder = (
-            Decoder(GPT(config, params)),
-            engine_of(params, precision, config=config).decoder(ahead),
-        )
+        exact, decoder = Decoder(GPT(config, params)), engine_of(params, precision, config).decoder(ahead)
         for start, end in ((0, 1), (1, 4), (4, 21), (21, 29)):
             places = exact.read(tokens[start:end])
             assert decoder.read(tokens[start:end]) == places
@@ -523,12 +520,8 @@ FEW = dict(PIECE=8, OFTEN=12)
 
 def check_small(precision):
     """Gradients and two steps beside the CPU's, and a step that is refused."""
-    params, options, allowed = (
-        parameters(SMALL),
-        TrainConfig(steps=9, warmup=2, clip=0.5, decay=0.3),
-        ALLOWED[precision],
-    )
-    options, pair = replace(options, rate=3e-3), batch(69, config=SMALL)
+    params, pair = parameters(SMALL), batch(69, config=SMALL)
+    options = TrainConfig(steps=9, warmup=2, rate=3e-3, clip=0.5, decay=0.3)
     with patch.object(memory, "LOGIT_ROWS", 16), patch.multiple(embedding, **FEW):
         ours, theirs = engine_of(params, precision, SMALL), GPT(SMALL, parameters(SMALL))
         check_gradients(ours, params, *pair)
@@ -541,7 +534,7 @@ def check_small(precision):
                 found = [np.append(*take_step(*batch(69, 2, seed, SMALL))) for seed in range(2)]
             results.append((found, model.params.host()))
         (found, moved), (wanted, goal) = results
-        np.testing.assert_allclose(found, wanted, rtol=allowed)
+        np.testing.assert_allclose(found, wanted, rtol=ALLOWED[precision])
         if precision == "float32":
             assert apart(moved, goal) <= 1e-5
         else:  # where the sign of a gradient is rounding, so is a step of AdamW
