@@ -559,6 +559,10 @@ def test_steps_with_little_room_are_those_of_the_cpu(precision):
 
 @pytest.mark.full
 def test_updates_with_a_copy_are_those_without():
+    check_updates()
+
+
+def check_updates():
     """AdamW with a copy in bfloat16 moves what it moves without, and the copy is the rounded parameter."""
     xp, rng, settings = cuda.array_module(), np.random.default_rng(0), TrainConfig(decay=0.5)
     start = [xp.asarray(abs(rng.standard_normal(1024)), np.float32) for _ in range(4)]
