@@ -18,7 +18,7 @@ from nanoeuler_lib.ops import reference
 ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 xp = cuda.array_module()
-# test_engine.py, test_engine_muon.py, test_unfused.py, test_flash.py, test_flash_backward.py, test_matmul16.py,
+# test_engine.py, test_engine_muon.py, test_unfused.py, test_flash.py, test_matmul16.py,
 # test_many.py, test_draw.py
 TEMPLATES = set("attention_backward attention_forward decode draw engine layout many matmul16 muon".split())
 FILES = sorted({file.stem for file in cuda.KERNELS.glob("*.cu")} - TEMPLATES)

@@ -42,10 +42,17 @@ BUGS = {  # what stands in step.py, and what a mistaken hand would write
     ),
     "a stale copy": ("self.cut[k].inside(rank, size)", "self.cut[k].inside(rank, size if k else 8)"),
     "equal data on two ranks": ("first, m = self.group.rank * self.local", "first, m = 0"),
-    "shards added in turn": (
-        "i.bit_count(), (i ^ (i + 1)).bit_length() - 1",
-        "min(i, 1), min(i, 1)",
-    ),
+    "shards added in turn": ("i.bit_count(), (i ^ (i + 1)).bit_length() - 1", "min(i, 1), min(i, 1)"),
+}
+
+
+CASES = {  # what each computes, by name
+    "plain": ("float32", "reference"),
+    "owner": ("a wrong owner",),
+    "right": ("float32", "bfloat16, checked"),
+    "bugs": ("float32", "bfloat16, checked", *BUGS, "NaN"),
+    "alone": ("float32", "bfloat16, checked", "shards added in turn"),
+    "eight": ("float32, eight", "bfloat16, eight"),
 }
 
 
@@ -80,11 +87,7 @@ def taken(group, precision, step=data_parallel.Step, checked=False, poison=None,
     except NanoEulerError as error:
         told = str(error)
     states = model.params.host().flat, optimizer.m.host().flat, optimizer.v.host().flat
-    found = {
-        "losses": [losses.tolist() for losses, _ in rows],
-        "norms": [norm for _, norm in rows],
-        "hash": told,
-    }
+    found = {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows], "hash": told}
     found["validation"] = data_parallel.shared_out(
         model, lambda m: sum(float(m.losses(*batch(n)).sum()) for n in range(5))
     )
@@ -109,6 +112,17 @@ def reference():
     return {"losses": [losses.tolist() for losses, _ in rows], "norms": [norm for _, norm in rows]}
 
 
+def computed(group, name):
+    if name == "reference":
+        return reference()
+    if name == "NaN":
+        return taken(group, "bfloat16", poison=1)["poisoned"]
+    if name in BUGS:
+        return taken(group, "float32", planted(name))
+    precision, _, how = name.partition(", ")
+    return taken(group, precision, checked=how == "checked", shards=8 if how == "eight" else 4)
+
+
 def main(case):
     group = data_parallel.Group.world() if data_parallel.started_by_launcher() else data_parallel.Group()
     if case in ("stop", "kill", "sleep"):
@@ -120,19 +134,7 @@ def main(case):
             end = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
             time.sleep(60) if case == "sleep" else os.kill(os.getpid(), end[case])
         group.barrier()  # never over
-    if case == "eight":
-        found = {precision: taken(group, precision, shards=8) for precision in ("float32", "bfloat16")}
-        if group.rank == 0:
-            print(json.dumps(found), flush=True)
-        group.close()
-        return
-    found = {"float32": taken(group, "float32"), "bfloat16, checked": taken(group, "bfloat16", checked=True)}
-    if case == "bugs":
-        found |= {bug: taken(group, "float32", planted(bug)) for bug in BUGS}
-        found["NaN"] = taken(group, "bfloat16", poison=1)["poisoned"]
-    if case == "alone":
-        found["reference"] = reference()
-        found["shards added in turn"] = taken(group, "float32", planted("shards added in turn"))
+    found = {name: computed(group, name) for name in CASES[case]}
     if group.rank == 0:
         print(json.dumps(found), flush=True)
     group.close()

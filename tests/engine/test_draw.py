@@ -1,6 +1,7 @@
 """Tokens drawn on the device: the same as the host draws from the same uniform numbers, and the same distribution."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
@@ -14,7 +15,7 @@ from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.generation import generate
 
 pytestmark = pytest.mark.compiler
-CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=24, vocab_size=96, predict=3, ffn=24)
+CONFIG = ModelConfig(dim=64, heads=2, kv_heads=1, layers=1, context=14, vocab_size=96, predict=3, ffn=24)
 WAYS = [
     dict(temperature=0.0),
     dict(temperature=1.5),
@@ -23,7 +24,7 @@ WAYS = [
 ]
 
 
-def model_of(checked=True):
+def model_of(checked=False):
     return engine.GPT(CONFIG, parameters(CONFIG, 0.4), where="cpu", checked=checked)
 
 
@@ -78,13 +79,13 @@ def test_a_largest_logit_that_is_no_number_is_told(wrong):
         next(model.decoder(1).rounds([1, 2], np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize("way, propose", [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("way, propose", [(0, 2), (1, 0), (2, 1), (3, 2)])
 def test_texts_are_those_of_the_host(way, propose):
     """To the end of the context, of which the host uses a little more; also where a proposal would end the text."""
     model = model_of(checked=way == 2)
     told = generate.speculate(model, [5, 9, 1], np.random.default_rng(0), propose, None, 90, **WAYS[way])
-    end = Counter(chain.from_iterable(islice(told, 18))).most_common(1)[0][0]  # so that it is proposed
-    for seed in range(1 if way == 2 else 3):
+    end = Counter(chain.from_iterable(islice(told, 9))).most_common(1)[0][0]  # so that it is proposed
+    for seed in range(1 if way == 2 else 2):
         rng, other = np.random.default_rng(seed), np.random.default_rng(seed)
         host = generate.speculate(model, [5, 9, 1], rng, propose, end, 90, **WAYS[way])
         card = model.decoder(propose).rounds([5, 9, 1], other, end, 90, **WAYS[way])
@@ -95,16 +96,16 @@ def test_texts_are_those_of_the_host(way, propose):
 
 
 def test_the_context_moves_on():
-    model = model_of(checked=False)
+    model = model_of()
     host = generate.generate_tokens(model, [5, 9], np.random.default_rng(1), 96, temperature=1.0)
     card = chain.from_iterable(model.decoder().rounds([5, 9], np.random.default_rng(1), temperature=1.0))
-    assert [*islice(card, 60)] == [*islice(host, 60)]
+    assert [*islice(card, 20)] == [*islice(host, 20)]
     rounds = model.decoder(2).rounds([*range(30)], np.random.default_rng(1), temperature=1.0)
-    assert len([*chain.from_iterable(islice(rounds, 40))]) >= 40
+    assert len([*chain.from_iterable(islice(rounds, 12))]) >= 12
 
 
 def test_generate_draws_on_the_device_where_it_can():
-    model, seen = model_of(checked=False), []
+    model, seen = model_of(), []
     real = model.decoder
     model.decoder = lambda ahead=0: seen.append(ahead) or real(ahead)
     for propose in (0, 2):
@@ -114,4 +115,6 @@ def test_generate_draws_on_the_device_where_it_can():
         seen.clear()
     with pytest.raises(NanoEulerError, match="top_p is 2"):
         generate.rounds(model, [5], np.random.default_rng(1), 1, top_p=2)
-    assert not model.draws(3) and not decode.draws(CONFIG, 12) and decode.draws(CONFIG, 7)
+    wide = replace(CONFIG, context=24)
+    assert not model.draws(3) and [decode.draws(CONFIG, n) for n in (6, 7)] == [True, False], "half a context"
+    assert [decode.draws(wide, n) for n in (7, 8)] == [True, False], "rows of one launch"

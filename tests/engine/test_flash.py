@@ -1,7 +1,7 @@
-"""FlashAttention computes what ops/reference.py computes: every kind of number, width, tile and odd size.
+"""FlashAttention and its gradients are those of ops/reference.py: every kind of number, width, tile and odd size.
 
 On the CPU the kernels run checked; with a CUDA device (NANOEULER_DEVICE=gpu) the same tests run there. The oracle is
-the reference in float64. In low precision the error may be twice that of the plain computation in the same precision.
+the reference in float64. In low precision the error may be twice the error of the plain formulas in the same precision.
 """
 
 import itertools
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from nanoeuler_lib import cuda
-from nanoeuler_lib.engine import flash
+from nanoeuler_lib.cuda.blas import from_bfloat16, to_bfloat16
+from nanoeuler_lib.engine import flash, flash_backward
+from nanoeuler_lib.engine.memory import download
 from nanoeuler_lib.errors import NanoEulerError
 from nanoeuler_lib.ops import reference
 
@@ -19,7 +21,8 @@ ON_GPU = cuda.device() == "gpu"
 pytestmark = [] if ON_GPU else [pytest.mark.compiler]
 on_cpu = pytest.mark.skipif(ON_GPU, reason="the checker runs on the CPU")
 xp = cuda.array_module()
-TURING, AMPERE, HOPPER = flash.Card(75, 48 * 1024), flash.Card(86, 99 * 1024), flash.Card(90, 227 * 1024)
+K = 1024
+TURING, OLD, AMPERE, HOPPER = (flash.Card(*of) for of in ((75, 48 * K), (80, 48 * K), (86, 99 * K), (90, 227 * K)))
 KINDS = ["bfloat16", "float16", "tf32", "float32"]
 
 
@@ -27,272 +30,370 @@ KINDS = ["bfloat16", "float16", "tf32", "float32"]
 # numbers, and attention in plain NumPy
 
 
-def rounded(x, kind):
-    """float64 numbers as this kind holds them, or as tensor cores take them."""
-    x = np.asarray(x, np.float32)
-    if kind == "float16":
-        return x.astype(np.float16).astype(np.float64)
-    if kind == "float32":
-        return x.astype(np.float64)
-    bits, drop = x.view(np.uint32).astype(np.uint64), 16 if kind == "bfloat16" else 13
-    half = 1 << drop - 1  # tf32: of two equally near numbers the one farther from 0
-    if kind == "bfloat16":  # the even one
-        half = half - 1 + (bits >> drop & 1)
-    return (((bits + half) >> drop << drop).astype(np.uint32)).view(np.float32).astype(np.float64)
-
-
 def stored(x, kind):
     """The array that a kernel takes."""
+    x = np.ascontiguousarray(x, np.float32)
+    return xp.asarray(to_bfloat16(x) if kind == "bfloat16" else x.astype(np.float16 if kind == "float16" else x.dtype))
+
+
+def rounded(x, kind):
+    """float32 numbers as arrays of this kind hold them."""
     x = np.asarray(x, np.float32)
     if kind == "bfloat16":
-        return xp.asarray((rounded(x, kind).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16))
-    return xp.asarray(x.astype(np.float16 if kind == "float16" else np.float32))
+        return from_bfloat16(to_bfloat16(x))
+    return x.astype(np.float16).astype(np.float32) if kind == "float16" else x
 
 
-def values(array):
-    array = array.get() if ON_GPU else array
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+def on_cores(x, kind):
+    """The same as they enter a product: of two TF32 numbers equally near, the one farther from 0."""
+    if kind != "tf32":
+        return rounded(x, kind)
+    return ((np.asarray(x, np.float32).view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
 
 
-def split(qkv, heads, groups):
-    """[B, T, (H + 2 G) C] as q [B, H, T, C], k and v [B, G, T, C]."""
-    B, T, columns = qkv.shape
-    x = qkv.reshape(B, T, heads + 2 * groups, columns // (heads + 2 * groups)).swapaxes(1, 2)
-    return x[:, :heads], x[:, heads : heads + groups], x[:, heads + groups :]
+def heads_apart(x, C):
+    """[B, T, heads C] -> [B, heads, T, C]"""
+    B, T, row = x.shape
+    return x.reshape(B, T, row // C, C).swapaxes(1, 2)
 
 
-def exact(qkv, heads, groups, scale):
-    """out [B, T, H C] and lse [B, H, T] in float64; the reference divides by sqrt(C) itself."""
-    q, k, v = split(qkv, heads, groups)
-    y, _ = reference.attention_forward(q * scale * np.sqrt(q.shape[-1]), k, v)
-    scores = scale * (q @ np.repeat(k, heads // groups, 1).swapaxes(-1, -2))
-    scores = np.where(np.triu(np.ones(scores.shape[-2:], bool), 1), -np.inf, scores)
-    top = scores.max(-1)
-    return joined(y), top + np.log(np.exp(scores - top[..., None]).sum(-1))
+def side_by_side(x):
+    """[B, heads, T, C] -> [B, T, heads C]"""
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def joined(y):
-    B, H, T, C = y.shape
-    return y.swapaxes(1, 2).reshape(B, T, H * C)
+class Problem:
+    """Random inputs; in float64 what comes of them. size: factor of scores; turn: gradients go back through RoPE."""
+
+    def __init__(self, kind, C, B, T, H, G, *, turn=False, size=1.0, scale=None):
+        rng = np.random.default_rng([C, B, T, H, G])
+        self.kind, self.C, self.T, self.H, self.G = kind, C, T, H, G
+        self.scale = C**-0.5 if scale is None else scale
+        stretch = self.scale * C**0.5  # the reference divides by the square root itself
+        qkv, dout = (rng.standard_normal((B, T, n * C), dtype=np.float32) for n in (H + 2 * G, H))
+        qkv[..., : H * C] *= size
+        self.qkv, self.dout = rounded(qkv, kind), rounded(dout, kind)
+        self.slopes = heads_apart(self.dout.astype(np.float64), C)
+        self.q, self.k, self.v = self.split(heads_apart(self.qkv.astype(np.float64), C))
+        y, saved = reference.attention_forward(self.q * stretch, self.k, self.v)
+        dq, dk, dv = reference.attention_backward(self.slopes, saved)
+        self.y, self.lse, self.wanted = side_by_side(y), self.logsums(self.q, self.k), (dq * stretch, dk, dv)
+        # What the backward pass is given is of a forward pass that multiplied the same rounded numbers.
+        q, k, v = (on_cores(x, kind).astype(np.float64) if kind == "tf32" else x for x in (self.q, self.k, self.v))
+        self.given_out = rounded(side_by_side(reference.attention_forward(q * stretch, k, v)[0]), kind)
+        self.given_lse = self.logsums(q, k).astype(np.float32)
+        self.delta = (self.slopes * heads_apart(self.given_out.astype(np.float64), C)).sum(axis=-1)
+        self.tables = None
+        if turn:
+            tables = reference.rope_tables(T, C)
+            self.wanted = (*(reference.rope_backward(x, tables) for x in self.wanted[:2]), dv)
+            self.tables = tuple(np.ascontiguousarray(table, np.float32) for table in tables)
+
+    def split(self, x):
+        return x[:, : self.H], x[:, self.H : self.H + self.G], x[:, self.H + self.G :]
+
+    def logsums(self, q, k):
+        scores = q @ np.repeat(k, self.H // self.G, axis=1).swapaxes(-1, -2) * self.scale
+        scores = np.where(np.tri(self.T, dtype=bool), scores, -np.inf)
+        most = scores.max(axis=-1)
+        return most + np.log(np.exp(scores - most[..., None]).sum(axis=-1))
+
+    def forward(self, on, checked=True):
+        """out and lse of the kernel; what it does not write stays NaN."""
+        out, lse = stored(np.full(self.y.shape, np.nan), self.kind), xp.full(self.lse.shape, np.nan, np.float32)
+        options = dict(tf32=self.kind == "tf32", on=on, checked=checked)
+        flash.run(flash.forward(out, lse, stored(self.qkv, self.kind), self.H, self.G, self.scale, **options))
+        return download(out).astype(np.float64), download(lse)
+
+    def arrays(self):
+        """dqkv, delta, dout, out, lse, qkv; the first two hold NaN."""
+        dqkv, dout, out, qkv = (
+            stored(x, self.kind) for x in (np.full_like(self.qkv, np.nan), self.dout, self.given_out, self.qkv)
+        )
+        return dqkv, xp.full(self.lse.shape, np.nan, np.float32), dout, out, xp.asarray(self.given_lse), qkv
+
+    def backward(self, shared=None, atomic=False):
+        """dq, dk and dv, and the arrays that were written. shared: bytes of the card's shared memory."""
+        arrays = self.arrays()
+        tables = self.tables and tuple(map(xp.asarray, self.tables))
+        work = xp.full((*self.lse.shape, self.C), np.nan, np.float32) if atomic else None
+        options = dict(tf32=self.kind == "tf32", on=flash.Card(80, shared) if shared else None)
+        launches = flash_backward.backward(
+            *arrays, self.H, self.G, self.scale, tables=tables, work=work, **options
+        )  # fmt: skip
+        flash.run(launches)
+        return self.split(heads_apart(download(arrays[0]), self.C)), arrays
 
 
-def plain(qkv, heads, groups, scale, kind):
-    """The same with what stands in memory or enters a product rounded: scores are summed in float32, as everywhere."""
-    q, k, v = (rounded(x, kind) for x in split(qkv, heads, groups))
-    k, v = (np.repeat(x, heads // groups, 1) for x in (k, v))
-    scores = (scale * (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2))).astype(np.float32)
-    scores = np.where(np.triu(np.ones(scores.shape[-2:], bool), 1), -np.inf, scores)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    y = rounded(p / p.sum(-1, keepdims=True), kind).astype(np.float32) @ v.astype(np.float32)
-    return joined(rounded(y, kind) if kind in ("bfloat16", "float16") else y.astype(np.float64))
+def distance(got, wanted):
+    """The error relative to the whole; NaN is one."""
+    return np.linalg.norm(np.asarray(got, np.float64) - wanted) / (np.linalg.norm(wanted) or 1.0)
 
 
-def inputs(B, T, heads, groups, C, kind, size=1.0):
-    x = np.random.default_rng([B, T, heads, groups, C]).standard_normal((B, T, (heads + 2 * groups) * C))
-    x[..., : (heads + groups) * C] *= np.sqrt(size)  # queries and keys: scores grow by `size`
-    return rounded(x, kind if kind != "tf32" else "float32")
-
-
-def attend(qkv, heads, groups, kind, scale, on, checked=True):
-    """out and lse of the kernel, in float64. What it does not write stays NaN."""
-    B, T, columns = qkv.shape
-    C = columns // (heads + 2 * groups)
-    given = stored(qkv, kind)
-    out, lse = xp.empty((B, T, heads * C), given.dtype), xp.full((B, heads, T), np.nan, np.float32)
-    out.view(xp.uint8)[...] = 0xFF
-    options = dict(tf32=kind == "tf32", on=on, checked=checked)
-    flash.run(flash.forward(out, lse, given, heads, groups, scale, **options))
-    return values(out), values(lse)
-
-
-def error(a, b):
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
-
-
-def check(B, T, heads, groups, C, kind, on, size=1.0, scale=None, checked=True):
-    qkv, scale = inputs(B, T, heads, groups, C, kind, size), C**-0.5 if scale is None else scale
-    out, lse = attend(qkv, heads, groups, kind, scale, on, checked)
-    wanted, logsum = exact(qkv, heads, groups, scale)
-    allowed = 2 * error(plain(qkv, heads, groups, scale, kind), wanted)
-    assert error(out, wanted) <= allowed + 1e-6
-    rounding = size * {"tf32": 2.0**-11}.get(kind, 2.0**-23)  # of the factors of a score, of its sum
-    np.testing.assert_allclose(lse, logsum, rtol=1e-6, atol=1e-5 + 8 * rounding)
+def plain(problem):
+    """out, dq, dk and dv as the formulas stand, each array rounded to the kind as it is made."""
+    kind, G, R = problem.kind, problem.G, problem.H // problem.G
+    product = lambda a, b: on_cores(a, kind).astype(np.float32) @ on_cores(b, kind).astype(np.float32)
+    q, k, v, slope = (x.astype(np.float32) for x in (problem.q, problem.k, problem.v, problem.slopes))
+    k, v = np.repeat(k, R, axis=1), np.repeat(v, R, axis=1)
+    scores = product(q, k.swapaxes(-1, -2)) * np.float32(problem.scale)
+    scores = np.where(np.tri(problem.T, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p = rounded(p / p.sum(axis=-1, keepdims=True), kind)
+    dp = rounded(product(slope, v.swapaxes(-1, -2)), kind)
+    ds = p * (dp - (dp * p).sum(axis=-1, keepdims=True)) * np.float32(problem.scale)
+    dq, dk, dv = product(ds, k), product(ds.swapaxes(-1, -2), q), product(p.swapaxes(-1, -2), slope)
+    B, _, T, C = dk.shape
+    dk, dv = (x.reshape(B, G, R, T, C).sum(axis=2) for x in (dk, dv))
+    return [rounded(x, kind) for x in (side_by_side(product(p, v)), dq, dk, dv)]
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # every kind, width and size
 
-CASES = [
-    *((1, T, 3, 1, 64, "bfloat16", on) for T in (1, 37, 65, 130) for on in (AMPERE, HOPPER)),
-    *((2, 37, *heads, 32, "bfloat16", AMPERE) for heads in ((1, 1), (4, 2))),
-    *((1, 70, *heads, 64, "bfloat16", on) for heads in ((2, 2), (6, 2)) for on in (AMPERE, HOPPER)),
-    *((1, T, 2, 1, 128, "bfloat16", on) for T in (1, 70) for on in (AMPERE, HOPPER)),
-    *((1, T, 3, 1, C, "float16", AMPERE) for T, C in ((65, 32), (37, 64), (37, 128))),
-    *((1, 70, 2, 1, C, "float16", HOPPER) for C in (64, 128)),
-    *((1, T, 3, 1, C, "tf32", AMPERE) for T, C in ((1, 32), (65, 32), (70, 64), (37, 128))),
-    *((1, T, 2, 1, C, "float32", TURING) for T, C in ((1, 32), (37, 32), (37, 64), (19, 128))),
+FORWARD = [  # number, C, B, T, H, G; the card; then what else
+    *((("bfloat16", 64, 1, T, 3, 1), on, {}) for T in (1, 37, 130) for on in (AMPERE, HOPPER)),
+    (("bfloat16", 32, 2, 37, 4, 2), AMPERE, {}),
+    *((("bfloat16", 64, 1, 70, H, 2), on, {}) for H, on in ((2, AMPERE), (6, HOPPER))),
+    *((("bfloat16", 128, 1, 70, 2, 1), on, {}) for on in (AMPERE, HOPPER)),
+    *((("float16", C, 1, T, 3, 1), AMPERE, {}) for C, T in ((32, 65), (64, 37), (128, 37))),
+    *((("float16", C, 1, 70, 2, 1), HOPPER, {}) for C in (64, 128)),
+    *((("tf32", C, 1, T, 3, 1), AMPERE, {}) for C, T in ((32, 1), (32, 65), (64, 70), (128, 37))),
+    *((("float32", C, 1, T, 2, 1), TURING, {}) for C, T in ((32, 1), (64, 37), (128, 19))),
+    (("float32", 32, 2, 67, 6, 2), TURING, {}),
+    # All scores equal, or so far apart that exp overflows unless the largest is subtracted.
+    *(((kind, 64, 1, 66, 2, 1), AMPERE, dict(size=size)) for kind in KINDS for size in (0.0, 300.0)),
+    *((("bfloat16", 64, 1, 66, 2, 1), HOPPER, dict(size=size)) for size in (0.0, 300.0)),
+    (("bfloat16", 32, 1, 40, 2, 2), AMPERE, dict(scale=1.0, size=0.2)),
 ]
+BACKWARD = [  # number, C, B, T, H, G; options of `backward`; then what else
+    (("bfloat16", 64, 1, 130, 3, 1), {}, {}),
+    (("bfloat16", 64, 1, 1, 1, 1), {}, {}),
+    (("bfloat16", 64, 2, 37, 4, 2), dict(shared=48 * K), {}),
+    (("bfloat16", 64, 1, 201, 3, 1), dict(shared=227 * K), {}),
+    (("bfloat16", 64, 1, 65, 6, 2), {}, dict(turn=True)),
+    (("bfloat16", 64, 1, 65, 3, 1), dict(atomic=True), {}),
+    (("bfloat16", 32, 2, 130, 4, 2), dict(shared=227 * K), dict(turn=True)),
+    (("bfloat16", 128, 1, 65, 1, 1), {}, {}),
+    (("bfloat16", 128, 1, 37, 3, 1), dict(shared=227 * K), dict(turn=True)),
+    (("tf32", 32, 2, 37, 4, 2), {}, dict(turn=True)),
+    (("tf32", 32, 1, 130, 2, 1), dict(shared=163 * K, atomic=True), dict(turn=True)),
+    (("tf32", 64, 1, 65, 3, 1), dict(shared=48 * K), {}),
+    (("tf32", 128, 1, 37, 1, 1), dict(shared=64 * K), {}),
+    (("tf32", 128, 1, 65, 2, 1), dict(shared=99 * K), dict(turn=True)),
+    (("float32", 32, 1, 37, 4, 2), {}, {}),
+    (("float32", 64, 1, 37, 2, 2), dict(shared=64 * K), dict(turn=True)),
+]
+BOUND = {"bfloat16": 4e-3, "tf32": 1e-3, "float32": 2e-6}  # half a unit of the last bit, three times on the way
 
 
-def name_of(case):
-    return "-".join(f"sm{part.capability}" if isinstance(part, flash.Card) else str(part) for part in case)
+def name_of(part):
+    if isinstance(part, flash.Card):
+        return f"sm{part.capability}"
+    return "-".join(map(str, part if isinstance(part, tuple) else itertools.chain(*part.items())))
 
 
-@pytest.mark.full(but=["1-37-3-1-64-bfloat16-sm86"])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_equals_the_reference(case):
-    check(*case)
+def check_forward(sizes, on, checked=True, **options):
+    problem = Problem(*sizes, **options)
+    out, lse = problem.forward(on, checked)
+    assert distance(out, problem.y) <= 2 * distance(plain(problem)[0], problem.y) + 1e-6
+    rounding = options.get("size", 1.0) * (2.0**-11 if problem.kind == "tf32" else 2.0**-23)  # of a score's factors
+    np.testing.assert_allclose(lse, problem.lse, rtol=1e-6, atol=1e-5 + 8 * rounding)
 
 
-def tiles(kind):
-    """Every tile of a kind, with a width and a card that it is for."""
-    choices = [(C, T, on) for C in flash.WIDTHS for T in (1, 10**6) for on in cards(kind)]
-    return {flash.tile(*number_of(kind), C, T, on, kind == "tf32"): (C, on) for C, T, on in choices}
+@pytest.mark.full(but=["bfloat16-64-1-37-3-1-sm86"])
+@pytest.mark.parametrize("sizes, on, more", FORWARD, ids=name_of)
+def test_attention_is_the_references(sizes, on, more):
+    check_forward(sizes, on, **more)
+
+
+def number_of(kind):
+    return flash.NUMBERS["float32" if kind == "tf32" else kind]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["bfloat16", "tf32", "float32"])  # float16 has the tiles of bfloat16
-def test_every_tile_equals_the_reference(kind, monkeypatch):
+def test_every_tile_is_the_references(kind, monkeypatch):
     """The tile for long texts, too, at a size that fills none; unchecked, for its time."""
-    for chosen, (C, on) in tiles(kind).items():
+    cards = [OLD, AMPERE, HOPPER] if kind != "float32" else [TURING]
+    choices = [(C, T, on) for C in flash.WIDTHS for T in (1, 10**6) for on in cards]
+    tiles = {flash.tile(number_of(kind), C, T, on, kind == "tf32"): (C, on) for C, T, on in choices}
+    for chosen, (C, on) in tiles.items():
         monkeypatch.setattr(flash, "tile", lambda *_, chosen=chosen: chosen)
-        check(1, 100, 2, 1, C, kind, on, checked=False)
+        check_forward((kind, C, 1, 100, 2, 1), on, checked=False)
 
 
-def number_of(kind):
-    return (flash.NUMBERS["float32" if kind == "tf32" else kind],)
-
-
-def cards(kind):
-    return [flash.Card(80, 48 * 1024), AMPERE, HOPPER] if kind != "float32" else [TURING]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [0.0, 300.0])
-def test_scores_of_any_size(kind, size):
-    """All equal, or so far apart that exp overflows unless the largest is subtracted."""
-    for on in cards(kind):
-        check(1, 66, 2, 1, 64, kind, on, size=size)
+@pytest.mark.full(but=["bfloat16-64-1-1-1-1-"])
+@pytest.mark.parametrize("sizes, options, more", BACKWARD, ids=name_of)
+def test_gradients_are_the_references(sizes, options, more):
+    problem = Problem(*sizes, **more)
+    got, (_, delta, *_) = problem.backward(**options)
+    for name, mine, wanted in zip("qkv", got, problem.wanted, strict=True):
+        assert mine.shape == wanted.shape
+        error = distance(mine, wanted) if problem.T > 1 or name == "v" else np.abs(mine).max()  # of T=1 dq, dk are 0
+        assert error <= BOUND[problem.kind], f"d{name}: {error:.1e}"
+    np.testing.assert_allclose(download(delta), problem.delta, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
-def test_the_scale_is_the_callers():
-    check(1, 40, 2, 2, 32, "bfloat16", AMPERE, scale=1.0, size=0.2)
+@pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32)])
+@pytest.mark.parametrize("size", [1.0, 8.0, 300.0])
+def test_the_error_of_gradients_is_at_most_twice_the_formulas_in_the_same_precision(kind, C, size):
+    """FlashAttention's rule; with 300 most of a softmax is 0 and 1, and scores are near 1e4."""
+    problem = Problem(kind, C, 1, 130, 2, 1, size=size)
+    got, _ = problem.backward()
+    for name, mine, simple, wanted in zip("qkv", got, plain(problem)[1:], problem.wanted, strict=True):
+        assert np.isfinite(mine).all()
+        ours, theirs = distance(mine, wanted), distance(simple, wanted)
+        assert ours <= 2 * theirs, f"d{name}: {ours:.1e}, the formulas {theirs:.1e}"
 
 
 @pytest.mark.full
-def test_a_group_reads_its_own_keys_and_no_later_ones():
-    """Values say who they are, text and group and position; queries of zero average positions 0 to t."""
-    B, T, heads, groups, C = 2, 67, 6, 2, 32
-    qkv = np.zeros((B, T, heads + 2 * groups, C))
-    qkv[:, :, heads : heads + groups] = np.random.default_rng(0).standard_normal((B, T, groups, C))
-    for text in range(B):
-        for g in range(groups):
-            qkv[text, :, heads + groups + g, 0] = 2 * text + g
-            qkv[text, :, heads + groups + g, 1] = np.arange(T)
-    out, lse = attend(qkv.reshape(B, T, -1), heads, groups, "float32", 1.0, TURING)
-    out = out.reshape(B, T, heads, C)
-    for head in range(heads):
-        owner = 2 * np.arange(B)[:, None] + head // (heads // groups)
-        np.testing.assert_allclose(out[:, :, head, 0], np.broadcast_to(owner, (B, T)), rtol=1e-6)
-        np.testing.assert_allclose(out[:, :, head, 1], np.broadcast_to(np.arange(T) / 2, (B, T)), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(lse, np.broadcast_to(np.log(np.arange(1, T + 1)), (B, heads, T)), rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("kind, C", [("bfloat16", 64), ("tf32", 32)])
+def test_two_runs_agree_to_the_bit_and_inputs_stay_as_they_are(kind, C):
+    problem = Problem(kind, C, 2, 65, 6, 2)
+    first, second, before = problem.backward()[1], problem.backward()[1], problem.arrays()
+    for one, other in (*zip(first, second, strict=True), *zip(first[2:], before[2:], strict=True)):
+        assert download(one).tobytes() == download(other).tobytes()
+
+
+@pytest.mark.full
+def test_in_one_call():
+    problem = Problem("float32", 32, 1, 20, 2, 1)
+    out, lse = flash.attention(stored(problem.qkv, "float32"), 2, 1)
+    np.testing.assert_allclose(download(out), problem.y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(download(lse), problem.lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not ON_GPU or flash.card().capability < 90, reason="wgmma is Hopper's")
-def test_wgmma_equals_its_twin():
+@pytest.mark.parametrize("C", [64, 128])
+def test_wgmma_equals_its_twin(C):
     """Both round the same numbers: they differ by the order of sums alone."""
-    for C in (64, 128):
-        qkv = inputs(3, 333, 6, 2, C, "bfloat16")
-        one, other = (attend(qkv, 6, 2, "bfloat16", C**-0.5, on) for on in (HOPPER, AMPERE))
-        assert error(one[0], other[0]) < 2e-3
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-5, atol=1e-5)
+    problem = Problem("bfloat16", C, 3, 333, 6, 2)
+    one, other = (problem.forward(on) for on in (HOPPER, AMPERE))
+    assert distance(one[0], other[0]) < 2e-3
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-5, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# which tile
+# which tile, and what is refused
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_fit_the_card(kind):
-    for C, T, on in itertools.product(flash.WIDTHS, (128, 512, 4096), (*cards(kind), TURING)):
-        if on is not TURING or kind == "float32":
-            assert flash.tile(*number_of(kind), C, T, on, kind == "tf32").bytes <= on.shared
+    cards = [OLD, AMPERE, HOPPER] if kind != "float32" else [TURING]
+    for C, T, on in itertools.product(flash.WIDTHS, (128, 512, 4096), cards):
+        assert flash.tile(number_of(kind), C, T, on, kind == "tf32").bytes <= on.shared
 
 
-def test_a_card_without_tensor_cores_takes_float32_alone():
+def test_tiles_of_the_backward_pass_fit_the_card():
+    for size, C, shared, T in itertools.product((2, 4), flash.WIDTHS, (48, 64, 99, 163, 227), (1, 64, 65, 512, 4096)):
+        if (size, C, shared) == (4, 128, 48):  # cards from 7.5 on have 64
+            with pytest.raises(NanoEulerError, match="take 64 KB of shared memory, got 49152"):
+                flash_backward.tiles(size, C, T, shared * K)
+            continue
+        for tile in flash_backward.tiles(size, C, T, shared * K):
+            assert tile.bytes(C, size) <= shared * K
+            assert tile.rows // tile.warps in (16, 32) and tile.step % 16 == 0 and tile.rows % tile.step == 0
+
+
+def zeros(shape, dtype=np.float32, more=0):
+    """more: floats by which the array begins behind a multiple of 16 bytes."""
+    return xp.zeros(int(np.prod(shape)) + more, dtype)[more:].reshape(shape)
+
+
+# of B 1, T 5, H 4, G 2, C 32
+FITS = dict(out=(1, 5, 128), lse=(1, 4, 5), qkv=(1, 5, 256), dout=(1, 5, 128), delta=(1, 4, 5), dqkv=(1, 5, 256))
+REFUSED = [  # by which pass; what does not fit; what the message must say
+    ("forward", dict(heads=3), "heads is a multiple of groups, got 3 and 2"),
+    ("forward", dict(qkv=zeros((1, 5, 8 * 24))), "32, 64 or 128, got 24"),
+    ("forward", dict(qkv=zeros((1, 5, 257))), "(4 + 2 x 2) C"),
+    ("forward", dict(qkv=zeros((1, 5, 256), np.float64)), "float64"),
+    ("forward", dict(out=zeros((1, 5, 127))), "out is (1, 5, 128) of float32, got (1, 5, 127) of float32"),
+    ("forward", dict(out=zeros((1, 5, 128), np.float16)), "of float16"),
+    ("forward", dict(lse=zeros((1, 5, 4))), "lse is (1, 4, 5) of float32, got (1, 5, 4)"),
+    ("forward", dict(out=zeros((1, 5, 128), more=1)), "out starts at a multiple of 16 bytes, got 4 more"),
+    ("forward", dict(on=TURING, tf32=True), "TF32 needs tensor cores of compute capability 8.0, this card has 7.5"),
+    ("backward", dict(heads=3), "heads is a multiple of groups, got 3 and 2"),
+    ("backward", dict(dout=zeros((1, 4, 128))), "dout is (1, 5, 128) of float32, got (1, 4, 128) of float32"),
+    ("backward", dict(delta=zeros((1, 5, 4))), "delta is (1, 4, 5) of float32, got (1, 5, 4) of float32"),
+    ("backward", dict(dqkv=zeros((1, 4, 256))), "dqkv is (1, 5, 256) of float32, got (1, 4, 256) of float32"),
+    ("backward", dict(dqkv=zeros((1, 5, 256), more=1)), "dqkv starts at a multiple of 16 bytes, got 4 more"),
+    ("backward", dict(tables=(zeros((5, 32)),) * 2), "tables[0] is (5, 16) of float32, got (5, 32) of float32"),
+    ("backward", dict(work=zeros((1, 5, 4, 32))), "work is (1, 4, 5, 32) of float32, got (1, 5, 4, 32) of float32"),
+    ("backward", dict(on=TURING, tf32=True), "TF32 takes compute capability 8.0 or later, this card has 7.5"),
+    (
+        "backward",
+        {name: zeros(FITS[name], np.float16) for name in ("qkv", "out", "dout", "dqkv")},
+        "takes bfloat16 (or uint16) and float32, got float16",
+    ),
+]
+
+
+@pytest.mark.parametrize("way, change, words", REFUSED, ids=lambda part: part if isinstance(part, str) else "")
+def test_what_does_not_fit_is_refused(way, change, words):
+    names = ("out", "lse", "qkv") if way == "forward" else ("dqkv", "delta", "dout", "out", "lse", "qkv")
+    given = {name: zeros(FITS[name]) for name in names} | dict(heads=4, groups=2, scale=1.0)
+    with pytest.raises(NanoEulerError, match=re.escape(words)):
+        getattr(flash if way == "forward" else flash_backward, way)(**given | change)
+
+
+@pytest.mark.parametrize("number, tf32", [("__nv_bfloat16", False), ("__half", False), ("float", True)])
+def test_a_card_without_tensor_cores_takes_float32_alone(number, tf32):
     assert "false" in flash.tile("float", 64, 512, TURING).kernel
-    for number, tf32 in (("__nv_bfloat16", False), ("__half", False), ("float", True)):
-        with pytest.raises(NanoEulerError, match="tensor cores of compute capability"):
-            flash.tile(number, 64, 512, TURING, tf32)
+    with pytest.raises(NanoEulerError, match="tensor cores of compute capability"):
+        flash.tile(number, 64, 512, TURING, tf32)
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# the door
+# without one of its barriers, commits or waits: the checker reports it, or the numbers are wrong
 
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (dict(heads=3), "a multiple of groups, got 3 and 2"),
-        (dict(qkv=xp.zeros((1, 5, 8 * 24), np.float32)), "32, 64 or 128, got 24"),
-        (dict(qkv=xp.zeros((1, 5, 257), np.float32)), r"\(4 \+ 2 x 2\) C"),
-        (dict(qkv=xp.zeros((1, 5, 256), np.float64)), "float64"),
-        (dict(out=xp.zeros((1, 5, 127), np.float32)), r"out is \(1, 5, 128\) of float32, got \(1, 5, 127\)"),
-        (dict(out=xp.zeros((1, 5, 128), np.float16)), "got .* of float16"),
-        (dict(lse=xp.zeros((1, 5, 4), np.float32)), r"lse is \(1, 4, 5\)"),
-        (dict(out=xp.zeros(641, np.float32)[1:].reshape(1, 5, 128)), "16 bytes, got 4 more"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, words):
-    given = dict(
-        out=xp.zeros((1, 5, 128), np.float32), lse=xp.zeros((1, 4, 5), np.float32),
-        qkv=xp.zeros((1, 5, 256), np.float32), heads=4, groups=2, scale=1.0,
-    )  # fmt: skip
-    with pytest.raises(NanoEulerError, match=words):
-        flash.forward(**given | change)
-
-
-@pytest.mark.full
-def test_in_one_call():
-    qkv = inputs(1, 20, 2, 1, 32, "float32")
-    out, lse = flash.attention(stored(qkv, "float32"), 2, 1)
-    wanted, logsum = exact(qkv, 2, 1, 32**-0.5)
-    np.testing.assert_allclose(values(out), wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(values(lse), logsum, rtol=1e-5, atol=1e-5)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# without one of its barriers, commits and waits
-
-TEXT = (cuda.KERNELS / "attention_forward.cu").read_text("utf-8")
 ORDERING = re.compile(r"(?:__sync(?:threads|warp)|copy_async_commit|copy_async_wait<\d>)\(\);")
-PLACES = list(ORDERING.finditer(TEXT))
+TEXTS = {way: (cuda.KERNELS / f"attention_{way}.cu").read_text("utf-8") for way in ("forward", "backward")}
+PLACES = [(way, place) for way, text in TEXTS.items() for place in ORDERING.finditer(text)]
+
+
+def kernel_of(way, place):
+    """Whose the place is; none: a function of them all."""
+    return "".join(re.findall(rf"\n(attention_{way}\w*)\(", TEXTS[way][: place.start()])[-1:])
 
 
 @pytest.mark.full
 @on_cpu
-@pytest.mark.parametrize("number", range(len(PLACES)))
-def test_without_one_of_its_barriers_waits_or_commits(number, monkeypatch):
-    """The checker reports it, or the numbers are wrong."""
-    text = TEXT[: PLACES[number].start()] + ";" + TEXT[PLACES[number].end() :]
+@pytest.mark.parametrize("way, place", PLACES, ids=[f"{way}-{n}" for n, (way, _) in enumerate(PLACES)])
+def test_what_orders_the_threads_is_missed(way, place, monkeypatch):
+    text, hurt = TEXTS[way], kernel_of(way, place)
+    broken = text[: place.start()] + "{}" + text[place.end() :]
+    caught = pytest.raises((cuda.KernelError, AssertionError))
+    if way == "forward":
+        module = lambda name: cuda.module(broken, instantiate=(name,))[name]
+        monkeypatch.setattr(flash, "_kernel", lambda chosen, *_: module(chosen.kernel))
+        hopper = "hopper" in hurt
+        with caught:
+            if hopper:  # with one tile of values
+                check_forward(("bfloat16", 128, 1, 100, 2, 1), HOPPER)
+            check_forward(("bfloat16", 64, 1, 100, 2, 1), HOPPER if hopper else AMPERE)
+        return
+    sound = flash_backward._module
 
-    def kernel(chosen, *_):
-        return cuda.module(text, where="cpu", instantiate=(chosen.kernel,))[chosen.kernel]
+    def compiled(names, where, checked):
+        mine = tuple(name for name in names if name.startswith(f"{hurt}<") or not hurt)
+        rest = tuple(name for name in names if name not in mine)
+        modules = [cuda.module(broken, instantiate=mine), *([sound(rest, where, checked)] if rest else [])]
+        return {name: module[name] for module in modules for name in module}
 
-    monkeypatch.setattr(flash, "_kernel", kernel)
-    hopper = PLACES[number].start() > TEXT.index("\nattention_forward_hopper(")
-    with pytest.raises((cuda.KernelError, AssertionError)):
-        if hopper:  # with one tile of values
-            check(1, 100, 2, 1, 128, "bfloat16", HOPPER)
-        check(1, 100, 2, 1, 64, "bfloat16", HOPPER if hopper else AMPERE)
+    monkeypatch.setattr(flash_backward, "_module", compiled)
+    line = text[text.rindex("\n", 0, place.start()) : text.index("\n", place.end())]
+    if place[0] == "__syncwarp();":  # rows that are held are read long before
+        problem, options = Problem("tf32", 128, 1, 16, 1, 1), dict(shared=64 * K)
+    else:
+        problem, options = Problem("bfloat16", 32, 1, 70, 2, 1), dict(shared=48 * K, atomic="all warps" in line)
+    with caught:
+        got, _ = problem.backward(**options)
+        assert max(map(distance, got, problem.wanted)) <= 2 * BOUND["bfloat16"]
 
 
-@pytest.mark.full
 def test_there_are_places_to_delete():
-    assert len(PLACES) >= 10
+    assert min(sum(way == one for way, _ in PLACES) for one in TEXTS) >= 10

@@ -99,7 +99,7 @@ def test_what_finds_no_room_is_named_with_what_is_wanted_and_free(card):
 
 
 def test_what_is_said_to_be_wanted_is_what_is_taken(card):
-    """A card with that much room has enough; a tenth less, and it has not."""
+    """A GPU with that much room has enough; a tenth less, and it has not."""
     for name, take in all_of_it().items():
         before, kept = card.used, take()
         taken = card.used - before

@@ -41,7 +41,7 @@ from tools.course.papers.papers import CHAPTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "nanoeuler_lib", "nanoeuler_book", "konigsberg"
-# Kernels and what launches them: tested by themselves, test_engine.py and its kin plant their own bugs.
+# Kernels and what launches them: tested by themselves, tests/engine/test_planted.py plants bugs of its own.
 APART = ("cuda", "kernels", "engine")
 PAPERS = "papers", "problems", "worker", *(f"ch{number}" for number in CHAPTERS)
 ON_REQUEST = ("breaks", "diagnose", *PAPERS)  # only with MODULE=: their tests take 90 seconds a mutant

@@ -1,0 +1,122 @@
+"""Bugs in the engine's kernels, planted one by one: the comparison named beside each sees it, or the checker does.
+
+Each stands for a kind of mistake that a comparison could be blind to: a term that is 0 in tests, a size that always
+fits, an array that is never read again, a barrier that no thread is late for.
+"""
+
+import functools
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from test_engine import (
+    TINY,
+    batch,
+    check_decoding,
+    check_products,
+    check_small,
+    check_updates,
+    engine_of,
+    on_the_cpu,
+    parameters,
+)
+from test_engine_muon import check_muon
+
+from nanoeuler_lib import cuda
+from nanoeuler_lib.engine import program
+
+pytestmark = [pytest.mark.full, pytest.mark.compiler]
+
+
+def check_norms():
+    """Rows of several warps, of which a block takes several turns: the sums of a norm have two barriers."""
+    config = replace(TINY, dim=512, heads=4, layers=1, ffn=48, predict=1, vocab_size=40)
+    engine_of(parameters(config, 0.1), config=config).loss_and_gradients(*batch(19, config=config))
+
+
+COMPARISONS = {
+    "float32": lambda: check_small("float32"),
+    "bfloat16": lambda: check_small("bfloat16"),
+    "updates": check_updates,
+    "decode": lambda: [check_decoding(name) for name in ("narrow", "wide", "many")],
+    "products": check_products,
+    "muon": check_muon,
+}
+PLANTED = [  # kernel's file, what stands there, what a mistaken hand would write, who sees it
+    ("engine.cu", "if (ADD && i < D) add_to(mine[k]", "if (false) add_to(mine[k]", "float32"),
+    ("engine.cu", "add_to(share[k], product);", "share[k] = product;", "float32"),
+    ("engine.cu", "times(normed, along[n] / D)", "times(normed, along[0] / D)", "float32"),
+    ("engine.cu", "times(share[k], inverse[k])", "share[k]", "float32"),
+    ("engine.cu", "sum = warp_sum(s[threadIdx.x][threadIdx.y]);", "sum = s[0][threadIdx.y];", "float32"),
+    ("engine.cu", "y[column] = add ? y[column] + sum : sum;", "y[column] = sum;", "float32"),
+    ("engine.cu", "minus(times(a, c), times(b, s))", "minus(times(b, c), times(a, s))", "float32"),
+    ("engine.cu", "factor[1] = sums[k] - sums[k];", "factor[1] = 0;", "float32"),
+    ("engine.cu", "scale[blockIdx.x % weights]", "scale[0]", "float32"),
+    ("engine.cu", "if (at == 3) d.w -= weight;", "", "float32"),
+    ("engine.cu", "float weight = target < 0 ? 0.0f : ", "float weight = ", "float32"),
+    ("engine.cu", "bool decays = 4 * i < decayed;", "bool decays = true;", "updates"),
+    ("engine.cu", "if (!(factor[1] <= 3.4e38f)) return;", "", "bfloat16"),
+    ("engine.cu", "[threadIdx.x] = sum;\n  __syncthreads();", "[threadIdx.x] = sum;", "float32"),
+    ("embedding.cu", "    if (ADD) add_to(sum, *to);\n    *to = sum;\n  }\n}", "    *to = sum;\n  }\n}", "float32"),
+    ("embedding.cu", "if (first + k * groups < s.to) add_to(sum, v[k]);", "if (first + k < s.to) add_to(sum, v[k]);",
+     "float32"),
+    ("embedding.cu", "row = now[k] + 1;", "row = now[k] + 2;", "float32"),
+    ("adamw.cu", "if (!(factor[1] <= 3.4e38f)) return;", "", "float32"),
+    ("decode.cu", "  __syncthreads();\n  for (int o = first; o < O;", "  for (int o = first; o < O;", "decode"),
+    ("decode.cu", "    __syncthreads();\n    if (row < rows)\n      out", "    if (row < rows)\n      out", "decode"),
+    ("decode.cu", "fmaf(sum, 1.0f / I, eps)", "sum * (1.0f / I)", "decode"),
+    ("decode.cu", "for (int warp = 0; warp < WARPS; warp++) sum += squares",
+     "for (int warp = 0; warp < 4; warp++) sum += squares", "decode"),
+    ("decode.cu", "number_of_piece(k) < I;", "number_of_piece(k) + 8 < I;", "decode"),
+    ("decode.cu", "if (k >= AHEAD && has_piece<I>(k)) piece", "if (k >= PIECES<I> && has_piece<I>(k)) piece",
+     "decode"),
+    ("decode.cu", "if (head % (H / G) == 0) {", "if (head == 0) {", "decode"),
+    ("decode.cu", "sine, start + r, n, C));", "sine, at, n, C));", "decode"),
+    ("decode.cu", "if (mine + k * together >= start) continue;", "if (mine + k * together >= start / 2) continue;",
+     "decode"),
+    ("decode.cu", "a.terms = of_a * a.terms + of_b * b.terms;", "a.terms = a.terms + b.terms;", "decode"),
+    ("decode.cu", "&high.x, &w.z);", "&high.x, &w.x);", "products"),
+    ("decode.cu", "if (row < rows) low =", "if (row < 1) low =", "products"),
+    ("decode.cu", "__uint_as_float(rounded(v.z - of.z, v.w - of.w))", "__uint_as_float(high)", "products"),
+    ("muon.cu", "mix(beta, read_four(m + j), factor[0], slope)", "mix(beta, read_four(m + j), 1.0f, slope)", "muon"),
+    ("muon.cu", "part[gridDim.x * blockIdx.y + blockIdx.x] = sum", "part[blockIdx.x] = sum", "muon"),
+    ("muon.cu", "scale * beta, read_four(m", "scale, read_four(m", "muon"),
+    ("muon.cu", "write_four(copy + j, v);", "", "muon"),
+    ("muon.cu", "float decay) {\n  if (!(factor[1] <= 3.4e38f)) return;", "float decay) {", "muon"),
+]  # fmt: skip
+
+
+@contextmanager
+def planted(where, old, new):
+    """A piece of a kernel's file replaced, for all that the engine launches."""
+    source, plain = (cuda.KERNELS / where).read_text("utf-8"), program._module
+    assert old in source, old
+
+    @functools.cache
+    def module(file, instantiate, at, checked, add=False):
+        if file != where:
+            return plain(file, instantiate, at, checked, add)
+        options = dict(where=at, checked=checked, instantiate=instantiate, defines={"ADD": 1} if add else {})
+        return cuda.module(source.replace(old, new), **options)
+
+    with patch.object(program, "_module", module):
+        yield
+
+
+@on_the_cpu
+@pytest.mark.parametrize("where, old, new, comparison", PLANTED, ids=[f"{n}-{row[0]}" for n, row in enumerate(PLANTED)])
+def test_a_planted_bug_is_seen(where, old, new, comparison):
+    with planted(where, old, new), pytest.raises((AssertionError, cuda.KernelError)):
+        COMPARISONS[comparison]()
+
+
+@on_the_cpu
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_deleted_barrier_of_the_norms_sums_is_reported(which):
+    source, barrier = (cuda.KERNELS / "engine.cu").read_text("utf-8"), "__syncthreads();"
+    text = source[source.index("void block_sums") :].partition("\n}\n")[0]
+    parts = text.split(barrier)
+    broken = barrier.join(parts[: which + 1]) + barrier.join(parts[which + 1 :])
+    with planted("engine.cu", text, broken), pytest.raises(cuda.KernelError, match="race"):
+        check_norms()

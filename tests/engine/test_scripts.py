@@ -1,0 +1,289 @@
+"""Benchmarks and experiments that need a GPU or hours: each once, tiny, on the CPU runtime; its rows are there."""
+
+import dataclasses
+import json
+import lzma
+import multiprocessing
+from multiprocessing.pool import ThreadPool
+from types import SimpleNamespace
+
+import many_worker
+import numpy as np
+import pytest
+from test_engine import WHERE
+
+import konigsberg
+from benchmarks import (
+    english,
+    gpu_decode,
+    gpu_flash_step,
+    gpu_muon,
+    gpu_numbers,
+    gpu_products,
+    gpu_speculate,
+    gpu_step,
+    large,
+    many_cards,
+    million,
+    race,
+    yardsticks,
+)
+from experiments import ch19, ch19_runs
+from nanoeuler_lib import engine
+from nanoeuler_lib.config import ModelConfig
+from nanoeuler_lib.engine import data_parallel
+from nanoeuler_lib.engine.device import CPU, Device
+from nanoeuler_lib.text import data, shards
+from nanoeuler_lib.text.tokenizer import END_OF_TEXT, Tokenizer
+from nanoeuler_lib.training import checkpoint
+
+pytestmark = [] if WHERE == "gpu" else [pytest.mark.compiler]
+TINY = ModelConfig(dim=64, heads=2, kv_heads=1, layers=2, context=9, vocab_size=40, predict=2, ffn=24)
+LINES = "".join(f"Line {n} of {n * n % 97} lines that tell of a river, and of who swam in it.\n" for n in range(300))
+
+
+def beside_torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed: make oracle")
+
+
+def rows_in(file):
+    return json.loads(file.read_text())["rows"]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# one model beside another: each of these stops where the two do not compute the same
+
+
+@pytest.mark.full
+def test_gpu_step(monkeypatch):
+    beside_torch()
+    monkeypatch.setattr(gpu_step, "STEPS", 1)
+    row = gpu_step.measure(TINY, "bfloat16", rows=2, rounds=1, where="cpu")
+    assert set(row["milliseconds"]) == {gpu_step.US, gpu_step.PEER} and len(row["first_losses"]) == gpu_step.AGREE
+
+
+@pytest.mark.full
+def test_gpu_decode(monkeypatch):
+    beside_torch()
+    monkeypatch.setattr(gpu_decode, "TOKENS", 2)
+    row = gpu_decode.measure(TINY, "bfloat16", start=5, rounds=2, where="cpu")
+    assert min(row["milliseconds"].values()) > 0 < row["speedup"]
+
+
+@pytest.mark.full
+def test_gpu_flash_step(monkeypatch):
+    monkeypatch.setattr(gpu_flash_step, "STEPS", 1)
+    shape = dataclasses.replace(TINY, layers=1, predict=1)
+    row = gpu_flash_step.measure(shape, "bfloat16", rows=1, rounds=2, where=WHERE)
+    names = [gpu_flash_step.FLASH, gpu_flash_step.PLAIN, gpu_flash_step.GRAPH]
+    assert list(row["milliseconds"]) == names and all(len(each) == 2 for each in row["ratios"].values())
+
+
+@pytest.mark.full
+def test_gpu_numbers(monkeypatch):
+    beside_torch()
+    monkeypatch.setattr(gpu_numbers, "LAST", 2)
+    made, _ = gpu_numbers.trained(TINY, "float32", 0, "cpu", 1)
+    found = gpu_numbers.gradients(TINY, made, 2)
+    assert found.keys() == made.params.keys() and all(0 < x < 1e-5 for both in found.values() for x in both)
+    assert gpu_numbers.curves(TINY, 0, "cpu", 2).keys() == {gpu_step.US, gpu_numbers.PEER}
+
+
+@pytest.mark.full
+def test_gpu_products(monkeypatch):
+    monkeypatch.setattr(gpu_products, "milliseconds", lambda launch: launch())
+    for times, best in (([1.0, 0.9, 0.8, 0.85], 2), ([1.0, 0.99], 0)):  # 1% is not worth a row of the table
+        assert gpu_products.fastest([lambda ms=ms: ms for ms in times]) == (best, times)
+
+
+@pytest.mark.full
+def test_gpu_speculate(monkeypatch):
+    monkeypatch.setattr(gpu_speculate, "ROUNDS", 2)
+    model = engine.GPT(dataclasses.replace(TINY, context=40, predict=3), where="cpu", checked=False)
+    rows = gpu_speculate.measure(model, [[1, 2, 3], [4, 5]], 12)
+    assert [(row["way"], row["propose"]) for row in rows] == [(x, n) for x in ("greedy", "sampled") for n in range(3)]
+    assert [row["same"] for row in rows[:3]] == [2, 2, 2], "proposals change no text that is not drawn"
+
+
+@pytest.mark.full
+def test_gpu_muon():
+    rows = []
+    shape = dataclasses.replace(TINY, context=16, vocab_size=264)
+    trial = gpu_muon.Tiny(LINES, shape, 4, "cpu", rows.append)
+    for name in ("adamw", "muon"):
+        trial.run(0, "x", optimizer=name, rate=0.01, batch=2, steps=4)
+    gpu_muon.set_muon()
+    assert [row["recipe"]["optimizer"] for row in rows] == ["adamw", "muon"] and all(row["bits"][4] for row in rows)
+
+
+@pytest.mark.full
+def test_gpu_attention_backward_counters(tmp_path):
+    beside_torch()
+    from benchmarks import gpu_attention_backward as backward
+
+    lines = [["ID", "Kernel Name", *backward.METRICS.values()], ["", "", "ms", "%", "inst", "%", "register/thread"]]
+    lines.append(["0", "cudnn_generated_sdpa_sm90_flash_bprop_wgmma", "1.5", "59.79", "75,792,384", "1", "255"])
+    (tmp_path / "c_4096.csv").write_text("\n".join(",".join(f'"{x}"' for x in line) for line in lines))
+    (row,) = backward.counted(tmp_path / "c_4096.csv")
+    assert (row["of"], row["microseconds"], row["tensor_instructions"]) == ("cuDNN", 1500, 75_792_384)
+
+
+@pytest.mark.full
+def test_many_cards(monkeypatch):
+    torch = beside_torch()
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    monkeypatch.setattr(many_cards, "STEPS", 1)
+    group, shape = data_parallel.Group(), many_worker.MODEL
+    try:
+        rows = [many_cards.speed(group, shape, 1, 3, where="cpu"), many_cards.ddp(group, shape, 1, 3, device="cpu")]
+    finally:
+        torch.distributed.destroy_process_group()
+    rows.append(many_cards.tree(shape, 1, 2, 1, where="cpu"))
+    assert [row["what"] for row in rows] == ["speed", "ddp", "tree"]
+    assert all(row["interval"][0] <= row["efficiency"] <= row["interval"][1] for row in rows[:2])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# runs of chapters 19 and 32, of appendix A3, and of the English model
+
+
+@pytest.fixture
+def stories(tmp_path, monkeypatch):
+    """What chapter 19's runs read: few stories, short ones, for small models."""
+    for name, value in dict(CONTEXT=16, LAYERS=1, VOCABULARY=512, BASE=32).items():
+        monkeypatch.setattr(ch19_runs, name, value)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 16, size=60)
+    rows = rng.integers(5, 512, size=(60, 17)).astype(np.uint16)
+    np.save(tmp_path / "stories.npy", np.where(np.arange(17) <= lengths[:, None], rows, 0))
+    np.save(tmp_path / "lengths.npy", lengths)
+    ch19_runs.text_of.cache_clear()
+    return tmp_path
+
+
+def test_ch19_takes_the_same_steps_on_a_gpu_and_on_the_cpu(stories):
+    run = ch19_runs.Run(64, 20 * 92 * 2, 0.003, batch=2, seed=3, rule="mup, independent")
+    on_gpu = Device("gpu" if WHERE == "gpu" else "checked", "float32")
+    host, there = (ch19_runs.train(run, stories, on)[0].params.host() for on in (CPU, on_gpu))
+    first = run.first_weights()
+    for name in host:
+        moved = np.linalg.norm(host[name] - first[name])
+        assert 0 < moved and np.linalg.norm(host[name] - there[name]) < 1e-2 * moved, name
+
+
+def test_ch19_goes_on_where_it_was_stopped(stories, monkeypatch):
+    runs = [ch19_runs.Run(32, 1000 * k, 0.01, batch=2) for k in (1, 2, 3)]
+    monkeypatch.setattr(ch19, "runs_of", lambda section, out: runs)
+    monkeypatch.setattr(ch19_runs, "work", lambda task: dataclasses.asdict(task[0]))
+    threads = SimpleNamespace(Pool=ThreadPool, Value=multiprocessing.Value)
+    monkeypatch.setattr(ch19.multiprocessing, "get_context", lambda name: threads)
+    assert not ch19.sweep("pilot", stories, 0, 1, seconds=-1) and ch19.sweep("pilot", stories, 0, 1, seconds=1e9)
+    assert [ch19_runs.Run(**row) for row in ch19.rows_of(stories, "pilot")] == runs
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of chapter 32's run, whose two corpora are there already."""
+    for number, name in enumerate(("classics", "featured")):
+        (tmp_path / name).mkdir()
+        parts = {}
+        for part, count in (("train", 4), ("valid", 2)):
+            texts = [konigsberg.corpus(1000, 10 * number + i).replace(data.SEPARATOR, "\n") for i in range(count)]
+            (tmp_path / name / f"{part}.txt").write_text(data.SEPARATOR.join(texts))
+            parts[f"{part}.txt"] = {"documents": count}
+        (tmp_path / name / "report.json").write_text(json.dumps({"parts": parts}))
+    return tmp_path
+
+
+def test_million_and_large(folder, monkeypatch):
+    """The run of chapter 32, then its large model beside `base`, all through the command."""
+    shape = "--dim 16 --heads 2 --kv-heads 1 --layers 1 --context 16"
+    settings = "--warmup 1 --valid-every 5 --sample-every 0 --quiet"
+    monkeypatch.setattr(million.Parts, "done", lambda *_, **names: None)
+    million.run(million.Parts(folder), folder, "cpu", f"{shape} --steps 6 --batch 2 {settings}", 300)
+    rows = million.read(folder / "rows-parts.jsonl")
+    assert [row["part"] for row in rows][-4:] == ["shards", "shards", "shards", "train"] and not rows[-1]["code"]
+    run = dict(what="run", run="base", step_median=1.0, step_seconds=2.0, valid=[])
+    stored = {"date": "1", "config": {"gpu": "x"}, "rows": [run], "machine": {"gpu": "x"}}
+    (folder / "ch32.json").write_text(json.dumps(stored))
+    million.collect(folder, folder)
+    (base,) = (row for row in rows_in(folder / "ch32.json") if row["what"] == "run")
+    assert base["curve"][-1][0] == 6
+
+    sizes = {"base": (16, 1), "large": (32, 2)}
+    small = dict(heads=2, kv_heads=1, context=16, vocab_size=300, predict=2)
+    preset = lambda name: ModelConfig(dim=sizes[name][0], layers=sizes[name][1], **small)
+    monkeypatch.setattr(large, "preset", preset)
+    monkeypatch.setattr(large, "ROWS", 16)
+    parts = million.Parts(folder / "out")
+    large.runs(parts, folder, 1, "cpu", shape, settings)
+    for name in ("cards", "machine"):
+        (parts.out / f"{name}.json").write_text("1")
+    large.collect(parts.out, folder)
+    runs = [row["run"] for row in rows_in(folder / "large.json") if row["what"] == "run"]
+    assert runs == ["base_pass", "base_time", "large_pass"]
+
+
+def test_yardsticks(tmp_path, monkeypatch):
+    rng = np.random.default_rng(3)
+    words = ["".join(rng.choice(list("bdfgklmnrst")) + rng.choice(list("aeiou")) for _ in range(3)) for _ in range(40)]
+    text = data.SEPARATOR.join(" ".join(rng.choice(words[i : i + 20], 500)) + "." for i in (0, 10, 20))
+    (tmp_path / "held.txt").write_text(text)
+    monkeypatch.setattr(yardsticks, "BEFORE", 20)
+    monkeypatch.setattr(yardsticks, "ORDER", 2)
+    tokenizer = Tokenizer.train(text, 300, special_tokens=(END_OF_TEXT,))
+    shards.write(tmp_path / "held", [tmp_path / "held.txt"], tokenizer, workers=1)
+    options = SimpleNamespace(data=[tmp_path / "held"], valid=[tmp_path / "held"], preset="base", items=8)
+    rows = list(yardsticks.ngrams(options))
+    assert [row["what"] for row in rows] == ["ngrams", "cloze"] * 2 and rows[1]["items"] == 8
+    options.data = options.valid = [tmp_path / "held.txt"]
+    by_itself, behind = yardsticks.xz(options)
+    assert behind["bits_per_byte"] < 0.2 < by_itself["bits_per_byte"], "a text behind itself is packed to nothing"
+
+
+def test_race_takes_the_same_steps_on_both_sides(tmp_path, monkeypatch):
+    """In float32, through the change of length; appendix A3 tells why this is asked."""
+    beside_torch()
+    tokenizer = Tokenizer.train(LINES, 264)
+    for name, text in (("train", LINES), ("valid", LINES[:150].swapcase())):
+        (tmp_path / f"{name}.txt").write_text(text)
+        shards.write(tmp_path / name, [tmp_path / f"{name}.txt"], tokenizer, 1)
+    shape = dataclasses.replace(TINY, context=32, layers=1, vocab_size=264)
+    for name, value in dict(TOKENS=64, preset=lambda name: shape, FOLDER=tmp_path / "out").items():
+        monkeypatch.setattr(race, name, value)
+    for where, name in ((race.program, "MOVE"), (race.program, "SCHULZ"), (race.optim, "MUON_BETA")):
+        monkeypatch.setattr(where, name, getattr(where, name))  # which a run sets: put back behind the test
+    options = SimpleNamespace(
+        data=tmp_path / "train", valid=[tmp_path / "valid"], preset="tiny", device="checked", precision="float32",
+        mode=None, where=WHERE, seeds=[3], change=dict(steps=3, warmup=1, rate=0.01, lengths=((0.4, 16), (1.0, 32))),
+    )  # fmt: skip
+    for options.section in ("recipe", "peer"):
+        with open(tmp_path / f"rows-{options.section}.jsonl", "w") as file:
+            race.runs(options, lambda row, file=file: file.write(json.dumps(row) + "\n"))
+    (tmp_path / "config.json").write_text(json.dumps({"machine": {"card": "none"}}))
+    race.collect(SimpleNamespace(source=tmp_path))
+    rows = {row["section"]: row for row in rows_in(tmp_path / "out" / "race.json")}
+    assert rows["recipe"]["losses"] == pytest.approx(rows["peer"]["losses"], rel=1e-4)
+    assert rows["recipe"]["bits"] == pytest.approx(rows["peer"]["bits"], rel=1e-4)
+
+
+def test_english_from_the_books_to_the_model_in_the_package(tmp_path, monkeypatch):
+    sizes = {3: {304: (32, 1, 1, 1)}, 6: {304: (64, 2, 1, 1), 336: (64, 2, 1, 1)}}
+    tiny = dict(SHAPES=sizes, PASSES={3: 1, 6: 2}, CONTEXT=16, ROWS=2, PROMPTS=("Murr",), RATES=english.RATES[:2])
+    for name, value in (tiny | dict(XZ=[dict(id=lzma.FILTER_LZMA2, preset=1)])).items():
+        monkeypatch.setattr(english, name, value)
+    monkeypatch.setenv("NANOEULER_DATA", str(tmp_path))
+    (tmp_path / "books").mkdir()
+    for file, count in ((english.BOOKS["train"], 12), (english.BOOKS["valid"], 5)):
+        books = [f"Title {i}\n\n{konigsberg.sample(100 * count + i).text}" for i in range(count)]
+        (tmp_path / "books" / file).write_bytes(lzma.compress(data.SEPARATOR.join(books).encode()))
+    folders = dict(folder="work", runs="runs", package="package", results=".")
+    common = [word for name, at in folders.items() for word in (f"--{name}", str(tmp_path / at))]
+    common += "--device cpu --sizes 3 6 --steps 2 --tokens 3".split()
+    english.main([*"prepare xz ngrams".split(), *common])
+    english.main([*"pilot train measure --out".split(), str(tmp_path / "out"), *common])
+    english.main(["collect", "--from", str(tmp_path / "out"), "--ship", "6", *common])
+    whats = [row["what"] for row in rows_in(tmp_path / "english.json")]
+    assert {"text", "pilot", "run", "measured"} <= set(whats) and whats.count("measured") == len(sizes)
+    found = checkpoint.load(tmp_path / "package" / english.NAME)
+    assert found.model.config.dim == 64 and "United States" in found.info["licence"] and "files" not in found.info
