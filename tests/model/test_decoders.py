@@ -120,17 +120,6 @@ def test_forgetting_at_any_size(shape, moves, seed):
         decoder.length = len(kept)
 
 
-def test_float32():
-    config = replace(ODD["one"], norm_eps=1e-5)
-    model = GPT(config, oracles.random_parameters(config, 0, std=0.1, dtype=np.float32))
-    tokens = np.arange(11) * 5 % 7
-    for cuts in ([11], range(1, 12)):
-        decoder = model.decoder()
-        *_, logits = (decoder.feed(tokens[start:end]) for start, end in zip([0, *cuts], cuts))
-        assert logits.dtype == np.float32
-        oracles.close(logits, model.logits(tokens[None])[0, -1], 1e-4)
-
-
 def test_a_token_allocates_little():
     """Next to the logits, not much more than the scores of one position: no buffer of the model's size."""
     config = preset("small")

@@ -16,7 +16,6 @@ from nanoeuler_lib.model import step as step_module
 from nanoeuler_lib.model.gpt2 import SIZES
 from nanoeuler_lib.model.gradcheck import check_batch
 from nanoeuler_lib.model.optim import optimizer_of
-from nanoeuler_lib.model.plan import Layer, Plan, StepBuffers, shapes
 
 TINY = oracles.TINY_GPT2
 ODD = {
@@ -67,14 +66,6 @@ def test_a_step_of_two_workers_is_the_gradient_and_learns(optimizer):
 
 def test_fresh_parameters():
     oracles.check_init(replace(TINY, dim=240, layers=3, vocab_size=300, context=200, ffn=100))
-
-
-def test_a_plan_has_what_it_says():
-    layer, step, scratch = shapes(TINY, 2, 5)
-    plan = Plan(TINY, 2, 5)
-    assert set(layer) == vars(plan.layers[1]).keys() and set(scratch) == vars(plan.scratch).keys()
-    assert all(getattr(plan, name).shape == shape for name, shape in step.items())
-    assert set(layer) <= Layer.__annotations__.keys() and set(step) <= StepBuffers.__annotations__.keys()
 
 
 def test_the_four_sizes():
