@@ -9,7 +9,6 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mutations import planted
 
 import konigsberg
 from nanoeuler_lib.config import ModelConfig
@@ -33,7 +32,12 @@ def tokens_of(model, ids, rng, count, **options):
             return found[:count], passes
 
 
-HALF = SimpleNamespace(random=lambda: 0.5)  # for greedy decoding, which decides nothing by chance
+def number(value):
+    """A generator whose next random number is this one."""
+    return SimpleNamespace(random=lambda: value)
+
+
+HALF = number(0.5)  # for greedy decoding, which decides nothing by chance
 
 
 # The distribution, exactly: every random choice is followed both (all) ways, with its probability.
@@ -123,39 +127,7 @@ def test_distribution_over_several_rounds():
     check_exact({}, vocab_size=2, count=4)
 
 
-MUTATIONS = {
-    "redrawn from p": ("accept_or_redraw", "np.maximum(p - q, 0)", "p"),
-    "redrawn from the other side": ("accept_or_redraw", "np.maximum(p - q, 0)", "np.maximum(q - p, 0)"),
-    "accepted by p alone": ("accept_or_redraw", "rng.random() * q[token]", "rng.random()"),
-    "always accepted": ("accept_or_redraw", "rng.random() * q[token] < p[token]", "True"),
-    "refused guesses stay in the cache": ("speculate", "len(guesses) - (len(new) - 1)", "0"),
-    "one guess too many forgotten": ("speculate", "(len(new) - 1)", "len(new)"),
-    "p from the row before": ("speculate", "zip(places, guesses, qs)", "zip([places[0]] * 3, guesses, qs)"),
-    "goes on behind a refused guess": ("speculate", "break\n        else", "pass\n        else"),
-    "drawn from another q": (
-        "speculate", "guesses.append(pick(*qs[-1], rng))", "guesses.append(pick(*filtered_probs(logits[:size]), rng))",
-    ),
-    "p without the options": (
-        "speculate", "p = filtered_probs(decoder.logits(place)[:size], **options)",
-        "p = filtered_probs(decoder.logits(place))",
-    ),
-    "a single token is drawn as well": ("speculate", "len(p[0]) == 1", "len(p[0]) <= 2"),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("where, old, new", MUTATIONS.values(), ids=MUTATIONS)
-def test_the_tree_finds_planted_bugs(where, old, new):
-    with planted(f"generation.generate.{where}", (old, new)), pytest.raises((AssertionError, NanoEulerError)):
-        check_exact({"temperature": 0.6, "top_k": 2})
-
-
 # One proposal.
-
-
-def number(value):
-    """A generator whose next random number is this one."""
-    return SimpleNamespace(random=lambda: value)
 
 
 def test_equal_distributions_but_for_rounding():
@@ -274,9 +246,8 @@ def test_what_speculation_refuses(heads, propose, options, message):
 
 def test_stream_yields_whole_characters_to_the_end(shipped):
     model, tokenizer = shipped
-    for seed in range(3):
-        text = "".join(pieces := list(stream(model, tokenizer, "Käthe", 200, seed=seed, propose=3)))
-        assert all(pieces) and "\ufffd" not in text and END_OF_TEXT not in text
+    text = "".join(pieces := list(stream(model, tokenizer, "Käthe", 300, propose=3)))
+    assert all(pieces) and "\ufffd" not in text and END_OF_TEXT not in text
     greedy = [generate.generate(model, tokenizer, "Murr", 60, temperature=0, propose=n) for n in range(4)]
     assert len(set(greedy)) == 1
     assert generate.generate(model, tokenizer, "Murr", 0, propose=3) == ""

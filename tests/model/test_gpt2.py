@@ -85,16 +85,13 @@ def test_settings_say_which_architecture():
     [
         ({"architecture": "gpt3"}, "ModelConfig has .*architecture"),
         ({"kv_heads": 3}, "GPT2Config has .*kv_heads"),
-        ({"dim": ...}, "lacks .*dim"),
         ({"heads": 4}, r"dim is 15, expected a multiple of heads \(4\)"),
         ({"dim": "15"}, "dim is '15', expected a whole number"),
-        ({"norm_eps": -1.0}, "norm_eps is -1.0, expected a number from"),
     ],
 )
 def test_settings_that_are_refused(changes, message):
-    values = {name: x for name, x in (TINY.to_dict() | changes).items() if x is not ...}
     with pytest.raises(NanoEulerError, match=message):
-        ModelConfig.from_dict(values)
+        ModelConfig.from_dict(TINY.to_dict() | changes)
 
 
 def test_the_engine_is_not_for_gpt2():

@@ -70,19 +70,6 @@ def test_gradients_are_difference_quotients_at_any_size(case, version, silent):
     oracles.check_gradients(version, *case, targets=targets, elements=2)
 
 
-@pytest.mark.parametrize("block, time, share", [(64, 128, 0.75), (32, 128, 0.625), (4, 9, 1), (4, 1, 1)])
-def test_blocks_of_scores_skip_the_future(block, time, share):
-    """Every pair that may be seen is there, each once, and less than 3/4 of all pairs at two blocks, 5/8 at four."""
-    with patch.object(cpu, "BLOCK", block):
-        probs = np.arange(6 * sum((b.stop - b.start) * b.stop for b in cpu.row_blocks(time)))
-        blocks = cpu.score_blocks(probs, (3, 2, 1, time, 1))
-    seen = np.zeros((time, time), int)
-    for rows, end, _ in blocks:
-        seen[rows, :end] += 1
-    assert (np.tril(seen) == np.tri(time)).all() and seen.max() == 1 and seen.mean() <= share
-    assert sorted(np.concatenate([part.ravel() for _, _, part in blocks])) == list(probs)
-
-
 def composites(version, scratch):
     """The composites of a version with scratch space, arrays by name."""
     with ops.use(version):
@@ -369,16 +356,11 @@ def test_use_refuses(version, own, message):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_buffers_start_at_cache_lines(dtype):
+def test_a_plan_s_buffers_start_at_cache_lines_and_are_counted(dtype):
     plan = Plan(oracles.TINY, 3, 7, dtype)
     for name, buffer in plan.buffers.items():
         assert buffer.ctypes.data % 64 == 0 and buffer.flags.c_contiguous and buffer.dtype == dtype, name
-
-
-def test_plan_counts_its_bytes():
-    plan = Plan(oracles.TINY, 2, 5, np.float64)
     assert plan.nbytes == sum(buffer.nbytes for buffer in plan.buffers.values())
-    assert plan.buffers["layers.1.qkv"] is plan.layers[1].qkv and plan.buffers["dx"] is plan.dx
     for time in (0, 10):
         with pytest.raises(NanoEulerError, match=f"context is 9, got {time} tokens: expected 1 to 9"):
             Plan(oracles.TINY, 2, time)
