@@ -36,14 +36,14 @@ def test_fast_is_plain(config, batch, time, std, dtype, rtol):
 
 
 @st.composite
-def cases(draw, layers=3, repeat=3):
+def cases(draw):
     kv_heads = draw(st.integers(1, 3))
-    heads = kv_heads * draw(st.integers(1, repeat))
+    heads = kv_heads * draw(st.integers(1, 3))
     config = ModelConfig(
         dim=heads * draw(st.sampled_from([2, 4, 6, 8])),
         heads=heads,
         kv_heads=kv_heads,
-        layers=draw(st.integers(1, layers)),
+        layers=draw(st.integers(1, 3)),
         context=9,
         vocab_size=draw(st.integers(1, 12)),
         predict=draw(st.integers(1, 4)),
@@ -59,15 +59,6 @@ def test_equal_at_any_size(case, accumulate, std, block, rows):
     """Rows of scores, and of SwiGLU, in blocks that do and do not divide their number."""
     with patch.object(cpu, "BLOCK", block), patch.object(cpu, "ROWS", rows):
         oracles.check_equality(*case, accumulate=accumulate, std=std, rtol=1e-9)
-
-
-@settings(max_examples=10)
-@given(cases(layers=1, repeat=2), st.sampled_from(["cpu", "plain"]), st.sets(st.integers(0, 3)))
-def test_gradients_are_difference_quotients_at_any_size(case, version, silent):
-    """A fifth of the targets is masked, and all those of the silent heads."""
-    targets = check_batch(*case)[1]
-    targets[..., [head for head in silent if head < targets.shape[2]]] = -1
-    oracles.check_gradients(version, *case, targets=targets, elements=2)
 
 
 def composites(version, scratch):

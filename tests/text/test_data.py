@@ -79,15 +79,6 @@ def test_a_batch_is_that_of_its_generator():
         assert found[:, 0].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("around", ["", SEPARATOR, SEPARATOR[1:], SEPARATOR[:-1], SEPARATOR * 2])
-def test_separators_at_the_ends_separate_nothing(around):
-    for text in ("a\n\nb", "\na>\n", f"a>\n{SEPARATOR}b", "<|endoftext|> a <|endoftext|", "\n", "a\n"):
-        before = around if around != SEPARATOR[:-1] else SEPARATOR
-        behind = around if around != SEPARATOR[1:] else SEPARATOR
-        assert data.without_outer_separators(before + text + behind) == text
-    assert data.without_outer_separators(around) in ("", SEPARATOR[:-1] if around == SEPARATOR[:-1] else "")
-
-
 @pytest.mark.parametrize(
     "written, read",
     [
@@ -212,6 +203,8 @@ def test_rows_begin_at_documents_when_half_of_them_fit(lengths, time, begins):
 @pytest.mark.parametrize("text, with_end, ids, starts", [
     ("abc", True, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", True, [256, 99], None),  # one has no beginnings
     ("abc", False, [256, 99], None), (f"{SEPARATOR}abc{SEPARATOR}", False, [256, 99], None),
+    (f"{SEPARATOR[1:]}abc{SEPARATOR[:-1]}", True, [256, 99], None),  # the first and the last line of a file
+    (f"a\n\n{SEPARATOR * 2}", False, [97, 10, 10], None), ("a>\n<|endoftext|", True, [*b"a>\n<|endoftext|"], None),
     (f"abc{SEPARATOR}d", True, [257, 256, 99, 257, 100, 257], [0, 3]),
     (f"a{SEPARATOR}{SEPARATOR}b", True, [257, 97, 257, 98, 257], [0, 2]),  # an empty one is none
     (f"a{SEPARATOR}b", False, [*f"a{SEPARATOR}b".encode()], None),
